@@ -254,7 +254,8 @@ class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     loading: str = ""
     """The policy version whose files it is reading; the trainer does not delete them."""
     needs_files: str = ""
-    """The policy version that this rollout could not receive directly; the trainer then writes it as files."""
+    """The policy version that this rollout could not receive directly, or restore from its delta; the trainer then
+    writes its whole files."""
     circuits_open: list[str] = []
     """Judges that this reward worker does not call for now, because they failed too often."""
     started: float = 0.0

@@ -152,6 +152,19 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.trainer.weights.transfer: is direct, but with trainer.lora only adapters of a few megabytes are",
     ),
     (
+        {"trainer.lora": {}, "trainer.weights": {"fullEvery": 10}},
+        "spec.trainer.weights.fullEvery: is 10, but with trainer.lora only adapters of a few megabytes are published",
+    ),
+    (
+        {"trainer.weights": {"transfer": "direct", "fullEvery": 10}},
+        "spec.trainer.weights.fullEvery: is 10, but with transfer: direct rollouts receive every version whole",
+    ),
+    (
+        {"rollout.podsPerReplica": 2, "rollout.engine": {"tensorParallelSize": 2, "pipelineParallelSize": 2}}
+        | {"trainer.weights": {"fullEvery": 10}},
+        "spec.trainer.weights.fullEvery: is 10, but the pods of a rollout replica read whole weights from the run's",
+    ),
+    (
         {"rollout.podsPerReplica": 2, "rollout.engine": {"tensorParallelSize": 2, "pipelineParallelSize": 2}}
         | {"trainer.weights": {"transfer": "direct"}},
         "spec.trainer.weights.transfer: is direct, but a rollout replica of several pods reads its weights from files.",

@@ -2,7 +2,8 @@
 
 With ``endless`` behind it: updates until it is killed. With ``relay LOAD FROM TO SAVE``: loads a checkpoint (``-`` for
 none), makes the updates FROM to TO, saves as step TO in the folder SAVE (``-`` for none), and leaves its state in
-``relayed.pickle``. With ``dies``: rank 1 gets SIGKILL when it opens its file of the second checkpoint.
+``relayed.pickle``. With ``deltas``: publishes after each update. With ``dies``: rank 1 gets SIGKILL when it opens its
+file of the second checkpoint.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.training.backend.checkpoint import load_checkpoint, save_checkpoint, write_checkpoint
 from plaudit_workers.training.backend.publish import offer_weights, write_weights
+from plaudit_workers.training.backend.torch_backend import TorchBackend
 from plaudit_workers.training.model.policy_model import PolicyModel, build_model
 from plaudit_workers.weight_transfer.receiver import Reception
 
@@ -77,6 +79,16 @@ def die_at_the_second_file() -> None:
     sys.addaudithook(look)
 
 
+def publish_deltas(job: RLJob, policy: PolicyModel, folder: Path) -> None:
+    """Publish after each update; in the end write the last version, a delta, whole."""
+    backend, published = TorchBackend(job, policy, folder), []
+    for number, batch in enumerate(pickle.loads((folder / "batches.pickle").read_bytes())):
+        policy.update(batch)
+        published.append((backend.publish(PolicyVersion(1, number)), policy.full_state()))
+    backend.write_whole(published[-1][0])
+    (folder / "published.pickle").write_bytes(pickle.dumps(published))
+
+
 def update_without_end(policy: PolicyModel, folder: Path) -> None:
     batch = pickle.loads((folder / "batches.pickle").read_bytes())[0]
     while True:
@@ -97,6 +109,9 @@ def main() -> None:
         update_without_end(policy, folder)
     elif "dies" in sys.argv:
         save_until_a_rank_dies(policy, folder)
+    elif "deltas" in sys.argv:
+        publish_deltas(job, policy, folder)
+        policy.close()
     elif "relay" in sys.argv:
         load, first, end, save = sys.argv[3:]
         relay(policy, folder, load, int(first), int(end), save)

@@ -22,6 +22,7 @@ from plaudit_workers.training.backend.checkpoint import load_checkpoint, recover
 from plaudit_workers.training.model.batches.batch import TrainingBatch, make_batch
 from plaudit_workers.training.model.policy_model import build_model
 from plaudit_workers.training.shards.reader import ShardReader
+from plaudit_workers.weight_deltas.restore import restore_version
 
 # Each rank is a process that imports torch: seconds on a quiet machine, a minute on a busy one.
 pytestmark = pytest.mark.timeout(300)
@@ -171,6 +172,30 @@ def test_a_run_moves_from_two_ranks_to_one_and_back_bit_by_bit(make_job, make_gr
     torch.testing.assert_close(state, expected, atol=0, rtol=0)
     relayed(tmp_path, 2, on_one / "step-000003", 3, 3, on_two)
     assert_stored_alike(on_two / "step-000003", on_one / "step-000003")
+
+
+def test_two_ranks_publish_deltas_each_of_its_own_file(make_job, make_groups, tmp_path):
+    batches = [make_batch(make_groups(SCORES, seed=seed), "grpo", 0.9) for seed in range(3)]
+    trainer = {**FSDP, "weights": {"fullEvery": 10}}
+    slowly = {"optimizer": {"learningRate": 1e-5}}
+    write_inputs(tmp_path, make_job({"model": {"dtype": "bfloat16"}, "algorithm": slowly, "trainer": trainer}), batches)
+    ranks = start_ranks(tmp_path, 2, "deltas")
+    outputs = [rank.communicate(timeout=240)[1].decode() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    published = pickle.loads((tmp_path / "published.pickle").read_bytes())
+    for announcement, state in published:
+        (whole := tmp_path / f"restored-{announcement.version}").mkdir()
+        restore_version(Path(announcement.path), whole)
+        assert weights_digest(whole) == announcement.digest
+        loaded = {name: each for file in files for name, each in load_file(whole / file).items()}
+        torch.testing.assert_close(loaded, state, atol=0, rtol=0)
+        names = {path.name for path in Path(announcement.path).iterdir()}
+        deltas = {f"{file}.delta" for file in files}
+        assert names & {*files, *deltas} == {0: {*files}, 1: deltas, 2: {*files, *deltas}}[announcement.version.number]
+    last = Path(published[-1][0].path)
+    loaded = dict(AutoModelForCausalLM.from_pretrained(last, dtype=torch.bfloat16).state_dict())
+    torch.testing.assert_close(loaded, published[-1][1], atol=0, rtol=0)
 
 
 def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoint_before(make_job, make_groups, tmp_path):

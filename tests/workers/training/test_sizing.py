@@ -168,6 +168,12 @@ def test_direct_transfer_needs_host_memory_and_saves_a_pass_over_the_weights(spe
     assert times[0] == 2 * times[1]
 
 
+def test_deltas_need_the_published_bytes_on_the_ranks_hosts(spec_of):
+    parts = host_bytes(spec_of(16, trainer={"weights": {"fullEvery": 10}}))
+    assert parts["published weights"] == 2 * SHAPE_7B.parameters / 2  # two hosts
+    assert "published weights" not in host_bytes(spec_of(16))
+
+
 def test_steps_overlap_with_staleness_and_shrink_with_gpus(spec_of):
     synchronous = step_times(spec_of(), SHAPE_7B, H100, 4096)
     phases = (synchronous.generation, synchronous.update, synchronous.publication)

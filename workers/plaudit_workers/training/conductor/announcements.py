@@ -13,7 +13,7 @@ from plaudit_wire.messages import Announcement
 from plaudit_wire.outage import OUTAGE
 from plaudit_workers.training.conductor.backend_thread import BackendThread
 from plaudit_workers.training.run.state import RunContext, RunState
-from plaudit_workers.weight_deltas.folders import is_whole
+from plaudit_workers.weight_deltas.folders import DELTA_SUFFIX, is_whole
 from plaudit_workers.weight_transfer.exchange import TransferError
 
 logger = get_logger(__name__)
@@ -77,3 +77,12 @@ class Announcements:
             if self._state.announcement is announcement:
                 self._state.announcement = written
                 await self._run.streams.announce(written)
+
+
+def published_bytes(announcement: Announcement) -> int:
+    """Return the bytes of the weights that a rollout which follows reads: whole ones, or what changed."""
+    if announcement.transfer is not None:
+        return announcement.transfer.num_bytes
+    folder = Path(announcement.path)
+    files = list(folder.glob(f"*{DELTA_SUFFIX}")) or folder.glob("*.safetensors")
+    return sum(path.stat().st_size for path in files)

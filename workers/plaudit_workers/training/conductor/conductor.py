@@ -21,7 +21,7 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
 from plaudit_wire.outage import OUTAGE
 from plaudit_workers.process import JobFailedError, RefusedError
-from plaudit_workers.training.conductor.announcements import Announcements
+from plaudit_workers.training.conductor.announcements import Announcements, published_bytes
 from plaudit_workers.training.conductor.backend_thread import BackendThread
 from plaudit_workers.training.conductor.background_tasks import BackgroundTasks
 from plaudit_workers.training.conductor.groups.admission import Admitter
@@ -165,7 +165,9 @@ class Conductor:
     async def _publish(self, report: StepReport) -> None:
         started = time.monotonic()
         version = PolicyVersion(self._state.incarnation, report.step)
-        await self._announcements.announce(await self._thread.run(self._thread.backend.publish, version))
+        announcement = await self._thread.run(self._thread.backend.publish, version)
+        report.figures["training/published_bytes"] = await asyncio.to_thread(published_bytes, announcement)
+        await self._announcements.announce(announcement)
         report.figures["timing_s/update_weights"] = time.monotonic() - started
         self._background.start(self._admitter.admit_training())
         self._background.start(self._prune())
