@@ -16,7 +16,7 @@ from plaudit_workers.file_lock import FileLock
 from plaudit_workers.published_weights import weights_digest
 from plaudit_workers.rollout.engines.protocol import WeightsUnreadableError
 from plaudit_workers.weight_deltas.encoding import DeltaError
-from plaudit_workers.weight_deltas.folders import Route, is_whole, route_from_held, route_from_whole
+from plaudit_workers.weight_deltas.folders import DeltaChain, chain_from_held, chain_from_whole, is_whole
 from plaudit_workers.weight_deltas.restore import copy_companions, restore
 from plaudit_workers.whole_files import remove, temporary_folder
 
@@ -63,11 +63,11 @@ class LocalWeights:
     def _brought_forward(self, folder: Path, digest: str) -> Path | None:
         """Change the copy in place; return None if it does not lead to the version."""
         try:
-            route = route_from_held(folder, self._held) if self._held else None
-            if route is None or self._folder is None:
+            chain = chain_from_held(folder, self._held) if self._held else None
+            if chain is None or self._folder is None:
                 return None
             self._held = ""
-            return self._restored(Route(self._folder, route.deltas), folder, digest)
+            return self._restored(DeltaChain(self._folder, chain.deltas), folder, digest)
         except (DeltaError, OSError) as error:
             logger.warning("local weights cannot be brought forward", version=folder.name, error=str(error))
             return None
@@ -77,15 +77,15 @@ class LocalWeights:
         if is_whole(folder):
             _check(weights_digest(folder), digest)
             return folder
-        return self._restored(route_from_whole(folder), folder, digest)
+        return self._restored(chain_from_whole(folder), folder, digest)
 
-    def _restored(self, route: Route, folder: Path, digest: str) -> Path:
+    def _restored(self, chain: DeltaChain, folder: Path, digest: str) -> Path:
         if self._folder is None:
             self._folder, self._folder_lock = temporary_folder(Path(tempfile.gettempdir()) / f"{_FOLDER}-{os.getuid()}")
             self._folder.chmod(0o700)
-        if route.start != self._folder:
-            copy_companions(route.start, self._folder)
-        _check(restore(route.start, route.deltas, self._folder), digest)
+        if chain.start != self._folder:
+            copy_companions(chain.start, self._folder)
+        _check(restore(chain.start, chain.deltas, self._folder), digest)
         copy_companions(folder, self._folder)
         self._held = folder.name
         return self._folder

@@ -1,4 +1,4 @@
-"""Find the way to a published version: the versions on which its delta rests, back to one that is whole.
+"""Find the chain to a published version: the versions on which its delta rests, back to one that is whole.
 
 With ``trainer.weights.fullEvery`` above 1, a folder of published weights holds, besides ``probe.json``:
 
@@ -29,8 +29,8 @@ class DeltaRecord(msgspec.Struct, frozen=True):
     """``combined_digest`` of the whole files that result."""
 
 
-class Route(NamedTuple):
-    """The way to a version."""
+class DeltaChain(NamedTuple):
+    """The deltas that lead to a version."""
 
     start: Path
     """Folder of the version from which to start. It may have been deleted if it is the version that is held."""
@@ -63,34 +63,34 @@ def read_record(folder: Path) -> DeltaRecord | None:
         raise DeltaError(f"{path} is damaged: {error}") from error
 
 
-def route_from_held(folder: Path, held: str) -> Route | None:
-    """Return the way from a version that is held to that of the folder; None if deltas do not lead there.
+def chain_from_held(folder: Path, held: str) -> DeltaChain | None:
+    """Return the chain from a version that is held to that of the folder; None if deltas do not lead there.
 
     Raises:
         DeltaError: a record is damaged.
         OSError: a record cannot be read.
     """
-    return _route(folder, lambda each: each.name == held)
+    return _chain(folder, lambda each: each.name == held)
 
 
-def route_from_whole(folder: Path) -> Route:
-    """Return the way to the folder's version from the nearest one that is whole.
+def chain_from_whole(folder: Path) -> DeltaChain:
+    """Return the chain to the folder's version from the nearest one that is whole.
 
     Raises:
         DeltaError: there is none, or a record is damaged.
         OSError: a record cannot be read.
     """
-    route = _route(folder, is_whole)
-    if route is None:
+    chain = _chain(folder, is_whole)
+    if chain is None:
         raise DeltaError(f"no whole version leads to {folder}")
-    return route
+    return chain
 
 
-def _route(folder: Path, starts_at: Callable[[Path], bool]) -> Route | None:
+def _chain(folder: Path, starts_at: Callable[[Path], bool]) -> DeltaChain | None:
     deltas: list[Path] = []
     for each in _lineage(folder):
         if starts_at(each):
-            return Route(each, deltas[::-1])
+            return DeltaChain(each, deltas[::-1])
         deltas.append(each)
     return None
 

@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 
 from plaudit_workers.published_weights import combined_digest
 from plaudit_workers.weight_deltas.encoding import DeltaError, TensorDelta, as_bits, read_deltas
-from plaudit_workers.weight_deltas.folders import DELTA_FILE, DELTA_SUFFIX, read_record, route_from_whole
+from plaudit_workers.weight_deltas.folders import DELTA_FILE, DELTA_SUFFIX, chain_from_whole, read_record
 
 _FILES_AT_ONCE = 8
 _LENGTH_BYTES = 8
@@ -66,11 +66,11 @@ def restore_version(folder: Path, target: Path) -> None:
         OSError: a file is missing, or the disk is full.
         DeltaError: a delta or a version that it rests on is damaged or missing.
     """
-    route, record = route_from_whole(folder), read_record(folder)
-    digest = restore(route.start, route.deltas, target)
+    chain, record = chain_from_whole(folder), read_record(folder)
+    digest = restore(chain.start, chain.deltas, target)
     if record is not None and digest != record.digest:
         raise DeltaError(f"the restored files have digest {digest}, {folder / DELTA_FILE} names {record.digest}")
-    copy_companions(route.start, target)
+    copy_companions(chain.start, target)
     copy_companions(folder, target)
 
 

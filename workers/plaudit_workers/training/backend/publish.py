@@ -17,7 +17,7 @@ from plaudit_workers.published_weights import PROBE_FILE, combined_digest, weigh
 from plaudit_workers.training.model.policy_model import PolicyModel
 from plaudit_workers.training.model.weight_offer import WeightOffer
 from plaudit_workers.weight_deltas.encoding import DeltaError
-from plaudit_workers.weight_deltas.folders import route_from_whole
+from plaudit_workers.weight_deltas.folders import chain_from_whole
 from plaudit_workers.weight_transfer.receiver import Reception
 from plaudit_workers.whole_files import remove, remove_leftovers, whole_folder
 
@@ -124,10 +124,10 @@ def prune_weights(folder: Path, keep_versions: Iterable[str] = ()) -> list[Polic
 def _bases(folder: Path) -> list[str]:
     """Return the versions without which a version cannot be restored; none if nothing restores it."""
     try:
-        route = route_from_whole(folder)
+        chain = chain_from_whole(folder)
     except (DeltaError, OSError):
         return []
-    return [route.start.name, *(delta.name for delta in route.deltas)]
+    return [chain.start.name, *(delta.name for delta in chain.deltas)]
 
 
 def published_versions(folder: Path) -> list[PolicyVersion]:
