@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -33,6 +34,7 @@ class PeakMemory:
     """The largest anonymous memory of this process while it is observed, in bytes above that at the beginning."""
 
     def __init__(self) -> None:
+        gc.collect()  # earlier models, so that none is freed meanwhile
         self._start = self._peak = anonymous_bytes()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._observe)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -153,10 +154,18 @@ def test_ranks_that_read_their_rows_need_little_of_their_host(spec_of):
     adapters = 4 * SHAPE_7B.adapter_parameters(16)  # whole on every rank until they are sharded
     of_adapters = host_bytes(spec_of(8, trainer={"lora": {"rank": 16}}))["loading"]
     assert of_adapters == parts[8]["loading"] + 8 * adapters
+    with_code = {"model": {"dtype": "bfloat16", "trustRemoteCode": True}}
+    assert host_bytes(spec_of(8, **with_code))["loading"] == 8 * whole["loading"]
 
 
-def host_bytes(spec):
-    return {part.name: part.num_bytes for part in host_parts(spec, SHAPE_7B)}
+def test_ranks_stack_the_experts_of_their_rows(spec_of):
+    shape = replace(SHAPE_7B, experts=64, active_experts=8)
+    stacked = 4 * 2 * 64 * 18944 * 3584  # gate beside up
+    assert host_bytes(spec_of(8), shape)["loading"] == 2 * stacked
+
+
+def host_bytes(spec, shape=SHAPE_7B):
+    return {part.name: part.num_bytes for part in host_parts(spec, shape)}
 
 
 def test_direct_transfer_needs_host_memory_and_saves_a_pass_over_the_weights(spec_of):

@@ -109,16 +109,17 @@ def cache_tokens(spec: Spec, shape: ModelShape, memory_bytes: float) -> float:
 def host_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
     """Return the host memory of the trainer's first pod: at the start, for a checkpoint, for weights that it offers.
 
-    Each of several ranks, and one with adapters, reads its rows of one tensor after the other; adapters start whole on
-    every rank. With experts each rank loads the whole model. A checkpoint is a copy of the ranks' rows of weights and
-    averages.
+    Each of several ranks, and one with adapters, reads its rows of one tensor after the other, but the whole model if
+    it has code of its own. Adapters start whole on every rank. Experts are stacked, gate beside up, which takes their
+    tensor a second time. A checkpoint is a copy of the ranks' rows of weights and averages.
     """
     trainer = spec.trainer
     trained = shape.adapter_parameters(trainer.lora.rank) if trainer.lora else shape.parameters
     ranks_here = min(trainer.ranks, trainer.ranks_per_pod)
-    by_rows = (trainer.ranks > 1 or trainer.lora is not None) and not shape.experts
+    by_rows = (trainer.ranks > 1 or trainer.lora is not None) and not spec.model.trust_remote_code
+    largest = max(shape.vocabulary * shape.hidden, 2 * 2 * shape.experts * shape.intermediate * shape.hidden)
     adapters = trained if trainer.lora else 0
-    loading = _FLOAT * (shape.vocabulary * shape.hidden / trainer.shards + adapters if by_rows else shape.parameters)
+    loading = _FLOAT * (largest / trainer.shards + adapters if by_rows else shape.parameters)
     parts = [
         MemoryItem("loading", loading * ranks_here),
         MemoryItem("checkpoint", 3 * _FLOAT * trained * ranks_here / trainer.ranks),

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import torch
 from accelerate import init_empty_weights
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils.logging import disable_progress_bar
 
 from plaudit_reward.packed_attention import (
@@ -32,6 +30,7 @@ from plaudit_workers.errors import RefusedError
 from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.tokenizer import load_tokenizer, loading_message
 from plaudit_workers.training.shards.model_files import ModelFiles
+from plaudit_workers.training.shards.stored_parameters import StoredParameters
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """``model.dtype`` → torch's."""
@@ -77,17 +76,15 @@ class LoadedModel:
 
     module: PreTrainedModel
     """float32, packed attention, evaluation mode; on the CPU, or with all parameters on the meta device."""
-    files: ModelFiles | None = None
-    """Contains the parameters that are on the meta device."""
-    stored_names: Mapping[str, str] = field(default_factory=dict)
-    """Name of each parameter and stored buffer → name in the files; tied ones have the same."""
+    stored: StoredParameters | None = None
+    """Where to read the parameters that are on the meta device."""
 
 
 def load_by_rows(model: ModelSpec) -> LoadedModel:
     """Load a model without parameters, if their rows can be read from its files one by one after it is placed.
 
-    They cannot where the files hold them under other names or in another form than the model (mixtures of experts,
-    quantised weights), or in another format than safetensors. Such a model is loaded whole on each rank.
+    They cannot where the files do not hold all of them (or quantised ones), where they have another format than
+    safetensors, and for a model with code of its own. Such a model is loaded whole on each rank.
 
     Raises:
         RefusedError: it cannot be loaded, or its layers mix the sequences of a packed row.
@@ -100,7 +97,7 @@ def build_empty(model: ModelSpec) -> LoadedModel | None:
     """Build a model with parameters on the meta device and real buffers.
 
     Returns:
-        The model; None if its files do not hold its parameters one by one.
+        The model; None if its parameters cannot be read one by one.
     """
     files = ModelFiles.find(model.source, model.revision)
     if files is None or model.trust_remote_code:
@@ -114,24 +111,13 @@ def build_empty(model: ModelSpec) -> LoadedModel | None:
     except Exception:  # ``load_model`` meets the same problem, and reports it
         return None
     built.tie_weights()
-    if getattr(config, "quantization_config", None) or get_model_conversion_mapping(built, add_legacy=False):
+    if getattr(config, "quantization_config", None):
         return None
     with suppress(OSError):  # a model without generation settings has no such file
         built.generation_config = GenerationConfig.from_pretrained(model.source, revision=model.revision)
     torch.nn.Module.eval(built)
-    names = _stored_names(built, files)
-    return None if names is None else LoadedModel(built, files, names)
-
-
-def _stored_names(model: PreTrainedModel, files: ModelFiles) -> dict[str, str] | None:
-    """Find each parameter and stored buffer in the files, a tied one under any of its names; None if one is missing."""
-    tensors = model.state_dict(keep_vars=True)
-    found: dict[int, str] = {
-        id(tensor): name for name, tensor in tensors.items() if files.shape(name) == tuple(tensor.shape)
-    }
-    if any(id(tensor) not in found for tensor in tensors.values()):
-        return None
-    return {name: found[id(tensor)] for name, tensor in tensors.items()}
+    stored = StoredParameters.find(built, files)
+    return None if stored is None else LoadedModel(built, stored)
 
 
 def forward_logits(

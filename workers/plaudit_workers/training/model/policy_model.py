@@ -559,11 +559,9 @@ def placed(model: LoadedModel, ranks: Ranks, dtype: torch.dtype) -> PreTrainedMo
         RefusedError: the model's layers mix the sequences of a packed row.
     """
     module = place(model.module, ranks, dtype)
-    files, names = model.files, model.stored_names
-    if files is not None:
-        fill_shards(
-            module, ranks.device, lambda name, first, count: files.rows(names[original_name(name)], first, count)
-        )
+    stored = model.stored
+    if stored is not None:
+        fill_shards(module, ranks.device, lambda name, first, count: stored.rows(original_name(name), first, count))
         refuse_unpackable(module, ranks.device, rough=dtype != torch.float32)  # without parameters it could not run
     return module
 

@@ -50,6 +50,11 @@ class ModelFiles:
         except (OSError, ValueError, KeyError, SafetensorError):
             return None  # loading the model whole reports what is wrong
 
+    @property
+    def names(self) -> list[str]:
+        """Return the names of all tensors."""
+        return list(self._files)
+
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return a tensor's shape; None if the files do not have it."""
         return tuple(self._files[name].get_slice(name).get_shape()) if name in self._files else None
@@ -59,3 +64,8 @@ class ModelFiles:
         part = self._files[name].get_slice(name)
         rows: Tensor = part[first : first + count] if part.get_shape() else self._files[name].get_tensor(name)
         return rows
+
+    def whole(self, name: str) -> Tensor:
+        """Read a tensor, in the precision in which it is stored."""
+        tensor: Tensor = self._files[name].get_tensor(name)
+        return tensor

@@ -1,0 +1,163 @@
+"""Find each parameter of a model in its files, and read rows of it, renamed and converted as transformers does.
+
+Files of mixtures of experts have a tensor for each expert, the model one for all. Its rows are whole experts, so a rank
+reads the tensors of its own. Other conversions (a transposed, split or fused tensor) are made of the whole parameter,
+whose rows are then taken: at most one such parameter exists at a time. The mapping and its operations are transformers'
+(``conversion_mapping``, ``core_model_loading``).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
+
+from plaudit_workers.training.shards.model_files import ModelFiles
+
+
+@dataclass(frozen=True)
+class _Conversion:
+    """Tensors of the files that are converted together."""
+
+    converter: WeightConverter
+    """transformers' operations."""
+    target: str
+    """Name of the parameter, of several the first."""
+    sources: dict[str, list[str]] = field(default_factory=dict)
+    """Pattern of the converter → names in the files, in their order."""
+
+    @property
+    def by_rows(self) -> bool:
+        """Return True if row i of the parameter is made of tensor i of each pattern: a stack that is widened."""
+        first, *further = self.converter.operations
+        stacked = isinstance(first, MergeModulelist) and first.dim == 0
+        return stacked and all(isinstance(each, Concatenate) and each.dim > 0 for each in further)
+
+    def convert(
+        self, model: PreTrainedModel, sources: Mapping[str, list[str]], read: Callable[[str], Tensor]
+    ) -> dict[str, Tensor]:
+        """Return the converted tensors by the names of their parameters."""
+        converter = copy.deepcopy(self.converter)
+        for pattern, names in sources.items():
+            for name in names:
+                converter.add_tensor(self.target, name, pattern, partial(read, name))  # type: ignore[arg-type]
+        found: dict[str, Any] = converter.convert(self.target, model=model, config=model.config)
+        return {name: each[0] if isinstance(each, list) else each for name, each in found.items()}
+
+
+class StoredParameters:
+    """The parameters and stored buffers of a model, in its files.
+
+    Args:
+        model: whose configuration and shapes the conversions read.
+        files: of the model.
+        plain: name of each parameter that is stored as it is → name in the files.
+        converted: name of each other parameter → its conversion.
+        names: every name of a parameter, tied ones have several → the one of ``plain`` or ``converted``.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        files: ModelFiles,
+        plain: Mapping[str, str],
+        converted: Mapping[str, _Conversion],
+        names: Mapping[str, str],
+    ) -> None:
+        self._model = model
+        self._files = files
+        self._plain = plain
+        self._converted = converted
+        self._names = names
+
+    @classmethod
+    def find(cls, model: PreTrainedModel, files: ModelFiles) -> Self | None:
+        """Find every parameter and stored buffer, a tied one under any of its names.
+
+        Args:
+            model: as transformers builds it, its parameters on the meta device.
+            files: of the model.
+
+        Returns:
+            None if one is missing, or has another shape.
+        """
+        tensors: dict[str, Tensor] = model.state_dict(keep_vars=True)
+        plain, conversions = _sources(model, files.names, tensors)
+        shapes = {name: files.shape(own) for name, own in plain.items()}
+        converted: dict[str, _Conversion] = {}
+        for conversion in conversions:
+            made = _shapes(conversion, model, files)
+            shapes |= made
+            converted |= dict.fromkeys(made, conversion)
+        known = {id(tensor): name for name, tensor in tensors.items() if shapes.get(name) == tuple(tensor.shape)}
+        if any(id(tensor) not in known for tensor in tensors.values()):
+            return None
+        return cls(model, files, plain, converted, {name: known[id(tensor)] for name, tensor in tensors.items()})
+
+    def rows(self, name: str, first: int, count: int) -> Tensor:
+        """Read ``count`` rows of a parameter, in the precision in which they are stored, or in float32."""
+        own = self._names[name]
+        if own not in self._converted:
+            return self._files.rows(self._plain[own], first, count)
+        conversion = self._converted[own]
+        if conversion.by_rows:
+            sources = {pattern: names[first : first + count] for pattern, names in conversion.sources.items()}
+            return conversion.convert(self._model, sources, self._files.whole)[own]
+        whole = conversion.convert(self._model, conversion.sources, self._whole_float)[own]
+        return whole[first : first + count] if whole.dim() else whole
+
+    def _whole_float(self, name: str) -> Tensor:
+        return self._files.whole(name).float()  # before the operations, as transformers does: they may compute
+
+
+def _shapes(conversion: _Conversion, model: PreTrainedModel, files: ModelFiles) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the converted tensors by name, without reading any; empty if they do not fit together."""
+
+    def empty(name: str) -> Tensor:
+        return torch.empty(files.shape(name) or (), device="meta")
+
+    try:
+        converted = conversion.convert(model, conversion.sources, empty)
+    except Exception:  # an operation of transformers; loading the model whole reports what is wrong
+        return {}
+    return {name: tuple(tensor.shape) for name, tensor in converted.items()}
+
+
+def _sources(
+    model: PreTrainedModel, names: Iterable[str], tensors: Mapping[str, Tensor]
+) -> tuple[dict[str, str], list[_Conversion]]:
+    """Assign the tensors of the files to parameters, as ``convert_and_load_state_dict_in_model`` does."""
+    transforms = get_model_conversion_mapping(model)
+    renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
+    converters = [each for each in transforms if isinstance(each, WeightConverter)]
+    by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
+    plain: dict[str, str] = {}
+    conversions: dict[str, _Conversion] = {}
+    rename = partial(rename_source_key, base_model_prefix=model.base_model_prefix, meta_state_dict=dict(tensors))
+    for stored in sorted(names, key=dot_natural_key):
+        name, pattern = rename(stored, renamings, converters)
+        if name not in tensors and stored in tensors:
+            name, pattern = rename(stored, [], [])
+        if name not in tensors:
+            continue
+        if pattern is None:
+            plain.setdefault(name, stored)
+            continue
+        conversion = conversions.setdefault(name, _Conversion(by_pattern[pattern], name))
+        conversion.sources.setdefault(pattern, []).append(stored)
+    return plain, list(conversions.values())
