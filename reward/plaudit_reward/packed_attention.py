@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -86,6 +86,16 @@ def _block(lengths: Sequence[int]) -> AttentionBlock:
     return AttentionBlock(total, len(lengths), longest, padded.flatten(), packed)
 
 
+class TokenExchange(Protocol):
+    """Gives a process the tokens of other processes that hold the rest of the row, for a share of the heads."""
+
+    def to_heads(self, *parts: Tensor) -> list[Tensor]:
+        """Return all tokens of the process's heads: float[1, H, own tokens, D] → float[1, own heads, T, D] each."""
+
+    def to_tokens(self, output: Tensor) -> Tensor:
+        """Return all heads of the process's tokens: float[T, own heads, D] → float[own tokens, H, D]."""
+
+
 def packed_attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -94,6 +104,7 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     packed_blocks: tuple[AttentionBlock, ...],
+    token_exchange: TokenExchange | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -108,6 +119,7 @@ def packed_attention(
         value: float[1, K, T, D].
         attention_mask: None; packed rows need none.
         packed_blocks: the row's layout.
+        token_exchange: with processes that hold other tokens of the row; None: all T are here.
         scaling: factor of the scores; None: 1 ÷ √D.
         dropout: must be 0, so that the result is the model's.
         sliding_window: the number of tokens that a token attends to, including itself; None: all.
@@ -124,6 +136,8 @@ def packed_attention(
         raise UnsupportedAttentionError(
             f"{type(module).__name__} ({', '.join(asked) or 'mask, dropout or not causal'})"
         )
+    if token_exchange is not None:
+        query, key, value = token_exchange.to_heads(query, key, value)
     tokens = [block.num_tokens for block in packed_blocks]
     outputs = []
     # Split once, not block by block: with many short sequences every call counts.
@@ -140,7 +154,8 @@ def packed_attention(
             enable_gqa=key.shape[1] != query.shape[1],
         )
         outputs.append(_packed(output, block))
-    return torch.cat(outputs).unsqueeze(0), None
+    row = torch.cat(outputs)
+    return (row if token_exchange is None else token_exchange.to_tokens(row)).unsqueeze(0), None
 
 
 def _padded(part: Tensor, block: AttentionBlock) -> Tensor:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from plaudit_reward.packed_attention import PACKED_ATTENTION, make_blocks
 from plaudit_workers.training.model.activations import checkpoint_layers
 from plaudit_workers.training.model.model import forward_logits
+from plaudit_workers.training.model.sequence_parallel import HeadExchange
 from plaudit_workers.training.model.token_head import TokenHead
 
 QWEN_7B = Qwen2Config(
@@ -22,14 +24,22 @@ QWEN_7B = Qwen2Config(
 )
 
 
-def saved_bytes(checkpointing: str, num_tokens: int) -> tuple[float, int]:
-    """Bytes a token that a pass over one sequence saves, and the largest saved tensor."""
+def saved_bytes(checkpointing: str, num_tokens: int, group: dist.ProcessGroup | None = None) -> tuple[float, int]:
+    """Bytes a token that a pass over one sequence saves on one rank, and the largest saved tensor.
+
+    Args:
+        checkpointing: ``trainer.activationCheckpointing``.
+        num_tokens: of the sequence, a multiple of the ranks of the group.
+        group: the ranks that compute the sequence together; None: one does.
+    """
+    exchange = None if group is None else HeadExchange(group, num_tokens)
+    own_tokens = num_tokens if group is None else num_tokens // dist.get_world_size(group)
     with torch.device("meta"):
         model = Qwen2ForCausalLM._from_config(
             QWEN_7B, attn_implementation=PACKED_ATTENTION, dtype=torch.bfloat16
         ).eval()
-        ids = torch.zeros(1, num_tokens, dtype=torch.long)
-        places = torch.arange(num_tokens)
+        ids = torch.zeros(1, own_tokens, dtype=torch.long)
+        places = torch.arange(own_tokens)
     head = TokenHead(model, chunked=True)
     checkpoint_layers(model, checkpointing, torch.device("cuda"))
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
@@ -45,6 +55,6 @@ def saved_bytes(checkpointing: str, num_tokens: int) -> tuple[float, int]:
         torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor),
         head.reducing(ids[0], 1.0, entropy=False),
     ):
-        forward_logits(model, ids, places[None], make_blocks([num_tokens]), places)
+        forward_logits(model, ids, places[None], make_blocks([num_tokens]), places, exchange)
     sizes = [storage.nbytes() for storage in storages.values()]
     return sum(sizes) / num_tokens, max(sizes)

@@ -239,6 +239,10 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.trainer.fsdpSize: is 3, which does not divide the number of ranks 4. Set ranks to a multiple of 3",
     ),
     (
+        {"trainer": {"ranks": 4, "strategy": "fsdp2", "sequenceParallelSize": 8}},
+        "spec.trainer.sequenceParallelSize: is 8, which does not divide the number of ranks 4. Set ranks to a",
+    ),
+    (
         {"trainer.pod": GPUS},
         "spec.trainer.pod.resources.limits: nvidia.com/gpu: 3 contradicts ranks of a pod 1. Give 1 (0 for a",
     ),

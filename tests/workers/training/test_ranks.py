@@ -67,10 +67,10 @@ def write_inputs(folder: Path, job: RLJob, batches: list[TrainingBatch]) -> None
 LORA = {"lora": {"rank": 4, "alpha": 8.0}}
 
 
-REPLICAS = {"ranks": 4, "fsdpSize": 2}
+REPLICAS = {"ranks": 4, "fsdpSize": 2, "sequenceParallelSize": 2}
 
 
-@pytest.mark.parametrize("trainer", [{}, LORA, REPLICAS], ids=["all weights", "adapters", "two replicas"])
+@pytest.mark.parametrize("trainer", [{}, LORA, REPLICAS], ids=["all weights", "adapters", "replicas and shared rows"])
 def test_sharded_ranks_give_the_updates_of_one(make_job, make_groups, tmp_path, trainer):
     # The last batch leaves ranks without a sequence.
     scores = [SCORES, SCORES, SCORES, [[0.7]]]

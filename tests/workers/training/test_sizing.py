@@ -87,6 +87,33 @@ def test_states_are_sixteen_bytes_a_parameter_shared_by_the_ranks(spec_of):
     assert trainer_parts(spec_of(**kept), SHAPE_7B)[1].num_bytes == 2 * 4 * SHAPE_7B.parameters / 8
 
 
+def test_ranks_that_compute_a_row_together_divide_the_longest_sample(spec_of):
+    long = {"microBatchTokens": 4096}
+    activations = {
+        size: trainer_parts(spec_of(length=131_072, trainer=long | {"sequenceParallelSize": size}), SHAPE_7B)[3]
+        for size in (1, 4)
+    }
+    assert activations[1].name == "activations"
+    assert activations[4].num_bytes == activations[1].num_bytes / 4
+
+
+def test_a_long_sample_is_suggested_sequence_parallelism(spec_of):
+    [problem, *_] = fit_problems(spec_of(ranks=8, length=131_072), SHAPE_7B, H100)
+    assert problem.remedy == ("The nearest job that fits has trainer: {sequenceParallelSize: 2}")
+    assert nearest_trainer(spec_of(ranks=32, trainer={"fsdpSize": 8}), LLAMA_70B, H100) == {
+        "fsdp_size": 32,
+        "micro_batch_tokens": 8192,
+    }
+
+
+def test_heads_that_ranks_cannot_share_are_a_problem(spec_of):
+    problems = fit_problems(spec_of(ranks=8, trainer={"sequenceParallelSize": 8}), SHAPE_7B, H100)
+    assert [str(problem) for problem in problems] == [
+        "spec.trainer.sequenceParallelSize: 8 does not divide the model's 28 attention heads, or its 4 key/value heads "
+        "neither divide it nor are divided by it. Set it to 4"
+    ]
+
+
 def test_replicas_hold_the_states_of_their_shards(spec_of):
     replicas = spec_of(ranks=32, trainer={"fsdpSize": 8})
     assert trainer_parts(replicas, SHAPE_7B)[0] == trainer_parts(spec_of(ranks=8), SHAPE_7B)[0]

@@ -284,8 +284,8 @@ def _ranks(spec: Spec) -> Iterator[Problem]:
             "Give a multiple, so that every pod has the same number",
             also=("spec.trainer.ranksPerPod",),
         )
-    for name, size in (("fsdpSize", trainer.fsdp_size),):
-        if size is not None and trainer.ranks % size:
+    for name, size in (("fsdpSize", trainer.fsdp_size or 1), ("sequenceParallelSize", trainer.sequence_parallel_size)):
+        if trainer.ranks % size:
             yield Problem(
                 f"spec.trainer.{name}",
                 f"is {size}, which does not divide the number of ranks {trainer.ranks}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from pydantic.alias_generators import to_camel
@@ -10,8 +11,9 @@ from pydantic.alias_generators import to_camel
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.sizing.devices import Device
 from plaudit_workers.job.sizing.memory import cache_tokens, longest_sample, rollout_parts, trainer_parts
-from plaudit_workers.job.sizing.shape import ModelShape
+from plaudit_workers.job.sizing.shape import ModelShape, divides_heads
 from plaudit_workers.job.spec.rljob import Spec
+from plaudit_workers.job.spec.trainer import TrainerSpec
 
 _MOST_GPUS = 1024
 
@@ -21,7 +23,7 @@ Changes = dict[str, Any]
 
 def fit_problems(spec: Spec, shape: ModelShape, device: Device) -> list[Problem]:
     """Return why a job cannot fit, each with the nearest job that can."""
-    return [*_trainer(spec, shape, device), *_rollout(spec, shape, device)]
+    return [*_heads(spec, shape), *_trainer(spec, shape, device), *_rollout(spec, shape, device)]
 
 
 def fits_trainer(spec: Spec, shape: ModelShape, device: Device) -> bool:
@@ -35,8 +37,11 @@ def fits_rollout(spec: Spec, shape: ModelShape, device: Device) -> bool:
 
 
 def nearest_trainer(spec: Spec, shape: ModelShape, device: Device) -> Changes | None:
-    """Return the changes of ``trainer`` after which it fits, cheapest first: recomputation, micro-batch, ranks."""
-    for changes in _trainer_changes(spec):
+    """Return the changes of ``trainer`` after which it fits.
+
+    The cheapest first: recomputation, a shorter micro-batch, sequence parallelism, no replicas, more ranks.
+    """
+    for changes in _trainer_changes(spec, shape):
         changed = spec.model_copy(update={"trainer": spec.trainer.model_copy(update=changes)})
         if fits_trainer(changed, shape, device):
             return {name: value for name, value in changes.items() if value != getattr(spec.trainer, name)}
@@ -55,19 +60,44 @@ def nearest_rollout(spec: Spec, shape: ModelShape, device: Device) -> Changes | 
     return None
 
 
-def _trainer_changes(spec: Spec) -> Iterator[Changes]:
-    ranks, longest = spec.trainer.ranks, longest_sample(spec)
-    checkpointing = spec.trainer.activation_checkpointing
+def _trainer_changes(spec: Spec, shape: ModelShape) -> Iterator[Changes]:
+    trainer, longest = spec.trainer, longest_sample(spec)
+    ranks = trainer.ranks
     while ranks <= _MOST_GPUS:
-        for recompute in (checkpointing, "layers"):
-            for tokens in (spec.trainer.micro_batch_tokens, min(longest, spec.trainer.micro_batch_tokens)):
+        sizes = [size for size in range(1, ranks + 1) if _parallel(size, ranks, trainer, shape)]
+        shards = dict.fromkeys([trainer.fsdp_size, trainer.fsdp_size and ranks])
+        for fsdp_size, size, recompute in product(shards, sizes, (trainer.activation_checkpointing, "layers")):
+            for tokens in (trainer.micro_batch_tokens, min(-(-longest // size), trainer.micro_batch_tokens)):
                 yield {
                     "ranks": ranks,
-                    "strategy": "fsdp2" if ranks > 1 else spec.trainer.strategy,
+                    "strategy": "fsdp2" if ranks > 1 else trainer.strategy,
+                    "fsdp_size": fsdp_size,
+                    "sequence_parallel_size": size,
                     "activation_checkpointing": recompute,
                     "micro_batch_tokens": tokens,
                 }
         ranks *= 2
+
+
+def _parallel(size: int, ranks: int, trainer: TrainerSpec, shape: ModelShape) -> bool:
+    return (
+        size >= trainer.sequence_parallel_size
+        and ranks % size == 0
+        and divides_heads(size, shape.heads, shape.key_value_heads)
+    )
+
+
+def _heads(spec: Spec, shape: ModelShape) -> Iterator[Problem]:
+    size = spec.trainer.sequence_parallel_size
+    if not divides_heads(size, shape.heads, shape.key_value_heads):
+        smaller = (fewer for fewer in range(size - 1, 0, -1) if size % fewer == 0)
+        fitting = next(fewer for fewer in smaller if divides_heads(fewer, shape.heads, shape.key_value_heads))
+        yield Problem(
+            "spec.trainer.sequenceParallelSize",
+            f"{size} does not divide the model's {shape.heads} attention heads, or its {shape.key_value_heads} "
+            "key/value heads neither divide it nor are divided by it",
+            f"Set it to {fitting}",
+        )
 
 
 def _trainer(spec: Spec, shape: ModelShape, device: Device) -> Iterator[Problem]:

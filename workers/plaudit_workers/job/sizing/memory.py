@@ -1,7 +1,8 @@
 """Memory of a trainer's rank, of a rollout's GPU and of the trainer's hosts, part by part. Pure.
 
-The formulas follow the code: float32 weights, gradients and AdamW's two averages divided by the ranks that share
-them (FSDP2, ``fsdpSize``), layers gathered in ``model.dtype``, one micro-batch of activations, one chunk of logits.
+The formulas follow the code: float32 weights, gradients and AdamW's two averages divided by the ranks that share them
+(FSDP2, ``fsdpSize``), layers gathered in ``model.dtype``, activations of one micro-batch or of a rank's share of the
+longest sample (``sequenceParallelSize``), one chunk of logits.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def trainer_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
 
 def activation_bytes(spec: Spec, shape: ModelShape) -> float:
     """Return the bytes of one micro-batch's activations: what all layers keep, and the layer that is computed."""
-    tokens = max(spec.trainer.micro_batch_tokens, longest_sample(spec))
+    tokens = max(spec.trainer.micro_batch_tokens, -(-longest_sample(spec) // spec.trainer.sequence_parallel_size))
     scale = DTYPE_BYTES[spec.model.dtype] / 2
     # In one process autocast keeps the sum of the layers in float32.
     row = shape.hidden * (_FLOAT if spec.trainer.ranks == 1 and spec.trainer.lora is None else 2 * scale)

@@ -107,3 +107,8 @@ class ModelShape:
     @property
     def _expert(self) -> int:
         return 3 * self.hidden * self.intermediate
+
+
+def divides_heads(ranks: int, heads: int, key_value_heads: int) -> bool:
+    """Return True if so many ranks can share an attention's heads, each a query head with its key and value."""
+    return heads % ranks == 0 and (key_value_heads % ranks == 0 or ranks % key_value_heads == 0)

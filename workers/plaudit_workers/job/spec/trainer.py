@@ -61,6 +61,9 @@ class TrainerSpec(Section):
     """Consecutive ranks over which ``fsdp2`` shards parameters and optimizer state; such groups of ranks are replicas
     of each other (hybrid sharding, HSDP): layers are then gathered within a group, such as the GPUs of a node, and
     only gradients are summed over all. Default: all ranks, which needs the least memory."""
+    sequence_parallel_size: int = Field(default=1, ge=1, le=1024)
+    """Consecutive ranks that compute each packed row together, each a run of its tokens, so that longer samples fit
+    (Ulysses). Must divide the ranks and the model's attention heads. Default 1: each rank computes rows of its own."""
     micro_batch_tokens: int = Field(default=16_384, ge=1, le=100_000_000)
     """Tokens, prompts included, in one forward and backward pass of one rank; bounds activation memory. A longer sample
     gets its own micro-batch. Default 16,384."""

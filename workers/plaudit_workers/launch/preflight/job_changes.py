@@ -30,6 +30,7 @@ _WITHOUT_MEANING = (
     "spec.trainer.pod",
     "spec.trainer.ranks",
     "spec.trainer.ranksPerPod",
+    "spec.trainer.sequenceParallelSize",
     "spec.trainer.sinks",
     "spec.transport",
 )

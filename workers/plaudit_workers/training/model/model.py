@@ -22,6 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 from plaudit_reward.packed_attention import (
     PACKED_ATTENTION,
     AttentionBlock,
+    TokenExchange,
     UnsupportedAttentionError,
     length_limits,
     make_blocks,
@@ -121,21 +122,29 @@ def build_empty(model: ModelSpec) -> LoadedModel | None:
 
 
 def forward_logits(
-    model: torch.nn.Module, input_ids: Tensor, position_ids: Tensor, blocks: tuple[AttentionBlock, ...], sources: Tensor
+    model: torch.nn.Module,
+    input_ids: Tensor,
+    position_ids: Tensor,
+    blocks: tuple[AttentionBlock, ...],
+    sources: Tensor,
+    exchange: TokenExchange | None = None,
 ) -> Tensor:
-    """Run a packed row through the model.
+    """Run a packed row, or this rank's tokens of one, through the model.
 
     Args:
         model: a causal language model with ``PACKED_ATTENTION``.
         input_ids: int64[1, T].
         position_ids: int64[1, T].
-        blocks: the row's layout.
+        blocks: the whole row's layout.
         sources: int64[R]: the positions whose logits are needed; the others are never computed.
+        exchange: with the ranks that have the row's other tokens; None: they are all here.
 
     Returns:
         float[R, V].
     """
     arguments: dict[str, Any] = {"packed_blocks": blocks, "use_cache": False, "logits_to_keep": sources}
+    if exchange is not None:
+        arguments["token_exchange"] = exchange
     logits: Tensor = model(input_ids=input_ids, position_ids=position_ids, **arguments).logits[0]
     return logits
 

@@ -50,6 +50,7 @@ from plaudit_workers.training.model.model import (
 )
 from plaudit_workers.training.model.optimizer import PolicyOptimizer
 from plaudit_workers.training.model.probe import PROBE_LIMITS, probe_ids
+from plaudit_workers.training.model.sequence_parallel import SequenceParallel, refuse_heads
 from plaudit_workers.training.model.sharding import (
     Ranks,
     fill,
@@ -103,6 +104,7 @@ class PolicyModel:
         self._loss = spec.algorithm.loss
         self._policy_loss = choose_loss(spec.algorithm.loss)
         self._ranks = ranks
+        self._parallel = None if ranks.sequence is None else SequenceParallel(ranks.sequence)
         self._commands = Commands(ranks)
         self._dtype = FORWARD_DTYPES[spec.model.dtype]
         checkpoint_layers(model.module, spec.trainer.activation_checkpointing, ranks.device)
@@ -457,10 +459,11 @@ class PolicyModel:
         return replace(batch, sequences=sequences, statistics=statistics), [weight for _, weight in kept]
 
     def _micro_batches(self, batch: TrainingBatch, weights: list[float]) -> list[MicroBatch]:
-        """Return this rank's share of the batch."""
-        budget = self._spec.trainer.micro_batch_tokens
+        """Return this rank's share of the batch: rows that it computes alone, or with the ranks that get the same."""
+        size = self._ranks.sequence_size
+        budget = self._spec.trainer.micro_batch_tokens * size
         lengths = [sequence.num_tokens for sequence in batch.sequences]
-        bins = assign_bins(lengths, budget, self._ranks.world_size)[self._ranks.rank]
+        bins = assign_bins(lengths, budget, self._ranks.world_size // size)[self._ranks.rank // size]
         return [pack(batch.sequences, weights, members).to(self._ranks.device) for members in bins]
 
     def _forward(self, row: MicroBatch, temperature: float, *, of_reference: bool = False) -> tuple[Tensor, Tensor]:
@@ -472,13 +475,17 @@ class PolicyModel:
         assert model is not None
         assert head is not None
         with_entropy = self._loss.entropy_coefficient > 0
-        reducing = head.reducing(row.targets, temperature, entropy=with_entropy) if head.chunked else nullcontext()
+        parallel = self._parallel
+        part, exchange = (row, None) if parallel is None else (parallel.part(row), parallel.exchange(row))
+        reducing = head.reducing(part.targets, temperature, entropy=with_entropy) if head.chunked else nullcontext()
         # Sharded models cast by their own mixed precision.
         autocast = self._ranks.world_size == 1 and self._dtype != torch.float32
         with torch.autocast(self._ranks.device.type, self._dtype, enabled=autocast), reducing:
-            values = forward_logits(model, row.input_ids, row.position_ids, row.blocks, row.sources)
+            values = forward_logits(model, part.input_ids, part.position_ids, row.blocks, part.sources, exchange)
         if not head.chunked:
-            values = reduced(values, row.targets, temperature, entropy=with_entropy)
+            values = reduced(values, part.targets, temperature, entropy=with_entropy)
+        if parallel is not None:
+            values = parallel.collected(values, row)
         return values[:, 0], values[:, 1]
 
     def _token_inputs(self, row: MicroBatch, temperature: float, proximal: Tensor | None) -> TokenInputs:
@@ -603,9 +610,10 @@ def build_model(job: RLJob, rank: int = 0, world_size: int = 1) -> PolicyModel:
     by_rows = world_size > 1 or lora is not None  # frozen weights are read in the precision in which they are held
     model, tokenizer = _load(job.spec.model, by_rows), load_tokenizer(job.spec.model)
     refuse_long_packed(model.module, job.spec.rollout.engine.max_model_length)
+    refuse_heads(model.module.config, job.spec.trainer.sequence_parallel_size)
     with_reference = job.spec.algorithm.loss.kl_coefficient and lora is None
     reference = _load(job.spec.model, by_rows) if with_reference else None
     dtype = FORWARD_DTYPES[job.spec.model.dtype]
     adapters = None if lora is None else Adapters(model.module, lora, job.spec.model.source, dtype)
-    ranks = join_ranks(rank, world_size, job.spec.trainer.fsdp_size)
+    ranks = join_ranks(rank, world_size, job.spec.trainer.fsdp_size, job.spec.trainer.sequence_parallel_size)
     return PolicyModel(job.spec, ranks, model, tokenizer, reference, adapters)

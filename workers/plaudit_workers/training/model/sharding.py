@@ -43,6 +43,10 @@ class Ranks:
     """Carries commands from rank 0 to the others; None with one rank."""
     saving: dist.ProcessGroup | None = None
     """Used by the threads that write checkpoints, beside commands; None with one rank."""
+    sequence: dist.ProcessGroup | None = None
+    """The consecutive ranks that compute the same rows together; None where each computes its own."""
+    sequence_size: int = 1
+    """Number of those."""
 
     def use_device(self) -> None:
         """Make the device the current one of the calling thread: CUDA has one for each thread, 0 in a new one."""
@@ -50,13 +54,18 @@ class Ranks:
             torch.cuda.set_device(self.device)
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum float64[N] over all ranks; every rank gets the sum."""
+        """Sum float64[N] over the rows of all ranks; every rank gets the sum.
+
+        Ranks that compute the same rows together all have their values, which count once.
+        """
+        if self.rank % self.sequence_size:
+            values = torch.zeros_like(values)
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
 
 
-def join_ranks(rank: int, world_size: int, fsdp_size: int | None = None) -> Ranks:
+def join_ranks(rank: int, world_size: int, fsdp_size: int | None = None, sequence_size: int = 1) -> Ranks:
     """Choose this process's device and, with more than one rank, join the process group.
 
     Reads ``LOCAL_RANK`` (default: ``rank``) and, for the process group, ``MASTER_ADDR`` and ``MASTER_PORT``.
@@ -65,6 +74,7 @@ def join_ranks(rank: int, world_size: int, fsdp_size: int | None = None) -> Rank
         rank: this process's number.
         world_size: ``trainer.ranks``.
         fsdp_size: ``trainer.fsdpSize``, a divisor of ``world_size``; None: all ranks.
+        sequence_size: ``trainer.sequenceParallelSize``, a divisor of ``world_size``.
     """
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -76,18 +86,20 @@ def join_ranks(rank: int, world_size: int, fsdp_size: int | None = None) -> Rank
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
     commands, saving = (dist.new_group(backend="gloo", timeout=COMMAND_TIMEOUT) for _ in range(2))
-    return Ranks(rank, world_size, device, _mesh(device, world_size, fsdp_size or world_size), commands, saving)
+    mesh = _mesh(device, world_size, fsdp_size or world_size)
+    sequence = _group_of(torch.arange(world_size).view(-1, sequence_size).tolist()) if sequence_size > 1 else None
+    return Ranks(rank, world_size, device, mesh, commands, saving, sequence, sequence_size)
 
 
 def _mesh(device: torch.device, world_size: int, fsdp_size: int) -> DeviceMesh:
     if fsdp_size == world_size:
         return init_device_mesh(device.type, (world_size,))
     places = torch.arange(world_size).view(-1, fsdp_size)  # one replica a row
-    groups = [group_of(places.T.tolist()), group_of(places.tolist())]
+    groups = [_group_of(places.T.tolist()), _group_of(places.tolist())]
     return DeviceMesh.from_group(groups, device.type, places, mesh_dim_names=("replicate", "shard"))
 
 
-def group_of(members: list[list[int]]) -> dist.ProcessGroup:
+def _group_of(members: list[list[int]]) -> dist.ProcessGroup:
     """Return the process group of this rank. A collective call of all ranks.
 
     Args:
