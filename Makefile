@@ -99,7 +99,7 @@ e2e-controllers: controllers-build ## tests with real KEDA, Kueue, HPA and Prome
 
 e2e-alerts: controllers-build ## faults in real runs on a real Kubernetes, and the seconds until each alert fires (root; half an hour)
 	PLAUDIT_E2E=1 PLAUDIT_ALERT_CELLS=1 PLAUDIT_E2E_STATE=$${PLAUDIT_E2E_STATE:-/tmp/plaudit-controllers} \
-	  $(BIN)/pytest -q tests/e2e_controllers/test_alert_cells.py
+	  $(BIN)/pytest -q tests/e2e_controllers/test_alert_cells.py tests/e2e_controllers/test_training_alerts.py
 
 plugin: install ## kubectl plaudit as one file, and its manifest for krew, in dist/ (PLUGIN_URL: address of the archive)
 	@$(BIN)/python -m plaudit_operator.plugin.bundle dist --url "$(PLUGIN_URL)"

@@ -1,9 +1,13 @@
-"""The alerts that a Prometheus on the cluster fires: when each began and whether it still fires."""
+"""The alerts that a Prometheus on the cluster fires: when each began and whether it still fires.
+
+The rules of the tests are the chart's, with values that a user would set to be alerted sooner.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Self
 
 import httpx
@@ -12,6 +16,12 @@ from scoring_job import PortForward
 
 MONITORING: dict[str, Any] = dict.fromkeys(("monitors", "rules", "grafanaAlerts", "dashboards"), True)
 """Chart values that switch on everything for Prometheus and Grafana."""
+
+HOLD = "30s"
+"""Conditions hold for this long, not for one to ten minutes, and alerts outlast them by as much."""
+_SOON = dict.fromkeys(("critical", "warning"), HOLD)
+ALERTS: dict[str, Any] = {"for": _SOON, "keepFiringFor": _SOON}
+"""Chart values of ``monitoring.alerts``; a test may add ``thresholds``."""
 
 _EVERY_S = 1.0
 _FIRING = 'ALERTS{alertstate="firing"}'
@@ -67,3 +77,10 @@ class AlertHistory(threading.Thread):
     def of(self, job: str) -> dict[str, float]:
         """Return the alerts of a job since the last ``clear``, with the seconds at which each began."""
         return {name: began for (of_job, name), began in self.began.items() if of_job == job}
+
+
+def wait(seconds: float, holds: Callable[[], bool]) -> None:
+    """Wait until the condition holds or the time is over; the tests report what is missing then."""
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(1)

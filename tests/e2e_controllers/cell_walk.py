@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from real_cluster import Cluster
-from scoring_job import NAMESPACE, PortForward, ScoringJob
+from scoring_job import NAMESPACE, PortForward
 
 from runbook import answer, first_command
 
@@ -19,12 +19,15 @@ SHOWS: Final = MappingProxyType(
     {
         "RedisDown": r"transport +0/1",
         "RLJobDegraded": r"Degraded",
+        "NoTrainer": r"TrainerRunning[\s\S]*(Unschedulable|cordon|unschedulable)",
+        "NoReadyRollout": r'plaudit_workers\{role="rollout"\S* 0',
+        "StepStalled": r'"undelivered": [1-9]',
         "RedisMemoryHigh": r"plaudit_redis_memory_limit_bytes\S* [1-9]",
         "RLJobFailed": r"Failed[\s\S]*DeadlineExceeded",
         "RunWithoutMetrics": r"metrics\S* +0/\d +Pending",
         "NoRewardWorkers": r"reward +0/",
         "SampleQueueOld": r'"undelivered": [1-9]',
-        "ScoresFailing": r"KeyError|infra_error",
+        "ScoresFailing": r"have no score[\s\S]*(KeyError|endpoint)",
         "ScorerFailing": r"KeyError|infra_error",
         "ScorerHanging": r'plaudit_scorer_oldest_in_flight_seconds\{scorer="judged"\} (1[2-9]\d|[2-9]\d\d)',
         "RewardLatencyBurn": r"plaudit_score_seconds_sum\S* [1-9]|plaudit_stage_seconds_sum\S* [1-9]",
@@ -42,27 +45,28 @@ _COMMAND_OF_SERVICES = {"RewardLatencyBurn": "curl -s $RUN/metrics | grep -E"}
 """The cells' jobs have no steps; for these alerts the runbook has another command then."""
 
 
-def shown(job: ScoringJob, alert: str, folder: Path) -> str:
-    """Return what the runbook's first command prints for an alert of the job.
+def shown(cluster: Cluster, job: str, alert: str, folder: Path) -> str:
+    """Return what the runbook's first command prints for an alert of a job.
 
     Args:
-        job: its job.
+        cluster: on which it runs.
+        job: its name.
         alert: name of the alert.
         folder: for a kubeconfig whose namespace is the job's, as a reader has it.
     """
     kubeconfig = folder / "kubeconfig"
     if not kubeconfig.exists():
-        shutil.copy(job.cluster.environment["KUBECONFIG"], kubeconfig)
+        shutil.copy(cluster.environment["KUBECONFIG"], kubeconfig)
         set_namespace = ("config", "set-context", "--current", f"--namespace={NAMESPACE}")
-        job.cluster.kubectl(*set_namespace, f"--kubeconfig={kubeconfig}")
-    path = os.pathsep.join([job.cluster.environment["PATH"], str(Path(sys.executable).parent)])
-    environment = job.cluster.environment | {"PATH": path, "KUBECONFIG": str(kubeconfig)}
+        cluster.kubectl(*set_namespace, f"--kubeconfig={kubeconfig}")
+    path = os.pathsep.join([cluster.environment["PATH"], str(Path(sys.executable).parent)])
+    environment = cluster.environment | {"PATH": path, "KUBECONFIG": str(kubeconfig)}
     program, address, forward = _COMMAND_OF_SERVICES.get(alert, ""), "", None
     if "$RUN" in first_command(alert, program):
-        forward = PortForward(job.cluster, NAMESPACE, f"service/{job.name}-metrics", 9090)
+        forward = PortForward(cluster, NAMESPACE, f"service/{job}-metrics", 9090)
         address = f"http://127.0.0.1:{forward.port}"
     try:
-        return answer(alert, program, environment=environment, RUN=address, job=job.name)
+        return answer(alert, program, environment=environment, RUN=address, job=job)
     finally:
         if forward:
             forward.close()

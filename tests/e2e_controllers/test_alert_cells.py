@@ -1,9 +1,8 @@
 """Faults in real runs on the cluster raise their alerts in a real Prometheus, and no others: ``make e2e-alerts``.
 
 All jobs run side by side and share one Prometheus; all faults are injected together, repaired together, and then the
-operator is kept from its work, and stopped. The rules are the chart's, with the values that a user would set to be
-alerted sooner: conditions hold for ``HOLD`` instead of one to ten minutes, and alerts outlast them by as much. Needs
-``PLAUDIT_ALERT_CELLS=1``, because it takes half an hour, or the names of some cells (``redis-dead,hung``).
+operator is kept from its work, and stopped. Needs ``PLAUDIT_ALERT_CELLS=1``, because it takes half an hour, or the
+names of some cells (``redis-dead,hung``).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import chart
 import pytest
 import scoring_job
 from alert_cells import CELLS, FAULTY_FROM_THE_START, FILES, Feed, create_files
-from alert_history import MONITORING, AlertHistory
+from alert_history import ALERTS, MONITORING, AlertHistory, wait
 from operator_faults import hindered_operator
 from real_cluster import Cluster
 from scoring_job import Measured, ScoringJob
@@ -30,9 +29,6 @@ pytestmark = [
     pytest.mark.timeout(3600),
 ]
 
-HOLD = "30s"
-_SOON = dict.fromkeys(("critical", "warning"), HOLD)
-_ALERTS = {"for": _SOON, "keepFiringFor": _SOON, "thresholds": {"operatorEventAgeSeconds": 120}}
 _FIRES_WITHIN_S = 480
 _ENDS_WITHIN_S = 300
 _SETTLES_S = 20
@@ -63,7 +59,7 @@ class Cells:
 
 @pytest.fixture(scope="module")
 def cells(monitored: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cells]:
-    chart.install(monitored, monitoring=MONITORING | {"alerts": _ALERTS})
+    chart.install(monitored, monitoring=MONITORING | {"alerts": ALERTS})
     scoring_job.start_judge(monitored)
     create_files(monitored)
     jobs = {name: ScoringJob(monitored, name, files={"configMap": FILES}, **cell.spec) for name, cell in CELLS.items()}
@@ -90,7 +86,7 @@ def _observed(
     for name in feeds.keys() - FAULTY_FROM_THE_START:
         feeds[name].start()
     time.sleep(_SETTLES_S)
-    _wait(_ENDS_WITHIN_S, lambda: not history.firing)  # jobs that start slowly are degraded for longer than HOLD
+    wait(_ENDS_WITHIN_S, lambda: not history.firing)  # jobs that start slowly are degraded for longer than HOLD
     found.before = set(history.firing)
     history.clear()
     nodes = [node["metadata"]["name"] for node in cluster.get("nodes")["items"]]
@@ -102,14 +98,16 @@ def _observed(
             cell.fault(jobs[name])
             if name in FAULTY_FROM_THE_START:
                 feeds[name].start()
-        _wait(_FIRES_WITHIN_S, lambda: all(cell.must <= history.of(name).keys() for name, cell in CELLS.items()))
+        wait(_FIRES_WITHIN_S, lambda: all(cell.must <= history.of(name).keys() for name, cell in CELLS.items()))
         time.sleep(_SETTLES_S)
         for name, cell in CELLS.items():
             for alert in sorted(cell.must & history.of(name).keys()):
-                found.shown[name, alert] = cell_walk.shown(jobs[name], alert, folder)
+                found.shown[name, alert] = cell_walk.shown(cluster, name, alert, folder)
     finally:
         cluster.kubectl("uncordon", *nodes)
     found.after_s = {name: {alert: at - began[name] for alert, at in history.of(name).items()} for name in CELLS}
+    for name in FAULTY_FROM_THE_START & _ENDING.keys():
+        feeds[name].end()
     _repair(jobs, history, found)
     _hinder_operator(cluster, history, found)
     _stop_operator(cluster, history, found)
@@ -127,7 +125,7 @@ def _repair(jobs: dict[str, ScoringJob], history: AlertHistory, found: Cells) ->
             found.ended_s[name] = time.monotonic() - repaired
         return found.ended_s.keys() == _ENDING.keys()
 
-    _wait(_ENDS_WITHIN_S, all_ended)
+    wait(_ENDS_WITHIN_S, all_ended)
 
 
 def _hinder_operator(cluster: Cluster, history: AlertHistory, found: Cells) -> None:
@@ -135,7 +133,7 @@ def _hinder_operator(cluster: Cluster, history: AlertHistory, found: Cells) -> N
     history.clear()
     with hindered_operator(cluster):
         began = time.monotonic()
-        _wait(_FIRES_WITHIN_S, lambda: {alert for _, alert in history.began} >= _OF_HINDERED)
+        wait(_FIRES_WITHIN_S, lambda: {alert for _, alert in history.began} >= _OF_HINDERED)
         time.sleep(_SETTLES_S)
         for alert in _OF_HINDERED:
             found.shown["", alert] = cell_walk.shown_of_operator(cluster, alert)
@@ -149,19 +147,12 @@ def _stop_operator(cluster: Cluster, history: AlertHistory, found: Cells) -> Non
     stopped = time.monotonic()
     cluster.kubectl(*scale, "--replicas=0")
     try:
-        _wait(_FIRES_WITHIN_S, lambda: ("", "OperatorDown") in history.began)
+        wait(_FIRES_WITHIN_S, lambda: ("", "OperatorDown") in history.began)
         time.sleep(_SETTLES_S)
         found.shown["", "OperatorDown"] = cell_walk.shown_of_operator(cluster, "OperatorDown")
         found.operator_s = {alert: at - stopped for alert, at in history.began.items() if alert not in known}
     finally:
         cluster.kubectl(*scale, "--replicas=2")
-
-
-def _wait(seconds: float, holds: Callable[[], bool]) -> None:
-    """Wait until the condition holds or the time is over; the tests report what is missing then."""
-    end = time.monotonic() + seconds
-    while not holds() and time.monotonic() < end:
-        time.sleep(1)
 
 
 def test_no_alert_fires_before_the_faults(cells: Cells) -> None:

@@ -58,10 +58,10 @@ OPERATOR_ALERTS: tuple[Alert, ...] = (
         "critical",
         "{{ $labels.namespace }}: an operator receives no events from the cluster, or cannot keep up with them.",
         "Failures are not repaired and new jobs do not start.",
-        # Its liveness probe restarts a silent operator after six minutes, and the age begins anew: hence the window.
-        "max_over_time(plaudit_operator_watch_last_event_age_seconds[9m]) > <operatorEventAgeSeconds>\n"
+        # Its liveness probe restarts a silent operator after 300 s, and the age begins anew: hence the window.
+        "max_over_time(plaudit_operator_watch_last_event_age_seconds[10m]) > <operatorEventAgeSeconds>\n"
         "or plaudit_operator_queue_depth > <operatorQueueDepth>",
-        held="10m",
+        held="15m",
         where="operator",
     ),
     Alert(

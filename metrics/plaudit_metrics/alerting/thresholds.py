@@ -43,7 +43,7 @@ THRESHOLDS: Final[Mapping[str, float]] = MappingProxyType(
         "redisMemoryShare": ADMISSION_MEMORY_SHARE,  # above it no groups are admitted
         "versionsBehind": 1,  # if the job allows less staleness than that
         "mismatchShare": 0.01,  # of the samples
-        "operatorEventAgeSeconds": 180,  # of each kind; bookmarks arrive once a minute
+        "operatorEventAgeSeconds": 270,  # the API server ends a watch without events after 240 s
         "operatorQueueDepth": 50,
         "operatorErrorShare": 0.2,  # of the reconciliations
     }
