@@ -198,6 +198,23 @@ def test_two_ranks_publish_deltas_each_of_its_own_file(make_job, make_groups, tm
     torch.testing.assert_close(loaded, published[-1][1], atol=0, rtol=0)
 
 
+def test_replicas_load_what_one_rank_saved_and_two_ranks_what_replicas_saved(make_job, make_groups, tmp_path):
+    batches = [make_batch(make_groups(SCORES), "grpo", 0.9)]
+    one = build_model(make_job(SETTINGS))
+    one.update(batches[0])
+    save_checkpoint(tmp_path / "one", 1, one, {})
+    write_inputs(tmp_path, make_job({**SETTINGS, "trainer": FSDP | REPLICAS}), batches)
+    relayed(tmp_path, 4, tmp_path / "one" / "step-000001", 1, 1, tmp_path / "replicas")
+    assert_stored_alike(tmp_path / "replicas" / "step-000001", tmp_path / "one" / "step-000001")
+    # The replicas share the writing: no file holds the rows of another.
+    sizes = [path.stat().st_size for path in (tmp_path / "replicas" / "step-000001").glob("rank-*.safetensors")]
+    assert len(sizes) == 4
+    assert max(sizes) < 1.5 * min(sizes)
+    write_inputs(tmp_path, make_job({**SETTINGS, "trainer": FSDP}), batches)
+    relayed(tmp_path, 2, tmp_path / "replicas" / "step-000001", 1, 1, tmp_path / "two")
+    assert_stored_alike(tmp_path / "two" / "step-000001", tmp_path / "one" / "step-000001")
+
+
 def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoint_before(make_job, make_groups, tmp_path):
     write_inputs(tmp_path, make_job({"trainer": FSDP}), [])
     leader, follower = start_ranks(tmp_path, 2, "dies")
