@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 from plaudit_wire.logs import get_logger
 from plaudit_workers.agent_processes.sources_of import described_tools
@@ -21,6 +21,8 @@ from plaudit_workers.training_job import load_training_job
 
 logger = get_logger(__name__)
 
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
 
 async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     """Train the job; return an exit code of ``process``.
@@ -29,6 +31,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
         RefusedError: job, data, model, checkpoint, disk or Redis are unusable, or another trainer took over.
         JobFailedError: too many scores failed, repeatedly.
     """
+    prefer_expandable_segments(os.environ)
     job = load_training_job(settings.job_path)
     rank, world_size = ranks(os.environ, job.spec.trainer.ranks)
     if rank > 0:
@@ -43,6 +46,17 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
         await transport.close()
     # Where only exit codes are visible, a stop must not look like the end of the run.
     return EXIT_DONE if done else int(os.environ.get("PLAUDIT_EXIT_WHEN_STOPPED", EXIT_DONE))
+
+
+def prefer_expandable_segments(environment: MutableMapping[str, str]) -> None:
+    """Let torch's GPU allocator grow its segments, unless the environment configures the allocator.
+
+    Each micro-batch has another length. With segments of fixed sizes, freed blocks of one do not fit the next, and the
+    trainer runs out of memory that is reserved but unused. torch reads the variable at its first use of a GPU. Set here
+    and not by the launcher, it cannot override what a pod gets from ``envFrom`` or a Ray worker from its node.
+    """
+    if not any(name in environment for name in _ALLOCATOR_VARIABLES):
+        environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def ranks(environment: Mapping[str, str], expected: int) -> tuple[int, int]:
