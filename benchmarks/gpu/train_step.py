@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from plaudit_reward.packed_attention import PACKED_ATTENTION, make_blocks
+from plaudit_reward.packed_attention import PACKED_ATTENTION, PackedLayout
 from plaudit_workers.job.spec.algorithm import LossSpec
 from plaudit_workers.training.model.activations import checkpoint_layers
 from plaudit_workers.training.model.losses.loss import policy_loss
@@ -88,11 +88,11 @@ def ours(case: Case) -> tuple[PreTrainedModel, Loss]:
         [torch.arange(n * case.length, (n + 1) * case.length - 1, device=case.device) for n in range(case.sequences)]
     )
     targets = rows[:, 1:].reshape(-1)
-    blocks = make_blocks([case.length] * case.sequences)
+    layout = PackedLayout.of([case.length] * case.sequences).to(case.device)
 
     def loss() -> Tensor:
         with head.reducing(targets, 1.0, entropy=False):
-            found = forward_logits(model, rows.view(1, -1), positions, blocks, sources)
+            found = forward_logits(model, rows.view(1, -1), positions, layout, sources)
         return _ppo(found[:, 0], case)
 
     return model, loss

@@ -12,9 +12,9 @@ Shape letters: T packed tokens, n sequences of a block, L its longest, H heads, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
 import torch
@@ -59,18 +59,38 @@ class AttentionBlock:
         return AttentionBlock(*sizes, self.padded.to(device), self.packed.to(device))
 
 
-def make_blocks(lengths: Sequence[int], shortest_of_longest: float = SHORTEST_OF_LONGEST) -> tuple[AttentionBlock, ...]:
-    """Split a packed row into blocks.
+@dataclass(frozen=True)
+class PackedLayout:
+    """The places of a packed row's sequences: by blocks, and for kernels that take sequences of any lengths."""
 
-    Args:
-        lengths: tokens of each sequence, in the row's order, longest first.
-        shortest_of_longest: see ``SHORTEST_OF_LONGEST``.
-    """
+    blocks: tuple[AttentionBlock, ...]
+    bounds: Tensor
+    """int32[N + 1]: 0, then the end of each of the N sequences (``cu_seqlens``)."""
+    longest: int
+    """Tokens of the longest sequence."""
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], shortest_of_longest: float = SHORTEST_OF_LONGEST) -> PackedLayout:
+        """Lay out a row.
+
+        Args:
+            lengths: tokens of each sequence, in the row's order, longest first.
+            shortest_of_longest: see ``SHORTEST_OF_LONGEST``.
+        """
+        bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+        return cls(tuple(_blocks(lengths, shortest_of_longest)), bounds, lengths[0])
+
+    def to(self, device: torch.device) -> PackedLayout:
+        """Return the same layout with its indices on a device."""
+        return PackedLayout(tuple(block.to(device) for block in self.blocks), self.bounds.to(device), self.longest)
+
+
+def _blocks(lengths: Sequence[int], shortest_of_longest: float) -> Iterator[AttentionBlock]:
     starts = [0]
     for number, length in enumerate(lengths):
         if length < shortest_of_longest * lengths[starts[-1]]:
             starts.append(number)
-    return tuple(_block(lengths[start:end]) for start, end in pairwise([*starts, len(lengths)]))
+    return (_block(lengths[start:end]) for start, end in pairwise([*starts, len(lengths)]))
 
 
 def _block(lengths: Sequence[int]) -> AttentionBlock:
@@ -103,7 +123,7 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    packed_blocks: tuple[AttentionBlock, ...],
+    packed_layout: PackedLayout,
     token_exchange: TokenExchange | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -118,7 +138,7 @@ def packed_attention(
         key: float[1, K, T, D].
         value: float[1, K, T, D].
         attention_mask: None; packed rows need none.
-        packed_blocks: the row's layout.
+        packed_layout: of the row.
         token_exchange: with processes that hold other tokens of the row; None: all T are here.
         scaling: factor of the scores; None: 1 ÷ √D.
         dropout: must be 0, so that the result is the model's.
@@ -131,17 +151,13 @@ def packed_attention(
     Raises:
         UnsupportedAttentionError: the layer requests another kind of attention.
     """
-    asked = [name for name in _UNSUPPORTED if further.get(name) is not None]
-    if asked or dropout or attention_mask is not None or not getattr(module, "is_causal", True):
-        raise UnsupportedAttentionError(
-            f"{type(module).__name__} ({', '.join(asked) or 'mask, dropout or not causal'})"
-        )
+    refuse_other_attention(module, attention_mask, dropout, further)
     if token_exchange is not None:
         query, key, value = token_exchange.to_heads(query, key, value)
-    tokens = [block.num_tokens for block in packed_blocks]
+    tokens = [block.num_tokens for block in packed_layout.blocks]
     outputs = []
     # Split once, not block by block: with many short sequences every call counts.
-    rows = zip(packed_blocks, *(torch.split(row, tokens, 2) for row in (query, key, value)), strict=True)
+    rows = zip(packed_layout.blocks, *(torch.split(row, tokens, 2) for row in (query, key, value)), strict=True)
     for block, queries, keys, values in rows:
         mask = _window_mask(block.longest, sliding_window, query.device)
         output = scaled_dot_product_attention(
@@ -156,6 +172,21 @@ def packed_attention(
         outputs.append(_packed(output, block))
     row = torch.cat(outputs)
     return (row if token_exchange is None else token_exchange.to_tokens(row)).unsqueeze(0), None
+
+
+def refuse_other_attention(
+    module: torch.nn.Module, attention_mask: Tensor | None, dropout: float, further: Mapping[str, Any]
+) -> None:
+    """Check that a layer requests plain causal attention; arguments as for ``packed_attention``.
+
+    Raises:
+        UnsupportedAttentionError: it does not.
+    """
+    asked = [name for name in _UNSUPPORTED if further.get(name) is not None]
+    if asked or dropout or attention_mask is not None or not getattr(module, "is_causal", True):
+        raise UnsupportedAttentionError(
+            f"{type(module).__name__} ({', '.join(asked) or 'mask, dropout or not causal'})"
+        )
 
 
 def _padded(part: Tensor, block: AttentionBlock) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from plaudit_reward.packed_attention import PACKED_ATTENTION, make_blocks
+from plaudit_reward.packed_attention import PACKED_ATTENTION, PackedLayout
 from plaudit_workers.training.model.activations import checkpoint_layers
 from plaudit_workers.training.model.model import forward_logits
 from plaudit_workers.training.model.sequence_parallel import HeadExchange
@@ -55,6 +55,6 @@ def saved_bytes(checkpointing: str, num_tokens: int, group: dist.ProcessGroup | 
         torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor),
         head.reducing(ids[0], 1.0, entropy=False),
     ):
-        forward_logits(model, ids, places[None], make_blocks([num_tokens]), places, exchange)
+        forward_logits(model, ids, places[None], PackedLayout.of([num_tokens]), places, exchange)
     sizes = [storage.nbytes() for storage in storages.values()]
     return sum(sizes) / num_tokens, max(sizes)

@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GenericForSequenceClassification
 
-from plaudit_reward.packed_attention import PACKED_ATTENTION, SHORTEST_OF_LONGEST, length_limits, make_blocks
+from plaudit_reward.packed_attention import PACKED_ATTENTION, SHORTEST_OF_LONGEST, PackedLayout, length_limits
+from plaudit_reward.varlen_attention import choose_attention
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
@@ -47,6 +48,7 @@ def enable_packing(model: PreTrainedModel) -> bool:
     alone = body(input_ids=_row(probe, model), use_cache=False).last_hidden_state[0]
     try:
         model.set_attn_implementation(PACKED_ATTENTION)
+        choose_attention(model, model.device, model.dtype)
         behind_one, behind_other = (_hidden(model, [before, probe])[12:] for before in (one, other))
         problem = _difference(alone, behind_one, behind_other)
     except Exception as error:  # the model's code may not support packed rows
@@ -99,12 +101,12 @@ def _hidden(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Tenso
         sequences: longest first.
     """
     lengths = [len(tokens) for tokens in sequences]
-    blocks = make_blocks(lengths, 1 if model.device.type == "cpu" else SHORTEST_OF_LONGEST)
+    layout = PackedLayout.of(lengths, 1 if model.device.type == "cpu" else SHORTEST_OF_LONGEST)
     body: Any = model.base_model
     hidden: Tensor = body(
         input_ids=_row([token for tokens in sequences for token in tokens], model),
         position_ids=_row([place for length in lengths for place in range(length)], model),
-        packed_blocks=tuple(block.to(model.device) for block in blocks),
+        packed_layout=layout.to(model.device),
         use_cache=False,
     ).last_hidden_state[0]
     return hidden

@@ -231,6 +231,15 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.trainer.strategy: strategy single runs one process, but ranks is 2. Set strategy to fsdp2, or",
     ),
     (
+        {"trainer": {"activationOffload": True, "activationCheckpointing": "none"}},
+        "spec.trainer.activationOffload: offloads the inputs of layers, but activationCheckpointing none keeps "
+        "everything. Set activationCheckpointing to layers or auto, or remove activationOffload",
+    ),
+    (
+        {"trainer.cpuOffload": True},
+        "spec.trainer.cpuOffload: is FSDP2's, which runs with several ranks; strategy is single and ranks is 1. Set",
+    ),
+    (
         {"trainer": {"ranks": 12, "strategy": "fsdp2"}},
         "spec.trainer.ranks: 12 is not a multiple of ranksPerPod 8. Give a multiple, so that every pod has the",
     ),

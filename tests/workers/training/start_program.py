@@ -65,7 +65,7 @@ def compared(source: Path, ranks: Ranks) -> dict[str, Any]:
     module, eager = placed(loaded, ranks, torch.float32), load_model(spec)
     row = pack_single(torch.tensor([3, 1, 4, 1, 5, 9, 2, 6]))
     values = [
-        forward_logits(each, row.input_ids, row.position_ids, row.blocks, row.sources) for each in (module, eager)
+        forward_logits(each, row.input_ids, row.position_ids, row.layout, row.sources) for each in (module, eager)
     ]
     whole, buffers = gather(dict(module.named_parameters()), keep=True), dict(module.named_buffers())
     tokenizer = load_tokenizer(spec)
@@ -95,7 +95,7 @@ def adapted(source: Path, ranks: Ranks) -> dict[str, Any]:
         values = [dict(each.named_parameters()) for each in modules]
         whole, expected = (gather(each, keep=True) for each in values)
         row = pack_single(torch.tensor([3, 1, 4, 1, 5, 9, 2, 6]))
-        logits = [forward_logits(each, row.input_ids, row.position_ids, row.blocks, row.sources) for each in modules]
+        logits = [forward_logits(each, row.input_ids, row.position_ids, row.layout, row.sources) for each in modules]
         found[str(dtype)] = {
             "parameters": whole.keys() == expected.keys()
             and all(

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
 from plaudit_reward.packed_attention import (
     PACKED_ATTENTION,
+    PackedLayout,
     UnsupportedAttentionError,
-    make_blocks,
     packed_attention,
 )
 from plaudit_workers.training.model.batches.batch import make_batch
@@ -78,7 +78,7 @@ def packed_logits(model, sequences):
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
     ids = torch.cat(sequences)[None]
     with torch.no_grad():
-        return forward_logits(model, ids, positions, make_blocks(lengths), torch.arange(ids.numel())).split(lengths)
+        return forward_logits(model, ids, positions, PackedLayout.of(lengths), torch.arange(ids.numel())).split(lengths)
 
 
 @pytest.mark.parametrize("lengths", [[12, 12, 12], [30, 29, 25, 24, 13, 12, 5, 1, 1], [40], [3, 2, 1]])
@@ -117,7 +117,7 @@ def test_gradients_flow_through_padded_blocks_as_through_single_sequences(model_
         for row in rows:
             lengths = [sequence.numel() for sequence in row]
             ids, positions = torch.cat(row)[None], torch.cat([torch.arange(length) for length in lengths])[None]
-            logits = forward_logits(packed, ids, positions, make_blocks(lengths), torch.arange(ids.numel()))
+            logits = forward_logits(packed, ids, positions, PackedLayout.of(lengths), torch.arange(ids.numel()))
             logits.log_softmax(-1)[:, 0].sum().backward()
         return [parameter.grad.clone() for parameter in packed.parameters()]
 
@@ -128,4 +128,4 @@ def test_gradients_flow_through_padded_blocks_as_through_single_sequences(model_
 def test_attention_of_another_kind_is_refused_not_ignored(further):
     row = torch.zeros(1, 4, 6, 8)
     with pytest.raises(UnsupportedAttentionError):
-        packed_attention(torch.nn.Identity(), row, row, row, None, packed_blocks=make_blocks([6]), **further)
+        packed_attention(torch.nn.Identity(), row, row, row, None, packed_layout=PackedLayout.of([6]), **further)

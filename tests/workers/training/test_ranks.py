@@ -65,12 +65,14 @@ def write_inputs(folder: Path, job: RLJob, batches: list[TrainingBatch]) -> None
 
 
 LORA = {"lora": {"rank": 4, "alpha": 8.0}}
+ON_HOST = {"cpuOffload": True}
 
 
 REPLICAS = {"ranks": 4, "fsdpSize": 2, "sequenceParallelSize": 2}
+CASES = {"all weights": {}, "adapters": LORA, "replicas and shared rows": REPLICAS, "states on the host": ON_HOST}
 
 
-@pytest.mark.parametrize("trainer", [{}, LORA, REPLICAS], ids=["all weights", "adapters", "replicas and shared rows"])
+@pytest.mark.parametrize("trainer", CASES.values(), ids=CASES)
 def test_sharded_ranks_give_the_updates_of_one(make_job, make_groups, tmp_path, trainer):
     # The last batch leaves ranks without a sequence.
     scores = [SCORES, SCORES, SCORES, [[0.7]]]

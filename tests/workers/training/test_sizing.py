@@ -210,6 +210,22 @@ def test_deltas_need_the_published_bytes_on_the_ranks_hosts(spec_of):
     assert "published weights" not in host_bytes(spec_of(16))
 
 
+def test_what_is_offloaded_lies_on_the_host_and_takes_time(spec_of):
+    plain, states = spec_of(), spec_of(trainer={"cpuOffload": True})
+    on_gpu = [{part.name: part.num_bytes for part in trainer_parts(spec, SHAPE_7B)} for spec in (plain, states)]
+    moved = on_gpu[0].keys() - on_gpu[1].keys()
+    assert moved == {"weights, gradients, optimizer", "proximal and reference weights"}
+    assert {name: host_bytes(states)[name] for name in moved} == {name: 8 * on_gpu[0][name] for name in moved}
+
+    activations = spec_of(trainer={"activationOffload": True})
+    kept, _ = saved_bytes("layers", 2048)
+    assert host_bytes(activations)["activations"] == pytest.approx(8 * 16384 * kept, rel=0.2)
+    assert needed(plain) - needed(activations) == pytest.approx(26 / 28 * host_bytes(activations)["activations"] / 8)
+    updates = [step_times(spec, SHAPE_7B, H100, 4096).update for spec in (plain, activations, states)]
+    assert updates == sorted(updates)
+    assert updates[0] < updates[1]
+
+
 def test_steps_overlap_with_staleness_and_shrink_with_gpus(spec_of):
     synchronous = step_times(spec_of(), SHAPE_7B, H100, 4096)
     phases = (synchronous.generation, synchronous.update, synchronous.publication)

@@ -16,6 +16,7 @@ from plaudit_workers.job.rules.endpoints import password_problems
 from plaudit_workers.job.rules.failure_policy import failure_policy_problems
 from plaudit_workers.job.rules.pods import environment_problems, gpu_problems, group_problems
 from plaudit_workers.job.rules.scorers import scorer_problems
+from plaudit_workers.job.rules.trainer_memory import trainer_memory_problems
 from plaudit_workers.job.rules.turn_advantages import turn_advantage_problems
 from plaudit_workers.job.spec.rljob import Spec
 from plaudit_workers.job.spec.rollout import AgentSpec, ToolSpec
@@ -507,6 +508,7 @@ _TRAINING: tuple[FieldRule, ...] = (
     _temperature,
     _agent,
     _ranks,
+    trainer_memory_problems,
     _lora,
     _direct_transfer,
     _deltas,

@@ -2,7 +2,8 @@
 
 The formulas follow the code: float32 weights, gradients and AdamW's two averages divided by the ranks that share them
 (FSDP2, ``fsdpSize``), layers gathered in ``model.dtype``, activations of one micro-batch or of a rank's share of the
-longest sample (``sequenceParallelSize``), one chunk of logits.
+longest sample (``sequenceParallelSize``), one chunk of logits. What ``cpuOffload`` and ``activationOffload`` move lies
+on the host instead.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _CHUNK_BYTES = 1 << 29
 _CHUNK_COPIES = 4
 _BACKWARD_SHARE = 1.5
 """A layer's saved tensors and the gradients beside them, while its backward pass runs."""
+_INPUTS_UNDERWAY = 2
 _OFFERED_COPIES = 2
 """The newest published weights, and those before while a rollout still receives them."""
 _PREFILL_TOKENS = 8192
@@ -48,15 +50,8 @@ def longest_sample(spec: Spec) -> int:
 
 def trainer_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
     """Return the parts of one rank's GPU memory."""
-    trainer, algorithm = spec.trainer, spec.algorithm
-    width = DTYPE_BYTES[spec.model.dtype]
-    trained = shape.adapter_parameters(trainer.lora.rank) if trainer.lora else shape.parameters
-    frozen = shape.parameters * width if trainer.lora else 0
-    copies = int(algorithm.loss.correction != "none" and algorithm.updates_per_step > 1)
-    copies += int(bool(algorithm.loss.kl_coefficient) and trainer.lora is None)
     return [
-        MemoryItem("weights, gradients, optimizer", (_ADAMW * trained + frozen) / trainer.shards),
-        MemoryItem("proximal and reference weights", copies * _FLOAT * trained / trainer.shards),
+        *([] if spec.trainer.cpu_offload else _states(spec, shape)),
         MemoryItem("gathered layers", _gathered_bytes(spec, shape)),
         MemoryItem("activations", activation_bytes(spec, shape)),
         MemoryItem("logits", _CHUNK_COPIES * _CHUNK_BYTES),
@@ -64,15 +59,40 @@ def trainer_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
     ]
 
 
+def _states(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
+    """Return the parts of one rank's memory that live as long as the rank."""
+    trainer, algorithm = spec.trainer, spec.algorithm
+    trained = shape.adapter_parameters(trainer.lora.rank) if trainer.lora else shape.parameters
+    frozen = shape.parameters * DTYPE_BYTES[spec.model.dtype] if trainer.lora else 0
+    copies = int(algorithm.loss.correction != "none" and algorithm.updates_per_step > 1)
+    copies += int(bool(algorithm.loss.kl_coefficient) and trainer.lora is None)
+    return [
+        MemoryItem("weights, gradients, optimizer", (_ADAMW * trained + frozen) / trainer.shards),
+        MemoryItem("proximal and reference weights", copies * _FLOAT * trained / trainer.shards),
+    ]
+
+
 def activation_bytes(spec: Spec, shape: ModelShape) -> float:
-    """Return the bytes of one micro-batch's activations: what all layers keep, and the layer that is computed."""
-    tokens = max(spec.trainer.micro_batch_tokens, -(-longest_sample(spec) // spec.trainer.sequence_parallel_size))
+    """Return the GPU's bytes of one micro-batch's activations: what all layers keep, and the layer that is computed."""
+    scale = DTYPE_BYTES[spec.model.dtype] / 2
+    computed = row_tokens(spec) * _BACKWARD_SHARE * shape.layer_bytes() * scale
+    kept = kept_bytes(spec, shape)
+    # The input of the layer that is computed is on the GPU, and the next one is on its way.
+    return computed + (_INPUTS_UNDERWAY / shape.layers * kept if spec.trainer.activation_offload else kept)
+
+
+def row_tokens(spec: Spec) -> int:
+    """Return the most tokens that one rank computes at a time."""
+    return max(spec.trainer.micro_batch_tokens, -(-longest_sample(spec) // spec.trainer.sequence_parallel_size))
+
+
+def kept_bytes(spec: Spec, shape: ModelShape) -> float:
+    """Return the bytes of one micro-batch that all layers keep for the backward pass, on the GPU or on the host."""
     scale = DTYPE_BYTES[spec.model.dtype] / 2
     # In one process autocast keeps the sum of the layers in float32.
     row = shape.hidden * (_FLOAT if spec.trainer.ranks == 1 and spec.trainer.lora is None else 2 * scale)
     kept = {"none": shape.layer_bytes() * scale, "selective": row + 4 * shape.hidden * scale}
-    layers = shape.layers * kept.get(spec.trainer.activation_checkpointing, row)
-    return tokens * (layers + _BACKWARD_SHARE * shape.layer_bytes() * scale)
+    return row_tokens(spec) * shape.layers * kept.get(spec.trainer.activation_checkpointing, row)
 
 
 def _gathered_bytes(spec: Spec, shape: ModelShape) -> float:
@@ -112,7 +132,8 @@ def host_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
 
     Each of several ranks, and one with adapters, reads its rows of one tensor after the other, but the whole model if
     it has code of its own. Adapters start whole on every rank. Experts are stacked, gate beside up, which takes their
-    tensor a second time. A checkpoint is a copy of the ranks' rows of weights and averages.
+    tensor a second time. A checkpoint is a copy of the ranks' rows of weights and averages. What ``cpuOffload`` and
+    ``activationOffload`` move comes on top; torch rounds pinned blocks up to powers of two.
     """
     trainer = spec.trainer
     trained = shape.adapter_parameters(trainer.lora.rank) if trainer.lora else shape.parameters
@@ -125,6 +146,10 @@ def host_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
         MemoryItem("loading", loading * ranks_here),
         MemoryItem("checkpoint", 3 * _FLOAT * trained * ranks_here / trainer.ranks),
     ]
+    if trainer.cpu_offload:
+        parts += [MemoryItem(part.name, part.num_bytes * ranks_here) for part in _states(spec, shape)]
+    if trainer.activation_offload:
+        parts.append(MemoryItem("activations", kept_bytes(spec, shape) * ranks_here))
     if trainer.weights.transfer == "direct":
         copies = _OFFERED_COPIES * DTYPE_BYTES[spec.model.dtype] * shape.parameters
         parts.append(MemoryItem("offered weights", copies * ranks_here / trainer.ranks))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plaudit_workers.job.sizing.devices import Device
-from plaudit_workers.job.sizing.memory import DTYPE_BYTES, cache_tokens
+from plaudit_workers.job.sizing.memory import DTYPE_BYTES, cache_tokens, kept_bytes, row_tokens
 from plaudit_workers.job.sizing.shape import ModelShape
 from plaudit_workers.job.spec.rljob import Spec
 
@@ -15,6 +15,10 @@ PREFILL_SHARE = 0.50
 """Share of the peak FLOP/s that an engine step reaches."""
 BANDWIDTH_SHARE = 0.70
 """Share of the memory bandwidth that decoding reaches."""
+PCIE_BYTES_PER_S = 20e9
+"""Speed of copies between a GPU and pinned host memory: 16 lanes of PCIe 4."""
+HOST_ADAMW_BYTES_PER_S = 8e9
+"""Speed at which AdamW on one thread of a CPU passes through its tensors."""
 VOLUME_BYTES_PER_S = 1e9
 """Speed at which weights are written to and read from the shared volume, or sent over the network."""
 
@@ -52,14 +56,37 @@ def step_times(spec: Spec, shape: ModelShape, device: Device, response_tokens: i
         response_tokens: mean length of a response.
     """
     lora = spec.trainer.lora
+    passes_s = update_flops(spec, shape, response_tokens) / (spec.trainer.ranks * device.flops * TRAINING_SHARE)
     published = (shape.adapter_parameters(lora.rank) if lora else shape.parameters) * DTYPE_BYTES[spec.model.dtype]
     passes = 1 if spec.trainer.weights.transfer == "direct" else 2
     return StepTimes(
         generation=_generation_s(spec, shape, device, response_tokens),
-        update=update_flops(spec, shape, response_tokens) / (spec.trainer.ranks * device.flops * TRAINING_SHARE),
+        update=passes_s + _offload_s(spec, shape, response_tokens),
         publication=passes * published / VOLUME_BYTES_PER_S,
         overlapped=spec.algorithm.max_staleness > 0,
     )
+
+
+def _offload_s(spec: Spec, shape: ModelShape, response_tokens: int) -> float:
+    """Return the seconds of a step for copies between hosts and GPUs, as if none hid behind computation, and AdamW.
+
+    Each micro-batch copies a rank's shard to the GPU for the forward and for the backward pass, and its gradients back.
+    AdamW reads four float32 tensors and writes three.
+    """
+    algorithm, trainer = spec.algorithm, spec.trainer
+    length = spec.data.train.max_prompt_length + response_tokens
+    tokens = algorithm.epochs * algorithm.prompts_per_step * algorithm.samples_per_prompt * length / trainer.ranks
+    micro_batches = max(algorithm.updates_per_step, tokens / row_tokens(spec))
+    seconds = 0.0
+    if trainer.cpu_offload:
+        trained = shape.adapter_parameters(trainer.lora.rank) if trainer.lora else shape.parameters
+        frozen = shape.parameters * DTYPE_BYTES[spec.model.dtype] if trainer.lora else 0
+        copied = (3 * 4 * trained + 2 * frozen) / trainer.shards
+        seconds += micro_batches * copied / PCIE_BYTES_PER_S
+        seconds += algorithm.updates_per_step * 7 * 4 * trained / trainer.shards / HOST_ADAMW_BYTES_PER_S
+    if trainer.activation_offload:
+        seconds += 2 * tokens / row_tokens(spec) * kept_bytes(spec, shape) / PCIE_BYTES_PER_S
+    return seconds
 
 
 def update_flops(spec: Spec, shape: ModelShape, response_tokens: int) -> float:

@@ -71,6 +71,15 @@ class TrainerSpec(Section):
     """Compute layers a second time in the backward pass instead of keeping their activations: ``layers`` keeps the
     input of each layer, ``selective`` the output of attention too. Default auto: ``layers`` on GPUs, ``none`` on
     CPUs."""
+    activation_offload: bool = False
+    """Keep the inputs of layers, which are all that ``activationCheckpointing: layers`` saves, in pinned host memory
+    between the forward and the backward pass. No effect on CPUs. Default false: no copies over PCIe."""
+    cpu_offload: bool = False
+    """Keep each rank's parameters, gradients and optimizer state in host memory (FSDP2's CPU offload): layers are
+    copied to the GPU when they compute, and the update runs on the CPU. Requires several ranks. Default false: slower
+    by the copies and the update."""
+    compile: bool = False
+    """Compile each layer but its attention with ``torch.compile``. Default false: a start takes minutes longer."""
     lora: LoraSpec | None = None
     """Train, publish and store low-rank adapters only. Samples in progress then finish under the adapter that began
     them. Default: all weights are trained."""

@@ -21,11 +21,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from plaudit_reward.packed_attention import (
     PACKED_ATTENTION,
-    AttentionBlock,
+    PackedLayout,
     TokenExchange,
     UnsupportedAttentionError,
     length_limits,
-    make_blocks,
 )
 from plaudit_workers.errors import RefusedError
 from plaudit_workers.job.spec.model import ModelSpec
@@ -125,7 +124,7 @@ def forward_logits(
     model: torch.nn.Module,
     input_ids: Tensor,
     position_ids: Tensor,
-    blocks: tuple[AttentionBlock, ...],
+    layout: PackedLayout,
     sources: Tensor,
     exchange: TokenExchange | None = None,
 ) -> Tensor:
@@ -135,14 +134,14 @@ def forward_logits(
         model: a causal language model with ``PACKED_ATTENTION``.
         input_ids: int64[1, T].
         position_ids: int64[1, T].
-        blocks: the whole row's layout.
+        layout: of the whole row.
         sources: int64[R]: the positions whose logits are needed; the others are never computed.
         exchange: with the ranks that have the row's other tokens; None: they are all here.
 
     Returns:
         float[R, V].
     """
-    arguments: dict[str, Any] = {"packed_blocks": blocks, "use_cache": False, "logits_to_keep": sources}
+    arguments: dict[str, Any] = {"packed_layout": layout, "use_cache": False, "logits_to_keep": sources}
     if exchange is not None:
         arguments["token_exchange"] = exchange
     logits: Tensor = model(input_ids=input_ids, position_ids=position_ids, **arguments).logits[0]
@@ -244,5 +243,5 @@ def _logits_of(model: PreTrainedModel, sequences: list[Tensor], device: torch.de
     lengths = [sequence.numel() for sequence in sequences]
     ids = torch.cat(sequences).unsqueeze(0).to(device)
     positions = torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0).to(device)
-    blocks = make_blocks(lengths) if device is None else tuple(block.to(device) for block in make_blocks(lengths))
-    return forward_logits(model, ids, positions, blocks, torch.arange(ids.numel(), device=device)).float()
+    layout = PackedLayout.of(lengths) if device is None else PackedLayout.of(lengths).to(device)
+    return forward_logits(model, ids, positions, layout, torch.arange(ids.numel(), device=device)).float()

@@ -7,6 +7,7 @@ fixed beforehand, so apart from rounding it depends neither on the packing nor o
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from plaudit_reward.varlen_attention import choose_attention
 from plaudit_wire.messages import PolicyVersion, Transfer, TransferPart
 from plaudit_workers.job.sizing.shape import ModelShape
 from plaudit_workers.job.spec.model import ModelSpec
@@ -31,6 +33,7 @@ from plaudit_workers.training.model.activations import checkpoint_layers
 from plaudit_workers.training.model.batches.batch import TrainingBatch
 from plaudit_workers.training.model.batches.packing import MicroBatch, assign_bins, pack, pack_single
 from plaudit_workers.training.model.commands import Commands
+from plaudit_workers.training.model.compilation import compile_layers, refuse_without_compiler
 from plaudit_workers.training.model.lora import Adapters, original_name, published_name
 from plaudit_workers.training.model.losses.aggregation import token_weights
 from plaudit_workers.training.model.losses.divergence import ESTIMATES
@@ -107,10 +110,17 @@ class PolicyModel:
         self._parallel = None if ranks.sequence is None else SequenceParallel(ranks.sequence)
         self._commands = Commands(ranks)
         self._dtype = FORWARD_DTYPES[spec.model.dtype]
-        checkpoint_layers(model.module, spec.trainer.activation_checkpointing, ranks.device)
-        self._model = placed(model, ranks, self._dtype)
+        trainer = spec.trainer
+        if trainer.compile:
+            refuse_without_compiler(ranks.device.type, os.environ)
+            compile_layers(model.module)
+        kind, offload = trainer.activation_checkpointing, trainer.activation_offload
+        checkpoint_layers(model.module, kind, ranks.device, offload=offload)
+        self._model = placed(model, ranks, self._dtype, cpu_offload=trainer.cpu_offload)
         self._head = TokenHead(self._model, device=ranks.device)
-        self._reference = None if reference is None else placed(reference, ranks, self._dtype)
+        self._reference = (
+            None if reference is None else placed(reference, ranks, self._dtype, cpu_offload=trainer.cpu_offload)
+        )
         self._reference_head = None if self._reference is None else TokenHead(self._reference, device=ranks.device)
         self._adapters = adapters
         self._tokenizer = tokenizer
@@ -481,7 +491,7 @@ class PolicyModel:
         # Sharded models cast by their own mixed precision.
         autocast = self._ranks.world_size == 1 and self._dtype != torch.float32
         with torch.autocast(self._ranks.device.type, self._dtype, enabled=autocast), reducing:
-            values = forward_logits(model, part.input_ids, part.position_ids, row.blocks, part.sources, exchange)
+            values = forward_logits(model, part.input_ids, part.position_ids, row.layout, part.sources, exchange)
         if not head.chunked:
             values = reduced(values, part.targets, temperature, entropy=with_entropy)
         if parallel is not None:
@@ -546,6 +556,7 @@ class PolicyModel:
 
     def _exchange(self, weights: dict[str, Tensor]) -> None:
         """Swap contents, tensor by tensor: sharded parameters cannot be replaced, a third copy would cost memory."""
+        self._ranks.finish_passes()  # they may still read parameters that lie in host memory
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 present = parameter.detach().clone()
@@ -559,16 +570,18 @@ class PolicyModel:
         return dict(zip(names, values.tolist(), strict=True))
 
 
-def placed(model: LoadedModel, ranks: Ranks, dtype: torch.dtype) -> PreTrainedModel:
-    """Take this rank's part of a model, and read its parameters if it has none yet.
+def placed(model: LoadedModel, ranks: Ranks, dtype: torch.dtype, *, cpu_offload: bool = False) -> PreTrainedModel:
+    """Take this rank's part of a model, and read its parameters if it has none yet. See ``place``.
 
     Raises:
         RefusedError: the model's layers mix the sequences of a packed row.
     """
-    module = place(model.module, ranks, dtype)
+    choose_attention(model.module, ranks.device, dtype)
+    module = place(model.module, ranks, dtype, cpu_offload=cpu_offload)
     stored = model.stored
     if stored is not None:
-        fill_shards(module, ranks.device, lambda name, first, count: stored.rows(original_name(name), first, count))
+        held_on = torch.device("cpu") if cpu_offload and ranks.world_size > 1 else ranks.device
+        fill_shards(module, held_on, lambda name, first, count: stored.rows(original_name(name), first, count))
         refuse_unpackable(module, ranks.device, rough=dtype != torch.float32)  # without parameters it could not run
     return module
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import PreTrainedModel
@@ -52,6 +52,11 @@ class Ranks:
         """Make the device the current one of the calling thread: CUDA has one for each thread, 0 in a new one."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+
+    def finish_passes(self) -> None:
+        """Wait until the device has computed all passes that were started."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum float64[N] over the rows of all ranks; every rank gets the sum.
@@ -116,13 +121,15 @@ def leave_ranks(ranks: Ranks) -> None:
         dist.destroy_process_group()
 
 
-def place(model: PreTrainedModel, ranks: Ranks, dtype: torch.dtype) -> PreTrainedModel:
+def place(model: PreTrainedModel, ranks: Ranks, dtype: torch.dtype, *, cpu_offload: bool = False) -> PreTrainedModel:
     """Move a model to the rank's device and, with more than one rank, shards it layer by layer.
 
     Args:
         model: on the CPU or, wholly or in part, on the meta device; see ``fill_shards``.
         ranks: this process's place.
         dtype: precision of the forward passes; gradients are summed in float32.
+        cpu_offload: with several ranks, hold shards and their gradients in host memory, pinned for GPUs; what is
+            gathered for a layer lies on the device.
     """
     if ranks.world_size == 1:
         for tensor in chain(model.parameters(), model.buffers()):
@@ -130,10 +137,11 @@ def place(model: PreTrainedModel, ranks: Ranks, dtype: torch.dtype) -> PreTraine
                 tensor.data = tensor.data.to(ranks.device)
         return model
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    on_host = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if cpu_offload else OffloadPolicy()
     for module in _layers(model):
-        fully_shard(module, mesh=ranks.mesh, mp_policy=precision)
+        fully_shard(module, mesh=ranks.mesh, mp_policy=precision, offload_policy=on_host)
     # The root, too, frees gathered parameters after a pass without gradients; it would continue with stale ones.
-    fully_shard(model, mesh=ranks.mesh, mp_policy=precision, reshard_after_forward=True)
+    fully_shard(model, mesh=ranks.mesh, mp_policy=precision, reshard_after_forward=True, offload_policy=on_host)
     return model
 
 
@@ -161,7 +169,7 @@ def fill_shards(model: PreTrainedModel, device: torch.device, read: Callable[[st
 
     Args:
         model: placed by ``place``; its buffers are real.
-        device: of this rank.
+        device: on which this rank holds its rows.
         read: returns rows of a parameter or stored buffer by its name, the first row and their number.
     """
     made: dict[int, torch.nn.Parameter] = {}
@@ -258,8 +266,16 @@ def gather_bytes(message: bytes, world_size: int, group: dist.ProcessGroup | Non
 
 def whole(tensor: Tensor) -> Tensor:
     """Return the unsharded tensor on the CPU. A collective call if it is sharded."""
-    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return full.detach().cpu()
+    return _unsharded(tensor).detach().cpu()
+
+
+def _unsharded(tensor: Tensor) -> Tensor:
+    """Gather a tensor on the mesh's device, also from shards in host memory. A collective call if it is sharded."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    on_device = tensor.to(tensor.device_mesh.device_type)
+    assert isinstance(on_device, DTensor)
+    return on_device.full_tensor()
 
 
 def gather(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
@@ -285,8 +301,7 @@ def gathered(tensors: Mapping[str, Tensor], order: Iterable[str]) -> Iterator[tu
         order: of the names, the same on every rank.
     """
     for name in order:
-        tensor = tensors[name].detach()
-        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        yield name, _unsharded(tensors[name].detach())
 
 
 def fill(tensor: Tensor, full: Tensor | None) -> None:

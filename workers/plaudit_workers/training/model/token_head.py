@@ -108,7 +108,7 @@ def _returns_the_heads_output(model: PreTrainedModel, head: torch.nn.Module, dev
     row = pack_single(torch.tensor([1, 0, 1])).to(device or torch.device("cpu"))
     hook = head.register_forward_hook(amplify)
     try:
-        logits = forward_logits(model, row.input_ids, row.position_ids, row.blocks, row.sources)
+        logits = forward_logits(model, row.input_ids, row.position_ids, row.layout, row.sources)
     finally:
         hook.remove()
     return len(amplified) == 1 and torch.equal(logits, amplified[0][0])

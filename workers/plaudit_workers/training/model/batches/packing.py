@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plaudit_reward.packed_attention import AttentionBlock, make_blocks
+from plaudit_reward.packed_attention import PackedLayout
 from plaudit_workers.training.model.batches.batch import TrainingSequence
 
 
@@ -28,7 +28,7 @@ class MicroBatch:
     """int64[1, T]."""
     position_ids: Tensor
     """int64[1, T]: 0, 1, … anew for each sequence."""
-    blocks: tuple[AttentionBlock, ...]
+    layout: PackedLayout
     sources: Tensor
     """int64[R]: positions whose logits predict a trained token."""
     targets: Tensor
@@ -48,7 +48,7 @@ class MicroBatch:
         """Return the micro-batch on a device."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
-        return replace(self, blocks=tuple(block.to(device) for block in self.blocks), **moved)
+        return replace(self, layout=self.layout.to(device), **moved)
 
 
 def assign_bins(lengths: Sequence[int], budget: int, num_ranks: int = 1) -> list[list[list[int]]]:
@@ -112,7 +112,7 @@ def pack(sequences: Sequence[TrainingSequence], weights: Sequence[float], member
     return MicroBatch(
         input_ids=torch.from_numpy(ids.astype(np.int64)).unsqueeze(0),
         position_ids=torch.from_numpy(positions).unsqueeze(0),
-        blocks=make_blocks(lengths),
+        layout=PackedLayout.of(lengths),
         sources=torch.from_numpy(targets - 1),
         targets=torch.from_numpy(ids[targets].astype(np.int64)),
         behaviour=torch.from_numpy(np.concatenate([s.behaviour_logprobs[s.loss_mask] for s in chosen])),
@@ -134,7 +134,7 @@ def pack_single(ids: Tensor) -> MicroBatch:
     return MicroBatch(
         input_ids=ids.unsqueeze(0),
         position_ids=torch.arange(length).unsqueeze(0),
-        blocks=make_blocks([length]),
+        layout=PackedLayout.of([length]),
         sources=torch.arange(length - 1),
         targets=ids[1:],
         behaviour=zeros,

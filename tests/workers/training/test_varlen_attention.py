@@ -1,0 +1,81 @@
+"""The flash kernel for variable lengths, as far as a machine without a GPU can check it.
+
+The choice is pure. The call is checked on fake tensors of a GPU, which have shapes and no values. That the kernel's
+results are those of blocks is checked by the trainer itself, at its start on a GPU.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoModelForCausalLM, Gemma3TextConfig
+
+from plaudit_reward.packed_attention import PACKED_ATTENTION, PackedLayout, UnsupportedAttentionError
+from plaudit_reward.varlen_attention import choose_attention, disagreement, refusal, sliding_windows, varlen_attention
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "head_size", "problem"),
+    [
+        ((9, 0), torch.bfloat16, 128, ""),
+        ((8, 0), torch.float16, 256, ""),
+        ((7, 5), torch.float16, 128, "the kernel needs compute capability 8.0, the GPU has 7.5"),
+        ((9, 0), torch.float32, 128, "the kernel computes in bfloat16 and float16, the model in float32"),
+        ((9, 0), torch.bfloat16, 288, "the kernel takes heads of a multiple of 8 up to 256, the model's have 288"),
+        ((9, 0), torch.bfloat16, 20, "the kernel takes heads of a multiple of 8 up to 256, the model's have 20"),
+    ],
+)
+def test_the_kernel_serves_new_gpus_in_two_precisions(capability, dtype, head_size, problem):
+    assert refusal(capability, dtype, head_size) == problem
+
+
+def test_a_kernel_that_cannot_run_is_a_problem_not_a_crash():
+    assert disagreement(CPU, torch.bfloat16, (4, 2, 16)).startswith("the kernel failed: NotImplementedError")
+
+
+@pytest.mark.parametrize("window", [None, 16, 500])
+def test_the_call_is_one_that_torch_accepts_for_tensors_of_a_gpu(window):
+    lengths = [70, 33, 5]
+    with FakeTensorMode():
+        query, key, value = (
+            torch.empty(1, heads, sum(lengths), 16, device="cuda", dtype=torch.bfloat16) for heads in (4, 2, 2)
+        )
+        layout = PackedLayout.of(lengths).to(query.device)
+        output, _ = varlen_attention(
+            torch.nn.Identity(), query, key, value, None, packed_layout=layout, sliding_window=window
+        )
+    assert (output.shape, output.dtype, output.device.type) == ((1, 108, 4, 16), torch.bfloat16, "cuda")
+
+
+def test_the_layout_has_the_bounds_of_all_sequences():
+    layout = PackedLayout.of([70, 33, 33, 5])
+    assert layout.bounds.tolist() == [0, 70, 103, 136, 141]
+    assert (layout.bounds.dtype, layout.longest) == (torch.int32, 70)
+    assert [block.num_sequences for block in layout.blocks] == [1, 2, 1]
+
+
+def test_attention_of_another_kind_is_refused():
+    row = torch.zeros(1, 4, 6, 8)
+    with pytest.raises(UnsupportedAttentionError):
+        varlen_attention(torch.nn.Identity(), row, row, row, None, packed_layout=PackedLayout.of([6]), softcap=30.0)
+
+
+def test_a_model_on_a_cpu_keeps_blocks():
+    config = Gemma3TextConfig(
+        vocab_size=23,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"],
+    )
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=PACKED_ATTENTION)
+    choose_attention(model, CPU, torch.bfloat16)
+    assert model.config._attn_implementation == PACKED_ATTENTION
+    assert sliding_windows(model) == [8]
