@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.job.spec.trainer import LoraSpec
@@ -27,7 +28,10 @@ from plaudit_workers.training.model.model import (
     load_model,
 )
 from plaudit_workers.training.model.policy_model import placed
-from plaudit_workers.training.model.sharding import Ranks, gather, join_ranks, leave_ranks
+from plaudit_workers.training.model.sharding import Ranks, gather, gathered, join_ranks, leave_ranks
+from plaudit_workers.training.model.weight_offer import shapes_of
+from plaudit_workers.training.shards.model_files import ModelFiles
+from plaudit_workers.training.shards.weight_files import WeightFiles
 
 
 class PeakMemory:
@@ -78,7 +82,25 @@ def compared(source: Path, ranks: Ranks) -> dict[str, Any]:
         and all(torch.equal(buffers[name], each) for name, each in eager.named_buffers()),
         "logits": float((values[0] - values[1]).abs().max() / values[1].abs().max()),
         "companions": files[0] == files[1],
+        "published": published(source, loaded, module, ranks),
     }
+
+
+def published(source: Path, loaded: LoadedModel, module: PreTrainedModel, ranks: Ranks) -> bool:
+    """Write a model, each rank its file; return True if its files hold the tensors that it was read from."""
+    tensors, folder = dict(module.named_parameters()), source.with_name(f"published-{source.name}")
+    folder.mkdir(exist_ok=True)
+    files = WeightFiles.plan(shapes_of(tensors, torch.float32, loaded.published), "model.safetensors", ranks.world_size)
+    files.write_own(folder, ranks.rank, gathered(tensors, files.order))
+    for name, content in files.index().items():
+        (folder / name).write_bytes(content)
+    torch.distributed.barrier(ranks.commands)
+    read, whole = ModelFiles.find(str(folder), None), ModelFiles.find(str(source), None)
+    assert read is not None
+    assert whole is not None
+    return set(read.names) == set(whole.names) and all(
+        torch.equal(read.whole(name), whole.whole(name)) for name in read.names
+    )
 
 
 @torch.no_grad()

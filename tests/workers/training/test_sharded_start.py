@@ -131,6 +131,7 @@ def test_the_model_is_the_one_that_is_read_whole(results: list[dict], name: str)
             "buffers": True,
             "logits": pytest.approx(0, abs=1e-5),
             "companions": True,
+            "published": True,
             "refused": {"float32": "", "bfloat16": ""},
         }
 

@@ -47,6 +47,9 @@ def test_rows_are_those_of_the_model_that_transformers_loads(tmp_path: Path, nam
     for parameter, whole in loaded.state_dict().items():
         for first in range(0, whole.shape[0], 5):
             assert torch.equal(stored.rows(parameter, first, 5), whole[first : first + 5]), parameter
+    for parameter, parts in stored.published().items():
+        joined = torch.cat([files.whole(part).flatten() for part, _ in parts])
+        assert torch.equal(joined, loaded.state_dict()[parameter].flatten()), parameter
 
 
 def empty(config: PreTrainedConfig) -> torch.nn.Module:

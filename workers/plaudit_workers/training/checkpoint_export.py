@@ -21,7 +21,7 @@ def export_checkpoint(job: RLJob, checkpoint: Path, output: Path) -> None:
         RefusedError: the checkpoint is damaged, of an earlier version, or its model's configuration cannot be loaded.
     """
     from plaudit_workers.training.model.lora import adapter_config, published_name
-    from plaudit_workers.training.model.model import DTYPES, save_companions
+    from plaudit_workers.training.model.model import DTYPES, build_empty, save_companions
     from plaudit_workers.training.shards.conversion import write_converted
     from plaudit_workers.training.shards.index import MODEL_PREFIX, ShardError
     from plaudit_workers.training.shards.reader import ShardReader
@@ -33,7 +33,9 @@ def export_checkpoint(job: RLJob, checkpoint: Path, output: Path) -> None:
         plain = {name.removeprefix(MODEL_PREFIX): name for name in stored}
         published = {published_name(name): own for name, own in plain.items()} if lora else plain
         file = ADAPTER_FILE if lora else WEIGHTS_FILE
-        write_converted(output / file, reader, published, DTYPES[job.spec.model.dtype])
+        model = None if lora else build_empty(job.spec.model)
+        parts = {} if model is None else model.published
+        write_converted(output / file, reader, published, DTYPES[job.spec.model.dtype], parts)
     except (OSError, ShardError) as error:
         raise RefusedError(f"checkpoint {checkpoint} cannot be read: {error}. Export another step") from error
     if lora is None:

@@ -14,17 +14,28 @@ _ALIGNMENT = 8
 _LENGTH_BYTES = 8
 
 
+TensorParts = tuple[tuple[str, tuple[int, ...]], ...]
+"""Names and shapes of tensors whose bytes follow each other."""
+
+
 class TensorShape(NamedTuple):
     """A whole tensor: its name, its type as safetensors names it (``BF16``), and its shape."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    parts: TensorParts = ()
+    """The tensors that a file has in its place, which consist of its bytes; empty: the tensor itself."""
 
     @property
     def num_bytes(self) -> int:
         """Return the size in bytes."""
         return math.prod(self.shape) * _ITEM_BYTES[self.dtype]
+
+    @property
+    def published(self) -> tuple[TensorShape, ...]:
+        """Return the tensors that a file has in its place."""
+        return tuple(TensorShape(name, self.dtype, shape) for name, shape in self.parts) or (self,)
 
 
 @dataclass(frozen=True)
@@ -48,12 +59,10 @@ def file_layout(tensors: Iterable[TensorShape]) -> FileLayout:
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     starts, end = {}, 0
     for tensor in ordered:
-        starts[tensor.name], end = end, end + tensor.num_bytes
-        entries[tensor.name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [starts[tensor.name], end],
-        }
+        starts[tensor.name] = end
+        for part in tensor.published:
+            offsets = [end, end := end + part.num_bytes]
+            entries[part.name] = {"dtype": part.dtype, "shape": list(part.shape), "data_offsets": offsets}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     header = len(text).to_bytes(_LENGTH_BYTES, "little") + text

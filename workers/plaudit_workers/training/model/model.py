@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.tokenizer import load_tokenizer, loading_message
 from plaudit_workers.training.shards.model_files import ModelFiles
 from plaudit_workers.training.shards.stored_parameters import StoredParameters
+from plaudit_workers.weight_transfer.layout import TensorParts
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """``model.dtype`` → torch's."""
@@ -78,6 +80,16 @@ class LoadedModel:
     """float32, packed attention, evaluation mode; on the CPU, or with all parameters on the meta device."""
     stored: StoredParameters | None = None
     """Where to read the parameters that are on the meta device."""
+    published: Mapping[str, TensorParts] = field(default_factory=dict)
+    """Name of a parameter → the tensors as which it is published, where they are not itself."""
+
+
+def load_whole(model: ModelSpec) -> LoadedModel:
+    """Load a model with its parameters; see ``load_model`` for the errors."""
+    loaded = load_model(model)
+    files = None if model.trust_remote_code else ModelFiles.find(model.source, model.revision)
+    stored = None if files is None else StoredParameters.find(loaded, files)
+    return LoadedModel(loaded, published={} if stored is None else stored.published())
 
 
 def load_by_rows(model: ModelSpec) -> LoadedModel:
@@ -90,7 +102,7 @@ def load_by_rows(model: ModelSpec) -> LoadedModel:
         RefusedError: it cannot be loaded, or its layers mix the sequences of a packed row.
     """
     empty = build_empty(model)
-    return LoadedModel(load_model(model)) if empty is None else empty
+    return load_whole(model) if empty is None else empty
 
 
 def build_empty(model: ModelSpec) -> LoadedModel | None:
@@ -117,7 +129,7 @@ def build_empty(model: ModelSpec) -> LoadedModel | None:
         built.generation_config = GenerationConfig.from_pretrained(model.source, revision=model.revision)
     torch.nn.Module.eval(built)
     stored = StoredParameters.find(built, files)
-    return None if stored is None else LoadedModel(built, stored)
+    return None if stored is None else LoadedModel(built, stored, stored.published())
 
 
 def forward_logits(

@@ -47,7 +47,7 @@ from plaudit_workers.training.model.model import (
     companion_files,
     forward_logits,
     load_by_rows,
-    load_model,
+    load_whole,
     refuse_long_packed,
     refuse_unpackable,
 )
@@ -126,6 +126,7 @@ class PolicyModel:
         self._tokenizer = tokenizer
         self._parameters = {name: each for name, each in self._model.named_parameters() if each.requires_grad}
         self._tensors = self._parameters | ({} if adapters else _saved_buffers(self._model))
+        self._parts = {} if adapters else model.published
         self._optimizer = PolicyOptimizer(self._parameters.items(), spec.algorithm)
         self._shape = _shape_of(model.module)
         self._proximal: dict[str, Tensor] | None = None
@@ -292,7 +293,7 @@ class PolicyModel:
         """Return the files to publish, and the tensors by their published names."""
         name, num_files = (ADAPTER_FILE, 1) if self._adapters else (WEIGHTS_FILE, self._ranks.world_size)
         own = {published_name(name) if self._adapters else name: each for name, each in self._tensors.items()}
-        return WeightFiles.plan(shapes_of(own, DTYPES[self._spec.model.dtype]), name, num_files), own
+        return WeightFiles.plan(shapes_of(own, DTYPES[self._spec.model.dtype], self._parts), name, num_files), own
 
     def _reported(self, digests: dict[str, str], error: OSError | None) -> dict[str, str]:
         """Return the digests of all ranks' files; raise the error of any rank on rank 0."""
@@ -315,12 +316,12 @@ class PolicyModel:
         self._commands.send("offer", offer)
         dtype = DTYPES[self._spec.model.dtype]
         with self._published_weights():
-            part = part_of(self._tensors, dtype, self._ranks.rank, offer.probe)
+            part = part_of(self._tensors, dtype, self._ranks.rank, offer.probe, self._parts)
         self._offered = self._offered or OfferedWeights()
         own = TransferPart(self._offered.replace(offer, part), part.digest)
         gathered = self._commands.gather(msgspec.msgpack.encode(own))
         parts = [msgspec.msgpack.decode(each, type=TransferPart) for each in gathered]
-        return Transfer(offer.token, layout_of(self._tensors, dtype).num_bytes, parts)
+        return Transfer(offer.token, layout_of(self._tensors, dtype, self._parts).num_bytes, parts)
 
     @torch.no_grad()
     def probe(self) -> Probe:
@@ -603,7 +604,7 @@ def _saved_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _load(model: ModelSpec, by_rows: bool) -> LoadedModel:
-    return load_by_rows(model) if by_rows else LoadedModel(load_model(model))
+    return load_by_rows(model) if by_rows else load_whole(model)
 
 
 def build_model(job: RLJob, rank: int = 0, world_size: int = 1) -> PolicyModel:

@@ -17,12 +17,14 @@ from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.training.model.sharding import saved_rows
 from plaudit_workers.training.shards.index import row_items
 from plaudit_workers.training.shards.tensor_bytes import DTYPE_NAMES, bytes_of
-from plaudit_workers.weight_transfer.layout import FileLayout, TensorShape, file_layout
+from plaudit_workers.weight_transfer.layout import FileLayout, TensorParts, TensorShape, file_layout
 from plaudit_workers.weight_transfer.part import WeightPart
 from plaudit_workers.weight_transfer.server import WeightServer, host_towards
 
 PORT_VARIABLE = "PLAUDIT_WEIGHTS_PORT"
 """Port of local rank 0; the next ranks of the pod take the next ports. Unset: any free port."""
+
+_WHOLE: Mapping[str, TensorParts] = {}
 
 
 class WeightOffer(msgspec.Struct, frozen=True):
@@ -57,34 +59,46 @@ def _port() -> int:
     return first + int(os.environ.get("LOCAL_RANK", "0")) if first else 0
 
 
-def layout_of(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> FileLayout:
+def layout_of(
+    tensors: Mapping[str, Tensor], dtype: torch.dtype, parts: Mapping[str, TensorParts] = _WHOLE
+) -> FileLayout:
     """Return the layout of the file of these tensors, the same on every rank.
 
     Args:
-        tensors: by their published names; sharded or whole.
+        tensors: by name; sharded or whole.
         dtype: of the published floating-point tensors.
+        parts: name of a tensor → its published parts, where they are not itself; see ``StoredParameters.published``.
     """
-    return file_layout(shapes_of(tensors, dtype))
+    return file_layout(shapes_of(tensors, dtype, parts))
 
 
-def shapes_of(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[TensorShape]:
+def shapes_of(
+    tensors: Mapping[str, Tensor], dtype: torch.dtype, parts: Mapping[str, TensorParts] = _WHOLE
+) -> list[TensorShape]:
     """Return the published tensors; see ``layout_of``."""
     return [
-        TensorShape(name, DTYPE_NAMES[_published(tensor, dtype)], tuple(tensor.shape))
+        TensorShape(name, DTYPE_NAMES[_published(tensor, dtype)], tuple(tensor.shape), parts.get(name, ()))
         for name, tensor in tensors.items()
     ]
 
 
-def part_of(tensors: Mapping[str, Tensor], dtype: torch.dtype, rank: int, probe: bytes) -> WeightPart:
+def part_of(
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    rank: int,
+    probe: bytes,
+    parts: Mapping[str, TensorParts] = _WHOLE,
+) -> WeightPart:
     """Copy this rank's part of the tensors to the CPU and hash it.
 
     Args:
         tensors: as for ``layout_of``.
         dtype: as for ``layout_of``.
+        parts: as for ``layout_of``.
         rank: 0 also offers the header, the probe and what is not sharded.
         probe: ``probe.json``.
     """
-    layout = layout_of(tensors, dtype)
+    layout = layout_of(tensors, dtype, parts)
     pieces = [(0, memoryview(layout.header))] if rank == 0 else []
     return WeightPart.of([*pieces, *_pieces(tensors, dtype, rank, layout)], probe if rank == 0 else b"")
 

@@ -10,10 +10,12 @@ import torch
 
 from plaudit_workers.training.shards.reader import ShardReader
 from plaudit_workers.training.shards.tensor_bytes import DTYPE_NAMES, DTYPES_BY_NAME, bytes_of
-from plaudit_workers.weight_transfer.layout import TensorShape, file_layout
+from plaudit_workers.weight_transfer.layout import TensorParts, TensorShape, file_layout
 
 
-def write_converted(path: Path, reader: ShardReader, names: Mapping[str, str], dtype: torch.dtype) -> None:
+def write_converted(
+    path: Path, reader: ShardReader, names: Mapping[str, str], dtype: torch.dtype, parts: Mapping[str, TensorParts]
+) -> None:
     """Write whole tensors.
 
     Args:
@@ -21,6 +23,7 @@ def write_converted(path: Path, reader: ShardReader, names: Mapping[str, str], d
         reader: of the state.
         names: name in the file → name in the state.
         dtype: of floating-point tensors; others keep theirs.
+        parts: name in the file → the tensors that it consists of, where they are not itself.
 
     Raises:
         ShardError: a tensor is missing or damaged.
@@ -29,7 +32,8 @@ def write_converted(path: Path, reader: ShardReader, names: Mapping[str, str], d
     stored = reader.index.tensors
     dtypes = {name: _converted(DTYPES_BY_NAME[stored[source].dtype], dtype) for name, source in names.items()}
     layout = file_layout(
-        TensorShape(name, DTYPE_NAMES[dtypes[name]], stored[source].shape) for name, source in names.items()
+        TensorShape(name, DTYPE_NAMES[dtypes[name]], stored[source].shape, parts.get(name, ()))
+        for name, source in names.items()
     )
     with path.open("xb") as file:
         file.write(layout.header)

@@ -28,6 +28,7 @@ from transformers.core_model_loading import (
 )
 
 from plaudit_workers.training.shards.model_files import ModelFiles
+from plaudit_workers.weight_transfer.layout import TensorParts
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,16 @@ class _Conversion:
 
     @property
     def by_rows(self) -> bool:
-        """Return True if row i of the parameter is made of tensor i of each pattern: a stack that is widened."""
+        """Return True if row i of the parameter consists of tensor i of each pattern, one behind the other."""
         first, *further = self.converter.operations
         stacked = isinstance(first, MergeModulelist) and first.dim == 0
-        return stacked and all(isinstance(each, Concatenate) and each.dim > 0 for each in further)
+        return stacked and len(further) < 2 and all(isinstance(each, Concatenate) and each.dim == 1 for each in further)
+
+    @property
+    def names_by_row(self) -> list[str]:
+        """Return the names in the files in the order of the parameter's bytes, if it is stored by rows."""
+        patterns = [each for each in self.converter.source_patterns if each in self.sources]
+        return [name for row in zip(*(self.sources[each] for each in patterns), strict=True) for name in row]
 
     def convert(
         self, model: PreTrainedModel, sources: Mapping[str, list[str]], read: Callable[[str], Tensor]
@@ -104,10 +111,12 @@ class StoredParameters:
             made = _shapes(conversion, model, files)
             shapes |= made
             converted |= dict.fromkeys(made, conversion)
-        known = {id(tensor): name for name, tensor in tensors.items() if shapes.get(name) == tuple(tensor.shape)}
+        fitting = {name: tensor for name, tensor in tensors.items() if shapes.get(name) == tuple(tensor.shape)}
+        known = {id(tensor): name for name, tensor in fitting.items()}
         if any(id(tensor) not in known for tensor in tensors.values()):
             return None
-        return cls(model, files, plain, converted, {name: known[id(tensor)] for name, tensor in tensors.items()})
+        names = {name: name if name in fitting else known[id(tensor)] for name, tensor in tensors.items()}
+        return cls(model, files, plain, converted, names)
 
     def rows(self, name: str, first: int, count: int) -> Tensor:
         """Read ``count`` rows of a parameter, in the precision in which they are stored, or in float32."""
@@ -120,6 +129,22 @@ class StoredParameters:
             return conversion.convert(self._model, sources, self._files.whole)[own]
         whole = conversion.convert(self._model, conversion.sources, self._whole_float)[own]
         return whole[first : first + count] if whole.dim() else whole
+
+    def published(self) -> dict[str, TensorParts]:
+        """Return the names and shapes of each parameter in the files, where it has others in the model.
+
+        An engine that reads the files of the model reads its new weights under the same names; some know no others.
+        Left out are tied parameters that the files hold under another of their names, and those whose tensors in the
+        files do not consist of the parameter's bytes.
+        """
+        own = [name for name, known in self._names.items() if name == known]
+        stored = {name: names for name in own if (names := self._stored_names(name)) not in ([], [name])}
+        return {name: tuple((each, self._files.shape(each) or ()) for each in names) for name, names in stored.items()}
+
+    def _stored_names(self, name: str) -> list[str]:
+        if name not in self._converted:
+            return [self._plain[name]]
+        return self._converted[name].names_by_row if self._converted[name].by_rows else []
 
     def _whole_float(self, name: str) -> Tensor:
         return self._files.whole(name).float()  # before the operations, as transformers does: they may compute

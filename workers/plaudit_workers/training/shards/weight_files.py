@@ -101,7 +101,9 @@ class WeightFiles:
         if len(self.files) == 1:
             return {}
         stem = self.files[0].name.partition("-")[0]
-        weight_map = {tensor.name: file.name for file in self.files for tensor in file.tensors}
+        weight_map = {
+            part.name: file.name for file in self.files for tensor in file.tensors for part in tensor.published
+        }
         total = sum(tensor.num_bytes for file in self.files for tensor in file.tensors)
         content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         return {f"{stem}.safetensors.index.json": json.dumps(content, indent=1).encode()}

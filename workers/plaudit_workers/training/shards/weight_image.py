@@ -17,7 +17,7 @@ from torch import Tensor
 
 from plaudit_workers.training.shards.tensor_bytes import DTYPES_BY_NAME, bytes_of
 from plaudit_workers.training.shards.weight_files import WeightFile, WeightFiles
-from plaudit_workers.weight_deltas.encoding import TensorDelta, as_bits, encode_deltas
+from plaudit_workers.weight_deltas.encoding import Bits, TensorDelta, as_bits, encode_deltas
 from plaudit_workers.weight_deltas.folders import DELTA_SUFFIX
 
 _MAX_DELTA_SHARE = 0.5
@@ -99,7 +99,7 @@ class _FileImage:
     def __init__(self, file: WeightFile) -> None:
         self.name = file.name
         self._layout = file.layout
-        self._dtypes = {tensor.name: DTYPES_BY_NAME[tensor.dtype] for tensor in file.tensors}
+        self._tensors = {tensor.name: tensor for tensor in file.tensors}
         self._bytes = np.zeros(self._layout.num_bytes, dtype=np.uint8)
         self._bytes[: len(self._layout.header)] = np.frombuffer(self._layout.header, dtype=np.uint8)
         self._published = False
@@ -115,8 +115,8 @@ class _FileImage:
         self._deltas = {} if self._published else None
         left = int(self._layout.num_bytes * _MAX_DELTA_SHARE)
         for name, tensor in tensors:
-            if name in self._dtypes:
-                new = tensor.detach().to("cpu", self._dtypes[name]).contiguous()
+            if name in self._tensors:
+                new = tensor.detach().to("cpu", DTYPES_BY_NAME[self._tensors[name].dtype]).contiguous()
                 left -= self._replace_tensor(name, new)
                 digest.update(bytes_of(new))
             if left < 0:
@@ -126,9 +126,15 @@ class _FileImage:
 
     def _replace_tensor(self, name: str, tensor: Tensor) -> int:
         """Return the bytes of the tensor's delta."""
-        start, content = self._layout.offsets[name], bytes_of(tensor)
-        old = as_bits(self._bytes[start : start + len(content)], tensor.element_size())
-        new = as_bits(content, tensor.element_size())
+        start, content, size = self._layout.offsets[name], bytes_of(tensor), 0
+        for part in self._tensors[name].published:
+            end = start + part.num_bytes
+            old = as_bits(self._bytes[start:end], tensor.element_size())
+            size += self._replace_part(part.name, old, as_bits(content[: part.num_bytes], tensor.element_size()))
+            start, content = end, content[part.num_bytes :]
+        return size
+
+    def _replace_part(self, name: str, old: Bits, new: Bits) -> int:
         delta = None if self._deltas is None else TensorDelta.between(old, new)
         np.copyto(old, new)
         if delta is None or self._deltas is None:
