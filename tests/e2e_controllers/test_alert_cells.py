@@ -32,6 +32,7 @@ pytestmark = [
 _FIRES_WITHIN_S = 480
 _ENDS_WITHIN_S = 300
 _SETTLES_S = 20
+_FORGOTTEN_AFTER_S = 960  # rules of the operator look back over a quarter of an hour
 _OF_HINDERED = {"OperatorStuck", "OperatorErrors"}
 _ENDING = {name: cell for name, cell in CELLS.items() if cell.ends}
 
@@ -129,11 +130,13 @@ def _repair(jobs: dict[str, ScoringJob], history: AlertHistory, found: Cells) ->
 
 
 def _hinder_operator(cluster: Cluster, history: AlertHistory, found: Cells) -> None:
+    hindered = {("", alert) for alert in _OF_HINDERED}
+    wait(_FORGOTTEN_AFTER_S, lambda: not hindered & history.firing)  # on a cluster kept from the last time
     known = set(history.firing)
     history.clear()
     with hindered_operator(cluster):
         began = time.monotonic()
-        wait(_FIRES_WITHIN_S, lambda: {alert for _, alert in history.began} >= _OF_HINDERED)
+        wait(_FIRES_WITHIN_S, lambda: history.began.keys() >= hindered)
         time.sleep(_SETTLES_S)
         for alert in _OF_HINDERED:
             found.shown["", alert] = cell_walk.shown_of_operator(cluster, alert)
