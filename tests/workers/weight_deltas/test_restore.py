@@ -82,7 +82,7 @@ def test_positions_of_any_distance_are_kept(distance):
     new = old.copy()
     new[::distance] = 0x8000
     delta = TensorDelta.between(old, new)
-    delta.apply(old)
+    delta.patch(old.size, old.itemsize).apply(old)
     np.testing.assert_array_equal(old, new)
 
 
@@ -98,6 +98,15 @@ def test_one_changed_element_of_a_hundred_takes_about_three_bytes():
     new[np.random.default_rng(1).random(old.size) < 0.01] ^= 1
     delta = TensorDelta.between(old, new)
     assert delta.num_bytes < 3.5 * 0.0105 * old.size
+
+
+def test_tensors_of_many_blocks_are_restored_and_unchanged_blocks_stay(tmp_path):
+    old = {"long": torch.zeros(7_000_000, dtype=torch.bfloat16), "short": torch.ones(3)}
+    new = {name: each.clone() for name, each in old.items()}
+    new["long"][[0, 2_097_151, 2_097_152, 6_999_999]] = 1.0  # around the end of the first block of 4 MiB
+    folders = publish(tmp_path / "1.0", old), publish(tmp_path / "1.1", new, old)
+    assert restore(folders[0], [folders[1]], folders[0]) == weights_digest(folders[1])
+    assert weights_digest(folders[0]) == weights_digest(folders[1])
 
 
 @pytest.fixture

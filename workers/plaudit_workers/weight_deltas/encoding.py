@@ -53,17 +53,37 @@ class TensorDelta(NamedTuple):
         """Return the size without names."""
         return self.gaps.nbytes + self.values.nbytes
 
-    def apply(self, target: Bits) -> None:
-        """Change an array [M] in place.
+    def patch(self, num_elements: int, item_bytes: int) -> Patch:
+        """Return the changes of a tensor by position.
 
         Raises:
-            DeltaError: the delta is not one of this array.
+            DeltaError: the delta is not one of a tensor of this size and type.
         """
         positions = _positions(self.gaps)
-        fits = self.values.dtype == target.dtype and self.values.shape == positions.shape and positions.size
-        if not fits or positions[0] < 0 or positions[-1] >= target.size:
+        fits = self.values.itemsize == item_bytes and self.values.shape == positions.shape and positions.size
+        if not fits or positions[0] < 0 or positions[-1] >= num_elements:
             raise DeltaError("the delta does not fit its tensor")
-        target[positions] = self.values
+        return Patch(positions, self.values)
+
+
+class Patch(NamedTuple):
+    """The changes of a tensor by position, to be applied a block at a time."""
+
+    positions: NDArray[np.int64]
+    """[N], ascending."""
+    values: Bits
+    """[N] new elements."""
+
+    def apply(self, block: Bits, first: int = 0) -> bool:
+        """Change a block of the tensor in place; return False if nothing in it changes.
+
+        Args:
+            block: consecutive elements.
+            first: position of the block's first element.
+        """
+        start, end = np.searchsorted(self.positions, (first, first + block.size))
+        block[self.positions[start:end] - first] = self.values[start:end]
+        return bool(start < end)
 
 
 def _width(gaps: Bits, values: Bits) -> int:

@@ -1,6 +1,6 @@
 """Restore the whole weight files of a version from those of another one and the deltas between them.
 
-Each file is read, changed, hashed and written tensor by tensor in one pass, several files at once.
+Each file is read, changed, hashed and written block by block in one pass, several files at once.
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from plaudit_workers.published_weights import combined_digest
-from plaudit_workers.weight_deltas.encoding import DeltaError, TensorDelta, as_bits, read_deltas
+from plaudit_workers.weight_deltas.encoding import DeltaError, Patch, TensorDelta, as_bits, read_deltas
 from plaudit_workers.weight_deltas.folders import DELTA_FILE, DELTA_SUFFIX, chain_from_whole, read_record
 
 _FILES_AT_ONCE = 8
+_BLOCK_BYTES = 4 << 20
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 << 20
 """Of safetensors itself."""
@@ -84,30 +84,32 @@ def copy_companions(source: Path, target: Path) -> None:
 def _restore_file(path: Path, deltas: Sequence[Path], target: Path) -> str:
     changes = [read_deltas(folder / f"{path.name}{DELTA_SUFFIX}") for folder in deltas]
     in_place = path.parent == target
-    digest = hashlib.sha256()
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(_BLOCK_BYTES))
     with path.open("rb") as source, (target / path.name).open("r+b" if in_place else "wb", buffering=0) as file:
         header, tensors = _read_header(source)
         digest.update(header)
         if not in_place:
             _write(file, memoryview(header))
         for tensor in tensors:
-            start = source.tell()
-            content = bytearray(tensor.num_bytes)
-            if source.readinto(content) != len(content):
-                raise DeltaError(f"{path} is shorter than its header says")
-            own = [each[tensor.name] for each in changes if tensor.name in each]
-            _apply(own, content, tensor)
-            digest.update(content)
-            if own or not in_place:
-                os.lseek(file.fileno(), start, os.SEEK_SET)
-                _write(file, memoryview(content))
+            patches = _patches(tensor, changes)
+            for start in range(0, tensor.num_bytes, _BLOCK_BYTES):
+                block = buffer[: min(_BLOCK_BYTES, tensor.num_bytes - start)]
+                at = source.tell()
+                if source.readinto(block) != len(block):
+                    raise DeltaError(f"{path} is shorter than its header says")
+                elements = as_bits(block, tensor.item_bytes)
+                changed = [patch.apply(elements, start // tensor.item_bytes) for patch in patches]
+                digest.update(block)
+                if any(changed) or not in_place:
+                    file.seek(at)
+                    _write(file, block)
     return digest.hexdigest()
 
 
-def _apply(deltas: Sequence[TensorDelta], content: bytearray, tensor: _Tensor) -> None:
+def _patches(tensor: _Tensor, changes: Sequence[Mapping[str, TensorDelta]]) -> list[Patch]:
+    own = [each[tensor.name] for each in changes if tensor.name in each]
     try:
-        for delta in deltas:
-            delta.apply(as_bits(content, tensor.item_bytes))
+        return [delta.patch(tensor.num_bytes // tensor.item_bytes, tensor.item_bytes) for delta in own]
     except DeltaError as error:
         raise DeltaError(f"{tensor.name}: {error}") from error
 
