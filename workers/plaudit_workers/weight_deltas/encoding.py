@@ -53,7 +53,7 @@ class TensorDelta(NamedTuple):
         """Return the size without names."""
         return self.gaps.nbytes + self.values.nbytes
 
-    def patch(self, num_elements: int, item_bytes: int) -> Patch:
+    def patch(self, num_elements: int, item_bytes: int) -> TensorPatch:
         """Return the changes of a tensor by position.
 
         Raises:
@@ -63,10 +63,10 @@ class TensorDelta(NamedTuple):
         fits = self.values.itemsize == item_bytes and self.values.shape == positions.shape and positions.size
         if not fits or positions[0] < 0 or positions[-1] >= num_elements:
             raise DeltaError("the delta does not fit its tensor")
-        return Patch(positions, self.values)
+        return TensorPatch(positions, self.values)
 
 
-class Patch(NamedTuple):
+class TensorPatch(NamedTuple):
     """The changes of a tensor by position, to be applied a block at a time."""
 
     positions: NDArray[np.int64]

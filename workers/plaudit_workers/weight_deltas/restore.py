@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from plaudit_workers.published_weights import combined_digest
-from plaudit_workers.weight_deltas.encoding import DeltaError, Patch, TensorDelta, as_bits, read_deltas
+from plaudit_workers.weight_deltas.encoding import DeltaError, TensorDelta, TensorPatch, as_bits, read_deltas
 from plaudit_workers.weight_deltas.folders import DELTA_FILE, DELTA_SUFFIX, chain_from_whole, read_record
 
 _FILES_AT_ONCE = 8
@@ -106,7 +106,7 @@ def _restore_file(path: Path, deltas: Sequence[Path], target: Path) -> str:
     return digest.hexdigest()
 
 
-def _patches(tensor: _Tensor, changes: Sequence[Mapping[str, TensorDelta]]) -> list[Patch]:
+def _patches(tensor: _Tensor, changes: Sequence[Mapping[str, TensorDelta]]) -> list[TensorPatch]:
     own = [each[tensor.name] for each in changes if tensor.name in each]
     try:
         return [delta.patch(tensor.num_bytes // tensor.item_bytes, tensor.item_bytes) for delta in own]
