@@ -157,6 +157,14 @@ async def test_a_new_request_never_sees_cached_blocks_of_old_weights(bench, tiny
     assert close(reference(tiny_models[2], PROMPT, sample.response_ids), sample.logprobs)
 
 
+async def test_cached_blocks_of_other_weights_with_the_same_version_are_not_used(bench, tiny_models, reference):
+    version = PolicyVersion(1, next(bench.numbers))
+    for folder in tiny_models[1:]:
+        await bench.engine.load_weights(folder, version)
+        sample = await bench.result(bench.submit(seed=1))
+        assert close(reference(folder, PROMPT, sample.response_ids), sample.logprobs)
+
+
 async def test_a_switch_in_the_middle_shows_in_the_spans(bench, tiny_models, reference):
     old = await bench.load(tiny_models[1])
     tasks = [bench.submit(seed=seed, max_tokens=300) for seed in range(4)]

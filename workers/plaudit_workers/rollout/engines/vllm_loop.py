@@ -4,7 +4,7 @@ A switch of weights happens between two steps of this loop: running requests sta
 (``set_weight_version``) changes between the same two steps, so vLLM's own spans separate the tokens of the old weights
 from those of the new ones.
 
-New requests carry the policy version as ``cache_salt``; without it, vLLM's prefix cache would serve them key-value
+New requests carry the number of the load as ``cache_salt``; without it, vLLM's prefix cache would serve them key-value
 blocks of the old weights. Requests that have not sampled a token when the weights change are submitted again for the
 same reason. Adapters (``trainer.lora``) are not switched: a request finishes with the adapter that began it.
 """
@@ -70,6 +70,7 @@ class VllmLoop:
         self._loads: deque[WeightLoad] = deque()
         self._answers: list[FutureResult] = []
         self._version: PolicyVersion | None = None
+        self._num_loads = 0
         self._closing = False
         # It was built without reading weights; from now on it reads those that it is given.
         engine.collective_rpc("update_config", kwargs={"overrides": {"load_config": {"load_format": "auto"}}})
@@ -163,6 +164,7 @@ class VllmLoop:
 
     def _load(self, load: WeightLoad) -> None:
         self._settle()
+        self._num_loads += 1
         if self._adapters:
             self._adapters.load(load.path, load.version)
         else:
@@ -198,7 +200,7 @@ class VllmLoop:
                 self._check(ids)
                 generation.internal_id = self._engine.add_request(
                     generation.id,
-                    tokens_input(ids, cache_salt=str(self._version)),
+                    tokens_input(ids, cache_salt=str(self._num_loads)),
                     _sampling_parameters(generation.request),
                     lora_request=self._adapter,
                 )
