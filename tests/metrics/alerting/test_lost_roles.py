@@ -81,6 +81,7 @@ async def test_a_killed_trainer_raises_its_alert_until_another_one_trains(run: A
 async def test_a_run_without_rollouts_raises_their_alert_and_not_that_of_the_trainer(run: Any, prometheus: Any) -> None:
     async with run.workers():
         trainer = await trainer_of(run)
+        await until(lambda: "NoReadyRollout" not in prometheus.firing(run.name))  # it fired before the first heartbeat
     await until(lambda: "NoReadyRollout" in prometheus.firing(run.name))
     streams, roles = await looked(run)
     assert streams["prompts"]["undelivered"] + streams["prompts"]["in_flight"] > 0
