@@ -142,6 +142,9 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
     """SHA-256 over the weight files."""
     transfer: Transfer | None = None
     """Offer of the same weights without files."""
+    sleep: str = ""
+    """Not empty: the trainer needs the GPUs. Rollouts free their memory and report this value as ``asleep``; they load
+    the weights again once it is empty."""
 
 
 class Service(msgspec.Struct, frozen=True):

@@ -256,6 +256,8 @@ class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     needs_files: str = ""
     """The policy version that this rollout could not receive directly, or restore from its delta; the trainer then
     writes its whole files."""
+    asleep: str = ""
+    """The announcement's ``sleep`` for which this rollout has freed its GPUs; empty while it has not."""
     circuits_open: list[str] = []
     """Judges that this reward worker does not call for now, because they failed too often."""
     started: float = 0.0

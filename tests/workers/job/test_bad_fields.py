@@ -240,6 +240,15 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.trainer.cpuOffload: is FSDP2's, which runs with several ranks; strategy is single and ranks is 1. Set",
     ),
     (
+        {"rollout.sleepDuringUpdates": True, "trainer.lora": {"rank": 8}},
+        "spec.rollout.sleepDuringUpdates: discards the weights of the engine, but with trainer.lora only adapters are "
+        "published to load again. Remove sleepDuringUpdates, or lora",
+    ),
+    (
+        {"rollout": {"sleepDuringUpdates": True, "podsPerReplica": 2, "engine": {"tensorParallelSize": 2}}},
+        "spec.rollout.sleepDuringUpdates: is not supported for replicas of several pods. Remove",
+    ),
+    (
         {"trainer": {"ranks": 12, "strategy": "fsdp2"}},
         "spec.trainer.ranks: 12 is not a multiple of ranksPerPod 8. Give a multiple, so that every pod has the",
     ),

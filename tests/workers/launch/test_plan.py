@@ -117,6 +117,20 @@ def test_a_share_is_a_whole_part_of_a_gpu_so_that_ray_can_place_all(rollouts: in
     assert (rollouts + 1) / gpus <= int(1 / each)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "rollouts", "gpus", "each", "memory"),
+    [(1, 1, 1, 0.9, 1), (1, 2, 2, 0.9, 1), (1, 3, 2, 0.45, 0.5), (2, 2, 2, 0.4, 1), (2, 3, 2, 0.2, 0.5)],
+)
+def test_rollouts_that_sleep_during_updates_divide_all_memory(
+    ranks: int, rollouts: int, gpus: int, each: float, memory: float
+) -> None:
+    trainer = {"strategy": "fsdp2" if ranks > 1 else "single", "ranks": ranks}
+    plans = planned(with_gpus=True, trainer=trainer, rollout={"replicas": rollouts})
+    shared = share_gpus(plans, gpus, in_turns=True)
+    assert gpus_of(shared)["rollout"] == [each] * rollouts
+    assert {plan.environment["PLAUDIT_GPU_SHARE"] for plan in shared["rollout"]} == {f"{memory:.4f}"}
+
+
 def test_two_ranks_never_share_a_gpu() -> None:
     trainer = {"strategy": "fsdp2", "ranks": 2}
     shared = share_gpus(planned(with_gpus=True, trainer=trainer, rollout={"replicas": 3}), 2)

@@ -47,14 +47,16 @@ class Run:
         await trainer.take_over()
         return cls(transport, trainer, folder)
 
-    async def announce(self, number: int, content: bytes = b"weights", *, digest: str | None = None) -> PolicyVersion:
+    async def announce(
+        self, number: int, content: bytes = b"weights", *, digest: str | None = None, sleep: str = ""
+    ) -> PolicyVersion:
         """Writes a stand-in for weights and announces it."""
         version = PolicyVersion(self.trainer.incarnation, number)
         folder = self.folder / str(version)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "model.safetensors").write_bytes(content)
         digest = weights_digest(folder) if digest is None else digest
-        await self.trainer.announce(Announcement(version, str(folder), digest))
+        await self.trainer.announce(Announcement(version, str(folder), digest, sleep=sleep))
         return version
 
     async def announce_folder(self, folder: Path, number: int) -> PolicyVersion:

@@ -66,6 +66,11 @@ def test_memory_and_tokenizer_follow_the_share_of_a_gpu_and_their_own_revision(m
     assert (settings.revision, settings.tokenizer_revision) == ("abc", "v2")
 
 
+def test_an_engine_sleeps_only_where_the_job_says_so(make_training_job) -> None:
+    sleeping = make_training_job(rollout={"sleepDuringUpdates": True})
+    assert [VllmSettings.from_job(job).sleeps for job in (make_training_job(), sleeping)] == [False, True]
+
+
 def test_a_gpu_build_without_a_visible_gpu_is_refused(monkeypatch) -> None:
     monkeypatch.setattr("plaudit_workers.rollout.engines.vllm_platform.version", lambda name: "0.32.0")
     with pytest.raises(RefusedError, match="cannot compute on a CPU"):

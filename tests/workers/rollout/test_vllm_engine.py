@@ -197,6 +197,56 @@ async def test_recompute_samples_the_rest_as_if_the_new_weights_had_read_it_all(
         assert sample.num_preempted == 0
 
 
+async def test_a_sleeping_engine_samples_nothing_until_it_has_weights_again(bench, tiny_models, reference):
+    old = await bench.load(tiny_models[1])
+    tasks = [bench.submit(seed=seed, max_tokens=300) for seed in range(4)]
+    while bench.engine.status() is None or bench.engine.status().running < 4:
+        await asyncio.sleep(0.01)
+    await bench.a_while()
+    await bench.engine.sleep()
+    late = bench.submit(seed=9)
+    done = [task.done() for task in tasks]
+    await asyncio.sleep(0.3)
+    assert [task.done() for task in tasks] == done
+    assert not late.done()
+    await bench.engine.sleep()  # as after an update that follows another one at once
+    new = await bench.load(tiny_models[2])
+    samples = [await bench.result(task) for task in tasks]
+    switched = [sample for sample in samples if len(sample.version_spans) == 2]
+    assert len(switched) >= 2
+    for sample in switched:
+        (_, _, before), (first, _, after) = sample.version_spans
+        assert (before, after) == (old.number, new.number)
+        assert close(reference(tiny_models[1], PROMPT, sample.response_ids)[:first], sample.logprobs[:first])
+        assert close(reference(tiny_models[2], PROMPT, sample.response_ids)[first:], sample.logprobs[first:])
+        assert sample.num_preempted == 0
+    sample = await bench.result(late)
+    assert sample.version_spans == [(0, 1, new.number)]
+    assert close(reference(tiny_models[2], PROMPT, sample.response_ids), sample.logprobs)
+
+
+async def test_a_load_that_fails_leaves_a_sleeping_engine_ready_for_the_next_one(
+    bench, tiny_models, tmp_path, reference
+):
+    await bench.load(tiny_models[1])
+    await bench.engine.sleep()
+    with pytest.raises(WeightsUnreadableError):
+        await bench.load(tmp_path / "vanished")
+    await bench.load(tiny_models[2])
+    sample = await bench.result(bench.submit(seed=1))
+    assert close(reference(tiny_models[2], PROMPT, sample.response_ids), sample.logprobs)
+
+
+async def test_drain_finishes_samples_before_the_engine_sleeps(bench, tiny_models):
+    old = await bench.load(tiny_models[1])
+    running = [bench.submit(seed=seed, max_tokens=200) for seed in range(4)]
+    await bench.a_while()
+    await bench.engine.sleep("drain")
+    assert all(task.done() for task in running)
+    assert [(await task).version_spans for task in running] == [[(0, 1, old.number)]] * 4
+    await bench.load(tiny_models[1])
+
+
 async def test_drain_first_completes_requests_under_the_old_weights(bench, tiny_models, reference):
     old = await bench.load(tiny_models[1])
     running = [bench.submit(seed=seed, max_tokens=200) for seed in range(4)]

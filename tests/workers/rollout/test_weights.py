@@ -24,11 +24,15 @@ class Recording(ScriptedEngine):
     def __init__(self, logprobs=None) -> None:
         super().__init__(Script())
         self.loaded = []
+        self.naps = 0
         self.logprobs = logprobs
 
     async def load_weights(self, path, version, switch="continue") -> None:
         self.loaded.append((version.number, path.name))
         await super().load_weights(path, version, switch)
+
+    async def sleep(self, switch="continue") -> None:
+        self.naps += 1
 
     async def probe(self, ids):
         return self.logprobs
@@ -56,6 +60,33 @@ async def test_an_announced_version_is_loaded_once(run) -> None:
     assert await weights.follow()
     assert weights.held == version
     assert engine.loaded == [(4, str(version))]
+
+
+async def test_a_rollout_sleeps_when_the_trainer_needs_the_gpus_and_then_loads_the_weights_again(run) -> None:
+    engine = Recording()
+    weights = follower(run, engine)
+    version = await run.announce(4)
+    await weights.follow()
+    for sleep in ("1.4-1", "1.4-2"):
+        await run.announce(4, sleep=sleep)
+        assert not await weights.follow()
+        assert (weights.asleep, weights.held) == (sleep, None)
+        assert weights.ready
+    await run.announce(4)
+    assert await weights.follow()
+    assert (weights.asleep, weights.held) == ("", version)
+    assert (engine.loaded, engine.naps) == ([(4, str(version))] * 2, 1)
+
+
+async def test_a_rollout_that_starts_while_others_sleep_waits_before_it_builds_its_engine(run) -> None:
+    weights = follower(run, Recording())
+    await run.announce(4, sleep="1.4-1")
+    starting = asyncio.create_task(weights.begin())
+    await asyncio.sleep(0.3)
+    assert (starting.done(), weights.asleep, weights.ready) == (False, "1.4-1", False)
+    await run.announce(5)
+    await starting
+    assert weights.asleep == ""
 
 
 async def test_a_lower_version_is_loaded_when_it_is_announced(run) -> None:

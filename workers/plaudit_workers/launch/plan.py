@@ -44,6 +44,9 @@ SERVE: dict[Role, str] = {
 # One thread a process: spinning OpenMP threads of several processes on few cores cost a factor of ten.
 _RANK_SHARE = 0.6
 """Share of a GPU that one of several ranks gets where GPUs are shared: more than half, so that no GPU gets two."""
+_SHARE_IN_TURNS = 0.1
+"""Share of a single trainer whose rollouts sleep during updates: so little that no GPU gets more rollouts than another,
+whether or not the trainer is there."""
 _SMALLEST_FRACTION = 1e-4
 """Ray counts GPUs in this unit."""
 
@@ -209,12 +212,20 @@ def _gpus(pod: PodSpec, default: float) -> float:
     return default if pod.uses_gpus() else 0
 
 
-def share_gpus(plans: dict[Role, list[ProcessPlan]], available: float) -> dict[Role, list[ProcessPlan]]:
+def share_gpus(
+    plans: dict[Role, list[ProcessPlan]], available: float, *, in_turns: bool = False
+) -> dict[Role, list[ProcessPlan]]:
     """Let processes share the GPUs of one machine that has fewer than they request.
 
     Only processes that request a single GPU can share; on a cluster nothing is shared (Ray then waits for room). Each
     gets 1 ÷ n of a GPU, n = processes ÷ GPUs rounded up: any other fraction leaves pieces that no process fits in. Of
     several ranks no two share a GPU, which NCCL refuses.
+
+    Args:
+        plans: of all processes.
+        available: GPUs of the machine.
+        in_turns: the others free their memory while the trainer updates (``rollout.sleepDuringUpdates``), so they
+            divide the whole of it; the trainer's share then only finds it a place.
 
     Raises:
         RefusedError: there are more ranks than GPUs.
@@ -228,13 +239,17 @@ def share_gpus(plans: dict[Role, list[ProcessPlan]], available: float) -> dict[R
             f"spec.trainer.ranks is {ranks}, but this machine has {available:g} GPUs and ranks cannot share one. "
             f"Set ranks to {max(1, int(available))}, or set nvidia.com/gpu: 0 in trainer.pod.resources.limits"
         )
-    if ranks <= 1:
-        share = {"trainer": _fraction(1.0, len(sharing), available)}
-        others = share["trainer"]
+    in_turns = in_turns and 0 < ranks < len(sharing)
+    if ranks > 1 or in_turns:
+        of_rank = _RANK_SHARE if ranks > 1 else _SHARE_IN_TURNS
+        others = _fraction(1 - of_rank, len(sharing) - ranks, available)
     else:
-        share = {"trainer": _RANK_SHARE}
-        others = _fraction(1 - _RANK_SHARE, len(sharing) - ranks, available)
-    return {role: [_shared(plan, share.get(role, others)) for plan in each] for role, each in plans.items()}
+        of_rank = others = _fraction(1.0, len(sharing), available)
+    memory = _fraction(1.0, len(sharing) - ranks, available) if in_turns else others
+    return {
+        role: [_shared(plan, of_rank, of_rank) if role == "trainer" else _shared(plan, others, memory) for plan in each]
+        for role, each in plans.items()
+    }
 
 
 def _fraction(whole: float, processes: int, available: float) -> float:
@@ -243,7 +258,7 @@ def _fraction(whole: float, processes: int, available: float) -> float:
     return math.floor(whole / on_each / _SMALLEST_FRACTION + _SMALLEST_FRACTION) * _SMALLEST_FRACTION
 
 
-def _shared(plan: ProcessPlan, share: float) -> ProcessPlan:
+def _shared(plan: ProcessPlan, share: float, memory: float) -> ProcessPlan:
     if not plan.gpus:
         return plan
-    return replace(plan, gpus=round(share, 4), environment={**plan.environment, GPU_SHARE: f"{share:.4f}"})
+    return replace(plan, gpus=round(share, 4), environment={**plan.environment, GPU_SHARE: f"{memory:.4f}"})

@@ -159,7 +159,8 @@ class _Launch:
                 if self._job.spec.trains and self._job.spec.rollout.engine.kind == "vllm" and is_cpu_build():
                     self._console.out(_CPU_BUILD_NOTE, highlight=False)
                 plans = plan_processes(self._job, context, with_gpus=True)
-                plans = plans if self._address else share_gpus(plans, gpus)
+                in_turns = self._job.spec.trains and self._job.spec.rollout.sleep_during_updates
+                plans = plans if self._address else share_gpus(plans, gpus, in_turns=in_turns)
             yield plans
         finally:
             await asyncio.to_thread(placement.disconnect)

@@ -1,4 +1,4 @@
-"""Keep the engine on the announced policy: watch → receive or read → load → check. Called by ``worker``.
+"""Keep the engine on the announced policy: watch → receive or read → load → check, or sleep. Called by ``worker``.
 
 After loading, the rollout computes the log-probabilities of the folder's probe. A difference from the trainer's above
 the probe's limit means that the engine does not hold the announced weights: the rollout never becomes ready with them.
@@ -55,19 +55,31 @@ class PolicyWeights:
         self.needs_files = ""
         """The version that could not be received from the trainer's memory, or restored from its delta; the trainer
         then writes its files whole."""
+        self.asleep = ""
+        """The announcement's ``sleep`` for which the engine has freed its GPUs; empty while it has not."""
+        self._ready_asleep = False
+        """It slept while it held a version, and no load has failed since."""
         self.logprob_mismatch: float | None = None
         """Of the loaded weights; None if the folder has no probe or the engine no model."""
 
     @property
     def ready(self) -> bool:
-        """Return True while an announced version is loaded; a switch to a newer one does not interrupt readiness."""
-        return self.held is not None
+        """Return True while an announced version is loaded; neither a switch to a newer one nor sleep ends it."""
+        return self.held is not None or self._ready_asleep
 
     async def watch(self) -> None:
         """Follow the announcement until cancelled."""
         while True:
             await self.follow()
             await asyncio.sleep(_POLL_S)
+
+    async def begin(self) -> None:
+        """Return once the trainer lets rollouts take their GPUs; to be called before the engine starts."""
+        await self._changed()  # first: a trainer that has not seen this rollout cannot wait for it
+        while (announcement := await self._announced()) is not None and announcement.sleep:
+            await self._report_asleep(announcement.sleep)
+            await asyncio.sleep(_POLL_S)
+        await self._report_asleep("")
 
     async def close(self) -> None:
         """Delete the local copy of the weights, if there is one."""
@@ -90,13 +102,33 @@ class PolicyWeights:
         """Read the announcement once and load its version unless it is loaded already.
 
         Returns:
-            True if the announced version is loaded now; False if nothing is announced or it could not be loaded.
+            True if the announced version is loaded now; False if nothing is announced, if it could not be loaded, or
+            if rollouts shall sleep.
         """
         async with self._lock:
-            announcement = await self._transport.retry_through_outage(self._transport.announced)
+            announcement = await self._announced()
             if announcement is None:
                 return False
+            if announcement.sleep:
+                await self._sleep(announcement.sleep)
+                return False
+            await self._report_asleep("")  # before the engine takes memory
             return announcement.version == self.held or await self._load(announcement)
+
+    async def _announced(self) -> Announcement | None:
+        return await self._transport.retry_through_outage(self._transport.announced)
+
+    async def _sleep(self, sleep: str) -> None:
+        if not self.asleep:
+            self._ready_asleep, self.held = self.ready, None
+            await self._engine.sleep(self._switch)
+            logger.info("asleep", update=sleep)
+        await self._report_asleep(sleep)
+
+    async def _report_asleep(self, sleep: str) -> None:
+        if sleep != self.asleep:
+            self.asleep = sleep
+            await self._changed()
 
     async def _load(self, announcement: Announcement) -> bool:
         received = announcement.transfer is not None and not self._needs_files_of(announcement)
@@ -155,9 +187,9 @@ class PolicyWeights:
             self._refuse_mismatch(version, probe)
         except BaseException:
             # Cancellation included: the engine may hold the new weights by now, or half of them.
-            self.held = None
+            self.held, self._ready_asleep = None, False
             raise
-        self.held = version
+        self.held, self._ready_asleep = version, False
         self.needs_files = ""
         logger.info("weights loaded", version=str(version), logprob_mismatch=self.logprob_mismatch)
 

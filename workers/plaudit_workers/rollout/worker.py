@@ -136,6 +136,8 @@ class RolloutWorker:
         try:
             async with Supervised() as tasks:
                 tasks.start(self._beats())
+                if not await unless_stopped(stop, self._weights.begin()):
+                    return
                 await self._engine.start()
                 tasks.start(self._weights.watch())
                 await self._work(tasks, stop)
@@ -189,6 +191,7 @@ class RolloutWorker:
             version=str(weights.held or ""),
             loading=str(weights.loading or ""),
             needs_files=weights.needs_files,
+            asleep=weights.asleep,
             engine=self._engine.status(),
         )
         await self._transport.beat(record)

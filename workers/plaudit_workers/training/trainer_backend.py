@@ -38,6 +38,10 @@ class TrainerBackend(Protocol):
         """Write weights that were published as a delta whole, if they are still the newest ones and not yet whole."""
         ...
 
+    def free_memory(self) -> None:
+        """Return memory of the GPUs that an update needed, before rollouts take it."""
+        ...
+
     def prune(self, in_use: Collection[str]) -> None:
         """Delete published weights that are not needed; ``in_use`` are the versions that live workers report."""
         ...

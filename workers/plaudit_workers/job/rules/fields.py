@@ -307,6 +307,25 @@ def _lora(spec: Spec) -> Iterator[Problem]:
         )
 
 
+def _sleep(spec: Spec) -> Iterator[Problem]:
+    if not spec.rollout.sleep_during_updates:
+        return
+    if spec.trainer.lora is not None:
+        yield Problem(
+            "spec.rollout.sleepDuringUpdates",
+            "discards the weights of the engine, but with trainer.lora only adapters are published to load again",
+            "Remove sleepDuringUpdates, or lora",
+            also=("spec.trainer.lora",),
+        )
+    if any(group.pods_per_replica > 1 for group in spec.rollout.by_group.values()):
+        yield Problem(
+            "spec.rollout.sleepDuringUpdates",
+            "is not supported for replicas of several pods",
+            "Remove sleepDuringUpdates, or set podsPerReplica to 1",
+            also=("spec.rollout.podsPerReplica",),
+        )
+
+
 def _direct_transfer(spec: Spec) -> Iterator[Problem]:
     if spec.trainer.weights.transfer == "files":
         return
@@ -510,6 +529,7 @@ _TRAINING: tuple[FieldRule, ...] = (
     _ranks,
     trainer_memory_problems,
     _lora,
+    _sleep,
     _direct_transfer,
     _deltas,
     group_problems,

@@ -193,6 +193,9 @@ class RolloutSpec(Section):
     """How running samples get new weights: ``continue`` keeps the KV cache of the old weights (the version of each
     token is recorded), ``recompute`` computes it again with the new weights, ``drain`` finishes the samples first.
     Default continue: nothing is computed twice and nothing waits."""
+    sleep_during_updates: bool = False
+    """Free the rollouts' GPUs while the trainer updates, where it shares them: vLLM's sleep mode. Running samples go on
+    afterwards, recomputed with the new weights. Default false: rollouts keep their GPUs."""
     engine: EngineSpec = EngineSpec()
     """The inference engine."""
     sampling: SamplingSpec = SamplingSpec()

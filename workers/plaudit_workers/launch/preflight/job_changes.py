@@ -23,6 +23,7 @@ _WITHOUT_MEANING = (
     "spec.rollout.pod",
     "spec.rollout.podsPerReplica",
     "spec.rollout.replicas",
+    "spec.rollout.sleepDuringUpdates",
     "spec.scheduling",
     "spec.storage",
     "spec.trainer.activationOffload",

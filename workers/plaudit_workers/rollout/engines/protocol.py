@@ -87,6 +87,17 @@ class Engine(Protocol):
         """
         ...
 
+    async def sleep(self, switch: WeightSwitch = "continue") -> None:
+        """Discard weights and cache, free the GPUs' memory and generate nothing until the next ``load_weights``.
+
+        Running samples are finished first under ``drain``; else they continue after that load, their cache computed
+        again under its weights.
+
+        Raises:
+            EngineFailedError: the engine broke.
+        """
+        ...
+
     async def probe(self, ids: Sequence[int]) -> list[float] | None:
         """Compute the log-probability of each token after the first under the loaded weights at temperature 1.
 

@@ -120,6 +120,12 @@ class ScriptedEngine:
             _begin_span(running, now, version)
         self._open.set()
 
+    async def sleep(self, switch: WeightSwitch = "continue") -> None:
+        """Begin no samples until weights are loaded; running ones, which a script cannot interrupt, finish first."""
+        self._open.clear()
+        while self._running:
+            await self._idle.wait()
+
     async def probe(self, ids: Sequence[int]) -> list[float] | None:
         """Return None: there is no model."""
         return None

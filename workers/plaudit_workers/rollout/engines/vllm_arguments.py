@@ -71,6 +71,8 @@ class VllmSettings:
     """Largest rank of the adapters that are loaded as weights; 0: whole weights are loaded."""
     num_adapters: int = 2
     """Adapters of one step at most: the newest, and those of requests that are still running."""
+    sleeps: bool = False
+    """It frees the GPUs while the trainer updates."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further ``vllm.EngineArgs`` by name."""
 
@@ -113,6 +115,7 @@ class VllmSettings:
             gpu_memory_utilization=engine.gpu_memory_utilization * float(environment.get(GPU_SHARE, "1")),
             lora_rank=lora.rank if lora else 0,
             num_adapters=min(job.spec.algorithm.max_staleness + 2, _MOST_ADAPTERS),
+            sleeps=rollout.sleep_during_updates,
             arguments=engine.arguments,
         )
 
@@ -215,7 +218,7 @@ def replica_arguments(member: ReplicaMember) -> dict[str, Any]:
 def _device_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
     if on_cpu:
         return {"enforce_eager": True, "kv_cache_memory_bytes": _CPU_CACHE_BYTES}
-    return {"gpu_memory_utilization": settings.gpu_memory_utilization}
+    return {"gpu_memory_utilization": settings.gpu_memory_utilization, "enable_sleep_mode": settings.sleeps}
 
 
 def _lora_arguments(settings: VllmSettings) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from plaudit_workers.rollout.engines.vllm_arguments import (
     prepare_environment,
 )
 from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build, refuse_hidden_gpus
-from plaudit_workers.rollout.engines.vllm_requests import Generation, WeightLoad, resolve
+from plaudit_workers.rollout.engines.vllm_requests import Generation, Sleep, WeightLoad, resolve
 from plaudit_workers.rollout.engines.vllm_stats import VllmStats
 from plaudit_workers.rollout.replica import WHOLE, ReplicaMember
 
@@ -83,6 +83,11 @@ class VllmEngine:
         """Switch the weights between two steps."""
         vllm = self._started()
         await self._answer(lambda future: vllm.load(WeightLoad(path, version, switch, future)))
+
+    async def sleep(self, switch: WeightSwitch = "continue") -> None:
+        """Free the GPUs between two steps; vLLM's CPU build stops generating, but keeps its memory."""
+        vllm = self._started()
+        await self._answer(lambda future: vllm.sleep(Sleep(switch, future)))
 
     async def probe(self, ids: Sequence[int]) -> list[float] | None:
         """Compute the log-probabilities of ``ids[1:]`` under the loaded weights, beside the running samples."""

@@ -6,7 +6,9 @@ from those of the new ones.
 
 New requests carry the number of the load as ``cache_salt``; without it, vLLM's prefix cache would serve them key-value
 blocks of the old weights. Requests that have not sampled a token when the weights change are submitted again for the
-same reason. Adapters (``trainer.lora``) are not switched: a request finishes with the adapter that began it.
+same reason. A sleeping engine has neither weights nor cache: it gets their memory back around the next load, and
+computes the cache of running requests again. Adapters (``trainer.lora``) are not switched: a request finishes with the
+adapter that began it.
 """
 
 from __future__ import annotations
@@ -34,11 +36,13 @@ from plaudit_workers.rollout.engines.protocol import (
     WeightsUnreadableError,
 )
 from plaudit_workers.rollout.engines.tied_weights import untied_weights
-from plaudit_workers.rollout.engines.vllm_requests import FutureResult, Generation, WeightLoad
+from plaudit_workers.rollout.engines.vllm_requests import FutureResult, Generation, Sleep, WeightLoad
 
 _REFUSALS = (VLLMClientError, ValueError)
 """Exceptions of vLLM for a request that can never be generated."""
 _SEED_BITS = (1 << 63) - 1
+_DISCARD = 2
+"""vLLM's level of sleep that keeps no copy of the weights: new ones are loaded before anything is generated."""
 
 
 class VllmLoop:
@@ -67,7 +71,7 @@ class VllmLoop:
         self._line: deque[Generation] = deque()
         self._running: dict[str, Generation] = {}
         self._probes: dict[str, asyncio.Future[list[float]]] = {}
-        self._loads: deque[WeightLoad] = deque()
+        self._loads: deque[WeightLoad | Sleep] = deque()
         self._answers: list[FutureResult] = []
         self._version: PolicyVersion | None = None
         self._num_loads = 0
@@ -111,6 +115,10 @@ class VllmLoop:
         """Switch the weights as soon as ``load.switch`` allows."""
         self._loads.append(load)
 
+    def sleep(self, sleep: Sleep) -> None:
+        """Free the GPUs as soon as ``sleep.switch`` allows."""
+        self._loads.append(sleep)
+
     def probe(self, ids: Sequence[int], future: asyncio.Future[list[float]]) -> None:
         """Compute the log-probabilities of ``ids[1:]``; [L] in, [L - 1] out."""
         probe_id = f"probe-{time.monotonic_ns()}"
@@ -136,6 +144,10 @@ class VllmLoop:
     def _switch_weights(self) -> None:
         while self._loads and not (self._loads[0].switch == "drain" and self._can_step()):
             load = self._loads.popleft()
+            if isinstance(load, Sleep):
+                self._sleep()
+                self._answers.append((load.future, None))
+                continue
             try:
                 self._load(load)
             except Exception as error:
@@ -162,6 +174,15 @@ class VllmLoop:
         finally:
             core.scheduler.set_pause_state(PauseState.UNPAUSED)
 
+    def _sleep(self) -> None:
+        self._settle()
+        self._version = None
+        if self._engine.is_sleeping():  # a load failed after it had woken a part
+            self._engine.wake_up()
+        self._engine.sleep(_DISCARD, "keep")
+        for generation in self._running.values():
+            generation.recomputed += 1
+
     def _load(self, load: WeightLoad) -> None:
         self._settle()
         self._num_loads += 1
@@ -178,7 +199,12 @@ class VllmLoop:
 
     def _replace_weights(self, load: WeightLoad) -> None:
         weights = {"weights_iterator": untied_weights(load.path)} if self._untied else {"weights_path": str(load.path)}
+        sleeping = self._engine.is_sleeping()
+        if sleeping:
+            self._engine.wake_up(["weights"])
         self._engine.collective_rpc("reload_weights", kwargs=weights)
+        if sleeping:
+            self._engine.wake_up(["kv_cache"])
         self._engine.set_weight_version(str(load.version))
 
     def _requeue_unbegun(self) -> None:

@@ -42,6 +42,14 @@ class WeightLoad:
     future: asyncio.Future[None]
 
 
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """A request to free the GPUs until the next load."""
+
+    switch: WeightSwitch
+    future: asyncio.Future[None]
+
+
 def resolve(answers: Iterable[FutureResult]) -> None:
     """Resolve futures on their event loop; those that were cancelled meanwhile are ignored."""
     for future, answer in answers:

@@ -38,5 +38,8 @@ class VllmStats:
             self._mean_s,
         )
 
+    def record_sleep_state(self, is_awake: int, level: int) -> None:
+        """Keep nothing: the rollout's heartbeat tells whether it sleeps."""
+
     def log(self) -> None:
         """Log nothing; vLLM calls this every few seconds."""

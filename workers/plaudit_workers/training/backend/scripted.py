@@ -71,6 +71,9 @@ class ScriptedBackend:
     def write_whole(self, announcement: Announcement) -> None:
         """Do nothing: ``publish`` always writes whole weights."""
 
+    def free_memory(self) -> None:
+        """Do nothing: there is no GPU."""
+
     def prune(self, in_use: Collection[str]) -> None:
         """Delete all but the newest two versions and those in use."""
         names = [path.name for path in (self._folder / "weights").iterdir() if path.name[0].isdigit()]

@@ -95,6 +95,10 @@ class TorchBackend:
         if self._deltas is not None:
             self._deltas.write_whole(announcement)
 
+    def free_memory(self) -> None:
+        """Return memory of the GPUs that an update needed."""
+        self._model.free_memory()
+
     def prune(self, in_use: Collection[str]) -> None:
         """Delete published weights that are not needed."""
         prune_weights(self._weights, in_use)

@@ -32,6 +32,7 @@ from plaudit_workers.training.conductor.resume import take_over
 from plaudit_workers.training.conductor.run_records import RunRecords
 from plaudit_workers.training.conductor.step_report import StepReport
 from plaudit_workers.training.conductor.step_training import StepTraining
+from plaudit_workers.training.conductor.turns import Turns
 from plaudit_workers.training.conductor.upkeep import Upkeep
 from plaudit_workers.training.conductor.validation import Evaluation, Validation
 from plaudit_workers.training.run.state import RunContext, RunState
@@ -100,10 +101,11 @@ class Conductor:
         self._schedule = run.plan.schedule
         self._admitter = Admitter(run, state)
         self._intake = GroupIntake(run, state)
-        self._training = StepTraining(run, state, thread, self._intake, self._admitter, background, stop)
+        self._announcements = Announcements(run, state, thread)
+        self._turns = Turns(run, state, thread, self._announcements, stop)
+        self._training = StepTraining(run, state, thread, self._intake, self._admitter, background, self._turns, stop)
         self._records = RunRecords(run, state, thread)
         self._validation = Validation(run, state, self._admitter, self._intake)
-        self._announcements = Announcements(run, state, thread)
         self._writing: asyncio.Task[None] | None = None
         self._saved_step = -1
 
@@ -167,6 +169,7 @@ class Conductor:
         version = PolicyVersion(self._state.incarnation, report.step)
         announcement = await self._thread.run(self._thread.backend.publish, version)
         report.figures["training/published_bytes"] = await asyncio.to_thread(published_bytes, announcement)
+        await self._turns.free_memory()
         await self._announcements.announce(announcement)
         report.figures["timing_s/update_weights"] = time.monotonic() - started
         self._background.start(self._admitter.admit_training())

@@ -20,6 +20,7 @@ from plaudit_workers.training.conductor.groups.failed_scores import failed_sampl
 from plaudit_workers.training.conductor.groups.intake import GroupIntake
 from plaudit_workers.training.conductor.open_step import Decision, OpenStep, Over, Retry, Update, Wait
 from plaudit_workers.training.conductor.step_report import StepReport
+from plaudit_workers.training.conductor.turns import Turns
 from plaudit_workers.training.run.schedule import ReadyGroup, choose
 from plaudit_workers.training.run.state import RunContext, RunState
 
@@ -38,6 +39,7 @@ class StepTraining:
     intake: GroupIntake
     admitter: Admitter
     background: BackgroundTasks
+    turns: Turns
     stop: asyncio.Event
 
     async def train(self, step: OpenStep, report: StepReport) -> bool:
@@ -48,9 +50,9 @@ class StepTraining:
         """
         while True:
             decision = await self._wait(step, report)
-            if isinstance(decision, Update) and self.stop.is_set():
-                return False
             if isinstance(decision, Update):
+                if self.stop.is_set() or not await self._take_turn(report):
+                    return False
                 await self._update(step, decision.groups, report)
             elif isinstance(decision, Retry):
                 self._return(step, decision, report)
@@ -73,6 +75,7 @@ class StepTraining:
                 return decision
             if not began:
                 began, in_hand = self.run.clock.now(), step.taken
+                await self.turns.give_back()
             await self.intake.wait(_LOOK_EVERY_S)
         if began:
             awaited = sorted(step.taken - in_hand)
@@ -103,6 +106,14 @@ class StepTraining:
     async def _close_and_admit(self, records: Sequence[GroupRecord]) -> None:
         await close_groups(self.run, self.state, records)  # makes room in Redis
         await self.admitter.admit_training()
+
+    async def _take_turn(self, report: StepReport) -> bool:
+        started = time.monotonic()
+        taken = await self.turns.take()
+        if self.run.plan.rollouts_sleep:
+            waited = report.figures.get("timing_s/rollouts_sleep", 0.0)
+            report.figures["timing_s/rollouts_sleep"] = waited + time.monotonic() - started
+        return taken
 
     async def _update(self, step: OpenStep, chosen: Sequence[ReadyGroup], report: StepReport) -> None:
         taken, started = self.run.clock.now(), time.monotonic()

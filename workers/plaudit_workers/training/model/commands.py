@@ -25,6 +25,7 @@ ARGUMENTS: dict[str, Any] = {
     "update": TrainingBatch,
     "logprobs": TrainingBatch,
     "divergences": TrainingBatch,
+    "free_memory": None,
     "hold_proximal": PolicyVersion,
     "offer": WeightOffer,
     "full_state": None,

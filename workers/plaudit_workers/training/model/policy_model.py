@@ -216,6 +216,13 @@ class PolicyModel:
         everywhere = self._ranks.sum(torch.from_numpy(np.concatenate(found))).numpy()
         return np.split(everywhere, np.cumsum(lengths)[:-1])
 
+    def free_memory(self) -> None:
+        """Return the memory that the allocator keeps between updates, on every rank."""
+        self._commands.send("free_memory")
+        if self._ranks.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._commands.gather(b"")  # rank 0 returns after all have
+
     def hold_proximal(self, version: PolicyVersion) -> None:
         """Take the weights that were written or offered as the ones around which ``correction`` clips."""
         self._commands.send("hold_proximal", version)

@@ -40,6 +40,8 @@ class RunPlan:
     checkpoint_every_steps: int = 10
     resume_from: str = ""
     """Another run's checkpoint to start from; empty: start from the job's model."""
+    rollouts_sleep: bool = False
+    """Rollouts free their GPUs while the trainer updates."""
     keep_samples: bool = True
     skip_solved: SolvedRule | None = None
     """The prompts that are skipped because the run has always solved them; None: none."""
@@ -75,6 +77,7 @@ class RunPlan:
             ),
             checkpoint_every_steps=spec.trainer.checkpoint.every_steps,
             resume_from=spec.trainer.checkpoint.resume_from,
+            rollouts_sleep=spec.rollout.sleep_during_updates,
             keep_samples=spec.metrics.keep_samples,
             skip_solved=_solved_rule(spec.data.train.skip_solved),
         )

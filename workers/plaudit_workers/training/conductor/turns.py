@@ -1,0 +1,82 @@
+"""Take turns with rollouts on the same GPUs (``rollout.sleepDuringUpdates``). Used by ``step_training``.
+
+The announcement names the update for which rollouts sleep, and their heartbeats repeat the name once their memory is
+free. Rollouts that start meanwhile wait before they build their engine. The trainer keeps the GPUs until it has to wait
+for samples or publishes; a trainer that dies leaves rollouts asleep, and the next one's first announcement wakes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+
+import msgspec
+
+from plaudit_wire.logs import get_logger
+from plaudit_workers.training.conductor.announcements import Announcements
+from plaudit_workers.training.conductor.backend_thread import BackendThread
+from plaudit_workers.training.run.state import RunContext, RunState
+
+logger = get_logger(__name__)
+
+_LOOK_EVERY_S = 0.1
+_WARN_EVERY_S = 30.0
+
+
+class Turns:
+    """Whose turn it is; without ``sleepDuringUpdates`` always everybody's.
+
+    Args:
+        run: the run's context.
+        state: its current state.
+        thread: runs the backend, whose memory the rollouts get back.
+        announcements: of the run.
+        stop: give up waiting.
+    """
+
+    def __init__(
+        self, run: RunContext, state: RunState, thread: BackendThread, announcements: Announcements, stop: asyncio.Event
+    ) -> None:
+        self._run = run
+        self._state = state
+        self._thread = thread
+        self._announcements = announcements
+        self._stop = stop
+        self._numbers = itertools.count(1)
+
+    async def take(self) -> bool:
+        """Return True once no live rollout uses the GPUs; False if ``stop`` was set before."""
+        if self._run.plan.rollouts_sleep and not self._state.announcement.sleep:
+            await self._announce(f"{self._state.version}-{next(self._numbers)}")
+        warned = time.monotonic()
+        while awake := await self._awake():
+            if self._stop.is_set():
+                return False
+            if time.monotonic() - warned > _WARN_EVERY_S:
+                warned = time.monotonic()
+                logger.warning("the update waits for rollouts to free their GPUs", rollouts=awake)
+            await asyncio.sleep(_LOOK_EVERY_S)
+        return True
+
+    async def give_back(self) -> None:
+        """Wake the rollouts with the weights that they had."""
+        if self._state.announcement.sleep:
+            await self.free_memory()
+            await self._announce("")
+
+    async def free_memory(self) -> None:
+        """Return the trainer's memory; the announcement that follows wakes the rollouts."""
+        if self._run.plan.rollouts_sleep:
+            await self._thread.run(self._thread.backend.free_memory)
+
+    async def _announce(self, sleep: str) -> None:
+        await self._announcements.announce(msgspec.structs.replace(self._state.announcement, sleep=sleep))
+
+    async def _awake(self) -> list[str]:
+        """Return the live rollouts that have not freed their GPUs for this update."""
+        sleep = self._state.announcement.sleep
+        if not sleep:
+            return []
+        workers = await self._run.transport.retry_through_outage(self._run.transport.workers)
+        return [each.worker for each in workers if each.role == "rollout" and each.asleep != sleep]
