@@ -49,3 +49,16 @@ def test_copy_digits_stops_at_ctrl_c_goes_on_and_learns(
     ledger = run.ledger
     assert ledger["admitted"] == ledger["trained"] + ledger["evaluated"] + ledger["dropped"]
     assert len(list((run.folder / "samples").glob("*.parquet"))) >= 40
+
+
+def test_rollouts_that_sleep_during_updates_continue_with_the_new_weights(
+    example: Callable[[str], Path], plaudit_run: Callable[..., Any], change_job: Callable[..., Path]
+) -> None:
+    job = change_job(example("01-copy-digits") / "job.yaml", rollout__sleepDuringUpdates=True)
+    run = plaudit_run(job, "--steps", "5")
+    assert run.exit_code == 0, run.output
+    assert run.trained_steps == list(range(1, 6))
+    for step in run.steps:
+        assert step.statistics["timing_s/rollouts_sleep"] > 0
+        assert step.statistics["actor/logprob_mismatch"] < 1e-4
+        assert step.statistics["reward_pipeline/staleness/max"] == 0
