@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.timeout(900)
@@ -17,8 +18,7 @@ pytestmark = pytest.mark.timeout(900)
 
 def children(pid: int) -> list[int]:
     """Processes that a process started."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return [child.pid for child in psutil.Process(pid).children()]
 
 
 def kill_engine(folder: Path) -> None:

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from plaudit_reward.code.sandbox.oom import num_oom_kills
@@ -48,5 +49,4 @@ def test_a_run_is_repeated_when_its_fork_server_dies_by_another_hand(worker: Wor
 
 
 def children_of(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return [child.pid for child in psutil.Process(pid).children()]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from plaudit_wire.sample import Sample
@@ -17,8 +17,8 @@ from plaudit_workers.scoring.group_scope import has_group_scorers
 Make = Callable[..., Any]
 
 
-def children() -> set[str]:
-    return {child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()}
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children()}
 
 
 SAMPLE = Sample("t-0-1.0", 0, "openai/gsm8k", "2 + 2?", "#### 4", ground_truth="4")

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from plaudit_workers.launch.redis.server import RedisServer, free_port
@@ -80,7 +81,7 @@ async def until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
 
 
 def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [child.pid for child in psutil.Process(pid).children()]
 
 
 REFUSED = [
