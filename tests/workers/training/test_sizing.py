@@ -162,6 +162,21 @@ def test_a_job_that_cannot_fit_is_refused_in_numbers_with_the_nearest_job(spec_o
     assert fit_problems(spec_of(ranks=8), SHAPE_7B, H100) == []
 
 
+def test_rollouts_that_take_turns_leave_room_for_what_the_trainer_keeps(spec_of):
+    def spec(utilization, **trainer):
+        engine = {"maxModelLength": 8192, "gpuMemoryUtilization": utilization}
+        rollout = {"sampling": {"maxTokens": 7168}, "engine": engine, "sleepDuringUpdates": True}
+        return spec_of(rollout=rollout, trainer=trainer)
+
+    [problem] = fit_problems(spec(0.85), SHAPE_7B, H100)
+    assert problem.field == "spec.rollout.engine.gpuMemoryUtilization"
+    assert "of which 18.2 stay there while rollouts sample" in problem.message
+    largest = float(problem.remedy.split(",")[0].rsplit(" ", 1)[1])
+    assert largest == pytest.approx(1 - (3e9 + 16 * SHAPE_7B.parameters / 8) / H100.memory_bytes, abs=0.01)
+    assert fit_problems(spec(largest), SHAPE_7B, H100) == []
+    assert fit_problems(spec(0.85, cpuOffload=True), SHAPE_7B, H100) == []
+
+
 def test_the_cache_takes_the_memory_that_weights_leave(spec_of):
     spec = spec_of()
     weights = rollout_parts(spec, SHAPE_7B)[0].num_bytes
@@ -232,6 +247,10 @@ def test_steps_overlap_with_staleness_and_shrink_with_gpus(spec_of):
     assert synchronous.step == pytest.approx(sum(phases))
     overlapped = step_times(spec_of(algorithm={"maxStaleness": 1}), SHAPE_7B, H100, 4096)
     assert overlapped.step < synchronous.step
+    turns = {"sampling": {"maxTokens": 7168}, "engine": {"maxModelLength": 8192}, "sleepDuringUpdates": True}
+    assert step_times(
+        spec_of(algorithm={"maxStaleness": 1}, rollout=turns), SHAPE_7B, H100, 4096
+    ).step == pytest.approx(synchronous.step)
     assert step_times(spec_of(ranks=16), SHAPE_7B, H100, 4096).update == pytest.approx(synchronous.update / 2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -10,7 +11,13 @@ from pydantic.alias_generators import to_camel
 
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.sizing.devices import Device
-from plaudit_workers.job.sizing.memory import cache_tokens, longest_sample, rollout_parts, trainer_parts
+from plaudit_workers.job.sizing.memory import (
+    cache_tokens,
+    longest_sample,
+    resident_bytes,
+    rollout_parts,
+    trainer_parts,
+)
 from plaudit_workers.job.sizing.shape import ModelShape, divides_heads
 from plaudit_workers.job.spec.rljob import Spec
 from plaudit_workers.job.spec.trainer import TrainerSpec
@@ -23,7 +30,8 @@ Changes = dict[str, Any]
 
 def fit_problems(spec: Spec, shape: ModelShape, device: Device) -> list[Problem]:
     """Return why a job cannot fit, each with the nearest job that can."""
-    return [*_heads(spec, shape), *_trainer(spec, shape, device), *_rollout(spec, shape, device)]
+    rules = (_trainer, _rollout, _turns)
+    return [*_heads(spec, shape), *(problem for rule in rules for problem in rule(spec, shape, device))]
 
 
 def fits_trainer(spec: Spec, shape: ModelShape, device: Device) -> bool:
@@ -127,6 +135,27 @@ def _rollout(spec: Spec, shape: ModelShape, device: Device) -> Iterator[Problem]
             f"which holds {max(0, int(tokens)):,} tokens of {device.name}; the longest sample has {longest:,}",
             _remedy("rollout.engine", nearest_rollout(spec, shape, device), "Shorten samples, or use a larger GPU"),
             also=("spec.rollout.engine.maxModelLength",),
+        )
+
+
+def _turns(spec: Spec, shape: ModelShape, device: Device) -> Iterator[Problem]:
+    share = spec.rollout.engine.gpu_memory_utilization
+    resident = resident_bytes(spec, shape)
+    free_share = 1 - resident / device.memory_bytes
+    if spec.rollout.sleep_during_updates and share > free_share:
+        largest = math.floor(100 * free_share) / 100
+        lower = [f"Set it to at most {largest}"] if largest > 0 else []
+        more = (
+            []
+            if spec.trainer.cpu_offload
+            else ["use more ranks" if lower else "Use more ranks", "set trainer.cpuOffload"]
+        )
+        yield Problem(
+            "spec.rollout.engine.gpuMemoryUtilization",
+            f"{share} leaves {_gb((1 - share) * device.memory_bytes)} GB of {device.name} to the trainer, of which "
+            f"{_gb(resident)} stay there while rollouts sample (sleepDuringUpdates)",
+            ", or ".join([*lower, *more]),
+            also=("spec.rollout.sleepDuringUpdates", "spec.trainer.cpuOffload"),
         )
 
 

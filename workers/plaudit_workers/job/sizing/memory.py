@@ -59,6 +59,12 @@ def trainer_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
     ]
 
 
+def resident_bytes(spec: Spec, shape: ModelShape) -> float:
+    """Return one rank's bytes on its GPU between updates."""
+    states = [] if spec.trainer.cpu_offload else _states(spec, shape)
+    return sum(part.num_bytes for part in states) + RESERVED_BYTES
+
+
 def _states(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
     """Return the parts of one rank's memory that live as long as the rank."""
     trainer, algorithm = spec.trainer, spec.algorithm

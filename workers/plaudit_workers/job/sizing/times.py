@@ -31,7 +31,7 @@ class StepTimes:
     update: float
     publication: float
     overlapped: bool
-    """Generation runs beside update and publication (``maxStaleness`` of at least 1)."""
+    """Generation runs beside update and publication (``maxStaleness`` of at least 1, GPUs of its own)."""
 
     @property
     def step(self) -> float:
@@ -63,7 +63,7 @@ def step_times(spec: Spec, shape: ModelShape, device: Device, response_tokens: i
         generation=_generation_s(spec, shape, device, response_tokens),
         update=passes_s + _offload_s(spec, shape, response_tokens),
         publication=passes * published / VOLUME_BYTES_PER_S,
-        overlapped=spec.algorithm.max_staleness > 0,
+        overlapped=spec.algorithm.max_staleness > 0 and not spec.rollout.sleep_during_updates,
     )
 
 
