@@ -57,6 +57,29 @@ def test_extras_of_a_scorer_have_columns(make_groups, tmp_path):
     assert (second[key + "acc"], second[key + "pred"], second[key + "mixed"]) == (0.0, None, "text")
 
 
+def test_the_groups_that_an_earlier_trainer_stored_come_first(make_groups, tmp_path):
+    def with_extra(group, value):
+        def scored(sample):
+            mine = msgspec.structs.replace(sample.scoring.scorers["mine"], extra={"pred": value})
+            return msgspec.structs.replace(
+                sample, scoring=msgspec.structs.replace(sample.scoring, scorers={"mine": mine})
+            )
+
+        return msgspec.structs.replace(group, samples=[scored(sample) for sample in group.samples])
+
+    first, second = make_groups([[0.25], [1.0]])
+    first, second = with_extra(first, 12.0), with_extra(second, "twelve")
+    store_groups(tmp_path, 7, 1, [first], records_of([first]))
+    path = store_groups(tmp_path, 7, 2, [second], records_of([second]), begun_by=1)
+    rows = pyarrow.parquet.read_table(path).to_pylist()
+    assert [(row["group"], row["incarnation"]) for row in rows] == [(first.id, 1), (second.id, 2)]
+    assert [row["scorer/mine/extra/pred"] for row in rows] == ["12", "twelve"]
+    alone = store_groups(tmp_path, 8, 2, [second], records_of([second]), begun_by=1)  # none had ended
+    (tmp_path / "step-000009-i1.parquet").write_bytes(b"damaged")
+    beside = store_groups(tmp_path, 9, 2, [second], records_of([second]), begun_by=1)
+    assert [pyarrow.parquet.read_table(each).num_rows for each in (alone, beside)] == [1, 1]
+
+
 def test_the_file_is_zstd(make_groups, tmp_path):
     groups = make_groups([[0.25]])
     path = store_groups(tmp_path, 1, 1, groups, records_of(groups))

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from plaudit_metrics.sources.samples.files import samples_file
 from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.connection import Transport
@@ -105,6 +106,33 @@ async def test_a_killed_trainer_that_replaces_groups_trains_every_position_once_
     assert (ledger["problems"], ledger["trained"], ledger["open"]) == ([], 32, 0)
     assert ledger["admitted"] == ledger["trained"] + ledger["dropped"]
     assert [step.step for step in simulation.steps()] == list(range(1, 9))
+
+
+async def test_the_stored_samples_of_a_step_that_was_interrupted_twice_are_whole(
+    simulation: Any, make_plan: MakePlan
+) -> None:
+    plan, loop = make_plan(steps=3, mini_batches=4), asyncio.get_running_loop()
+    async with simulation.workers():
+        for updates in (5, 1):  # stopped in the first update of step 2, then in its second
+            stop, left = asyncio.Event(), iter(range(updates, 0, -1))
+
+            def update_s(groups: Sequence[Group], stop: asyncio.Event = stop, left: Any = left) -> float:
+                if next(left, 0) == 1:
+                    loop.call_soon_threadsafe(stop.set)
+                return 0.02
+
+            simulation.update_s = update_s
+            done, _ = await simulation.train(plan, stop)
+            assert not done
+        simulation.update_s = lambda groups: 0.0
+        done, _ = await simulation.train(plan)
+    assert done
+    for record in simulation.steps():
+        rows = pq.read_table(samples_file(simulation.folder, record.step, record.incarnation)).to_pylist()
+        stored = sorted((int(row["group"].split("-")[1]), row["index"]) for row in rows)
+        positions = range(record.step * 4 - 4, record.step * 4)
+        assert stored == [(position, index) for position in positions for index in range(4)]
+        assert {row["incarnation"] for row in rows} == ({1, 2, 3} if record.step == 2 else {record.incarnation})
 
 
 async def test_a_trainer_process_that_gets_sigkill_loses_nothing(simulation: Any) -> None:

@@ -152,7 +152,8 @@ class Conductor:
         if broken_off is None:
             return OpenStep(self._schedule, number), StepReport(number, self._run.clock.now())
         step = OpenStep(self._schedule, number, broken_off["accounted"], broken_off.get("replaced", 0))
-        return step, StepReport.restored(broken_off["report"])
+        begun_by = self._state.lineage.parents[self._state.incarnation].incarnation
+        return step, StepReport.restored(broken_off["report"], begun_by)
 
     async def _train(self, step: OpenStep, report: StepReport) -> bool:
         try:

@@ -64,11 +64,12 @@ class RunRecords:
 
     def _store(self, report: StepReport) -> Path | None:
         """Return the file of the step's samples; None if they are not kept."""
-        if not self._run.plan.keep_samples or not report.ended:
+        if not self._run.plan.keep_samples or not (report.ended or report.begun_by):
             return None
         groups = [group for group, _ in report.ended]
         records = {record.group: record for _, record in report.ended}
-        return store_groups(self._run.folder / "samples", report.step, self._state.incarnation, groups, records)
+        folder = self._run.folder / "samples"
+        return store_groups(folder, report.step, self._state.incarnation, groups, records, report.begun_by)
 
     async def ledger(self) -> None:
         """Write ``ledger.json`` and compare Redis's counters with it.

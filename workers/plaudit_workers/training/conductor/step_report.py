@@ -31,6 +31,8 @@ class StepReport:
     update_s: float = 0.0
     figures: dict[str, float] = field(default_factory=dict)
     """Further figures of the step."""
+    begun_by: int = 0
+    """The incarnation that stored the first groups of the step, if it was interrupted in its middle; else 0."""
     ended: list[tuple[Group, GroupRecord]] = field(default_factory=list)
     """Groups to store: all that ended, validation included."""
 
@@ -75,9 +77,9 @@ class StepReport:
         return base64.b64encode(msgspec.msgpack.encode(replace(self, ended=[]))).decode()
 
     @classmethod
-    def restored(cls, snapshot: str) -> StepReport:
-        """Return the report of a ``snapshot``."""
-        return msgspec.msgpack.decode(base64.b64decode(snapshot), type=cls)
+    def restored(cls, snapshot: str, begun_by: int) -> StepReport:
+        """Return the report of a ``snapshot``, which that incarnation took."""
+        return replace(msgspec.msgpack.decode(base64.b64decode(snapshot), type=cls), begun_by=begun_by)
 
 
 def sample_records(group: Group, step: int) -> list[SampleRecord]:

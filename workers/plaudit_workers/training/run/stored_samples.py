@@ -1,10 +1,10 @@
 """Stored samples: every closed group of a step as Parquet, one row per sample. Called by the conductor.
 
 ``samples/step-000012-i1.parquet`` is step 12 as incarnation 1 trained it (``sources.samples.files`` chooses among
-incarnations). Columns: group and index of the sample, its texts and messages, the result of each scorer
-(``scorer/<name>/…``), the times of its stages, the policy versions that generated it. Fields without a fixed shape are
-JSON. Further results of a scorer (verl's ``acc``, a judge's answer and tokens) are in
-``scorer/<name>/extra/<extra>``: numbers as numbers, all else as text.
+incarnations); the last file of a step that was interrupted in its middle has all groups. Columns: group and index of
+the sample, its texts and messages, the result of each scorer (``scorer/<name>/…``), the times of its stages, the policy
+versions that generated it. Fields without a fixed shape are JSON. Further results of a scorer (verl's ``acc``, a
+judge's answer and tokens) are in ``scorer/<name>/extra/<extra>``: numbers as numbers, all else as text.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ import msgspec
 import pyarrow
 import pyarrow.parquet
 
+from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import SampleBody
 from plaudit_wire.records import GroupRecord, ScoringRecord, Stamps
 from plaudit_workers.stream.group import Group, GroupSample
 from plaudit_workers.whole_files import whole_file
+
+logger = get_logger(__name__)
 
 _TEXT, _WHOLE, _REAL = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
 
@@ -91,7 +94,12 @@ MOST_EXTRAS = 64
 
 
 def store_groups(
-    folder: Path, step: int, incarnation: int, groups: Sequence[Group], records: Mapping[str, GroupRecord]
+    folder: Path,
+    step: int,
+    incarnation: int,
+    groups: Sequence[Group],
+    records: Mapping[str, GroupRecord],
+    begun_by: int = 0,
 ) -> Path:
     """Write the closed groups of a step.
 
@@ -101,6 +109,7 @@ def store_groups(
         incarnation: of the trainer that closed them.
         groups: their hashes as read before they were closed.
         records: group id → how it ended.
+        begun_by: the incarnation that stored the step's first groups, which come first in this file too; 0: none.
 
     Returns:
         The file; no rows in it when there are no groups.
@@ -120,9 +129,35 @@ def store_groups(
             *extras.items(),
         ]
     )
-    target = folder / f"step-{step:06d}-i{incarnation}.parquet"
-    write_samples(pyarrow.Table.from_pylist(rows, schema=schema), target)
+    table = pyarrow.Table.from_pylist(rows, schema=schema)
+    target = _file(folder, step, incarnation)
+    write_samples(_after(_file(folder, step, begun_by), table) if begun_by else table, target)
     return target
+
+
+def _file(folder: Path, step: int, incarnation: int) -> Path:
+    return folder / f"step-{step:06d}-i{incarnation}.parquet"
+
+
+def _after(earlier: Path, table: pyarrow.Table) -> pyarrow.Table:
+    """Put the rows of an earlier file before those of a table; a column that is text in one of them is text."""
+    if not earlier.exists():  # no group of the step had ended
+        return table
+    try:
+        tables = [pyarrow.parquet.read_table(earlier), table]
+    except (OSError, pyarrow.ArrowException) as error:
+        logger.warning("the step's first samples are unreadable", path=str(earlier), error=str(error))
+        return table
+    of_both = set(tables[0].column_names) & set(tables[1].column_names)
+    for name in sorted(
+        each for each in of_both if tables[0].schema.field(each).type != tables[1].schema.field(each).type
+    ):
+        tables = [_as_text(each, name) for each in tables]
+    return pyarrow.concat_tables(tables, promote_options="default")
+
+
+def _as_text(table: pyarrow.Table, name: str) -> pyarrow.Table:
+    return table.set_column(table.column_names.index(name), name, table[name].cast(_TEXT))
 
 
 def write_samples(table: pyarrow.Table, target: Path) -> None:
