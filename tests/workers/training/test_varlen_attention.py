@@ -9,10 +9,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention.varlen import varlen_attn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
 from plaudit_reward.packed_attention import PACKED_ATTENTION, PackedLayout, UnsupportedAttentionError
 from plaudit_reward.varlen_attention import choose_attention, disagreement, refusal, sliding_windows, varlen_attention
+from plaudit_workers.training.model.activations import checkpoint_layers
 
 CPU = torch.device("cpu")
 
@@ -79,3 +82,34 @@ def test_a_model_on_a_cpu_keeps_blocks():
     choose_attention(model, CPU, torch.bfloat16)
     assert model.config._attn_implementation == PACKED_ATTENTION
     assert sliding_windows(model) == [8]
+
+
+class Layer(torch.nn.Module):
+    def forward(self, row: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+        return varlen_attn(2 * row, 3 * row, 4 * row, bounds, bounds, 4, 4)
+
+
+class Layers(torch.nn.Module):
+    _no_split_modules = ("Layer",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Layer()
+
+
+class CountedCalls(TorchDispatchMode):
+    calls = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.calls += operation is torch.ops.torch_attn._varlen_attn.default
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("kind", "calls"), [("none", 1), ("layers", 2), ("selective", 1)])
+def test_selective_checkpointing_does_not_compute_the_kernel_again(kind, calls):
+    model, bounds = Layers(), torch.empty(3, dtype=torch.int32, device="meta")
+    checkpoint_layers(model, kind, torch.device("cuda"))
+    row = torch.empty(8, 2, 16, device="meta", requires_grad=True)
+    with CountedCalls() as counted:
+        (2 * model.layer(row, bounds)).sum().backward()
+    assert counted.calls == calls

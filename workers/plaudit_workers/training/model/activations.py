@@ -14,19 +14,23 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
+import torch.nn.attention.varlen
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 
 Checkpointing = Literal["auto", "none", "layers", "selective"]
 
-_ATTENTION = tuple(
-    getattr(torch.ops.aten, name).default
-    for name in (
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-    )
+_ATTENTION = (
+    *(
+        getattr(torch.ops.aten, name).default
+        for name in (
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_efficient_attention",
+            "_scaled_dot_product_cudnn_attention",
+        )
+    ),
+    torch.ops.torch_attn._varlen_attn.default,  # registered by ``torch.nn.attention.varlen``
 )
 
 
