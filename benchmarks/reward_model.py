@@ -4,7 +4,7 @@ Four ways to the same logits, in one run, on the same texts, each with one threa
 
 - *loop, one by one*: ``model(**tokenizer(text))`` in a loop.
 - *loop, batches*: what a trainer script does: batches of 32 as they come, padded to their longest, with a mask.
-- *model_server* and *vllm*: as a job starts them (``launch.model_command``), asked over HTTP with one text a request,
+- *model_server* and *vllm*: as a job starts them (``launch.served_models``), asked over HTTP with one text a request,
   64 requests at a time, as reward workers ask. HTTP, JSON and tokenising are in it.
 
 The ways take turns, so that all see the same machine, the servers in 45 rounds and the slow loops in every fifth of
@@ -40,8 +40,8 @@ from typing import Any
 import httpx
 
 from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
-from plaudit_workers.launch.model_command import server_command, server_environment
 from plaudit_workers.launch.redis.server import free_port
+from plaudit_workers.launch.served_models.command import server_command, server_environment
 
 ONE_BY_ONE = "loop, one by one"
 LOOP_GOAL, VLLM_GOAL = 3.0, 1.0

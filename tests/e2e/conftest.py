@@ -104,7 +104,7 @@ def change_job(tmp_path: Path) -> Iterator[Callable[..., Path]]:
             *parents, last = name.split("__")
             section = data["spec"]
             for parent in parents:
-                section = section.setdefault(parent, {})
+                section = section[int(parent)] if parent.isdigit() else section.setdefault(parent, {})
             if value is None:
                 section.pop(last, None)
             else:

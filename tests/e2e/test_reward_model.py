@@ -36,7 +36,12 @@ def test_a_killed_server_costs_no_sample_its_score(
     scripted: dict[str, Any],
     tmp_path: Path,
 ) -> None:
-    job = change_job(example("05-reward-model") / "job.yaml", rollout__engine=scripted)
+    """Its servers free their memory during updates, which costs no score either."""
+    job = change_job(
+        example("05-reward-model") / "job.yaml",
+        rollout__engine=scripted,
+        reward__scorers__0__model__sleepDuringUpdates=True,
+    )
     killer = threading.Thread(target=kill_engine, args=(tmp_path / "run",), daemon=True)
     killer.start()
     run = plaudit_run(job, "--steps", "6")
@@ -46,4 +51,9 @@ def test_a_killed_server_costs_no_sample_its_score(
     for step in run.steps:
         assert step.statistics["reward_pipeline/outcome/scored"] == step.num_samples == 128
         assert step.statistics["reward/min"] != 0
+        assert step.statistics["timing_s/wait_for_gpus"] > 0
+    for number in range(2):
+        log = (run.folder / "logs" / f"model-preference-{number}.log").read_text()
+        assert log.count("asleep") >= 3
+        assert "awake" in log
     assert not list((run.folder / "model-servers" / "preference").glob("*.url"))  # they ended with the run

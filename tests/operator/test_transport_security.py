@@ -282,6 +282,20 @@ def test_a_reward_model_is_reached_by_the_jobs_reward_workers_alone() -> None:
     assert world.cluster.find("NetworkPolicy", "job-trainer")
 
 
+def test_the_pods_of_a_reward_model_that_takes_turns_reach_redis_as_a_user_of_their_own() -> None:
+    model = {"source": "/plaudit/rm", "sleepDuringUpdates": True}
+    world = settled(rljob(reward={"scorers": [{"name": "rm", "kind": "model", "model": model}]}))
+    [to_redis] = policy(world, "redis")["ingress"]
+    assert "model" in to_redis["from"][0]["podSelector"]["matchExpressions"][0]["values"]
+    pods = world.cluster.find("Deployment", names.model_object("job", "rm"))["spec"]["template"]["spec"]
+    [server] = pods["containers"]
+    environment = {entry["name"]: entry.get("value") for entry in server["env"]}
+    assert server["command"] == ["python3", "-m", "plaudit_workers.launch.served_models"]
+    assert environment["PLAUDIT_REDIS_USERNAME"] == "model"
+    assert (environment["PLAUDIT_MODEL_SERVER"], environment["PLAUDIT_MODEL_SERVER_PORT"]) == ("rm", "8000")
+    assert len({volume["name"] for volume in pods["volumes"]}) == len(pods["volumes"])
+
+
 def test_metrics_are_open_on_their_port_alone(world: World) -> None:
     spec = policy(world, "metrics")
     assert spec["policyTypes"] == ["Ingress"]

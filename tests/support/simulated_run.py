@@ -29,6 +29,8 @@ from plaudit_workers.rollout.engines.script import Script
 from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
 from plaudit_workers.scoring.build import build_pipeline
+from plaudit_workers.scoring.kinds.context import BuildContext
+from plaudit_workers.scoring.model_turns import ModelTurns
 from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.group import Group
@@ -145,9 +147,15 @@ class Simulation:
         self.varied: set[int] = set()
         """Positions whose samples get different scores; those of another position are all equal."""
         self.on_failure = "mask"
+        self.scorer: dict[str, Any] | None = None
+        """The scorer's section; None: a function that returns the ground truth."""
+        self.model_servers: dict[str, list[str]] = {}
+        """Addresses of the servers of its model."""
         self.broken_validation: set[int] = set()
         self.policy_class = ScriptedBackend
         self.engine_class = ScriptedEngine
+        self.options: dict[str, Any] = {}
+        """Options of rollouts."""
         self.agent_class: Callable[[], Agent] = SingleTurn
         self.spill_above_bytes: int | None = None
         """Larger records lie on the volume; None keeps all in Redis."""
@@ -258,7 +266,9 @@ class Simulation:
                 "responseTokens": {"kind": "constant", "value": 4},
             }
         )
-        options = RolloutOptions(256, SAMPLES, drain_grace_s=0.5, consumer=ConsumerOptions(**self.consumer))
+        options = RolloutOptions(
+            256, SAMPLES, drain_grace_s=0.5, consumer=ConsumerOptions(**self.consumer), **self.options
+        )
         worker = RolloutWorker(name, transport, self.engine_class(script), self.agent_class(), options)
         try:
             await worker.run(stop)
@@ -269,10 +279,12 @@ class Simulation:
         transport = await self.open()
         arguments = {"slow_s": self.slow_s, "broken_file": str(self.broken_file)}
         python = {"path": str(self.folder / "rewards.py"), "function": "compute_score", "arguments": arguments}
-        scorers = [{"name": "mine", "kind": "python", "python": python, "onFailure": self.on_failure}]
-        reward = RewardSpec.model_validate({"scorers": scorers, "retries": 0}, by_alias=True, by_name=False)
+        scorer = self.scorer or {"name": "mine", "kind": "python", "python": python, "onFailure": self.on_failure}
+        reward = RewardSpec.model_validate({"scorers": [scorer], "retries": 0}, by_alias=True, by_name=False)
         options = ScoringOptions(drain_grace_s=0.5, consumer=ConsumerOptions(**self.consumer))
-        worker = ScoringWorker(name, transport, await build_pipeline(reward, name), options)
+        context = BuildContext(reward, name, model_servers=self.model_servers)
+        turns = ModelTurns(transport, context.gate) if reward.sleeping_models else None
+        worker = ScoringWorker(name, transport, await build_pipeline(reward, name, context), options, turns)
         try:
             await worker.run(stop)
         finally:

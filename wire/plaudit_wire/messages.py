@@ -143,8 +143,8 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
     transfer: Transfer | None = None
     """Offer of the same weights without files."""
     sleep: str = ""
-    """Not empty: the trainer needs the GPUs. Rollouts free their memory and report this value as ``asleep``; they load
-    the weights again once it is empty."""
+    """Not empty: the trainer needs the GPUs. Those that take turns with it (``sleepDuringUpdates``) free their memory
+    and report this value as ``asleep``; they continue, rollouts with the announced weights, once it is empty."""
 
 
 class Service(msgspec.Struct, frozen=True):

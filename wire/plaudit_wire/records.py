@@ -245,7 +245,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """A process's heartbeat."""
 
     worker: str
-    role: Literal["trainer", "rollout", "reward", "metrics"]
+    role: Literal["trainer", "rollout", "reward", "metrics", "model"]
     slots: int = 0
     busy: int = 0
     ready: bool = True
@@ -257,7 +257,10 @@ class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The policy version that this rollout could not receive directly, or restore from its delta; the trainer then
     writes its whole files."""
     asleep: str = ""
-    """The announcement's ``sleep`` for which this rollout has freed its GPUs; empty while it has not."""
+    """The announcement's ``sleep`` for which this rollout or model server has freed its GPUs, and for which this reward
+    worker calls no served model; empty while it has not."""
+    calls_held_for: str = ""
+    """The same ``sleep``, from a model server to reward workers: hold your calls until this is empty again."""
     circuits_open: list[str] = []
     """Judges that this reward worker does not call for now, because they failed too often."""
     started: float = 0.0

@@ -182,6 +182,8 @@ def _from_role(context: JobContext, role: str, sender: str, ports: list[Manifest
 
 def _redis(context: JobContext) -> Manifest:
     roles = [role for role in users(trains=context.spec.trains) if role in _ROLES_WITH_PODS]
+    if context.spec.reward.sleeping_models:
+        roles.append(reward_model.ROLE)
     of_job = {
         "matchLabels": {names.LABEL_JOB: context.name},
         "matchExpressions": [{"key": names.LABEL_ROLE, "operator": "In", "values": roles}],

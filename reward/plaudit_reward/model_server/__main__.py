@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from plaudit_reward.errors import ConfigurationError
-from plaudit_reward.model_server.batcher import BatchLimits, Forward
+from plaudit_reward.model_server.batcher import BatchLimits, Forward, Occupy
 from plaudit_reward.model_server.front_process import with_front
 from plaudit_reward.model_server.process import spare_collector, tune
 from plaudit_reward.model_server.settings import ModelSettings
@@ -45,14 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(error)
     spare_collector()
 
-    def front(forward: Forward, computing: int | None) -> int:
+    def front(forward: Forward, occupy: Occupy, computing: int | None) -> int:
         try:
-            uvloop.run(_serve(given, classifier, forward, computing))
+            uvloop.run(_serve(given, classifier, forward, occupy, computing))
         except OSError as error:
             return _refuse(error)
         return 0
 
-    return with_front(front, classifier.logits)
+    return with_front(front, classifier.logits, classifier.occupy)
 
 
 def _refuse(error: Exception) -> int:
@@ -60,10 +60,13 @@ def _refuse(error: Exception) -> int:
     return _REFUSED
 
 
-async def _serve(given: argparse.Namespace, classifier: Classifier, forward: Forward, computing: int | None) -> None:
+async def _serve(
+    given: argparse.Namespace, classifier: Classifier, forward: Forward, occupy: Occupy, computing: int | None
+) -> None:
     from plaudit_reward.model_server.access import Access
     from plaudit_reward.model_server.serve import Address, serve
     from plaudit_reward.served.addresses import TOKEN_VARIABLE
+    from plaudit_reward.served.sleep_token import SLEEP_TOKEN_VARIABLE
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     # Not earlier: while a model is loaded there is nothing to drain, and a signal ends the process at once.
@@ -73,8 +76,9 @@ async def _serve(given: argparse.Namespace, classifier: Classifier, forward: For
         loop.add_reader(computing, _gone, loop, computing, stop)
     limits = BatchLimits(given.max_batch_tokens, given.max_padding, given.max_queue)
     address = Address(given.host, given.port, given.served_model_name or given.model)
-    access = Access(os.environ.get(TOKEN_VARIABLE, "").strip(), given.max_body_bytes)
-    await serve(classifier, address, limits, stop, forward, access)
+    token, sleep_token = (os.environ.get(name, "").strip() for name in (TOKEN_VARIABLE, SLEEP_TOKEN_VARIABLE))
+    access = Access(token, given.max_body_bytes, sleep_token)
+    await serve(classifier, address, limits, stop, forward, access, occupy)
 
 
 def _gone(loop: asyncio.AbstractEventLoop, computing: int, stop: asyncio.Event) -> None:

@@ -19,6 +19,8 @@ class Access:
     """Bearer token that a request must carry; empty: none. ``/health`` and ``/metrics`` never need it."""
     max_body_bytes: int = 4 << 20
     """Bytes of a request's body."""
+    sleep_token: str = ""
+    """Bearer token of ``/sleep`` and ``/wake_up``; empty: there are no such routes."""
     body_within_s: float = 30.0
     """Seconds within which a whole body must arrive."""
 

@@ -1,11 +1,14 @@
-"""The server's routes: ``/classify`` with vLLM's request and response, ``/health``, ``/v1/models``, ``/metrics``."""
+"""The server's routes: ``/classify`` with vLLM's request and response, ``/health``, ``/v1/models``, ``/metrics``.
+
+For a server that takes turns on its GPU also ``/sleep`` and ``/wake_up``, as vLLM's sleep mode has them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,6 +31,7 @@ from plaudit_reward.model_server.protocol import (
     Usage,
 )
 from plaudit_reward.model_server.series import ModelServerSeries
+from plaudit_reward.served.sleep_token import is_permitted
 
 if TYPE_CHECKING:
     from plaudit_reward.model_server.model import Classifier
@@ -92,6 +96,8 @@ class ModelApi:
                 Route("/health", self._health),
                 Route("/v1/models", self._models),
                 Route("/metrics", self._metrics),
+                Route("/sleep", self._sleep, methods=["POST"]),
+                Route("/wake_up", self._wake_up, methods=["POST"]),
             ]
         )
 
@@ -204,6 +210,21 @@ class ModelApi:
             "max_model_len": self._classifier.max_length,
         }
         return _json({"object": "list", "data": [model]})
+
+    async def _sleep(self, request: Request) -> Response:
+        return await self._moved(request, self._batcher.sleep, "sleeping")
+
+    async def _wake_up(self, request: Request) -> Response:
+        return await self._moved(request, self._batcher.wake_up, "awake")
+
+    async def _moved(self, request: Request, move: Callable[[], Awaitable[None]], status: str) -> Response:
+        if not is_permitted(request.headers, self._access.sleep_token):
+            return Response(status_code=404)
+        try:
+            await move()
+        except ForwardError as error:
+            return _refusal(500, str(error))
+        return _json({"status": status})
 
     async def _metrics(self, request: Request) -> Response:
         return Response(generate_latest(self._series.registry), media_type=CONTENT_TYPE_LATEST)

@@ -20,6 +20,8 @@ from plaudit_reward.model_server.series import ModelServerSeries
 
 Logits = list[float]
 Forward = Callable[[Sequence[Sequence[int]]], list[Logits]]
+Occupy = Callable[[bool], None]
+"""Moves the weights to the device (True), or to host memory (False)."""
 
 
 class QueueFullError(Exception):
@@ -67,10 +69,14 @@ class Batcher:
         forward: from token ids to logits, sequences in the same order; runs in that thread.
         limits: sizes.
         series: the metrics to update.
+        occupy: called between two passes, when the server goes to sleep or wakes.
     """
 
-    def __init__(self, forward: Forward, limits: BatchLimits, series: ModelServerSeries) -> None:
+    def __init__(
+        self, forward: Forward, limits: BatchLimits, series: ModelServerSeries, occupy: Occupy = lambda _: None
+    ) -> None:
         self._forward = forward
+        self._occupy = occupy
         self._limits = limits
         self._series = series
         self._changed = threading.Condition()
@@ -80,6 +86,9 @@ class Batcher:
         self._computed = 0
         self._arrivals = 0
         self._stopping = False
+        self._asleep = False
+        self._moving = asyncio.Lock()
+        """Held while the weights move: one move at a time."""
         series.count_queue(lambda: len(self._by_length))
 
     @property
@@ -104,7 +113,7 @@ class Batcher:
             if len(self._by_length) + self._computed + len(sequences) > self._limits.max_queue:
                 raise QueueFullError
             waiting = [self._enqueue(tokens, loop.create_future()) for tokens in sequences]
-            self._changed.notify()
+            self._changed.notify_all()
         try:
             return await asyncio.gather(*(one.result for one in waiting))
         finally:
@@ -130,7 +139,42 @@ class Batcher:
         """Accept no more requests; ``run`` ends when the accepted ones are done."""
         with self._changed:
             self._stopping = True
-            self._changed.notify()
+            self._changed.notify_all()
+
+    async def sleep(self) -> None:
+        """Finish the pass under way and free the device; what is in the queue, and what arrives, waits.
+
+        Raises:
+            ForwardError: the weights could not be moved; the server shuts down.
+        """
+        async with self._moving:
+            with self._changed:
+                if self._asleep:
+                    return
+                self._asleep = True
+            await asyncio.to_thread(self._wait_for_pass)
+            await self._move(to_device=False)
+
+    async def wake_up(self) -> None:
+        """Take the device again and continue with the queue. Raises as ``sleep`` does."""
+        async with self._moving:
+            if not self._asleep:
+                return
+            await self._move(to_device=True)
+            with self._changed:
+                self._asleep = False
+                self._changed.notify_all()
+
+    def _wait_for_pass(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._computed or self._stopping)
+
+    async def _move(self, *, to_device: bool) -> None:
+        try:
+            await asyncio.to_thread(self._occupy, to_device)
+        except Exception as error:
+            self.stop()
+            raise ForwardError(f"the weights could not be moved: {error}") from error
 
     def _enqueue(self, tokens: Sequence[int], result: asyncio.Future[Logits]) -> _Waiting:
         self._arrivals += 1
@@ -160,14 +204,15 @@ class Batcher:
                 raise
             with self._changed:
                 self._computed = 0  # before the results are returned: the queue has room again
+                self._changed.notify_all()
             loop.call_soon_threadsafe(_answer, batch, results)
             self._measure(batch, began_s)
 
     def _take(self) -> list[_Waiting]:
-        """Return the next pass; wait for a sequence to compute. Empty after a stop."""
+        """Return the next pass; wait for a sequence to compute. Empty after a stop, also if sequences wait in sleep."""
         with self._changed:
-            self._changed.wait_for(lambda: self._by_length or self._stopping)
-            if not self._by_length:
+            self._changed.wait_for(lambda: self._stopping or (self._by_length and not self._asleep))
+            if not self._by_length or self._asleep:
                 return []
             batch = self._oldest() if self._limits.max_padding is None else self._neighbours(self._limits.max_padding)
             for one in batch:

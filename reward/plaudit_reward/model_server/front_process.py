@@ -17,17 +17,18 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from plaudit_reward.model_server.batcher import Forward, ForwardError, Logits
+from plaudit_reward.model_server.batcher import Forward, ForwardError, Logits, Occupy
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-Front = Callable[[Forward, int | None], int]
-"""Serves requests and returns the exit code. Arguments: the forward pass (raises ``ForwardError``), and a descriptor
-that becomes readable when the computing process has ended (None: this process computes)."""
+Front = Callable[[Forward, Occupy, int | None], int]
+"""Serves requests and returns the exit code. Arguments: the forward pass and the move of the weights (both raise
+``ForwardError``), and a descriptor that becomes readable when the computing process has ended (None: this process
+computes)."""
 
 
-def with_front(front: Front, forward: Forward) -> int:
-    """Run ``front`` in a child process, where ``fork`` is safe, and ``forward`` here at its requests.
+def with_front(front: Front, forward: Forward, occupy: Occupy) -> int:
+    """Run ``front`` in a child process, where ``fork`` is safe, and ``forward`` and ``occupy`` here at its requests.
 
     SIGTERM and SIGINT are forwarded to the front.
 
@@ -35,7 +36,7 @@ def with_front(front: Front, forward: Forward) -> int:
         The front's exit code; 1 when a pass failed.
     """
     if sys.platform != "linux":  # frameworks of macOS do not survive a fork
-        return front(forward, None)
+        return front(forward, occupy, None)
     here, there = multiprocessing.Pipe()
     alive, holds_alive = os.pipe()
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -46,13 +47,14 @@ def with_front(front: Front, forward: Forward) -> int:
         here.close()
         os.close(holds_alive)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        _end_with(lambda: front(_Remote(there), alive))
+        computing = _Remote(there)
+        _end_with(lambda: front(computing.forward, computing.occupy, alive))
     there.close()
     os.close(alive)
     for number in _SIGNALS:
         signal.signal(number, lambda *_: _stop(child))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    failed = _compute(here, forward)
+    failed = _compute(here, forward, occupy)
     here.close()  # a further request of the front fails: this process has stopped computing
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
@@ -77,15 +79,15 @@ def _end_with(work: Callable[[], int]) -> None:
         os._exit(code)
 
 
-def _compute(front: Connection, forward: Forward) -> bool:
-    """Compute until the front has ended or a pass fails; return True if a pass failed."""
+def _compute(front: Connection, forward: Forward, occupy: Occupy) -> bool:
+    """Compute until the front has ended or a call fails; return True if one failed."""
     while True:
         try:
-            sequences = front.recv()
+            asked = front.recv()
         except (EOFError, OSError):
             return False
         try:
-            answer: Any = forward(sequences)
+            answer: Any = _done(asked, forward, occupy)
         except Exception as error:
             traceback.print_exc()
             answer = f"{type(error).__name__}: {error}"
@@ -97,16 +99,30 @@ def _compute(front: Connection, forward: Forward) -> bool:
             return True
 
 
+def _done(asked: Sequence[Sequence[int]] | bool, forward: Forward, occupy: Occupy) -> list[Logits] | None:
+    if not isinstance(asked, bool):
+        return forward(asked)
+    occupy(asked)
+    return None
+
+
 class _Remote:
-    """The front's connection to the forward pass."""
+    """The front's connection to the computing process; one call at a time."""
 
     def __init__(self, computing: Connection) -> None:
         self._computing = computing
 
-    def __call__(self, sequences: Sequence[Sequence[int]]) -> list[Logits]:
+    def forward(self, sequences: Sequence[Sequence[int]]) -> list[Logits]:
+        logits: list[Logits] = self._answer(sequences)
+        return logits
+
+    def occupy(self, device: bool) -> None:
+        self._answer(device)
+
+    def _answer(self, asked: Sequence[Sequence[int]] | bool) -> Any:
         try:
-            self._computing.send(sequences)
-            answer: list[Logits] | str = self._computing.recv()
+            self._computing.send(asked)
+            answer = self._computing.recv()
         except (EOFError, OSError) as error:
             raise ForwardError("the computing process has ended") from error
         if isinstance(answer, str):

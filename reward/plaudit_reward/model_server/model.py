@@ -71,6 +71,12 @@ class Classifier:
         """Return True if sequences can share a pass: padding needs a padding token."""
         return self.packs or self._pad_id is not None
 
+    def occupy(self, device: bool) -> None:
+        """Move the weights to the device, or to host memory and return what the device's allocator holds."""
+        torch.nn.Module.to(self._model, self._device if device else "cpu")
+        if not device and self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def tokenize(self, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
         """Return the token ids of each text."""
         with self._tokenizing:

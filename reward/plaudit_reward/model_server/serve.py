@@ -11,7 +11,7 @@ import uvicorn
 from plaudit_metrics.service.http_server import HttpServer, listening_socket
 from plaudit_reward.model_server.access import Access
 from plaudit_reward.model_server.api import ModelApi
-from plaudit_reward.model_server.batcher import Batcher, BatchLimits, Forward
+from plaudit_reward.model_server.batcher import Batcher, BatchLimits, Forward, Occupy
 from plaudit_reward.model_server.series import ModelServerSeries
 from plaudit_wire.logs import get_logger
 
@@ -42,6 +42,7 @@ async def serve(
     stop: asyncio.Event,
     forward: Forward | None = None,
     access: Access | None = None,
+    occupy: Occupy | None = None,
 ) -> None:
     """Serve a loaded model until ``stop`` is set and all accepted requests are answered.
 
@@ -54,13 +55,14 @@ async def serve(
         stop: ends it.
         forward: computes the logits instead of the classifier.
         access: bounds on requests; None: the defaults.
+        occupy: moves the weights instead of the classifier.
 
     Raises:
         OSError: the port is taken.
         Exception: raised by a forward pass.
     """
     series = ModelServerSeries()
-    batcher = Batcher(forward or classifier.logits, _limits(limits, classifier), series)
+    batcher = Batcher(forward or classifier.logits, _limits(limits, classifier), series, occupy or classifier.occupy)
     api = ModelApi(classifier, batcher, address.name, series, access)
     with listening_socket(address.host, address.port) as listener:
         server = HttpServer(

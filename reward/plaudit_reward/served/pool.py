@@ -19,6 +19,7 @@ from plaudit_reward.http.errors import NoResponseError, UnreachableError
 from plaudit_reward.http.response import Response, error_message, retry_after_s
 from plaudit_reward.scorer import Attempt
 from plaudit_reward.served.addresses import TOKEN_VARIABLE, find
+from plaudit_reward.served.gate import CallGate
 from plaudit_reward.served.replicas import Replica, Replicas
 from plaudit_wire.logs import get_logger
 
@@ -58,10 +59,20 @@ class ServerPool:
         places: of its servers; see ``addresses``.
         max_concurrent: requests at a time.
         token: bearer token of the servers; empty: none.
+        gate: holds requests while the servers' GPUs are in other use; None: they never are.
     """
 
-    def __init__(self, name: str, places: Sequence[str], *, max_concurrent: int = 256, token: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        places: Sequence[str],
+        *,
+        max_concurrent: int = 256,
+        token: str = "",
+        gate: CallGate | None = None,
+    ) -> None:
         self.name = name
+        self._gate = gate or CallGate()
         self._places = list(places)
         self._max_concurrent = max_concurrent
         self._replicas = Replicas()
@@ -93,7 +104,7 @@ class ServerPool:
     @property
     def any_healthy(self) -> bool:
         """Return True where a request could be sent, now or after a pause."""
-        return self._replicas.any_healthy
+        return self._gate.is_open and self._replicas.any_healthy
 
     async def post(
         self,
@@ -151,13 +162,15 @@ class ServerPool:
         began_s = time.monotonic()
         while True:
             replica = await self._pick(attempt, began_s)
-            response = await self._ask(replica, send, _left_s(attempt, began_s))
+            with self._gate.call():
+                response = await self._ask(replica, send, _left_s(attempt, began_s))
             if response is not None:
                 return replica.url, response
 
     async def _pick(self, attempt: Attempt, began_s: float) -> Replica:
-        """Wait for a server: for a full one as limiter wait, for an unhealthy one within the sample's time."""
+        """Wait for a server: for one that sleeps or is full as limiter wait, else within the sample's time."""
         while True:
+            attempt.waited_s += await self._gate.passed()
             now_s = time.monotonic()
             replica = self._replicas.pick(now_s)
             if replica is not None:

@@ -28,7 +28,7 @@ from plaudit_reward.judge.prompt import PromptTemplate
 from plaudit_reward.judge.scorer import JudgeScorer
 from plaudit_reward.scorer import Attempt
 from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
-from plaudit_workers.launch.model_command import server_environment
+from plaudit_workers.launch.served_models.command import server_environment
 
 PREPARE = Path(__file__).parents[3] / "examples" / "01-copy-digits" / "prepare.py"
 pytestmark = pytest.mark.timeout(600)

@@ -15,13 +15,15 @@ from typing import Any
 import httpx
 import pytest
 
+from plaudit_reward.served.sleep_token import SLEEP_TOKEN_VARIABLE
 from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
-from plaudit_workers.launch.model_command import server_command, server_environment
 from plaudit_workers.launch.redis.server import free_port
+from plaudit_workers.launch.served_models.command import server_command, server_environment
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TEMPLATE = "{% for message in messages %}{{ message['role'][0] }}:{{ message['content'] }}{{ '\\n' }}{% endfor %}"
 MAX_LENGTH = 256
+SLEEP_TOKEN = "of the process that started the server"
 
 
 def save_decoder(folder: Path) -> None:
@@ -165,15 +167,20 @@ def plain_logits(model_folder: Callable[[str], Path]) -> Callable[[str, list[str
 
 
 class ServerProcess:
-    """A reward model server as ``plaudit run`` starts it, on a free port."""
+    """A reward model server as ``plaudit run`` starts it, on a free port; it can sleep."""
+
+    sleep_token = SLEEP_TOKEN
 
     def __init__(self, folder: Path, log: Path, *, engine: str, **arguments: Any) -> None:
-        model = RewardModelSpec(source=str(folder), engine=engine, dtype="float32", arguments=arguments)
+        model = RewardModelSpec(
+            source=str(folder), engine=engine, dtype="float32", arguments=arguments, sleep_during_updates=True
+        )
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
         command = [sys.executable, *server_command(model, "tiny", "127.0.0.1", port, with_gpu=False)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **server_environment(model, with_gpu=False)}
+        environment[SLEEP_TOKEN_VARIABLE] = SLEEP_TOKEN
         with log.open("wb") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
 

@@ -54,6 +54,57 @@ async def test_waiting_requests_are_computed_together_by_length_and_answered_in_
     assert sums.passes == [[1], [98, 100], [1, 2]]
 
 
+async def test_a_server_sleeps_after_the_pass_under_way_and_computes_what_waits_when_it_wakes() -> None:
+    sums, moves = Sums(), []
+    batcher = Batcher(sums, BatchLimits(), ModelServerSeries(), lambda device: moves.append((device, len(sums.passes))))
+    computing = asyncio.create_task(batcher.run())
+    sums.gate.clear()
+    first = asyncio.create_task(batcher.logits([[1]]))
+    while not sums.passes:
+        await asyncio.sleep(0)
+    sleeping = asyncio.create_task(batcher.sleep())
+    await asyncio.sleep(0.05)
+    assert not sleeping.done()
+    sums.gate.set()
+    await asyncio.gather(sleeping, batcher.sleep())  # a second time changes nothing
+    assert await first == [[1.0]]
+    second = asyncio.create_task(batcher.logits([[2]]))
+    await asyncio.sleep(0.05)
+    assert (second.done(), moves) == (False, [(False, 1)])
+    await batcher.wake_up()
+    assert await second == [[2.0]]
+    assert moves == [(False, 1), (True, 1)]
+    batcher.stop()
+    await computing
+
+
+async def test_a_server_that_is_stopped_in_its_sleep_refuses_what_waits() -> None:
+    sums = Sums()
+    async with running(sums) as batcher:
+        await batcher.sleep()
+        waiting = asyncio.create_task(batcher.logits([[1]]))
+        await asyncio.sleep(0)
+        batcher.stop()
+        with pytest.raises(ShuttingDownError):
+            await waiting
+    assert sums.passes == []
+
+
+async def test_a_server_whose_weights_cannot_move_back_shuts_down() -> None:
+    def occupy(device: bool) -> None:
+        if device:
+            raise RuntimeError("out of memory")
+
+    batcher = Batcher(Sums(), BatchLimits(), ModelServerSeries(), occupy)
+    computing = asyncio.create_task(batcher.run())
+    await batcher.sleep()
+    with pytest.raises(ForwardError, match="could not be moved: out of memory"):
+        await batcher.wake_up()
+    await computing
+    with pytest.raises(ShuttingDownError):
+        await batcher.logits([[1]])
+
+
 async def test_packed_requests_are_computed_in_the_order_of_arrival() -> None:
     sums = Sums()
     async with running(sums, max_padding=None, max_batch_tokens=101) as batcher:

@@ -27,6 +27,9 @@ def forward(sequences):
         raise RuntimeError("out of memory")
     return [[float(sum(tokens)), float(os.getpid() == main)] for tokens in sequences]
 
+def occupy(device):
+    print("weights move:", device, os.getpid() == main, flush=True)
+
 main = os.getpid()
 """
 
@@ -35,7 +38,7 @@ main = os.getpid()
 def started(front: str) -> Iterator[subprocess.Popen[str]]:
     """A process with a front of these lines, which has printed its first line."""
     body = "".join(f"    {line}\n" for line in front.strip().splitlines())
-    code = f"{PREAMBLE}\ndef front(forward, computing):\n{body}\nsys.exit(with_front(front, forward))"
+    code = f"{PREAMBLE}\ndef front(forward, occupy, computing):\n{body}\nsys.exit(with_front(front, forward, occupy))"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         yield process
         process.kill()
@@ -50,6 +53,17 @@ def test_passes_are_computed_in_the_process_that_has_the_model() -> None:
     with started("print(os.getpid() == main, forward([[1, 2], [3]]))\nreturn 7") as process:
         assert line_of(process) == "False [[3.0, 1.0], [3.0, 1.0]]"
         assert process.wait(60) == 7
+
+
+def test_weights_move_in_the_process_that_has_the_model() -> None:
+    lines = "occupy(False)\noccupy(True)\nprint(forward([[4]]))\nreturn 0"
+    with started(lines) as process:
+        assert [line_of(process) for _ in range(3)] == [
+            "weights move: False True",
+            "weights move: True True",
+            "[[4.0, 1.0]]",
+        ]
+        assert process.wait(60) == 0
 
 
 def test_a_failed_pass_is_reported_and_ends_both_processes() -> None:

@@ -18,6 +18,7 @@ PER_TURN: dict[str, Any] = {
     "rollout.agent": {"kind": "environment", "path": "w.py", "class": "World"},
     "reward.scorers": [WORLD],
 }
+SLEEPING = {"source": "some/rm", "sleepDuringUpdates": True, "arguments": {"middleware": "a.b"}}
 GPUS = {"resources": {"limits": {"nvidia.com/gpu": 3}}}
 
 SINGLE_FIELDS: list[tuple[dict[str, Any], str]] = [
@@ -247,6 +248,10 @@ RULES: list[tuple[dict[str, Any], str]] = [
     (
         {"rollout": {"sleepDuringUpdates": True, "podsPerReplica": 2, "engine": {"tensorParallelSize": 2}}},
         "spec.rollout.sleepDuringUpdates: is not supported for replicas of several pods. Remove",
+    ),
+    (
+        {"reward.scorers": [{"name": "rm", "kind": "model", "model": SLEEPING}]},
+        "spec.reward.scorers[0].model.arguments.middleware: is set by sleepDuringUpdates. Remove middleware, or",
     ),
     (
         {"trainer": {"ranks": 12, "strategy": "fsdp2"}},

@@ -54,6 +54,12 @@ def test_each_role_gets_its_own_user_and_no_password_in_its_environment() -> Non
         assert not [name for name, value in environment.items() if any(word in value for word in PASSWORDS.values())]
 
 
+def test_the_server_of_a_model_that_takes_turns_is_a_user_of_its_own() -> None:
+    plans = planned(reward={"scorers": [{**MODEL, "model": {**MODEL["model"], "sleepDuringUpdates": True}}]})
+    for plan in plans["model-helpful"]:
+        assert plan.environment["PLAUDIT_REDIS_USERNAME"] == "model"
+
+
 def test_a_job_that_only_scores_has_no_trainer_and_no_rollouts() -> None:
     reward = {"scorers": [{"name": "a", "kind": "rule", "rule": "gsm8k"}], "workers": {"replicas": 2}}
     job = parse_job(

@@ -16,8 +16,9 @@ from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.rollout import RolloutSpec
 from plaudit_workers.launch.environment_process import NAME as ENVIRONMENT_NAME
 from plaudit_workers.launch.metrics_environment import metrics_environment
-from plaudit_workers.launch.model_server import FOLDER
 from plaudit_workers.launch.redis.access import RedisAccess
+from plaudit_workers.launch.served_models.identity import FOLDER, HOST_VARIABLE, SERVER_VARIABLE
+from plaudit_workers.launch.served_models.turns import ROLE as MODEL_ROLE
 from plaudit_workers.process import RefusedError
 from plaudit_workers.rollout.engines.vllm_arguments import GPU_SHARE
 from plaudit_workers.rollout.replica import ROLLOUT_GROUP
@@ -29,7 +30,7 @@ Role = str
 TOKENS_FOLDER = "tokens"
 """In the run's folder: a file with the token of each caller of the gateway."""
 
-MODEL_SERVE = "plaudit_workers.launch.model_server:serve"
+MODEL_SERVE = "plaudit_workers.launch.served_models.server:serve"
 
 ENVIRONMENT_SERVE = "plaudit_workers.launch.environment_process:serve"
 
@@ -45,7 +46,7 @@ SERVE: dict[Role, str] = {
 _RANK_SHARE = 0.6
 """Share of a GPU that one of several ranks gets where GPUs are shared: more than half, so that no GPU gets two."""
 _SHARE_IN_TURNS = 0.1
-"""Share of a single trainer whose rollouts sleep during updates: so little that no GPU gets more rollouts than another,
+"""Share of a single trainer that takes turns with the others: so little that no GPU gets more of them than another,
 whether or not the trainer is there."""
 _SMALLEST_FRACTION = 1e-4
 """Ray counts GPUs in this unit."""
@@ -187,12 +188,13 @@ def _servers(scorer: ScorerSpec, context: LaunchSettings, *, with_gpus: bool) ->
     plans = []
     for number in range(scorer.served.replicas):
         own = {
-            "PLAUDIT_MODEL_SERVER": f"{scorer.name}/{number}",
-            "PLAUDIT_MODEL_SERVER_HOST": context.model_server_host,
+            SERVER_VARIABLE: f"{scorer.name}/{number}",
+            HOST_VARIABLE: context.model_server_host,
             "OMP_NUM_THREADS": str(max(1, int(cpus))),
         }
         name = f"{role}-{number}"
-        plans.append(ProcessPlan(name, role, cpus, gpus, MODEL_SERVE, context.environment(name, role) | own))
+        redis_user = MODEL_ROLE if scorer.served.sleep_during_updates else role
+        plans.append(ProcessPlan(name, role, cpus, gpus, MODEL_SERVE, context.environment(name, redis_user) | own))
     return plans
 
 
@@ -224,8 +226,8 @@ def share_gpus(
     Args:
         plans: of all processes.
         available: GPUs of the machine.
-        in_turns: the others free their memory while the trainer updates (``rollout.sleepDuringUpdates``), so they
-            divide the whole of it; the trainer's share then only finds it a place.
+        in_turns: others free their memory while the trainer updates (``sleepDuringUpdates``), so they divide the
+            whole of it; the trainer's share then only finds it a place.
 
     Raises:
         RefusedError: there are more ranks than GPUs.

@@ -38,15 +38,23 @@ class PolicyWeights:
         engine: loads the weights.
         switch: how running samples are treated at a switch.
         changed: called after ``held`` or ``loading`` changed; the heartbeat reports both to the trainer.
+        sleeps: False keeps the GPUs also while reward models free theirs for the trainer.
     """
 
     def __init__(
-        self, transport: Transport, engine: Engine, switch: WeightSwitch, changed: Callable[[], Awaitable[None]]
+        self,
+        transport: Transport,
+        engine: Engine,
+        switch: WeightSwitch,
+        changed: Callable[[], Awaitable[None]],
+        *,
+        sleeps: bool = True,
     ) -> None:
         self._transport = transport
         self._engine = engine
         self._switch = switch
         self._changed = changed
+        self._sleeps = sleeps
         self._lock = asyncio.Lock()
         self._local = LocalWeights()
         self.held: PolicyVersion | None = None
@@ -116,7 +124,10 @@ class PolicyWeights:
             return announcement.version == self.held or await self._load(announcement)
 
     async def _announced(self) -> Announcement | None:
-        return await self._transport.retry_through_outage(self._transport.announced)
+        announcement = await self._transport.retry_through_outage(self._transport.announced)
+        if announcement is None or self._sleeps:
+            return announcement
+        return msgspec.structs.replace(announcement, sleep="")
 
     async def _sleep(self, sleep: str) -> None:
         if not self.asleep:

@@ -48,6 +48,8 @@ class RolloutOptions:
     that a freed place is refilled in the next engine step, without waiting for a stream read."""
     weight_switch: WeightSwitch = "continue"
     """How running samples are treated when the weights change."""
+    sleeps: bool = True
+    """The engine frees its GPUs while the trainer needs them; False: only reward models do."""
     drain_grace_s: float = 20.0
     """Seconds that running prompts get after a stop; prompts that are not finished then are returned to the stream."""
     prompts_per_take: int = 4
@@ -89,6 +91,7 @@ def _options(job: RLJob) -> RolloutOptions:
         max_samples_in_agents=0 if rollout.agent.kind == "singleTurn" else rollout.agent.max_concurrent_samples,
         samples_per_prompt=job.spec.algorithm.samples_per_prompt,
         weight_switch=rollout.in_flight,
+        sleeps=rollout.sleep_during_updates,
     )
 
 
@@ -111,7 +114,7 @@ class RolloutWorker:
         self._engine = engine
         self._options = options
         self._slots = Slots(options.max_concurrent_samples + options.samples_per_prompt, options.max_samples_in_agents)
-        self._weights = PolicyWeights(transport, engine, options.weight_switch, self._beat)
+        self._weights = PolicyWeights(transport, engine, options.weight_switch, self._beat, sleeps=options.sleeps)
         self._prompt_work = PromptWork(name, transport, engine, agent, self._weights)
         self._works: set[asyncio.Task[None]] = set()
         self._stopping = False

@@ -15,6 +15,7 @@ import msgspec
 
 from plaudit_reward.code.sandbox.confinement.privileges import forbid_inspection
 from plaudit_reward.pipeline.pipeline import Pipeline
+from plaudit_reward.served.gate import CallGate
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import GroupDelivery
 from plaudit_wire.records import ScoringRecord, WorkerRecord
@@ -25,6 +26,7 @@ from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.kinds.context import BuildContext
+from plaudit_workers.scoring.model_turns import ModelTurns
 from plaudit_workers.scoring.offer import offering
 from plaudit_workers.scoring.version import scoring_version
 from plaudit_workers.stream.connection import Transport
@@ -64,11 +66,18 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     forbid_inspection()  # by users' functions, which run in processes of the same user
     job = _read_job(settings)
     workers: list[ScoringWorker] = []
+    gate = CallGate()
     async with HealthServer(settings.health_port, ready=lambda: any(worker.ready for worker in workers)):
         transport = await Transport.open(settings.redis, settings.run, settings.run_folder / "spill", stop=stop)
         try:
             workers.append(
-                ScoringWorker(settings.worker, transport, await _pipeline(job, settings), _options(job, settings))
+                ScoringWorker(
+                    settings.worker,
+                    transport,
+                    await _pipeline(job, settings, gate),
+                    _options(job, settings),
+                    ModelTurns(transport, gate) if job.spec.reward.sleeping_models else None,
+                )
             )
             async with offering(job, transport):
                 await workers[0].run(stop)
@@ -77,13 +86,14 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     return EXIT_DONE
 
 
-async def _pipeline(job: RLJob, settings: ProcessSettings) -> Pipeline:
+async def _pipeline(job: RLJob, settings: ProcessSettings, gate: CallGate) -> Pipeline:
     context = BuildContext(
         job.spec.reward,
         settings.worker,
         run=settings.run,
         redis=settings.redis,
         model_servers=settings.model_servers,
+        gate=gate,
         version=_version(job, settings),
         traced_share=job.spec.metrics.traces.share if job.spec.metrics.traces.endpoint else None,
     )
@@ -116,15 +126,22 @@ class ScoringWorker:
         transport: the run's streams; closed by the caller.
         pipeline: the job's scorers, opened; closed here.
         options: sizes and times.
+        turns: of calls to models that sleep during updates; None: there are no such models.
     """
 
     def __init__(
-        self, name: str, transport: Transport, pipeline: Pipeline, options: ScoringOptions = ScoringOptions()
+        self,
+        name: str,
+        transport: Transport,
+        pipeline: Pipeline,
+        options: ScoringOptions = ScoringOptions(),
+        turns: ModelTurns | None = None,
     ) -> None:
         self._name = name
         self._transport = transport
         self._pipeline = pipeline
         self._options = options
+        self._turns = turns
         self._works: dict[asyncio.Task[None], Delivery[Any]] = {}
         self._freed = asyncio.Event()
         self.ready = False
@@ -140,6 +157,8 @@ class ScoringWorker:
             async with Supervised() as tasks:
                 tasks.start(self._beats())
                 tasks.start(self._drop_lost())
+                if self._turns is not None:
+                    tasks.start(self._turns.watch(self._beat))
                 await self._work(tasks, stop)
         finally:
             self.ready = False
@@ -240,14 +259,18 @@ class ScoringWorker:
 
     async def _beats(self) -> None:
         while True:
-            record = WorkerRecord(
-                worker=self._name,
-                role="reward",
-                slots=self._options.max_concurrent_samples,
-                busy=self.busy,
-                ready=self.ready,
-                circuits_open=self._pipeline.circuits_open,
-                scorers=self._pipeline.work,
-            )
-            await self._transport.beat(record)
+            await self._beat()
             await asyncio.sleep(_BEAT_EVERY_S)
+
+    async def _beat(self) -> None:
+        record = WorkerRecord(
+            worker=self._name,
+            role="reward",
+            slots=self._options.max_concurrent_samples,
+            busy=self.busy,
+            ready=self.ready,
+            asleep=self._turns.asleep if self._turns is not None else "",
+            circuits_open=self._pipeline.circuits_open,
+            scorers=self._pipeline.work,
+        )
+        await self._transport.beat(record)

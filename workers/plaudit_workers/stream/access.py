@@ -91,6 +91,12 @@ GRANTS: Final[Mapping[str, tuple[Grant, ...]]] = {
         _COUNT,
         *_BEAT,
     ),
+    "model": (
+        Grant("", _CALL),
+        Grant("prompts samples groups ready", "xgroup|create"),
+        Grant("state", "hget"),
+        *_BEAT,
+    ),
     "metrics": (
         Grant("", "time info ping"),
         Grant("events", "xreadgroup xack xgroup|create"),
@@ -110,12 +116,13 @@ GRANTS: Final[Mapping[str, tuple[Grant, ...]]] = {
     "keda": (Grant("", "info ping"), Grant("samples groups", "xinfo|groups xpending xlen")),
     PROBE: (Grant("", "ping"),),
 }
-"""Grants by user. ``client`` submits samples to a run that only scores; ``gateway`` does so for callers over HTTP."""
+"""Grants by user. ``client`` submits samples to a run that only scores; ``gateway`` does so for callers over HTTP.
+``model`` is a server of a model that sleeps during updates."""
 
 
 def users(*, trains: bool) -> tuple[str, ...]:
     """Return the users of a run. In a run with a trainer, no other process admits groups."""
-    absent = {"client", "gateway"} if trains else {"trainer", "rollout"}
+    absent = {"client", "gateway"} if trains else {"trainer", "rollout", "model"}
     return (*(role for role in GRANTS if role not in absent), ADMIN)
 
 

@@ -11,9 +11,11 @@ from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment, service
 from plaudit_operator.children.pod import RolePod, http_probe, pod_template
 from plaudit_workers.job.spec.rewards.scorers import ScorerSpec
-from plaudit_workers.launch.model_command import server_command, server_environment
+from plaudit_workers.launch.served_models.command import server_command, server_environment
+from plaudit_workers.launch.served_models.identity import HOST_VARIABLE, PORT_VARIABLE, SERVER_VARIABLE
 
 ROLE = "model"
+_HOST = "0.0.0.0"  # noqa: S104
 
 
 def template(context: JobContext, scorer: ScorerSpec) -> Manifest:
@@ -21,21 +23,26 @@ def template(context: JobContext, scorer: ScorerSpec) -> Manifest:
     model = scorer.served
     assert model is not None
     with_gpu = model.pod.uses_gpus(context.platform.gpu_resource)
-    command = server_command(model, scorer.name, "0.0.0.0", names.MODEL_PORT, with_gpu=with_gpu)  # noqa: S104
+    environment = server_environment(model, with_gpu=with_gpu)
+    if model.sleep_during_updates:  # by a process that follows the trainer's announcements in the run's Redis
+        command = ["-m", "plaudit_workers.launch.served_models"]
+        environment |= {SERVER_VARIABLE: scorer.name, HOST_VARIABLE: _HOST, PORT_VARIABLE: str(names.MODEL_PORT)}
+    else:
+        command = server_command(model, scorer.name, _HOST, names.MODEL_PORT, with_gpu=with_gpu)
     process = RolePod(
         role=ROLE,
         image=context.settings.images.gpu,
         command=["python3", *command],
         pod=model.pod,
-        environment=server_environment(model, with_gpu=with_gpu),
+        environment=environment,
         ports={"model": names.MODEL_PORT},
         probe=http_probe("/health", "model"),
         grace_s=30,
         gpus=1 if with_gpu else 0,
-        joins_run=False,
+        joins_run=model.sleep_during_updates,
         labels=labels(context, scorer),
-        extra_volumes=_volume(context),
-        extra_mounts=_mount(context),
+        extra_volumes=() if model.sleep_during_updates else _volume(context),
+        extra_mounts=() if model.sleep_during_updates else _mount(context),
     )
     return pod_template(context, process)
 

@@ -1,25 +1,28 @@
-"""Whole runs whose rollouts sleep during updates, as those do that share GPUs with the trainer."""
+"""Whole runs whose rollouts and model servers sleep during updates, as those do that share GPUs with the trainer."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from plaudit_wire.messages import PolicyVersion
+from plaudit_workers.launch.served_models.turns import ServerTurns
 from plaudit_workers.rollout.engines.script import Script
 from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 from plaudit_workers.stream.group import Group
 from plaudit_workers.training.backend.scripted import ScriptedBackend
+from scripted_server import OK, Reply, ScriptedServer
 
 MakePlan = Callable[..., Any]
-HOLDING: set[ScriptedEngine] = set()
-"""Engines that hold memory of the GPUs."""
+HOLDING: set[Any] = set()
+"""Engines and servers that hold memory of the GPUs."""
 
 
 class Sharing(ScriptedEngine):
@@ -83,7 +86,7 @@ async def test_no_rollout_holds_memory_during_an_update(
     assert done
     assert Alone.overlaps == 0
     assert (sharing.ledger()["trained"], sharing.ledger()["problems"]) == (16, [])
-    assert all(step.statistics["timing_s/rollouts_sleep"] > 0 for step in sharing.steps() if step.step)
+    assert all(step.statistics["timing_s/wait_for_gpus"] > 0 for step in sharing.steps() if step.step)
 
 
 async def test_without_the_setting_rollouts_hold_memory_during_updates(sharing: Any, make_plan: MakePlan) -> None:
@@ -128,3 +131,93 @@ async def test_a_rollout_that_starts_during_an_update_waits_for_its_end(sharing:
         done, _ = await training
     assert done
     assert Alone.overlaps == 0
+
+
+class Model(ScriptedServer):
+    """A reward model that holds memory while it is awake, and reports requests that reach it asleep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer = self._scored
+        self.asleep, self.under_way, self.disturbed, self.naps = False, 0, 0, 0
+
+    async def _scored(self, _: bytes) -> Reply:
+        self.disturbed += self.asleep
+        self.under_way += 1
+        await asyncio.sleep(random.uniform(0, 0.05))
+        self.disturbed += self.asleep
+        self.under_way -= 1
+        return OK
+
+    async def sleep(self) -> None:
+        self.disturbed += self.under_way
+        self.asleep = True
+        self.naps += 1
+        await asyncio.sleep(0.01)
+        HOLDING.discard(self)
+
+    async def wake_up(self) -> None:
+        HOLDING.add(self)
+        await asyncio.sleep(0.01)
+        self.asleep = False
+
+
+@asynccontextmanager
+async def serving(simulation: Any, *names: str) -> AsyncIterator[list[Model]]:
+    """Servers of the run's reward model, with the processes that let them take turns."""
+    models = [Model() for _ in names]
+    for model in models:
+        await model.start()
+        HOLDING.add(model)
+    section = {"source": "reward", "sleepDuringUpdates": True}
+    simulation.scorer = {"name": "rm", "kind": "model", "model": section}
+    simulation.model_servers = {"rm": [model.url for model in models]}
+    transport = await simulation.open()
+    async with asyncio.TaskGroup() as tasks:
+        running = []
+        for name, model in zip(names, models, strict=True):
+            turns = ServerTurns(name, transport)
+            running += [tasks.create_task(turns.beats()), tasks.create_task(turns.follow(model))]
+        yield models
+        for task in running:
+            task.cancel()
+    await transport.close()
+    for model in models:
+        await model.stop()
+
+
+@pytest.mark.parametrize("plan", [{}, {"staleness": 1, "mini_batches": 2}, {"staleness": 2, "order": "ready"}])
+async def test_no_reward_model_holds_memory_during_an_update_and_none_is_asked_in_its_sleep(
+    sharing: Any, make_plan: MakePlan, plan: dict[str, Any]
+) -> None:
+    async with serving(sharing, "model-0", "model-1") as models, sharing.workers(rollouts=2, reward_workers=2):
+        done, _ = await sharing.train(make_plan(steps=4, rollouts_sleep=True, models_sleep=True, **plan))
+    assert done
+    assert Alone.overlaps == 0
+    assert [model.disturbed for model in models] == [0, 0]
+    assert all(model.naps for model in models)
+    assert (sharing.ledger()["trained"], sharing.ledger()["problems"]) == (16, [])
+    assert all(step.statistics["reward_pipeline/outcome/scored"] == step.num_samples for step in sharing.steps())
+
+
+async def test_a_worker_that_dies_leaves_reward_models_their_turns(sharing: Any, make_plan: MakePlan) -> None:
+    chance = random.Random(3)
+    plan = make_plan(steps=6, rollouts_sleep=True, models_sleep=True, staleness=1, mini_batches=2)
+    async with serving(sharing, "model-0") as (model,), sharing.workers(rollouts=1, reward_workers=2):
+        training = asyncio.create_task(sharing.train(plan))
+        await asyncio.sleep(chance.uniform(0.1, 0.5))
+        await sharing.kill_worker(chance)  # counts as live, and so as calling the model, for 20 s
+        done, _ = await training
+    assert done
+    assert (Alone.overlaps, model.disturbed, sharing.ledger()["problems"]) == (0, 0, [])
+
+
+async def test_rollouts_that_do_not_take_turns_sample_while_a_reward_model_sleeps(
+    sharing: Any, make_plan: MakePlan
+) -> None:
+    sharing.options = {"sleeps": False}
+    async with serving(sharing, "model-0") as (model,), sharing.workers():
+        done, _ = await sharing.train(make_plan(steps=4, models_sleep=True))
+    assert done
+    assert Alone.overlaps > 0
+    assert (model.naps, model.disturbed) == (4, 0)

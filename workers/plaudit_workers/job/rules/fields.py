@@ -14,6 +14,7 @@ from plaudit_wire.limits import ADMISSION_MEMORY_SHARE, EVENTS_MEMORY_SHARE, INL
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rules.endpoints import password_problems
 from plaudit_workers.job.rules.failure_policy import failure_policy_problems
+from plaudit_workers.job.rules.gpu_turns import model_turn_problems, rollout_turn_problems
 from plaudit_workers.job.rules.pods import environment_problems, gpu_problems, group_problems
 from plaudit_workers.job.rules.scorers import scorer_problems
 from plaudit_workers.job.rules.trainer_memory import trainer_memory_problems
@@ -307,25 +308,6 @@ def _lora(spec: Spec) -> Iterator[Problem]:
         )
 
 
-def _sleep(spec: Spec) -> Iterator[Problem]:
-    if not spec.rollout.sleep_during_updates:
-        return
-    if spec.trainer.lora is not None:
-        yield Problem(
-            "spec.rollout.sleepDuringUpdates",
-            "discards the weights of the engine, but with trainer.lora only adapters are published to load again",
-            "Remove sleepDuringUpdates, or lora",
-            also=("spec.trainer.lora",),
-        )
-    if any(group.pods_per_replica > 1 for group in spec.rollout.by_group.values()):
-        yield Problem(
-            "spec.rollout.sleepDuringUpdates",
-            "is not supported for replicas of several pods",
-            "Remove sleepDuringUpdates, or set podsPerReplica to 1",
-            also=("spec.rollout.podsPerReplica",),
-        )
-
-
 def _direct_transfer(spec: Spec) -> Iterator[Problem]:
     if spec.trainer.weights.transfer == "files":
         return
@@ -506,6 +488,7 @@ def _gang_without_training(spec: Spec) -> Iterator[Problem]:
 
 _ALWAYS: tuple[FieldRule, ...] = (
     scorer_problems,
+    model_turn_problems,
     environment_problems,
     failure_policy_problems,
     _transport,
@@ -529,7 +512,7 @@ _TRAINING: tuple[FieldRule, ...] = (
     _ranks,
     trainer_memory_problems,
     _lora,
-    _sleep,
+    rollout_turn_problems,
     _direct_transfer,
     _deltas,
     group_problems,

@@ -87,6 +87,11 @@ class Spec(Section):
         """Return True for a job that generates and trains, False for a reward service."""
         return not self.model_fields_set.isdisjoint({"rollout", "trainer"})
 
+    @property
+    def takes_turns(self) -> bool:
+        """Return True if rollouts or served models free their GPUs while the trainer updates."""
+        return self.trains and (self.rollout.sleep_during_updates or self.reward.sleeping_models)
+
     @model_validator(mode="before")
     @classmethod
     def _one_sample_is_enough_for_one(cls, written: object) -> object:

@@ -12,9 +12,11 @@ from plaudit_workers.scoring.kinds.context import BuildContext
 
 def server_pool(scorer: ScorerSpec, context: BuildContext) -> ServerPool:
     """Build the pool of the servers that the job runs for a scorer."""
+    sleeps = scorer.served is not None and scorer.served.sleep_during_updates
     return ServerPool(
         scorer.name,
         context.model_servers.get(scorer.name, ()),
         max_concurrent=context.reward.workers.max_concurrent_samples,
         token=os.environ.get(TOKEN_VARIABLE, ""),
+        gate=context.gate if sleeps else None,
     )

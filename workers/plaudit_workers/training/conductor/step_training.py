@@ -110,9 +110,9 @@ class StepTraining:
     async def _take_turn(self, report: StepReport) -> bool:
         started = time.monotonic()
         taken = await self.turns.take()
-        if self.run.plan.rollouts_sleep:
-            waited = report.figures.get("timing_s/rollouts_sleep", 0.0)
-            report.figures["timing_s/rollouts_sleep"] = waited + time.monotonic() - started
+        if self.turns.needed:
+            waited = report.figures.get("timing_s/wait_for_gpus", 0.0)
+            report.figures["timing_s/wait_for_gpus"] = waited + time.monotonic() - started
         return taken
 
     async def _update(self, step: OpenStep, chosen: Sequence[ReadyGroup], report: StepReport) -> None:

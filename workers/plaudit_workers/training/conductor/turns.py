@@ -1,8 +1,8 @@
-"""Take turns with rollouts on the same GPUs (``rollout.sleepDuringUpdates``). Used by ``step_training``.
+"""Take turns with rollouts and model servers on the same GPUs (``sleepDuringUpdates``). Used by ``step_training``.
 
-The announcement names the update for which rollouts sleep, and their heartbeats repeat the name once their memory is
-free. Rollouts that start meanwhile wait before they build their engine. The trainer keeps the GPUs until it has to wait
-for samples or publishes; a trainer that dies leaves rollouts asleep, and the next one's first announcement wakes them.
+The announcement names the update for which they sleep, and their heartbeats repeat the name once their memory is free.
+Those that start meanwhile wait before they build their engine. The trainer keeps the GPUs until it has to wait for
+samples or publishes; a trainer that dies leaves them asleep, and the next one's first announcement wakes them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Turns:
     Args:
         run: the run's context.
         state: its current state.
-        thread: runs the backend, whose memory the rollouts get back.
+        thread: runs the backend, whose memory the others get back.
         announcements: of the run.
         stop: give up waiting.
     """
@@ -44,10 +44,17 @@ class Turns:
         self._announcements = announcements
         self._stop = stop
         self._numbers = itertools.count(1)
+        sleeping = {"rollout": run.plan.rollouts_sleep, "model": run.plan.models_sleep}
+        self._roles = [role for role, sleeps in sleeping.items() if sleeps]
+
+    @property
+    def needed(self) -> bool:
+        """Return True if others use the trainer's GPUs."""
+        return bool(self._roles)
 
     async def take(self) -> bool:
-        """Return True once no live rollout uses the GPUs; False if ``stop`` was set before."""
-        if self._run.plan.rollouts_sleep and not self._state.announcement.sleep:
+        """Return True once nobody who takes turns uses the GPUs; False if ``stop`` was set before."""
+        if self.needed and not self._state.announcement.sleep:
             await self._announce(f"{self._state.version}-{next(self._numbers)}")
         warned = time.monotonic()
         while awake := await self._awake():
@@ -55,28 +62,28 @@ class Turns:
                 return False
             if time.monotonic() - warned > _WARN_EVERY_S:
                 warned = time.monotonic()
-                logger.warning("the update waits for rollouts to free their GPUs", rollouts=awake)
+                logger.warning("the update waits for rollouts or model servers to free their GPUs", workers=awake)
             await asyncio.sleep(_LOOK_EVERY_S)
         return True
 
     async def give_back(self) -> None:
-        """Wake the rollouts with the weights that they had."""
+        """Wake the others; rollouts get the weights that they had."""
         if self._state.announcement.sleep:
             await self.free_memory()
             await self._announce("")
 
     async def free_memory(self) -> None:
-        """Return the trainer's memory; the announcement that follows wakes the rollouts."""
-        if self._run.plan.rollouts_sleep:
+        """Return the trainer's memory; the announcement that follows wakes the others."""
+        if self.needed:
             await self._thread.run(self._thread.backend.free_memory)
 
     async def _announce(self, sleep: str) -> None:
         await self._announcements.announce(msgspec.structs.replace(self._state.announcement, sleep=sleep))
 
     async def _awake(self) -> list[str]:
-        """Return the live rollouts that have not freed their GPUs for this update."""
+        """Return the live processes that have not freed their GPUs for this update."""
         sleep = self._state.announcement.sleep
         if not sleep:
             return []
         workers = await self._run.transport.retry_through_outage(self._run.transport.workers)
-        return [each.worker for each in workers if each.role == "rollout" and each.asleep != sleep]
+        return [each.worker for each in workers if each.role in self._roles and each.asleep != sleep]

@@ -42,6 +42,8 @@ class RunPlan:
     """Another run's checkpoint to start from; empty: start from the job's model."""
     rollouts_sleep: bool = False
     """Rollouts free their GPUs while the trainer updates."""
+    models_sleep: bool = False
+    """Served models do, or some of them."""
     keep_samples: bool = True
     skip_solved: SolvedRule | None = None
     """The prompts that are skipped because the run has always solved them; None: none."""
@@ -78,6 +80,7 @@ class RunPlan:
             checkpoint_every_steps=spec.trainer.checkpoint.every_steps,
             resume_from=spec.trainer.checkpoint.resume_from,
             rollouts_sleep=spec.rollout.sleep_during_updates,
+            models_sleep=spec.reward.sleeping_models,
             keep_samples=spec.metrics.keep_samples,
             skip_solved=_solved_rule(spec.data.train.skip_solved),
         )

@@ -148,6 +148,11 @@ class RewardSpec(Section):
         return [scorer for scorer in self.scorers if scorer.served is not None]
 
     @property
+    def sleeping_models(self) -> bool:
+        """Return True if a served model frees its GPUs while the trainer updates."""
+        return any(each.served is not None and each.served.sleep_during_updates for each in self.scorers)
+
+    @property
     def environment_weights(self) -> dict[str, float]:
         """Return the weights of the scorers that read the reward of tools or environment, by name."""
         return {scorer.name: scorer.weight for scorer in self.scorers if scorer.kind == "environment"}

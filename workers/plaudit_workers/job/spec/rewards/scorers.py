@@ -81,6 +81,9 @@ class ServedModelSpec(Section):
     rejects unknown ones when it starts."""
     replicas: int = Field(default=1, ge=1, le=1000)
     """Number of servers, one GPU each; reward workers distribute their calls over them. Default 1."""
+    sleep_during_updates: bool = False
+    """Free the servers' GPUs while the trainer updates, where it shares them: the weights move to host memory. Calls
+    wait meanwhile. Default false: servers keep their GPUs."""
     pod: PodSpec = PodSpec()
     """Pods of the servers. A server gets one GPU if there are any, unless the limits differ."""
 

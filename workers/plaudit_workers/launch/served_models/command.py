@@ -1,6 +1,6 @@
 """Build the command line and environment of the server of a model from the job's section. Pure.
 
-Used by ``plaudit run`` (``model_server``) and by the operator.
+Used by ``server`` and by the operator.
 """
 
 from __future__ import annotations
@@ -71,6 +71,9 @@ def _vllm(model: ServedModelSpec, *, with_gpu: bool) -> tuple[str, dict[str, Any
     if isinstance(model, RewardModelSpec):
         own = {"runner": "pooling", "max_num_batched_tokens": model.max_batch_tokens}
     own["disable_uvicorn_access_log"] = True
+    if model.sleep_during_updates:
+        own["middleware"] = "plaudit_reward.served.vllm_sleep.SleepRoutes"
+        own |= {"enable_sleep_mode": True} if with_gpu else {}  # refused by vLLM's CPU build, which frees no memory
     if not with_gpu:
         own["enforce_eager"] = True
     # Not the command ``vllm``: the distribution for CPUs has none that works.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plaudit_wire.redis_address import RedisAddress
-from plaudit_workers.launch.model_server import ServerIdentity, serve
+from plaudit_workers.launch.served_models.server import ServerIdentity, serve
 from plaudit_workers.process import ProcessSettings, RefusedError
 
 JOB = """
@@ -41,4 +41,4 @@ async def test_a_server_that_does_not_start_is_refused_with_the_end_of_its_log(
     )
     with pytest.raises(RefusedError, match=r"(?s)Its log ends:.*argument --max-queue: 0 is below 1"):
         await serve(settings, asyncio.Event())
-    assert not ServerIdentity("helpful", 0, "").file(tmp_path).exists()
+    assert not ServerIdentity("helpful", 0, "", 0).file(tmp_path).exists()

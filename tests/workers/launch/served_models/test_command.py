@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec, ServedChatModelSpec
-from plaudit_workers.launch.model_command import server_command, server_environment
+from plaudit_workers.launch.served_models.command import server_command, server_environment
 
 
 def command(*, with_gpu: bool = False, **fields: Any) -> str:
@@ -23,6 +23,16 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (
         {"with_gpu": True, "arguments": {"tensor_parallel_size": 2, "enable_chunked_prefill": False}},
         f"-m vllm.entrypoints.openai.api_server {COMMON} {VLLM} --tensor-parallel-size 2 --no-enable-chunked-prefill",
+    ),
+]
+
+
+SLEEPS = "--middleware plaudit_reward.served.vllm_sleep.SleepRoutes"
+CASES += [
+    ({"sleepDuringUpdates": True}, f"-m vllm.entrypoints.openai.api_server {COMMON} {VLLM} {SLEEPS} --enforce-eager"),
+    (
+        {"sleepDuringUpdates": True, "with_gpu": True},
+        f"-m vllm.entrypoints.openai.api_server {COMMON} {VLLM} {SLEEPS} --enable-sleep-mode",
     ),
 ]
 

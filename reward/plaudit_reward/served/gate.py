@@ -1,0 +1,57 @@
+"""Holds the calls to served models while the trainer uses their GPUs. Opened and closed by the reward worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+
+
+class CallGate:
+    """Lets calls through while it is open, and counts those under way.
+
+    Args:
+        is_open: at the beginning.
+    """
+
+    def __init__(self, *, is_open: bool = True) -> None:
+        self._opened = asyncio.Event()
+        self._calls = 0
+        if is_open:
+            self.open()
+
+    @property
+    def is_open(self) -> bool:
+        """Return True while calls may begin."""
+        return self._opened.is_set()
+
+    @property
+    def idle(self) -> bool:
+        """Return True if no call is under way."""
+        return self._calls == 0
+
+    def open(self) -> None:
+        """Let all waiting calls begin."""
+        self._opened.set()
+
+    def close(self) -> None:
+        """Let no further call begin; those under way continue."""
+        self._opened.clear()
+
+    async def passed(self) -> float:
+        """Return once calls may begin: the seconds that this took, 0 without a pause if it is open."""
+        if self.is_open:
+            return 0.0
+        began_s = time.monotonic()
+        await self._opened.wait()
+        return time.monotonic() - began_s
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """Count a call as under way."""
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
