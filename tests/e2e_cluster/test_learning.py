@@ -47,6 +47,7 @@ def test_a_job_learns_completes_and_leaves_nothing_behind(shared: Cluster):
     assert ledger["admitted"] == ledger["trained"] + ledger["dropped"] + ledger["evaluated"] + ledger["open"]
     assert not ledger["problems"]
     assert any(row.get("reward_pipeline/scorer/preference/value/mean") is not None for row in rows)
+    assert all(row["timing_s/wait_for_gpus"] > 0 for row in rows if row["step"] > 0)
     shared.kubectl("--namespace", training.NAMESPACE, "delete", "rlj", JOB)
     shared.until("nothing left behind", lambda: not left(shared, before), 120)
 

@@ -105,9 +105,15 @@ def tools(steps: int) -> list[dict[str, Any]]:
 def reward_model() -> dict[str, Any]:
     """Return a reward model that scores right answers; its score is recorded and does not affect the reward.
 
-    The job does not wait for its server to start.
+    Its server sleeps during updates, so the first one waits for it to start.
     """
-    model = {"source": "/plaudit/reward-model/model/reward", "engine": "plaudit", "dtype": "float32", "pod": heavy()}
+    model = {
+        "source": "/plaudit/reward-model/model/reward",
+        "engine": "plaudit",
+        "dtype": "float32",
+        "sleepDuringUpdates": True,
+        "pod": heavy(),
+    }
     effect = {"weight": 0, "onFailure": "ignore", "when": {"scorer": "digits", "equals": 1}}
     return {"name": "preference", "kind": "model", "model": model, **effect}
 
