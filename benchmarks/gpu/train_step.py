@@ -91,7 +91,7 @@ def ours(case: Case) -> tuple[PreTrainedModel, Loss]:
     layout = PackedLayout.of([case.length] * case.sequences).to(case.device)
 
     def loss() -> Tensor:
-        with head.reducing(targets, 1.0, entropy=False):
+        with head.reducing(targets, 1.0, entropy="figure"):
             found = forward_logits(model, rows.view(1, -1), positions, layout, sources)
         return _ppo(found[:, 0], case)
 
@@ -106,7 +106,7 @@ def plain(case: Case) -> tuple[PreTrainedModel, Loss]:
 
     def loss() -> Tensor:
         logits = model(input_ids=rows, use_cache=False).logits[:, :-1]
-        return _ppo(reduced(logits.flatten(0, 1), rows[:, 1:].reshape(-1), 1.0, entropy=False)[:, 0], case)
+        return _ppo(reduced(logits.flatten(0, 1), rows[:, 1:].reshape(-1), 1.0)[:, 0], case)
 
     return model, loss
 

@@ -53,7 +53,7 @@ def saved_bytes(checkpointing: str, num_tokens: int, group: dist.ProcessGroup | 
 
     with (
         torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor),
-        head.reducing(ids[0], 1.0, entropy=False),
+        head.reducing(ids[0], 1.0, entropy="figure"),
     ):
         forward_logits(model, ids, places[None], PackedLayout.of([num_tokens]), places, exchange)
     sizes = [storage.nbytes() for storage in storages.values()]

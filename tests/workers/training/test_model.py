@@ -6,17 +6,22 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    FalconH1Config,
+    Gemma3TextConfig,
+    Lfm2Config,
     Llama4TextConfig,
     LlamaConfig,
     MambaConfig,
     MambaForCausalLM,
+    MixtralConfig,
     Phi3Config,
 )
 
+from plaudit_reward.packed_attention import PACKED_ATTENTION
 from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.process import RefusedError
 from plaudit_workers.tokenizer import load_tokenizer
-from plaudit_workers.training.model.model import load_model, refuse_long_packed
+from plaudit_workers.training.model.model import load_model, refuse_long_packed, refuse_unpackable
 
 SIZES = {
     "vocab_size": 16,
@@ -48,6 +53,36 @@ def test_a_model_whose_layers_look_across_packed_sequences_is_refused(tmp_path):
     MambaForCausalLM(MambaConfig(vocab_size=16, hidden_size=32, num_hidden_layers=2)).save_pretrained(tmp_path)
     with pytest.raises(RefusedError, match="'mamba' cannot be trained"):
         load_model(ModelSpec(source=str(tmp_path)))
+
+
+HYBRID = {**SIZES, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "max_position_embeddings": 64}
+MAMBA = {"mamba_d_ssm": 256, "mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1}
+
+
+@pytest.mark.parametrize(
+    "config", [FalconH1Config(**HYBRID, **MAMBA, head_dim=64), Lfm2Config(**HYBRID, layer_types=["conv"] * 2)]
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_leak_below_the_rounding_of_bfloat16_is_refused_too(config):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=PACKED_ATTENTION).eval()
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(RefusedError, match="when another sequence precedes"):
+        refuse_unpackable(model, rough=True)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**SIZES),
+        Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=4),
+        MixtralConfig(**SIZES, num_local_experts=4),
+    ],
+)
+def test_attention_windows_and_experts_are_packed_in_bfloat16(config):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=PACKED_ATTENTION).eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        refuse_unpackable(model, rough=True)
 
 
 ROPE_AND_CHUNKS = [

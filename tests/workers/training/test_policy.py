@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, GraniteConfig, Qwen3Config
 
 from plaudit_reward.packed_attention import PACKED_ATTENTION
@@ -326,6 +327,30 @@ def test_the_chunked_head_gives_the_gradients_of_whole_logits(make_job, batches,
     found = [gradients(model, batches[0]) for model in (chunked, whole)]
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-4, atol=1e-6)
+
+
+class Exponentials(TorchDispatchMode):
+    """Counts the exponentials of all logits: one for entropies, one for the gradient of the normaliser."""
+
+    num = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        if operation is torch.ops.aten.exp.default and result.shape[1:] == (16,):
+            self.num += 1
+        return result
+
+
+def test_entropies_are_computed_in_the_policys_own_passes_alone(make_job, batches):
+    loss = {"klCoefficient": 0.1, "correction": "decoupled"}
+    job = make_job({"algorithm": {"epochs": 2, "loss": loss}, "trainer": {"microBatchTokens": 10_000}})
+    policy = build_model(job)
+    counts = []
+    for compute in (policy.update, policy.update, policy.logprobs, policy.divergences):
+        with Exponentials() as passes:
+            compute(batches[0])
+        counts.append(passes.num)
+    assert counts == [2, 2, 0, 0]
 
 
 def test_a_model_that_changes_the_logits_behind_its_head_keeps_them_whole():

@@ -7,23 +7,29 @@ import torch
 
 from plaudit_workers.job.spec.rollout import SamplingSpec
 from plaudit_workers.process import RefusedError
-from plaudit_workers.training.model.temperature import refuse_cut_sampling, token_entropies, token_logprobs
+from plaudit_workers.training.model.temperature import refuse_cut_sampling
+from plaudit_workers.training.model.token_head import reduced
 
 
 def test_logits_are_divided_by_the_temperature():
     logits, targets = torch.tensor([[2.0, 0.0, -1.0], [0.5, 0.5, 3.0]]), torch.tensor([1, 2])
     expected = torch.log_softmax(logits / 0.5, -1)[[0, 1], targets]
-    torch.testing.assert_close(token_logprobs(logits, targets, 0.5), expected)
+    torch.testing.assert_close(reduced(logits, targets, 0.5)[:, 0], expected)
 
 
-def test_entropy_is_that_of_the_scaled_distribution():
-    logits = torch.tensor([[2.0, 0.0, -1.0], [1.0, 1.0, 1.0]])
+@pytest.mark.parametrize("use", ["figure", "loss"])
+def test_entropy_is_that_of_the_scaled_distribution(use):
+    logits = torch.tensor([[2.0, 0.0, -1.0], [1.0, 1.0, 1.0]], requires_grad=True)
     expected = torch.distributions.Categorical(logits=logits / 2.0).entropy()
-    torch.testing.assert_close(token_entropies(logits, 2.0), expected)
+    found = reduced(logits, torch.tensor([0, 1]), 2.0, entropy=use)
+    torch.testing.assert_close(found[:, 1], expected)
+    (own,) = torch.autograd.grad(found[:, 1].sum(), logits)
+    (other,) = torch.autograd.grad(expected.sum(), logits)
+    torch.testing.assert_close(own, other if use == "loss" else torch.zeros_like(other))
 
 
 def test_half_precision_logits_are_computed_in_float32():
-    found = token_logprobs(torch.tensor([[30.0, 0.0]], dtype=torch.bfloat16), torch.tensor([1]), 1.0)
+    found = reduced(torch.tensor([[30.0, 0.0]], dtype=torch.bfloat16), torch.tensor([1]), 1.0)[:, 0]
     assert found.dtype == torch.float32
     assert found.item() == pytest.approx(-30.0, abs=1e-5)
 

@@ -13,9 +13,23 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
-from plaudit_reward.packed_attention import PACKED_ATTENTION, PackedLayout, UnsupportedAttentionError
-from plaudit_reward.varlen_attention import choose_attention, disagreement, refusal, sliding_windows, varlen_attention
+from plaudit_reward.packed_attention import (
+    PACKED_ATTENTION,
+    PackedLayout,
+    UnsupportedAttentionError,
+    packed_attention,
+)
+from plaudit_reward.varlen_attention import (
+    VARLEN_ATTENTION,
+    choose_attention,
+    disagreement,
+    refusal,
+    sliding_windows,
+    varlen_attention,
+)
 from plaudit_workers.training.model.activations import checkpoint_layers
+from plaudit_workers.training.model.batches.batch import make_batch
+from plaudit_workers.training.model.policy_model import build_model
 
 CPU = torch.device("cpu")
 
@@ -64,6 +78,28 @@ def test_attention_of_another_kind_is_refused():
     row = torch.zeros(1, 4, 6, 8)
     with pytest.raises(UnsupportedAttentionError):
         varlen_attention(torch.nn.Identity(), row, row, row, None, packed_layout=PackedLayout.of([6]), softcap=30.0)
+
+
+def test_every_pass_of_a_model_in_bfloat16_reaches_the_kernel_in_bfloat16(make_job, make_groups, monkeypatch):
+    """The kernel takes no float32, in which one rank holds the parameters. Blocks compute in its place here."""
+    seen = []
+
+    def kernel(query, key, value, bounds, *_, scale, **further):
+        seen.append({query.dtype, key.dtype, value.dtype})
+        parts = (part.transpose(0, 1).unsqueeze(0) for part in (query, key, value))
+        layout = PackedLayout.of(bounds.diff().tolist())
+        return packed_attention(torch.nn.Identity(), *parts, None, packed_layout=layout, scaling=scale)[0][0]
+
+    monkeypatch.setattr("plaudit_reward.varlen_attention.varlen_attn", kernel)
+    monkeypatch.setattr(
+        "plaudit_workers.training.model.policy_model.choose_attention",
+        lambda model, *_: model.set_attn_implementation(VARLEN_ATTENTION),
+    )
+    policy = build_model(make_job({"model": {"dtype": "bfloat16"}, "algorithm": {"loss": {"klCoefficient": 0.1}}}))
+    policy.update(make_batch(make_groups([[0.0, 1.0, 0.5]]), "grpo", 1.0))
+    policy.probe()
+    assert len(seen) > 8
+    assert all(dtypes == {torch.bfloat16} for dtypes in seen)
 
 
 def test_a_model_on_a_cpu_keeps_blocks():

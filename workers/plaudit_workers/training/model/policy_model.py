@@ -67,7 +67,7 @@ from plaudit_workers.training.model.sharding import (
 )
 from plaudit_workers.training.model.state_copy import StateCopy, read_own_rows, refuse_other_tensors
 from plaudit_workers.training.model.temperature import refuse_cut_sampling
-from plaudit_workers.training.model.token_head import TokenHead, reduced
+from plaudit_workers.training.model.token_head import EntropyUse, TokenHead, reduced
 from plaudit_workers.training.model.utilization import work_figures
 from plaudit_workers.training.model.weight_offer import OfferedWeights, WeightOffer, layout_of, part_of, shapes_of
 from plaudit_workers.training.shards.index import (
@@ -117,11 +117,13 @@ class PolicyModel:
         kind, offload = trainer.activation_checkpointing, trainer.activation_offload
         checkpoint_layers(model.module, kind, ranks.device, offload=offload)
         self._model = placed(model, ranks, self._dtype, cpu_offload=trainer.cpu_offload)
-        self._head = TokenHead(self._model, device=ranks.device)
+        with autocast(ranks, self._dtype):
+            self._head = TokenHead(self._model, device=ranks.device)
         self._reference = (
             None if reference is None else placed(reference, ranks, self._dtype, cpu_offload=trainer.cpu_offload)
         )
-        self._reference_head = None if self._reference is None else TokenHead(self._reference, device=ranks.device)
+        with autocast(ranks, self._dtype):
+            self._reference_head = None if self._reference is None else TokenHead(self._reference, device=ranks.device)
         self._adapters = adapters
         self._tokenizer = tokenizer
         self._parameters = {name: each for name, each in self._model.named_parameters() if each.requires_grad}
@@ -484,31 +486,31 @@ class PolicyModel:
         bins = assign_bins(lengths, budget, self._ranks.world_size // size)[self._ranks.rank // size]
         return [pack(batch.sequences, weights, members).to(self._ranks.device) for members in bins]
 
-    def _forward(self, row: MicroBatch, temperature: float, *, of_reference: bool = False) -> tuple[Tensor, Tensor]:
+    def _forward(
+        self, row: MicroBatch, temperature: float, *, of_reference: bool = False, entropy: EntropyUse = "none"
+    ) -> tuple[Tensor, Tensor]:
         """Return log-probabilities of the row's targets, with gradient where enabled, and entropies: float32[R] each.
 
-        The entropies have a gradient only if the loss needs it.
+        Without a use for them, entropies are 0.
         """
         model, head = (self._reference, self._reference_head) if of_reference else (self._model, self._head)
         assert model is not None
         assert head is not None
-        with_entropy = self._loss.entropy_coefficient > 0
         parallel = self._parallel
         part, exchange = (row, None) if parallel is None else (parallel.part(row), parallel.exchange(row))
-        reducing = head.reducing(part.targets, temperature, entropy=with_entropy) if head.chunked else nullcontext()
-        # Sharded models cast by their own mixed precision.
-        autocast = self._ranks.world_size == 1 and self._dtype != torch.float32
-        with torch.autocast(self._ranks.device.type, self._dtype, enabled=autocast), reducing:
+        reducing = head.reducing(part.targets, temperature, entropy=entropy) if head.chunked else nullcontext()
+        with autocast(self._ranks, self._dtype), reducing:
             values = forward_logits(model, part.input_ids, part.position_ids, row.layout, part.sources, exchange)
         if not head.chunked:
-            values = reduced(values, part.targets, temperature, entropy=with_entropy)
+            values = reduced(values, part.targets, temperature, entropy=entropy)
         if parallel is not None:
             values = parallel.collected(values, row)
         return values[:, 0], values[:, 1]
 
     def _token_inputs(self, row: MicroBatch, temperature: float, proximal: Tensor | None) -> TokenInputs:
         reference = self._reference_logprobs(row, temperature) if self._loss.has_kl_term else None
-        logprobs, entropies = self._forward(row, temperature)
+        entropy: EntropyUse = "loss" if self._loss.entropy_coefficient > 0 else "figure"
+        logprobs, entropies = self._forward(row, temperature, entropy=entropy)
         return TokenInputs(
             logprobs=logprobs,
             proximal=logprobs.detach() if proximal is None else proximal,
@@ -578,6 +580,11 @@ class PolicyModel:
         return dict(zip(names, values.tolist(), strict=True))
 
 
+def autocast(ranks: Ranks, dtype: torch.dtype) -> torch.autocast:
+    """Return the context in which every pass of a model runs: sharded models cast by their own mixed precision."""
+    return torch.autocast(ranks.device.type, dtype, enabled=ranks.world_size == 1 and dtype != torch.float32)
+
+
 def placed(model: LoadedModel, ranks: Ranks, dtype: torch.dtype, *, cpu_offload: bool = False) -> PreTrainedModel:
     """Take this rank's part of a model, and read its parameters if it has none yet. See ``place``.
 
@@ -590,7 +597,8 @@ def placed(model: LoadedModel, ranks: Ranks, dtype: torch.dtype, *, cpu_offload:
     if stored is not None:
         held_on = torch.device("cpu") if cpu_offload and ranks.world_size > 1 else ranks.device
         fill_shards(module, held_on, lambda name, first, count: stored.rows(original_name(name), first, count))
-        refuse_unpackable(module, ranks.device, rough=dtype != torch.float32)  # without parameters it could not run
+        with autocast(ranks, dtype):  # not earlier: without parameters it could not run
+            refuse_unpackable(module, ranks.device, rough=dtype != torch.float32)
     return module
 
 

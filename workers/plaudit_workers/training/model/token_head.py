@@ -13,15 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from plaudit_workers.training.model.temperature import token_entropies, token_logprobs
-
+EntropyUse = Literal["none", "figure", "loss"]
+"""Whether entropies are computed: not at all (0 in their place), without their gradient, or with it."""
 CHUNK_BYTES = 1 << 29
 """Float32 logits that are held at a time: about 900 tokens of a vocabulary of 150,000."""
 _AMPLIFIED = 1000.0
@@ -53,13 +53,13 @@ class TokenHead:
         """False: the model changes the logits behind its head."""
 
     @contextmanager
-    def reducing(self, targets: Tensor, temperature: float, *, entropy: bool) -> Iterator[None]:
+    def reducing(self, targets: Tensor, temperature: float, *, entropy: EntropyUse = "none") -> Iterator[None]:
         """Return (log-probability, entropy) of each token from the model in place of logits within the context.
 
         Args:
             targets: int64[R].
             temperature: > 0.
-            entropy: compute the entropy with its gradient; otherwise without.
+            entropy: what the entropies are for.
         """
         head, own = self._head, self._head.forward
 
@@ -79,18 +79,25 @@ class TokenHead:
             head.forward = own
 
 
-def reduced(logits: Tensor, targets: Tensor, temperature: float, *, entropy: bool) -> Tensor:
-    """Return float32[R, 2]: the log-probability of each target and the entropy of its distribution.
+def reduced(logits: Tensor, targets: Tensor, temperature: float, *, entropy: EntropyUse = "none") -> Tensor:
+    """Return float32[R, 2]: the log-probability of each target and the entropy of its distribution, in nats.
+
+    With z the logits ÷ temperature: ``z[target] - logsumexp(z)`` and ``logsumexp(z) - Σ_v softmax(z)_v · z_v``.
 
     Args:
-        logits: float[R, V].
+        logits: float[R, V], any precision; computed in float32.
         targets: int64[R].
         temperature: > 0.
-        entropy: keep the entropy's gradient.
+        entropy: what the entropies are for; each takes two more passes over the logits.
     """
-    with torch.set_grad_enabled(entropy and torch.is_grad_enabled()):
-        entropies = token_entropies(logits, temperature)
-    return torch.stack([token_logprobs(logits, targets, temperature), entropies], -1)
+    scaled = logits.float() / temperature
+    normalizer = scaled.logsumexp(-1)
+    logprobs = scaled.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normalizer
+    if entropy == "none":
+        return torch.stack([logprobs, torch.zeros_like(logprobs)], -1)
+    with torch.set_grad_enabled(entropy == "loss" and torch.is_grad_enabled()):
+        entropies = normalizer - ((scaled - normalizer.unsqueeze(-1)).exp() * scaled).sum(-1)
+    return torch.stack([logprobs, entropies], -1)
 
 
 @torch.no_grad()
