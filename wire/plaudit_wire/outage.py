@@ -59,6 +59,7 @@ class Outages:
         self._address = address
         self._began: float | None = None
         self._log_next = 0.0
+        self._ended = self._lasted_s = 0.0
 
     def report(self, error: BaseException) -> None:
         """Record that a command failed with one of ``OUTAGE``."""
@@ -80,8 +81,17 @@ class Outages:
         """Record that Redis has executed a command."""
         if self._began is None:
             return
-        logger.info("Redis is available again", address=self._address, seconds=round(time.monotonic() - self._began, 1))
+        self._ended = time.monotonic()
+        self._lasted_s = self._ended - self._began
+        logger.info("Redis is available again", address=self._address, seconds=round(self._lasted_s, 1))
         self._began = None
+
+    def ended_within(self, seconds: float, *, longer_than_s: float) -> bool:
+        """Return True if an outage longer than ``longer_than_s`` lasts, or has ended in the last ``seconds``."""
+        now = time.monotonic()
+        if self._began is not None:
+            return now - self._began > longer_than_s
+        return self._lasted_s > longer_than_s and now - self._ended < seconds
 
     async def retry_through_outage(self, call: Callable[[], Awaitable[T]]) -> T:
         """Await ``call()`` until Redis answers it, with half a second between attempts and no limit.

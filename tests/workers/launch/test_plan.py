@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from plaudit_workers.job.loading.load import parse_job
-from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role, plan_processes, share_gpus
+from plaudit_workers.launch.gpu_shares import share_gpus
+from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role, plan_processes
 from plaudit_workers.launch.redis.access import RedisAccess, new_passwords, own_access
 from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.connection import RedisAddress
 
 PASSWORDS = new_passwords(trains=True)
+DEVICES = [str(number) for number in range(8)]
 
 
 def planned(*, with_gpus: bool = False, **sections: dict[str, Any]) -> dict[Role, list[ProcessPlan]]:
@@ -110,7 +112,7 @@ def gpus_of(plans: dict[Role, list[ProcessPlan]]) -> dict[Role, list[float]]:
 
 
 def test_one_gpu_is_shared_by_those_that_ask_for_one() -> None:
-    shared = share_gpus(planned(with_gpus=True), available=1)
+    shared = share_gpus(planned(with_gpus=True), ["0"])
     assert gpus_of(shared) == {"rollout": [0.5], "trainer": [0.5]}
     assert shared["rollout"][0].environment["PLAUDIT_GPU_SHARE"] == "0.5000"
     assert "PLAUDIT_GPU_SHARE" not in shared["reward"][0].environment
@@ -118,7 +120,7 @@ def test_one_gpu_is_shared_by_those_that_ask_for_one() -> None:
 
 @pytest.mark.parametrize(("rollouts", "gpus", "each"), [(2, 2, 0.5), (3, 2, 0.5), (2, 1, 0.3333), (7, 3, 0.3333)])
 def test_a_share_is_a_whole_part_of_a_gpu_so_that_ray_can_place_all(rollouts: int, gpus: int, each: float) -> None:
-    shared = share_gpus(planned(with_gpus=True, rollout={"replicas": rollouts}), gpus)
+    shared = share_gpus(planned(with_gpus=True, rollout={"replicas": rollouts}), DEVICES[:gpus])
     assert gpus_of(shared) == {"rollout": [each] * rollouts, "trainer": [each]}
     assert (rollouts + 1) / gpus <= int(1 / each)
 
@@ -132,17 +134,37 @@ def test_rollouts_that_sleep_during_updates_divide_all_memory(
 ) -> None:
     trainer = {"strategy": "fsdp2" if ranks > 1 else "single", "ranks": ranks}
     plans = planned(with_gpus=True, trainer=trainer, rollout={"replicas": rollouts})
-    shared = share_gpus(plans, gpus, in_turns=True)
+    shared = share_gpus(plans, DEVICES[:gpus], in_turns=True)
     assert gpus_of(shared)["rollout"] == [each] * rollouts
     assert {plan.environment["PLAUDIT_GPU_SHARE"] for plan in shared["rollout"]} == {f"{memory:.4f}"}
 
 
+def test_engines_of_several_gpus_take_turns_on_those_of_the_ranks() -> None:
+    trainer = {"strategy": "fsdp2", "ranks": 8}
+    rollout = {"replicas": 3, "engine": {"tensorParallelSize": 4}}
+    plans = planned(with_gpus=True, trainer=trainer, rollout=rollout, reward={"scorers": [MODEL]})
+    shared = share_gpus(plans, DEVICES, in_turns=True)
+    assert gpus_of(shared) == {}
+    visible = {
+        role: [plan.environment["CUDA_VISIBLE_DEVICES"] for plan in shared[role]]
+        for role in ("trainer", "rollout", "model-helpful")
+    }
+    assert visible["trainer"] == DEVICES
+    assert visible["model-helpful"] == ["0", "1"]
+    assert visible["rollout"] == ["2,3,4,5", "0,1,2,3", "4,5,6,7"]
+    shares = [plan.environment["PLAUDIT_GPU_SHARE"] for plan in shared["rollout"]]
+    assert shares == ["0.5000", "0.5000", "0.5000"]
+    assert share_gpus(plans, DEVICES) == plans  # Ray waits for room
+    with pytest.raises(RefusedError, match=r"rollout-0 needs 4 GPUs, but this machine has 2\. Lower tensor"):
+        share_gpus(planned(with_gpus=True, rollout=rollout), DEVICES[:2], in_turns=True)
+
+
 def test_two_ranks_never_share_a_gpu() -> None:
     trainer = {"strategy": "fsdp2", "ranks": 2}
-    shared = share_gpus(planned(with_gpus=True, trainer=trainer, rollout={"replicas": 3}), 2)
+    shared = share_gpus(planned(with_gpus=True, trainer=trainer, rollout={"replicas": 3}), ["0", "1"])
     assert gpus_of(shared) == {"rollout": [0.2] * 3, "trainer": [0.6, 0.6]}
     with pytest.raises(RefusedError, match=r"ranks is 2, but this machine has 1 GPUs"):
-        share_gpus(planned(with_gpus=True, trainer=trainer), 1)
+        share_gpus(planned(with_gpus=True, trainer=trainer), ["0"])
 
 
 def test_a_process_with_a_limit_of_no_gpu_sees_none_on_a_machine_that_has_some() -> None:
@@ -155,7 +177,7 @@ def test_a_process_with_a_limit_of_no_gpu_sees_none_on_a_machine_that_has_some()
 
 def test_tensor_parallel_engines_share_nothing() -> None:
     plans = planned(with_gpus=True, rollout={"engine": {"tensorParallelSize": 2}})
-    assert share_gpus(plans, available=1) == plans
+    assert share_gpus(plans, ["0"]) == plans
 
 
 MODEL: dict[str, Any] = {"name": "helpful", "kind": "model", "model": {"source": "/models/rm", "replicas": 2}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,8 +18,6 @@ from plaudit_workers.launch.metrics_environment import metrics_environment
 from plaudit_workers.launch.redis.access import RedisAccess
 from plaudit_workers.launch.served_models.identity import FOLDER, HOST_VARIABLE, SERVER_VARIABLE
 from plaudit_workers.launch.served_models.turns import ROLE as MODEL_ROLE
-from plaudit_workers.process import RefusedError
-from plaudit_workers.rollout.engines.vllm_arguments import GPU_SHARE
 from plaudit_workers.rollout.replica import ROLLOUT_GROUP
 
 Role = str
@@ -42,18 +39,10 @@ SERVE: dict[Role, str] = {
     "metrics": "plaudit_workers.launch.actor:serve_metrics",
 }
 
-# One thread a process: spinning OpenMP threads of several processes on few cores cost a factor of ten.
-_RANK_SHARE = 0.6
-"""Share of a GPU that one of several ranks gets where GPUs are shared: more than half, so that no GPU gets two."""
-_SHARE_IN_TURNS = 0.1
-"""Share of a single trainer that takes turns with the others: so little that no GPU gets more of them than another,
-whether or not the trainer is there."""
-_SMALLEST_FRACTION = 1e-4
-"""Ray counts GPUs in this unit."""
-
 _NO_GPUS = {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 """Variables of a process without a GPU on a machine with GPUs: Ray does not hide them, and torch takes the first."""
 
+# One thread a process: spinning OpenMP threads of several processes on few cores cost a factor of ten.
 _QUIET = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "VLLM_NO_USAGE_STATS": "1"}
 
 
@@ -212,55 +201,3 @@ def _cpus(pod: PodSpec, default: float = 1.0) -> float:
 def _gpus(pod: PodSpec, default: float) -> float:
     """Return the GPUs of one process: those of its engine or rank, unless its pod sets a limit of 0."""
     return default if pod.uses_gpus() else 0
-
-
-def share_gpus(
-    plans: dict[Role, list[ProcessPlan]], available: float, *, in_turns: bool = False
-) -> dict[Role, list[ProcessPlan]]:
-    """Let processes share the GPUs of one machine that has fewer than they request.
-
-    Only processes that request a single GPU can share; on a cluster nothing is shared (Ray then waits for room). Each
-    gets 1 ÷ n of a GPU, n = processes ÷ GPUs rounded up: any other fraction leaves pieces that no process fits in. Of
-    several ranks no two share a GPU, which NCCL refuses.
-
-    Args:
-        plans: of all processes.
-        available: GPUs of the machine.
-        in_turns: others free their memory while the trainer updates (``sleepDuringUpdates``), so they divide the
-            whole of it; the trainer's share then only finds it a place.
-
-    Raises:
-        RefusedError: there are more ranks than GPUs.
-    """
-    sharing = [plan for role_plans in plans.values() for plan in role_plans if plan.gpus]
-    if sum(plan.gpus for plan in sharing) <= available or any(plan.gpus > 1 for plan in sharing):
-        return plans
-    ranks = sum(plan.role == "trainer" for plan in sharing)
-    if ranks > available:
-        raise RefusedError(
-            f"spec.trainer.ranks is {ranks}, but this machine has {available:g} GPUs and ranks cannot share one. "
-            f"Set ranks to {max(1, int(available))}, or set nvidia.com/gpu: 0 in trainer.pod.resources.limits"
-        )
-    in_turns = in_turns and 0 < ranks < len(sharing)
-    if ranks > 1 or in_turns:
-        of_rank = _RANK_SHARE if ranks > 1 else _SHARE_IN_TURNS
-        others = _fraction(1 - of_rank, len(sharing) - ranks, available)
-    else:
-        of_rank = others = _fraction(1.0, len(sharing), available)
-    memory = _fraction(1.0, len(sharing) - ranks, available) if in_turns else others
-    return {
-        role: [_shared(plan, of_rank, of_rank) if role == "trainer" else _shared(plan, others, memory) for plan in each]
-        for role, each in plans.items()
-    }
-
-
-def _fraction(whole: float, processes: int, available: float) -> float:
-    """Return a share of each GPU, divided among its processes and rounded down to Ray's unit."""
-    on_each = math.ceil(processes / available)
-    return math.floor(whole / on_each / _SMALLEST_FRACTION + _SMALLEST_FRACTION) * _SMALLEST_FRACTION
-
-
-def _shared(plan: ProcessPlan, share: float, memory: float) -> ProcessPlan:
-    if not plan.gpus:
-        return plan
-    return replace(plan, gpus=round(share, 4), environment={**plan.environment, GPU_SHARE: f"{memory:.4f}"})

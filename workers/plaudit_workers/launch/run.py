@@ -19,7 +19,8 @@ from plaudit_workers.job.checks.support import ignored
 from plaudit_workers.job.secrets import reward_secrets, secret_value
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.launch import placement
-from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role, plan_processes, share_gpus
+from plaudit_workers.launch.gpu_shares import share_gpus
+from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role, plan_processes
 from plaudit_workers.launch.preflight.prepare import prepare
 from plaudit_workers.launch.redis.access import RedisAccess
 from plaudit_workers.launch.redis.server import free_port
@@ -159,7 +160,8 @@ class _Launch:
                 if self._job.spec.trains and self._job.spec.rollout.engine.kind == "vllm" and is_cpu_build():
                     self._console.out(_CPU_BUILD_NOTE, highlight=False)
                 plans = plan_processes(self._job, context, with_gpus=True)
-                plans = plans if self._address else share_gpus(plans, gpus, in_turns=self._job.spec.takes_turns)
+                if not self._address:
+                    plans = share_gpus(plans, placement.devices(int(gpus)), in_turns=self._job.spec.takes_turns)
             yield plans
         finally:
             await asyncio.to_thread(placement.disconnect)

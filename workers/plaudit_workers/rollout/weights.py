@@ -39,6 +39,7 @@ class PolicyWeights:
         switch: how running samples are treated at a switch.
         changed: called after ``held`` or ``loading`` changed; the heartbeat reports both to the trainer.
         sleeps: False keeps the GPUs also while reward models free theirs for the trainer.
+        shares: another process of the run uses the same GPUs.
     """
 
     def __init__(
@@ -49,12 +50,14 @@ class PolicyWeights:
         changed: Callable[[], Awaitable[None]],
         *,
         sleeps: bool = True,
+        shares: bool = False,
     ) -> None:
         self._transport = transport
         self._engine = engine
         self._switch = switch
         self._changed = changed
         self._sleeps = sleeps
+        self._shares = shares
         self._lock = asyncio.Lock()
         self._local = LocalWeights()
         self.held: PolicyVersion | None = None
@@ -82,12 +85,18 @@ class PolicyWeights:
             await asyncio.sleep(_POLL_S)
 
     async def begin(self) -> None:
-        """Return once the trainer lets rollouts take their GPUs; to be called before the engine starts."""
+        """Return once the trainer lets rollouts take their GPUs; to be called before the engine starts.
+
+        On a GPU that it shares that is after the trainer's first announcement: its model lies there by then.
+        """
         await self._changed()  # first: a trainer that has not seen this rollout cannot wait for it
-        while (announcement := await self._announced()) is not None and announcement.sleep:
-            await self._report_asleep(announcement.sleep)
+        while self._is_trainers_turn(announcement := await self._announced()):
+            await self._report_asleep(announcement.sleep if announcement else "")
             await asyncio.sleep(_POLL_S)
         await self._report_asleep("")
+
+    def _is_trainers_turn(self, announcement: Announcement | None) -> bool:
+        return self._shares if announcement is None else bool(announcement.sleep)
 
     async def close(self) -> None:
         """Delete the local copy of the weights, if there is one."""

@@ -14,6 +14,7 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import WorkerRecord
 from plaudit_workers.environment_urls import await_environments
+from plaudit_workers.gpu_start import alone_on_gpu, shares_gpu
 from plaudit_workers.health import HealthServer
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import ProcessSettings, exit_when_stopped
@@ -50,6 +51,8 @@ class RolloutOptions:
     """How running samples are treated when the weights change."""
     sleeps: bool = True
     """The engine frees its GPUs while the trainer needs them; False: only reward models do."""
+    shares: bool = False
+    """Other processes of the run use its GPUs too."""
     drain_grace_s: float = 20.0
     """Seconds that running prompts get after a stop; prompts that are not finished then are returned to the stream."""
     prompts_per_take: int = 4
@@ -92,6 +95,7 @@ def _options(job: RLJob) -> RolloutOptions:
         samples_per_prompt=job.spec.algorithm.samples_per_prompt,
         weight_switch=rollout.in_flight,
         sleeps=rollout.sleep_during_updates,
+        shares=shares_gpu(),
     )
 
 
@@ -114,7 +118,9 @@ class RolloutWorker:
         self._engine = engine
         self._options = options
         self._slots = Slots(options.max_concurrent_samples + options.samples_per_prompt, options.max_samples_in_agents)
-        self._weights = PolicyWeights(transport, engine, options.weight_switch, self._beat, sleeps=options.sleeps)
+        self._weights = PolicyWeights(
+            transport, engine, options.weight_switch, self._beat, sleeps=options.sleeps, shares=options.shares
+        )
         self._prompt_work = PromptWork(name, transport, engine, agent, self._weights)
         self._works: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -141,7 +147,8 @@ class RolloutWorker:
                 tasks.start(self._beats())
                 if not await unless_stopped(stop, self._weights.begin()):
                     return
-                await self._engine.start()
+                async with alone_on_gpu(self._transport.names.run):
+                    await self._engine.start()
                 tasks.start(self._weights.watch())
                 await self._work(tasks, stop)
         finally:

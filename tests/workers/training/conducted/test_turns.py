@@ -13,14 +13,17 @@ from typing import Any
 import pytest
 
 from plaudit_wire.messages import PolicyVersion
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.launch.served_models.turns import ServerTurns
 from plaudit_workers.rollout.engines.script import Script
 from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 from plaudit_workers.stream.group import Group
 from plaudit_workers.training.backend.scripted import ScriptedBackend
+from plaudit_workers.training.conductor.turns import Turns
 from scripted_server import OK, Reply, ScriptedServer
 
 MakePlan = Callable[..., Any]
+TURNS = "plaudit_workers.training.conductor.turns"
 HOLDING: set[Any] = set()
 """Engines and servers that hold memory of the GPUs."""
 
@@ -87,6 +90,33 @@ async def test_no_rollout_holds_memory_during_an_update(
     assert Alone.overlaps == 0
     assert (sharing.ledger()["trained"], sharing.ledger()["problems"]) == (16, [])
     assert all(step.statistics["timing_s/wait_for_gpus"] > 0 for step in sharing.steps() if step.step)
+
+
+async def test_after_an_outage_that_hid_all_heartbeats_an_update_waits_for_them(
+    sharing: Any, make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    """Heartbeats count for 2 s here and come every half second, so that the outage may be short."""
+    for constant in ("plaudit_workers.stream.connection.LIVE_WITHIN_S", f"{TURNS}.LIVE_WITHIN_S"):
+        monkeypatch.setattr(constant, 2.0)
+    monkeypatch.setattr(f"{TURNS}._OUTAGE_HIDES_AFTER_S", 1.0)
+    monkeypatch.setattr("plaudit_workers.rollout.worker._BEAT_EVERY_S", 0.5)
+    take, outages = Turns.take, [3.0, 3.0]
+
+    async def interrupted(turns: Turns) -> bool:
+        if outages and len(HOLDING) == 4:
+            server.kill()
+            await asyncio.sleep(outages.pop())
+            await asyncio.to_thread(server.start)  # the trainer looks at once, rollouts try again within half a second
+        return await take(turns)
+
+    monkeypatch.setattr(Turns, "take", interrupted)
+    with RedisServer(tmp_path / "redis", persistence="always") as server:
+        sharing.server = server
+        async with sharing.workers(rollouts=4):
+            done, _ = await sharing.train(make_plan(steps=8, rollouts_sleep=True, staleness=1))
+    sharing.server = redis_server
+    assert (done, outages) == (True, [])
+    assert Alone.overlaps == 0
 
 
 async def test_without_the_setting_rollouts_hold_memory_during_updates(sharing: Any, make_plan: MakePlan) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from plaudit_reward.served.sleep_token import SLEEP_TOKEN_VARIABLE
 from plaudit_wire.logs import get_logger
+from plaudit_workers.gpu_start import alone_on_gpu
 from plaudit_workers.job.loading.load import JobError, load_job
 from plaudit_workers.job.spec.rewards.scorers import ServedModelSpec
 from plaudit_workers.launch.redis.server import die_with_parent
@@ -73,21 +74,22 @@ async def _serve(
 ) -> None:
     identity = identity.with_port()
     sleep_token = secrets.token_urlsafe() if turns is not None else ""
-    child = await _start(model, identity, settings.log_file, sleep_token)
-    logger.info("starting the model server", scorer=identity.scorer, pid=child.pid, url=identity.url)
     client = ServerClient(identity.url, sleep_token)
-    try:
-        if await _until_ready(child, client, stop, settings):
-            logger.info("serving", url=identity.url)
-            identity.publish(settings.run_folder)
-            async with Supervised() as tasks:
-                if turns is not None:
-                    tasks.start(turns.follow(client))
-                await _watch(child, client, stop)
-    finally:
-        await client.close()
-        identity.withdraw(settings.run_folder)
-        await _end(child)
+    async with contextlib.AsyncExitStack() as stack:
+        async with alone_on_gpu(settings.run):
+            child = await _start(model, identity, settings.log_file, sleep_token)
+            stack.push_async_callback(_end, child)
+            stack.callback(identity.withdraw, settings.run_folder)
+            stack.push_async_callback(client.close)
+            logger.info("starting the model server", scorer=identity.scorer, pid=child.pid, url=identity.url)
+            if not await _until_ready(child, client, stop, settings):
+                return
+        logger.info("serving", url=identity.url)
+        identity.publish(settings.run_folder)
+        async with Supervised() as tasks:
+            if turns is not None:
+                tasks.start(turns.follow(client))
+            await _watch(child, client, stop)
 
 
 def _model(settings: ProcessSettings, scorer: str) -> ServedModelSpec:

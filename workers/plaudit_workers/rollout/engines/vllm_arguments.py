@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plaudit_workers.gpu_start import GPU_SHARE
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import RefusedError
 from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build
@@ -18,9 +19,6 @@ from plaudit_workers.rollout.replica import WHOLE, ReplicaMember
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
-
-GPU_SHARE = "PLAUDIT_GPU_SHARE"
-"""Variable with this process's share of its GPU, where ``plaudit run`` lets processes share one."""
 
 REPLICA_PORT = 29501
 """Port of the leader on which the pods of a replica meet."""

@@ -13,6 +13,7 @@ import time
 
 import msgspec
 
+from plaudit_wire.limits import LIVE_WITHIN_S
 from plaudit_wire.logs import get_logger
 from plaudit_workers.training.conductor.announcements import Announcements
 from plaudit_workers.training.conductor.backend_thread import BackendThread
@@ -22,6 +23,8 @@ logger = get_logger(__name__)
 
 _LOOK_EVERY_S = 0.1
 _WARN_EVERY_S = 30.0
+_OUTAGE_HIDES_AFTER_S = 10.0
+"""After a longer outage of Redis a live process may have no heartbeat that counts: they come every 5 s."""
 
 
 class Turns:
@@ -53,11 +56,14 @@ class Turns:
         return bool(self._roles)
 
     async def take(self) -> bool:
-        """Return True once nobody who takes turns uses the GPUs; False if ``stop`` was set before."""
+        """Return True once nobody who takes turns uses the GPUs; False if ``stop`` was set before.
+
+        After an outage of Redis it waits until all live processes have reported again.
+        """
         if self.needed and not self._state.announcement.sleep:
             await self._announce(f"{self._state.version}-{next(self._numbers)}")
         warned = time.monotonic()
-        while awake := await self._awake():
+        while (awake := await self._awake()) or self._some_unreported:
             if self._stop.is_set():
                 return False
             if time.monotonic() - warned > _WARN_EVERY_S:
@@ -65,6 +71,11 @@ class Turns:
                 logger.warning("the update waits for rollouts or model servers to free their GPUs", workers=awake)
             await asyncio.sleep(_LOOK_EVERY_S)
         return True
+
+    @property
+    def _some_unreported(self) -> bool:
+        outages = self._run.transport.outages
+        return self.needed and outages.ended_within(LIVE_WITHIN_S, longer_than_s=_OUTAGE_HIDES_AFTER_S)
 
     async def give_back(self) -> None:
         """Wake the others; rollouts get the weights that they had."""
