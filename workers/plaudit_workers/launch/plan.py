@@ -16,7 +16,8 @@ from plaudit_workers.job.spec.rollout import RolloutSpec
 from plaudit_workers.launch.environment_process import NAME as ENVIRONMENT_NAME
 from plaudit_workers.launch.metrics_environment import metrics_environment
 from plaudit_workers.launch.redis.access import RedisAccess
-from plaudit_workers.launch.served_models.identity import FOLDER, HOST_VARIABLE, SERVER_VARIABLE
+from plaudit_workers.launch.served_models.command import HOST_VARIABLE, SERVER_VARIABLE
+from plaudit_workers.launch.served_models.identity import FOLDER
 from plaudit_workers.launch.served_models.turns import ROLE as MODEL_ROLE
 from plaudit_workers.rollout.replica import ROLLOUT_GROUP
 

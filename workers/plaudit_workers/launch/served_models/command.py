@@ -12,6 +12,11 @@ from typing import Any, TypeGuard
 from plaudit_workers.job.loading.paths import is_hub_id
 from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec, ServedModelSpec
 
+SERVER_VARIABLE = "PLAUDIT_MODEL_SERVER"
+HOST_VARIABLE = "PLAUDIT_MODEL_SERVER_HOST"
+PORT_VARIABLE = "PLAUDIT_MODEL_SERVER_PORT"
+"""Variables of the process that starts a server; see ``identity``."""
+
 _VLLM_ON_CPU = {
     # GiB. Without a bound vLLM takes most of the machine's memory for a cache that pooling hardly uses.
     "VLLM_CPU_KVCACHE_SPACE": "1",

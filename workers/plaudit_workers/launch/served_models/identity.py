@@ -8,12 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from plaudit_workers.launch.redis.server import free_port
+from plaudit_workers.launch.served_models.command import HOST_VARIABLE, PORT_VARIABLE, SERVER_VARIABLE
 
 FOLDER = "model-servers"
 """In the run's folder: one folder a scorer, one file a server."""
-SERVER_VARIABLE = "PLAUDIT_MODEL_SERVER"
-HOST_VARIABLE = "PLAUDIT_MODEL_SERVER_HOST"
-PORT_VARIABLE = "PLAUDIT_MODEL_SERVER_PORT"
 _EVERYWHERE = "0.0.0.0"  # noqa: S104
 
 
