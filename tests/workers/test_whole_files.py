@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -156,6 +158,44 @@ def test_writers_that_replace_one_folder_at_once_leave_one_whole(tmp_path):
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(write, range(4)))
     assert (target / "a").read_text() == (target / "b").read_text()
+    assert os.listdir(tmp_path) == ["target"]
+
+
+@pytest.fixture(params=[errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP], ids=errno.errorcode.get)
+def no_locks(request, monkeypatch):
+    """Volumes without ``flock``: none can be mounted in a test."""
+    calls = iter(range(50))
+
+    def refuse(*_):
+        assert next(calls, None) is not None, "it tries without end"
+        raise OSError(request.param, os.strerror(request.param))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_files_and_folders_are_written_and_replaced_on_a_volume_without_locks(tmp_path):
+    for text in ("old", "new"):
+        with whole_folder(tmp_path / "folder") as temporary:
+            (temporary / "content").write_text(text)
+        with whole_file(tmp_path / "file") as temporary:
+            temporary.write_text(text)
+    assert (tmp_path / "folder" / "content").read_text() == (tmp_path / "file").read_text() == "new"
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_without_locks_a_folder_is_left_over_when_it_is_an_hour_old(tmp_path):
+    with whole_folder(tmp_path / "target") as temporary:
+        (temporary / "content").write_text("1")
+        remove_leftovers(tmp_path)
+    assert os.listdir(tmp_path) == ["target"]
+    (left := tmp_path / ".incomplete-dead").mkdir()
+    (left / ".lock").touch()
+    remove_leftovers(tmp_path)
+    assert left.exists()
+    os.utime(left / ".lock", (time.time() - 4000,) * 2)
+    remove_leftovers(tmp_path)
     assert os.listdir(tmp_path) == ["target"]
 
 

@@ -1,7 +1,7 @@
 """Hold a file's lock as long as its writer lives: the kernel releases it when the process ends, however it ends.
 
 The lock is advisory (``flock``). It holds between processes of one host, and between hosts on NFSv4, CephFS and other
-volumes that share locks.
+volumes that share locks. Some volumes refuse ``flock``: there a lock belongs to the process that created its file.
 """
 
 from __future__ import annotations
@@ -48,10 +48,12 @@ class FileLock:
     def try_acquire(cls, path: Path) -> Self | None:
         """Create the file if it is missing and lock it; return None if its holder lives.
 
+        On a volume without locks, a file that exists already has a holder until it is ``ABANDONED_AFTER_S`` old.
+
         Raises:
             OSError: the folder is missing.
         """
-        descriptor = _open(path)
+        descriptor, created = _create_or_open(path)
         try:
             _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             free = _is_at(path, descriptor)
@@ -61,7 +63,7 @@ class FileLock:
             if error.errno not in _UNSUPPORTED:
                 os.close(descriptor)
                 raise
-            free = time.time() - path.stat().st_mtime > ABANDONED_AFTER_S
+            free = created or time.time() - os.fstat(descriptor).st_mtime > ABANDONED_AFTER_S
         if free:
             return cls(path, descriptor)
         os.close(descriptor)
@@ -76,6 +78,14 @@ class FileLock:
 
 def _open(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def _create_or_open(path: Path) -> tuple[int, bool]:
+    """Return a descriptor, and True if this process created the file."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), True
+    except FileExistsError:
+        return _open(path), False
 
 
 def _lock(descriptor: int, operation: int) -> None:
