@@ -2,7 +2,9 @@
 
 import asyncio
 import shutil
+import signal
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from plaudit_workers.published_weights import weights_digest
 from plaudit_workers.rollout.engines.protocol import EngineFailedError, WeightsUnreadableError
 from plaudit_workers.rollout.engines.script import Script
 from plaudit_workers.rollout.engines.scripted import ScriptedEngine
+from plaudit_workers.rollout.reception_marks import ReceptionMarks
 from plaudit_workers.rollout.weights import PolicyWeights, mean_difference, read_probe
 from plaudit_workers.weight_transfer.part import WeightPart
 from plaudit_workers.weight_transfer.server import WeightServer
@@ -226,6 +229,60 @@ async def test_a_rollout_that_cannot_receive_keeps_its_version_requests_files_an
     assert await weights.follow()
     assert (weights.held, weights.needs_files) == (new, "")
     assert engine.loaded[-1] == (1, str(new))
+
+
+KILLED_WHILE_IT_LOADS = """
+import asyncio, os, signal, sys
+from plaudit_wire.redis_address import RedisAddress
+from plaudit_workers.rollout.engines.script import Script
+from plaudit_workers.rollout.engines.scripted import ScriptedEngine
+from plaudit_workers.rollout.reception_marks import ReceptionMarks
+from plaudit_workers.rollout.weights import PolicyWeights
+from plaudit_workers.stream.connection import Transport
+class Killed(ScriptedEngine):
+    async def load_weights(self, path, version, switch="continue"):
+        os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does when the memory is exhausted
+async def changed(): pass
+async def follow():
+    transport = await Transport.open(RedisAddress(*sys.argv[1:3]), sys.argv[3])
+    weights = PolicyWeights(transport, Killed(Script()), "continue", changed)
+    await weights.begin()
+    await weights.follow()
+asyncio.run(follow())
+"""
+
+
+async def test_the_successor_of_a_rollout_that_was_killed_with_received_weights_loads_files_first(
+    run, offer, address, run_name
+) -> None:
+    version = await offer(0)
+    command = [sys.executable, "-c", KILLED_WHILE_IT_LOADS, address.url, address.password, run_name]
+    killed = await asyncio.create_subprocess_exec(*command)
+    assert await killed.wait() == -signal.SIGKILL
+
+    engine = Recording()
+    weights = follower(run, engine)
+    await weights.begin()
+    for _ in range(2):
+        assert not await weights.follow()
+        assert (weights.held, weights.needs_files, engine.loaded) == (None, str(version), [])
+    (folder := run.folder / str(version)).mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    await offer(0, path=str(folder))
+    assert await weights.follow()
+    following = await offer(1)
+    assert await weights.follow()
+    assert (weights.held, weights.needs_files) == (following, "")
+    assert engine.loaded[0] == (0, str(version))
+
+
+async def test_rollouts_beside_one_that_receives_do_not_take_it_for_dead(run, offer) -> None:
+    version = await offer(0)
+    weights = follower(run, Recording())
+    with ReceptionMarks(run.transport.names.run).held():
+        await weights.begin()
+        assert await weights.follow()
+    assert (weights.held, weights.needs_files) == (version, "")
 
 
 async def test_a_rollout_that_can_receive_ignores_the_files_of_others(run, offer) -> None:

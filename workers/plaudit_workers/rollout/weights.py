@@ -19,6 +19,7 @@ from plaudit_wire.messages import Announcement, PolicyVersion
 from plaudit_workers.published_weights import PROBE_FILE, Probe
 from plaudit_workers.rollout.engines.protocol import Engine, EngineFailedError, WeightsUnreadableError, WeightSwitch
 from plaudit_workers.rollout.local_weights import LocalWeights
+from plaudit_workers.rollout.reception_marks import ReceptionMarks
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.weight_deltas.folders import is_delta_only
 from plaudit_workers.weight_transfer.exchange import TransferError
@@ -60,6 +61,9 @@ class PolicyWeights:
         self._shares = shares
         self._lock = asyncio.Lock()
         self._local = LocalWeights()
+        self._marks = ReceptionMarks(transport.names.run)
+        self._avoids_memory = False
+        """The process before this one was killed while it received weights; True until the first load from files."""
         self.held: PolicyVersion | None = None
         """None before the first load and after a failed one."""
         self.loading: PolicyVersion | None = None
@@ -89,6 +93,7 @@ class PolicyWeights:
 
         On a GPU that it shares that is after the trainer's first announcement: its model lies there by then.
         """
+        self._avoids_memory = await asyncio.to_thread(self._marks.take_abandoned)
         await self._changed()  # first: a trainer that has not seen this rollout cannot wait for it
         while self._is_trainers_turn(announcement := await self._announced()):
             await self._report_asleep(announcement.sleep if announcement else "")
@@ -167,8 +172,11 @@ class PolicyWeights:
     async def _load_received(self, announcement: Announcement) -> None:
         """Receive the weights into memory while the engine samples with its present ones; then switch."""
         try:
-            async with received_folder(announcement) as folder, self._loading(announcement.version):
-                await self._load_folder(folder, announcement.version)
+            if self._avoids_memory:
+                raise WeightsUnreadableError("a process was killed while it received weights; requesting files")
+            with self._marks.held():
+                async with received_folder(announcement) as folder, self._loading(announcement.version):
+                    await self._load_folder(folder, announcement.version)
         except WeightsUnreadableError:
             self.needs_files = str(announcement.version)
             await self._changed()
@@ -210,7 +218,7 @@ class PolicyWeights:
             self.held, self._ready_asleep = None, False
             raise
         self.held, self._ready_asleep = version, False
-        self.needs_files = ""
+        self.needs_files, self._avoids_memory = "", False
         logger.info("weights loaded", version=str(version), logprob_mismatch=self.logprob_mismatch)
 
     def _refuse_mismatch(self, version: PolicyVersion, probe: Probe | None) -> None:

@@ -22,6 +22,7 @@ from typing import Self
 
 from plaudit_wire.messages import PolicyVersion, Transfer, TransferPart
 from plaudit_workers.published_weights import PROBE_FILE, WEIGHTS_FILE
+from plaudit_workers.weight_transfer.available_memory import available_bytes
 from plaudit_workers.weight_transfer.exchange import (
     HANDSHAKE_WITHIN_S,
     NONCE_BYTES,
@@ -72,7 +73,7 @@ class Reception:
             TransferError: a rank is gone, stalled, or sent other bytes than those announced; or there is no memory.
         """
         num_bytes = self._transfer.num_bytes
-        if num_bytes > (available := _available_bytes()):
+        if num_bytes > (available := available_bytes()):
             raise TransferError(f"the weights have {num_bytes:,} bytes, {available:,} bytes of memory are available")
         try:
             os.ftruncate(self._file, num_bytes)
@@ -146,9 +147,3 @@ class Reception:
 def _check(block: WeightBlock, view: memoryview) -> None:
     if hashlib.sha256(view).digest() != block.digest:
         raise TransferError(f"the block at byte {block.offset} does not have the announced digest")
-
-
-def _available_bytes() -> int:
-    """Return the memory that this machine can give without swapping."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
