@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
 import socket
 import struct
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -126,6 +129,29 @@ def test_a_block_outside_of_the_file_or_bytes_that_are_no_table_are_refused():
 def test_more_bytes_than_memory_are_refused_before_any_is_received(serve):
     with pytest.raises(TransferError, match=r"the weights have 1,000,000,000,000,000 bytes, .* are available"):
         received(serve(whole(), num_bytes=10**15))
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+def test_the_memory_of_a_version_is_free_at_once_when_its_reception_is_closed(serve, damaged):
+    content = CONTENT.copy()
+    transfer = serve(whole(content), num_bytes=content.size)
+    content[-1] ^= damaged
+    expected = pytest.raises(TransferError, match="announced digest") if damaged else contextlib.nullcontext()
+    gc.disable()  # it could free the memory much later
+    try:
+        with Reception(VERSION, transfer) as reception, expected:
+            reception.receive()
+            assert mappings_and_descriptors()
+        assert mappings_and_descriptors() == []
+    finally:
+        gc.enable()
+
+
+def mappings_and_descriptors() -> list[str]:
+    """Those of weights in this process's memory."""
+    mappings = Path("/proc/self/maps").read_text().splitlines()
+    descriptors = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return [each for each in mappings + descriptors if f"/memfd:weights-{VERSION}" in each]
 
 
 TRAINER = """
