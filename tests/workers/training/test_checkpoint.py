@@ -24,6 +24,7 @@ from plaudit_workers.training.backend.checkpoint import (
     save_checkpoint,
     write_checkpoint,
 )
+from plaudit_workers.training.backend.publish import offer_weights
 from plaudit_workers.training.backend.torch_backend import TorchBackend
 from plaudit_workers.training.model.batches.batch import make_batch
 from plaudit_workers.training.model.policy_model import build_model
@@ -239,6 +240,21 @@ def test_a_checkpoint_that_could_not_be_written_ends_the_next_save(make_job, tmp
             backend.finish_saving()
     with pytest.raises(RefusedError, match=r"no room for .*step-000001"):
         backend.save(2, {"incarnation": 1})
+    backend.close()
+
+
+def test_a_checkpoint_is_written_although_the_offered_weights_cannot_be_written_as_files(make_job, tmp_path):
+    job = make_job({"trainer": {"weights": {"transfer": "direct"}}})
+    model = build_model(job)
+    backend = TorchBackend(job, model, tmp_path, "redis://127.0.0.1")
+    backend.publish(PolicyVersion(1, 1))
+    backend.save(1, {})
+    backend.publish(PolicyVersion(1, 2))
+    offer_weights(model, PolicyVersion(1, 3), "token", "redis://127.0.0.1")  # no rank offers 1.2 any more
+    saved = backend.save(2, {})
+    backend.finish_saving()
+    assert saved in backend.checkpoints()
+    assert os.listdir(tmp_path / "weights") == ["1.1"]
     backend.close()
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from plaudit_wire.messages import PolicyVersion
+from plaudit_wire.messages import Announcement, PolicyVersion, Transfer, TransferPart
 from plaudit_workers.process import RefusedError
 from plaudit_workers.published_weights import weights_digest
 from plaudit_workers.training.backend.publish import (
@@ -23,7 +25,9 @@ from plaudit_workers.training.backend.publish import (
 from plaudit_workers.training.model.batches.batch import make_batch
 from plaudit_workers.training.model.policy_model import build_model
 from plaudit_workers.weight_transfer.exchange import TransferError
+from plaudit_workers.weight_transfer.part import WeightPart
 from plaudit_workers.weight_transfer.receiver import Reception
+from plaudit_workers.weight_transfer.server import WeightServer
 
 
 def test_published_weights_load_as_a_model_and_answer_the_probe(make_job, tmp_path):
@@ -106,6 +110,37 @@ def test_offered_weights_do_not_change_with_the_next_update(make_job, make_group
         write_offered(announcement, {}, tmp_path)
     assert os.listdir(tmp_path) == []
     policy.close()
+
+
+@pytest.fixture
+def offered():
+    """A version that is offered from memory, without a model; 20 MB."""
+    content, server = memoryview(bytes(20 << 20)), WeightServer()
+    part, version = WeightPart.of([(0, content)], b"probe"), PolicyVersion(1, 2)
+    server.offer(version, "token", part)
+    parts = [TransferPart(f"127.0.0.1:{server.port}", part.digest)]
+    yield Announcement(version, "", "", Transfer("token", len(content), parts))
+    server.close()
+
+
+def test_files_of_offered_weights_need_no_memory_for_a_second_copy(offered, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    written = write_offered(offered, {"config.json": b"{}"}, tmp_path)
+    assert {path.name: path.stat().st_size for path in Path(written.path).iterdir()} == {
+        "config.json": 2,
+        "model.safetensors": offered.transfer.num_bytes,
+        "probe.json": 5,
+    }
+    assert written.digest == weights_digest(Path(written.path))
+
+
+def test_a_full_disk_ends_the_writing_of_offered_weights(offered, tmp_path, small_files_only):
+    with small_files_only(10 << 20), pytest.raises(RefusedError, match=r"no room for .*1\.2"):
+        write_offered(offered, {}, tmp_path)
+    assert os.listdir(tmp_path) == []
 
 
 def publish_empty(folder, *names):

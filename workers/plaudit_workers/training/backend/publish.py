@@ -6,19 +6,18 @@ See ``published_weights`` for what the folder holds.
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from plaudit_wire.messages import Announcement, PolicyVersion
-from plaudit_workers.published_weights import PROBE_FILE, combined_digest, weights_digest
+from plaudit_workers.published_weights import PROBE_FILE, WEIGHTS_FILE, combined_digest, weights_digest
 from plaudit_workers.training.model.policy_model import PolicyModel
 from plaudit_workers.training.model.weight_offer import WeightOffer
 from plaudit_workers.weight_deltas.encoding import DeltaError
 from plaudit_workers.weight_deltas.folders import chain_from_whole
-from plaudit_workers.weight_transfer.receiver import Reception
+from plaudit_workers.weight_transfer.collector import PartCollector
 from plaudit_workers.whole_files import remove, remove_leftovers, whole_folder
 
 KEPT_VERSIONS = 2
@@ -73,7 +72,7 @@ def offer_weights(model: PolicyModel, version: PolicyVersion, token: str, redis_
 
 
 def write_offered(announcement: Announcement, files: Mapping[str, bytes], folder: Path) -> Announcement:
-    """Write the offered weights as files too, received from the ranks as rollouts receive them.
+    """Write the offered weights as files too, received from the ranks as rollouts receive them, but not into memory.
 
     Args:
         announcement: of ``offer_weights``.
@@ -84,19 +83,18 @@ def write_offered(announcement: Announcement, files: Mapping[str, bytes], folder
         The announcement with the files' folder and digest.
 
     Raises:
-        TransferError: the version was withdrawn meanwhile.
+        TransferError: the version was withdrawn meanwhile, or a rank cannot be reached.
         RefusedError: the disk is full.
+        OSError: the folder cannot be written.
     """
     assert announcement.transfer is not None
     target = folder / str(announcement.version)
-    with Reception(announcement.version, announcement.transfer) as reception:
-        received = reception.receive()
-        with whole_folder(target) as temporary:
-            for path in received.iterdir():
-                shutil.copyfile(path, temporary / path.name)
-            for name, content in files.items():
-                (temporary / name).write_bytes(content)
-            digest = weights_digest(temporary)
+    with whole_folder(target) as temporary:
+        with (temporary / WEIGHTS_FILE).open("wb") as file:
+            probe = PartCollector(announcement.version, announcement.transfer).collect(file.fileno())
+        for name, content in ({**files, PROBE_FILE: probe} if probe else files).items():
+            (temporary / name).write_bytes(content)
+        digest = weights_digest(temporary)
     return msgspec.structs.replace(announcement, path=str(target), digest=digest)
 
 

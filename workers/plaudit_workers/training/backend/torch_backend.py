@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement, PolicyVersion
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.stream.group import Group
@@ -25,6 +26,9 @@ from plaudit_workers.training.model.batches.batch import RewardPenalty, Training
 from plaudit_workers.training.model.batches.kl_controller import KlController
 from plaudit_workers.training.model.policy_model import PolicyModel
 from plaudit_workers.training.model.utilization import peak_flops, speed_figures
+from plaudit_workers.weight_transfer.exchange import TransferError
+
+logger = get_logger(__name__)
 
 
 class TorchBackend:
@@ -106,11 +110,19 @@ class TorchBackend:
     def save(self, step: int, extra: dict[str, Any]) -> Path:
         """Begin ``checkpoints/step-<step>``; write offered weights, for ``plaudit export``."""
         self.finish_saving()
-        if self._offered is not None and not (self._weights / str(self._offered.version)).exists():
-            self.write_files(self._offered)
+        self._write_offered()
         copy, extra = self._model.copy_state(), extra | self._kl.snapshot()
         self._saving = self._saver.submit(write_checkpoint, self._checkpoints, step, copy, extra, self._keep)
         return self._checkpoints / f"step-{step:06d}"
+
+    def _write_offered(self) -> None:
+        if self._offered is None or (self._weights / str(self._offered.version)).exists():
+            return
+        try:
+            self.write_files(self._offered)
+        except TransferError as error:  # the checkpoint does not need them
+            version = str(self._offered.version)
+            logger.warning("a version has no files; export the checkpoint instead", version=version, error=str(error))
 
     def finish_saving(self) -> None:
         """Wait until the checkpoint begun last is in place."""
