@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from plaudit_wire.messages import PolicyVersion, Transfer, TransferPart
-from plaudit_workers.weight_transfer.exchange import NONCE_BYTES, TransferError, make_request, send_frame
+from plaudit_workers.weight_transfer.exchange import GO, NONCE_BYTES, TransferError, make_request, send_frame
 from plaudit_workers.weight_transfer.layout import TensorShape, file_layout
 from plaudit_workers.weight_transfer.part import BLOCK_BYTES, WeightPart, covers_once, decode_contents
 from plaudit_workers.weight_transfer.receiver import Reception
@@ -190,6 +190,28 @@ def test_a_trainer_that_stalls_is_given_up(serve):
             stalled.set()
 
 
+def test_a_version_that_is_published_in_the_middle_of_a_transfer_does_not_break_it_however_many_ranks_send(serve):
+    size, ranks = 200_000, 20
+    pieces = [CONTENT[rank * size : (rank + 1) * size] for rank in range(ranks)]
+    transfer = serve(
+        *(WeightPart.of([(rank * size, piece.data)]) for rank, piece in enumerate(pieces)), num_bytes=ranks * size
+    )
+
+    def publish() -> None:
+        for server in serve.servers:
+            server.offer(PolicyVersion(2, 8), TOKEN, whole())
+
+    all_send = threading.Barrier(8, publish)  # as many as send at once
+    with contextlib.ExitStack() as relays:
+        addresses = [
+            relays.enter_context(relay(server.port, after_bytes=100_000, then=all_send.wait))
+            for server in serve.servers[:8]
+        ]
+        relayed = [TransferPart(address, part.digest) for address, part in zip(addresses, transfer.parts, strict=False)]
+        announced = Transfer(TOKEN, transfer.num_bytes, [*relayed, *transfer.parts[8:]])
+        assert received(announced) == CONTENT[: ranks * size].tobytes()
+
+
 def test_a_rollout_that_dies_in_mid_transfer_does_not_disturb_the_others(serve):
     transfer = serve(whole(), num_bytes=CONTENT.size)
     host, _, port = transfer.parts[0].address.rpartition(":")
@@ -197,6 +219,7 @@ def test_a_rollout_that_dies_in_mid_transfer_does_not_disturb_the_others(serve):
         dying = socket.create_connection((host, int(port)))
         nonce = dying.recv(NONCE_BYTES, socket.MSG_WAITALL)
         send_frame(dying, make_request(TOKEN, nonce, VERSION))
+        dying.sendall(GO)
         assert dying.recv(100_000)
         dying.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         dying.close()  # resets the connection, as the kernel does for a killed process

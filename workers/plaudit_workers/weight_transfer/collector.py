@@ -1,4 +1,4 @@
-"""Collect an announced version from every rank of the trainer in one file: connect → receive → check.
+"""Collect an announced version from every rank of the trainer in one file: connect → table → blocks.
 
 Used by rollouts, for a file in memory (``receiver``), and by rank 0 of the trainer, for one on the run's volume.
 """
@@ -9,13 +9,15 @@ import contextlib
 import hashlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from plaudit_wire.messages import PolicyVersion, Transfer, TransferPart
 from plaudit_workers.weight_transfer.blocks import receive_blocks
 from plaudit_workers.weight_transfer.exchange import (
+    GO,
     HANDSHAKE_WITHIN_S,
     NONCE_BYTES,
     STALLED_AFTER_S,
@@ -28,6 +30,14 @@ from plaudit_workers.weight_transfer.exchange import (
 from plaudit_workers.weight_transfer.part import MAX_CONTENTS_BYTES, Contents, covers_once, decode_contents
 
 _PARTS_AT_ONCE = 8
+
+
+class _OpenPart(NamedTuple):
+    """A rank that has sent its table and waits for the request of the blocks."""
+
+    address: str
+    connection: socket.socket
+    contents: Contents
 
 
 class PartCollector:
@@ -44,11 +54,13 @@ class PartCollector:
         self._transfer = transfer
         self._stalled_after_s = stalled_after_s
         self._lock = threading.Lock()
-        self._connections: set[socket.socket] = set()
+        self._connections: list[socket.socket] = []
         self._cancelled = False
 
     def collect(self, file: int) -> bytes:
-        """Write all parts to the file; return the probe, empty if there is none.
+        """Write all parts to the file; return the probe, empty if there is none. Called once.
+
+        All ranks are asked first: from then on they keep the version for this process.
 
         Args:
             file: descriptor of a file for writing; no thread uses it any more when this returns or raises.
@@ -57,15 +69,19 @@ class PartCollector:
             TransferError: a rank is gone, stalled, or sent other bytes than those announced.
             OSError: the file cannot be written.
         """
-        with ThreadPoolExecutor(_PARTS_AT_ONCE, "weights-receive") as threads:
-            try:
-                contents = list(threads.map(lambda part: self._receive_part(part, file), self._transfer.parts))
-            except BaseException:
-                self.cancel()  # the other parts are of no use
-                raise
-        if not covers_once((block for each in contents for block in each.blocks), self._transfer.num_bytes):
-            raise TransferError("the parts of the ranks leave out bytes of the weights, or overlap")
-        return b"".join(each.probe for each in contents)
+        try:
+            with ThreadPoolExecutor(_PARTS_AT_ONCE, "weights-receive") as threads:
+                try:
+                    parts = list(threads.map(self._open, self._transfer.parts))
+                    self._refuse_incomplete(parts)
+                    list(threads.map(lambda part: self._receive(part, file), parts))
+                except BaseException:
+                    self.cancel()  # the other parts are of no use
+                    raise
+        finally:
+            for connection in self._connections:
+                connection.close()
+        return b"".join(part.contents.probe for part in parts)
 
     def cancel(self) -> None:
         """Break the connections of a ``collect`` in progress, which then raises."""
@@ -75,41 +91,47 @@ class PartCollector:
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads from it
 
-    def _receive_part(self, part: TransferPart, file: int) -> Contents:
-        try:
-            with self._connected(part.address) as connection:
-                contents = self._request(connection, part)
-                connection.settimeout(self._stalled_after_s)
-                receive_blocks(connection, contents.blocks, file)
-                return contents
-        except TransferError as error:
-            raise TransferError(f"weights {self._version} from {part.address}: {error}") from error
+    def _open(self, part: TransferPart) -> _OpenPart:
+        with self._errors_of(part.address):
+            connection = self._connect(part.address)
+            return _OpenPart(part.address, connection, self._request(connection, part.digest))
 
-    def _request(self, connection: socket.socket, part: TransferPart) -> Contents:
+    def _connect(self, address: str) -> socket.socket:
+        host, _, port = address.rpartition(":")
+        connection = socket.create_connection((host, int(port)), timeout=HANDSHAKE_WITHIN_S)
+        with self._lock:
+            self._connections.append(connection)
+            if self._cancelled:
+                raise TransferError("cancelled")
+        return connection
+
+    def _request(self, connection: socket.socket, digest: str) -> Contents:
+        nonce = receive_bytes(connection, NONCE_BYTES)
+        send_frame(connection, make_request(self._transfer.token, nonce, self._version))
+        encoded = receive_frame(connection, MAX_CONTENTS_BYTES)
+        if hashlib.sha256(encoded).hexdigest() != digest:
+            raise TransferError("the table of its blocks is not the announced one")
+        return decode_contents(encoded, self._transfer.num_bytes)
+
+    def _refuse_incomplete(self, parts: Iterable[_OpenPart]) -> None:
+        if not covers_once((block for part in parts for block in part.contents.blocks), self._transfer.num_bytes):
+            raise TransferError("the parts of the ranks leave out bytes of the weights, or overlap")
+
+    def _receive(self, part: _OpenPart, file: int) -> None:
+        with self._errors_of(part.address):
+            part.connection.sendall(GO)
         try:
-            nonce = receive_bytes(connection, NONCE_BYTES)
-            send_frame(connection, make_request(self._transfer.token, nonce, self._version))
-            encoded = receive_frame(connection, MAX_CONTENTS_BYTES)
-            if hashlib.sha256(encoded).hexdigest() != part.digest:
-                raise TransferError("the table of its blocks is not the announced one")
-            return decode_contents(encoded, self._transfer.num_bytes)
-        except (OSError, ValueError) as error:
-            raise TransferError(str(error) or repr(error)) from error
+            part.connection.settimeout(self._stalled_after_s)
+            receive_blocks(part.connection, part.contents.blocks, file)
+        except TransferError as error:
+            raise self._named(part.address, error) from error
 
     @contextmanager
-    def _connected(self, address: str) -> Iterator[socket.socket]:
-        host, _, port = address.rpartition(":")
+    def _errors_of(self, address: str) -> Iterator[None]:
         try:
-            connection = socket.create_connection((host, int(port)), timeout=HANDSHAKE_WITHIN_S)
-        except (OSError, ValueError) as error:
-            raise TransferError(str(error) or repr(error)) from error
-        with connection:
-            with self._lock:
-                if self._cancelled:
-                    raise TransferError("cancelled")
-                self._connections.add(connection)
-            try:
-                yield connection
-            finally:
-                with self._lock:
-                    self._connections.discard(connection)
+            yield
+        except (OSError, ValueError, TransferError) as error:
+            raise self._named(address, error) from error
+
+    def _named(self, address: str, error: Exception) -> TransferError:
+        return TransferError(f"weights {self._version} from {address}: {str(error) or repr(error)}")

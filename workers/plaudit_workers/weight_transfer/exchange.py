@@ -3,8 +3,11 @@
 1. The trainer sends a nonce of 32 bytes.
 2. The rollout sends a frame with the version that it wants and HMAC-SHA256 of nonce and version under the token. The
    token is in the announcement, so only processes that may read the run's state in Redis have it.
-3. The trainer sends a frame with the table of its part (``part.Contents``), then the blocks, and closes. A wrong
-   proof, or a version that it does not hold any more, closes the connection at once.
+3. The trainer sends a frame with the table of its part (``part.Contents``). A wrong proof, or a version that it does
+   not hold any more, closes the connection at once.
+4. The rollout sends ``GO`` when it has the tables of all ranks and is ready for this one's blocks. The rank keeps the
+   version for it until then, so one that is published meanwhile does not break the transfer.
+5. The trainer sends the blocks and closes.
 
 The rollout checks the table against the digest in the announcement and each block against the table. So neither side
 trusts the network; the weights themselves are not encrypted. A frame is its length (4 bytes, big endian) and msgpack.
@@ -23,6 +26,9 @@ from plaudit_wire.messages import PolicyVersion
 NONCE_BYTES = 32
 HANDSHAKE_WITHIN_S = 10.0
 """Time for a connection, and for each message before the first block."""
+GO = b"g"
+GO_WITHIN_S = 3600.0
+"""Time until a rollout asks for the blocks, during which it receives those of other ranks."""
 STALLED_AFTER_S = 30.0
 """A connection is given up when a read, or the sending of one block, takes longer."""
 MAX_REQUEST_BYTES = 1024

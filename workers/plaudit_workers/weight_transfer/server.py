@@ -17,6 +17,8 @@ import msgspec
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.weight_transfer.exchange import (
+    GO,
+    GO_WITHIN_S,
     HANDSHAKE_WITHIN_S,
     MAX_REQUEST_BYTES,
     NONCE_BYTES,
@@ -24,6 +26,7 @@ from plaudit_workers.weight_transfer.exchange import (
     TransferError,
     WeightsRequest,
     is_authentic,
+    receive_bytes,
     receive_frame,
     send_frame,
 )
@@ -101,8 +104,11 @@ class WeightServer:
         _, token, part = offer
         if not is_authentic(request, token, nonce):
             raise TransferError("a client does not know the token of the announcement")
-        connection.settimeout(STALLED_AFTER_S)  # of each block: ``sendall`` counts its whole duration
         send_frame(connection, part.contents)
+        connection.settimeout(GO_WITHIN_S)
+        if receive_bytes(connection, len(GO)) != GO:
+            raise TransferError("a rollout sent something else than the request for the blocks")
+        connection.settimeout(STALLED_AFTER_S)  # of each block: ``sendall`` counts its whole duration
         for block in part.blocks:
             connection.sendall(block)
 
