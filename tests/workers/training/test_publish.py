@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -24,8 +26,16 @@ from plaudit_workers.training.backend.publish import (
 )
 from plaudit_workers.training.model.batches.batch import make_batch
 from plaudit_workers.training.model.policy_model import build_model
-from plaudit_workers.weight_transfer.exchange import TransferError
-from plaudit_workers.weight_transfer.part import WeightPart
+from plaudit_workers.weight_transfer.exchange import (
+    GO,
+    NONCE_BYTES,
+    TransferError,
+    make_request,
+    receive_bytes,
+    receive_frame,
+    send_frame,
+)
+from plaudit_workers.weight_transfer.part import MAX_CONTENTS_BYTES, WeightPart
 from plaudit_workers.weight_transfer.receiver import Reception
 from plaudit_workers.weight_transfer.server import WeightServer
 
@@ -109,6 +119,28 @@ def test_offered_weights_do_not_change_with_the_next_update(make_job, make_group
     with pytest.raises(TransferError, match="closed the connection"):
         write_offered(announcement, {}, tmp_path)
     assert os.listdir(tmp_path) == []
+    policy.close()
+
+
+def test_a_transfer_ends_when_its_version_would_be_the_third_in_memory(make_job):
+    policy = build_model(make_job({}))
+    versions = [PolicyVersion(1, number) for number in range(4)]
+    host, _, port = (
+        offer_weights(policy, versions[0], "token", "redis://127.0.0.1").transfer.parts[0].address.rpartition(":")
+    )
+    slow = []
+    for version, following in itertools.pairwise(versions):
+        slow.append(socket.create_connection((host, int(port)), timeout=20))
+        nonce = receive_bytes(slow[-1], NONCE_BYTES)
+        send_frame(slow[-1], make_request("token", nonce, version))
+        receive_frame(slow[-1], MAX_CONTENTS_BYTES)
+        offer_weights(policy, following, "token", "redis://127.0.0.1")
+    for connection in slow[:-1]:
+        assert connection.recv(1) == b""
+    slow[-1].sendall(GO)
+    assert slow[-1].recv(1) != b""
+    for connection in slow:
+        connection.close()
     policy.close()
 
 

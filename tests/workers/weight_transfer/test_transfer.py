@@ -10,6 +10,8 @@ import struct
 import subprocess
 import sys
 import threading
+import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -210,6 +212,33 @@ def test_a_version_that_is_published_in_the_middle_of_a_transfer_does_not_break_
         relayed = [TransferPart(address, part.digest) for address, part in zip(addresses, transfer.parts, strict=False)]
         announced = Transfer(TOKEN, transfer.num_bytes, [*relayed, *transfer.parts[8:]])
         assert received(announced) == CONTENT[: ranks * size].tobytes()
+
+
+def test_a_replaced_version_is_kept_for_its_transfers_and_freed_when_room_is_made(serve):
+    transfer = serve(part := whole(CONTENT.copy()), num_bytes=CONTENT.size)
+    kept, server = weakref.ref(part), serve.servers[0]
+    del part
+    going_on, ended = threading.Event(), threading.Event()
+
+    def publish() -> None:
+        server.make_room()
+        server.offer(PolicyVersion(2, 8), TOKEN, whole())
+        going_on.set()
+        ended.wait()
+
+    with relay(server.port, after_bytes=1 << 20, then=publish) as address, ThreadPoolExecutor(1) as thread:
+        announced = Transfer(TOKEN, transfer.num_bytes, [TransferPart(address, transfer.parts[0].digest)])
+        receiving = thread.submit(received, announced)
+        assert going_on.wait(20)
+        assert kept() is not None
+        server.make_room()
+        ended.set()
+        with pytest.raises(TransferError, match=r"closed the connection|reset by peer"):
+            receiving.result(20)
+    deadline = time.monotonic() + 20
+    while kept() is not None and time.monotonic() < deadline:
+        time.sleep(0.01)  # the thread that sent ends
+    assert kept() is None
 
 
 def test_a_rollout_that_dies_in_mid_transfer_does_not_disturb_the_others(serve):

@@ -1,7 +1,8 @@
 """Offer the newest version's part of this rank to rollouts. Runs in threads of each process of the trainer.
 
-A new version replaces the one before; transfers of the old one in progress continue, and their memory is freed when
-they end. A rollout that stalls is disconnected, and never delays the trainer.
+A new version replaces the one before. Transfers of the replaced one continue until the next is prepared: ``make_room``
+breaks those that are left, so a rank holds at most two copies of its part. A rollout that stalls is disconnected, and
+never delays the trainer.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import contextlib
 import secrets
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import msgspec
@@ -48,12 +51,22 @@ class WeightServer:
         self._listener = _listen(port)
         self._places = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self._offer: tuple[PolicyVersion, str, WeightPart] | None = None
+        self._lock = threading.Lock()
+        self._sending: dict[socket.socket, WeightPart] = {}
         threading.Thread(target=self._accept, name="weights", daemon=True).start()
 
     @property
     def port(self) -> int:
         """Return the port that it listens on."""
         return int(self._listener.getsockname()[1])
+
+    def make_room(self) -> None:
+        """Break the transfers of replaced versions; to be called before the memory for another version is taken."""
+        with self._lock:
+            for connection, part in self._sending.items():
+                if self._offer is None or part is not self._offer[2]:
+                    with contextlib.suppress(OSError):
+                        connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that sends
 
     def offer(self, version: PolicyVersion, token: str, part: WeightPart) -> None:
         """Replace the offered version.
@@ -63,7 +76,8 @@ class WeightServer:
             token: that rollouts prove to know.
             part: of this rank.
         """
-        self._offer = (version, token, part)
+        with self._lock:
+            self._offer = (version, token, part)
 
     def close(self) -> None:
         """Stop listening and free the part; transfers in progress continue while the process lives."""
@@ -98,19 +112,30 @@ class WeightServer:
         nonce = secrets.token_bytes(NONCE_BYTES)
         connection.sendall(nonce)
         request = msgspec.msgpack.decode(receive_frame(connection, MAX_REQUEST_BYTES), type=WeightsRequest)
-        offer = self._offer
-        if offer is None or request.version != offer[0]:
-            raise TransferError(f"a rollout requested version {request.version}, which is not offered")
-        _, token, part = offer
-        if not is_authentic(request, token, nonce):
-            raise TransferError("a client does not know the token of the announcement")
-        send_frame(connection, part.contents)
-        connection.settimeout(GO_WITHIN_S)
-        if receive_bytes(connection, len(GO)) != GO:
-            raise TransferError("a rollout sent something else than the request for the blocks")
-        connection.settimeout(STALLED_AFTER_S)  # of each block: ``sendall`` counts its whole duration
-        for block in part.blocks:
-            connection.sendall(block)
+        with self._registered(connection, request, nonce) as part:
+            send_frame(connection, part.contents)
+            connection.settimeout(GO_WITHIN_S)
+            if receive_bytes(connection, len(GO)) != GO:
+                raise TransferError("a rollout sent something else than the request for the blocks")
+            connection.settimeout(STALLED_AFTER_S)  # of each block: ``sendall`` counts its whole duration
+            for block in part.blocks:
+                connection.sendall(block)
+
+    @contextmanager
+    def _registered(self, connection: socket.socket, request: WeightsRequest, nonce: bytes) -> Iterator[WeightPart]:
+        """Yield the part that the rollout requests; ``make_room`` can break the connection meanwhile."""
+        with self._lock:
+            if self._offer is None or request.version != self._offer[0]:
+                raise TransferError(f"a rollout requested version {request.version}, which is not offered")
+            _, token, part = self._offer
+            if not is_authentic(request, token, nonce):
+                raise TransferError("a client does not know the token of the announcement")
+            self._sending[connection] = part
+        try:
+            yield part
+        finally:
+            with self._lock:
+                del self._sending[connection]
 
 
 def _listen(port: int) -> socket.socket:

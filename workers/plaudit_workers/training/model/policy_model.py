@@ -324,9 +324,10 @@ class PolicyModel:
         """
         self._commands.send("offer", offer)
         dtype = DTYPES[self._spec.model.dtype]
+        self._offered = self._offered or OfferedWeights()
+        self._offered.make_room()
         with self._published_weights():
             part = part_of(self._tensors, dtype, self._ranks.rank, offer.probe, self._parts)
-        self._offered = self._offered or OfferedWeights()
         own = TransferPart(self._offered.replace(offer, part), part.digest)
         gathered = self._commands.gather(msgspec.msgpack.encode(own))
         parts = [msgspec.msgpack.decode(each, type=TransferPart) for each in gathered]

@@ -44,6 +44,10 @@ class OfferedWeights:
     def __init__(self) -> None:
         self._server = WeightServer(_port())
 
+    def make_room(self) -> None:
+        """Free the versions before the offered one; to be called before the next part is made."""
+        self._server.make_room()
+
     def replace(self, offer: WeightOffer, part: WeightPart) -> str:
         """Offer another version; return this rank's address."""
         self._server.offer(offer.version, offer.token, part)
