@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -22,7 +23,8 @@ class PolicyOptimizer:
     """Updates a policy's parameters.
 
     The rate grows linearly over the updates of ``optimizer.warmupSteps`` steps (a step has ``miniBatchesPerStep`` ×
-    ``epochs`` updates), then follows ``optimizer.schedule``; see ``rate_share``.
+    ``epochs`` updates), then follows ``optimizer.schedule``; see ``rate_share``. It depends on the place in the run
+    alone, not on how many updates were computed: a step without a signal is a step of the schedule too.
 
     Args:
         parameters: (name, parameter), the same names and order on every rank.
@@ -32,6 +34,7 @@ class PolicyOptimizer:
     def __init__(self, parameters: Iterable[tuple[str, torch.nn.Parameter]], algorithm: AlgorithmSpec) -> None:
         self._parameters = dict(parameters)
         self._settings = algorithm.optimizer
+        self._updates_per_step = algorithm.updates_per_step
         self._warmup_updates = algorithm.optimizer.warmup_steps * algorithm.updates_per_step
         self._all_updates = algorithm.steps * algorithm.updates_per_step
         self._adamw = torch.optim.AdamW(
@@ -42,13 +45,28 @@ class PolicyOptimizer:
             fused=True,
         )
         self.updates = 0
-        """Updates made so far."""
+        """Updates computed so far."""
+        self.place = Fraction(0)
+        """Steps of the run before the next update, with the share of the present one: 2 1/4 after the first of four
+        updates of step 3."""
+        self._is_restored = False
 
     @property
     def learning_rate(self) -> float:
         """Return the learning rate of the next update."""
-        share = rate_share(self._settings, self.updates, self._warmup_updates, self._all_updates)
+        update = float(self.place * self._updates_per_step)
+        share = rate_share(self._settings, update, self._warmup_updates, self._all_updates)
         return self._settings.learning_rate * share
+
+    def begin_step(self, num_done: int) -> None:
+        """Continue the schedule behind so many steps of the run; a restored place within the step is kept."""
+        if not (self._is_restored and 0 <= self.place - num_done < 1):
+            self.place = Fraction(num_done)
+        self._is_restored = False
+
+    def pass_over(self) -> None:
+        """Count an update that has nothing to train: its share of the step is over."""
+        self.place += Fraction(1, self._updates_per_step)
 
     def step(self) -> dict[str, float]:
         """Clip the parameters' gradients, apply and clear them. A collective call.
@@ -67,6 +85,7 @@ class PolicyOptimizer:
             self._adamw.step()
         self._adamw.zero_grad()
         self.updates += 1
+        self.pass_over()
         figures = {"actor/lr": rate, "actor/skipped_updates": float(not finite)}
         return figures | ({"actor/grad_norm": norm} if finite else {})
 
@@ -88,14 +107,17 @@ class PolicyOptimizer:
             if parameter in self._adamw.state
         }
 
-    def restore(self, updates: int, steps: Mapping[str, int]) -> None:
+    def restore(self, updates: int, steps: Mapping[str, int], place: Fraction | None = None) -> None:
         """Set the progress of a saved state and create its ``averages``, to be filled by the caller.
 
         Args:
-            updates: made so far.
+            updates: computed so far.
             steps: parameter name → updates applied to it.
+            place: ``place`` of the saved state; None: as if all updates so far were computed, in equal steps.
         """
         self.updates = updates
+        self.place = Fraction(updates, self._updates_per_step) if place is None else place
+        self._is_restored = True
         self._adamw.state.clear()
         for name, num_updates in steps.items():
             parameter = self._parameters[name]
@@ -104,7 +126,7 @@ class PolicyOptimizer:
             self._adamw.state[parameter] = {"step": step, **averages}
 
 
-def rate_share(settings: OptimizerSpec, update: int, warmup: int, total: int) -> float:
+def rate_share(settings: OptimizerSpec, update: float, warmup: int, total: int) -> float:
     """Return the share of ``learningRate`` that an update uses.
 
     During the warm-up ``(u + 1) ÷ warmup``; then, with ``p`` the share of the remaining updates made so far and m
@@ -112,12 +134,12 @@ def rate_share(settings: OptimizerSpec, update: int, warmup: int, total: int) ->
 
     Args:
         settings: ``algorithm.optimizer``.
-        update: counted from 0; beyond ``total`` as at its end.
+        update: counted from 0; beyond ``total`` as at its end. Not whole if the step was begun with other updates.
         warmup: updates of the warm-up.
         total: updates of the run.
     """
     if update < warmup:
-        return (update + 1) / warmup
+        return min(1.0, (update + 1) / warmup)
     progress = min(1.0, (update - warmup) / max(1, total - warmup))
     least = settings.min_rate_share
     if settings.schedule == "linear":

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -145,15 +146,18 @@ class PolicyModel:
     def update(self, batch: TrainingBatch) -> dict[str, float]:
         """Make one optimizer step on a batch and return its figures (verl's names where verl has one).
 
-        A batch without sequences, or without any that has a gradient, changes nothing and returns the batch's figures.
+        A batch without sequences, or without any that has a gradient, changes nothing but the place in the schedule,
+        and returns the batch's figures.
         """
         self._commands.send("update", batch)
         if not batch.sequences:
+            self._optimizer.pass_over()
             return dict(batch.statistics)
         lengths = [sequence.num_trained_tokens for sequence in batch.sequences]
         weights = token_weights(self._loss.aggregation, lengths, self._spec.rollout.sampling.max_tokens)
         batch, weights = self._with_gradient(batch, weights)
         if not batch.sequences:
+            self._optimizer.pass_over()
             return dict(batch.statistics)
         micro_batches = self._micro_batches(batch, weights)
         proximal = self._proximal_logprobs(micro_batches, batch.temperature)
@@ -226,8 +230,12 @@ class PolicyModel:
         self._commands.gather(b"")  # rank 0 returns after all have
 
     def hold_proximal(self, version: PolicyVersion) -> None:
-        """Take the weights that were written or offered as the ones around which ``correction`` clips."""
+        """Take the weights that were written or offered as the ones around which ``correction`` clips.
+
+        The version's number is that of the steps done, so the schedule of the learning rate continues there.
+        """
         self._commands.send("hold_proximal", version)
+        self._optimizer.begin_step(version.number)
         if not self._resumed_within_step:
             self._proximal = None
         self._resumed_within_step, self._published = False, version
@@ -366,9 +374,9 @@ class PolicyModel:
         self._commands.send("copy_state")
         if self._copy is not None:
             self._copy.join()
-        progress = StateProgress(
-            torch.get_rng_state().numpy().tobytes(), self._optimizer.updates, self._optimizer.steps
-        )
+        optimizer = self._optimizer
+        random_state = torch.get_rng_state().numpy().tobytes()
+        progress = StateProgress(random_state, optimizer.updates, optimizer.steps, str(optimizer.place))
         self._copy = StateCopy(self._ranks, self._state() | _proximal_state(self._proximal or {}), progress)
         if self._ranks.rank:
             self._copy.follow()
@@ -395,7 +403,7 @@ class PolicyModel:
         try:
             reader = ShardReader(folder)
             progress = reader.index.progress
-            self._optimizer.restore(progress.updates, progress.steps)
+            self._restore_progress(progress)
             read_own_rows(reader, self._state())
             self._begin_from(progress)
             if any(name.startswith(PROXIMAL_PREFIX) for name in reader.index.tensors):
@@ -416,6 +424,10 @@ class PolicyModel:
         if others := steps.keys() - self._parameters.keys():
             raise ShardError(f"{min(others)} is no trained parameter of the model")
         return steps
+
+    def _restore_progress(self, progress: StateProgress) -> None:
+        place = Fraction(progress.place) if progress.place else None
+        self._optimizer.restore(progress.updates, progress.steps, place)
 
     def _begin_from(self, progress: StateProgress) -> None:
         torch.set_rng_state(torch.frombuffer(bytearray(progress.random_state), dtype=torch.uint8))
@@ -441,7 +453,7 @@ class PolicyModel:
             state: unsharded tensors by name; None on ranks other than 0, which get them from rank 0.
         """
         self._commands.send("restore", progress)
-        self._optimizer.restore(progress.updates, progress.steps)
+        self._restore_progress(progress)
         for name, tensor in self._state().items():
             fill(tensor, None if state is None else state[name])
         self._begin_from(progress)

@@ -61,9 +61,11 @@ class StateProgress(msgspec.Struct, frozen=True):
     random_state: bytes
     """Of torch's generator on the CPU."""
     updates: int
-    """Updates made so far."""
+    """Updates computed so far."""
     steps: dict[str, int]
     """Parameter name → updates applied to it."""
+    place: str = ""
+    """Steps of the run before the next update, a fraction such as ``9/4``; empty in states of earlier versions."""
 
 
 class ShardIndex(msgspec.Struct, frozen=True):
