@@ -136,3 +136,42 @@ def test_a_reward_model_s_name_names_pods(
     model = {"name": "my_model", "kind": "model", "model": {"source": "./m"}}
     (problem,) = problems_of(changed({"reward.scorers": [model]}))
     assert (problem.field, problem.remedy) == ("spec.reward.scorers[0].name", "Use '-': my-model")
+
+
+LOSSES = """
+import os
+
+print("imported")
+
+def good(tokens, anchor, settings):
+    return -tokens.advantages * tokens.logprobs
+
+def detached(tokens, anchor, settings):
+    return -tokens.advantages * tokens.logprobs.detach()
+
+def ends(tokens, anchor, settings):
+    os._exit(9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("detached", "returned losses without a gradient, so nothing would be trained"),
+        ("ends", "ended its process (exit status 9"),
+        ("good", ""),
+    ],
+)
+def test_a_loss_of_the_user_s_is_computed_once(
+    write_job: Callable[..., Path],
+    changed: Callable[[dict[str, Any]], dict[str, Any]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    function: str,
+    words: str,
+) -> None:
+    (tmp_path / "losses.py").write_text(LOSSES)
+    path = write_job(changed({"algorithm.loss": {"kind": "python", "path": "losses.py", "function": function}}))
+    found = [line for line in lines_of(path, capsys) if "spec.algorithm.loss" in line]
+    assert len(found) == bool(words)
+    assert words in "".join(found)

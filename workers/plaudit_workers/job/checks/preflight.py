@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from plaudit_workers.job.checks.files import check_files
 from plaudit_workers.job.checks.functions import check_functions
+from plaudit_workers.job.checks.losses import check_loss
 from plaudit_workers.job.checks.support import unsupported
 from plaudit_workers.job.loading.validation import Examination
 from plaudit_workers.job.problem import Problem
@@ -15,13 +16,14 @@ def preflight(job: RLJob, *, imports: bool = True) -> list[Problem]:
 
     Args:
         job: resolved (``load_job``): every path is absolute.
-        imports: import the reward files, each in a process of its own; False where they run on other machines.
+        imports: import the files of rewards and loss, each in a process of its own; False where they run on other
+            machines.
     """
     problems = [*unsupported(job), *check_files(job)]
     if not imports:
         return problems
     fields = {problem.field for problem in problems}
-    return [*problems, *check_functions(job, fields)]
+    return [*problems, *check_functions(job, fields), *check_loss(job, fields)]
 
 
 def all_problems(examination: Examination, *, imports: bool = True) -> list[Problem]:

@@ -41,6 +41,7 @@ from plaudit_workers.training.model.losses.divergence import ESTIMATES
 from plaudit_workers.training.model.losses.loss import choose_loss, mean_figures, policy_loss
 from plaudit_workers.training.model.losses.mismatch import mismatch_figure, mismatch_sums
 from plaudit_workers.training.model.losses.tokens import TokenInputs
+from plaudit_workers.training.model.losses.trial import try_loss
 from plaudit_workers.training.model.model import (
     DTYPES,
     FORWARD_DTYPES,
@@ -107,6 +108,8 @@ class PolicyModel:
         self._spec = spec
         self._loss = spec.algorithm.loss
         self._policy_loss = choose_loss(spec.algorithm.loss)
+        if self._loss.kind == "python":
+            try_loss(self._policy_loss, self._loss, ranks.device)
         self._ranks = ranks
         self._parallel = None if ranks.sequence is None else SequenceParallel(ranks.sequence)
         self._commands = Commands(ranks)
@@ -644,7 +647,8 @@ def build_model(job: RLJob, rank: int = 0, world_size: int = 1) -> PolicyModel:
         world_size: ``trainer.ranks``.
 
     Raises:
-        RefusedError: model or tokenizer cannot be loaded, or the job asks for something that cannot be trained.
+        RefusedError: model or tokenizer cannot be loaded, or the job asks for something that cannot be trained, or its
+            own loss fails on random tokens.
     """
     refuse_cut_sampling(job.spec.rollout.sampling)
     torch.manual_seed(job.spec.seed)
