@@ -119,6 +119,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"storage": ABSENT}, "claimName"),
     ({"algorithm": {"steps": 3, "promptsPerStep": 10, "miniBatchesPerStep": 3}}, "miniBatchesPerStep"),
     ({"algorithm.order": "ready"}, "maxStaleness"),
+    ({"algorithm.loss": {"correctionFloor": 0.5}}, "correctionFloor"),
     ({"algorithm.samplesPerPrompt": 1}, "at least 2"),
     ({"rollout.sampling": {"temperature": 0}}, "temperature"),
     ({"rollout.agent": {"kind": "tools"}}, "tools"),

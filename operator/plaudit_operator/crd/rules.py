@@ -89,6 +89,10 @@ RULES: dict[str, list[CelRule]] = {
             "self.?correctionFloor.orValue(0.0) <= self.?correctionCap.orValue(2.0)",
             "correctionFloor must not be more than correctionCap",
         ),
+        _rule(
+            "self.?correction.orValue('tis') != 'tis' || self.?correctionFloor.orValue(0.0) == 0.0",
+            "correction tis has no floor: set correction to decoupled or reject, or remove correctionFloor",
+        ),
     ],
     "rollout": [
         _rule(

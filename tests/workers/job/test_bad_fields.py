@@ -101,6 +101,11 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.algorithm.order: order ready trains groups across steps, but maxStaleness is 0. Set maxStaleness",
     ),
     (
+        {"algorithm.loss": {"correctionFloor": 0.5}},
+        "spec.algorithm.loss.correctionFloor: is 0.5, but correction tis truncates weights above the cap only and has "
+        "no floor. Set correction to decoupled or reject",
+    ),
+    (
         {"algorithm.loss": {"klIn": "reward"}},
         "spec.algorithm.loss.klIn: is reward, but klCoefficient is 0",
     ),

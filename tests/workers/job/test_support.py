@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from plaudit_workers.job.checks.ineffective import without_effect
 from plaudit_workers.job.checks.kubernetes import kubernetes_problems
-from plaudit_workers.job.checks.support import ignored, unsupported, without_effect
+from plaudit_workers.job.checks.support import ignored, unsupported
 from plaudit_workers.job.loading.load import parse_job, read_job
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
@@ -38,6 +39,28 @@ def test_a_clip_that_never_acts_is_noted(changed: Change, correction: str, mini_
     fields = {"algorithm.loss": {"correction": correction}, "algorithm.miniBatchesPerStep": mini_batches}
     notes = without_effect(parse_job(changed(fields)))
     assert [note.field for note in notes] == ["spec.algorithm.loss.correction"] * noted
+
+
+@pytest.mark.parametrize(
+    ("section", "settings", "noted"),
+    [
+        ("loss", {"kind": "cispo", "clipRatioC": 5}, "loss.clipRatioC: kind cispo has no dual clip: 5 changes nothing"),
+        ("loss", {"kind": "gspo", "clipRatioC": 5}, "loss.clipRatioC: kind gspo has no dual clip: 5 changes nothing"),
+        ("loss", {"kind": "dppo", "clipRatioC": 5}, ""),
+        ("loss", {"correction": "none", "correctionCap": 9}, "loss.correctionCap: correction none has no importance w"),
+        ("loss", {"correction": "none", "correctionFloor": 0.1}, "loss.correctionFloor: correction none has no import"),
+        ("loss", {"correction": "none", "correctionLevel": "sequence"}, "loss.correctionLevel: correction none has no"),
+        ("loss", {"correction": "reject", "correctionFloor": 0.1, "correctionLevel": "geometric"}, ""),
+        ("optimizer", {"minRateShare": 0.1}, "optimizer.minRateShare: with schedule constant the rate does not fall"),
+        ("optimizer", {"minRateShare": 0.1, "schedule": "linear"}, ""),
+    ],
+)
+def test_a_setting_that_another_one_switches_off_is_noted(
+    changed: Change, section: str, settings: dict[str, Any], noted: str
+) -> None:
+    notes = without_effect(parse_job(changed({f"algorithm.{section}": settings, "algorithm.miniBatchesPerStep": 2})))
+    assert len(notes) == bool(noted)
+    assert f"spec.algorithm.{noted}" in "".join(map(str, notes)) or not noted
 
 
 def test_a_job_that_only_scores_is_run(changed: Change) -> None:

@@ -6,9 +6,10 @@ import argparse
 import json
 from pathlib import Path
 
+from plaudit_workers.job.checks.ineffective import without_effect
 from plaudit_workers.job.checks.kubernetes import kubernetes_problems
 from plaudit_workers.job.checks.preflight import all_problems
-from plaudit_workers.job.checks.support import ignored, without_effect
+from plaudit_workers.job.checks.support import ignored
 from plaudit_workers.job.loading.load import examine_job, locate, read_job
 from plaudit_workers.job.loading.schema import job_schema
 from plaudit_workers.job.problem import JobError, Problem

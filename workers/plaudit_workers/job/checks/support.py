@@ -33,22 +33,6 @@ def ignored(job: RLJob) -> list[Problem]:
     return problems
 
 
-def without_effect(job: RLJob) -> list[Problem]:
-    """Return fields that change nothing, because of the values of others."""
-    algorithm = job.spec.algorithm
-    correction = algorithm.loss.correction
-    if not job.spec.trains or algorithm.loss.kind == "python" or correction == "none" or algorithm.updates_per_step > 1:
-        return []
-    return [
-        Problem(
-            "spec.algorithm.loss.correction",
-            f"with {correction} and one update a step the ratio is 1: clipLow, clipHigh and clipRatioC change nothing",
-            "Set miniBatchesPerStep or epochs above 1, or correction to none, for a clip that acts",
-            also=("spec.algorithm.miniBatchesPerStep",),
-        )
-    ]
-
-
 def _environments(job: RLJob) -> Iterator[Problem]:
     for index, server in enumerate(job.spec.environments):
         if not server.command:

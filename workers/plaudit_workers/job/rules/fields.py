@@ -15,6 +15,7 @@ from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rules.endpoints import password_problems
 from plaudit_workers.job.rules.failure_policy import failure_policy_problems
 from plaudit_workers.job.rules.gpu_turns import model_turn_problems, rollout_turn_problems
+from plaudit_workers.job.rules.loss import loss_problems
 from plaudit_workers.job.rules.pods import environment_problems, gpu_problems, group_problems
 from plaudit_workers.job.rules.scorers import scorer_problems
 from plaudit_workers.job.rules.trainer_memory import trainer_memory_problems
@@ -71,30 +72,6 @@ def _mini_batches(spec: Spec) -> Iterator[Problem]:
             f"{prompts} is not a multiple of miniBatchesPerStep {parts}",
             f"Give a multiple of {parts}, such as {max(parts, prompts - prompts % parts)}",
             also=("spec.algorithm.miniBatchesPerStep",),
-        )
-
-
-def _loss(spec: Spec) -> Iterator[Problem]:
-    loss = spec.algorithm.loss
-    if loss.kind == "python" and not (loss.path and loss.function):
-        yield Problem(
-            "spec.algorithm.loss.path",
-            "or function is missing; kind python requires both",
-            "Give path: … and function: …",
-        )
-    if loss.correction_floor > loss.correction_cap:
-        yield Problem(
-            "spec.algorithm.loss.correctionFloor",
-            f"{loss.correction_floor:g} is above correctionCap {loss.correction_cap:g}, so no token is left",
-            "Give less than correctionCap",
-            also=("spec.algorithm.loss.correctionCap",),
-        )
-    bound = loss.clip_ratio_c
-    if 0 < bound <= 1:
-        yield Problem(
-            "spec.algorithm.loss.clipRatioC",
-            f"{bound:g} would bound tokens whose probability did not change",
-            "Give more than 1, such as 3, or 0 for no bound",
         )
 
 
@@ -500,7 +477,7 @@ _SCORING_ONLY: tuple[FieldRule, ...] = (_no_orphans, _gang_without_training)
 _TRAINING: tuple[FieldRule, ...] = (
     _sections_together,
     _mini_batches,
-    _loss,
+    loss_problems,
     _order,
     _dynamic_sampling,
     _reward_penalty,

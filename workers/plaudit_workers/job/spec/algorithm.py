@@ -66,7 +66,8 @@ class LossSpec(Section):
     correction_cap: float = Field(default=2.0, gt=0)
     """The largest importance weight. Default 2: TIS's published choice."""
     correction_floor: float = Field(default=0.0, ge=0)
-    """The smallest importance weight: ``decoupled`` and ``reject`` leave out what is below. Default 0: no floor."""
+    """The smallest importance weight, for ``decoupled`` and ``reject``: they leave out what is below. Default 0: no
+    floor."""
     correction_level: Literal["token", "sequence", "geometric"] = "token"
     """The ratio that is weighed and compared with cap and floor: each ``token``'s, the product over its ``sequence``,
     or their ``geometric`` mean. Default token: a product over long responses exceeds any cap."""
