@@ -51,6 +51,12 @@ def test_a_clip_that_never_acts_is_noted(changed: Change, correction: str, mini_
         ("loss", {"correction": "none", "correctionFloor": 0.1}, "loss.correctionFloor: correction none has no import"),
         ("loss", {"correction": "none", "correctionLevel": "sequence"}, "loss.correctionLevel: correction none has no"),
         ("loss", {"correction": "reject", "correctionFloor": 0.1, "correctionLevel": "geometric"}, ""),
+        (
+            "loss",
+            {"klImportanceWeight": True},
+            "loss.klImportanceWeight: klCoefficient 0 and klIn loss give the loss no",
+        ),
+        ("loss", {"klImportanceWeight": True, "klCoefficient": 0.1}, ""),
         ("optimizer", {"minRateShare": 0.1}, "optimizer.minRateShare: with schedule constant the rate does not fall"),
         ("optimizer", {"minRateShare": 0.1, "schedule": "linear"}, ""),
     ],

@@ -132,6 +132,27 @@ def test_kl_and_entropy_terms_by_hand():
     assert terms.total.item() == pytest.approx(0.1 * kl - 0.01 * 0.6)
 
 
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+@pytest.mark.parametrize("correction", ["none", "tis"])
+def test_a_weighted_estimate_has_the_gradient_of_the_divergence(estimator, correction):
+    reference = torch.tensor([0.3, 0.3, 0.4])
+    logits = torch.tensor([0.7, 0.2, 0.1]).log().requires_grad_()
+    logprobs = logits.log_softmax(-1)
+    expected = torch.autograd.grad((logprobs.exp() * (logprobs - reference.log())).sum(), logits, retain_graph=True)[0]
+    # One token of each kind, weighted by its probability under the policy that sampled.
+    sampled = torch.tensor([0.5, 0.3, 0.2])
+    frozen = sampled.log() if correction == "none" else logprobs.detach()
+    weights = sampled if correction == "none" else logprobs.detach().exp()
+    tokens = TokenInputs(
+        logprobs, frozen, frozen, torch.zeros(3), weights, torch.tensor([3]), reference=reference.log()
+    )
+    settings = LossSpec(correction=correction, kl_coefficient=1.0, kl_estimator=estimator)
+    (plain,) = torch.autograd.grad(policy_loss(tokens, settings).total, logits, retain_graph=True)
+    weighted = policy_loss(tokens, settings.model_copy(update={"kl_importance_weight": True})).total
+    torch.testing.assert_close(torch.autograd.grad(weighted, logits)[0], expected, rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(plain, expected, rtol=0.1)
+
+
 def test_k3_is_zero_for_equal_policies_and_its_mean_is_the_divergence():
     probabilities, reference = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.3, 0.3, 0.4])
     divergence = (probabilities * (probabilities / reference).log()).sum()

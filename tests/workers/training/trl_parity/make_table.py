@@ -55,11 +55,12 @@ def tensors(seed: int) -> dict[str, torch.Tensor]:
 
 
 def trl_loss(
-    given: dict[str, torch.Tensor], loss_type: str, level: str, correction: str, beta: float
+    given: dict[str, torch.Tensor], losses: tuple[str, str], correction: str, beta: float, *, weigh_kl: bool
 ) -> tuple[float, Any]:
     """What TRL makes of the tensors: the loss, and its gradient by the log-probabilities [SEQUENCES][TOKENS]."""
     from trl.trainer.grpo_trainer import GRPOTrainer
 
+    loss_type, level = losses
     logprobs = given["logprobs"].clone().requires_grad_()
     old = given["behaviour"] if correction == "none" else given["proximal"]
     inputs = {
@@ -79,7 +80,7 @@ def trl_loss(
         _metrics=defaultdict(lambda: defaultdict(list)),
         _entropy_bonus_enabled=False,
         accelerator=SimpleNamespace(gather=lambda x: x, reduce=lambda x, reduction: x, num_processes=1),
-        args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
+        args=SimpleNamespace(use_bias_correction_kl=weigh_kl, delta=None, steps_per_generation=1),
         aux_loss_enabled=False,
         beta=beta,
         current_gradient_accumulation_steps=1,
@@ -102,17 +103,19 @@ def trl_loss(
 def main() -> None:
     """Writes the table."""
     rows = []
-    for seed, (kind, aggregation), correction, beta in product(range(4), LOSSES, ("none", "tis"), (0.0, 0.05)):
-        if (kind, correction) == ("gspo", "tis"):
+    kl_terms = ((0.0, False), (0.05, False), (0.05, True))
+    for seed, (kind, aggregation), correction, (beta, weigh_kl) in product(range(4), LOSSES, ("none", "tis"), kl_terms):
+        if kind == "gspo" and (correction == "tis" or weigh_kl):
             continue  # TRL weighs the sequence by the mean of its tokens' ratios, we (as verl) each token by its own
         given = tensors(seed)
-        loss, gradient = trl_loss(given, *LOSSES[kind, aggregation], correction, beta)
+        loss, gradient = trl_loss(given, LOSSES[kind, aggregation], correction, beta, weigh_kl=weigh_kl)
         rows.append(
             {
                 "kind": kind,
                 "aggregation": aggregation,
                 "correction": correction,
                 "kl_coefficient": beta,
+                "kl_importance_weight": weigh_kl,
                 **{name: tensor.tolist() for name, tensor in given.items()},
                 "loss": loss,
                 "gradient": gradient,

@@ -17,7 +17,8 @@ TABLE = json.loads(Path(__file__).with_name("table.json").read_text())
 
 
 def name(row):
-    return f"{row['kind']}-{row['aggregation']}-{row['correction']}-kl{row['kl_coefficient']}"
+    weighted = "-weighted" * row["kl_importance_weight"]
+    return f"{row['kind']}-{row['aggregation']}-{row['correction']}-kl{row['kl_coefficient']}{weighted}"
 
 
 @pytest.mark.parametrize("row", TABLE["rows"], ids=name)
@@ -47,6 +48,7 @@ def test_loss_and_gradient_are_trls(row):
         correction_cap=TABLE["correction_cap"],
         clip_ratio_c=0.0,
         kl_coefficient=row["kl_coefficient"],
+        kl_importance_weight=row["kl_importance_weight"],
     )
     loss = policy_loss(tokens, settings).total
     loss.backward()

@@ -22,7 +22,13 @@ def without_effect(job: RLJob) -> list[Problem]:
     if not job.spec.trains:
         return []
     algorithm = job.spec.algorithm
-    return [*_clip(algorithm), *_dual_clip(algorithm.loss), *_correction(algorithm.loss), *_rate(algorithm.optimizer)]
+    return [
+        *_clip(algorithm),
+        *_dual_clip(algorithm.loss),
+        *_correction(algorithm.loss),
+        *_kl(algorithm.loss),
+        *_rate(algorithm.optimizer),
+    ]
 
 
 def _clip(algorithm: AlgorithmSpec) -> Iterator[Problem]:
@@ -58,6 +64,17 @@ def _correction(loss: LossSpec) -> Iterator[Problem]:
                 "Remove it, or set correction to tis, decoupled or reject",
                 also=(f"{_LOSS}.correction",),
             )
+
+
+def _kl(loss: LossSpec) -> Iterator[Problem]:
+    if loss.kl_importance_weight and not loss.has_kl_term:
+        yield Problem(
+            f"{_LOSS}.klImportanceWeight",
+            f"klCoefficient {loss.kl_coefficient:g} and klIn {loss.kl_in} give the loss no term of the divergence: it "
+            "changes nothing",
+            "Set klCoefficient with klIn: loss, or remove it",
+            also=(f"{_LOSS}.klCoefficient", f"{_LOSS}.klIn"),
+        )
 
 
 def _rate(optimizer: OptimizerSpec) -> Iterator[Problem]:

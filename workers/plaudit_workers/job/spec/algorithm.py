@@ -52,6 +52,10 @@ class LossSpec(Section):
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """The estimate of the divergence from a sampled token: the log-ratio, half its square, or Schulman's k3. Default
     k3: verl's and TRL's; ``k2`` has the divergence's own gradient."""
+    kl_importance_weight: bool = False
+    """Weigh the estimate by the token's probability under the policy, divided by that under the one around which the
+    loss is clipped: ``k1`` and ``k3`` then have the divergence's own gradient, for ``klIn: loss``. Default false:
+    verl's; TRL's ``use_bias_correction_kl`` is true."""
     kl_in: Literal["loss", "reward"] = "loss"
     """``loss``: the divergence is a term of each token's loss; ``reward``: it is subtracted from the sample's reward,
     summed over its tokens, before advantages are computed. Default loss: GRPO's."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from plaudit_workers.training.model.losses.correction import MAX_LOG_RATIO
+from plaudit_workers.training.model.losses.correction import MAX_LOG_RATIO, exp_ratio
 
 MAX_K3 = 10.0
 """The k3 estimate of a token is cut here, as in verl: at a log-ratio of -10 it would be 22,000."""
@@ -42,3 +42,19 @@ def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
 
 ESTIMATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
 """``loss.klEstimator`` → its function."""
+
+
+def importance_weighted(estimates: Tensor, logprobs: Tensor, anchor: Tensor) -> Tensor:
+    """``k · π_θ ÷ π_anchor``, with the gradient of both factors: ``loss.klImportanceWeight``.
+
+    For samples of the anchor, a weighted k1 or k3 has the divergence's own gradient; of k3 at ``π_θ = π_anchor`` it is
+    ``log(π_θ ÷ π_ref) ∇ log π_θ`` for each token. Source: DeepSeek-AI 2025, DeepSeek-V3.2 (arXiv 2512.02556), as TRL's
+    ``use_bias_correction_kl`` for ratios of tokens.
+    Degenerate: 0 where the policy equals the reference.
+
+    Args:
+        estimates: float32[R], with gradient.
+        logprobs: float32[R], log π_θ, with gradient.
+        anchor: float32[R], log-probability under the policy around which the loss is clipped.
+    """
+    return estimates * exp_ratio(logprobs, anchor)

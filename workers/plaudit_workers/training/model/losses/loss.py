@@ -17,7 +17,7 @@ from plaudit_workers.job.spec.algorithm import LossSpec
 from plaudit_workers.training.model.losses.cispo import cispo
 from plaudit_workers.training.model.losses.correction import MAX_LOG_RATIO, correct
 from plaudit_workers.training.model.losses.custom import PolicyLoss, load_loss
-from plaudit_workers.training.model.losses.divergence import ESTIMATES
+from plaudit_workers.training.model.losses.divergence import ESTIMATES, importance_weighted
 from plaudit_workers.training.model.losses.dppo import dppo
 from plaudit_workers.training.model.losses.gspo import gspo
 from plaudit_workers.training.model.losses.mismatch import FIGURE
@@ -79,7 +79,10 @@ def policy_loss(tokens: TokenInputs, settings: LossSpec, policy: PolicyLoss | No
         "actor/importance_capped": corrected.capped.float(),
     }
     if settings.has_kl_term and tokens.reference is not None:
-        figures["actor/kl_loss"] = ESTIMATES[settings.kl_estimator](tokens.logprobs, tokens.reference)
+        divergence = ESTIMATES[settings.kl_estimator](tokens.logprobs, tokens.reference)
+        if settings.kl_importance_weight:
+            divergence = importance_weighted(divergence, tokens.logprobs, corrected.anchor)
+        figures["actor/kl_loss"] = divergence
         token_losses = token_losses + settings.kl_coefficient * figures["actor/kl_loss"]
     if tokens.entropies is not None:
         figures["actor/entropy"] = tokens.entropies
