@@ -1,4 +1,4 @@
-"""The page for users of verl names every setting of its algorithm, actor and model: a silent one would be lost."""
+"""The pages for users of verl and TRL name every setting that they claim to cover: a silent one would be lost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import re
 import pages
 import pytest
 
-PAGE = pages.text(pages.ROOT / "docs" / "coming-from-verl.md")
+
+def code_of(page):
+    """What the page sets as code, a line each."""
+    return "\n".join(re.findall(r"`([^`\n]+)`", pages.text(pages.ROOT / "docs" / page)))
+
 
 # The leaves of algorithm, actor_rollout_ref.actor and .model in verl 0.9.1's _generated_ppo_trainer.yaml.
 SETTINGS = """
@@ -46,11 +50,39 @@ PAIRS = [
     for section, _, names in (line.partition(": ") for line in SETTINGS.strip().splitlines())
     for name in names.split()
 ]
-CODE = "\n".join(re.findall(r"`([^`\n]+)`", PAGE))
+OF_VERL, OF_TRL = code_of("coming-from-verl.md"), code_of("coming-from-trl.md")
+
+# The fields of GRPOConfig in TRL 1.16.0, and those of its base that the page maps.
+FIELDS = """
+learning_rate model_init_kwargs trust_remote_code router_aux_loss_coef disable_dropout cast_lm_head_to_fp32
+remove_unused_columns num_generations num_generations_eval max_completion_length ds3_gather_for_generation
+shuffle_dataset pad_to_multiple_of generation_batch_size steps_per_generation temperature top_p top_k min_p
+generation_kwargs chat_template_kwargs repetition_penalty cache_implementation use_vllm vllm_mode vllm_model_impl
+vllm_enable_sleep_mode vllm_structured_outputs_regex vllm_server_base_url vllm_server_host vllm_server_port
+vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization vllm_max_model_length vllm_tensor_parallel_size beta
+num_iterations epsilon delta epsilon_high sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos
+vespo_k_neg vespo_lambda_neg importance_sampling_level reward_weights multi_objective_aggregation scale_rewards
+loss_type mask_truncated_completions
+sync_ref_model ref_model_mixup_alpha ref_model_sync_steps top_entropy_quantile entropy_coef
+use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target max_tool_calling_iterations
+vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_importance_sampling_clip_max
+vllm_importance_sampling_clip_min off_policy_mask_threshold use_bias_correction_kl log_completions log_multimodal
+num_completions_to_print log_unique_prompts log_completions_hub_repo use_transformers_continuous_batching
+transformers_continuous_batching_config use_transformers_paged vllm_importance_sampling_cap
+max_steps num_train_epochs warmup_steps save_steps eval_steps gradient_accumulation_steps per_device_train_batch_size
+weight_decay max_grad_norm adam_beta1 adam_beta2 lr_scheduler_type gradient_checkpointing bf16 fp16 report_to
+"""
 
 
 @pytest.mark.parametrize(("section", "name"), PAIRS, ids=[f"{section}.{name}" for section, name in PAIRS])
-def test_every_setting_has_a_row(section, name):
+def test_every_setting_of_verl_has_a_row(section, name):
     """By its own name, or with its whole section (``mtp.*``)."""
     whole = rf"(?<!\w){re.escape(section.rpartition('.')[2])}\.\*" if "." in section else "(?!)"
-    assert re.search(rf"(?<!\w){name}(?!\w)|{whole}", CODE), f"{section}.{name} is not on the page"
+    assert re.search(rf"(?<!\w){name}(?!\w)|{whole}", OF_VERL), f"{section}.{name} is not on the page"
+
+
+@pytest.mark.parametrize("name", FIELDS.split())
+def test_every_setting_of_trl_has_a_row(name):
+    """By its own name, or with those that begin alike (``vespo_*``)."""
+    alike = [begin for begin in re.findall(r"(?<!\w)(\w+_)\*", OF_TRL) if name.startswith(begin)]
+    assert alike or re.search(rf"(?<!\w){name}(?!\w)", OF_TRL), f"{name} is not on the page"
