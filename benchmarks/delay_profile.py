@@ -157,6 +157,7 @@ class Row:
     prompt_ids: bytes = np.array([1, 2, 3, 4], "<i4").tobytes()
     messages: list[dict[str, Any]] = field(default_factory=list)
     extra_info: dict[str, Any] = field(default_factory=dict)
+    images: tuple[str, ...] = ()
 
 
 class Rows:

@@ -32,7 +32,7 @@ def save_tiny_model(
         seed: of the weights.
         whole_tokens: texts that are one token each.
     """
-    tokenizer = _tokenizer(symbols, template)
+    tokenizer = character_tokenizer(symbols, template)
     tokenizer.add_tokens(list(whole_tokens))
     torch.manual_seed(seed)
     # Tied embeddings leave vLLM's CPU backend with a stale head after new weights are loaded.
@@ -53,7 +53,7 @@ def make_tiny_classifier(
         max_length: tokens of prompt and response together.
         seed: of the weights.
     """
-    tokenizer = _tokenizer(symbols, template)
+    tokenizer = character_tokenizer(symbols, template)
     torch.manual_seed(seed)
     return Qwen2ForSequenceClassification(_configuration(tokenizer, max_length, num_labels=1)), tokenizer
 
@@ -74,7 +74,7 @@ def _configuration(tokenizer: Qwen2Tokenizer, max_length: int, **further: int) -
     )
 
 
-def _tokenizer(symbols: Sequence[str], template: str) -> Qwen2Tokenizer:
+def character_tokenizer(symbols: Sequence[str], template: str) -> Qwen2Tokenizer:
     """A Qwen2 tokenizer without merges: one symbol, one token; what is not in its vocabulary is left out."""
     in_its_alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
     letters = [in_its_alphabet(symbol)[0][0] for symbol in symbols]

@@ -95,7 +95,9 @@ def choose_attention(model: PreTrainedModel, device: torch.device, dtype: torch.
     problem = refusal(torch.cuda.get_device_capability(device), dtype, head_size)
     problem = problem or disagreement(device, dtype, (heads, key_value_heads, head_size))
     if not problem:
-        model.set_attn_implementation(VARLEN_ATTENTION)
+        whole = config is model.config
+        # A vision tower beside the language model keeps its own attention, which is not causal.
+        model.set_attn_implementation(VARLEN_ATTENTION if whole else {"text_config": VARLEN_ATTENTION})
     elif windows := sliding_windows(model):
         logger.warning(
             "sliding windows are computed with masks of the square of a sequence's length",

@@ -32,7 +32,7 @@ def saved_bytes(checkpointing: str, num_tokens: int, group: dist.ProcessGroup | 
         num_tokens: of the sequence, a multiple of the ranks of the group.
         group: the ranks that compute the sequence together; None: one does.
     """
-    exchange = None if group is None else HeadExchange(group, num_tokens)
+    further = None if group is None else {"token_exchange": HeadExchange(group, num_tokens)}
     own_tokens = num_tokens if group is None else num_tokens // dist.get_world_size(group)
     with torch.device("meta"):
         model = Qwen2ForCausalLM._from_config(
@@ -55,6 +55,6 @@ def saved_bytes(checkpointing: str, num_tokens: int, group: dist.ProcessGroup | 
         torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor),
         head.reducing(ids[0], 1.0, entropy="figure"),
     ):
-        forward_logits(model, ids, places[None], PackedLayout.of([num_tokens]), places, exchange)
+        forward_logits(model, ids, places[None], PackedLayout.of([num_tokens]), places, further)
     sizes = [storage.nbytes() for storage in storages.values()]
     return sum(sizes) / num_tokens, max(sizes)

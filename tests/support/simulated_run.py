@@ -87,6 +87,7 @@ class Row:
     ground_truth: Any
     messages: list[dict[str, Any]] = field(default_factory=list)
     extra_info: dict[str, Any] = field(default_factory=dict)
+    images: tuple[str, ...] = ()
 
 
 class Rows:

@@ -69,12 +69,14 @@ class Prompt(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt: str
     """The text that the model sees, with the chat template applied."""
     prompt_ids: bytes
-    """int32[num_prompt_tokens]."""
+    """int32[num_prompt_tokens]; an image is a single token, which the engine repeats as often as the image needs."""
     ground_truth: Any = None
     extra_info: dict[str, Any] = {}
     messages: list[dict[str, Any]] = []
     attempt: int = 0
     """The number of earlier admissions of this position (it is admitted again after a drop)."""
+    images: list[str] = []
+    """SHA-256 of each image's file, hexadecimal, in the order of the prompt; the files lie in the run's folder."""
 
 
 class Branch(msgspec.Struct, frozen=True, array_like=True):
@@ -107,8 +109,8 @@ class SampleBody(msgspec.Struct, frozen=True, omit_defaults=True):
     sample: Sample
     """Texts and data columns as the scorers saw them, for stored samples and group-scope scorers."""
     prompt_ids: bytes = b""
-    """int32[P] where the agent changed the prompt of this sample, such as by an environment's first observation;
-    empty: those of the ``Prompt``."""
+    """int32[P] where the agent changed the prompt of this sample, such as by an environment's first observation, or
+    where the engine repeated the tokens of images; empty: those of the ``Prompt``."""
     branches: list[Branch] = []
     """Token sequences beside the sample's own, where an agent's conversation forked. No token is in the loss twice."""
 

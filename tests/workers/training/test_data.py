@@ -183,7 +183,7 @@ def test_a_bad_jsonl_file_is_reported_by_line(tmp_path, tokenizer, content, word
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
 def test_images_are_refused_and_not_left_out(tmp_path, tokenizer, suffix):
     path = write(tmp_path, [row(1, "<image> what is it?") | {"images": [{"path": "cat.png"}]}], suffix)
-    with pytest.raises(RefusedError, match=r"has column 'images'\. Prompts are text only"):
+    with pytest.raises(RefusedError, match=r"has column 'images'\. Set spec\.data\.images to train"):
         load(path, tokenizer)
     assert "has column images" in str(data_problem("spec.data.train.path", path))
 
@@ -191,7 +191,7 @@ def test_images_are_refused_and_not_left_out(tmp_path, tokenizer, suffix):
 def test_a_part_of_a_message_that_is_an_image_is_refused_by_row(tmp_path, tokenizer):
     parts = [{"type": "image", "image": "cat.png"}, {"type": "text", "text": "what is it?"}]
     path = write(tmp_path, [row(1, [{"role": "user", "content": parts}])], ".jsonl")
-    with pytest.raises(RefusedError, match=r"row 1: column 'prompt' is .*contents are text, not images"):
+    with pytest.raises(RefusedError, match=r"row 1: column 'prompt' is .*contents are text, and images where"):
         load(path, tokenizer)
 
 

@@ -33,6 +33,8 @@ class FinishedSample:
     """The part of ``generate_s`` before the engine first scheduled the request."""
     num_preempted: int = -1
     """Preemptions by the engine; -1 if the engine does not report them."""
+    prompt_ids: list[int] = field(default_factory=list)
+    """[P] of a request with images: the prompt that the engine computed, with the tokens of images repeated."""
 
 
 @dataclass(slots=True)
@@ -49,7 +51,7 @@ class Trajectory:
     """(first token, incarnation, number); begins with token 0 when ``T`` > 0."""
     finish_reason: str = "stop"
     prompt_ids: list[int] = field(default_factory=list)
-    """[P] where the agent changed the prompt; empty: the prompt's own."""
+    """[P] where the agent changed the prompt, or the engine repeated the tokens of images; empty: the prompt's own."""
     prompt_messages: list[dict[str, Any]] = field(default_factory=list)
     """The changed prompt as chat messages, for the scorers; empty: the prompt's own."""
     response: str | None = None

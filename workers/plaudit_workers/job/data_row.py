@@ -6,22 +6,29 @@ read rows with them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
 
+from plaudit_workers.images.column import COLUMN
+
 REQUIRED_COLUMNS = ("data_source", "prompt", "reward_model")
 """Columns that every row must have; ``extra_info`` is optional, further columns are ignored."""
 
-MEDIA_COLUMNS = ("images", "videos", "audios")
-"""Columns of multi-modal data in verl's form. They are refused: without them, a prompt would be trained without what it
-asks about."""
+MEDIA_REMEDIES = {
+    "images": "Set spec.data.images to train a model with a vision tower on them, or remove the column",
+    "videos": "Prompts have text and images; remove the column if it is empty in every row, or use other data",
+    "audios": "Prompts have text and images; remove the column if it is empty in every row, or use other data",
+}
+"""Columns of multi-modal data in verl's form. They are refused where they are not read: without them, a prompt would be
+trained without what it asks about."""
 
-MEDIA_REMEDY = "Prompts are text only; remove the column if it is empty in every row, or use other data"
+_WITHOUT_IMAGES = "contents are text, and images where spec.data.images is set"
 
 REMEDIES = {
     "data_source": "name the origin of each prompt (text); rule scorers are chosen by it",
-    "prompt": "give each prompt as messages ([{role, content}, …]) or as text; contents are text, not images",
+    "prompt": f"give each prompt as messages ([{{role, content}}, …]) or as text; {_WITHOUT_IMAGES}",
     "reward_model": "give each row {ground_truth: …}; null where scorers need none",
     "extra_info": "give a mapping, the JSON text of a mapping, or null",
 }
@@ -45,21 +52,40 @@ def extra_info_of(value: Any) -> dict[str, Any]:
     return value
 
 
-def is_prompt(value: Any) -> bool:
-    """Return True for text, and for a non-empty list of messages with role and content, which is text."""
+def is_prompt(value: Any, kinds: Collection[str] = ("text",)) -> bool:
+    """Return True for text, and for a non-empty list of messages with role and content.
+
+    Args:
+        value: of the column.
+        kinds: types that a part of a message's content may have.
+    """
     if isinstance(value, str):
         return True
     is_list = isinstance(value, list) and len(value) > 0
     return is_list and all(
-        isinstance(message, dict) and {"role", "content"} <= message.keys() and _is_text(message["content"])
+        isinstance(message, dict) and {"role", "content"} <= message.keys() and _has_kinds(message["content"], kinds)
         for message in value
     )
 
 
-def _is_text(content: Any) -> bool:
-    """Return False for contents with a part that is an image, a video or audio."""
+def is_prompt_with_images(value: Any) -> bool:
+    """Return True for what ``is_prompt`` accepts, and where parts of messages are images too."""
+    return is_prompt(value, ("text", "image"))
+
+
+def refused_media(images: bool) -> dict[str, str]:
+    """Return the columns that are refused, each with its remedy.
+
+    Args:
+        images: the job reads images (``data.images``).
+    """
+    return {column: remedy for column, remedy in MEDIA_REMEDIES.items() if not (images and column == COLUMN)}
+
+
+def _has_kinds(content: Any, kinds: Collection[str]) -> bool:
+    """Return False for contents with a part of another type: an image, a video or audio."""
     parts = content if isinstance(content, list) else []
-    return all(not isinstance(part, dict) or part.get("type", "text") == "text" for part in parts)
+    return all(not isinstance(part, dict) or (part.get("type") or "text") in kinds for part in parts)
 
 
 def has_ground_truth(value: Any) -> bool:
@@ -76,5 +102,12 @@ def is_extra_info(value: Any) -> bool:
     return True
 
 
-CHECKS = {"prompt": is_prompt, "reward_model": has_ground_truth, "extra_info": is_extra_info}
+CHECKS: dict[str, Callable[[Any], bool]] = {
+    "prompt": is_prompt,
+    "reward_model": has_ground_truth,
+    "extra_info": is_extra_info,
+}
 """By column; a row without ``extra_info`` counts as null."""
+
+CHECKS_WITH_IMAGES = CHECKS | {"prompt": is_prompt_with_images}
+"""The same for a job that reads images."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from plaudit_wire.logs import get_logger
 from plaudit_workers.agent_processes.processes import AgentProcesses
@@ -19,13 +20,13 @@ from plaudit_workers.rollout.replica import WHOLE, ReplicaMember
 logger = get_logger(__name__)
 
 
-def _vllm(job: RLJob, member: ReplicaMember) -> Engine:
+def _vllm(job: RLJob, member: ReplicaMember, run_folder: Path) -> Engine:
     from plaudit_workers.rollout.engines.vllm_engine import VllmEngine
 
-    return VllmEngine.from_job(job, member)
+    return VllmEngine.from_job(job, member, run_folder)
 
 
-def _scripted(job: RLJob, _: ReplicaMember) -> Engine:
+def _scripted(job: RLJob, _: ReplicaMember, __: Path) -> Engine:
     from plaudit_workers.rollout.engines.script import Script
     from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 
@@ -39,12 +40,18 @@ def _scripted(job: RLJob, _: ReplicaMember) -> Engine:
     return ScriptedEngine(script, max_concurrent_samples=rollout.engine.max_concurrent_samples, tokenizer=tokenizer)
 
 
-ENGINES: dict[str, Callable[[RLJob, ReplicaMember], Engine]] = {"vllm": _vllm, "scripted": _scripted}
+ENGINES: dict[str, Callable[[RLJob, ReplicaMember, Path], Engine]] = {"vllm": _vllm, "scripted": _scripted}
 
 
-def build_engine(job: RLJob, member: ReplicaMember = WHOLE) -> Engine:
-    """Build the engine of ``spec.rollout.engine`` for the leader of a replica; it is not started."""
-    return ENGINES[job.spec.rollout.engine.kind](job, member)
+def build_engine(job: RLJob, member: ReplicaMember = WHOLE, run_folder: Path = Path()) -> Engine:
+    """Build the engine of ``spec.rollout.engine`` for the leader of a replica; it is not started.
+
+    Args:
+        job: a resolved job.
+        member: this process's part of the replica.
+        run_folder: holds the images of prompts.
+    """
+    return ENGINES[job.spec.rollout.engine.kind](job, member, run_folder)
 
 
 @asynccontextmanager

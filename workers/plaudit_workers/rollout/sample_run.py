@@ -85,7 +85,11 @@ class SampleRun:
         started = time.monotonic()
         self._requested_s.append(started - self._started)
         request = SampleRequest(
-            prompt_ids=ids, sampling=sampling, seed=self._prompt.seed + self._index + turn * _TURN_STRIDE, turn=turn
+            prompt_ids=ids,
+            sampling=sampling,
+            seed=self._prompt.seed + self._index + turn * _TURN_STRIDE,
+            turn=turn,
+            images=self._prompt.images,
         )
         self._move(in_agent=False)
         self._num_in_engine += 1
@@ -151,7 +155,7 @@ def sample_body(
         group=prompt.group,
         index=index,
         data_source=prompt.data_source,
-        prompt=decode(trajectory.prompt_ids) if trajectory.prompt_ids else prompt.prompt,
+        prompt=_prompt_text(prompt, trajectory, decode),
         response=response,
         ground_truth=prompt.ground_truth,
         extra_info=prompt.extra_info,
@@ -177,6 +181,11 @@ def sample_body(
         prompt_ids=np.asarray(trajectory.prompt_ids, "<i4").tobytes(),
         branches=[_branch(branch) for branch in trajectory.branches],
     )
+
+
+def _prompt_text(prompt: Prompt, trajectory: Trajectory, decode: Callable[[list[int]], str]) -> str:
+    """Return the text of a changed prompt; one with images was not changed, only their tokens are repeated."""
+    return prompt.prompt if prompt.images or not trajectory.prompt_ids else decode(trajectory.prompt_ids)
 
 
 def _branch(branch: Trajectory) -> Branch:

@@ -76,7 +76,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
         forbid_inspection()  # by users' agents and tools, which run in processes of the same user
     await await_environments(job)
     async with open_agent(job) as agent:
-        engine = build_engine(job, member)
+        engine = build_engine(job, member, settings.run_folder)
         transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill", stop=stop)
         try:
             worker = RolloutWorker(settings.worker, transport, engine, agent, _options(job))

@@ -20,6 +20,7 @@ def export_checkpoint(job: RLJob, checkpoint: Path, output: Path) -> None:
     Raises:
         RefusedError: the checkpoint is damaged, of an earlier version, or its model's configuration cannot be loaded.
     """
+    from plaudit_workers.images.processor import ImageProcessor
     from plaudit_workers.training.model.lora import adapter_config, published_name
     from plaudit_workers.training.model.model import DTYPES, build_empty, save_companions
     from plaudit_workers.training.shards.conversion import write_converted
@@ -33,12 +34,12 @@ def export_checkpoint(job: RLJob, checkpoint: Path, output: Path) -> None:
         plain = {name.removeprefix(MODEL_PREFIX): name for name in stored}
         published = {published_name(name): own for name, own in plain.items()} if lora else plain
         file = ADAPTER_FILE if lora else WEIGHTS_FILE
-        model = None if lora else build_empty(job.spec.model)
+        model = None if lora else build_empty(job.spec.model, images=job.spec.data.images is not None)
         parts = {} if model is None else model.published
         write_converted(output / file, reader, published, DTYPES[job.spec.model.dtype], parts)
     except (OSError, ShardError) as error:
         raise RefusedError(f"checkpoint {checkpoint} cannot be read: {error}. Export another step") from error
     if lora is None:
-        save_companions(job.spec.model, output)
+        save_companions(job.spec.model, output, ImageProcessor.of_job(job, output))
     else:
         adapter_config(lora, job.spec.model.source).save_pretrained(str(output))

@@ -35,7 +35,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     job = load_training_job(settings.job_path)
     rank, world_size = ranks(os.environ, job.spec.trainer.ranks)
     if rank > 0:
-        return await _follow(job, rank, world_size)
+        return await _follow(job, settings, rank, world_size)
     transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill", stop=stop)
     try:
         async with HealthServer(settings.health_port, ready=lambda: True):
@@ -73,10 +73,12 @@ def ranks(environment: Mapping[str, str], expected: int) -> tuple[int, int]:
     return rank, world_size
 
 
-async def _follow(job: RLJob, rank: int, world_size: int) -> int:
+async def _follow(job: RLJob, settings: ProcessSettings, rank: int, world_size: int) -> int:
+    from plaudit_workers.images.processor import ImageProcessor
     from plaudit_workers.training.model.policy_model import build_model
 
-    model = await asyncio.to_thread(build_model, job, rank, world_size)
+    images = ImageProcessor.of_job(job, settings.run_folder)
+    model = await asyncio.to_thread(build_model, job, rank, world_size, images)
     await asyncio.to_thread(model.follow)
     return EXIT_DONE
 
@@ -85,6 +87,7 @@ async def _conduct(
     job: RLJob, settings: ProcessSettings, transport: Transport, world_size: int, stop: asyncio.Event
 ) -> bool:
     # Heavy imports only here: refusing a job needs none of them.
+    from plaudit_workers.images.processor import ImageProcessor
     from plaudit_workers.tokenizer import ChatTemplate
     from plaudit_workers.training.backend.torch_backend import TorchBackend
     from plaudit_workers.training.conductor.conductor import conduct
@@ -99,10 +102,13 @@ async def _conduct(
     if job.spec.rollout.agent.environment:
         await await_environments(job)  # it describes its tools
     template = ChatTemplate.of_model(job.spec.model, await described_tools(job))
-    data = PromptData.for_training(job.spec.data, template, job.spec.seed)
-    validation_data = PromptData.for_validation(job.spec.data, template)
+    images = ImageProcessor.of_job(job, settings.run_folder)
+    if images is not None:
+        images.give_template(template, job.spec.model)
+    data = PromptData.for_training(job.spec.data, template, job.spec.seed, images)
+    validation_data = PromptData.for_validation(job.spec.data, template, images)
     sinks = Sinks(settings.run_folder, job.spec.trainer.sinks, configuration(job))
-    model = await asyncio.to_thread(build_model, job, 0, world_size)
+    model = await asyncio.to_thread(build_model, job, 0, world_size, images)
     run = RunContext(
         plan=plan,
         folder=settings.run_folder,

@@ -9,10 +9,22 @@ from typing import Any
 
 import msgspec
 
-from plaudit_workers.job.data_row import CHECKS, MEDIA_COLUMNS, MEDIA_REMEDY, REMEDIES, REQUIRED_COLUMNS, extra_info_of
+from plaudit_workers.images.column import COLUMN
+from plaudit_workers.images.decoding import ImageError
+from plaudit_workers.images.row_check import row_files
+from plaudit_workers.job.data_row import (
+    CHECKS,
+    CHECKS_WITH_IMAGES,
+    REMEDIES,
+    REQUIRED_COLUMNS,
+    extra_info_of,
+    refused_media,
+)
 from plaudit_workers.job.problem import Problem
+from plaudit_workers.job.spec.data import ImagesSpec
 
 _ROWS_AT_A_TIME = 4096
+_ROWS_WITH_IMAGES = 64
 _NEEDED = "Rows need data_source, prompt (messages or text) and reward_model: {ground_truth: …}"
 
 
@@ -24,12 +36,13 @@ class _RowError(Exception):
         self.remedy = remedy
 
 
-def data_problem(field: str, path: str) -> Problem | None:
+def data_problem(field: str, path: str, images: ImagesSpec | None = None) -> Problem | None:
     """Return the first problem of a data file, or None.
 
     Args:
         field: the field of the job that names it.
         path: the file, absolute.
+        images: ``data.images`` of the job; None: it reads none.
     """
     file = Path(path)
     if not os.path.isfile(file):
@@ -39,8 +52,11 @@ def data_problem(field: str, path: str) -> Problem | None:
         return Problem(field, f"{path} ends with {file.suffix!r}", "Give a .parquet or a .jsonl file")
     num_rows = 0
     try:
-        for num_rows, row in enumerate(data_rows(path, (*REQUIRED_COLUMNS, "extra_info")), 1):  # counted
-            _check(num_rows, row)
+        columns = (*REQUIRED_COLUMNS, "extra_info", *([COLUMN] if images else []))
+        for num_rows, row in enumerate(data_rows(path, columns), 1):  # counted
+            _check(num_rows, row, images=images is not None)
+            if images:
+                _check_images(num_rows, row, file.parent, images)
     except _RowError as error:
         return Problem(field, f"{path} {error}", error.remedy)
     except OSError as error:
@@ -75,7 +91,8 @@ def _parquet(file: Path, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
         with pyarrow.parquet.ParquetFile(file) as opened:
             names = opened.schema_arrow.names
             _refuse_columns(names, columns)
-            for batch in opened.iter_batches(_ROWS_AT_A_TIME, columns=[name for name in columns if name in names]):
+            at_a_time = _ROWS_WITH_IMAGES if COLUMN in columns else _ROWS_AT_A_TIME
+            for batch in opened.iter_batches(at_a_time, columns=[name for name in columns if name in names]):
                 yield from batch.to_pylist()
     except pyarrow.ArrowException as error:
         raise _RowError(f"is not a Parquet file ({error})", "Write the file again") from error
@@ -105,15 +122,23 @@ def _refuse_columns(names: list[str], columns: tuple[str, ...], place: str = "")
     if missing:
         noun = "column" if len(missing) == 1 else "columns"
         raise _RowError(f"lacks {noun} {', '.join(missing)}{place} (it has {', '.join(names) or 'none'})")
-    media = [name for name in MEDIA_COLUMNS if name in names]
+    media = [(name, remedy) for name, remedy in refused_media(COLUMN in columns).items() if name in names]
     if media and "prompt" in columns:
-        raise _RowError(f"has column {media[0]}{place}", MEDIA_REMEDY)
+        name, remedy = media[0]
+        raise _RowError(f"has column {name}{place}", remedy)
 
 
-def _check(number: int, row: dict[str, Any]) -> None:
-    for column, is_valid in CHECKS.items():
+def _check(number: int, row: dict[str, Any], *, images: bool) -> None:
+    for column, is_valid in (CHECKS_WITH_IMAGES if images else CHECKS).items():
         value = row.get(column)
         if not is_valid(value):
             shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
             remedy = REMEDIES[column]
             raise _RowError(f"row {number}: column {column} is {shown}", remedy[0].upper() + remedy[1:])
+
+
+def _check_images(number: int, row: dict[str, Any], folder: Path, images: ImagesSpec) -> None:
+    try:
+        row_files(row["prompt"], row.get(COLUMN), folder, images.max_per_prompt)
+    except ImageError as error:
+        raise _RowError(f"row {number}: column {COLUMN} {error.complaint}", error.remedy) from error

@@ -91,7 +91,7 @@ def _data(job: RLJob) -> Iterator[Problem]:
     if data.validation:
         files["spec.data.validation.path"] = data.validation.path
     for field, path in files.items():
-        problem = data_problem(field, path)
+        problem = data_problem(field, path, data.images)
         yield from [problem] if problem else _routes(job, field, path)
 
 

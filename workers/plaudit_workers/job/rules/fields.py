@@ -15,6 +15,7 @@ from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rules.endpoints import password_problems
 from plaudit_workers.job.rules.failure_policy import failure_policy_problems
 from plaudit_workers.job.rules.gpu_turns import model_turn_problems, rollout_turn_problems
+from plaudit_workers.job.rules.images import image_problems
 from plaudit_workers.job.rules.loss import loss_problems
 from plaudit_workers.job.rules.pods import environment_problems, gpu_problems, group_problems
 from plaudit_workers.job.rules.scorers import scorer_problems
@@ -488,6 +489,7 @@ _TRAINING: tuple[FieldRule, ...] = (
     _agent,
     _ranks,
     trainer_memory_problems,
+    image_problems,
     _lora,
     rollout_turn_problems,
     _direct_transfer,

@@ -41,7 +41,7 @@ class TrainDataSpec(Section):
 
     path: FilePath = Field(min_length=1)
     """A ``.parquet`` or ``.jsonl`` file in verl's columns: ``data_source``, ``prompt`` (messages or text),
-    ``reward_model.ground_truth``, ``extra_info``."""
+    ``reward_model.ground_truth``, ``extra_info``; with ``data.images`` also ``images``."""
     shuffle: bool = True
     """Shuffle for every epoch, from ``spec.seed``. Default true: files are often sorted by source or difficulty."""
     max_prompt_length: int = Field(default=1024, ge=1, le=1_000_000)
@@ -90,10 +90,23 @@ class ValidationDataSpec(Section):
     """Their sampling."""
 
 
+class ImagesSpec(Section):
+    """Images in prompts, for a model with a vision tower such as Qwen2.5-VL."""
+
+    max_per_prompt: int = Field(default=4, ge=1, le=64)
+    """The most images of a prompt; a row with more is refused. Default 4. Rollouts are built for as many."""
+    max_pixels: int | None = Field(default=None, ge=3136, le=67_108_864)
+    """The model's processor scales larger images down to so many pixels; each takes fewer tokens then. Default: the
+    limit in the processor's own configuration."""
+
+
 class DataSpec(Section):
     """Training prompts and, optionally, validation prompts."""
 
     train: TrainDataSpec
     """The training data."""
+    images: ImagesSpec | None = None
+    """Read verl's column ``images``, and train a model with a vision tower. Default: prompts are text, and files with
+    this column are refused."""
     validation: ValidationDataSpec | None = None
     """The validation data. Default: none."""

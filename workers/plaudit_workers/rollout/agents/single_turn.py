@@ -14,5 +14,7 @@ class SingleTurn:
     async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
         """Return the policy's response unchanged."""
         trajectory = Trajectory()
-        trajectory.add_turn(await generate(np.frombuffer(prompt.prompt_ids, "<i4").tolist()))
+        response = await generate(np.frombuffer(prompt.prompt_ids, "<i4").tolist())
+        trajectory.prompt_ids = response.prompt_ids
+        trajectory.add_turn(response)
         return trajectory

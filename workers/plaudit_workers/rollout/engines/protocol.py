@@ -53,6 +53,8 @@ class SampleRequest:
     """The same seed under the same weights gives the same response."""
     turn: int = 0
     """Number of earlier requests of the same sample."""
+    images: Sequence[str] = ()
+    """Digests of the run's images that the prompt has, in its order; ``prompt_ids`` has a single token for each."""
 
 
 @runtime_checkable

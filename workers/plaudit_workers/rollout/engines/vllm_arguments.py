@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plaudit_workers.gpu_start import GPU_SHARE
+from plaudit_workers.job.spec.data import ImagesSpec
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import RefusedError
 from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build
@@ -41,6 +42,10 @@ _OWNED = {
     "data_parallel_size",
 }
 """Arguments on which the rollout's correctness depends; a job cannot set them."""
+_OWNED_WITH_IMAGES = {"limit_mm_per_prompt", "mm_processor_kwargs"}
+"""Further ones under ``data.images``."""
+_PROCESSED_IMAGES_GIB = 1
+"""Host memory for the pixels of recent images: the samples of a group have the same."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class VllmSettings:
     """Model and sizes of one engine."""
 
     source: str
-    """Hub id or folder with ``config.json`` and tokenizer; its weights are read only under adapters."""
+    """Hub id or folder with ``config.json`` and tokenizer; its weights are read only under adapters or images."""
     revision: str = "main"
     tokenizer: str = ""
     """Empty: the one in ``source``, of the same revision."""
@@ -71,6 +76,8 @@ class VllmSettings:
     """Adapters of one step at most: the newest, and those of requests that are still running."""
     sleeps: bool = False
     """It frees the GPUs while the trainer updates."""
+    images: ImagesSpec | None = None
+    """Prompts may have images; None: they are text."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further ``vllm.EngineArgs`` by name."""
 
@@ -95,7 +102,8 @@ class VllmSettings:
         """
         model, rollout = job.spec.model, job.spec.rollout
         engine = rollout.engine
-        if owned := sorted(_OWNED & engine.arguments.keys()):
+        images = job.spec.data.images
+        if owned := sorted((_OWNED | (_OWNED_WITH_IMAGES if images else set())) & engine.arguments.keys()):
             raise RefusedError(f"spec.rollout.engine.arguments: {', '.join(owned)} cannot be set; remove it")
         lora = job.spec.trainer.lora
         return cls(
@@ -114,6 +122,7 @@ class VllmSettings:
             lora_rank=lora.rank if lora else 0,
             num_adapters=min(job.spec.algorithm.max_staleness + 2, _MOST_ADAPTERS),
             sleeps=rollout.sleep_during_updates,
+            images=images,
             arguments=engine.arguments,
         )
 
@@ -172,6 +181,7 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
         "disable_log_stats": False,
         "enable_prefix_caching": True,
         **(_lora_arguments(settings) if settings.lora_rank else {}),
+        **(_image_arguments(settings.images) if settings.images else {}),
         **_device_arguments(settings, on_cpu=on_cpu),
         **settings.arguments,
     }
@@ -227,6 +237,18 @@ def _lora_arguments(settings: VllmSettings) -> dict[str, Any]:
         "max_loras": settings.num_adapters,
         # Preempted requests still need theirs.
         "max_cpu_loras": settings.num_adapters + 2,
+    }
+
+
+def _image_arguments(images: ImagesSpec) -> dict[str, Any]:
+    further = {} if images.max_pixels is None else {"mm_processor_kwargs": {"max_pixels": images.max_pixels}}
+    return {
+        # Random weights would also overwrite the constants by which vLLM's vision towers normalise pixels, and no
+        # published weights have these.
+        "load_format": "auto",
+        "limit_mm_per_prompt": {"image": images.max_per_prompt, "video": 0},
+        "mm_processor_cache_gb": _PROCESSED_IMAGES_GIB,
+        **further,
     }
 
 

@@ -19,8 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 from plaudit_wire.messages import PolicyVersion
 from plaudit_wire.records import EngineStatus
+from plaudit_workers.images.cache import ImageCache
+from plaudit_workers.images.decoding import ImageError, decode_image
+from plaudit_workers.images.store import ImageStore
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.rollout.engines.protocol import EngineFailedError, FinishedSample, SampleRequest, WeightSwitch
+from plaudit_workers.rollout.engines.protocol import (
+    EngineFailedError,
+    FinishedSample,
+    RequestRefusedError,
+    SampleRequest,
+    WeightSwitch,
+)
 from plaudit_workers.rollout.engines.vllm_arguments import (
     VllmSettings,
     engine_arguments,
@@ -33,7 +42,13 @@ from plaudit_workers.rollout.engines.vllm_stats import VllmStats
 from plaudit_workers.rollout.replica import WHOLE, ReplicaMember
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from plaudit_workers.rollout.engines.vllm_loop import VllmLoop
+
+
+_IMAGE_BYTES = 256 << 20
+"""Decoded images that are held: the samples of a group have the same."""
 
 
 class VllmEngine:
@@ -41,10 +56,13 @@ class VllmEngine:
 
     Args:
         settings: model and sizes.
+        run_folder: holds the images of prompts.
     """
 
-    def __init__(self, settings: VllmSettings) -> None:
+    def __init__(self, settings: VllmSettings, run_folder: Path = Path()) -> None:
         self._settings = settings
+        store = ImageStore(run_folder)
+        self._images = ImageCache(lambda digest: decode_image(store.read(digest)), _decoded_bytes, _IMAGE_BYTES)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._vllm: VllmLoop | None = None
@@ -55,9 +73,9 @@ class VllmEngine:
         self._request_ids = map(str, itertools.count())
 
     @classmethod
-    def from_job(cls, job: RLJob, member: ReplicaMember = WHOLE) -> VllmEngine:
+    def from_job(cls, job: RLJob, member: ReplicaMember = WHOLE, run_folder: Path = Path()) -> VllmEngine:
         """Build the engine that ``spec.model`` and ``spec.rollout`` describe, in the leader of a replica."""
-        return cls(VllmSettings.from_job(job, member))
+        return cls(VllmSettings.from_job(job, member), run_folder)
 
     async def start(self) -> None:
         """Build the engine in its thread; it samples nothing before the first ``load_weights``."""
@@ -70,9 +88,10 @@ class VllmEngine:
     async def generate(self, request: SampleRequest) -> FinishedSample:
         """Generate one response; see ``Engine.generate``."""
         vllm, request_id, submitted = self._started(), next(self._request_ids), time.monotonic()
+        images = await self._decoded(request.images)
         try:
             finished: FinishedSample = await self._answer(
-                lambda future: vllm.submit(Generation(request_id, request, submitted, future))
+                lambda future: vllm.submit(Generation(request_id, request, submitted, future, images=images))
             )
         except asyncio.CancelledError:
             vllm.call(partial(vllm.cancel, request_id))
@@ -111,6 +130,15 @@ class VllmEngine:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
             self._thread = None
+
+    async def _decoded(self, digests: Sequence[str]) -> Sequence[Image]:
+        """Return a request's images, decoded beside the engine's thread."""
+        if not digests:
+            return ()
+        try:
+            return await asyncio.to_thread(lambda: [self._images.get(digest) for digest in digests])
+        except ImageError as error:
+            raise RequestRefusedError(f"an image of the prompt: {error}") from error
 
     def _started(self) -> VllmLoop:
         if self._error is not None:
@@ -163,6 +191,7 @@ class VllmEngine:
             lambda answers: self._post(partial(resolve, answers)),
             untied=is_untied(arguments),
             adapters=EngineAdapters(engine) if arguments.enable_lora else None,
+            images=self._settings.images is not None,
         )
         return loop, engine.get_tokenizer()
 
@@ -174,3 +203,7 @@ class VllmEngine:
     def _fail(self, error: EngineFailedError) -> None:
         self._error = error
         resolve((future, error) for future in self._awaited)
+
+
+def _decoded_bytes(image: Image) -> int:
+    return 3 * image.width * image.height

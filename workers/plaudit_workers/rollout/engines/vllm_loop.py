@@ -18,6 +18,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
@@ -53,6 +54,7 @@ class VllmLoop:
         report: called once a round with the answers of that round.
         untied: the model was built with an output head of its own; see ``tied_weights``.
         adapters: weights are adapters; see there.
+        images: prompts may have images.
     """
 
     def __init__(
@@ -62,11 +64,13 @@ class VllmLoop:
         *,
         untied: bool = False,
         adapters: EngineAdapters | None = None,
+        images: bool = False,
     ) -> None:
         self._engine = engine
         self._report = report
         self._untied = untied
         self._adapters = adapters
+        self._images = images
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._line: deque[Generation] = deque()
         self._running: dict[str, Generation] = {}
@@ -203,6 +207,9 @@ class VllmLoop:
         if sleeping:
             self._engine.wake_up(["weights"])
         self._engine.collective_rpc("reload_weights", kwargs=weights)
+        if self._images:
+            # The workers have discarded what the old vision tower made of images; the scheduler still counts on it.
+            self._engine.reset_encoder_cache()
         if sleeping:
             self._engine.wake_up(["kv_cache"])
         self._engine.set_weight_version(str(load.version))
@@ -221,12 +228,10 @@ class VllmLoop:
             return
         while self._line:
             generation = self._line.popleft()
-            ids = list(generation.request.prompt_ids)
             try:
-                self._check(ids)
                 generation.internal_id = self._engine.add_request(
                     generation.id,
-                    tokens_input(ids, cache_salt=str(self._num_loads)),
+                    self._input(generation),
                     _sampling_parameters(generation.request),
                     lora_request=self._adapter,
                 )
@@ -235,6 +240,24 @@ class VllmLoop:
             else:
                 generation.version = self._version if self._adapters else None
                 self._running[generation.id] = generation
+
+    def _input(self, generation: Generation) -> Any:
+        """Return a request's prompt as the engine takes it; vLLM's processor repeats the tokens of its images.
+
+        Raises:
+            ValueError: it can never be generated.
+        """
+        ids, salt = list(generation.request.prompt_ids), str(self._num_loads)
+        self._check(ids)
+        if not generation.images:
+            return tokens_input(ids, cache_salt=salt)
+        prompt = {
+            "prompt_token_ids": ids,
+            "multi_modal_data": {"image": list(generation.images)},
+            "multi_modal_uuids": {"image": list(generation.request.images)},
+            "cache_salt": salt,
+        }
+        return self._engine.renderer.render_cmpl([prompt])[0]
 
     def _check(self, ids: Sequence[int]) -> None:
         """Check the ids, which may come from a user's agent: the model's embedding would end the engine.
@@ -299,6 +322,7 @@ def _finished(generation: Generation, output: RequestOutput) -> FinishedSample |
         generate_s=time.monotonic() - generation.submitted,
         engine_queue_s=max(0.0, metrics.scheduled_ts - generation.submitted),
         num_preempted=max(0, metrics.num_preemptions - generation.recomputed),
+        prompt_ids=list(output.prompt_token_ids) if generation.images else [],
     )
 
 

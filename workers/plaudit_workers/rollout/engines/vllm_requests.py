@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.rollout.engines.protocol import FinishedSample, SampleRequest, WeightSwitch
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 FutureResult = tuple[asyncio.Future[Any], Any]
 """A future and its result; an exception is raised to whoever awaits it."""
@@ -30,6 +33,8 @@ class Generation:
     """Of the adapter that samples it; None where the engine's weights are switched."""
     recomputed: int = 0
     """Preemptions caused by switches of weights, not by a lack of memory."""
+    images: Sequence[Image] = ()
+    """The decoded images of the request."""
 
 
 @dataclass(frozen=True, slots=True)

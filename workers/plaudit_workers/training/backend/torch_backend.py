@@ -21,6 +21,7 @@ from plaudit_workers.training.backend.checkpoint import (
     write_checkpoint,
 )
 from plaudit_workers.training.backend.delta_publisher import DeltaPublisher
+from plaudit_workers.training.backend.expansion import refuse_other_expansions
 from plaudit_workers.training.backend.publish import offer_weights, prune_weights, write_offered, write_weights
 from plaudit_workers.training.model.batches.batch import RewardPenalty, TrainingBatch, make_batch
 from plaudit_workers.training.model.batches.kl_controller import KlController
@@ -68,7 +69,13 @@ class TorchBackend:
         self._checkpoints = run_folder / "checkpoints"
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Make ``algorithm.epochs`` optimizer steps on these groups; return the mean of their figures."""
+        """Make ``algorithm.epochs`` optimizer steps on these groups; return the mean of their figures.
+
+        Raises:
+            RefusedError: a rollout expanded the images of a prompt to other tokens than the trainer.
+        """
+        if self._model.images is not None:
+            refuse_other_expansions(groups, self._model.images)
         penalty = RewardPenalty(self._kl.coefficient, self._model.divergences) if self._penalises_reward else None
         batch = make_batch(groups, self._advantage, self._temperature, penalty, self._turn_weights)
         if (divergence := batch.statistics.get("actor/reward_kl_penalty")) is not None:

@@ -6,6 +6,7 @@ checkpoint has to keep of the data. Called by the conductor, which turns a ``Dat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,10 +18,13 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from plaudit_wire.logs import get_logger
+from plaudit_workers.images.placeholders import with_parts, without_files
+from plaudit_workers.images.processor import ImageProcessor
 from plaudit_workers.job.data_row import extra_info_of
 from plaudit_workers.job.spec.data import DataSpec, TrainDataSpec
 from plaudit_workers.process import RefusedError
 from plaudit_workers.tokenizer import ChatTemplate
+from plaudit_workers.training.data.image_rows import expanded_lengths, store_images
 from plaudit_workers.training.data.pass_rate import within_pass_rate
 from plaudit_workers.training.data.rows import Rows, read_rows
 
@@ -44,6 +48,8 @@ class DatasetRow:
     """Empty where the file holds text."""
     ground_truth: Any
     extra_info: dict[str, Any]
+    images: tuple[str, ...] = ()
+    """Digests of its images; ``prompt_ids`` has a single token for each."""
 
 
 class PromptData:
@@ -54,56 +60,78 @@ class PromptData:
         texts: the prompt of each row as text, None where it is left out.
         prompt_ids: the same as int32 token ids.
         seed: of the order; None keeps the file's.
+        images: digests of each row's images.
     """
 
     def __init__(
-        self, rows: Rows, texts: list[str | None], prompt_ids: list[NDArray[np.int32]], seed: int | None
+        self,
+        rows: Rows,
+        texts: list[str | None],
+        prompt_ids: list[NDArray[np.int32]],
+        seed: int | None,
+        images: Sequence[tuple[str, ...]],
     ) -> None:
         self._rows = rows
         self._texts = texts
         self._prompt_ids = prompt_ids
         self._seed = seed
+        self._images = images
         self._kept = np.array([number for number, text in enumerate(texts) if text is not None], dtype=np.int64)
         self.num_filtered = len(texts) - self._kept.size
         """Prompts left out: longer than ``maxPromptLength``, or outside ``passRate``."""
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
     @classmethod
-    def for_training(cls, data: DataSpec, template: ChatTemplate, seed: int) -> Self:
+    def for_training(
+        cls, data: DataSpec, template: ChatTemplate, seed: int, images: ImageProcessor | None = None
+    ) -> Self:
         """Load ``data.train``; see ``load``."""
-        return cls.load(data.train, template, seed)
+        return cls.load(data.train, template, seed, images)
 
     @classmethod
-    def for_validation(cls, data: DataSpec, template: ChatTemplate) -> Self | None:
+    def for_validation(
+        cls, data: DataSpec, template: ChatTemplate, images: ImageProcessor | None = None
+    ) -> Self | None:
         """Load ``data.validation`` in the file's order, if the job has one, with the same length limit."""
         if data.validation is None:
             return None
         limit = data.train.max_prompt_length
         section = TrainDataSpec(path=data.validation.path, shuffle=False, max_prompt_length=limit)
-        return cls.load(section, template, seed=0)
+        return cls.load(section, template, 0, images)
 
     @classmethod
-    def load(cls, section: TrainDataSpec, template: ChatTemplate, seed: int) -> Self:
-        """Read a file, apply the chat template, skip and count the prompts that are too long.
+    def load(
+        cls, section: TrainDataSpec, template: ChatTemplate, seed: int, images: ImageProcessor | None = None
+    ) -> Self:
+        """Read a file, store its images, apply the chat template, skip and count the prompts that are too long.
 
         Args:
             section: path, order and length limit.
             template: makes text of messages; without one their contents are joined by line ends.
             seed: of the order of each epoch.
+            images: of a job that reads images.
 
         Raises:
-            RefusedError: file or column missing, a row that is not a prompt, or no prompt short enough.
+            RefusedError: file or column missing, a row that is not a prompt or whose images cannot be used, or no
+                prompt short enough.
         """
         path = Path(section.path)
-        rows = read_rows(path)
+        rows = read_rows(path, images=images is not None)
         prompts = rows.column("prompt")
-        texts = [_text(path, number, prompt, template) for number, prompt in enumerate(prompts, start=1)]
+        digests = [()] * len(rows) if images is None else store_images(path, rows, images)
+        texts = [
+            _text(path, number, prompt, template, images=bool(digests[number - 1]))
+            for number, prompt in enumerate(prompts, start=1)
+        ]
         untemplated = [template.tokenizer.chat_template is None or isinstance(prompt, str) for prompt in prompts]
         prompt_ids = _tokenize(texts, untemplated, template.tokenizer)
-        short = [0 < ids.size <= section.max_prompt_length for ids in prompt_ids]
+        lengths = [ids.size for ids in prompt_ids]
+        if images is not None:
+            lengths = expanded_lengths(path, prompt_ids, digests, images)
+        short = [0 < length <= section.max_prompt_length for length in lengths]
         wanted = short if section.pass_rate is None else within_pass_rate(path, rows, section.pass_rate)
         kept = [text if fits and chosen else None for text, fits, chosen in zip(texts, short, wanted, strict=True)]
-        data = cls(rows, kept, prompt_ids, seed if section.shuffle else None)
+        data = cls(rows, kept, prompt_ids, seed if section.shuffle else None, digests)
         if len(data) == 0:
             raise RefusedError(
                 f"data file {path}: none of its {len(rows)} prompts has between 1 and {section.max_prompt_length} "
@@ -112,6 +140,8 @@ class PromptData:
             )
         too_long = short.count(False)
         fields = {"path": str(path), "prompts": len(data), "too_long": too_long}
+        if images is not None:
+            fields["images"] = len({digest for own in digests for digest in own})
         if section.pass_rate is not None:
             fields["outside_pass_rate"] = data.num_filtered - too_long
         logger.info("prompts loaded", **fields)
@@ -131,7 +161,8 @@ class PromptData:
             data_source=str(row["data_source"]),
             prompt_text=text or "",
             prompt_ids=self._prompt_ids[number].astype("<i4").tobytes(),
-            messages=[] if isinstance(prompt, str) else prompt,
+            messages=[] if isinstance(prompt, str) else without_files(prompt),
+            images=self._images[number],
             ground_truth=row["reward_model"]["ground_truth"],
             extra_info=extra_info_of(row.get("extra_info")),
         )
@@ -150,13 +181,13 @@ class PromptData:
         return self._kept[np.argsort(bits.random_raw(len(self)), kind="stable")]
 
 
-def _text(path: Path, number: int, prompt: str | list[dict[str, Any]], template: ChatTemplate) -> str:
+def _text(path: Path, number: int, prompt: str | list[dict[str, Any]], template: ChatTemplate, *, images: bool) -> str:
     if isinstance(prompt, str):
         return prompt
     if template.tokenizer.chat_template is None:
         return "\n".join(str(message["content"]) for message in prompt)
     try:
-        return template.render(prompt, generate=True)
+        return template.render(with_parts(prompt) if images else prompt, generate=True)
     except TemplateError as error:
         raise RefusedError(
             f"data file {path}, row {number}: the chat template refuses these messages ({error}); mend them, or name "

@@ -6,7 +6,7 @@ as Python objects.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,10 +15,12 @@ import msgspec
 import pyarrow
 import pyarrow.parquet
 
-from plaudit_workers.job.data_row import CHECKS, MEDIA_COLUMNS, MEDIA_REMEDY, REMEDIES, REQUIRED_COLUMNS
+from plaudit_workers.images.column import COLUMN
+from plaudit_workers.job.data_row import CHECKS, CHECKS_WITH_IMAGES, REMEDIES, REQUIRED_COLUMNS, refused_media
 from plaudit_workers.process import RefusedError
 
 OPTIONAL_COLUMNS = ("extra_info",)
+_IMAGES_AT_A_TIME = 64
 
 
 class Rows(Protocol):
@@ -64,8 +66,12 @@ class _Lines(list[dict[str, Any]]):
         return [row.get(name) for row in self]
 
 
-def read_rows(path: Path) -> Rows:
+def read_rows(path: Path, *, images: bool = False) -> Rows:
     """Open a data file.
+
+    Args:
+        path: of the file.
+        images: the job reads images. They are no part of the rows: see ``image_column``.
 
     Raises:
         RefusedError: it is missing, of another kind, damaged, empty, a column is missing, or a row is not what its
@@ -76,24 +82,37 @@ def read_rows(path: Path) -> Rows:
         raise RefusedError(f"data file {path}: the name must end in .parquet or .jsonl")
     if not path.is_file():
         raise RefusedError(f"data file {path} does not exist; name an existing file under spec.data")
-    rows = readers[path.suffix](path)
+    rows = readers[path.suffix](path, images)
     if len(rows) == 0:
         raise RefusedError(f"data file {path} holds no rows; at least one prompt is needed")
-    _refuse_rows(path, rows)
+    _refuse_rows(path, rows, images)
     return rows
 
 
-def _read_parquet(path: Path) -> Rows:
+def image_column(path: Path, rows: Rows) -> Iterator[Any]:
+    """Yield the column ``images`` of each row, null without it, and hold few of a Parquet file's at a time."""
+    if path.suffix != ".parquet":
+        yield from rows.column(COLUMN)
+        return
+    with pyarrow.parquet.ParquetFile(path) as file:
+        if COLUMN not in file.schema_arrow.names:
+            yield from [None] * len(rows)
+            return
+        for batch in file.iter_batches(_IMAGES_AT_A_TIME, columns=[COLUMN]):
+            yield from batch.column(0).to_pylist()
+
+
+def _read_parquet(path: Path, images: bool) -> Rows:
     try:
         names = pyarrow.parquet.read_schema(path).names
-        refuse_columns(path, names)
+        refuse_columns(path, names, images=images)
         wanted = [name for name in (*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS) if name in names]
         return _Table(pyarrow.parquet.read_table(path, columns=wanted))
     except (pyarrow.ArrowException, OSError) as error:
         raise RefusedError(f"data file {path} cannot be read as Parquet: {error}") from error
 
 
-def _read_jsonl(path: Path) -> Rows:
+def _read_jsonl(path: Path, images: bool) -> Rows:
     rows = _Lines()
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -103,12 +122,12 @@ def _read_jsonl(path: Path) -> Rows:
                 rows.append(msgspec.json.decode(line, type=dict[str, Any]))
             except msgspec.DecodeError as error:
                 raise RefusedError(f"data file {path}, line {number}: not a JSON object: {error}") from error
-            refuse_columns(path, list(rows[-1]), f", line {number}")
+            refuse_columns(path, list(rows[-1]), f", line {number}", images=images)
     return rows
 
 
-def refuse_columns(path: Path, names: Sequence[str], place: str = "") -> None:
-    """Check that no required column is missing, and that none holds images, video or audio.
+def refuse_columns(path: Path, names: Sequence[str], place: str = "", *, images: bool = False) -> None:
+    """Check that no required column is missing, and that none holds video, audio, or images that are not read.
 
     Raises:
         RefusedError: names the file, the first such column, what there is and what to do.
@@ -119,14 +138,14 @@ def refuse_columns(path: Path, names: Sequence[str], place: str = "") -> None:
             raise RefusedError(
                 f"data file {path}{place}: column {column!r} is missing (found: {found}); {REMEDIES[column]}"
             )
-    for column in MEDIA_COLUMNS:
+    for column, remedy in refused_media(images).items():
         if column in names:
-            raise RefusedError(f"data file {path}{place}: has column {column!r}. {MEDIA_REMEDY}")
+            raise RefusedError(f"data file {path}{place}: has column {column!r}. {remedy}")
 
 
-def _refuse_rows(path: Path, rows: Rows) -> None:
+def _refuse_rows(path: Path, rows: Rows, images: bool) -> None:
     """Check every row before the run starts."""
-    for column, is_valid in CHECKS.items():
+    for column, is_valid in (CHECKS_WITH_IMAGES if images else CHECKS).items():
         for number, value in enumerate(rows.column(column), start=1):
             if not is_valid(value):
                 raise RefusedError(

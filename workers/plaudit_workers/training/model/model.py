@@ -17,17 +17,24 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from plaudit_reward.packed_attention import (
     PACKED_ATTENTION,
     PackedLayout,
-    TokenExchange,
     UnsupportedAttentionError,
     length_limits,
 )
 from plaudit_workers.errors import RefusedError
+from plaudit_workers.images.processor import ImageProcessor
 from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.tokenizer import load_tokenizer, loading_message
 from plaudit_workers.training.shards.model_files import ModelFiles
@@ -40,6 +47,13 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 FORWARD_DTYPES = DTYPES | {"float16": torch.float32}
 """``model.dtype`` → precision of the trainer's forward passes. Gradients in float16 would need a scaled loss, which the
 trainer does not do: its passes run in float32 then, and only the published weights are float16."""
+
+_CLASSES: dict[bool, Any] = {False: AutoModelForCausalLM, True: AutoModelForImageTextToText}
+"""By whether prompts have images."""
+_ATTENTION: dict[bool, Any] = {
+    False: PACKED_ATTENTION,
+    True: {"text_config": PACKED_ATTENTION, "vision_config": "sdpa"},  # a vision tower's attention is not causal
+}
 
 PACKING_TOLERANCE = 1e-3
 """Largest change of a sequence's logits when another sequence precedes it in the row, relative to their size: rounding
@@ -54,20 +68,24 @@ for experts in bfloat16, which get other numbers of tokens. Else a state-space l
 bfloat16's rounding."""
 
 
-def load_model(model: ModelSpec) -> PreTrainedModel:
+def load_model(model: ModelSpec, *, images: bool = False) -> PreTrainedModel:
     """Load ``model.source`` on the CPU: float32, packed attention, evaluation mode (no dropout).
+
+    Args:
+        model: of the job.
+        images: with its vision tower.
 
     Raises:
         RefusedError: it cannot be loaded, or its layers mix the sequences of a packed row.
     """
     disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        loaded: PreTrainedModel = _CLASSES[images].from_pretrained(
             model.source,
             revision=model.revision,
             trust_remote_code=model.trust_remote_code,
             dtype=torch.float32,
-            attn_implementation=PACKED_ATTENTION,
+            attn_implementation=_ATTENTION[images],
         )
     # Loading meets the network, the disk, other people's code and the memory's limit.
     except Exception as error:
@@ -87,17 +105,19 @@ class LoadedModel:
     """Where to read the parameters that are on the meta device."""
     published: Mapping[str, TensorParts] = field(default_factory=dict)
     """Name of a parameter → the tensors as which it is published, where they are not itself."""
+    images: ImageProcessor | None = None
+    """Reads the images of its prompts; None: they are text."""
 
 
-def load_whole(model: ModelSpec) -> LoadedModel:
+def load_whole(model: ModelSpec, *, images: bool = False) -> LoadedModel:
     """Load a model with its parameters; see ``load_model`` for the errors."""
-    loaded = load_model(model)
+    loaded = load_model(model, images=images)
     files = None if model.trust_remote_code else ModelFiles.find(model.source, model.revision)
     stored = None if files is None else StoredParameters.find(loaded, files)
     return LoadedModel(loaded, published={} if stored is None else stored.published())
 
 
-def load_by_rows(model: ModelSpec) -> LoadedModel:
+def load_by_rows(model: ModelSpec, *, images: bool = False) -> LoadedModel:
     """Load a model without parameters, if their rows can be read from its files one by one after it is placed.
 
     They cannot where the files do not hold all of them (or quantised ones), where they have another format than
@@ -106,12 +126,16 @@ def load_by_rows(model: ModelSpec) -> LoadedModel:
     Raises:
         RefusedError: it cannot be loaded, or its layers mix the sequences of a packed row.
     """
-    empty = build_empty(model)
-    return load_whole(model) if empty is None else empty
+    empty = build_empty(model, images=images)
+    return load_whole(model, images=images) if empty is None else empty
 
 
-def build_empty(model: ModelSpec) -> LoadedModel | None:
+def build_empty(model: ModelSpec, *, images: bool = False) -> LoadedModel | None:
     """Build a model with parameters on the meta device and real buffers.
+
+    Args:
+        model: of the job.
+        images: with its vision tower.
 
     Returns:
         The model; None if its parameters cannot be read one by one.
@@ -122,9 +146,7 @@ def build_empty(model: ModelSpec) -> LoadedModel | None:
     try:
         config = AutoConfig.from_pretrained(model.source, revision=model.revision)
         with init_empty_weights(include_buffers=False):
-            built = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION
-            )
+            built = _CLASSES[images].from_config(config, dtype=torch.float32, attn_implementation=_ATTENTION[images])
     except Exception:  # ``load_model`` meets the same problem, and reports it
         return None
     built.tie_weights()
@@ -143,35 +165,40 @@ def forward_logits(
     position_ids: Tensor,
     layout: PackedLayout,
     sources: Tensor,
-    exchange: TokenExchange | None = None,
+    further: Mapping[str, Any] | None = None,
 ) -> Tensor:
     """Run a packed row, or this rank's tokens of one, through the model.
 
     Args:
         model: a causal language model with ``PACKED_ATTENTION``.
         input_ids: int64[1, T].
-        position_ids: int64[1, T].
+        position_ids: int64[1, T]; with images int64[3, 1, T].
         layout: of the whole row.
         sources: int64[R]: the positions whose logits are needed; the others are never computed.
-        exchange: with the ranks that have the row's other tokens; None: they are all here.
+        further: arguments of the model: ``token_exchange`` with the ranks that have the row's other tokens, pixels.
 
     Returns:
         float[R, V].
     """
     arguments: dict[str, Any] = {"packed_layout": layout, "use_cache": False, "logits_to_keep": sources}
-    if exchange is not None:
-        arguments["token_exchange"] = exchange
+    arguments |= further or {}
     logits: Tensor = model(input_ids=input_ids, position_ids=position_ids, **arguments).logits[0]
     return logits
 
 
-def companion_files(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype) -> dict[str, bytes]:
+def companion_files(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: torch.dtype,
+    images: ImageProcessor | None = None,
+) -> dict[str, bytes]:
     """Return the files that an engine needs beside the weights (configuration, tokenizer, …), by file name.
 
     Args:
         model: whose configuration.
         tokenizer: as it encodes prompts.
         dtype: precision of the published weights; written into the configuration.
+        images: the processor of a model with images.
     """
     config = copy.deepcopy(model.config)
     config.dtype = dtype
@@ -180,12 +207,19 @@ def companion_files(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
         config.save_pretrained(folder)
         if model.can_generate() and model.generation_config is not None:
             model.generation_config.save_pretrained(folder)
+        if images is not None:
+            images.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
-def save_companions(model: ModelSpec, folder: Path) -> None:
+def save_companions(model: ModelSpec, folder: Path, images: ImageProcessor | None = None) -> None:
     """Write the configuration and the tokenizer of ``model.source`` for weights in ``model.dtype``.
+
+    Args:
+        model: of the job.
+        folder: to write into.
+        images: the processor of a model with images, written too.
 
     Raises:
         RefusedError: they cannot be loaded.
@@ -199,6 +233,8 @@ def save_companions(model: ModelSpec, folder: Path) -> None:
     config.save_pretrained(folder)
     with suppress(OSError):  # a model without generation settings has no such file
         GenerationConfig.from_pretrained(model.source, revision=model.revision).save_pretrained(folder)
+    if images is not None:
+        images.save_pretrained(folder)
     load_tokenizer(model).save_pretrained(folder)
 
 
@@ -215,7 +251,7 @@ def refuse_unpackable(model: PreTrainedModel, device: torch.device | None = None
     Raises:
         RefusedError: it does (linear attention, state-space layers), or the attention is unsupported.
     """
-    vocabulary = int(model.config.vocab_size)
+    vocabulary = int(model.config.get_text_config().vocab_size)
     one, other, ids = torch.tensor_split((torch.arange(18) * 7 + 1) % vocabulary, 3)
     try:
         with torch.no_grad():

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from plaudit_reward.varlen_attention import choose_attention
 from plaudit_wire.messages import PolicyVersion, Transfer, TransferPart
+from plaudit_workers.images.processor import ImageProcessor
 from plaudit_workers.job.sizing.shape import ModelShape
 from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.job.spec.rljob import RLJob, Spec
@@ -35,6 +36,8 @@ from plaudit_workers.training.model.batches.batch import TrainingBatch
 from plaudit_workers.training.model.batches.packing import MicroBatch, assign_bins, pack, pack_single
 from plaudit_workers.training.model.commands import Commands
 from plaudit_workers.training.model.compilation import compile_layers, refuse_without_compiler
+from plaudit_workers.training.model.images.check import refuse_unpackable_images
+from plaudit_workers.training.model.images.rows import ImageRows, busy_sequence, read_sampled_images
 from plaudit_workers.training.model.lora import Adapters, original_name, published_name
 from plaudit_workers.training.model.losses.aggregation import token_weights
 from plaudit_workers.training.model.losses.divergence import ESTIMATES
@@ -121,11 +124,16 @@ class PolicyModel:
         kind, offload = trainer.activation_checkpointing, trainer.activation_offload
         checkpoint_layers(model.module, kind, ranks.device, offload=offload)
         self._model = placed(model, ranks, self._dtype, cpu_offload=trainer.cpu_offload)
+        self._images = None if model.images is None else ImageRows(model.images, self._model)
         with autocast(ranks, self._dtype):
+            if self._images is not None:
+                refuse_unpackable_images(self._model, self._images, ranks.device, rough=self._dtype != torch.float32)
             self._head = TokenHead(self._model, device=ranks.device)
         self._reference = (
             None if reference is None else placed(reference, ranks, self._dtype, cpu_offload=trainer.cpu_offload)
         )
+        if self._reference is not None and self.images is not None:
+            read_sampled_images(self._reference, self.images.token_id)
         with autocast(ranks, self._dtype):
             self._reference_head = None if self._reference is None else TokenHead(self._reference, device=ranks.device)
         self._adapters = adapters
@@ -145,6 +153,11 @@ class PolicyModel:
         self._offered: OfferedWeights | None = None
         self._image: WeightImage | None = None
         self._copy: StateCopy | None = None
+
+    @property
+    def images(self) -> ImageProcessor | None:
+        """Return what reads the images of prompts; None: they are text."""
+        return None if self._images is None else self._images.images
 
     def update(self, batch: TrainingBatch) -> dict[str, float]:
         """Make one optimizer step on a batch and return its figures (verl's names where verl has one).
@@ -352,7 +365,7 @@ class PolicyModel:
         """
         self._commands.send("probe")
         longest = self._spec.rollout.engine.max_model_length - 1
-        ids = probe_ids(self._tokenizer, int(self._model.config.vocab_size), longest)
+        ids = probe_ids(self._tokenizer, int(self._model.config.get_text_config().vocab_size), longest)
         row = pack_single(torch.tensor(ids)).to(self._ranks.device)
         with self._published_weights():
             logprobs = self._forward(row, temperature=1.0)[0]
@@ -363,7 +376,8 @@ class PolicyModel:
         if not self._files and self._adapters:
             self._files = self._adapters.files()
         elif not self._files:
-            self._files = companion_files(self._model, self._tokenizer, DTYPES[self._spec.model.dtype])
+            dtype = DTYPES[self._spec.model.dtype]
+            self._files = companion_files(self._model, self._tokenizer, dtype, self.images)
         return self._files
 
     def copy_state(self) -> StateCopy:
@@ -499,8 +513,18 @@ class PolicyModel:
         size = self._ranks.sequence_size
         budget = self._spec.trainer.micro_batch_tokens * size
         lengths = [sequence.num_tokens for sequence in batch.sequences]
-        bins = assign_bins(lengths, budget, self._ranks.world_size // size)[self._ranks.rank // size]
-        return [pack(batch.sequences, weights, members).to(self._ranks.device) for members in bins]
+        bins = assign_bins(lengths, budget, self._ranks.world_size // size)
+        own, beside = bins[self._ranks.rank // size], list(zip(*bins, strict=True))
+        rows = (self._packed(batch, weights, members, beside[number]) for number, members in enumerate(own))
+        return [row.to(self._ranks.device) for row in rows]
+
+    def _packed(
+        self, batch: TrainingBatch, weights: list[float], members: list[int], beside: Iterable[list[int]]
+    ) -> MicroBatch:
+        if self._images is None:
+            return pack(batch.sequences, weights, members)
+        busy = busy_sequence(batch.sequences, members, beside)
+        return pack(batch.sequences, weights, members, self._images.lay, busy)
 
     def _forward(
         self, row: MicroBatch, temperature: float, *, of_reference: bool = False, entropy: EntropyUse = "none"
@@ -513,10 +537,13 @@ class PolicyModel:
         assert model is not None
         assert head is not None
         parallel = self._parallel
-        part, exchange = (row, None) if parallel is None else (parallel.part(row), parallel.exchange(row))
+        part = row if parallel is None else parallel.part(row)
+        further: dict[str, Any] = {} if row.images is None else dict(row.images.arguments)
+        if parallel is not None:
+            further["token_exchange"] = parallel.exchange(row)
         reducing = head.reducing(part.targets, temperature, entropy=entropy) if head.chunked else nullcontext()
         with autocast(self._ranks, self._dtype), reducing:
-            values = forward_logits(model, part.input_ids, part.position_ids, row.layout, part.sources, exchange)
+            values = forward_logits(model, part.input_ids, part.position_ids, row.layout, part.sources, further)
         if not head.chunked:
             values = reduced(values, part.targets, temperature, entropy=entropy)
         if parallel is not None:
@@ -634,17 +661,19 @@ def _saved_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
-def _load(model: ModelSpec, by_rows: bool) -> LoadedModel:
-    return load_by_rows(model) if by_rows else load_whole(model)
+def _load(model: ModelSpec, by_rows: bool, images: ImageProcessor | None) -> LoadedModel:
+    loaded = (load_by_rows if by_rows else load_whole)(model, images=images is not None)
+    return replace(loaded, images=images)
 
 
-def build_model(job: RLJob, rank: int = 0, world_size: int = 1) -> PolicyModel:
+def build_model(job: RLJob, rank: int = 0, world_size: int = 1, images: ImageProcessor | None = None) -> PolicyModel:
     """Load the job's model and take this rank's part of it.
 
     Args:
         job: a resolved job.
         rank: this process's number; ranks other than 0 then call ``follow``.
         world_size: ``trainer.ranks``.
+        images: of a job that reads images.
 
     Raises:
         RefusedError: model or tokenizer cannot be loaded, or the job asks for something that cannot be trained, or its
@@ -654,11 +683,11 @@ def build_model(job: RLJob, rank: int = 0, world_size: int = 1) -> PolicyModel:
     torch.manual_seed(job.spec.seed)
     lora = job.spec.trainer.lora
     by_rows = world_size > 1 or lora is not None  # frozen weights are read in the precision in which they are held
-    model, tokenizer = _load(job.spec.model, by_rows), load_tokenizer(job.spec.model)
+    model, tokenizer = _load(job.spec.model, by_rows, images), load_tokenizer(job.spec.model)
     refuse_long_packed(model.module, job.spec.rollout.engine.max_model_length)
     refuse_heads(model.module.config, job.spec.trainer.sequence_parallel_size)
     with_reference = job.spec.algorithm.loss.kl_coefficient and lora is None
-    reference = _load(job.spec.model, by_rows) if with_reference else None
+    reference = _load(job.spec.model, by_rows, images) if with_reference else None
     dtype = FORWARD_DTYPES[job.spec.model.dtype]
     adapters = None if lora is None else Adapters(model.module, lora, job.spec.model.source, dtype)
     ranks = join_ranks(rank, world_size, job.spec.trainer.fsdp_size, job.spec.trainer.sequence_parallel_size)

@@ -34,6 +34,11 @@ class PromptRow(Protocol):
         ...
 
     @property
+    def images(self) -> tuple[str, ...]:
+        """Return the digests of its images, for each of which ``prompt_ids`` has a single token."""
+        ...
+
+    @property
     def extra_info(self) -> dict[str, Any]:
         """Return the further columns for scorers."""
         ...

@@ -93,6 +93,7 @@ class Admitter:
             extra_info=row.extra_info,
             messages=row.messages,
             attempt=attempt,
+            images=list(row.images),
         )
 
     def _place(self, position: int) -> int:

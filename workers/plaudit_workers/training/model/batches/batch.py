@@ -51,6 +51,8 @@ class TrainingSequence:
     is_branch: bool = False
     turn_advantages: tuple[tuple[int, float], ...] = ()
     """(first token, advantage from there on) of the turns after the first."""
+    images: tuple[str, ...] = ()
+    """Digests of the prompt's images; ``prompt_ids`` has each image's token as often as it takes tokens."""
 
     @property
     def num_tokens(self) -> int:
@@ -239,6 +241,7 @@ def _sequences(sample: _Scored) -> list[TrainingSequence]:
             advantage=0.0,
             version_spans=tuple((first, PolicyVersion(inc, number)) for first, inc, number in part.version_spans),
             is_branch=isinstance(part, Branch),
+            images=tuple(sample.group.prompt.images),
         )
         for part in sample.parts
         if _mask(part).any()

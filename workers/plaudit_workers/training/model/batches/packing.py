@@ -9,7 +9,7 @@ in the whole update.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -21,13 +21,37 @@ from plaudit_workers.training.model.batches.batch import TrainingSequence
 
 
 @dataclass(frozen=True)
+class RowImages:
+    """The images of a row, in the order of their tokens."""
+
+    pixel_values: Tensor
+    """float32[patches of all images, values of a patch]."""
+    grids: Tensor
+    """int64[images, 3]: frames, patches of the height, patches of the width."""
+
+    def to(self, device: torch.device) -> RowImages:
+        """Return the images on a device."""
+        return RowImages(self.pixel_values.to(device, non_blocking=True), self.grids.to(device, non_blocking=True))
+
+    @property
+    def arguments(self) -> dict[str, Tensor]:
+        """Return the arguments by which a model reads them."""
+        return {"pixel_values": self.pixel_values, "image_grid_thw": self.grids}
+
+
+LayImages = Callable[[Sequence[TrainingSequence]], tuple[Tensor, Tensor, RowImages | None]]
+"""Returns of a row's sequences the ids that the model reads, int64[1, T], their positions in three dimensions,
+int64[3, 1, T], and their images."""
+
+
+@dataclass(frozen=True)
 class MicroBatch:
     """One forward pass: T packed tokens, R of them trained."""
 
     input_ids: Tensor
-    """int64[1, T]."""
+    """int64[1, T]. Of a model with images see ``images.rows.SAMPLED_IMAGE``."""
     position_ids: Tensor
-    """int64[1, T]: 0, 1, … anew for each sequence."""
+    """int64[1, T]: 0, 1, … anew for each sequence. Of a model with images int64[3, 1, T]."""
     layout: PackedLayout
     sources: Tensor
     """int64[R]: positions whose logits predict a trained token."""
@@ -43,12 +67,14 @@ class MicroBatch:
     """float32[R]: aggregation weights; 0 in a bin that only keeps a rank busy."""
     members: tuple[int, ...]
     """Indices of its sequences in the batch, in order; empty in a bin that only keeps a rank busy."""
+    images: RowImages | None = None
 
     def to(self, device: torch.device) -> MicroBatch:
         """Return the micro-batch on a device."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
-        return replace(self, layout=self.layout.to(device), **moved)
+        images = None if self.images is None else self.images.to(device)
+        return replace(self, layout=self.layout.to(device), images=images, **moved)
 
 
 def assign_bins(lengths: Sequence[int], budget: int, num_ranks: int = 1) -> list[list[list[int]]]:
@@ -89,7 +115,13 @@ def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def pack(sequences: Sequence[TrainingSequence], weights: Sequence[float], members: Sequence[int]) -> MicroBatch:
+def pack(
+    sequences: Sequence[TrainingSequence],
+    weights: Sequence[float],
+    members: Sequence[int],
+    lay: LayImages | None = None,
+    busy: int | None = None,
+) -> MicroBatch:
     """Concatenate sequences.
 
     Args:
@@ -97,21 +129,27 @@ def pack(sequences: Sequence[TrainingSequence], weights: Sequence[float], member
         weights: the aggregation weight of each of them.
         members: which to pack, longest first. Empty: the update's shortest one with weight 0, so that a rank without
             work takes part in the collective calls of the others.
+        lay: of a model with images.
+        busy: a sequence with images that is computed beside the others and of which no token is trained, because
+            another rank's row has images and the vision tower takes part in the same collective calls.
     """
     if not members:
-        shortest = min(range(len(sequences)), key=lambda number: sequences[number].num_tokens)
-        return replace(pack(sequences, [0.0] * len(sequences), [shortest]), members=())
+        return replace(pack(sequences, [0.0] * len(sequences), [shortest(sequences)], lay, busy), members=())
     chosen = [sequences[number] for number in members]
-    lengths = [sequence.num_tokens for sequence in chosen]
+    row = chosen if busy is None else _with_busy(chosen, sequences[busy])
+    lengths = [sequence.num_tokens for sequence in row]
     firsts = np.cumsum([0, *lengths[:-1]])
-    ids = np.concatenate([part for sequence in chosen for part in (sequence.prompt_ids, sequence.response_ids)])
-    positions = np.arange(ids.size) - np.repeat(firsts, lengths)
-    trained = np.concatenate([_in_loss(sequence) for sequence in chosen])
+    ids = np.concatenate([part for sequence in row for part in (sequence.prompt_ids, sequence.response_ids)])
+    plain = torch.from_numpy(ids.astype(np.int64)).unsqueeze(0)
+    places = torch.from_numpy(np.arange(ids.size) - np.repeat(firsts, lengths)).unsqueeze(0)
+    trained = np.concatenate([_in_loss(sequence) for sequence in row])
     targets = np.flatnonzero(trained)
     counts = [sequence.num_trained_tokens for sequence in chosen]
+    read, positions, images = (plain, places, None) if lay is None else lay(row)
     return MicroBatch(
-        input_ids=torch.from_numpy(ids.astype(np.int64)).unsqueeze(0),
-        position_ids=torch.from_numpy(positions).unsqueeze(0),
+        input_ids=read,
+        position_ids=positions,
+        images=images,
         layout=PackedLayout.of(lengths),
         sources=torch.from_numpy(targets - 1),
         targets=torch.from_numpy(ids[targets].astype(np.int64)),
@@ -121,6 +159,17 @@ def pack(sequences: Sequence[TrainingSequence], weights: Sequence[float], member
         weights=_repeated([weights[number] for number in members], counts),
         members=tuple(members),
     )
+
+
+def shortest(sequences: Sequence[TrainingSequence]) -> int:
+    """Return the number of the shortest sequence."""
+    return min(range(len(sequences)), key=lambda number: sequences[number].num_tokens)
+
+
+def _with_busy(chosen: Sequence[TrainingSequence], busy: TrainingSequence) -> list[TrainingSequence]:
+    """Return the sequences of a row, longest first, with one of which no token is trained."""
+    untrained = replace(busy, loss_mask=np.zeros_like(busy.loss_mask))
+    return sorted([*chosen, untrained], key=lambda sequence: -sequence.num_tokens)
 
 
 def pack_single(ids: Tensor) -> MicroBatch:
