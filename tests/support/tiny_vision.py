@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from tiny_vision_model import save_tiny_vision_model
 
 SIZES = [(84, 112), (56, 56), (140, 60), (300, 300)]

@@ -233,6 +233,32 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.environments[0].image: and command are missing. Give image: …, command: […] or both",
     ),
     (
+        {"data.images": {}, "rollout.agent": {"kind": "environment", "path": "w.py", "class": "World"}},
+        "spec.rollout.agent.kind: is environment: agents continue prompts of text, and data.images is set. Set it to "
+        "singleTurn, or remove data.images",
+    ),
+    (
+        {"data.images": {}, "rollout.engine": {"kind": "scripted"}},
+        "spec.rollout.engine.kind: is scripted, which has no processor of images, and data.images is set. Set it to "
+        "vllm, or remove",
+    ),
+    (
+        {"data.images": {}, "trainer.lora": {"rank": 8}},
+        "spec.trainer.lora: trains adapters, which vLLM does not apply to vision towers, and data.images is set. ",
+    ),
+    (
+        {"data.images": {}, "trainer.compile": True},
+        "spec.trainer.compile: compiles layers; those of vision towers depend on each image's size, and data.images",
+    ),
+    (
+        {
+            "data.images": {},
+            "trainer": {"ranks": 4, "strategy": "fsdp2", "sequenceParallelSize": 2},
+        },
+        "spec.trainer.sequenceParallelSize: is 2: ranks that share a row cannot share its images, and data.images is "
+        "set. Set it to 1, or lower data.images.maxPixels, or remove",
+    ),
+    (
         {"trainer.ranks": 2},
         "spec.trainer.strategy: strategy single runs one process, but ranks is 2. Set strategy to fsdp2, or",
     ),

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from plaudit_wire.messages import PolicyVersion
+from plaudit_workers.images.processor import ImageProcessor
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.training.backend.checkpoint import load_checkpoint, save_checkpoint, write_checkpoint
 from plaudit_workers.training.backend.publish import offer_weights, write_weights
@@ -100,7 +101,8 @@ def main() -> None:
     torch.set_num_threads(1)
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     job = RLJob.model_validate_json((folder / "job.json").read_bytes())
-    policy = build_model(job, rank, int(os.environ["WORLD_SIZE"]))
+    images = ImageProcessor.of_job(job, folder)
+    policy = build_model(job, rank, int(os.environ["WORLD_SIZE"]), images)
     if "dies" in sys.argv and rank == 1:
         die_at_the_second_file()
     if os.environ["RANK"] != "0":

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.rljob import RLJob
@@ -23,6 +23,8 @@ from plaudit_workers.training.model.batches.batch import TrainingBatch, make_bat
 from plaudit_workers.training.model.policy_model import build_model
 from plaudit_workers.training.shards.reader import ShardReader
 from plaudit_workers.weight_deltas.restore import restore_version
+from tiny_vision import save_vision_policy
+from vision_policy import opened, random_batch, vision_job
 
 # Each rank is a process that imports torch: seconds on a quiet machine, a minute on a busy one.
 pytestmark = pytest.mark.timeout(300)
@@ -125,6 +127,43 @@ def test_sharded_ranks_give_the_updates_of_one(make_job, make_groups, tmp_path, 
     for batch in batches[2:]:
         resumed.update(batch)
     torch.testing.assert_close(resumed.full_state(), results["state"], atol=2e-5, rtol=1e-4)
+
+
+def test_ranks_whose_rows_have_no_images_take_part_in_those_of_others(tmp_path):
+    model = save_vision_policy(tmp_path / "model")
+    algorithm = {"steps": 4, "optimizer": {"learningRate": 1e-3}, "loss": {"klCoefficient": 0.1}}
+    one = vision_job(model, tmp_path, algorithm=algorithm, trainer={"microBatchTokens": 64})
+    two = vision_job(model, tmp_path, algorithm=algorithm, trainer=FSDP | {"microBatchTokens": 64})
+    images, rows = opened(one, tmp_path)
+    text = [row for row in rows if not row.images]
+    batches = [
+        random_batch(images, rows, seed=1),
+        random_batch(images, [*text, *text, *text, rows[0]], seed=2, copies=1),
+        random_batch(images, text, seed=3),
+        random_batch(images, [rows[3]], seed=4, copies=1),  # one rank has no sequence
+    ]
+    write_inputs(tmp_path, two, batches)
+    ranks = start_ranks(tmp_path, 2)
+    outputs = [rank.communicate(timeout=240)[1].decode() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    results = pickle.loads((tmp_path / "results.pickle").read_bytes())
+
+    alone = build_model(one, images=images)
+    figures = [alone.update(batch) for batch in batches[:2]]
+    logprobs = alone.logprobs(batches[0]) + alone.logprobs(batches[3])
+    for mine, theirs in zip(logprobs, results["logprobs"], strict=True):
+        torch.testing.assert_close(torch.from_numpy(theirs), torch.from_numpy(mine), atol=1e-4, rtol=1e-4)
+    figures += [alone.update(batch) for batch in batches[2:]]
+    for mine, theirs in zip(figures, results["figures"], strict=True):
+        assert theirs["actor/grad_norm"] == pytest.approx(mine["actor/grad_norm"], rel=1e-3)
+    torch.testing.assert_close(results["state"], alone.full_state(), atol=5e-5, rtol=1e-3)
+    torch.testing.assert_close(results["state_again"], results["state"], atol=0, rtol=0)
+    published = tmp_path / "weights" / "1.4"
+    files = {name: each for file in published.glob("*.safetensors") for name, each in load_file(file).items()}
+    torch.testing.assert_close(results["received"], files, atol=0, rtol=0)
+    assert "visual.patch_embed.proj.weight" in files  # the name in the files of Qwen2.5-VL
+    own = AutoModelForImageTextToText.from_pretrained(published).state_dict()
+    torch.testing.assert_close(dict(own), results["state"], atol=0, rtol=0)
 
 
 def relayed(

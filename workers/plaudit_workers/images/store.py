@@ -30,14 +30,14 @@ class ImageStore:
         return self._folder / digest[:2] / digest
 
     def add(self, content: bytes) -> str:
-        """Store an image file, unless it is stored already; return its digest, hexadecimal.
+        """Store an image file, unless one of its size is stored already; return its digest, hexadecimal.
 
         Raises:
             RefusedError: the disk is full.
         """
         digest = hashlib.sha256(content).hexdigest()
         path = self.path(digest)
-        if not path.is_file():
+        if not path.is_file() or path.stat().st_size != len(content):
             with whole_file(path) as temporary:
                 temporary.write_bytes(content)
         return digest

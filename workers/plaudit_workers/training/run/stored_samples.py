@@ -2,9 +2,9 @@
 
 ``samples/step-000012-i1.parquet`` is step 12 as incarnation 1 trained it (``sources.samples.files`` chooses among
 incarnations); the last file of a step that was interrupted in its middle has all groups. Columns: group and index of
-the sample, its texts and messages, the result of each scorer (``scorer/<name>/…``), the times of its stages, the policy
-versions that generated it. Fields without a fixed shape are JSON. Further results of a scorer (verl's ``acc``, a
-judge's answer and tokens) are in ``scorer/<name>/extra/<extra>``: numbers as numbers, all else as text.
+the sample, its texts, messages and digests of images, the result of each scorer (``scorer/<name>/…``), the times of its
+stages, the policy versions that generated it. Fields without a fixed shape are JSON. Further results of a scorer (verl's
+``acc``, a judge's answer and tokens) are in ``scorer/<name>/extra/<extra>``: numbers as numbers, all else as text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow
 import pyarrow.parquet
 
 from plaudit_wire.logs import get_logger
-from plaudit_wire.messages import SampleBody
+from plaudit_wire.messages import Prompt, SampleBody
 from plaudit_wire.records import GroupRecord, ScoringRecord, Stamps
 from plaudit_workers.stream.group import Group, GroupSample
 from plaudit_workers.whole_files import whole_file
@@ -41,6 +41,7 @@ _COLUMNS: dict[str, pyarrow.DataType] = {
     "prompt": _TEXT,
     "prompt_id": _TEXT,
     "messages_json": _TEXT,
+    "images": pyarrow.list_(_TEXT),
     "max_tokens": _WHOLE,
     "response": _TEXT,
     "completion_json": _TEXT,
@@ -184,7 +185,8 @@ def _rows(step: int, incarnation: int, group: Group, record: GroupRecord) -> Ite
         "admitted_for_step": prompt.step,
         "data_source": prompt.data_source,
         "prompt": prompt.prompt,
-        "prompt_id": hashlib.blake2b(prompt.prompt.encode(errors="replace"), digest_size=8).hexdigest(),
+        "prompt_id": _prompt_id(prompt),
+        "images": prompt.images,
         "messages_json": _json(prompt.messages),
         "max_tokens": prompt.sampling.max_tokens,
         "ground_truth_json": _json(prompt.ground_truth),
@@ -200,6 +202,12 @@ def _rows(step: int, incarnation: int, group: Group, record: GroupRecord) -> Ite
         stamps = {f"{name}_at": getattr(sample.stamps, name) for name in Stamps.__struct_fields__}
         own = {"index": sample.index, "deliveries": sample.deliveries}
         yield shared | own | stamps | _body_columns(sample.body) | _scoring_columns(sample.scoring)
+
+
+def _prompt_id(prompt: Prompt) -> str:
+    """Return what is the same for the same text and images in every step."""
+    content = "\0".join([prompt.prompt, *prompt.images]).encode(errors="replace")
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 def _body_columns(body: SampleBody | None) -> dict[str, Any]:
