@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from peft import LoraConfig, inject_adapter_in_model
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from plaudit_workers.cli import main
 from plaudit_workers.job.sizing.command import known_problems, read_shape
@@ -44,6 +44,33 @@ def test_parameters_are_those_of_the_model(kind, tied):
         model = AutoModelForCausalLM.from_config(config)
     shape = ModelShape.from_config(config.to_dict())
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+TOWERS = {
+    "qwen2_vl": {"depth": 3, "embed_dim": 48, "hidden_size": 64, "num_heads": 4, "patch_size": 14},
+    "qwen2_5_vl": {
+        "depth": 3,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "out_hidden_size": 64,
+        "num_heads": 4,
+        "patch_size": 14,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", TOWERS)
+def test_parameters_count_the_vision_tower(kind):
+    config = AutoConfig.for_model(kind, text_config=SIZES | {"tie_word_embeddings": False}, vision_config=TOWERS[kind])
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(config)
+    shape = ModelShape.from_config(config.to_dict())
+    tower = sum(each.numel() for name, each in model.named_parameters() if "visual" in name)
+    assert shape.vision == tower
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    # As in the model's files on the hub: the language model's sizes beside the tower's.
+    flat = SIZES | {"model_type": kind, "tie_word_embeddings": False, "vision_config": config.vision_config.to_dict()}
+    assert ModelShape.from_config(flat) == shape
 
 
 def test_adapter_parameters_are_those_of_peft():
@@ -273,13 +300,14 @@ def test_gpus_are_found_by_their_node_labels(product, name):
 @pytest.fixture
 def job_file(tmp_path):
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN_7B.to_dict(), default=str))
 
-    def write(trainer):
+    def write(trainer, images="", **changes):
+        (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN_7B.to_dict() | changes, default=str))
         path = tmp_path / "job.yaml"
         path.write_text(
             "apiVersion: plaudit.dev/v1alpha1\nkind: RLJob\nmetadata: {name: big}\nspec:\n"
-            "  model: {source: ./model}\n  data: {train: {path: train.parquet}}\n  algorithm: {steps: 1}\n"
+            f"  model: {{source: ./model}}\n  data: {{train: {{path: train.parquet}}{images}}}\n"
+            "  algorithm: {steps: 1}\n"
             f"  rollout: {{}}\n  reward: {{scorers: [{{name: rule, kind: rule, rule: gsm8k}}]}}\n  trainer: {trainer}\n"
         )
         return str(path)
@@ -300,6 +328,20 @@ def test_the_command_prints_the_plan_or_refuses(job_file, capsys):
     assert main(["plan", job_file("{}"), "--gpu", "t4"]) == 2
     assert main(["plan", job_file("{}")]) == 2
     assert "nvidia.com/gpu.product" in capsys.readouterr().err
+
+
+def test_a_job_with_images_is_planned_with_its_vision_tower(job_file, capsys):
+    tower = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 3584, "patch_size": 14}
+    changes = {"model_type": "qwen2_5_vl", "vision_config": tower}
+    trainer, images = "{ranks: 8, strategy: fsdp2}", ", images: {}"
+    assert main(["plan", job_file(trainer, images, **changes), "--gpu", "h100-80"]) == 0
+    printed = capsys.readouterr().out
+    assert "8.29 billion parameters" in printed
+    assert "0.68 billion of these parameters are the vision tower's; its activations and its time are not" in printed
+    assert main(["plan", job_file("{ranks: 1}", images, **changes), "--gpu", "h100-80"]) == 2
+    assert "sequenceParallelSize" not in capsys.readouterr().err
+    assert main(["plan", job_file(trainer, images, **changes | {"model_type": "other"}), "--gpu", "h100-80"]) == 2
+    assert "has a vision tower that cannot be planned" in capsys.readouterr().err
 
 
 def test_validate_knows_the_gpu_by_the_node_selector(job_file, capsys):

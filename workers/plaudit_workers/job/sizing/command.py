@@ -43,6 +43,11 @@ def plan(arguments: argparse.Namespace) -> int:
     if not job.spec.trains:
         raise RefusedError(f"{arguments.job}: the job has no rollout and no trainer, so there is no model to plan")
     shape, device = read_shape(job.spec.model), _device(job, arguments.gpu)
+    if job.spec.data.images and shape.vision is None:
+        raise RefusedError(
+            f"spec.model.source {job.spec.model.source!r} has a vision tower that cannot be planned; those of Qwen2-VL "
+            "and Qwen2.5-VL can. Run the job with few steps to see what it takes"
+        )
     response = arguments.response_tokens or job.spec.rollout.sampling.max_tokens
     if problems := fit_problems(job.spec, shape, device):
         raise JobError(locate(problems, arguments.job), arguments.job)
@@ -99,6 +104,11 @@ def as_json(spec: Spec, shape: ModelShape, device: Device, response_tokens: int)
 def _lines(spec: Spec, shape: ModelShape, device: Device, response_tokens: int) -> Iterator[str]:
     trainer, engine = spec.trainer, spec.rollout.engine
     yield f"model: {shape.parameters / 1e9:.2f} billion parameters; all figures are computed, in GB and seconds"
+    if spec.data.images:
+        yield (
+            f"images: {(shape.vision or 0) / 1e9:.2f} billion of these parameters are the vision tower's; its "
+            "activations and its time are not counted"
+        )
     yield from _table(
         f"trainer, each of {trainer.ranks} on {device.name}", trainer_parts(spec, shape), device.memory_bytes
     )

@@ -72,7 +72,8 @@ def _trainer_changes(spec: Spec, shape: ModelShape) -> Iterator[Changes]:
     trainer, longest = spec.trainer, longest_sample(spec)
     ranks = trainer.ranks
     while ranks <= _MOST_GPUS:
-        sizes = [size for size in range(1, ranks + 1) if _parallel(size, ranks, trainer, shape)]
+        most = 1 if spec.data.images else ranks  # ranks that share a row cannot share its images
+        sizes = [size for size in range(1, most + 1) if _parallel(size, ranks, trainer, shape)]
         shards = dict.fromkeys([trainer.fsdp_size, trainer.fsdp_size and ranks])
         for fsdp_size, size, recompute in product(shards, sizes, (trainer.activation_checkpointing, "layers")):
             for tokens in (trainer.micro_batch_tokens, min(-(-longest // size), trainer.micro_batch_tokens)):
@@ -112,14 +113,13 @@ def _trainer(spec: Spec, shape: ModelShape, device: Device) -> Iterator[Problem]
     if not fits_trainer(spec, shape, device):
         parts = trainer_parts(spec, shape)
         needed = sum(part.num_bytes for part in parts)
+        otherwise = "Train shorter samples" if spec.data.images else "Train adapters (trainer.lora), or shorter samples"
         listed = ", ".join(f"{part.name} {_gb(part.num_bytes)}" for part in parts if part.num_bytes >= 1e8)
         yield Problem(
             "spec.trainer.ranks",
             f"each of {spec.trainer.ranks} ranks needs {_gb(needed)} of {device.name}'s {_gb(device.memory_bytes)} GB "
             f"({listed})",
-            _remedy(
-                "trainer", nearest_trainer(spec, shape, device), "Train adapters (trainer.lora), or shorter samples"
-            ),
+            _remedy("trainer", nearest_trainer(spec, shape, device), otherwise),
             also=("spec.trainer.microBatchTokens", "spec.trainer.activationCheckpointing"),
         )
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-_QUERY_KEY_BIAS = {"qwen2", "qwen2_moe"}
+from plaudit_workers.job.sizing.vision import vision_parameters
+
+_QUERY_KEY_BIAS = {"qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"}
 _QUERY_KEY_NORM = {"qwen3", "qwen3_moe"}
 
 
@@ -30,6 +32,8 @@ class ModelShape:
     """Experts that compute a token."""
     attention_bias: bool = False
     query_key_norm: bool = False
+    vision: int | None = 0
+    """Parameters of the vision tower; None: it has another form than the known ones, and is not counted."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -55,6 +59,7 @@ class ModelShape:
             active_experts=int(text.get("num_experts_per_tok") or 0),
             attention_bias=bool(text.get("attention_bias", kind in _QUERY_KEY_BIAS)),
             query_key_norm=kind in _QUERY_KEY_NORM,
+            vision=vision_parameters(config),
         )
 
     @property
@@ -70,7 +75,7 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """Return the number of all parameters."""
-        return self.layers * self.layer_parameters + self.edge_parameters
+        return self.layers * self.layer_parameters + self.edge_parameters + (self.vision or 0)
 
     @property
     def active_parameters(self) -> int:

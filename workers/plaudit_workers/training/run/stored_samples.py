@@ -3,8 +3,9 @@
 ``samples/step-000012-i1.parquet`` is step 12 as incarnation 1 trained it (``sources.samples.files`` chooses among
 incarnations); the last file of a step that was interrupted in its middle has all groups. Columns: group and index of
 the sample, its texts, messages and digests of images, the result of each scorer (``scorer/<name>/…``), the times of its
-stages, the policy versions that generated it. Fields without a fixed shape are JSON. Further results of a scorer (verl's
-``acc``, a judge's answer and tokens) are in ``scorer/<name>/extra/<extra>``: numbers as numbers, all else as text.
+stages, the policy versions that generated it. Fields without a fixed shape are JSON. Further results of a scorer
+(verl's ``acc``, a judge's answer and tokens) are in ``scorer/<name>/extra/<extra>``: numbers as numbers, all else as
+text.
 """
 
 from __future__ import annotations
