@@ -14,10 +14,10 @@ from plaudit_reward.packed_attention import PackedLayout
 from plaudit_workers.errors import RefusedError
 from plaudit_workers.images.processor import Pixels
 from plaudit_workers.training.model.images.rows import ImageRows, joined
-from plaudit_workers.training.model.model import PACKING_TOLERANCE, ROUGH_PACKING_TOLERANCE, forward_logits
+from plaudit_workers.training.model.model import NO_LEAK, PACKING_TOLERANCE, ROUGH_PACKING_TOLERANCE, forward_logits
 
-_SIZES = ((112, 168), (140, 84), (84, 84))
-"""Height and width of the images: one for the first sequence, two for the second."""
+_SIZES = ((168, 168), (168, 168), (140, 84), (84, 84))
+"""Height and width of the images: one for each of two longer sequences, which precede in turn, two for the last."""
 
 _Sequence = tuple[Tensor, list[Pixels]]
 
@@ -26,6 +26,8 @@ def refuse_unpackable_images(
     model: PreTrainedModel, rows: ImageRows, device: torch.device, *, rough: bool = False
 ) -> None:
     """Check on small random images that a preceding sequence does not change a sequence's logits.
+
+    Behind each of two other sequences they must be the same, and those of the sequence alone but for rounding.
 
     Args:
         model: on one rank, or sharded; then a collective call.
@@ -38,25 +40,27 @@ def refuse_unpackable_images(
     """
     kind = getattr(model.config, "model_type", type(model).__name__)
     try:
-        apart = _difference(model, rows, device)
+        leak, apart = _differences(model, rows, device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise _refusal(kind, f"a packed row with images fails ({error})") from error
-    if not apart <= (ROUGH_PACKING_TOLERANCE if rough else PACKING_TOLERANCE):
-        raise _refusal(kind, f"logits change by {apart:.2g} when another sequence precedes")
+    if not (leak <= NO_LEAK and apart <= (ROUGH_PACKING_TOLERANCE if rough else PACKING_TOLERANCE)):
+        raise _refusal(kind, f"logits change by {max(leak, apart):.2g} when another sequence precedes")
 
 
 @torch.no_grad()
-def _difference(model: PreTrainedModel, rows: ImageRows, device: torch.device) -> float:
-    """Return the largest change of the second sequence's logits, relative to their size."""
+def _differences(model: PreTrainedModel, rows: ImageRows, device: torch.device) -> tuple[float, float]:
+    """Return how far the last sequence's logits are apart behind two others, and behind one and alone; relative."""
     random = np.random.default_rng(0)
     pixels = [rows.images.pixels_of(_noise(random, size)) for size in _SIZES]
     vocabulary = int(model.config.get_text_config().vocab_size)
-    first, second = (_sequence(rows, own, vocabulary) for own in (pixels[:1], pixels[1:]))
-    length = second[0].numel()
-    alone = _logits(model, rows, [second], device)
-    behind = _logits(model, rows, sorted([first, second], key=lambda each: -each[0].numel()), device)
-    found = behind[-length:] if first[0].numel() >= length else behind[:length]
-    return float((alone - found).abs().max() / max(1.0, float(alone.abs().max())))
+    one, other, last = (_sequence(rows, own, vocabulary) for own in (pixels[:1], pixels[1:2], pixels[2:]))
+    alone = _logits(model, rows, [last], device)
+    behind_one, behind_other = (_logits(model, rows, [before, last], device)[-len(alone) :] for before in (one, other))
+    return _apart(behind_one, behind_other), _apart(behind_one, alone)
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max() / max(1.0, float(other.abs().max())))
 
 
 def _noise(random: np.random.Generator, size: tuple[int, int]) -> Any:
