@@ -17,13 +17,13 @@ from plaudit_workers.training.model.batches.batch import TrainingBatch, Training
 from tiny_vision import mixed_rows, write_rows
 
 
-def vision_job(model: Path, folder: Path, **sections: Any) -> RLJob:
+def vision_job(source: Path, folder: Path, **sections: Any) -> RLJob:
     """A job on four rows: one image, two, none, one that is scaled down."""
     path = folder / "train.parquet"
     if not path.exists():
         write_rows(path, mixed_rows())
     spec = {
-        "model": {"source": str(model), "dtype": "float32"},
+        "model": {"source": str(source), "dtype": "float32"},
         "data": {"train": {"path": str(path), "shuffle": False, "maxPromptLength": 256}, "images": {}},
         "algorithm": {"steps": 4, "optimizer": {"learningRate": 3e-3}},
         "rollout": {"sampling": {"maxTokens": 12}, "engine": {"maxModelLength": 512}},

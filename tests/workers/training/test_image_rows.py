@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoModelForImageTextToText, AutoProcessor, Qwen2Config, Qwen2ForCausalLM
 
 from builders import make_body, make_prompt
 from plaudit_wire.messages import PolicyVersion
@@ -23,7 +23,8 @@ from plaudit_workers.training.backend.publish import write_weights
 from plaudit_workers.training.backend.torch_backend import TorchBackend
 from plaudit_workers.training.export import export
 from plaudit_workers.training.model.batches.batch import TrainingBatch
-from plaudit_workers.training.model.images.rows import busy_sequence
+from plaudit_workers.training.model.images.check import refuse_unpackable_images
+from plaudit_workers.training.model.images.rows import ImageRows, busy_sequence
 from plaudit_workers.training.model.policy_model import build_model
 from tiny_vision import save_vision_policy
 from vision_policy import opened, random_batch, vision_job
@@ -202,3 +203,17 @@ def test_an_image_that_vanishes_from_the_run_is_named(begin, tmp_path):
     store.path(rows[0].images[0]).unlink()
     with pytest.raises(ValueError, match="cannot be read"):
         policy.update(random_batch(images, rows, seed=7))
+
+
+def test_a_model_whose_sequences_see_each_other_in_a_row_is_refused(begin, vision_model):
+    _, images, _, _ = begin()
+    leaking = AutoModelForImageTextToText.from_pretrained(vision_model, dtype=torch.float32)  # plain causal attention
+    with pytest.raises(RefusedError, match=r"type 'qwen2_5_vl' cannot be trained with images: logits change by"):
+        refuse_unpackable_images(leaking, ImageRows(images, leaking), torch.device("cpu"))
+
+
+def test_a_model_without_positions_of_images_is_refused(begin):
+    _, images, _, _ = begin()
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=8, hidden_size=32, intermediate_size=8, num_hidden_layers=1))
+    with pytest.raises(RefusedError, match=r"type 'qwen2' has no positions of images in three dimensions"):
+        ImageRows(images, model)

@@ -16,7 +16,7 @@ from plaudit_workers.images.processor import Pixels
 from plaudit_workers.training.model.images.rows import ImageRows, joined
 from plaudit_workers.training.model.model import NO_LEAK, PACKING_TOLERANCE, ROUGH_PACKING_TOLERANCE, forward_logits
 
-_SIZES = ((168, 168), (168, 168), (140, 84), (84, 84))
+_SIZES = ((224, 224), (224, 224), (140, 84), (84, 84))
 """Height and width of the images: one for each of two longer sequences, which precede in turn, two for the last."""
 
 _Sequence = tuple[Tensor, list[Pixels]]
