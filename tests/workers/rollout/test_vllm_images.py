@@ -1,6 +1,7 @@
 """vLLM and the trainer on prompts with images: the same tokens and log-probabilities, before and after an update."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from plaudit_workers.rollout.engines.vllm_engine import VllmEngine
 from plaudit_workers.training.backend.publish import write_weights
 from plaudit_workers.training.model.batches.batch import TrainingBatch
 from plaudit_workers.training.model.policy_model import build_model
-from tiny_vision import save_vision_policy
+from tiny_vision import noise_image, save_vision_policy
 from vision_policy import opened, sequence, vision_job
 
 pytestmark = [
@@ -101,6 +102,17 @@ async def test_weights_change_while_responses_to_images_are_sampled(both, switch
     assert both.compare([each for each, _ in again]) < 1e-4
     for each, _ in await asyncio.gather(*running):
         assert both.compare([each]) < 1e-4  # the same weights under another version
+
+
+async def test_weights_need_no_processor_beside_them(both):
+    await both.publish()
+    published = both.folder / "weights" / f"1.{both.number}" / "model.safetensors"
+    alone = both.folder / "alone"
+    alone.mkdir()
+    (alone / "model.safetensors").write_bytes(published.read_bytes())
+    await both.engine.load_weights(alone, PolicyVersion(2, 0))
+    both.rows[3] = replace(both.rows[3], images=(both.images.add(noise_image(77, 200, 90)),))
+    assert both.compare([each for each, _ in await both.samples()]) < 1e-4
 
 
 async def test_a_request_whose_image_is_not_stored_is_refused(both):

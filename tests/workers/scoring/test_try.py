@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from plaudit_workers.cli import main
+from tiny_vision import noise_image, vision_row
 
 REWARDS = """
 def exact(solution_str, ground_truth):
@@ -82,3 +83,20 @@ def test_reward_models_are_skipped_and_other_data_is_needed(folder: Path, capsys
     assert tried(folder, model) == 2
     assert tried(folder, python("exact"), data="absent.jsonl") == 2
     assert "--data: there is no file absent.jsonl" in capsys.readouterr().err
+
+
+def test_rows_with_images_are_tried_without_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "a.png").write_bytes(noise_image(1))
+    row = vision_row(0, ["a.png"])
+    (folder / "rows.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | {"images": []}) + "\n")
+    job = (
+        "apiVersion: plaudit.dev/v1alpha1\nkind: RLJob\nmetadata: {name: new}\nspec:\n  model: {source: ./model}\n"
+        f"  data: {{train: {{path: rows.jsonl}}, images: {{}}}}\n  algorithm: {{steps: 1}}\n  rollout: {{}}\n"
+        f"  trainer: {{}}\n  reward: {{workers: {{processes: 1}}, scorers: [{python('exact')}]}}\n"
+    )
+    (folder / "job.yaml").write_text(job)
+    assert main(["try", "job.yaml", "--rows", "1"]) == 2
+    assert "row 2: column images has 0 images, but the prompt has 1 place for one" in capsys.readouterr().err
+    (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    assert main(["try", "job.yaml"]) == 0
+    assert "in 1 of 1 rows" in capsys.readouterr().out

@@ -206,8 +206,12 @@ class VllmLoop:
         sleeping = self._engine.is_sleeping()
         if sleeping:
             self._engine.wake_up(["weights"])
+        config = self._engine.model_config
+        source = config.model, config.revision
         self._engine.collective_rpc("reload_weights", kwargs=weights)
         if self._images:
+            # From a path vLLM also takes the processor of images, which need not be there.
+            config.model, config.revision = source
             # The workers have discarded what the old vision tower made of images; the scheduler still counts on it.
             self._engine.reset_encoder_cache()
         if sleeping:

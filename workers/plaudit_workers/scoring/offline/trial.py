@@ -19,6 +19,8 @@ from typing import Any
 
 from plaudit_wire.records import ScoringRecord
 from plaudit_wire.sample import Sample
+from plaudit_workers.images.column import COLUMN
+from plaudit_workers.images.placeholders import without_files
 from plaudit_workers.job.checks.data_files import data_problem, data_rows
 from plaudit_workers.job.data_row import REQUIRED_COLUMNS, extra_info_of
 from plaudit_workers.job.loading.load import load_job
@@ -92,9 +94,10 @@ def _trials(job: RLJob, data: Path | None, num_rows: int) -> list[_Trial]:
         raise RefusedError("the job has no training data: give some with --data FILE")
     path = str(data or job.spec.data.train.path)
     field = "--data" if data else "spec.data.train.path"
-    if problem := data_problem(field, path):
+    images = job.spec.data.images if job.spec.trains else None
+    if problem := data_problem(field, path, images):
         raise JobError([problem])
-    rows = islice(data_rows(path, _COLUMNS), num_rows)
+    rows = islice(data_rows(path, (*_COLUMNS, *([COLUMN] if images else []))), num_rows)
     return [_trial(f"row-{number}", row, job) for number, row in enumerate(rows, 1)]
 
 
@@ -102,7 +105,7 @@ def _trial(group: str, row: dict[str, Any], job: RLJob) -> _Trial:
     extra_info = extra_info_of(row.get("extra_info"))
     source, answer = _answer(row, extra_info)
     chat = not isinstance(row["prompt"], str)
-    messages = row["prompt"] if chat else []
+    messages = without_files(row["prompt"]) if chat else []
     prompt = "\n".join(str(message["content"]) for message in messages) if chat else row["prompt"]
     samples = [
         Sample(
