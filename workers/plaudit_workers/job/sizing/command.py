@@ -70,19 +70,20 @@ def known_problems(job: RLJob) -> list[Problem]:
 
 
 def read_shape(model: ModelSpec) -> ModelShape:
-    """Read the sizes of ``model.source`` from its folder or the hub's local cache.
+    """Read the sizes of ``model.source`` from its folder or, for ``model.revision``, the hub's local cache.
 
     Raises:
         RefusedError: there is no ``config.json``, or it does not describe a decoder.
     """
-    for path in _configurations(model):
+    path = _configuration(model)
+    if path.exists():
         try:
             return ModelShape.from_config(json.loads(path.read_text()))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RefusedError(f"{path} does not describe a decoder that can be planned: {error!r}") from error
     raise RefusedError(
-        f"spec.model.source {model.source!r} has no config.json here. Download it (hf download {model.source} "
-        "config.json), or name a folder"
+        f"spec.model.source {model.source!r} has no config.json of revision {model.revision!r} here. Download it "
+        f"(hf download {model.source} config.json --revision {model.revision}), or name a folder"
     )
 
 
@@ -155,11 +156,14 @@ def _labelled(job: RLJob) -> Device | None:
     return find_device(products[0]) if products else None
 
 
-def _configurations(model: ModelSpec) -> Iterator[Path]:
+def _configuration(model: ModelSpec) -> Path:
+    """Return where the configuration lies: in a folder, or in the snapshot of a branch, tag or commit of the hub."""
     folder = Path(model.source)
     if folder.is_dir():
-        yield folder / "config.json"
-        return
+        return folder / "config.json"
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    yield from sorted(cache.glob(f"models--{model.source.replace('/', '--')}/snapshots/*/config.json"))
+    repository = cache / f"models--{model.source.replace('/', '--')}"
+    reference = repository / "refs" / model.revision
+    commit = reference.read_text().strip() if reference.is_file() else model.revision
+    return repository / "snapshots" / commit / "config.json"
