@@ -1,9 +1,9 @@
 """Memory of a trainer's rank, of a rollout's GPU and of the trainer's hosts, part by part. Pure.
 
 The formulas follow the code: float32 weights, gradients and AdamW's two averages divided by the ranks that share them
-(FSDP2, ``fsdpSize``), layers gathered in ``model.dtype``, activations of one micro-batch or of a rank's share of the
-longest sample (``sequenceParallelSize``), one chunk of logits. What ``cpuOffload`` and ``activationOffload`` move lies
-on the host instead.
+(FSDP2, ``fsdpSize``), layers gathered in the precision of the forward passes, activations of one micro-batch or of a
+rank's share of the longest sample (``sequenceParallelSize``), one chunk of logits, or all of a row where the model
+changes them behind its head. What ``cpuOffload`` and ``activationOffload`` move lies on the host instead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from plaudit_workers.job.sizing.shape import ModelShape
 from plaudit_workers.job.spec.rljob import Spec
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-"""``model.dtype`` → bytes of a value."""
+"""``model.dtype`` → bytes of a published value, and of a rollout's."""
+FORWARD_BYTES = DTYPE_BYTES | {"float16": 4}
+"""``model.dtype`` → bytes of a value in the trainer's forward passes (``training.model.FORWARD_DTYPES``)."""
 RESERVED_BYTES = 3e9
 """CUDA's context, the libraries' workspaces, fragments."""
 
@@ -22,8 +24,9 @@ _FLOAT = 4
 _ADAMW = 16
 """Bytes a trained parameter: weight, gradient, two averages, all float32."""
 _CHUNK_BYTES = 1 << 29
-"""``token_head.CHUNK_BYTES``: float32 logits of a chunk; they exist scaled, as softmax and as gradient as well."""
-_CHUNK_COPIES = 4
+"""``token_head.CHUNK_BYTES``: float32 logits of a chunk."""
+LOGIT_COPIES = 5
+"""Logits, their scaled copy, the softmax and gradients, all float32; counted in a test."""
 _BACKWARD_SHARE = 1.5
 """A layer's saved tensors and the gradients beside them, while its backward pass runs."""
 _INPUTS_UNDERWAY = 2
@@ -54,7 +57,7 @@ def trainer_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
         *([] if spec.trainer.cpu_offload else _states(spec, shape)),
         MemoryItem("gathered layers", _gathered_bytes(spec, shape)),
         MemoryItem("activations", activation_bytes(spec, shape)),
-        MemoryItem("logits", _CHUNK_COPIES * _CHUNK_BYTES),
+        MemoryItem("logits", LOGIT_COPIES * _logit_bytes(spec, shape)),
         MemoryItem("reserved", RESERVED_BYTES),
     ]
 
@@ -69,7 +72,7 @@ def _states(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
     """Return the parts of one rank's memory that live as long as the rank."""
     trainer, algorithm = spec.trainer, spec.algorithm
     trained = shape.adapter_parameters(trainer.lora.rank) if trainer.lora else shape.parameters
-    frozen = shape.parameters * DTYPE_BYTES[spec.model.dtype] if trainer.lora else 0
+    frozen = shape.parameters * FORWARD_BYTES[spec.model.dtype] if trainer.lora else 0
     copies = int(algorithm.loss.correction != "none" and algorithm.updates_per_step > 1)
     copies += int(bool(algorithm.loss.kl_coefficient) and trainer.lora is None)
     return [
@@ -80,7 +83,7 @@ def _states(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
 
 def activation_bytes(spec: Spec, shape: ModelShape) -> float:
     """Return the GPU's bytes of one micro-batch's activations: what all layers keep, and the layer that is computed."""
-    scale = DTYPE_BYTES[spec.model.dtype] / 2
+    scale = FORWARD_BYTES[spec.model.dtype] / 2
     computed = row_tokens(spec) * _BACKWARD_SHARE * shape.layer_bytes() * scale
     kept = kept_bytes(spec, shape)
     # The input of the layer that is computed is on the GPU, and the next one is on its way.
@@ -94,17 +97,22 @@ def row_tokens(spec: Spec) -> int:
 
 def kept_bytes(spec: Spec, shape: ModelShape) -> float:
     """Return the bytes of one micro-batch that all layers keep for the backward pass, on the GPU or on the host."""
-    scale = DTYPE_BYTES[spec.model.dtype] / 2
+    scale = FORWARD_BYTES[spec.model.dtype] / 2
     # In one process autocast keeps the sum of the layers in float32.
     row = shape.hidden * (_FLOAT if spec.trainer.ranks == 1 and spec.trainer.lora is None else 2 * scale)
     kept = {"none": shape.layer_bytes() * scale, "selective": row + 4 * shape.hidden * scale}
     return row_tokens(spec) * shape.layers * kept.get(spec.trainer.activation_checkpointing, row)
 
 
+def _logit_bytes(spec: Spec, shape: ModelShape) -> float:
+    """Return the bytes of the float32 logits that exist at a time: a chunk's, or a row's, as if all were trained."""
+    return _FLOAT * row_tokens(spec) * shape.vocabulary if shape.whole_logits else _CHUNK_BYTES
+
+
 def _gathered_bytes(spec: Spec, shape: ModelShape) -> float:
-    width = DTYPE_BYTES[spec.model.dtype]
+    width = FORWARD_BYTES[spec.model.dtype]
     if spec.trainer.ranks == 1:
-        return shape.parameters * width if spec.model.dtype != "float32" and spec.trainer.lora is None else 0
+        return shape.parameters * width if width < _FLOAT and spec.trainer.lora is None else 0
     largest = max(shape.layer_parameters, shape.edge_parameters)
     gradients = 0 if spec.trainer.lora else largest * (width + _FLOAT)
     return (shape.edge_parameters + 2 * shape.layer_parameters) * width + gradients
@@ -115,7 +123,7 @@ def rollout_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
     engine, width = spec.rollout.engine, DTYPE_BYTES[spec.model.dtype]
     gpus = max(1, engine.gpus)
     lora = spec.trainer.lora
-    adapters = shape.adapter_parameters(lora.rank) * width * (spec.algorithm.max_staleness + 2) if lora else 0
+    adapters = shape.adapter_parameters(lora.rank) * width * spec.adapters_at_once if lora else 0
     step = _PREFILL_TOKENS * (4 * shape.hidden + 3 * shape.intermediate / engine.tensor_parallel_size) * width
     logits = 2 * _FLOAT * engine.max_concurrent_samples * shape.vocabulary
     return [

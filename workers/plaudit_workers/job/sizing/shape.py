@@ -10,6 +10,14 @@ from plaudit_workers.job.sizing.vision import vision_parameters
 
 _QUERY_KEY_BIAS = {"qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"}
 _QUERY_KEY_NORM = {"qwen3", "qwen3_moe"}
+_LOGIT_CHANGES = {
+    "final_logit_softcapping": None,
+    "lm_head_multiplier": 1,
+    "logit_scale": 1,
+    "logits_scaling": 1,
+}
+"""Field of a configuration that changes the logits behind the head (Gemma, Falcon-H1, Cohere, Granite) → the value that
+does not."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,8 @@ class ModelShape:
     query_key_norm: bool = False
     vision: int | None = 0
     """Parameters of the vision tower; None: it has another form than the known ones, and is not counted."""
+    whole_logits: bool = False
+    """The model changes the logits behind its head, so the trainer keeps those of a whole row."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -60,6 +70,7 @@ class ModelShape:
             attention_bias=bool(text.get("attention_bias", kind in _QUERY_KEY_BIAS)),
             query_key_norm=kind in _QUERY_KEY_NORM,
             vision=vision_parameters(config),
+            whole_logits=any(text.get(name) not in (None, same) for name, same in _LOGIT_CHANGES.items()),
         )
 
     @property

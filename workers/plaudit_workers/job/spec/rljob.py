@@ -25,6 +25,7 @@ from plaudit_workers.job.spec.trainer import TrainerSpec
 from plaudit_workers.job.spec.transport import TransportSpec
 
 API_VERSION = "plaudit.dev/v1alpha1"
+_MOST_ADAPTERS = 8
 _CONTROLLER = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9._~]*[A-Za-z0-9])?)?$"
 
 TRAINING_SECTIONS = ("model", "data", "algorithm", "rollout", "trainer")
@@ -91,6 +92,11 @@ class Spec(Section):
     def takes_turns(self) -> bool:
         """Return True if rollouts or served models free their GPUs while the trainer updates."""
         return self.trains and (self.rollout.sleep_during_updates or self.reward.sleeping_models)
+
+    @property
+    def adapters_at_once(self) -> int:
+        """Return the number of adapters that an engine holds: of all versions that samples may have, at most 8."""
+        return min(self.algorithm.max_staleness + 2, _MOST_ADAPTERS)
 
     @model_validator(mode="before")
     @classmethod

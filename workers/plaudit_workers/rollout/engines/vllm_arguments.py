@@ -26,7 +26,6 @@ REPLICA_PORT = 29501
 
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The sizes for which vLLM holds adapters."""
-_MOST_ADAPTERS = 8
 _CPU_CACHE_BYTES = 1 << 30
 _CPU_BATCH_TOKENS = 4096
 _OWNED = {
@@ -120,7 +119,7 @@ class VllmSettings:
             member=member,
             gpu_memory_utilization=engine.gpu_memory_utilization * float(environment.get(GPU_SHARE, "1")),
             lora_rank=lora.rank if lora else 0,
-            num_adapters=min(job.spec.algorithm.max_staleness + 2, _MOST_ADAPTERS),
+            num_adapters=job.spec.adapters_at_once,
             sleeps=rollout.sleep_during_updates,
             images=images,
             arguments=engine.arguments,
