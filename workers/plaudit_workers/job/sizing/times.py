@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plaudit_workers.job.sizing.devices import Device
-from plaudit_workers.job.sizing.memory import DTYPE_BYTES, cache_tokens, kept_bytes, row_tokens
+from plaudit_workers.job.sizing.memory import DTYPE_BYTES, FORWARD_BYTES, cache_tokens, kept_bytes, row_tokens
 from plaudit_workers.job.sizing.shape import ModelShape
 from plaudit_workers.job.spec.rljob import Spec
 
@@ -56,7 +56,8 @@ def step_times(spec: Spec, shape: ModelShape, device: Device, response_tokens: i
         response_tokens: mean length of a response.
     """
     lora = spec.trainer.lora
-    passes_s = update_flops(spec, shape, response_tokens) / (spec.trainer.ranks * device.flops * TRAINING_SHARE)
+    peak = _peak(device, FORWARD_BYTES[spec.model.dtype])
+    passes_s = update_flops(spec, shape, response_tokens) / (spec.trainer.ranks * peak * TRAINING_SHARE)
     published = (shape.adapter_parameters(lora.rank) if lora else shape.parameters) * DTYPE_BYTES[spec.model.dtype]
     passes = 1 if spec.trainer.weights.transfer == "direct" else 2
     return StepTimes(
@@ -80,7 +81,7 @@ def _offload_s(spec: Spec, shape: ModelShape, response_tokens: int) -> float:
     seconds = 0.0
     if trainer.cpu_offload:
         trained = shape.adapter_parameters(trainer.lora.rank) if trainer.lora else shape.parameters
-        frozen = shape.parameters * DTYPE_BYTES[spec.model.dtype] if trainer.lora else 0
+        frozen = shape.parameters * FORWARD_BYTES[spec.model.dtype] if trainer.lora else 0
         copied = (3 * 4 * trained + 2 * frozen) / trainer.shards
         seconds += micro_batches * copied / PCIE_BYTES_PER_S
         seconds += algorithm.updates_per_step * 7 * 4 * trained / trainer.shards / HOST_ADAMW_BYTES_PER_S
@@ -91,18 +92,39 @@ def _offload_s(spec: Spec, shape: ModelShape, response_tokens: int) -> float:
 
 def update_flops(spec: Spec, shape: ModelShape, response_tokens: int) -> float:
     """Return the operations of a step's updates: 2 a parameter and token forward, 4 backward, causal attention."""
-    algorithm, trainer = spec.algorithm, spec.trainer
+    algorithm = spec.algorithm
     length = spec.data.train.max_prompt_length + response_tokens
     tokens = algorithm.prompts_per_step * algorithm.samples_per_prompt * length
     forward = tokens * (2 * shape.active_parameters + 2 * shape.layers * shape.heads * shape.head_size * length)
-    passes = 3.0 + (trainer.activation_checkpointing != "none") - (trainer.lora is not None)
-    proximal = algorithm.loss.correction != "none" and algorithm.updates_per_step > 1
-    return forward * (algorithm.epochs * (passes + bool(algorithm.loss.kl_coefficient)) + proximal)
+    return forward * update_passes(spec)
+
+
+def update_passes(spec: Spec) -> float:
+    """Return the cost of a step's updates in forward passes over all its tokens.
+
+    An epoch has a forward pass, a backward pass of twice its cost (once, without gradients of frozen weights), another
+    forward pass for checkpointing, and one of the starting weights for the KL term. Every update but a step's first has
+    a pass of the weights around which it is clipped. ``klIn: reward`` takes the starting weights' pass, and one of the
+    weights to which they are compared, once a mini-batch.
+    """
+    algorithm, trainer = spec.algorithm, spec.trainer
+    loss = algorithm.loss
+    epoch = 3.0 + (trainer.activation_checkpointing != "none") - (trainer.lora is not None) + loss.has_kl_term
+    corrected = loss.correction != "none"
+    proximal = algorithm.epochs - 1 / algorithm.mini_batches_per_step if corrected else 0
+    penalty = 1 + corrected if loss.penalises_reward else 0
+    return algorithm.epochs * epoch + proximal + penalty
+
+
+def _peak(device: Device, width: int) -> float:
+    """Return the operations a second on values of so many bytes."""
+    return device.float32_flops if width == 4 else device.flops
 
 
 def _generation_s(spec: Spec, shape: ModelShape, device: Device, response_tokens: int) -> float:
     algorithm, rollout = spec.algorithm, spec.rollout
     gpus, width = max(1, rollout.engine.gpus), DTYPE_BYTES[spec.model.dtype]
+    flops = gpus * _peak(device, width) * PREFILL_SHARE
     length = spec.data.train.max_prompt_length + response_tokens
     samples = -(-algorithm.prompts_per_step * algorithm.samples_per_prompt // rollout.replicas)
     room = int(cache_tokens(spec, shape, device.memory_bytes) // length)
@@ -110,8 +132,8 @@ def _generation_s(spec: Spec, shape: ModelShape, device: Device, response_tokens
     read = shape.parameters * width + at_once * length / 2 * shape.cache_bytes(width)
     decode_s = max(
         read / (gpus * device.bandwidth * BANDWIDTH_SHARE),
-        2 * shape.active_parameters * at_once / (gpus * device.flops * PREFILL_SHARE),
+        2 * shape.active_parameters * at_once / flops,
     )
     prompts = samples * spec.data.train.max_prompt_length / algorithm.samples_per_prompt
-    prefill_s = 2 * shape.active_parameters * prompts / (gpus * device.flops * PREFILL_SHARE)
+    prefill_s = 2 * shape.active_parameters * prompts / flops
     return -(-samples // at_once) * response_tokens * decode_s + prefill_s
