@@ -10,13 +10,19 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+from live_bytes import LiveBytes
+from plaudit_reward.packed_attention import PACKED_ATTENTION
 from plaudit_workers.cli import main
+from plaudit_workers.errors import RefusedError
+from plaudit_workers.job.rules.fields import rule_problems
 from plaudit_workers.job.sizing.command import known_problems, read_shape
 from plaudit_workers.job.sizing.devices import DEVICES, find_device
 from plaudit_workers.job.sizing.fit import fit_problems, fits_rollout, fits_trainer, nearest_rollout, nearest_trainer
-from plaudit_workers.job.sizing.memory import cache_tokens, host_parts, rollout_parts, trainer_parts
+from plaudit_workers.job.sizing.memory import LOGIT_COPIES, cache_tokens, host_parts, rollout_parts, trainer_parts
 from plaudit_workers.job.sizing.shape import ModelShape
 from plaudit_workers.job.sizing.times import step_times
+from plaudit_workers.training.model.model import FORWARD_DTYPES
+from plaudit_workers.training.model.token_head import TokenHead, reduced
 from saved_bytes import QWEN_7B, saved_bytes
 
 SIZES = {
@@ -153,6 +159,67 @@ def test_adapters_need_a_tenth_of_the_states(spec_of):
     assert adapters < 0.2 * trainer_parts(spec_of(), SHAPE_7B)[0].num_bytes
 
 
+@pytest.mark.parametrize("lora", [None, {"rank": 32}])
+@pytest.mark.parametrize("dtype", FORWARD_DTYPES)
+def test_memory_and_time_are_those_of_the_precision_in_which_the_trainer_computes(spec_of, dtype, lora):
+    computed = str(FORWARD_DTYPES[dtype]).removeprefix("torch.")
+    spec, same = (spec_of(model={"dtype": each}, trainer={"lora": lora}) for each in (dtype, computed))
+    assert trainer_parts(spec, SHAPE_7B) == trainer_parts(same, SHAPE_7B)
+    assert step_times(spec, SHAPE_7B, H100, 4096).update == step_times(same, SHAPE_7B, H100, 4096).update
+    assert rollout_parts(spec, SHAPE_7B)[0].num_bytes < 2.2 * torch.finfo(getattr(torch, dtype)).bits / 16 * 7.7e9
+
+
+def test_float32_takes_twice_the_memory_and_its_own_speed(spec_of):
+    parts = [
+        {part.name: part.num_bytes for part in trainer_parts(spec_of(model={"dtype": dtype}), SHAPE_7B)}
+        for dtype in ("bfloat16", "float16")
+    ]
+    assert parts[1]["activations"] == 2 * parts[0]["activations"]
+    assert parts[1]["gathered layers"] > 1.4 * parts[0]["gathered layers"]
+    specs = (spec_of(model={"dtype": dtype}) for dtype in ("bfloat16", "float32"))
+    fast, slow = (step_times(spec, SHAPE_7B, H100, 4096) for spec in specs)
+    assert slow.update / fast.update == pytest.approx(H100.flops / H100.float32_flops)
+    assert slow.generation > fast.generation
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("qwen2", {}),
+        ("cohere", {}),
+        ("cohere", {"logit_scale": 1.0}),
+        ("granite", {"logits_scaling": 8.0}),
+        ("granite", {}),
+        ("gemma2", {}),
+        ("gemma2", {"final_logit_softcapping": None}),
+    ],
+)
+def test_models_that_keep_whole_logits_are_those_of_the_trainer(kind, changes):
+    sizes = SIZES | {"head_dim": 8} | ({"sliding_window": 8} if kind == "gemma2" else {})
+    config = AutoConfig.for_model(kind, **sizes, **changes)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=PACKED_ATTENTION).eval()
+    config.attn_logit_softcapping = None
+    for module in model.modules():
+        if hasattr(module, "attn_logit_softcapping"):
+            module.attn_logit_softcapping = None
+    assert ModelShape.from_config(config.to_dict()).whole_logits != TokenHead(model).chunked
+
+
+def test_whole_logits_are_those_of_a_row(spec_of):
+    logits = {part.name: part.num_bytes for part in trainer_parts(spec_of(), replace(SHAPE_7B, whole_logits=True))}
+    assert logits["logits"] == LOGIT_COPIES * 4 * 16_384 * SHAPE_7B.vocabulary
+
+
+def test_copies_of_logits_are_those_that_live_at_a_time():
+    num_tokens, vocabulary = 64, 8000
+    logits = torch.randn(num_tokens, vocabulary, requires_grad=True)
+    with LiveBytes() as live:
+        scaled = logits * 0.0625
+        reduced(scaled, torch.zeros(num_tokens, dtype=torch.long), 0.7, entropy=False).sum().backward()
+    copies = live.most / (4 * num_tokens * vocabulary)
+    assert LOGIT_COPIES - 1.1 <= copies <= LOGIT_COPIES + 0.1
+
+
 def test_checkpointing_ranks_and_short_rows_save_memory(spec_of):
     assert needed(spec_of()) < needed(spec_of(trainer={"activationCheckpointing": "selective"}))
     assert needed(spec_of()) < needed(spec_of(trainer={"activationCheckpointing": "none"})) / 2
@@ -179,9 +246,36 @@ def test_the_nearest_job_fits(spec_of, shape, length, device):
         )
 
 
+@pytest.mark.parametrize(
+    ("trainer", "ranks"),
+    [({"ranks": 3}, 16), ({"ranks": 5}, 16), ({"ranks": 6}, 16), ({"ranks": 4, "ranksPerPod": 6}, 12)],
+)
+def test_the_nearest_job_passes_the_rules(spec_of, trainer, ranks):
+    spec = spec_of(trainer=trainer)
+    changes = nearest_trainer(spec, LLAMA_70B, DEVICES["h200-141"])
+    changed = spec.model_copy(update={"trainer": spec.trainer.model_copy(update=changes)})
+    assert changed.trainer.ranks == ranks
+    assert rule_problems(changed) == []
+
+
+def test_gpus_that_a_pod_states_are_part_of_the_remedy(spec_of):
+    stated = {"pod": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}
+    trainer, _ = fit_problems(spec_of(ranks=1, trainer={"strategy": "single", **stated}), LLAMA_70B, H100)
+    assert trainer.remedy.endswith("and no GPUs in spec.trainer.pod.resources.limits, because their number follows")
+
+
+def test_offload_is_no_remedy_for_one_rank(spec_of):
+    rollout = {"sampling": {"maxTokens": 7168}, "engine": {"maxModelLength": 8192}, "sleepDuringUpdates": True}
+    small = ModelShape(24, 896, 4864, 14, 2, 64, 151_936, tied=True)
+    gpu = DEVICES["a10g-24"]
+    [problem] = fit_problems(spec_of(ranks=1, trainer={"strategy": "single"}, rollout=rollout), small, gpu)
+    assert "cpuOffload" not in problem.remedy
+    assert "use more ranks with strategy fsdp2" in problem.remedy
+
+
 def test_a_job_that_cannot_fit_is_refused_in_numbers_with_the_nearest_job(spec_of):
     trainer, rollout = fit_problems(spec_of(ranks=8), LLAMA_70B, H100)
-    assert "each of 8 ranks needs 1" in trainer.message
+    assert "each of 8 ranks needs 200.2" in trainer.message
     assert "weights, gradients, optimizer 141.1" in trainer.message
     assert trainer.remedy == "The nearest job that fits has trainer: {ranks: 32, microBatchTokens: 8192}"
     assert "the longest sample has" in rollout.message
@@ -202,6 +296,16 @@ def test_rollouts_that_take_turns_leave_room_for_what_the_trainer_keeps(spec_of)
     assert largest == pytest.approx(1 - (3e9 + 16 * SHAPE_7B.parameters / 8) / H100.memory_bytes, abs=0.01)
     assert fit_problems(spec(largest), SHAPE_7B, H100) == []
     assert fit_problems(spec(0.85, cpuOffload=True), SHAPE_7B, H100) == []
+
+
+def test_a_rollout_holds_the_adapters_that_its_engine_does(spec_of):
+    weights = [
+        rollout_parts(spec_of(trainer={"lora": {"rank": 32}}, algorithm={"maxStaleness": staleness}), SHAPE_7B)[0]
+        for staleness in (0, 6, 100)
+    ]
+    adapter = 2 * SHAPE_7B.adapter_parameters(32)
+    assert weights[0].num_bytes == 2 * SHAPE_7B.parameters + 2 * adapter
+    assert weights[1].num_bytes == weights[2].num_bytes == 2 * SHAPE_7B.parameters + 8 * adapter
 
 
 def test_the_cache_takes_the_memory_that_weights_leave(spec_of):
@@ -289,6 +393,19 @@ def test_steps_overlap_with_staleness_and_shrink_with_gpus(spec_of):
         ("NVIDIA-A100-SXM4-80GB", "a100-80"),
         ("NVIDIA-H200", "h200-141"),
         ("h200-141", "h200-141"),
+        ("NVIDIA-A100-80GB-PCIe", "a100-80"),
+        ("NVIDIA H100 PCIe", "h100-pcie-80"),
+        ("NVIDIA H100 NVL", "h100-nvl-94"),
+        ("h100-pcie-80", "h100-pcie-80"),
+        ("NVIDIA-GH200-480GB", "gh200-96"),
+        ("NVIDIA-GH200-144G-HBM3e", "gh200-144"),
+        ("NVIDIA H20", "h20-96"),
+        ("NVIDIA-H800", "h800-80"),
+        ("NVIDIA L40", "l40-48"),
+        ("NVIDIA L40S", "l40s-48"),
+        ("NVIDIA-A10", "a10-24"),
+        ("NVIDIA-A10G", "a10g-24"),
+        ("NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", None),
         ("Tesla-T4", None),
     ],
 )
@@ -348,6 +465,25 @@ def test_validate_knows_the_gpu_by_the_node_selector(job_file, capsys):
     labelled = "{pod: {nodeSelector: {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}}}"
     assert main(["validate", job_file(labelled)]) == 2
     assert "each of 1 ranks needs" in capsys.readouterr().err
+
+
+def test_the_configuration_is_that_of_the_revision(make_job, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--org--name"
+    (repository / "refs").mkdir(parents=True)
+    for commit, layers in (("aaa", 1), ("bbb", 2), ("ccc", 3)):
+        (repository / "snapshots" / commit).mkdir(parents=True)
+        sizes = QWEN_7B.to_dict() | {"num_hidden_layers": layers}
+        (repository / "snapshots" / commit / "config.json").write_text(json.dumps(sizes, default=str))
+    (repository / "refs" / "main").write_text("bbb")
+    (repository / "refs" / "v2").write_text("ccc")
+
+    def layers(**revision):
+        return read_shape(make_job({"model": {"source": "org/name", **revision}}).spec.model).layers
+
+    assert [layers(), layers(revision="v2"), layers(revision="aaa")] == [2, 3, 1]
+    with pytest.raises(RefusedError, match="of revision 'v3'"):
+        layers(revision="v3")
 
 
 def test_a_job_without_a_named_gpu_or_model_has_no_known_problems(make_job, model_folder):

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from plaudit_workers.job.problem import Problem
+from plaudit_workers.job.rules.fields import rule_problems
 from plaudit_workers.job.sizing.devices import Device
 from plaudit_workers.job.sizing.memory import (
     cache_tokens,
@@ -45,33 +46,55 @@ def fits_rollout(spec: Spec, shape: ModelShape, device: Device) -> bool:
 
 
 def nearest_trainer(spec: Spec, shape: ModelShape, device: Device) -> Changes | None:
-    """Return the changes of ``trainer`` after which it fits.
+    """Return the changes of ``trainer`` after which it fits, and which the rules of fields allow.
 
     The cheapest first: recomputation, a shorter micro-batch, sequence parallelism, no replicas, more ranks.
     """
     for changes in _trainer_changes(spec, shape):
-        changed = spec.model_copy(update={"trainer": spec.trainer.model_copy(update=changes)})
-        if fits_trainer(changed, shape, device):
+        changed = _with_trainer(spec, changes)
+        if fits_trainer(changed, shape, device) and not new_problems(spec, changed):
             return {name: value for name, value in changes.items() if value != getattr(spec.trainer, name)}
     return None
 
 
 def nearest_rollout(spec: Spec, shape: ModelShape, device: Device) -> Changes | None:
-    """Return the tensor parallelism with which a rollout fits."""
+    """Return the tensor parallelism with which a rollout fits, and which the rules of fields allow."""
     size = spec.rollout.engine.tensor_parallel_size
     while size <= min(_MOST_GPUS, shape.heads):
-        engine = spec.rollout.engine.model_copy(update={"tensor_parallel_size": size})
-        changed = spec.model_copy(update={"rollout": spec.rollout.model_copy(update={"engine": engine})})
-        if shape.heads % size == 0 and fits_rollout(changed, shape, device):
-            return {"tensor_parallel_size": size}
+        changes = {"tensor_parallel_size": size}
+        changed = _with_engine(spec, changes)
+        fits = shape.heads % size == 0 and fits_rollout(changed, shape, device)
+        if fits and not new_problems(spec, changed):
+            return changes
         size *= 2
     return None
 
 
+def new_problems(spec: Spec, changed: Spec) -> list[Problem]:
+    """Return what the rules of fields refuse in a changed job but not in the job.
+
+    The GPUs that a pod states are not among it: the remedy says that they change.
+    """
+    known = {problem.field for problem in rule_problems(spec)}
+    return [each for each in rule_problems(changed) if each.field not in known and not _states_gpus(each)]
+
+
+def _states_gpus(problem: Problem) -> bool:
+    return ".pod.resources." in problem.field
+
+
+def _with_trainer(spec: Spec, changes: Changes) -> Spec:
+    return spec.model_copy(update={"trainer": spec.trainer.model_copy(update=changes)})
+
+
+def _with_engine(spec: Spec, changes: Changes) -> Spec:
+    engine = spec.rollout.engine.model_copy(update=changes)
+    return spec.model_copy(update={"rollout": spec.rollout.model_copy(update={"engine": engine})})
+
+
 def _trainer_changes(spec: Spec, shape: ModelShape) -> Iterator[Changes]:
     trainer, longest = spec.trainer, longest_sample(spec)
-    ranks = trainer.ranks
-    while ranks <= _MOST_GPUS:
+    for ranks in _numbers_of_ranks(trainer):
         most = 1 if spec.data.images else ranks  # ranks that share a row cannot share its images
         sizes = [size for size in range(1, most + 1) if _parallel(size, ranks, trainer, shape)]
         shards = dict.fromkeys([trainer.fsdp_size, trainer.fsdp_size and ranks])
@@ -85,7 +108,14 @@ def _trainer_changes(spec: Spec, shape: ModelShape) -> Iterator[Changes]:
                     "activation_checkpointing": recompute,
                     "micro_batch_tokens": tokens,
                 }
-        ranks *= 2
+
+
+def _numbers_of_ranks(trainer: TrainerSpec) -> Iterator[int]:
+    """Yield the job's number of ranks, then about twice the one before: up to a full pod, then of full pods."""
+    ranks, pod = trainer.ranks, trainer.ranks_per_pod
+    while ranks <= _MOST_GPUS:
+        yield ranks
+        ranks = min(2 * ranks, pod) if ranks < pod else -(-2 * ranks // pod) * pod
 
 
 def _parallel(size: int, ranks: int, trainer: TrainerSpec, shape: ModelShape) -> bool:
@@ -119,7 +149,7 @@ def _trainer(spec: Spec, shape: ModelShape, device: Device) -> Iterator[Problem]
             "spec.trainer.ranks",
             f"each of {spec.trainer.ranks} ranks needs {_gb(needed)} of {device.name}'s {_gb(device.memory_bytes)} GB "
             f"({listed})",
-            _remedy("trainer", nearest_trainer(spec, shape, device), otherwise),
+            _remedy(spec, "trainer", nearest_trainer(spec, shape, device), otherwise),
             also=("spec.trainer.microBatchTokens", "spec.trainer.activationCheckpointing"),
         )
 
@@ -133,7 +163,9 @@ def _rollout(spec: Spec, shape: ModelShape, device: Device) -> Iterator[Problem]
             "spec.rollout.engine.tensorParallelSize",
             f"with {spec.rollout.engine.tensor_parallel_size}, each GPU needs {_gb(used)} GB before the KV cache, "
             f"which holds {max(0, int(tokens)):,} tokens of {device.name}; the longest sample has {longest:,}",
-            _remedy("rollout.engine", nearest_rollout(spec, shape, device), "Shorten samples, or use a larger GPU"),
+            _remedy(
+                spec, "rollout.engine", nearest_rollout(spec, shape, device), "Shorten samples, or use a larger GPU"
+            ),
             also=("spec.rollout.engine.maxModelLength",),
         )
 
@@ -145,11 +177,9 @@ def _turns(spec: Spec, shape: ModelShape, device: Device) -> Iterator[Problem]:
     if spec.rollout.sleep_during_updates and share > free_share:
         largest = math.floor(100 * free_share) / 100
         lower = [f"Set it to at most {largest}"] if largest > 0 else []
-        more = (
-            []
-            if spec.trainer.cpu_offload
-            else ["use more ranks" if lower else "Use more ranks", "set trainer.cpuOffload"]
-        )
+        several = ["set trainer.cpuOffload"] if spec.trainer.ranks > 1 else []
+        ranks = "use more ranks" if several else "use more ranks with strategy fsdp2"
+        more = [] if spec.trainer.cpu_offload else [ranks if lower else ranks.capitalize(), *several]
         yield Problem(
             "spec.rollout.engine.gpuMemoryUtilization",
             f"{share} leaves {_gb((1 - share) * device.memory_bytes)} GB of {device.name} to the trainer, of which "
@@ -159,11 +189,14 @@ def _turns(spec: Spec, shape: ModelShape, device: Device) -> Iterator[Problem]:
         )
 
 
-def _remedy(section: str, changes: Changes | None, otherwise: str) -> str:
+def _remedy(spec: Spec, section: str, changes: Changes | None, otherwise: str) -> str:
     if changes is None:
         return otherwise
     listed = ", ".join(f"{to_camel(name)}: {value}" for name, value in changes.items())
-    return f"The nearest job that fits has {section}: {{{listed}}}"
+    changed = _with_trainer(spec, changes) if section == "trainer" else _with_engine(spec, changes)
+    stated = dict.fromkeys(problem.field for problem in rule_problems(changed) if _states_gpus(problem))
+    removed = f", and no GPUs in {' and '.join(stated)}, because their number follows" if stated else ""
+    return f"The nearest job that fits has {section}: {{{listed}}}{removed}"
 
 
 def _gb(num_bytes: float) -> str:
