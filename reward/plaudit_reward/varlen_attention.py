@@ -18,9 +18,6 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 
 from plaudit_reward.packed_attention import PackedLayout, TokenExchange, packed_attention, refuse_other_attention
-from plaudit_wire.logs import get_logger
-
-logger = get_logger(__name__)
 
 VARLEN_ATTENTION = "plaudit_packed_varlen"
 """The ``attn_implementation`` of models that compute packed rows by this kernel."""
@@ -88,14 +85,12 @@ def choose_attention(model: PreTrainedModel, device: torch.device, dtype: torch.
     """
     if device.type != "cuda":
         return
-    config: Any = model.config.get_text_config()
-    heads = int(config.num_attention_heads)
-    key_value_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-    head_size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-    problem = refusal(torch.cuda.get_device_capability(device), dtype, head_size)
-    problem = problem or disagreement(device, dtype, (heads, key_value_heads, head_size))
+    from plaudit_wire.logs import get_logger  # structlog, which benchmarks/gpu does without
+
+    logger = get_logger(__name__)
+    problem = problem_of(model, device, dtype)
     if not problem:
-        whole = config is model.config
+        whole = model.config.get_text_config() is model.config
         # A vision tower beside the language model keeps its own attention, which is not causal.
         model.set_attn_implementation(VARLEN_ATTENTION if whole else {"text_config": VARLEN_ATTENTION})
     elif windows := sliding_windows(model):
@@ -106,6 +101,22 @@ def choose_attention(model: PreTrainedModel, device: torch.device, dtype: torch.
         )
     else:
         logger.info("attention is computed in blocks of padded sequences", reason=problem)
+
+
+def problem_of(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> str:
+    """Return why the kernel cannot compute a model on a GPU, or differs from blocks on a short row; empty: neither.
+
+    Args:
+        model: with ``PACKED_ATTENTION``.
+        device: a GPU.
+        dtype: of its forward passes.
+    """
+    config: Any = model.config.get_text_config()
+    heads = int(config.num_attention_heads)
+    key_value_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    head_size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    problem = refusal(torch.cuda.get_device_capability(device), dtype, head_size)
+    return problem or disagreement(device, dtype, (heads, key_value_heads, head_size))
 
 
 def refusal(capability: tuple[int, int], dtype: torch.dtype, head_size: int) -> str:

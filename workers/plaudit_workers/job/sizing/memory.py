@@ -9,9 +9,12 @@ changes them behind its head. What ``cpuOffload`` and ``activationOffload`` move
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from plaudit_workers.job.sizing.shape import ModelShape
-from plaudit_workers.job.spec.rljob import Spec
+
+if TYPE_CHECKING:
+    from plaudit_workers.job.spec.rljob import Spec
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """``model.dtype`` → bytes of a published value, and of a rollout's."""
@@ -106,7 +109,8 @@ def kept_bytes(spec: Spec, shape: ModelShape) -> float:
 
 def _logit_bytes(spec: Spec, shape: ModelShape) -> float:
     """Return the bytes of the float32 logits that exist at a time: a chunk's, or a row's, as if all were trained."""
-    return _FLOAT * row_tokens(spec) * shape.vocabulary if shape.whole_logits else _CHUNK_BYTES
+    whole = _FLOAT * row_tokens(spec) * shape.vocabulary
+    return whole if shape.whole_logits else min(whole, _CHUNK_BYTES)
 
 
 def _gathered_bytes(spec: Spec, shape: ModelShape) -> float:

@@ -14,6 +14,7 @@ _LOGIT_CHANGES = {
     "final_logit_softcapping": None,
     "lm_head_multiplier": 1,
     "logit_scale": 1,
+    "output_multiplier": 1,
     "logits_scaling": 1,
 }
 """Field of a configuration that changes the logits behind the head (Gemma, Falcon-H1, Cohere, Granite) → the value that

@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from plaudit_workers.job.spec.algorithm import AlgorithmSpec, OptimizerSpec
+if TYPE_CHECKING:
+    from plaudit_workers.job.spec.algorithm import AlgorithmSpec, OptimizerSpec
+
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's averages of gradients and of their squares."""

@@ -7,12 +7,16 @@ ratio 1 its gradient is the plain policy gradient, but its value is not that of 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from plaudit_workers.job.spec.algorithm import LossSpec
 from plaudit_workers.training.model.losses.correction import exp_ratio
 from plaudit_workers.training.model.losses.tokens import TokenInputs, TokenLosses
+
+if TYPE_CHECKING:
+    from plaudit_workers.job.spec.algorithm import LossSpec
 
 
 def cispo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses:

@@ -29,12 +29,15 @@ tokens; ``decoupled`` Hilton et al. 2021 (arXiv 2110.00641) as in AReaL (arXiv 2
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from plaudit_workers.job.spec.algorithm import LossSpec
 from plaudit_workers.training.model.losses.tokens import TokenInputs, sequence_means, sequence_sums
+
+if TYPE_CHECKING:
+    from plaudit_workers.job.spec.algorithm import LossSpec
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are cut here before they are exponentiated, as in verl: e^20 is finite in float32, e^100 is not."""

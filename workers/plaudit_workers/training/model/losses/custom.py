@@ -11,15 +11,18 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from traceback import extract_tb
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from plaudit_workers.job.spec.algorithm import LossSpec
-from plaudit_workers.process import RefusedError
+from plaudit_workers.errors import RefusedError
 from plaudit_workers.training.model.losses.tokens import TokenInputs, TokenLosses
 
-PolicyLoss = Callable[[TokenInputs, Tensor, LossSpec], TokenLosses]
+if TYPE_CHECKING:
+    from plaudit_workers.job.spec.algorithm import LossSpec
+
+PolicyLoss = Callable[[TokenInputs, Tensor, "LossSpec"], TokenLosses]
 _FIELD = "spec.algorithm.loss"
 
 

@@ -9,12 +9,16 @@ penalty on the squared log-ratio. Degenerate: equal policies keep every token an
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from plaudit_workers.job.spec.algorithm import LossSpec
 from plaudit_workers.training.model.losses.correction import exp_ratio
 from plaudit_workers.training.model.losses.tokens import TokenInputs, TokenLosses
+
+if TYPE_CHECKING:
+    from plaudit_workers.job.spec.algorithm import LossSpec
 
 
 def dppo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses:

@@ -8,11 +8,15 @@ at most 10). Degenerate: with responses of one token it is ``ppo`` without dual 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from plaudit_workers.job.spec.algorithm import LossSpec
 from plaudit_workers.training.model.losses.tokens import TokenInputs, TokenLosses, sequence_means
+
+if TYPE_CHECKING:
+    from plaudit_workers.job.spec.algorithm import LossSpec
 
 _MAX_LOG_RATIO = 10.0
 

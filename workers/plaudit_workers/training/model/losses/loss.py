@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from plaudit_workers.job.spec.algorithm import LossSpec
 from plaudit_workers.training.model.losses.cispo import cispo
 from plaudit_workers.training.model.losses.correction import MAX_LOG_RATIO, correct
 from plaudit_workers.training.model.losses.custom import PolicyLoss, load_loss
@@ -23,6 +23,9 @@ from plaudit_workers.training.model.losses.gspo import gspo
 from plaudit_workers.training.model.losses.mismatch import FIGURE
 from plaudit_workers.training.model.losses.ppo import ppo
 from plaudit_workers.training.model.losses.tokens import TokenInputs
+
+if TYPE_CHECKING:
+    from plaudit_workers.job.spec.algorithm import LossSpec
 
 LOSSES: dict[str, PolicyLoss] = {"ppo": ppo, "gspo": gspo, "cispo": cispo, "dppo": dppo}
 """``loss.kind`` → its function."""

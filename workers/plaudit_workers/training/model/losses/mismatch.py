@@ -7,12 +7,14 @@ log-probability on both sides, but for the kernels' rounding. Tokens of older po
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.training.model.batches.batch import TrainingSequence
+if TYPE_CHECKING:
+    from plaudit_wire.messages import PolicyVersion
+    from plaudit_workers.training.model.batches.batch import TrainingSequence
 
 FIGURE = "actor/logprob_mismatch"
 """Mean absolute difference in nats over the tokens of samples that the published policy wrote from first to last."""
