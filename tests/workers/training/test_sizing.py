@@ -214,8 +214,7 @@ def test_copies_of_logits_are_those_that_live_at_a_time():
     num_tokens, vocabulary = 64, 8000
     logits = torch.randn(num_tokens, vocabulary, requires_grad=True)
     with LiveBytes() as live:
-        scaled = logits * 0.0625
-        reduced(scaled, torch.zeros(num_tokens, dtype=torch.long), 0.7, entropy=False).sum().backward()
+        reduced(logits * 0.0625, torch.zeros(num_tokens, dtype=torch.long), 0.7, entropy="figure").sum().backward()
     copies = live.most / (4 * num_tokens * vocabulary)
     assert LOGIT_COPIES - 1.1 <= copies <= LOGIT_COPIES + 0.1
 
