@@ -144,7 +144,6 @@ class Run:
             'plaudit_scorer_recent_failed_ratio{scorer="judge"}': failed,
             'plaudit_limiter_recent_wait_seconds{judge="judge"}': 30.0 if fault == "budget" else 1.0,
             'plaudit_tool_recent_failed_ratio{tool="search"}': 0.6 if fault == "broken tool" else 0.02,
-            "plaudit_recent_logprob_mismatch_ratio": 0.2 if fault == "mismatch" else 0.0,
         }
 
     def _of_process(self, minute: int, fault: str, *, service: bool) -> dict[str, float | None]:
@@ -182,6 +181,8 @@ class Run:
             "plaudit_last_step_zero_variance_share": 1.0 if fault in ("uniform", "equal rewards") else 0.3,
             "plaudit_last_step_truncated_share": 0.6 if fault in ("truncation", "equal and truncated") else 0.05,
             "plaudit_last_step_masked_share": 0.5 if fault == "equal and failed" else 0.02,
+            "plaudit_last_step_logprob_mismatch": 0.45 if fault == "mismatch" else 0.15,
+            "plaudit_last_step_logprob_mismatch_limit": 0.3,
             "plaudit_last_step_events_lost_share": 0.5 if fault == "events lost" else 0.0,
             'plaudit_last_step_tool_seconds{tool="search",statistic="p99"}': 90.0 if fault == "slow tool" else 2.0,
             'plaudit_last_step_wait_seconds{cause="tools"}': self.last_s * (0.5 if fault == "slow tool" else 0.05),

@@ -252,12 +252,13 @@ _LEARNING = (
     Alert(
         "LogprobMismatch",
         "critical",
-        "{{ $labels.run }}: {{ $value | humanizePercentage }} of the newest samples were generated with weights other "
-        "than announced.",
-        "Training on them is wrong. Restart the rollout that they come from.",
-        "avg_over_time(plaudit_recent_logprob_mismatch_ratio[10m]) > <mismatchShare>",
+        "{{ $labels.run }}: log-probabilities of rollouts and trainer differ by {{ $value | humanize }} nats a token "
+        "for the same weights.",
+        "That is more than the precision explains, so a rollout samples from other weights or computes something else.",
+        "avg_over_time(plaudit_last_step_logprob_mismatch[10m])\n"
+        "> <mismatchFactor> * avg_over_time(plaudit_last_step_logprob_mismatch_limit[10m])",
         held="5m",
-        panel="Samples generated with weights other than announced",
+        panel="Difference between rollouts and trainer",
     ),
 )
 

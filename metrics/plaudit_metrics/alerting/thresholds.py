@@ -42,7 +42,7 @@ THRESHOLDS: Final[Mapping[str, float]] = MappingProxyType(
         "redeliveryPeriods": 3,  # of the six periods of five minutes in half an hour, with work of lost workers
         "redisMemoryShare": ADMISSION_MEMORY_SHARE,  # above it no groups are admitted
         "versionsBehind": 1,  # if the job allows less staleness than that
-        "mismatchShare": 0.01,  # of the samples
+        "mismatchFactor": 1,  # times the largest difference that the precision of the model explains
         "operatorEventAgeSeconds": 270,  # the API server ends a watch without events after 240 s
         "operatorQueueDepth": 50,
         "operatorErrorShare": 0.2,  # of the reconciliations
@@ -68,8 +68,6 @@ RECENT_SAMPLES = 100
 """Shares and means among so many of the newest samples, however old they are, hold for steps of any length."""
 LEAST_SAMPLES = 20
 """Fewer samples than this say nothing."""
-LOGPROB_DIFFERENCE = 0.1
-"""A larger difference of the log-probabilities counts as a mismatch."""
 RECENT_STEPS = 10
 """The longest of so many steps is how long a step may take."""
 

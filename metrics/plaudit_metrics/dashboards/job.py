@@ -203,10 +203,11 @@ def _policy() -> Sequence[Any]:
             about="The announced version, and by how many versions the slowest ready rollout is behind.",
         ),
         lines(
-            "Samples generated with weights other than announced",
-            SHARE,
-            (newest("plaudit_recent_logprob_mismatch_ratio"), "newest 100 samples"),
-            about="Share of the newest samples whose log-probabilities differ from the trainer's by more than 0.1.",
+            "Difference between rollouts and trainer",
+            COUNT,
+            (newest("plaudit_last_step_logprob_mismatch"), "newest step"),
+            (newest("plaudit_last_step_logprob_mismatch_limit"), "limit of the precision"),
+            about="Mean absolute difference of a trained token's log-probability in nats, for the same weights.",
         ),
     )
 

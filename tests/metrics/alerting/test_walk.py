@@ -21,7 +21,7 @@ import pytest
 
 from metrics_process import MetricsProcess
 from plaudit_metrics.alerting.thresholds import THRESHOLDS
-from plaudit_wire.messages import Announcement, PolicyVersion, Prompt
+from plaudit_wire.messages import PolicyVersion, Prompt
 from plaudit_wire.names import CONSUMER_GROUPS
 from plaudit_wire.records import CallRecord
 from plaudit_workers.deadletters.address import write_redis_address
@@ -31,6 +31,7 @@ from plaudit_workers.rollout.agents.single_turn import SingleTurn
 from plaudit_workers.rollout.engines.protocol import FinishedSample, SampleRequest
 from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.group import Group
 from plaudit_workers.training.backend.scripted import ScriptedBackend
 from runbook import answer
 from scoring_service import StartService, start_service
@@ -268,31 +269,21 @@ async def test_a_rollout_that_does_not_load_new_weights(walk: Walk) -> None:
         over.set()
 
 
-class _Probing(ScriptedBackend):
-    """Writes the probe beside its weights, as policies with a model do; differences up to 1 are accepted."""
+class _Compared(ScriptedBackend):
+    """Reports the figures of a policy in bfloat16 whose rollouts pass the probe but sample from other weights."""
 
-    def publish(self, version: PolicyVersion) -> Announcement:
-        announcement = super().publish(version)
-        probe = {"ids": [1, 2, 3], "logprobs": [-1.0, -2.0], "limit": 1.0}
-        (Path(announcement.path) / "probe.json").write_text(json.dumps(probe))
-        return announcement
-
-
-class _OtherWeights(ScriptedEngine):
-    """Computes other log-probabilities than the trainer."""
-
-    async def probe(self, ids: Sequence[int]) -> list[float] | None:
-        return [-1.5, -2.5]
+    def update(self, groups: Sequence[Group]) -> dict[str, float]:
+        compared = {"actor/logprob_mismatch": 0.5, "actor/logprob_mismatch_limit": 0.3}
+        return super().update(groups) | compared
 
 
 async def test_a_rollout_with_other_weights_and_samples_beyond_the_bound(walk: Walk) -> None:
-    walk.simulation.policy_class, walk.simulation.engine_class = _Probing, _OtherWeights
+    walk.simulation.policy_class = _Compared
     # The job allows less than its trainer does: no defect that trains such samples is known.
     async with walk.observed(PLAUDIT_MAX_STALENESS="0"), walk.training(staleness=1):
         await walk.fires("LogprobMismatch", "StalenessBeyondBound")
-        samples = objects(await walk.look("LogprobMismatch"))
-        assert {sample["worker"] for sample in samples} == {"rollout-0"}
-        assert {sample["logprob_mismatch"] for sample in samples} == {0.5}
+        steps = objects(await walk.look("LogprobMismatch"))
+        assert {(step["mismatch"], step["limit"]) for step in steps} == {(0.5, 0.3)}
         assert max(step["s"] for step in objects(await walk.look("StalenessBeyondBound"))) == 1
 
 

@@ -172,6 +172,16 @@ def test_samples_of_the_published_version_are_compared_with_it(make_job, batches
         assert second["actor/logprob_mismatch"] == pytest.approx(0, abs=1e-5)
     else:
         assert "actor/logprob_mismatch" not in second
+        assert "actor/logprob_mismatch_limit" not in second
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 0.05), ("float16", 0.05), ("bfloat16", 0.3)])
+def test_the_limit_of_the_difference_is_that_of_the_precision(make_job, batches, dtype, limit):
+    policy = build_model(make_job({"model": {"dtype": dtype}}))
+    policy.hold_proximal(PolicyVersion(1, 3))
+    figures = policy.update(from_version(with_behaviour(batches[0], policy.logprobs(batches[0])), 3))
+    assert figures["actor/logprob_mismatch_limit"] == limit
+    assert figures["actor/logprob_mismatch"] < limit
 
 
 @pytest.mark.parametrize("correction", ["tis", "decoupled"])
@@ -234,7 +244,8 @@ def test_a_step_stopped_in_its_middle_goes_on_as_if_it_never_had(make_job, batch
     torch.testing.assert_close(resumed.full_state(), present, atol=0, rtol=0)
     for batch in batches[2:]:
         expected = through.update(batch)
-        expected.pop("actor/logprob_mismatch", None)  # compares samples of the announced version, 2.0 after a resume
+        for name in ("actor/logprob_mismatch", "actor/logprob_mismatch_limit"):
+            expected.pop(name, None)  # compares samples of the announced version, 2.0 after a resume
         assert resumed.update(batch) == expected
     torch.testing.assert_close(resumed.full_state(), through.full_state(), atol=0, rtol=0)
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from plaudit_metrics.alerting.thresholds import LEAST_SAMPLES, LOGPROB_DIFFERENCE, RECENT_SAMPLES
+from plaudit_metrics.alerting.thresholds import LEAST_SAMPLES, RECENT_SAMPLES
 from plaudit_metrics.service.series.exemplars import UNTRACED, NamedSamples, Naming
 from plaudit_metrics.service.series.optional_gauge import OptionalGauge
 from plaudit_metrics.service.series.recent_mean import RecentMean
 from plaudit_metrics.service.series.tool import ToolSeries
 from plaudit_metrics.statistics.batch_histogram import BatchHistogram
-from plaudit_metrics.statistics.columns import Floats, Integers, SampleColumns
+from plaudit_metrics.statistics.columns import Integers, SampleColumns
 from plaudit_metrics.statistics.stages import group_stage_seconds, sample_stage_seconds
 from plaudit_wire.records import OUTCOMES, GroupRecord, SampleRecord
 
@@ -87,7 +87,6 @@ class SampleSeries:
         self._failed = _recent()
         self._scorer_failed: dict[str, RecentMean] = {}
         self._limiter_wait: dict[str, RecentMean] = {}
-        self._mismatch = _recent()
         self._recent_late = OptionalGauge(
             "plaudit_recent_late_ratio",
             "Share of late samples among the newest training samples, however old they are",
@@ -106,12 +105,6 @@ class SampleSeries:
             ["judge"],
             registry,
         )
-        self._recent_mismatch = OptionalGauge(
-            "plaudit_recent_logprob_mismatch_ratio",
-            "Share of the newest samples that were generated with weights other than announced",
-            [],
-            registry,
-        )
 
     def count_samples(self, records: Sequence[SampleRecord], *, count: bool = True) -> None:
         """Count samples that became terminal; without ``count`` only what is known of the newest samples changes."""
@@ -125,7 +118,7 @@ class SampleSeries:
         latency_s = columns.committed - columns.published
         in_time = (latency_s <= self._latency_threshold_s) & _IN_TIME[columns.outcome]
         published = ~np.isnan(columns.published)
-        self._remember(columns, mismatches, ~in_time[published & in_training])
+        self._remember(columns, ~in_time[published & in_training])
         if not count:
             return
         for split, of_split in (("train", in_training), ("validation", ~in_training)):
@@ -154,15 +147,12 @@ class SampleSeries:
         self.preemptions.inc(int(columns.num_preempted[known].sum()))
         self._tools.count(columns.turns.tools)
 
-    def _remember(self, columns: SampleColumns, mismatches: Floats, late: np.ndarray) -> None:
+    def _remember(self, columns: SampleColumns, late: np.ndarray) -> None:
         """Update the shares among the newest samples."""
         self._late.add(float(late.sum()), len(late))
         self._recent_late.set(self._late.mean)
         self._failed.add(float(_FAILED[columns.outcome].sum()), len(columns))
         self._recent_failed.set(self._failed.mean)
-        known = mismatches[~np.isnan(mismatches)]
-        self._mismatch.add(float((known > LOGPROB_DIFFERENCE).sum()), len(known))
-        self._recent_mismatch.set(self._mismatch.mean)
         for name, scorer in columns.scorers.items():
             failed = self._scorer_failed.setdefault(name, _recent())
             failed.add(float(_FAILED[scorer.outcome].sum()), len(scorer.outcome))

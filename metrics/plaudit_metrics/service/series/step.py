@@ -26,6 +26,14 @@ _STATISTICS = {
         "generation/truncated_share",
         "Share of responses that ended at the token limit",
     ),
+    "plaudit_last_step_logprob_mismatch": (
+        "actor/logprob_mismatch",
+        "Mean absolute difference of a trained token's log-probability between rollout and trainer, same weights, nats",
+    ),
+    "plaudit_last_step_logprob_mismatch_limit": (
+        "actor/logprob_mismatch_limit",
+        "The largest such difference that the precision of the model explains, nats",
+    ),
     "plaudit_last_step_tokens_per_second": (
         "generation/response_tokens_per_s",
         "Response tokens by the seconds of the step",

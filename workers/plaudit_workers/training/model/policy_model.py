@@ -42,7 +42,7 @@ from plaudit_workers.training.model.lora import Adapters, original_name, publish
 from plaudit_workers.training.model.losses.aggregation import token_weights
 from plaudit_workers.training.model.losses.divergence import ESTIMATES
 from plaudit_workers.training.model.losses.loss import choose_loss, mean_figures, policy_loss
-from plaudit_workers.training.model.losses.mismatch import mismatch_figure, mismatch_sums
+from plaudit_workers.training.model.losses.mismatch import mismatch_figures, mismatch_sums
 from plaudit_workers.training.model.losses.tokens import TokenInputs
 from plaudit_workers.training.model.losses.trial import try_loss
 from plaudit_workers.training.model.model import (
@@ -189,7 +189,8 @@ class PolicyModel:
             compared = mismatch_sums(members, published, tokens.proximal, tokens.behaviour)
             for name, value in (terms.sums | compared).items():
                 sums[name] = sums[name] + value
-        figures = mean_figures(mismatch_figure(self._summed(sums)))
+        limit = PROBE_LIMITS[self._spec.model.dtype]
+        figures = mean_figures(mismatch_figures(self._summed(sums), limit))
         work = work_figures(self._shape, [sequence.num_tokens for sequence in batch.sequences])
         return batch.statistics | figures | work | self._optimizer.step()
 

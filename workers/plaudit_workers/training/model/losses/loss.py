@@ -20,7 +20,7 @@ from plaudit_workers.training.model.losses.custom import PolicyLoss, load_loss
 from plaudit_workers.training.model.losses.divergence import ESTIMATES, importance_weighted
 from plaudit_workers.training.model.losses.dppo import dppo
 from plaudit_workers.training.model.losses.gspo import gspo
-from plaudit_workers.training.model.losses.mismatch import FIGURE
+from plaudit_workers.training.model.losses.mismatch import FIGURE, LIMIT_FIGURE
 from plaudit_workers.training.model.losses.ppo import ppo
 from plaudit_workers.training.model.losses.tokens import TokenInputs
 
@@ -102,5 +102,5 @@ def mean_figures(sums: dict[str, float]) -> dict[str, float]:
     sequences without a gradient).
     """
     total = sums[_WEIGHT] or 1.0
-    as_they_are = {*_AGGREGATED, FIGURE}
+    as_they_are = {*_AGGREGATED, FIGURE, LIMIT_FIGURE}
     return {name: value if name in as_they_are else value / total for name, value in sums.items() if name != _WEIGHT}

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 FIGURE = "actor/logprob_mismatch"
 """Mean absolute difference in nats over the tokens of samples that the published policy wrote from first to last."""
+LIMIT_FIGURE = "actor/logprob_mismatch_limit"
+"""The largest such difference that the precision explains, in nats."""
 _TOKENS = "actor/logprob_mismatch_tokens"
 
 
@@ -40,8 +42,13 @@ def mismatch_sums(
     return {FIGURE: ((published - behaviour).abs() * tokens).sum(), _TOKENS: tokens.sum()}
 
 
-def mismatch_figure(sums: dict[str, float]) -> dict[str, float]:
-    """Replace the two sums by their quotient; without such tokens there is no figure."""
+def mismatch_figures(sums: dict[str, float], limit: float) -> dict[str, float]:
+    """Replace the two sums by their quotient, with the limit beside it; without such tokens there is neither.
+
+    Args:
+        sums: over all micro-batches and ranks.
+        limit: the largest difference that the precision explains, in nats.
+    """
     figures = dict(sums)
     total, num_tokens = figures.pop(FIGURE, 0.0), figures.pop(_TOKENS, 0.0)
-    return figures | ({FIGURE: total / num_tokens} if num_tokens else {})
+    return figures | ({FIGURE: total / num_tokens, LIMIT_FIGURE: limit} if num_tokens else {})
