@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from plaudit_wire.messages import Branch, PolicyVersion, decode_body, encode_body
-from plaudit_workers.training.model.batches.batch import make_batch
+from plaudit_workers.training.model.batches.batch import RewardPenalty, make_batch
 
 
 def with_mask(group, index, mask):
@@ -46,6 +46,49 @@ def test_a_sample_that_was_never_generated_is_left_out(make_groups):
     lost = msgspec.structs.replace(group.samples[1], body=None)
     group = msgspec.structs.replace(group, samples=[group.samples[0], lost, group.samples[2]])
     assert [sequence.index for sequence in make_batch([group], "grpo", 1.0).sequences] == [0, 2]
+
+
+def test_lengths_are_of_the_chosen_tokens_of_every_generated_sample(make_groups):
+    group = make_groups([[0.0, 1.0, None, 0.5]])[0]
+    group = with_mask(group, 0, [0] * len(group.samples[0].body.loss_mask))
+    lengths = [len(sample.body.loss_mask) for sample in group.samples]
+    group = with_mask(group, 1, [1] + [0] * (lengths[1] - 1))
+    three, branch = np.array([3, 4, 5], "<i4").tobytes(), np.zeros(3, "<f4").tobytes()
+    branches = [Branch(three, three, branch, b"\1\1\0", [(0, 1, 0)])]
+    body = msgspec.structs.replace(group.samples[3].body, branches=branches)
+    group = msgspec.structs.replace(
+        group, samples=[*group.samples[:3], msgspec.structs.replace(group.samples[3], body=body)]
+    )
+    figures = make_batch([group], "grpo", 1.0).statistics
+    chosen = [0, 1, lengths[2], lengths[3] + 2]  # the third has no score
+    assert figures["response_length/mean"] == pytest.approx(np.mean(chosen))
+    assert (figures["response_length/min"], figures["response_length/max"]) == (0, max(chosen))
+
+
+def test_repetition_is_of_the_chosen_tokens(make_groups):
+    group = make_groups([[0.0]])[0]
+    ids = np.array([1, 2, 3, 4, 9, 9, 9, 9, 9, 9], "<i4")
+    body = group.samples[0].body
+    body = msgspec.structs.replace(body, response_ids=ids.tobytes(), logprobs=np.zeros(10, "<f4").tobytes())
+    group = msgspec.structs.replace(group, samples=[msgspec.structs.replace(group.samples[0], body=body)])
+    figures = make_batch([with_mask(group, 0, [1] * 4 + [0] * 6)], "grpo", 1.0).statistics
+    assert figures["response_repetition/max"] == 0
+    all_chosen = make_batch([with_mask(group, 0, [1] * 10)], "grpo", 1.0).statistics
+    assert all_chosen["response_repetition/max"] == pytest.approx(2 / 7)
+
+
+def test_a_group_of_equal_scores_has_a_signal_if_the_penalties_differ(make_groups):
+    groups = make_groups([[1.0, 1.0], [0.5, 0.5]])
+
+    def divergences(batch):
+        return [
+            np.full(sequence.response_ids.size, sequence.index * (sequence.group == groups[0].id), np.float32)
+            for sequence in batch.sequences
+        ]
+
+    batch = make_batch(groups, "grpo", 1.0, RewardPenalty(0.1, divergences))
+    assert [sequence.advantage != 0 for sequence in batch.sequences] == [True, True, False, False]
+    assert batch.statistics["training/groups_zero_variance"] == 1
 
 
 def test_a_group_that_lost_every_sample_is_no_group(make_groups):

@@ -183,8 +183,14 @@ def make_batch(
         by_turn = _turn_advantages(scored, rewards, estimator, group)
         sequences = tuple(_with_turns(each, scored[owner], by_turn[owner]) for owner, each in owned)
         advantages = np.concatenate([np.zeros(0), *by_turn])
-    num_samples = sum(len(group.samples) for group in groups)
-    statistics = _statistics(scores, group, advantages, sequences, num_samples)
+    figures |= _of_responses(groups) | _spread("critic/score", scores) | _spread("critic/advantages", advantages)
+    statistics = {
+        "training/samples": float(sum(len(each.samples) for each in groups)),
+        "training/scored": float(scores.size),
+        "training/sequences": float(len(sequences)),
+        "training/tokens": float(sum(sequence.num_trained_tokens for sequence in sequences)),
+        **_without_signal(rewards, group),
+    }
     return TrainingBatch(sequences, temperature, statistics | figures)
 
 
@@ -248,26 +254,25 @@ def _sequences(sample: _Scored) -> list[TrainingSequence]:
     ]
 
 
-def _statistics(
-    scores: NDArray[np.float64],
-    group: NDArray[np.int64],
-    advantages: NDArray[np.float64],
-    sequences: Sequence[TrainingSequence],
-    num_samples: int,
-) -> dict[str, float]:
-    """Return the batch's figures; verl's names where verl has one."""
-    degenerate = degenerate_groups(scores, group)
-    figures = {
-        "training/samples": float(num_samples),
-        "training/sequences": float(len(sequences)),
-        "training/tokens": float(sum(s.num_trained_tokens for s in sequences)),
+def _without_signal(rewards: NDArray[np.float64], group: NDArray[np.int64]) -> dict[str, float]:
+    """Count groups without a group-relative signal, by the rewards from which advantages are computed."""
+    degenerate = degenerate_groups(rewards, group)
+    return {
         "training/groups_single": float(degenerate.single),
         "training/groups_zero_variance": float(degenerate.zero_variance),
     }
-    figures |= _spread("critic/score", scores)
-    figures |= _spread("critic/advantages", advantages)
-    figures |= _spread("response_repetition", np.array([repeated_share(s.response_ids) for s in sequences]))
-    return figures | _spread("response_length", np.array([s.response_ids.size for s in sequences], dtype=np.float64))
+
+
+def _of_responses(groups: Sequence[Group]) -> dict[str, float]:
+    """Return figures of all samples that were generated, by the tokens that the policy chose.
+
+    A response's length includes the sample's branches; its repetition does not, as these may quote one another.
+    """
+    bodies = [sample.body for group in groups for sample in group.samples if sample.body is not None]
+    lengths = [sum(int(_mask(part).sum()) for part in (body, *body.branches)) for body in bodies]
+    repeated = [repeated_share(np.frombuffer(body.response_ids, "<i4")[_mask(body)]) for body in bodies]
+    figures = _spread("response_length", np.array(lengths, dtype=np.float64))
+    return figures | _spread("response_repetition", np.array(repeated))
 
 
 def _spread(name: str, values: NDArray[np.float64]) -> dict[str, float]:
