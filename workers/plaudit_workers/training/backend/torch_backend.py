@@ -27,6 +27,7 @@ from plaudit_workers.training.model.batches.batch import RewardPenalty, Training
 from plaudit_workers.training.model.batches.kl_controller import KlController
 from plaudit_workers.training.model.policy_model import PolicyModel
 from plaudit_workers.training.model.utilization import peak_flops, speed_figures
+from plaudit_workers.training.run.joined_figures import join_epochs
 from plaudit_workers.weight_transfer.exchange import TransferError
 
 logger = get_logger(__name__)
@@ -69,7 +70,7 @@ class TorchBackend:
         self._checkpoints = run_folder / "checkpoints"
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Make ``algorithm.epochs`` optimizer steps on these groups; return the mean of their figures.
+        """Make ``algorithm.epochs`` optimizer steps on these groups; return their joined figures.
 
         Raises:
             RefusedError: a rollout expanded the images of a prompt to other tokens than the trainer.
@@ -80,7 +81,7 @@ class TorchBackend:
         batch = make_batch(groups, self._advantage, self._temperature, penalty, self._turn_weights)
         if (divergence := batch.statistics.get("actor/reward_kl_penalty")) is not None:
             self._kl.update(divergence, len({(sequence.group, sequence.index) for sequence in batch.sequences}))
-        return mean_figures([self._timed(batch) for _ in range(self._epochs)])
+        return join_epochs([self._timed(batch) for _ in range(self._epochs)])
 
     def _timed(self, batch: TrainingBatch) -> dict[str, float]:
         started = time.monotonic()
@@ -150,10 +151,3 @@ class TorchBackend:
         """Finish writing, then release the other ranks."""
         self._saver.shutdown()
         self._model.close()
-
-
-def mean_figures(epochs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return the mean of each figure over the updates that report it."""
-    names = {name: None for figures in epochs for name in figures}
-    reported = {name: [figures[name] for figures in epochs if name in figures] for name in names}
-    return {name: sum(values) / len(values) for name, values in reported.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -11,9 +11,7 @@ import msgspec
 from plaudit_metrics.statistics.steps import step_record
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord, WaitRecord
 from plaudit_workers.stream.group import Group
-
-_COUNTS = "training/"
-"""Prefix of counts, which are summed over the updates of a step; all other figures are averaged."""
+from plaudit_workers.training.run.joined_figures import join_mini_batches
 
 
 @dataclass
@@ -69,7 +67,7 @@ class StepReport:
             closed=closed,
             update_s=self.update_s,
             trainer_version=trainer_version,
-            extra=_joined(self.updates) | extra | self.figures,
+            extra=join_mini_batches(self.updates) | extra | self.figures,
         )
 
     def snapshot(self) -> str:
@@ -99,11 +97,3 @@ def sample_records(group: Group, step: int) -> list[SampleRecord]:
         for sample in group.samples
         if sample.scoring is not None
     ]
-
-
-def _joined(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    joined: dict[str, float] = {}
-    for key in dict.fromkeys(key for update in updates for key in update):
-        values = [update[key] for update in updates if key in update]
-        joined[key] = sum(values) / (1 if key.startswith(_COUNTS) else len(values))
-    return joined

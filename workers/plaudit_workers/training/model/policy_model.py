@@ -192,6 +192,7 @@ class PolicyModel:
         limit = PROBE_LIMITS[self._spec.model.dtype]
         figures = mean_figures(mismatch_figures(self._summed(sums), limit))
         work = work_figures(self._shape, [sequence.num_tokens for sequence in batch.sequences])
+        work["training/loss_tokens"] = float(batch.num_trained_tokens)
         return batch.statistics | figures | work | self._optimizer.step()
 
     @torch.no_grad()
