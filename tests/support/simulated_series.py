@@ -182,6 +182,7 @@ class Run:
             "plaudit_last_step_truncated_share": 0.6 if fault in ("truncation", "equal and truncated") else 0.05,
             "plaudit_last_step_masked_share": 0.5 if fault == "equal and failed" else 0.02,
             "plaudit_last_step_logprob_mismatch": 0.45 if fault == "mismatch" else 0.15,
+            "plaudit_last_step_skipped_updates": 1.0 if fault == "no gradient" else 0.0,
             "plaudit_last_step_logprob_mismatch_limit": 0.3,
             "plaudit_last_step_events_lost_share": 0.5 if fault == "events lost" else 0.0,
             'plaudit_last_step_tool_seconds{tool="search",statistic="p99"}': 90.0 if fault == "slow tool" else 2.0,

@@ -260,6 +260,14 @@ _LEARNING = (
         held="5m",
         panel="Difference between rollouts and trainer",
     ),
+    Alert(
+        "UpdatesDiscarded",
+        "warning",
+        "{{ $labels.run }}: {{ $value }} updates of a step were discarded because their gradient is not finite.",
+        "The weights did not change in them. The trainer's log has the cause. The run ends after five in a row.",
+        "max_over_time(plaudit_last_step_skipped_updates[10m]) > <discardedUpdates>",
+        panel="Discarded updates",
+    ),
 )
 
 _TRANSPORT = (

@@ -43,6 +43,7 @@ THRESHOLDS: Final[Mapping[str, float]] = MappingProxyType(
         "redisMemoryShare": ADMISSION_MEMORY_SHARE,  # above it no groups are admitted
         "versionsBehind": 1,  # if the job allows less staleness than that
         "mismatchFactor": 1,  # times the largest difference that the precision of the model explains
+        "discardedUpdates": 0,  # of a step: more than so many without a finite gradient
         "operatorEventAgeSeconds": 270,  # the API server ends a watch without events after 240 s
         "operatorQueueDepth": 50,
         "operatorErrorShare": 0.2,  # of the reconciliations

@@ -203,6 +203,12 @@ def _policy() -> Sequence[Any]:
             about="The announced version, and by how many versions the slowest ready rollout is behind.",
         ),
         lines(
+            "Discarded updates",
+            COUNT,
+            (newest("plaudit_last_step_skipped_updates"), "newest step"),
+            about="Updates of the newest step that were discarded because their gradient is not finite.",
+        ),
+        lines(
             "Difference between rollouts and trainer",
             COUNT,
             (newest("plaudit_last_step_logprob_mismatch"), "newest step"),

@@ -64,6 +64,7 @@ SCENARIOS: dict[str, dict[str, tuple[float, ...]]] = {
     "broken tool": {"ToolFailing warning": LENGTHS},
     "slow tool": {"ToolSlow warning": LENGTHS, "ToolsStarveTrainer warning": LENGTHS},
     "mismatch": {"LogprobMismatch critical": LENGTHS},
+    "no gradient": {"UpdatesDiscarded warning": LENGTHS},
     "collapse": {"RewardCollapsed warning": LENGTHS},
     "uniform": {"RewardsUniform warning": LENGTHS},
     "equal rewards": {"RewardVarianceCollapsed warning": LENGTHS, "RewardsUniform warning": LENGTHS},

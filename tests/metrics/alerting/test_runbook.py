@@ -59,5 +59,6 @@ def test_a_query_of_the_runbook_has_a_response_in_a_real_run(query: str, observe
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     null = set(re.findall(r'"(\w+)": null', done.stdout))
-    assert null <= {"kl", "grad", "mismatch", "limit"}  # this run's trainer is scripted and has no gradient
+    of_training = {"kl", "grad", "mismatch", "limit", "discarded", "least", "most"}
+    assert null <= of_training  # this run's trainer is scripted and computes none of them
     assert done.stdout.strip()

@@ -17,7 +17,11 @@ class TrainerBackend(Protocol):
     """
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Train on one mini-batch (never empty) and return its figures."""
+        """Train on one mini-batch (never empty) and return its figures.
+
+        Raises:
+            JobFailedError: too many updates in a row had no finite gradient.
+        """
         ...
 
     def publish(self, version: PolicyVersion) -> Announcement:

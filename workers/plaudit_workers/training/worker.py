@@ -29,7 +29,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
 
     Raises:
         RefusedError: job, data, model, checkpoint, disk or Redis are unusable, or another trainer took over.
-        JobFailedError: too many scores failed, repeatedly.
+        JobFailedError: too many scores failed, repeatedly, or too many updates in a row were discarded.
     """
     prefer_expandable_segments(os.environ)
     job = load_training_job(settings.job_path)

@@ -34,6 +34,10 @@ _STATISTICS = {
         "actor/logprob_mismatch_limit",
         "The largest such difference that the precision of the model explains, nats",
     ),
+    "plaudit_last_step_skipped_updates": (
+        "actor/skipped_updates",
+        "Updates that were discarded because their gradient is not finite",
+    ),
     "plaudit_last_step_tokens_per_second": (
         "generation/response_tokens_per_s",
         "Response tokens by the seconds of the step",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -11,6 +11,8 @@ import pyarrow.parquet
 import pytest
 
 from plaudit_workers.process import JobFailedError
+from plaudit_workers.stream.group import Group
+from plaudit_workers.training.backend.scripted import ScriptedBackend
 
 MakePlan = Callable[..., Any]
 
@@ -236,3 +238,27 @@ async def test_no_more_groups_are_open_than_the_schedule_allows(simulation: Any,
         await training
     await transport.close()
     assert most == 8
+
+
+class _Diverging(ScriptedBackend):
+    """Ends the run at its third update, as a trainer does that discards too many."""
+
+    def update(self, groups: Sequence[Group]) -> dict[str, float]:
+        if len(self.trained) == 2:
+            raise JobFailedError("5 updates in a row were discarded")
+        return super().update(groups) | {"actor/skipped_updates": 1.0}
+
+
+async def test_a_job_whose_updates_are_discarded_fails_and_its_groups_can_be_trained_again(
+    simulation: Any, make_plan: MakePlan, positions: Any
+) -> None:
+    simulation.policy_class = _Diverging
+    plan = make_plan(steps=2, mini_batches=2)
+    async with simulation.workers():
+        with pytest.raises(JobFailedError, match="discarded"):
+            await simulation.train(plan)
+        assert [step.statistics["actor/skipped_updates"] for step in simulation.steps()] == [2.0]
+        simulation.policy_class = ScriptedBackend
+        done, policy = await simulation.train(plan)
+    assert done
+    assert sorted(position for update in positions(policy) for position in update) == list(range(8))

@@ -21,6 +21,7 @@ from plaudit_workers.training.backend.checkpoint import (
     write_checkpoint,
 )
 from plaudit_workers.training.backend.delta_publisher import DeltaPublisher
+from plaudit_workers.training.backend.discarded_updates import DiscardedUpdates
 from plaudit_workers.training.backend.expansion import refuse_other_expansions
 from plaudit_workers.training.backend.publish import offer_weights, prune_weights, write_offered, write_weights
 from plaudit_workers.training.model.batches.batch import RewardPenalty, TrainingBatch, make_batch
@@ -51,6 +52,7 @@ class TorchBackend:
         self._kl = KlController(loss.kl_coefficient, loss.adaptive_kl)
         self._penalises_reward = loss.penalises_reward
         self._epochs = job.spec.algorithm.epochs
+        self._discarded = DiscardedUpdates(job.spec.algorithm)
         self._temperature = job.spec.rollout.sampling.temperature
         self._keep = job.spec.trainer.checkpoint.keep
         self._ranks = job.spec.trainer.ranks
@@ -86,6 +88,7 @@ class TorchBackend:
     def _timed(self, batch: TrainingBatch) -> dict[str, float]:
         started = time.monotonic()
         figures = self._model.update(batch)  # ends with the gradient's norm, so the device has finished
+        self._discarded.note(figures)
         return figures | speed_figures(figures, time.monotonic() - started, self._ranks, self._peak_flops)
 
     def publish(self, version: PolicyVersion) -> Announcement:

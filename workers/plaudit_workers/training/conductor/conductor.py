@@ -53,7 +53,7 @@ async def conduct(run: RunContext, backend: TrainerBackend, stop: asyncio.Event)
         True if all steps are done.
 
     Raises:
-        JobFailedError: too many scores failed, repeatedly.
+        JobFailedError: too many scores failed, repeatedly, or too many updates in a row were discarded.
         StaleIncarnationError: another trainer took over.
         RefusedError: a checkpoint cannot be loaded or is missing, or the disk is full.
     """

@@ -46,7 +46,7 @@ class StepTraining:
         """Train on the step's groups as they become ready; return False if ``stop`` was set before the end.
 
         Raises:
-            JobFailedError: too many scores failed, repeatedly.
+            JobFailedError: too many scores failed, repeatedly, or too many updates in a row were discarded.
         """
         while True:
             decision = await self._wait(step, report)
