@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from plaudit_workers.job.sizing.shape import ModelShape
+from plaudit_workers.training.model.batches.batch import make_batch
 from plaudit_workers.training.model.batches.repetition import repeated_share
+from plaudit_workers.training.model.policy_model import build_model
 from plaudit_workers.training.model.utilization import speed_figures, training_flops, work_figures
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*reduce_op.*:FutureWarning")
@@ -25,6 +27,25 @@ def test_operations_are_those_that_torch_counts_in_the_matrices(model_folder):
     attention = 6 * shape.layers * shape.heads * shape.head_size * 100**2
     # The first layer's inputs need no gradient, and norms and biases are no matrices.
     assert counter.get_total_flops() == pytest.approx(training_flops(shape, [100]) + attention, rel=0.05)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_operations_of_an_update_are_those_that_torch_counts(tmp_path, make_job, make_groups, model_folder, lora):
+    """Frozen weights have no gradients of their own."""
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(model_folder)
+    config.update(
+        {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "layer_types": ["full_attention"] * 4}
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(model_folder).save_pretrained(tmp_path)
+    trainer = {"microBatchTokens": 100_000} | ({"lora": lora} if lora else {})
+    policy = build_model(make_job({"model": {"source": str(tmp_path)}, "trainer": trainer}))
+    batch = make_batch(make_groups([[0.0, 1.0, 0.5, 0.25]]), "grpo", 1.0)
+    with FlopCounterMode(display=False) as counter:
+        figures = policy.update(batch)
+    # The head is computed for trained tokens only, attention in blocks, and the first layer's inputs need no gradient.
+    assert figures["training/tflops"] * 1e12 == pytest.approx(counter.get_total_flops(), rel=0.1)
 
 
 def test_speed_is_work_by_time():

@@ -65,10 +65,7 @@ def explain(figures: Mapping[str, float], loss: LossSpec) -> tuple[str, str]:
     mend = f"Mend function {loss.function} in spec.algorithm.loss.path {loss.path}"
     if not _finite(figures, "critic/advantages/min", "critic/advantages/max"):
         least, most = (figures.get(f"critic/score/{name}", math.nan) for name in ("min", "max"))
-        return (
-            f"an advantage is not finite in float32 (rewards from {least:g} to {most:g})",
-            "Bound what the scorers return",
-        )
+        return f"an advantage is not finite in float32 (rewards from {least:g} to {most:g})", "Bound the rewards"
     if not _finite(figures, "actor/behaviour_kl"):
         return "a log-probability of the policy or of a rollout is not finite", f"{_LOWER_RATE}, or start anew"
     if not _finite(figures, "actor/pg_loss", "actor/kl_loss"):

@@ -191,7 +191,8 @@ class PolicyModel:
                 sums[name] = sums[name] + value
         limit = PROBE_LIMITS[self._spec.model.dtype]
         figures = mean_figures(mismatch_figures(self._summed(sums), limit))
-        work = work_figures(self._shape, [sequence.num_tokens for sequence in batch.sequences])
+        adapters = sum(each.numel() for each in self._parameters.values()) if self._adapters else None
+        work = work_figures(self._shape, [sequence.num_tokens for sequence in batch.sequences], adapters)
         work["training/loss_tokens"] = float(batch.num_trained_tokens)
         return batch.statistics | figures | work | self._optimizer.step()
 

@@ -1,7 +1,8 @@
 """Speed of an update: tokens a second, and on GPUs the share of the peak that it reaches (MFU). Pure but for the name.
 
-MFU counts 6 operations a parameter and token, and 6 · layers · width · length for causal attention: what the update
-needs, without what checkpointing computes again (Chowdhery et al., 2022, arXiv 2204.02311).
+MFU counts 6 operations a trained parameter and token (2 forward, 2 for the gradient of its input, 2 for its own), 4 a
+frozen one, and 6 · layers · width · length for causal attention: what the update needs, without what checkpointing
+computes again (Chowdhery et al., 2022, arXiv 2204.02311).
 """
 
 from __future__ import annotations
@@ -17,26 +18,29 @@ _TOKENS = "training/computed_tokens"
 _TFLOPS = "training/tflops"
 
 
-def training_flops(shape: ModelShape, lengths: Sequence[int]) -> float:
+def training_flops(shape: ModelShape, lengths: Sequence[int], adapters: int | None = None) -> float:
     """Return the operations of one forward and backward pass.
 
     Args:
         shape: of the model.
         lengths: tokens of each sequence, prompts included.
+        adapters: parameters of the adapters, beside which the model's own are frozen; None: these are trained.
     """
+    matrices = 6 * shape.active_parameters if adapters is None else 4 * shape.active_parameters + 6 * adapters
     attention = 6 * shape.layers * shape.heads * shape.head_size
-    return float(sum(length * (6 * shape.active_parameters + attention * length) for length in lengths))
+    return float(sum(length * (matrices + attention * length) for length in lengths))
 
 
-def work_figures(shape: ModelShape | None, lengths: Sequence[int]) -> dict[str, float]:
+def work_figures(shape: ModelShape | None, lengths: Sequence[int], adapters: int | None = None) -> dict[str, float]:
     """Return what an update computes: ``training/computed_tokens``, and ``training/tflops`` of a known form of model.
 
     Args:
         shape: of the model; None if it has another form.
         lengths: of the sequences that are computed, prompts included.
+        adapters: see ``training_flops``.
     """
     figures = {_TOKENS: float(sum(lengths))}
-    return figures if shape is None else figures | {_TFLOPS: training_flops(shape, lengths) / 1e12}
+    return figures if shape is None else figures | {_TFLOPS: training_flops(shape, lengths, adapters) / 1e12}
 
 
 def speed_figures(
