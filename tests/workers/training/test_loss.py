@@ -51,6 +51,16 @@ def test_clipping_by_hand(ratio, advantage, loss, has_gradient):
     assert terms.sums["actor/pg_clipfrac"].item() == float(not has_gradient)
 
 
+@pytest.mark.parametrize(
+    ("correction", "ppo_kl"), [("none", -0.25), ("tis", -0.125), ("decoupled", -0.125), ("reject", -0.125)]
+)
+def test_ppo_kl_is_the_distance_to_the_policy_of_the_clip_and_behaviour_kl_to_the_one_that_sampled(correction, ppo_kl):
+    inputs = tokens([-1.0, -1.0], [-1.5, -1.0], [1.0, 1.0], [0.5, 0.5], proximal=[-1.0, -1.25])
+    sums = policy_loss(inputs, LossSpec(correction=correction)).sums
+    assert sums["actor/ppo_kl"].item() == pytest.approx(ppo_kl)
+    assert sums["actor/behaviour_kl"].item() == pytest.approx((math.expm1(0.5) - 0.5) / 2)
+
+
 @pytest.mark.parametrize(("ratio_c", "loss", "gradient"), [(3.0, 3.0, 0.0), (0.0, math.exp(10), math.exp(10))])
 def test_dual_clip_bounds_a_token_of_negative_advantage(ratio_c, loss, gradient):
     inputs = tokens([-1.0], [-11.0], [-1.0])

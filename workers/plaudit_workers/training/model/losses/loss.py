@@ -71,12 +71,13 @@ def policy_loss(tokens: TokenInputs, settings: LossSpec, policy: PolicyLoss | No
     corrected = correct(tokens, settings)
     found = (policy or choose_loss(settings))(tokens, corrected.anchor, settings)
     token_losses = corrected.weight * found.losses
-    drift = tokens.behaviour - tokens.logprobs.detach()
+    logprobs = tokens.logprobs.detach()
+    drift = tokens.behaviour - logprobs
     figures = {
         "actor/pg_loss": token_losses,
         "actor/pg_clipfrac": found.clipped.float(),
         "actor/pg_clipfrac_lower": found.bounded.float(),
-        "actor/ppo_kl": drift,
+        "actor/ppo_kl": corrected.anchor - logprobs,
         "actor/behaviour_kl": drift.neg().clamp(max=MAX_LOG_RATIO).expm1() + drift,
         "actor/importance_weight": corrected.weight,
         "actor/importance_capped": corrected.capped.float(),
