@@ -48,6 +48,7 @@ from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.kinds.context import BuildContext
 from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker
 from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.worker.consumer import ConsumerOptions
 from plaudit_workers.training.backend.scripted import ScriptedBackend
 from simulated_run import Simulation, make_plan
@@ -269,6 +270,11 @@ def observed_run(
 
 class _ProbingPolicy(ScriptedBackend):
     """Writes the probe beside its weights, as policies with a model do."""
+
+    def update(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Report figures of a model's update too."""
+        compared = {"actor/logprob_mismatch": 0.001, "actor/logprob_mismatch_limit": 0.05}
+        return super().update(groups) | compared | {"actor/skipped_updates": 0.0}
 
     def publish(self, version: PolicyVersion) -> Announcement:
         announcement = super().publish(version)
