@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from plaudit_metrics.statistics.validation import best_of, majority
-from plaudit_wire.records import GroupEnd, GroupRecord
+from plaudit_wire.records import GroupEnd, GroupRecord, ScoringRecord
 from plaudit_workers.stream.group import Group
 from plaudit_workers.training.conductor.groups.admission import Admitter
 from plaudit_workers.training.conductor.groups.closing import GroupEnding, end_groups
@@ -33,7 +33,7 @@ class Evaluation:
 
     @property
     def figures(self) -> dict[str, float]:
-        """``val/<data_source>/<scorer>`` and ``…/reward`` (means over scored samples), ``timing_s/testing``."""
+        """``val/…`` and ``val-core/…`` (see ``validation_figures``), ``timing_s/testing``."""
         return validation_figures(self.groups) | {"timing_s/testing": self.seconds}
 
 
@@ -96,8 +96,9 @@ class Validation:
 
 
 def validation_figures(groups: Sequence[Group]) -> dict[str, float]:
-    """Compute means by data source and scorer over the samples that have a score. Pure."""
+    """Compute ``val/<data_source>/<scorer>`` and ``…/reward`` (means over scored samples), and best of n. Pure."""
     values: defaultdict[str, list[float]] = defaultdict(list)
+    by_source: defaultdict[str, list[Group]] = defaultdict(list)
     for group in groups:
         source = group.prompt.data_source
         for sample in group.samples:
@@ -108,23 +109,47 @@ def validation_figures(groups: Sequence[Group]) -> dict[str, float]:
             for name, scorer in scoring.scorers.items():
                 if scorer.value is not None and name != "reward":
                     values[f"val/{source}/{name}"].append(scorer.value)
-        for name, value in _of_several_samples(group).items():
-            values[f"val-core/{source}/reward/{name}/mean"].append(value)
-    return {key: sum(found) / len(found) for key, found in values.items()}
+        by_source[source].append(group)
+    figures = {key: sum(found) / len(found) for key, found in values.items()}
+    for source, of_source in by_source.items():
+        figures |= {f"val-core/{source}/reward/{key}": value for key, value in _of_several_samples(of_source).items()}
+    return figures
 
 
-def _of_several_samples(group: Group) -> dict[str, float]:
-    """Return ``best@n`` for n = 2, 4, … and all scored samples, and ``maj@n`` of all that name an answer (``pred``)."""
-    scored = [each.scoring for each in group.samples if each.scoring is not None and each.scoring.value is not None]
-    values = [scoring.value for scoring in scored if scoring.value is not None]
-    if len(values) < 2:
-        return {}
-    counts = {2**power for power in range(1, len(values).bit_length()) if 2**power <= len(values)} | {len(values)}
-    found = {f"best@{count}": best_of(values, count) for count in sorted(counts)}
-    answers = [
+def _of_several_samples(groups: Sequence[Group]) -> dict[str, float]:
+    """Return ``best@n`` for n = 2, 4, … and all samples of a prompt, ``maj@n`` of all if each has an answer (``pred``).
+
+    Each is the mean over the prompts with at least n scores, and beside it the share of such prompts.
+    """
+    scored = [[each.scoring for each in group.samples if each.scoring is not None] for group in groups]
+    rewards = [[scoring.value for scoring in own if scoring.value is not None] for own in scored]
+    most = max(len(group.samples) for group in groups)
+    found: dict[str, list[float]] = {}
+    for count in _draws(most):
+        found[f"best@{count}"] = [best_of(own, count) for own in rewards if len(own) >= count]
+        if count == most:
+            found[f"maj@{count}"] = [majority(own) for own in map(_answers, scored) if len(own) == count]
+    return {
+        f"{name}/{figure}": value
+        for name, of_prompts in found.items()
+        if of_prompts
+        for figure, value in (
+            ("mean", sum(of_prompts) / len(of_prompts)),
+            ("prompts_share", len(of_prompts) / len(groups)),
+        )
+    }
+
+
+def _draws(most: int) -> list[int]:
+    """Return 2, 4, … below ``most``, and ``most``; nothing for one sample a prompt."""
+    return [2**power for power in range(1, most.bit_length()) if 2**power < most] + [most] * (most > 1)
+
+
+def _answers(scorings: Sequence[ScoringRecord]) -> list[tuple[str, float]]:
+    """Return the answers that a scorer names, each with the reward of its sample."""
+    return [
         (str(scorer.extra["pred"]), scoring.value)
-        for scoring in scored
+        for scoring in scorings
         for scorer in scoring.scorers.values()
         if "pred" in scorer.extra and scoring.value is not None
     ]
-    return found | ({f"maj@{len(values)}": majority(answers)} if len(answers) == len(values) else {})
