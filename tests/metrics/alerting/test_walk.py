@@ -270,20 +270,21 @@ async def test_a_rollout_that_does_not_load_new_weights(walk: Walk) -> None:
 
 
 class _Compared(ScriptedBackend):
-    """Reports the figures of a policy in bfloat16 whose rollouts pass the probe but sample from other weights."""
+    """Reports figures of a bfloat16 policy that discards its updates and whose rollouts have other weights."""
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         compared = {"actor/logprob_mismatch": 0.5, "actor/logprob_mismatch_limit": 0.3}
-        return super().update(groups) | compared
+        return super().update(groups) | compared | {"actor/skipped_updates": 1.0}
 
 
 async def test_a_rollout_with_other_weights_and_samples_beyond_the_bound(walk: Walk) -> None:
     walk.simulation.policy_class = _Compared
     # The job allows less than its trainer does: no defect that trains such samples is known.
     async with walk.observed(PLAUDIT_MAX_STALENESS="0"), walk.training(staleness=1):
-        await walk.fires("LogprobMismatch", "StalenessBeyondBound")
+        await walk.fires("LogprobMismatch", "UpdatesDiscarded", "StalenessBeyondBound")
         steps = objects(await walk.look("LogprobMismatch"))
         assert {(step["mismatch"], step["limit"]) for step in steps} == {(0.5, 0.3)}
+        assert {step["discarded"] for step in objects(await walk.look("UpdatesDiscarded"))} == {1.0}
         assert max(step["s"] for step in objects(await walk.look("StalenessBeyondBound"))) == 1
 
 
