@@ -118,12 +118,12 @@ class _Scored:
     @property
     def parts(self) -> list[SampleBody | Branch]:
         """Return the sample's own sequence and its branches."""
-        return [self.body, *self.body.branches]
+        return _parts(self.body)
 
     @property
     def num_trained_tokens(self) -> int:
         """Return the number of tokens that the policy chose, over all sequences."""
-        return sum(int(_mask(part).sum()) for part in self.parts)
+        return _num_chosen(self.body)
 
     @property
     def starts(self) -> NDArray[np.int64]:
@@ -136,6 +136,15 @@ class _Scored:
         counts = turn_tokens(self.starts, _mask(self.body))
         counts[0] += self.num_trained_tokens - counts.sum()
         return counts
+
+
+def _parts(body: SampleBody) -> list[SampleBody | Branch]:
+    return [body, *body.branches]
+
+
+def _num_chosen(body: SampleBody) -> int:
+    """Return the number of tokens that the policy chose, over all sequences."""
+    return sum(int(_mask(part).sum()) for part in _parts(body))
 
 
 def _mask(part: SampleBody | Branch) -> NDArray[np.bool_]:
@@ -269,7 +278,7 @@ def _of_responses(groups: Sequence[Group]) -> dict[str, float]:
     A response's length includes the sample's branches; its repetition does not, as these may quote one another.
     """
     bodies = [sample.body for group in groups for sample in group.samples if sample.body is not None]
-    lengths = [sum(int(_mask(part).sum()) for part in (body, *body.branches)) for body in bodies]
+    lengths = [_num_chosen(body) for body in bodies]
     repeated = [repeated_share(np.frombuffer(body.response_ids, "<i4")[_mask(body)]) for body in bodies]
     figures = _spread("response_length", np.array(lengths, dtype=np.float64))
     return figures | _spread("response_repetition", np.array(repeated))
