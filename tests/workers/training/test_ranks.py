@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 import pickle
 import socket
-import subprocess
-import sys
 import time
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -23,13 +23,17 @@ from plaudit_workers.training.model.batches.batch import TrainingBatch, make_bat
 from plaudit_workers.training.model.policy_model import build_model
 from plaudit_workers.training.shards.reader import ShardReader
 from plaudit_workers.weight_deltas.restore import restore_version
+from rank_program import run_rank
 from tiny_vision import save_vision_policy
 from vision_policy import opened, random_batch, vision_job
 
-# Each rank is a process that imports torch: seconds on a quiet machine, a minute on a busy one.
 pytestmark = pytest.mark.timeout(300)
 
-PROGRAM = Path(__file__).with_name("rank_program.py")
+RANKS = multiprocessing.get_context("forkserver")
+RANKS.set_forkserver_preload(
+    ["transformers.models.qwen2.modeling_qwen2", "plaudit_workers.training.backend.torch_backend"]
+)
+WITHIN_S = 240.0
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None], [0.2, 0.4, 0.6, 0.8]]
 FSDP = {"strategy": "fsdp2", "ranks": 2, "activationCheckpointing": "layers"}
 SETTINGS = {
@@ -48,17 +52,44 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def start_ranks(folder: Path, world_size: int, *arguments: str) -> list[subprocess.Popen[bytes]]:
+def start_ranks(folder: Path, world_size: int, *arguments: str) -> list[BaseProcess]:
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
-    quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(folder), *arguments],
-            env=os.environ | shared | quiet | {"RANK": str(rank)},
-            stderr=subprocess.PIPE,
+    shared |= {"HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    ranks: list[BaseProcess] = [
+        RANKS.Process(
+            target=run_rank, args=(folder, arguments, shared | {"RANK": str(rank)}, folder / f"errors-{rank}")
         )
         for rank in range(world_size)
     ]
+    for rank in ranks:
+        rank.start()
+    return ranks
+
+
+def exit_codes(ranks: Sequence[BaseProcess]) -> list[int | None]:
+    """Wait for the ranks to end; one that has not after some minutes counts as None."""
+    deadline = time.monotonic() + WITHIN_S
+    for rank in ranks:
+        rank.join(max(deadline - time.monotonic(), 0.0))
+    return [rank.exitcode for rank in ranks]
+
+
+def errors(folder: Path) -> list[str]:
+    return [path.read_text() for path in sorted(folder.glob("errors-*"))]
+
+
+def end(ranks: Sequence[BaseProcess]) -> None:
+    for rank in ranks:
+        rank.kill()
+        rank.join()
+
+
+def run_ranks(folder: Path, world_size: int, *arguments: str) -> None:
+    ranks = start_ranks(folder, world_size, *arguments)
+    try:
+        assert exit_codes(ranks) == [0] * world_size, errors(folder)
+    finally:
+        end(ranks)
 
 
 def write_inputs(folder: Path, job: RLJob, batches: list[TrainingBatch]) -> None:
@@ -81,9 +112,7 @@ def test_sharded_ranks_give_the_updates_of_one(make_job, make_groups, tmp_path, 
     batches = [make_batch(make_groups(own, seed=seed), "grpo", 0.9) for seed, own in enumerate(scores)]
     write_inputs(tmp_path, make_job({**SETTINGS, "trainer": FSDP | trainer}), batches)
     world_size = trainer.get("ranks", 2)
-    ranks = start_ranks(tmp_path, world_size)
-    outputs = [rank.communicate(timeout=240)[1].decode() for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * world_size, outputs
+    run_ranks(tmp_path, world_size)
     results = pickle.loads((tmp_path / "results.pickle").read_bytes())
 
     adapters = {name: value for name, value in trainer.items() if name == "lora"}
@@ -169,9 +198,7 @@ def test_ranks_whose_rows_have_no_images_take_part_in_those_of_others(tmp_path):
 def relayed(
     folder: Path, world_size: int, *arguments: object
 ) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
-    ranks = start_ranks(folder, world_size, "relay", *map(str, arguments))
-    outputs = [rank.communicate(timeout=240)[1].decode() for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * world_size, outputs
+    run_ranks(folder, world_size, "relay", *map(str, arguments))
     figures, state = pickle.loads((folder / "relayed.pickle").read_bytes())
     return figures, state
 
@@ -220,9 +247,7 @@ def test_two_ranks_publish_deltas_each_of_its_own_file(make_job, make_groups, tm
     trainer = {**FSDP, "weights": {"fullEvery": 10}}
     slowly = {"optimizer": {"learningRate": 1e-5}}
     write_inputs(tmp_path, make_job({"model": {"dtype": "bfloat16"}, "algorithm": slowly, "trainer": trainer}), batches)
-    ranks = start_ranks(tmp_path, 2, "deltas")
-    outputs = [rank.communicate(timeout=240)[1].decode() for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    run_ranks(tmp_path, 2, "deltas")
     files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     published = pickle.loads((tmp_path / "published.pickle").read_bytes())
     for announcement, state in published:
@@ -258,17 +283,14 @@ def test_replicas_load_what_one_rank_saved_and_two_ranks_what_replicas_saved(mak
 
 def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoint_before(make_job, make_groups, tmp_path):
     write_inputs(tmp_path, make_job({"trainer": FSDP}), [])
-    leader, follower = start_ranks(tmp_path, 2, "dies")
+    ranks = start_ranks(tmp_path, 2, "dies")
     try:
-        errors = leader.communicate(timeout=240)[1].decode()
-        follower.communicate(timeout=240)
+        ended = exit_codes(ranks)
     finally:
-        for rank in (leader, follower):
-            rank.kill()
-            rank.communicate()
-    assert (tmp_path / "saved-1").exists(), errors
+        end(ranks)
+    assert (tmp_path / "saved-1").exists(), errors(tmp_path)
     assert not (tmp_path / "saved-2").exists()
-    assert (leader.returncode, follower.returncode) == (1, -9), errors
+    assert ended == [1, -9], errors(tmp_path)
     assert recovered_checkpoints(tmp_path / "checkpoints") == [tmp_path / "checkpoints" / "step-000001"]
     load_checkpoint(tmp_path / "checkpoints" / "step-000001", build_model(make_job({})))
 
@@ -278,13 +300,11 @@ def test_the_others_end_when_a_rank_dies(make_job, make_groups, tmp_path):
     leader, follower = start_ranks(tmp_path, 2, "endless")
     try:
         deadline = time.monotonic() + 200
-        while not (tmp_path / "updated").exists() and leader.poll() is None and time.monotonic() < deadline:
+        while not (tmp_path / "updated").exists() and leader.is_alive() and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert (tmp_path / "updated").exists()
+        assert (tmp_path / "updated").exists(), errors(tmp_path)
         follower.kill()
-        leader.communicate(timeout=60)
-        assert leader.returncode == 1
+        leader.join(60)
+        assert leader.exitcode == 1
     finally:
-        for rank in (leader, follower):
-            rank.kill()
-            rank.communicate()
+        end([leader, follower])

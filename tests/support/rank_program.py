@@ -1,4 +1,7 @@
-"""One rank of ``test_ranks``: python rank_program.py FOLDER, which holds job and batches and gets the results.
+"""One rank of ``test_ranks``, with the arguments FOLDER, which holds job and batches and gets the results.
+
+A rank is a fork of a server that has imported torch and transformers: importing them takes each rank four seconds of a
+core, which is longer than what it computes.
 
 With ``endless`` behind it: updates until it is killed. With ``relay LOAD FROM TO SAVE``: loads a checkpoint (``-`` for
 none), makes the updates FROM to TO, saves as step TO in the folder SAVE (``-`` for none), and leaves its state in
@@ -12,6 +15,7 @@ import os
 import pickle
 import signal
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -97,31 +101,31 @@ def update_without_end(policy: PolicyModel, folder: Path) -> None:
         (folder / "updated").touch()
 
 
-def main() -> None:
+def run_rank(folder: Path, arguments: Sequence[str], environment: Mapping[str, str], errors: Path) -> None:
+    """Be a rank to the end, in a process of its own, whose standard error is the file ``errors``."""
+    with errors.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    os.environ |= environment
     torch.set_num_threads(1)
-    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    rank = int(os.environ["RANK"])
     job = RLJob.model_validate_json((folder / "job.json").read_bytes())
     images = ImageProcessor.of_job(job, folder)
     policy = build_model(job, rank, int(os.environ["WORLD_SIZE"]), images)
-    if "dies" in sys.argv and rank == 1:
+    if "dies" in arguments and rank == 1:
         die_at_the_second_file()
-    if os.environ["RANK"] != "0":
+    if rank != 0:
         policy.follow()
-    elif "endless" in sys.argv:
+    elif "endless" in arguments:
         update_without_end(policy, folder)
-    elif "dies" in sys.argv:
+    elif "dies" in arguments:
         save_until_a_rank_dies(policy, folder)
-    elif "deltas" in sys.argv:
+    elif "deltas" in arguments:
         publish_deltas(job, policy, folder)
         policy.close()
-    elif "relay" in sys.argv:
-        load, first, end, save = sys.argv[3:]
+    elif "relay" in arguments:
+        load, first, end, save = arguments[1:]
         relay(policy, folder, load, int(first), int(end), save)
         policy.close()
     else:
         lead(job, policy, folder)
         policy.close()
-
-
-if __name__ == "__main__":
-    main()
