@@ -33,17 +33,20 @@ ROOMS = {
     "tests/e2e/": "runs",
     "tests/reward/model_server/": "model servers",
     "tests/workers/launch/test_supervisor.py": "Ray",
+    "tests/workers/gateway/test_nemo_rl.py": "Ray",
     "tests/reward/judge/test_vllm.py": "judge behind vLLM",
     "tests/workers/rollout/test_vllm": "vLLM",
     "tests/workers/stream/test_session_invariants.py": "search in sessions",
     "tests/workers/stream/test_acl.py": "search with rights",
     "tests/workers/stream/test_invariants.py": "search",
-    "tests/workers/training/test_ranks.py": "ranks",
+    "tests/workers/training/test_rank": "ranks",
+    "tests/workers/training/test_sequence_parallel.py": "ranks",
+    "tests/workers/training/test_sharded_start.py": "ranks",
     "tests/metrics/page/": "page",
     "tests/metrics/alerting/": "observed run",
     "tests/metrics/test_top.py": "observed run",
 }
-"""Files that share something expensive (a Ray, a Chromium, a run, a vLLM) and so belong into one process; the longest
+"""Files that share something expensive (a Ray, a Chromium, a run, a vLLM, a server of ranks) and so belong into one process; the longest
 rooms first."""
 
 

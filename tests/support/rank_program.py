@@ -1,12 +1,9 @@
-"""One rank of ``test_ranks``, with the arguments FOLDER, which holds job and batches and gets the results.
+"""One rank of ``test_ranks``: called with a folder, which holds job and batches and gets the results.
 
-A rank is a fork of a server that has imported torch and transformers: importing them takes each rank four seconds of a
-core, which is longer than what it computes.
-
-With ``endless`` behind it: updates until it is killed. With ``relay LOAD FROM TO SAVE``: loads a checkpoint (``-`` for
-none), makes the updates FROM to TO, saves as step TO in the folder SAVE (``-`` for none), and leaves its state in
-``relayed.pickle``. With ``deltas``: publishes after each update. With ``dies``: rank 1 gets SIGKILL when it opens its
-file of the second checkpoint.
+With ``endless`` behind the folder: updates until it is killed. With ``relay LOAD FROM TO SAVE``: loads a checkpoint
+(``-`` for none), makes the updates FROM to TO, saves as step TO in the folder SAVE (``-`` for none), and leaves its
+state in ``relayed.pickle``. With ``deltas``: publishes after each update. With ``dies``: rank 1 gets SIGKILL when it
+opens its file of the second checkpoint.
 """
 
 from __future__ import annotations
@@ -15,10 +12,8 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file
 
 from plaudit_wire.messages import PolicyVersion
@@ -101,12 +96,8 @@ def update_without_end(policy: PolicyModel, folder: Path) -> None:
         (folder / "updated").touch()
 
 
-def run_rank(folder: Path, arguments: Sequence[str], environment: Mapping[str, str], errors: Path) -> None:
-    """Be a rank to the end, in a process of its own, whose standard error is the file ``errors``."""
-    with errors.open("wb") as file:
-        os.dup2(file.fileno(), 2)
-    os.environ |= environment
-    torch.set_num_threads(1)
+def run_rank(folder: Path, *arguments: str) -> None:
+    """Be one rank, whose number the environment has."""
     rank = int(os.environ["RANK"])
     job = RLJob.model_validate_json((folder / "job.json").read_bytes())
     images = ImageProcessor.of_job(job, folder)

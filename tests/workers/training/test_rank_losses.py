@@ -6,11 +6,7 @@ proximal policy is another one than the policy that is trained.
 
 from __future__ import annotations
 
-import os
 import pickle
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_args
 
@@ -18,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+from forked_ranks import errors_in, exit_codes, free_port, start_ranks
 from plaudit_workers.job.spec.algorithm import AlgorithmSpec, LossSpec
 from plaudit_workers.training.model.batches.batch import make_batch
+from rank_losses import run_cases
 
-# Two processes import torch and build a model for each case.
 pytestmark = pytest.mark.timeout(300)
 
-PROGRAM = Path(__file__).with_name("rank_losses_program.py")
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None], [0.2, 0.4, 0.6, 0.8], [1.0, 1.0, 1.0]]
 OWN_LOSS = "def mine(tokens, anchor, settings):\n    return -(tokens.logprobs - anchor).tanh() * tokens.advantages\n"
 
@@ -66,19 +62,6 @@ def trainer(name: str) -> dict:
     )
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def start(folder: Path, rank: int, world_size: int) -> subprocess.Popen[bytes]:
-    shared = {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    own = {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
-    program = [sys.executable, str(PROGRAM), str(folder)]
-    return subprocess.Popen(program, env=os.environ | shared | own, stderr=subprocess.PIPE)
-
-
 def test_the_cases_are_all_that_a_job_can_choose():
     def chosen(section: str, field: str, default: object) -> set:
         cases = [case["loss"] if section == "loss" else case for case in CASES.values()]
@@ -106,9 +89,8 @@ def test_two_ranks_compute_the_gradients_of_one(make_job, make_groups, tmp_path)
         batches = [make_batch(each, job.spec.algorithm.advantage, 0.9) for each in groups]
         cases[name] = (job.model_dump_json(by_alias=True), batches, free_port())
     (tmp_path / "cases.pickle").write_bytes(pickle.dumps(cases))
-    processes = [start(tmp_path, 0, 2), start(tmp_path, 1, 2), start(tmp_path, 0, 1)]
-    outputs = [process.communicate(timeout=560)[1].decode() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], outputs
+    ranks = [rank for number in (2, 1) for rank in start_ranks(run_cases, tmp_path, number)]
+    assert exit_codes(ranks) == [0, 0, 0], errors_in(tmp_path)
 
     of_two, of_one = (pickle.loads((tmp_path / f"results-{number}.pickle").read_bytes()) for number in (2, 1))
     clipped = set()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
-import socket
 import time
-from collections.abc import Sequence
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -15,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+from forked_ranks import end_ranks, errors_in, exit_codes, run_ranks, start_ranks
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.published_weights import weights_digest
@@ -29,11 +26,6 @@ from vision_policy import opened, random_batch, vision_job
 
 pytestmark = pytest.mark.timeout(300)
 
-RANKS = multiprocessing.get_context("forkserver")
-RANKS.set_forkserver_preload(
-    ["transformers.models.qwen2.modeling_qwen2", "plaudit_workers.training.backend.torch_backend"]
-)
-WITHIN_S = 240.0
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None], [0.2, 0.4, 0.6, 0.8]]
 FSDP = {"strategy": "fsdp2", "ranks": 2, "activationCheckpointing": "layers"}
 SETTINGS = {
@@ -44,52 +36,6 @@ SETTINGS = {
         "optimizer": {"warmupSteps": 2},
     }
 }
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def start_ranks(folder: Path, world_size: int, *arguments: str) -> list[BaseProcess]:
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
-    shared |= {"HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ranks: list[BaseProcess] = [
-        RANKS.Process(
-            target=run_rank, args=(folder, arguments, shared | {"RANK": str(rank)}, folder / f"errors-{rank}")
-        )
-        for rank in range(world_size)
-    ]
-    for rank in ranks:
-        rank.start()
-    return ranks
-
-
-def exit_codes(ranks: Sequence[BaseProcess]) -> list[int | None]:
-    """Wait for the ranks to end; one that has not after some minutes counts as None."""
-    deadline = time.monotonic() + WITHIN_S
-    for rank in ranks:
-        rank.join(max(deadline - time.monotonic(), 0.0))
-    return [rank.exitcode for rank in ranks]
-
-
-def errors(folder: Path) -> list[str]:
-    return [path.read_text() for path in sorted(folder.glob("errors-*"))]
-
-
-def end(ranks: Sequence[BaseProcess]) -> None:
-    for rank in ranks:
-        rank.kill()
-        rank.join()
-
-
-def run_ranks(folder: Path, world_size: int, *arguments: str) -> None:
-    ranks = start_ranks(folder, world_size, *arguments)
-    try:
-        assert exit_codes(ranks) == [0] * world_size, errors(folder)
-    finally:
-        end(ranks)
 
 
 def write_inputs(folder: Path, job: RLJob, batches: list[TrainingBatch]) -> None:
@@ -112,7 +58,7 @@ def test_sharded_ranks_give_the_updates_of_one(make_job, make_groups, tmp_path, 
     batches = [make_batch(make_groups(own, seed=seed), "grpo", 0.9) for seed, own in enumerate(scores)]
     write_inputs(tmp_path, make_job({**SETTINGS, "trainer": FSDP | trainer}), batches)
     world_size = trainer.get("ranks", 2)
-    run_ranks(tmp_path, world_size)
+    run_ranks(run_rank, tmp_path, world_size)
     results = pickle.loads((tmp_path / "results.pickle").read_bytes())
 
     adapters = {name: value for name, value in trainer.items() if name == "lora"}
@@ -198,7 +144,7 @@ def test_ranks_whose_rows_have_no_images_take_part_in_those_of_others(tmp_path):
 def relayed(
     folder: Path, world_size: int, *arguments: object
 ) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
-    run_ranks(folder, world_size, "relay", *map(str, arguments))
+    run_ranks(run_rank, folder, world_size, "relay", *map(str, arguments))
     figures, state = pickle.loads((folder / "relayed.pickle").read_bytes())
     return figures, state
 
@@ -247,7 +193,7 @@ def test_two_ranks_publish_deltas_each_of_its_own_file(make_job, make_groups, tm
     trainer = {**FSDP, "weights": {"fullEvery": 10}}
     slowly = {"optimizer": {"learningRate": 1e-5}}
     write_inputs(tmp_path, make_job({"model": {"dtype": "bfloat16"}, "algorithm": slowly, "trainer": trainer}), batches)
-    run_ranks(tmp_path, 2, "deltas")
+    run_ranks(run_rank, tmp_path, 2, "deltas")
     files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     published = pickle.loads((tmp_path / "published.pickle").read_bytes())
     for announcement, state in published:
@@ -283,28 +229,24 @@ def test_replicas_load_what_one_rank_saved_and_two_ranks_what_replicas_saved(mak
 
 def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoint_before(make_job, make_groups, tmp_path):
     write_inputs(tmp_path, make_job({"trainer": FSDP}), [])
-    ranks = start_ranks(tmp_path, 2, "dies")
-    try:
-        ended = exit_codes(ranks)
-    finally:
-        end(ranks)
-    assert (tmp_path / "saved-1").exists(), errors(tmp_path)
+    ended = exit_codes(start_ranks(run_rank, tmp_path, 2, "dies"))
+    assert (tmp_path / "saved-1").exists(), errors_in(tmp_path)
     assert not (tmp_path / "saved-2").exists()
-    assert ended == [1, -9], errors(tmp_path)
+    assert ended == [1, -9], errors_in(tmp_path)
     assert recovered_checkpoints(tmp_path / "checkpoints") == [tmp_path / "checkpoints" / "step-000001"]
     load_checkpoint(tmp_path / "checkpoints" / "step-000001", build_model(make_job({})))
 
 
 def test_the_others_end_when_a_rank_dies(make_job, make_groups, tmp_path):
     write_inputs(tmp_path, make_job({"trainer": FSDP}), [make_batch(make_groups(SCORES), "grpo", 1.0)])
-    leader, follower = start_ranks(tmp_path, 2, "endless")
+    leader, follower = start_ranks(run_rank, tmp_path, 2, "endless")
     try:
         deadline = time.monotonic() + 200
         while not (tmp_path / "updated").exists() and leader.is_alive() and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert (tmp_path / "updated").exists(), errors(tmp_path)
+        assert (tmp_path / "updated").exists(), errors_in(tmp_path)
         follower.kill()
         leader.join(60)
         assert leader.exitcode == 1
     finally:
-        end([leader, follower])
+        end_ranks([leader, follower])

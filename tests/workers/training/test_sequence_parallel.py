@@ -5,11 +5,7 @@ Four gloo ranks start once and go through all cases, beside one rank alone.
 
 from __future__ import annotations
 
-import os
 import pickle
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +13,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, MistralConfig, PretrainedConfig
 
+from forked_ranks import errors_in, exit_codes, free_port, start_ranks
 from plaudit_workers.errors import RefusedError
 from plaudit_workers.training.model.batches.batch import make_batch
 from plaudit_workers.training.model.policy_model import build_model
+from rank_losses import run_cases
 
 pytestmark = pytest.mark.timeout(300)
 
-PROGRAM = Path(__file__).with_name("rank_losses_program.py")
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None], [0.2, 0.4, 0.6, 0.8], [1.0, 1.0, 1.0]]
 SIZES = {
     "vocab_size": 16,
@@ -81,19 +78,6 @@ def models(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def start(folder: Path, rank: int, world_size: int) -> subprocess.Popen[bytes]:
-    shared = {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    own = {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
-    program = [sys.executable, str(PROGRAM), str(folder)]
-    return subprocess.Popen(program, env=os.environ | shared | own, stderr=subprocess.PIPE)
-
-
 @pytest.mark.timeout(600)
 def test_ranks_that_share_rows_compute_the_gradients_of_one(make_job, make_groups, models, tmp_path):
     # The second batch has a single sequence: with two rows at a time, one of them is empty.
@@ -112,9 +96,8 @@ def test_ranks_that_share_rows_compute_the_gradients_of_one(make_job, make_group
     for num_ranks, own in cases.items():
         (tmp_path / str(num_ranks)).mkdir()
         (tmp_path / str(num_ranks) / "cases.pickle").write_bytes(pickle.dumps(own))
-    processes = [start(tmp_path / str(number), rank, number) for number in cases for rank in range(number)]
-    outputs = [process.communicate(timeout=560)[1].decode() for process in processes]
-    assert [process.returncode for process in processes] == [0] * 5, outputs
+    ranks = [rank for number in cases for rank in start_ranks(run_cases, tmp_path / str(number), number)]
+    assert exit_codes(ranks) == [0] * 5, [errors_in(tmp_path / str(number)) for number in cases]
 
     of_one, of_four = (
         pickle.loads((tmp_path / str(number) / f"results-{number}.pickle").read_bytes()) for number in cases

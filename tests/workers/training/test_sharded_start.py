@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,12 +22,13 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from forked_ranks import run_ranks
 from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.training.model.model import build_empty
+from rank_starts import load_models
 
 pytestmark = pytest.mark.timeout(300)
 
-PROGRAM = Path(__file__).with_name("start_program.py")
 SIZES = {
     "vocab_size": 23,  # an odd number of rows: the ranks' shards differ
     "hidden_size": 32,
@@ -102,23 +99,7 @@ def results(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
     MambaForCausalLM(MambaConfig(vocab_size=16, hidden_size=32, num_hidden_layers=2)).save_pretrained(
         folder / "state-space"
     )
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    # Memory that is freed leaves the process at once, so that the peak is of tensors that live at the same time.
-    quiet |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(folder)],
-            env=os.environ | shared | quiet | {"RANK": str(rank)},
-            stderr=subprocess.PIPE,
-        )
-        for rank in range(2)
-    ]
-    outputs = [rank.communicate(timeout=240)[1].decode() for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    run_ranks(load_models, folder, 2)
     return [json.loads((folder / f"results-{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -1,4 +1,4 @@
-"""One rank of ``test_rank_losses``: python rank_losses_program.py FOLDER.
+"""One rank of ``test_rank_losses`` and ``test_sequence_parallel``: called with a folder.
 
 The folder holds the cases and gets ``results-<number of ranks>.pickle``.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -49,9 +48,9 @@ def updates(policy: PolicyModel, batches: list[TrainingBatch]) -> list[Outcome]:
     return list(zip(figures, gradients, divergences, strict=True))
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    folder, rank, world_size = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def run_cases(folder: Path) -> None:
+    """Be one rank, whose number the environment has, of every case."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     cases = pickle.loads((folder / "cases.pickle").read_bytes())
     results = {}
     for name, (job, batches, port) in cases.items():
@@ -65,7 +64,3 @@ def main() -> None:
             policy.close()
     if rank == 0:
         (folder / f"results-{world_size}.pickle").write_bytes(pickle.dumps(results))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,11 @@
-"""One rank of ``test_sharded_start``: python start_program.py FOLDER, which holds models and gets the results."""
+"""One rank of ``test_sharded_start``: called with a folder, which holds models and gets the results."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -153,9 +153,16 @@ def peak(source: Path, ranks: Ranks, lora: LoraSpec | None = None) -> float:
     return observed.end() / (4 * sum(parameter.numel() for parameter in module.parameters()))
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+def return_freed_memory() -> None:
+    """Let memory that is freed leave the process at once, so that the peak is of tensors that live at the same time."""
+    for threshold in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
+        assert ctypes.CDLL(None).mallopt(threshold, 1 << 16) == 1
+
+
+def load_models(folder: Path) -> None:
+    """Be one rank, whose number the environment has."""
+    return_freed_memory()
+    rank = int(os.environ["RANK"])
     ranks = join_ranks(rank, int(os.environ["WORLD_SIZE"]))
     results: dict[str, Any] = {}
     for name in sorted(path.name for path in folder.glob("like-*")):
@@ -166,7 +173,3 @@ def main() -> None:
     results["state-space"] = refusals(folder / "state-space", ranks)
     (folder / f"results-{rank}.json").write_text(json.dumps(results))
     leave_ranks(ranks)
-
-
-if __name__ == "__main__":
-    main()
