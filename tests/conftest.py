@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import time
@@ -9,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import redis
@@ -33,7 +34,6 @@ ROOMS = {
     "tests/e2e/": "runs",
     "tests/reward/model_server/": "model servers",
     "tests/workers/launch/test_supervisor.py": "Ray",
-    "tests/workers/gateway/test_nemo_rl.py": "Ray",
     "tests/reward/judge/test_vllm.py": "judge behind vLLM",
     "tests/workers/rollout/test_vllm": "vLLM",
     "tests/workers/stream/test_session_invariants.py": "search in sessions",
@@ -46,8 +46,8 @@ ROOMS = {
     "tests/metrics/alerting/": "observed run",
     "tests/metrics/test_top.py": "observed run",
 }
-"""Files that share something expensive (a Ray, a Chromium, a run, a vLLM, a server of ranks) and so belong into one process; the longest
-rooms first."""
+"""Files that share something expensive (a Chromium, a run, a vLLM, a server that forks ranks) and so belong into one
+process; the longest rooms first."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -58,6 +58,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((number for number, start in enumerate(starts) if item.nodeid.startswith(start)), len(starts))
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Exempts what is imported by now from garbage collection: tests that collect would take half a second each."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -95,9 +102,14 @@ def run_name() -> str:
     return f"test-{uuid.uuid4().hex[:12]}"
 
 
-@pytest.fixture(scope="session")
+def _ray_scope(fixture_name: str, config: pytest.Config) -> Literal["session", "module"]:
+    """Return the session for whole runs, which all use a Ray, and else the file: an idle Ray takes 3 % of a core."""
+    return "session" if any("e2e" in argument for argument in config.args) else "module"
+
+
+@pytest.fixture(scope=_ray_scope)
 def ray_cluster() -> Iterator[str]:
-    """A real one-node Ray for the whole session (it takes 6 s to start); gives its address."""
+    """A real one-node Ray (it takes 6 s to start); gives its address."""
     import ray
 
     from plaudit_workers.launch import placement
