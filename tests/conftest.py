@@ -32,6 +32,7 @@ ROOMS = {
     "tests/e2e/test_chaos.py": "chaos",
     "tests/e2e/test_rollout_overhead_benchmark.py": "rollout benchmark",
     "tests/e2e/": "runs",
+    "tests/reward/model_server/test_reward_classes.py": "vLLM",
     "tests/reward/model_server/": "model servers",
     "tests/workers/launch/test_supervisor.py": "Ray",
     "tests/reward/judge/test_vllm.py": "judge behind vLLM",
