@@ -32,23 +32,29 @@ ROOMS = {
     "tests/e2e/test_chaos.py": "chaos",
     "tests/e2e/test_rollout_overhead_benchmark.py": "rollout benchmark",
     "tests/e2e/": "runs",
+    "tests/metrics/alerting/": "observed run",
+    "tests/metrics/test_exemplars.py": "observed run",
+    "tests/metrics/test_spans.py": "observed run",
+    "tests/metrics/test_top.py": "observed run",
     "tests/reward/model_server/test_reward_classes.py": "vLLM",
     "tests/reward/model_server/": "model servers",
-    "tests/workers/launch/test_supervisor.py": "Ray",
-    "tests/reward/judge/test_vllm.py": "judge behind vLLM",
     "tests/workers/rollout/test_vllm": "vLLM",
-    "tests/workers/stream/test_session_invariants.py": "search in sessions",
-    "tests/workers/stream/test_acl.py": "search with rights",
-    "tests/workers/stream/test_invariants.py": "search",
     "tests/workers/training/test_rank": "ranks",
     "tests/workers/training/test_sequence_parallel.py": "ranks",
     "tests/workers/training/test_sharded_start.py": "ranks",
+    "tests/workers/training/test_compilation.py": "compiler",
+    "tests/reward/judge/test_vllm.py": "judge behind vLLM",
+    "tests/workers/scoring/test_served.py": "served judge",
+    "tests/workers/launch/test_supervisor.py": "Ray",
     "tests/metrics/page/": "page",
-    "tests/metrics/alerting/": "observed run",
-    "tests/metrics/test_top.py": "observed run",
+    "tests/workers/training/conducted/test_conductor.py": "conductor",
+    "tests/workers/training/conducted/test_resume.py": "resumed runs",
+    "tests/workers/stream/test_session_invariants.py": "search in sessions",
+    "tests/workers/stream/test_acl.py": "search with rights",
+    "tests/workers/stream/test_invariants.py": "search",
 }
 """Files that share something expensive (a Chromium, a run, a vLLM, a server that forks ranks) and so belong into one
-process; the longest rooms first."""
+process, and files that take long; the longest rooms first."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
