@@ -163,6 +163,7 @@ class Simulation:
         self.consumer: dict[str, Any] = {"block_s": 0.1}
         self.port: int | None = None
         """Port of a network between the processes and Redis; None: they connect directly."""
+        self._trainers: list[asyncio.subprocess.Process] = []
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._stop_workers = asyncio.Event()
         folder.mkdir(parents=True, exist_ok=True)
@@ -230,7 +231,16 @@ class Simulation:
         about = {"url": self.server.url, "password": self.server.password, "run": self.name, **settings}
         program = str(Path(__file__).with_name("trainer_program.py"))
         arguments = json.dumps({**about, "folder": str(self.folder)})
-        return await asyncio.create_subprocess_exec(sys.executable, program, arguments)
+        process = await asyncio.create_subprocess_exec(sys.executable, program, arguments)
+        self._trainers.append(process)
+        return process
+
+    async def end_trainers(self) -> None:
+        """Kill the trainer processes that a failed test has left."""
+        for process in self._trainers:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
 
     @asynccontextmanager
     async def workers(self, rollouts: int = 1, reward_workers: int = 1) -> AsyncIterator[None]:

@@ -46,6 +46,7 @@ async def run(redis_server: RedisServer, run_name: str, prometheus: Any, tmp_pat
     prometheus.scrape(service.port, run=run_name)
     simulation.metrics = service
     yield simulation
+    await simulation.end_trainers()
     await service.kill()
 
 

@@ -19,6 +19,7 @@ from simulated_run import Simulation, make_plan, positions
 async def simulation(redis_server: RedisServer, run_name: str, tmp_path: Path) -> AsyncIterator[Simulation]:
     simulation = Simulation(redis_server, run_name, tmp_path / "run")
     yield simulation
+    await simulation.end_trainers()
     with warnings.catch_warnings():  # trainers that were killed did not close their connections
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
