@@ -77,11 +77,12 @@ def save_model(folder: Path) -> None:
 
 
 def loop_process(folder: str) -> None:
-    """Reads ``[batch, texts]`` from standard input, answers ``[seconds, logits]``, one JSON a line."""
+    """Saves the model, reads ``[batch, texts]`` from standard input, answers ``[seconds, logits]``, one JSON a line."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     torch.set_num_threads(1)
+    save_model(Path(folder))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     print("ready", flush=True)
@@ -109,7 +110,7 @@ class Loops:
         )
 
     def wait_ready(self) -> None:
-        """Returns when the model is loaded."""
+        """Returns when the model is saved and loaded."""
         if self._line() != "ready\n":
             raise SystemExit("the plain loop did not start")
 
@@ -226,15 +227,15 @@ def measure(quick: bool) -> dict[str, Any]:
     rounds, every, count = (1, 1, 64) if quick else (45, 5, 384)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "model")
-        save_model(folder)
         loops = Loops(folder)
+        loops.wait_ready()
         servers = {
             engine: Server(engine, folder, Path(name, f"{engine}.log"))
             for engine in (["plaudit"] if quick else ["plaudit", "vllm"])
         }
         try:
-            for one in (loops, *servers.values()):
-                one.wait_ready()
+            for server in servers.values():
+                server.wait_ready()
             ways = [
                 Way(ONE_BY_ONE, lambda texts: loops.run(1, texts), every),
                 Way("loop, batches", lambda texts: loops.run(LOOP_BATCH, texts), every),
