@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -68,3 +70,10 @@ async def test_a_killed_process_ends_at_once(connected) -> None:
     connected.process.exited("ended with exit code 0")
     connected.process.kill("was killed: no result within 1 s")
     assert connected.process.died.result() == "was killed: no result within 1 s"
+
+
+def test_a_template_imports_only_what_its_sources_need():
+    heavy = "{'aiohttp', 'numpy', 'pydantic', 'transformers'}"
+    program = f"import sys, plaudit_workers.agent_processes.template; print({heavy} & sys.modules.keys())"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout == "set()\n"

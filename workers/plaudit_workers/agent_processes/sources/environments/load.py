@@ -9,9 +9,6 @@ from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.user_file import import_user_file
 from plaudit_workers.agent_processes.messages import EnvironmentClass, EnvironmentServer
 from plaudit_workers.agent_processes.sources.environments.environment import Environment
-from plaudit_workers.agent_processes.sources.environments.nemo_gym import ResourcesServer
-from plaudit_workers.agent_processes.sources.environments.openenv import OpenEnvServer
-from plaudit_workers.agent_processes.sources.environments.server import Routes, routes_of
 from plaudit_workers.agent_processes.sources.environments.skyrl import SkyRLEnvironment
 from plaudit_workers.agent_processes.sources.environments.trl import TRLEnvironment
 from plaudit_workers.agent_processes.sources.environments.verl_loop import VerlAgentLoop
@@ -46,7 +43,12 @@ def load_server(source: EnvironmentServer) -> Environment:
         ConfigurationError: it cannot be reached, is neither an OpenEnv server nor a resources server of NeMo Gym, or
             is one of several resources servers among which a session would be lost.
     """
-    routes: Routes = routes_of(source)
+    # They need aiohttp, which most agents do without: its import is a third of the template's start.
+    from plaudit_workers.agent_processes.sources.environments.nemo_gym import ResourcesServer
+    from plaudit_workers.agent_processes.sources.environments.openenv import OpenEnvServer
+    from plaudit_workers.agent_processes.sources.environments.server import routes_of
+
+    routes = routes_of(source)
     if {"/seed_session", "/verify"} <= routes.paths:
         if source.spread:
             raise ConfigurationError(

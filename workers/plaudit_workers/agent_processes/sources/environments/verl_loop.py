@@ -7,20 +7,18 @@ behind the prompt that it was sampled from.
 
 from __future__ import annotations
 
+import struct
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
 from plaudit_wire.messages import Prompt
 from plaudit_wire.sample import AgentReward
 from plaudit_workers.agent_processes.messages import EnvironmentClass
 from plaudit_workers.agent_processes.sources.environments.environment import AttributeDict, columns_of, prompt_messages
 from plaudit_workers.agent_processes.trajectory import FinishedSample, Trajectory
-from plaudit_workers.job.spec.model import ModelSpec
 
 SampledTurn = tuple[list[int], FinishedSample]
 """The prompt of a turn, and what was sampled."""
@@ -37,6 +35,7 @@ class VerlAgentLoop:
     def __init__(self, found: Callable[..., Any], source: EnvironmentClass) -> None:
         from transformers import AutoConfig
 
+        from plaudit_workers.job.spec.model import ModelSpec
         from plaudit_workers.tokenizer import load_tokenizer
 
         self._class = found
@@ -92,7 +91,7 @@ class VerlAgentLoop:
     def _trajectory(self, prompt: Prompt, output: Any, turns: Sequence[SampledTurn]) -> Trajectory:
         prompt_ids = [int(token) for token in output.prompt_ids]
         trajectory = joined(prompt_ids, [int(t) for t in output.response_ids], list(output.response_mask), turns)
-        if prompt_ids != np.frombuffer(prompt.prompt_ids, "<i4").tolist():
+        if prompt_ids != [token for (token,) in struct.iter_unpack("<i", prompt.prompt_ids)]:
             trajectory.prompt_ids = prompt_ids
         extra = getattr(output, "extra_fields", None) or {}
         trajectory.turn_rewards = [float(score) for score in extra.get("turn_scores") or []]
