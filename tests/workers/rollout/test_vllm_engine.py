@@ -280,6 +280,20 @@ async def test_the_probe_tells_the_held_weights(bench, tiny_models, reference):
         assert close(reference(folder, PROMPT[:1], PROMPT[1:]), await bench.engine.probe(PROMPT))
 
 
+async def test_a_probe_waits_for_no_place_in_a_full_engine(bench, tiny_models, reference):
+    await bench.load(tiny_models[1])
+    tasks = [bench.submit(seed=seed, max_tokens=300) for seed in range(40)]  # 16 run at a time
+    await bench.a_while()
+    await bench.load(tiny_models[2])
+    assert close(reference(tiny_models[2], PROMPT[:1], PROMPT[1:]), await bench.engine.probe(PROMPT))
+    assert sum(task.done() for task in tasks) < 16
+    status = bench.engine.status()
+    assert status.running <= 17
+    assert status.waiting > 0
+    for task in tasks:
+        await bench.result(task)
+
+
 async def test_a_response_ends_with_its_end_token_or_is_cut(bench, tiny_models):
     await bench.load(tiny_models[1])
     tasks = [bench.submit(seed=seed, max_tokens=30, temperature=2.0) for seed in range(16)]
@@ -448,6 +462,29 @@ async def test_a_worker_ends_instead_of_sampling_from_weights_that_are_not_the_t
     assert not worker.ready
 
 
+async def test_no_sample_of_weights_that_the_probe_refuses_is_published(
+    bench, vllm_run, tiny_models, reference, probe_file, tmp_path
+):
+    good, ids, logprobs = publishable(tiny_models[1], tmp_path / "good", reference)
+    probe_file(good, ids, logprobs)
+    bad = publishable(tiny_models[2], tmp_path / "bad", reference)[0]
+    probe_file(bad, ids, logprobs)
+    await vllm_run.announce_folder(good, 0)
+    prompt, sampling = np.asarray(PROMPT, "<i4").tobytes(), Sampling(max_tokens=200)
+    groups = [f"t-{number}-1.0" for number in range(16)]
+    for number, group in enumerate(groups):
+        await vllm_run.admit(group, n=4, seed=1000 * number, prompt_ids=prompt, sampling=sampling)
+    worker = RolloutWorker("rollout-0", vllm_run.transport, Lent(bench.engine), SingleTurn(), RolloutOptions())
+    working = asyncio.create_task(worker.run(asyncio.Event()))
+    await vllm_run.published(groups[0], 1)
+    await vllm_run.announce_folder(bad, 1)
+    with pytest.raises(EngineFailedError, match="does not compute with these weights"):
+        await asyncio.wait_for(working, 30)
+    samples = [sample for group in groups for sample in (await vllm_run.trainer.read(group)).samples]
+    spans = [span for sample in samples if sample.body is not None for span in sample.body.version_spans]
+    assert {number for _, _, number in spans} == {0}
+
+
 async def test_a_model_that_is_not_there_is_refused(tmp_path):
     engine = VllmEngine(VllmSettings(str(tmp_path / "absent")))
     with pytest.raises(RefusedError, match="absent"):
@@ -465,6 +502,7 @@ async def test_arguments_that_the_engine_does_not_take_are_refused(tiny_models, 
 
 async def test_the_engine_reports_its_requests_its_cache_and_the_time_to_the_first_token(bench, tiny_models):
     await bench.load(tiny_models[1])
+    await bench.result(bench.submit())  # the figures are of the newest step, which was another test's
     task = bench.submit(max_tokens=200)
     status = bench.engine.status()
     while not (status and status.running) and not task.done():

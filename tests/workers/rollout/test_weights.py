@@ -116,11 +116,12 @@ async def test_files_that_vanish_are_looked_for_under_the_next_announcement(run)
     weights = follower(run, engine)
     gone = await run.announce(0)
     shutil.rmtree(run.folder / str(gone))
-    holding = asyncio.create_task(weights.hold())
+    watching, holding = asyncio.create_task(weights.watch()), asyncio.create_task(weights.hold())
     await asyncio.sleep(0.2)
     assert not holding.done()
     there = await run.announce(1)
     await asyncio.wait_for(holding, 10)
+    watching.cancel()
     assert weights.held == there
     assert engine.loaded == [(1, str(there))]
 

@@ -96,6 +96,66 @@ async def test_a_switch_in_the_middle_of_a_sample_shows_in_its_spans(run, start_
     assert (group.samples[0].body.generation.version_min, group.samples[0].body.generation.version_max) == (0, 1)
 
 
+class Probed(ScriptedEngine):
+    """Answers the probe of its second weights when it is told to."""
+
+    def __init__(self, *scripted) -> None:
+        super().__init__(*scripted)
+        self.probes = 0
+        self.asked, self.answer = asyncio.Event(), asyncio.Event()
+        self.finished = 0
+
+    async def generate(self, request):
+        sample = await super().generate(request)
+        self.finished += 1
+        return sample
+
+    async def probe(self, ids):
+        self.probes += 1
+        if self.probes > 1:
+            self.asked.set()
+            await self.answer.wait()
+        return [-1.0, -2.0]
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+async def test_a_sample_is_published_when_the_probe_of_its_weights_agrees(
+    run, start_worker, probe_file, eventually, agrees
+) -> None:
+    for number, second in ((0, -2.0), (1, -2.0 if agrees else -5.0)):
+        folder = run.folder / str(PolicyVersion(run.trainer.incarnation, number))
+        folder.mkdir(parents=True)
+        probe_file(folder, [1, 2, 3], [-1.0, second])
+    await run.announce(0)
+    await run.admit("t-0-1.0", n=4, sampling=LONG)
+    probed = Probed(Script(Constant(1.0), Constant(100)))
+
+    async def finished() -> bool:
+        return probed.finished == 4
+
+    async def published() -> list[bool]:
+        return [sample.body is not None for sample in (await run.trainer.read("t-0-1.0")).samples]
+
+    async def work() -> None:
+        async with start_worker(probed) as (worker, _):
+            await eventually(lambda: busy(worker, 4))
+            await run.announce(1)
+            await probed.asked.wait()
+            await eventually(finished)
+            await asyncio.sleep(0.3)
+            assert await published() == [False] * 4
+            probed.answer.set()
+            if agrees:
+                await run.published("t-0-1.0", 4)
+
+    if agrees:
+        await work()
+    else:
+        with pytest.raises(EngineFailedError, match="does not compute with these weights"):
+            await asyncio.wait_for(work(), 20)
+    assert await published() == [agrees] * 4
+
+
 class HalfDead(ScriptedEngine):
     """Never finishes a sample with an odd seed."""
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from plaudit_wire.messages import PolicyVersion
 from plaudit_wire.records import CallRecord
 from plaudit_wire.sample import AgentReward
 
@@ -98,6 +99,12 @@ class Trajectory:
     def add_calls(self, calls: Sequence[CallRecord]) -> None:
         """Record tool calls of the last turn."""
         self.calls.setdefault(len(self.turns) - 1, []).extend(calls)
+
+    @property
+    def versions(self) -> set[PolicyVersion]:
+        """Return the policy versions that sampled its tokens, those of branches included."""
+        spans = [span for part in (self, *self.branches) for span in part.version_spans]
+        return {PolicyVersion(incarnation, number) for _, incarnation, number in spans}
 
     def problem(self) -> str:
         """Return why the trajectory cannot be published; empty if it can."""

@@ -89,6 +89,7 @@ class PromptWork:
             return repr(error)
         finally:
             claim.release_one()
+        await self.weights.compared(trajectory.versions)
         record = run.record(self.worker, trajectory, self.weights.logprob_mismatch)
         body = sample_body(delivery.payload, index, trajectory, record, self.engine.decode)
         if await publish(self.transport, delivery, index, body) is Publication.refused:

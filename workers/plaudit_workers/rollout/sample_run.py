@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from plaudit_wire.logs import get_logger
-from plaudit_wire.messages import Branch, PolicyVersion, Prompt, SampleBody
+from plaudit_wire.messages import Branch, Prompt, SampleBody
 from plaudit_wire.records import GenerationRecord, TurnRecord
 from plaudit_wire.sample import AgentReward, Sample
 from plaudit_workers.rollout.agents.agent import Agent, AgentError, Trajectory
@@ -109,8 +109,7 @@ class SampleRun:
 
     def record(self, worker: str, trajectory: Trajectory, logprob_mismatch: float | None) -> GenerationRecord:
         """Return how the sample was generated; call this after ``run``."""
-        spans = [span for part in (trajectory, *trajectory.branches) for span in part.version_spans]
-        versions = [PolicyVersion(incarnation, number) for _, incarnation, number in spans]
+        versions = trajectory.versions
         turns = self._finished.values()
         preemptions = [turn.num_preempted for turn in turns if turn.num_preempted >= 0]
         return GenerationRecord(

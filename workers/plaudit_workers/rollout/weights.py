@@ -2,14 +2,15 @@
 
 After loading, the rollout computes the log-probabilities of the folder's probe. A difference from the trainer's above
 the probe's limit means that the engine does not hold the announced weights: the rollout never becomes ready with them.
+The engine samples from the new weights meanwhile; what it finishes is published after the comparison, or never.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from plaudit_workers.rollout.engines.protocol import Engine, EngineFailedError, 
 from plaudit_workers.rollout.local_weights import LocalWeights
 from plaudit_workers.rollout.reception_marks import ReceptionMarks
 from plaudit_workers.stream.connection import Transport
+from plaudit_workers.supervision import set_within
 from plaudit_workers.weight_deltas.folders import is_delta_only
 from plaudit_workers.weight_transfer.exchange import TransferError
 from plaudit_workers.weight_transfer.receiver import Reception
@@ -59,11 +61,16 @@ class PolicyWeights:
         self._changed = changed
         self._sleeps = sleeps
         self._shares = shares
-        self._lock = asyncio.Lock()
         self._local = LocalWeights()
         self._marks = ReceptionMarks(transport.names.run)
         self._avoids_memory = False
         """The process before this one was killed while it received weights; True until the first load from files."""
+        self._wanted = asyncio.Event()
+        """Somebody waits for a newer version than the loaded one."""
+        self._loaded = asyncio.Event()
+        """A load has begun or ended since somebody began to wait for it."""
+        self._uncompared: PolicyVersion | None = None
+        """The version that the engine may hold although its probe has not been compared with the trainer's."""
         self.held: PolicyVersion | None = None
         """None before the first load and after a failed one."""
         self.loading: PolicyVersion | None = None
@@ -83,10 +90,17 @@ class PolicyWeights:
         return self.held is not None or self._ready_asleep
 
     async def watch(self) -> None:
-        """Follow the announcement until cancelled."""
+        """Follow the announcement until cancelled.
+
+        Raises:
+            EngineFailedError: the engine broke, or does not compute with the announced weights.
+        """
         while True:
+            self._wanted.clear()
             await self.follow()
-            await asyncio.sleep(_POLL_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_S):
+                    await self._wanted.wait()
 
     async def begin(self) -> None:
         """Return once the trainer lets rollouts take their GPUs; to be called before the engine starts.
@@ -108,34 +122,43 @@ class PolicyWeights:
         await asyncio.to_thread(self._local.discard)
 
     async def hold(self, least: PolicyVersion | None = None) -> None:
-        """Return once a version of at least ``least`` is loaded; load the announced one if necessary.
+        """Return once ``watch`` has loaded a version of at least ``least``; it then looks at once.
 
-        Redis is read only if the loaded version is too old: ``watch`` polls in the background.
+        ``watch`` loads, not the caller: a prompt whose lease is lost must not interrupt a switch of weights.
         """
         while not self._suffices(least):
-            await self.follow()
-            if not self._suffices(least):
-                await asyncio.sleep(_POLL_S)
+            self._wanted.set()
+            await set_within(self._loaded, _POLL_S)
+
+    async def compared(self, versions: Collection[PolicyVersion]) -> None:
+        """Return once the probes of these versions, which the engine has sampled from, agree with the trainer's.
+
+        A version whose probe disagrees ends the process; its samples stay here until then.
+        """
+        while self._uncompared in versions:
+            await set_within(self._loaded, _POLL_S)
 
     def _suffices(self, least: PolicyVersion | None) -> bool:
         return self.held is not None and self.loading is None and (least is None or self.held >= least)
 
     async def follow(self) -> bool:
-        """Read the announcement once and load its version unless it is loaded already.
+        """Read the announcement once and load its version unless it is loaded already. One call at a time.
 
         Returns:
             True if the announced version is loaded now; False if nothing is announced, if it could not be loaded, or
             if rollouts shall sleep.
+
+        Raises:
+            EngineFailedError: the engine broke, or does not compute with the announced weights.
         """
-        async with self._lock:
-            announcement = await self._announced()
-            if announcement is None:
-                return False
-            if announcement.sleep:
-                await self._sleep(announcement.sleep)
-                return False
-            await self._report_asleep("")  # before the engine takes memory
-            return announcement.version == self.held or await self._load(announcement)
+        announcement = await self._announced()
+        if announcement is None:
+            return False
+        if announcement.sleep:
+            await self._sleep(announcement.sleep)
+            return False
+        await self._report_asleep("")  # before the engine takes memory
+        return announcement.version == self.held or await self._load(announcement)
 
     async def _announced(self) -> Announcement | None:
         announcement = await self._transport.retry_through_outage(self._transport.announced)
@@ -205,10 +228,12 @@ class PolicyWeights:
             yield
         finally:
             self.loading = None
+            self._loaded.set()
             await self._changed()
 
     async def _load_folder(self, folder: Path, version: PolicyVersion) -> None:
         probe = await asyncio.to_thread(read_probe, folder)
+        self._uncompared = version
         try:
             await self._engine.load_weights(folder, version, self._switch)
             self.logprob_mismatch = await self._mismatch(probe)
@@ -217,7 +242,7 @@ class PolicyWeights:
             # Cancellation included: the engine may hold the new weights by now, or half of them.
             self.held, self._ready_asleep = None, False
             raise
-        self.held, self._ready_asleep = version, False
+        self.held, self._ready_asleep, self._uncompared = version, False, None
         self.needs_files, self._avoids_memory = "", False
         logger.info("weights loaded", version=str(version), logprob_mismatch=self.logprob_mismatch)
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 REPLICA_PORT = 29501
 """Port of the leader on which the pods of a replica meet."""
 
+PROBE_PLACES = 1
+"""Places of the engine that the loop keeps free of samples, so that a probe of new weights waits for none of them."""
+
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The sizes for which vLLM holds adapters."""
 _CPU_CACHE_BYTES = 1 << 30
@@ -167,7 +170,7 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
         "tokenizer_revision": _tokenizer_revision(settings),
         "trust_remote_code": settings.trust_remote_code,
         "dtype": settings.dtype,
-        "max_num_seqs": settings.max_concurrent_samples,
+        "max_num_seqs": settings.max_concurrent_samples + PROBE_PLACES,
         "tensor_parallel_size": settings.tensor_parallel_size,
         "pipeline_parallel_size": settings.pipeline_parallel_size,
         "distributed_executor_backend": "uni" if settings.num_gpus == 1 else "mp",

@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from plaudit_wire.messages import PolicyVersion
 from plaudit_wire.records import EngineStatus
 from plaudit_workers.images.cache import ImageCache
@@ -120,8 +122,9 @@ class VllmEngine:
         return text
 
     def status(self) -> EngineStatus | None:
-        """Return the engine's figures as of its newest step."""
-        return self._stats.status
+        """Return the engine's figures as of its newest step, and the requests that wait now."""
+        status, queued = self._stats.status, self._vllm.num_queued if self._vllm else 0
+        return status and msgspec.structs.replace(status, waiting=status.waiting + queued)
 
     async def close(self) -> None:
         """Stop the thread after its current step."""

@@ -37,6 +37,7 @@ from plaudit_workers.rollout.engines.protocol import (
     WeightsUnreadableError,
 )
 from plaudit_workers.rollout.engines.tied_weights import untied_weights
+from plaudit_workers.rollout.engines.vllm_arguments import PROBE_PLACES
 from plaudit_workers.rollout.engines.vllm_requests import FutureResult, Generation, Sleep, WeightLoad
 
 _REFUSALS = (VLLMClientError, ValueError)
@@ -79,9 +80,15 @@ class VllmLoop:
         self._answers: list[FutureResult] = []
         self._version: PolicyVersion | None = None
         self._num_loads = 0
+        self._places = engine.vllm_config.scheduler_config.max_num_seqs - PROBE_PLACES
         self._closing = False
         # It was built without reading weights; from now on it reads those that it is given.
         engine.collective_rpc("update_config", kwargs={"overrides": {"load_config": {"load_format": "auto"}}})
+
+    @property
+    def num_queued(self) -> int:
+        """Return the requests that wait for a place, outside of vLLM. From any thread."""
+        return len(self._line)
 
     def call(self, command: Callable[[], None]) -> None:
         """Run ``command`` before the next step. From any thread."""
@@ -230,13 +237,14 @@ class VllmLoop:
     def _admit(self) -> None:
         if self._version is None or self._loads:
             return
-        while self._line:
+        while self._line and len(self._running) < self._places:
             generation = self._line.popleft()
             try:
                 generation.internal_id = self._engine.add_request(
                     generation.id,
                     self._input(generation),
                     _sampling_parameters(generation.request),
+                    arrival_time=time.time() - (time.monotonic() - generation.submitted),
                     lora_request=self._adapter,
                 )
             except _REFUSALS as error:
