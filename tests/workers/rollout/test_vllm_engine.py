@@ -361,6 +361,22 @@ async def test_a_cancelled_request_gives_its_place_in_the_engine_to_others(bench
     assert await queue_seconds_behind_a_full_engine(bench, seeds, cancelled=True) < waited / 2
 
 
+async def test_a_torn_file_beside_whole_ones_is_found_before_the_engine_loads_any(
+    bench, tiny_models, tmp_path, reference
+):
+    tensors = load_file(tiny_models[2] / "model.safetensors")
+    files = WeightFiles.plan(shapes_of(tensors, torch.float32), "model.safetensors", 2)
+    for rank in range(2):
+        files.write_own(tmp_path, rank, ((name, tensors[name]) for name in files.order))
+    last = max(tmp_path.glob("*.safetensors"))
+    last.write_bytes(last.read_bytes()[:-64])
+    with pytest.raises(WeightsUnreadableError, match=last.name):
+        await bench.load(tmp_path)
+    for folder in tiny_models[1:]:
+        await bench.load(folder)
+        assert close(reference(folder, PROMPT[:1], PROMPT[1:]), await bench.engine.probe(PROMPT))
+
+
 async def test_nothing_is_sampled_after_a_failed_load_until_one_succeeds(bench, tiny_models, tmp_path, reference):
     await bench.load(tiny_models[1])
     with pytest.raises(WeightsUnreadableError):

@@ -126,7 +126,7 @@ async def test_files_that_vanish_are_looked_for_under_the_next_announcement(run)
     assert engine.loaded == [(1, str(there))]
 
 
-async def test_a_load_that_fails_half_way_leaves_nothing_held(run) -> None:
+async def test_a_version_that_the_engine_cannot_read_leaves_nothing_held(run) -> None:
     class Torn(Recording):
         async def load_weights(self, path, version, switch="continue") -> None:
             if version.number == 1:

@@ -32,7 +32,7 @@ class EngineAdapters:
         """Load an adapter for the requests from now on.
 
         Raises:
-            Exception: vLLM cannot read the folder, or it is of another model.
+            Exception: it is of another model.
         """
         # A repeated load of the same version is a new adapter to vLLM: the files may have changed.
         number = next(self._ids)

@@ -35,7 +35,7 @@ class EngineFailedError(Exception):
 
 
 class WeightsUnreadableError(Exception):
-    """The weights could not be loaded. The engine holds no version and generates nothing until a load succeeds."""
+    """The files could not be read. The engine loaded nothing of them, and generates nothing until a load succeeds."""
 
 
 class RequestRefusedError(Exception):
@@ -84,8 +84,8 @@ class Engine(Protocol):
         Running samples are treated as ``switch`` says; samples that have not begun get the new weights.
 
         Raises:
-            WeightsUnreadableError: the files vanished or are not this model's weights.
-            EngineFailedError: the engine broke.
+            WeightsUnreadableError: the files vanished or are torn.
+            EngineFailedError: the engine broke, or failed to load weights of which it may hold a part.
         """
         ...
 

@@ -169,6 +169,8 @@ class VllmEngine:
         started.set_result(None)
         try:
             self._vllm.run()
+        except EngineFailedError as error:
+            self._post(partial(self._fail, error))
         except Exception as error:
             self._post(partial(self._fail, EngineFailedError(f"vLLM failed: {error!r}")))
         finally:

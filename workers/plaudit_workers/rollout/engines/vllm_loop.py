@@ -31,6 +31,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.rollout.engines.adapters import EngineAdapters
 from plaudit_workers.rollout.engines.protocol import (
+    EngineFailedError,
     FinishedSample,
     RequestRefusedError,
     SampleRequest,
@@ -39,6 +40,7 @@ from plaudit_workers.rollout.engines.protocol import (
 from plaudit_workers.rollout.engines.tied_weights import untied_weights
 from plaudit_workers.rollout.engines.vllm_arguments import PROBE_PLACES
 from plaudit_workers.rollout.engines.vllm_requests import FutureResult, Generation, Sleep, WeightLoad
+from plaudit_workers.rollout.engines.weight_files import check_readable
 
 _REFUSALS = (VLLMClientError, ValueError)
 """Exceptions of vLLM for a request that can never be generated."""
@@ -95,7 +97,11 @@ class VllmLoop:
         self._commands.put(command)
 
     def run(self) -> None:
-        """Work until ``close``; raise what vLLM raises in a step."""
+        """Work until ``close``; raise what vLLM raises in a step.
+
+        Raises:
+            EngineFailedError: a load of weights failed in its middle.
+        """
         while not self._closing:
             self._run_commands()
             self._switch_weights()
@@ -137,7 +143,7 @@ class VllmLoop:
         try:
             self._engine.add_request(probe_id, tokens_input(list(ids)), parameters, lora_request=self._adapter)
         except _REFUSALS as error:
-            self._answers.append((future, WeightsUnreadableError(f"the probe does not fit this model: {error}")))
+            self._answers.append((future, EngineFailedError(f"the probe does not fit this model: {error}")))
         else:
             self._probes[probe_id] = future
 
@@ -149,7 +155,6 @@ class VllmLoop:
             self._commands.get_nowait()()
 
     def _can_step(self) -> bool:
-        # After a load that failed half-way the weights are neither old nor new: nothing is sampled from them.
         return self._version is not None and self._engine.has_unfinished_requests()
 
     def _switch_weights(self) -> None:
@@ -160,12 +165,12 @@ class VllmLoop:
                 self._answers.append((load.future, None))
                 continue
             try:
-                self._load(load)
-            except Exception as error:
-                # Missing or torn files surface as many types; the caller reads the announcement again.
+                check_readable(self._engine, load.path, adapter=self._adapters is not None)
+            except WeightsUnreadableError as error:
                 self._version = None
-                self._answers.append((load.future, WeightsUnreadableError(f"{load.path}: {error!r}")))
+                self._answers.append((load.future, error))
             else:
+                self._load(load)
                 self._answers.append((load.future, None))
 
     @property
@@ -186,10 +191,10 @@ class VllmLoop:
             core.scheduler.set_pause_state(PauseState.UNPAUSED)
 
     def _sleep(self) -> None:
+        if self._engine.is_sleeping():  # no weights could be read since
+            return
         self._settle()
         self._version = None
-        if self._engine.is_sleeping():  # a load failed after it had woken a part
-            self._engine.wake_up()
         self._engine.sleep(_DISCARD, "keep")
         for generation in self._running.values():
             generation.recomputed += 1
@@ -197,10 +202,17 @@ class VllmLoop:
     def _load(self, load: WeightLoad) -> None:
         self._settle()
         self._num_loads += 1
-        if self._adapters:
-            self._adapters.load(load.path, load.version)
-        else:
-            self._replace_weights(load)
+        try:
+            if self._adapters:
+                self._adapters.load(load.path, load.version)
+            else:
+                self._replace_weights(load)
+        except Exception as error:
+            raise EngineFailedError(
+                f"vLLM failed while it loaded the weights {load.version} of {load.path}, and may hold a part of them: "
+                f"{error!r}. If this repeats after a restart, they are of another model than spec.model.source, or of "
+                "one that vLLM cannot load"
+            ) from error
         self._version = load.version
         self._requeue_unbegun()
         if load.switch == "recompute" and self._running:
