@@ -318,6 +318,15 @@ async def test_a_stop_text_ends_a_response_and_stays_part_of_it(bench, tiny_mode
     assert len(sample.logprobs) == len(sample.response_ids) < len(whole)
 
 
+@pytest.mark.parametrize(("stop", "ids"), [("<bos>", [13]), ("<bos><bos>", [13, 13])])
+async def test_special_tokens_end_a_response_where_they_are_a_stop_text(bench, tiny_models, stop, ids):
+    await bench.load(tiny_models[1])
+    whole = (await bench.result(bench.submit(seed=3, max_tokens=100))).response_ids
+    end = next(end for end in range(len(whole)) if whole[:end][-len(ids) :] == ids)
+    sample = await bench.result(bench.submit(seed=3, max_tokens=100, stop=[stop]))
+    assert (sample.response_ids, sample.finish_reason) == (whole[:end], "stop")
+
+
 async def test_text_leaves_special_tokens_out(bench):
     assert bench.engine.decode([1, 2, 10, 3, 11, 14]) == "12+3="
 

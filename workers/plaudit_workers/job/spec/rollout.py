@@ -50,8 +50,8 @@ class SamplingSpec(Section):
     max_tokens: int = Field(default=1024, ge=1, le=1_000_000)
     """The most tokens of a response; a longer one is cut and ends with ``length``. Default 1,024."""
     stop: list[str] = Field(default=[])
-    """Texts that end a response when the model has written one of them; the text stays part of the response. Default:
-    none, the model's own end of turn."""
+    """Texts that end a response when the model has written one of them, special tokens included; the text stays part of
+    the response. Default: none, the model's own end of turn."""
 
 
 class McpSpec(Section):

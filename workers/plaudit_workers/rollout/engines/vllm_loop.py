@@ -324,6 +324,8 @@ def _sampling_parameters(request: SampleRequest) -> SamplingParams:
         flat_logprobs=True,
         stop=sampling.stop or None,
         detokenize=bool(sampling.stop),  # vLLM looks for stop texts in the text
+        skip_special_tokens=False,  # one of them may be a stop text; nobody reads vLLM's text
+        spaces_between_special_tokens=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,
     )
