@@ -143,6 +143,30 @@ async def test_a_version_that_the_engine_cannot_read_leaves_nothing_held(run) ->
     assert await weights.follow()
 
 
+async def test_a_version_that_the_engine_can_never_read_ends_the_process(run) -> None:
+    class Blind(Recording):
+        async def load_weights(self, path, version, switch="continue") -> None:
+            raise WeightsUnreadableError("permission denied")
+
+    weights = follower(run, Blind())
+    await run.announce(0)
+    for _ in range(3):
+        assert not await weights.follow()
+    await run.announce(1)
+    with pytest.raises(EngineFailedError, match=r"1\.1 have the announced digest, .* 5 times: permission denied"):
+        await asyncio.wait_for(weights.watch(), 30)
+
+
+async def test_files_that_the_trainer_has_yet_to_write_are_awaited_for_any_time(run) -> None:
+    weights = follower(run, Recording())
+    version = await run.announce(0, digest="0" * 64)
+    for _ in range(6):
+        assert not await weights.follow()
+    await run.announce(0)
+    assert await weights.follow()
+    assert weights.held == version
+
+
 @pytest.mark.parametrize(("limit", "refused"), [(0.05, True), (0.3, False)])
 async def test_weights_whose_probe_differs_by_more_than_its_limit_are_never_ready(
     run, probe_file, limit, refused

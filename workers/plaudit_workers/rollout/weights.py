@@ -31,6 +31,7 @@ logger = get_logger(__name__)
 
 _POLL_S = 0.2
 _RETRY_AFTER_S = 0.5
+_MOST_REFUSALS = 5
 
 
 class PolicyWeights:
@@ -71,6 +72,8 @@ class PolicyWeights:
         """A load has begun or ended since somebody began to wait for it."""
         self._uncompared: PolicyVersion | None = None
         """The version that the engine may hold although its probe has not been compared with the trainer's."""
+        self._refusals: list[PolicyVersion] = []
+        """The version whose files the engine could not read, once for each time in a row."""
         self.held: PolicyVersion | None = None
         """None before the first load and after a failed one."""
         self.loading: PolicyVersion | None = None
@@ -213,12 +216,25 @@ class PolicyWeights:
                 if self._needs_files_of(announcement) and await asyncio.to_thread(is_delta_only, folder):
                     raise WeightsUnreadableError("the trainer has not written them whole yet")
                 whole = await asyncio.to_thread(self._local.whole, folder, announcement.digest)
-                await self._load_folder(whole, announcement.version)
+                await self._load_checked(whole, announcement.version)
             except WeightsUnreadableError:
                 await asyncio.to_thread(self._local.discard)
                 if await asyncio.to_thread(is_delta_only, folder):
                     self.needs_files = str(announcement.version)
                 raise
+
+    async def _load_checked(self, folder: Path, version: PolicyVersion) -> None:
+        """Load files whose digest is right: if the engine cannot read them, it is no fault of the trainer's."""
+        try:
+            await self._load_folder(folder, version)
+        except WeightsUnreadableError as error:
+            self._refusals = [*(each for each in self._refusals if each == version), version]
+            if len(self._refusals) < _MOST_REFUSALS:
+                raise
+            raise EngineFailedError(
+                f"the files of weights {version} have the announced digest, but the engine could not read them "
+                f"{_MOST_REFUSALS} times: {error}"
+            ) from error
 
     @asynccontextmanager
     async def _loading(self, version: PolicyVersion) -> AsyncIterator[None]:

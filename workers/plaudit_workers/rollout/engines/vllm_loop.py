@@ -37,7 +37,7 @@ from plaudit_workers.rollout.engines.protocol import (
     SampleRequest,
     WeightsUnreadableError,
 )
-from plaudit_workers.rollout.engines.tied_weights import untied_weights
+from plaudit_workers.rollout.engines.tied_weights import UntiedWeights
 from plaudit_workers.rollout.engines.vllm_arguments import PROBE_PLACES
 from plaudit_workers.rollout.engines.vllm_requests import FutureResult, Generation, Sleep, WeightLoad
 from plaudit_workers.rollout.engines.weight_files import check_readable
@@ -221,7 +221,7 @@ class VllmLoop:
                 generation.recomputed += 1
 
     def _replace_weights(self, load: WeightLoad) -> None:
-        weights = {"weights_iterator": untied_weights(load.path)} if self._untied else {"weights_path": str(load.path)}
+        weights = {"weights_iterator": UntiedWeights(load.path)} if self._untied else {"weights_path": str(load.path)}
         sleeping = self._engine.is_sleeping()
         if sleeping:
             self._engine.wake_up(["weights"])
