@@ -71,6 +71,43 @@ def test_an_engine_sleeps_only_where_the_job_says_so(make_training_job) -> None:
     assert [VllmSettings.from_job(job).sleeps for job in (make_training_job(), sleeping)] == [False, True]
 
 
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "enable_sleep_mode",
+        "enable_lora",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "distributed_executor_backend",
+    ],
+)
+def test_arguments_that_the_rollout_derives_from_the_job_are_refused(make_training_job, argument) -> None:
+    job = make_training_job(rollout={"engine": {"arguments": {argument: 1}}})
+    with pytest.raises(RefusedError, match=rf"spec\.rollout\.engine\.arguments: {argument} cannot be set"):
+        VllmSettings.from_job(job)
+
+
+@pytest.mark.parametrize(
+    ("speculative", "load_format"), [({"method": "ngram"}, "dummy"), ({"method": "draft_model"}, "auto")]
+)
+def test_weights_are_read_at_the_start_only_where_a_draft_model_needs_its_own(
+    tiny_models, speculative, load_format
+) -> None:
+    speculative = {"model": str(tiny_models[1]), "num_speculative_tokens": 2, **speculative}
+    settings = VllmSettings(str(tiny_models[0]), arguments={"speculative_config": speculative})
+    assert engine_arguments(settings).load_format == load_format
+
+
+def test_a_draft_model_is_refused_for_an_engine_that_sleeps(tiny_models) -> None:
+    def asleep(**speculative):
+        arguments = {"speculative_config": {"num_speculative_tokens": 2, **speculative}}
+        return engine_arguments(VllmSettings(str(tiny_models[0]), sleeps=True, arguments=arguments))
+
+    assert asleep(method="ngram")
+    with pytest.raises(RefusedError, match=r"draft model, whose weights are lost .* method ngram"):
+        asleep(model=str(tiny_models[1]))
+
+
 def test_a_gpu_build_without_a_visible_gpu_is_refused(monkeypatch) -> None:
     monkeypatch.setattr("plaudit_workers.rollout.engines.vllm_platform.version", lambda name: "0.32.0")
     with pytest.raises(RefusedError, match="cannot compute on a CPU"):

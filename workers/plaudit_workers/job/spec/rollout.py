@@ -30,7 +30,7 @@ class EngineSpec(Section):
     on a CPU: limit the cache there with ``arguments: {kv_cache_memory_bytes: …}``."""
     arguments: Opaque = Field(default={})
     """Further arguments of the engine under their own names: vLLM's engine arguments, or the scripted engine's
-    settings. The engine rejects unknown ones when it starts."""
+    settings. The engine rejects unknown ones when it starts, and vLLM's those that other fields of the job set."""
 
     @property
     def gpus(self) -> int:

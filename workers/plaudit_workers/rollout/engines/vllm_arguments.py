@@ -29,6 +29,8 @@ PROBE_PLACES = 1
 
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The sizes for which vLLM holds adapters."""
+_WITHOUT_DRAFT = {"ngram", "[ngram]", "ngram_gpu", "suffix"}
+"""Methods of speculative decoding that need no model."""
 _CPU_CACHE_BYTES = 1 << 30
 _CPU_BATCH_TOKENS = 4096
 _OWNED = {
@@ -42,6 +44,12 @@ _OWNED = {
     "node_rank",
     "master_addr",
     "data_parallel_size",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "prefill_context_parallel_size",
+    "distributed_executor_backend",
+    "enable_lora",
+    "enable_sleep_mode",
 }
 """Arguments on which the rollout's correctness depends; a job cannot set them."""
 _OWNED_WITH_IMAGES = {"limit_mm_per_prompt", "mm_processor_kwargs"}
@@ -187,6 +195,10 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
         **_device_arguments(settings, on_cpu=on_cpu),
         **settings.arguments,
     }
+    if _has_draft(arguments, sleeps=settings.sleeps):
+        # Random weights of the model would be random ones of the draft too, and no token of it accepted. vLLM 0.32
+        # ignores ``draft_load_config`` for the method draft_model.
+        arguments["load_format"] = "auto"
     try:
         model = EngineArgs(**arguments).create_model_config()
         arguments.setdefault("max_model_len", min(settings.max_model_length, model.max_model_len))
@@ -252,6 +264,19 @@ def _image_arguments(images: ImagesSpec) -> dict[str, Any]:
         "mm_processor_cache_gb": _PROCESSED_IMAGES_GIB,
         **further,
     }
+
+
+def _has_draft(arguments: Mapping[str, Any], *, sleeps: bool) -> bool:
+    speculative = arguments.get("speculative_config") or {}
+    method = speculative.get("method") or speculative.get("model")
+    if not method or method in _WITHOUT_DRAFT:
+        return False
+    if sleeps:
+        raise RefusedError(
+            "spec.rollout.engine.arguments: speculative_config names a draft model, whose weights are lost under "
+            "rollout.sleepDuringUpdates. Use its method ngram, or remove one of the two"
+        )
+    return True
 
 
 def _refuse_experts_on_cpu(source: str, num_experts: int) -> None:
