@@ -57,6 +57,11 @@ def test_a_model_with_experts_is_refused_on_a_cpu(tmp_path, monkeypatch) -> None
         engine_arguments(VllmSettings(str(tmp_path), tokenizer=str(tmp_path)))
 
 
+def test_a_pipeline_is_refused_on_a_cpu(tiny_models) -> None:
+    with pytest.raises(RefusedError, match=r"pipelineParallelSize: 2: vLLM's CPU build cannot"):
+        engine_arguments(VllmSettings(str(tiny_models[0]), pipeline_parallel_size=2))
+
+
 def test_memory_and_tokenizer_follow_the_share_of_a_gpu_and_their_own_revision(make_training_job) -> None:
     job = make_training_job(
         model={"source": "org/model", "revision": "abc", "tokenizer": "org/tokenizer", "tokenizerRevision": "v2"}

@@ -20,7 +20,7 @@ class EngineSpec(Section):
     """GPUs that share each layer of one copy of the model. Default 1: as many as the model needs to fit, no more."""
     pipeline_parallel_size: int = Field(default=1, ge=1, le=1024)
     """Parts of the model's layers, each with ``tensorParallelSize`` GPUs of its own; for models that need several
-    nodes, one part for each. Default 1."""
+    nodes, one part for each. vLLM's CPU build refuses more than 1, and no test runs it. Default 1."""
     max_model_length: int = Field(default=4096, ge=2, le=10_000_000)
     """Tokens of prompt and response together; bounds the KV cache of one request. Default 4,096."""
     max_concurrent_samples: int = Field(default=256, ge=1, le=100_000)

@@ -164,13 +164,18 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
     """Return the engine's arguments for these settings.
 
     Raises:
-        RefusedError: an unknown argument, or a model that vLLM cannot read.
+        RefusedError: an unknown argument, or a model or pipeline that vLLM cannot compute on this device.
     """
     from vllm.engine.arg_utils import EngineArgs
     from vllm.exceptions import VLLMClientError
     from vllm.platforms import current_platform
 
     on_cpu = current_platform.is_cpu()
+    if on_cpu and settings.pipeline_parallel_size > 1:
+        raise RefusedError(
+            f"spec.rollout.engine.pipelineParallelSize: {settings.pipeline_parallel_size}: vLLM's CPU build cannot "
+            "compute the layers of a model in parts. Use 1, and tensorParallelSize if you want several processes"
+        )
     arguments: dict[str, Any] = {
         "model": settings.source,
         "revision": None if Path(settings.source).is_dir() else settings.revision,
