@@ -15,8 +15,9 @@ from plaudit_workers.published_weights import weights_digest
 from plaudit_workers.rollout.engines.protocol import EngineFailedError, WeightsUnreadableError
 from plaudit_workers.rollout.engines.script import Script
 from plaudit_workers.rollout.engines.scripted import ScriptedEngine
+from plaudit_workers.rollout.probe import mean_difference, read_probe
 from plaudit_workers.rollout.reception_marks import ReceptionMarks
-from plaudit_workers.rollout.weights import PolicyWeights, mean_difference, read_probe
+from plaudit_workers.rollout.weights import PolicyWeights
 from plaudit_workers.weight_transfer.part import WeightPart
 from plaudit_workers.weight_transfer.server import WeightServer
 

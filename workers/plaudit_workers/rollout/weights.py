@@ -8,8 +8,7 @@ The engine samples from the new weights meanwhile; what it finishes is published
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -17,9 +16,10 @@ import msgspec
 
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement, PolicyVersion
-from plaudit_workers.published_weights import PROBE_FILE, Probe
+from plaudit_workers.published_weights import Probe
 from plaudit_workers.rollout.engines.protocol import Engine, EngineFailedError, WeightsUnreadableError, WeightSwitch
 from plaudit_workers.rollout.local_weights import LocalWeights
+from plaudit_workers.rollout.probe import mean_difference, read_probe
 from plaudit_workers.rollout.reception_marks import ReceptionMarks
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.supervision import set_within
@@ -294,24 +294,3 @@ async def received_folder(announcement: Announcement) -> AsyncIterator[Path]:
         except TransferError as error:
             raise WeightsUnreadableError(str(error)) from error
         yield folder
-
-
-def read_probe(folder: Path) -> Probe | None:
-    """Read the folder's probe; None if it has none.
-
-    Raises:
-        WeightsUnreadableError: the file is not a probe.
-    """
-    try:
-        return msgspec.json.decode((folder / PROBE_FILE).read_bytes(), type=Probe)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.MsgspecError) as error:
-        raise WeightsUnreadableError(f"probe.json in {folder}: {error}") from error
-
-
-def mean_difference(expected: Sequence[float], actual: Sequence[float]) -> float:
-    """Return the mean absolute difference of two [N] sequences: infinite if lengths differ, 0 if empty."""
-    if len(expected) != len(actual):
-        return math.inf
-    return math.fsum(abs(a - b) for a, b in zip(expected, actual, strict=True)) / max(1, len(expected))

@@ -24,7 +24,7 @@ from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -34,17 +34,16 @@ from plaudit_workers.rollout.engines.protocol import (
     EngineFailedError,
     FinishedSample,
     RequestRefusedError,
-    SampleRequest,
     WeightsUnreadableError,
 )
 from plaudit_workers.rollout.engines.tied_weights import UntiedWeights
 from plaudit_workers.rollout.engines.vllm_arguments import PROBE_PLACES
 from plaudit_workers.rollout.engines.vllm_requests import FutureResult, Generation, Sleep, WeightLoad
+from plaudit_workers.rollout.engines.vllm_sampling import sampling_parameters
 from plaudit_workers.rollout.engines.weight_files import check_readable
 
 _REFUSALS = (VLLMClientError, ValueError)
 """Exceptions of vLLM for a request that can never be generated."""
-_SEED_BITS = (1 << 63) - 1
 _DISCARD = 2
 """vLLM's level of sleep that keeps no copy of the weights: new ones are loaded before anything is generated."""
 
@@ -255,7 +254,7 @@ class VllmLoop:
                 generation.internal_id = self._engine.add_request(
                     generation.id,
                     self._input(generation),
-                    _sampling_parameters(generation.request),
+                    sampling_parameters(generation.request),
                     arrival_time=time.time() - (time.monotonic() - generation.submitted),
                     lora_request=self._adapter,
                 )
@@ -310,25 +309,6 @@ class VllmLoop:
         if self._answers:
             self._report(self._answers)
             self._answers = []
-
-
-def _sampling_parameters(request: SampleRequest) -> SamplingParams:
-    sampling = request.sampling
-    return SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=request.seed & _SEED_BITS,
-        logprobs=0,
-        flat_logprobs=True,
-        stop=sampling.stop or None,
-        detokenize=bool(sampling.stop),  # vLLM looks for stop texts in the text
-        skip_special_tokens=False,  # one of them may be a stop text; nobody reads vLLM's text
-        spaces_between_special_tokens=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-        skip_clone=True,
-    )
 
 
 def _finished(generation: Generation, output: RequestOutput) -> FinishedSample | RequestRefusedError:
