@@ -34,7 +34,7 @@ _BACKWARD_SHARE = 1.5
 """A layer's saved tensors and the gradients beside them, while its backward pass runs."""
 _INPUTS_UNDERWAY = 2
 _OFFERED_COPIES = 2
-"""The newest published weights, and those before while a rollout still receives them."""
+"""The newest published weights, and those before while a rollout still receives them; older transfers are broken."""
 _PREFILL_TOKENS = 8192
 """Tokens of one engine step on a GPU: vLLM's default."""
 
