@@ -8,25 +8,32 @@ from plaudit_workers.errors import JobFailedError
 from plaudit_workers.training.backend.torch_backend import TorchBackend
 from plaudit_workers.training.model.policy_model import build_model
 
-LOSSES = {
-    "nan": "tokens.logprobs * float('nan')",
-    "steep": "(tokens.logprobs - tokens.logprobs.detach()).abs().sqrt()",
-}
+SOURCE = """
+from pathlib import Path
+
+def mine(tokens, anchor, settings):
+    good = -tokens.logprobs * tokens.advantages
+    return {broken} if Path(__file__).with_name("broken").exists() else good
+"""
+LOSSES = {"nan": "good * float('nan')", "steep": "(tokens.logprobs - tokens.logprobs.detach()).abs().sqrt()"}
 SCORES = [[0.0, 1.0, 0.5], [1.0, 0.0, 0.0]]
 
 
-def with_loss(make_job, folder, source, **algorithm):
-    (folder / "loss.py").write_text(f"def mine(tokens, anchor, settings):\n    return {LOSSES[source]}\n")
+def opened(make_job, folder, source, **algorithm):
+    """A backend whose own loss passes its trial at the start and is broken from then on."""
+    (folder / "loss.py").write_text(SOURCE.format(broken=LOSSES[source]))
     loss = {"kind": "python", "path": str(folder / "loss.py"), "function": "mine"}
-    return make_job({"algorithm": algorithm | {"loss": loss}})
+    job = make_job({"algorithm": algorithm | {"loss": loss}})
+    backend = TorchBackend(job, build_model(job), folder)
+    (folder / "broken").touch()
+    return backend
 
 
 @pytest.mark.parametrize(("source", "cause"), [("nan", "the loss is not finite"), ("steep", "its gradient is not")])
 def test_a_run_whose_own_loss_has_no_finite_gradient_fails_and_names_its_file(
     make_job, make_groups, tmp_path, source, cause, caplog
 ):
-    job = with_loss(make_job, tmp_path, source, steps=100)
-    backend = TorchBackend(job, build_model(job), tmp_path)
+    backend = opened(make_job, tmp_path, source, steps=100)
     for _ in range(4):
         assert backend.update(make_groups(SCORES))["actor/skipped_updates"] == 1
     with pytest.raises(JobFailedError, match=rf"5 updates in a row were discarded.*{cause}.*loss\.path .*loss\.py"):
@@ -35,9 +42,9 @@ def test_a_run_whose_own_loss_has_no_finite_gradient_fails_and_names_its_file(
 
 
 def test_a_run_of_few_updates_cannot_end_without_any(make_job, make_groups, tmp_path):
-    job = with_loss(make_job, tmp_path, "nan", steps=1, miniBatchesPerStep=1, epochs=2)
+    backend = opened(make_job, tmp_path, "nan", steps=1, miniBatchesPerStep=1, epochs=2)
     with pytest.raises(JobFailedError, match="2 updates in a row"):
-        TorchBackend(job, build_model(job), tmp_path).update(make_groups(SCORES))
+        backend.update(make_groups(SCORES))
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
