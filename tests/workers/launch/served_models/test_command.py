@@ -42,6 +42,15 @@ def test_a_section_becomes_a_command_line(fields: dict[str, Any], expected: str)
     assert command(**fields) == expected
 
 
+def test_a_server_on_a_shared_gpu_takes_its_share_of_the_memory_unless_the_job_says_how_much() -> None:
+    given = RewardModelSpec(source="/models/rm", arguments={"gpu_memory_utilization": 0.2})
+    for model, expected in ((RewardModelSpec(source="/models/rm"), "0.225"), (given, "0.2")):
+        line = server_command(model, "helpful", "0.0.0.0", 8000, with_gpu=True, gpu_share=0.25)
+        assert line[line.index("--gpu-memory-utilization") + 1] == expected
+    own = RewardModelSpec(source="/models/rm", engine="plaudit")
+    assert "--gpu-memory-utilization" not in server_command(own, "rm", "h", 1, with_gpu=True, gpu_share=0.25)
+
+
 def test_a_chat_model_is_served_under_the_names_that_judges_and_verls_functions_send() -> None:
     model = ServedChatModelSpec(source="some/judge", arguments={"max_num_seqs": 8})
     line = " ".join(server_command(model, "grades", "0.0.0.0", 8000, with_gpu=True))

@@ -17,6 +17,7 @@ HOST_VARIABLE = "PLAUDIT_MODEL_SERVER_HOST"
 PORT_VARIABLE = "PLAUDIT_MODEL_SERVER_PORT"
 """Variables of the process that starts a server; see ``identity``."""
 
+_UTILIZATION = 0.9
 _VLLM_ON_CPU = {
     # GiB. Without a bound vLLM takes most of the machine's memory for a cache that pooling hardly uses.
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -28,7 +29,9 @@ _VLLM_ON_CPU = {
 }
 
 
-def server_command(model: ServedModelSpec, name: str, host: str, port: int, *, with_gpu: bool) -> list[str]:
+def server_command(
+    model: ServedModelSpec, name: str, host: str, port: int, *, with_gpu: bool, gpu_share: float = 1.0
+) -> list[str]:
     """Return the arguments of a Python interpreter that runs the server.
 
     Args:
@@ -37,8 +40,11 @@ def server_command(model: ServedModelSpec, name: str, host: str, port: int, *, w
         host: address to listen on.
         port: to listen on.
         with_gpu: the server has a GPU.
+        gpu_share: of the GPU's memory, if other processes of the run use it too. vLLM's server takes 90 % of its share.
     """
     module, own = _plaudit(model) if _is_own(model) else _vllm(model, with_gpu=with_gpu)
+    if with_gpu and gpu_share < 1 and not _is_own(model):
+        own["gpu_memory_utilization"] = round(_UTILIZATION * gpu_share, 3)
     common: dict[str, Any] = {
         "model": model.source,
         # A chat model also has the name of its source, which verl's functions send.

@@ -18,7 +18,7 @@ from typing import Any
 
 from plaudit_reward.served.sleep_token import SLEEP_TOKEN_VARIABLE
 from plaudit_wire.logs import get_logger
-from plaudit_workers.gpu_start import alone_on_gpu
+from plaudit_workers.gpu_start import GPU_SHARE, alone_on_gpu
 from plaudit_workers.job.loading.load import JobError, load_job
 from plaudit_workers.job.spec.rewards.scorers import ServedModelSpec
 from plaudit_workers.launch.redis.server import die_with_parent
@@ -103,14 +103,14 @@ def _model(settings: ProcessSettings, scorer: str) -> ServedModelSpec:
 async def _start(
     model: ServedModelSpec, identity: ServerIdentity, log_file: Path | None, sleep_token: str
 ) -> asyncio.subprocess.Process:
-    gpu = not is_cpu_build()
+    gpu, share = not is_cpu_build(), float(os.environ.get(GPU_SHARE, "1"))
     # Code that comes with the model must not reach the run's Redis.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PLAUDIT_REDIS_")}
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(log_file.open("ab")) if log_file else None
         return await asyncio.create_subprocess_exec(
             sys.executable,
-            *server_command(model, identity.scorer, identity.host, identity.port, with_gpu=gpu),
+            *server_command(model, identity.scorer, identity.host, identity.port, with_gpu=gpu, gpu_share=share),
             env={**inherited, **server_environment(model, with_gpu=gpu), SLEEP_TOKEN_VARIABLE: sleep_token},
             stdout=log,
             stderr=log,
