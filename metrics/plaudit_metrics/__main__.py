@@ -6,8 +6,8 @@ import asyncio
 import signal
 import sys
 
-from plaudit_metrics.service.serve import ServiceSettings, ServiceSettingsError, serve
-from plaudit_wire.logs import configure_logs
+from plaudit_metrics.service.serve import CannotServeError, ServiceSettings, ServiceSettingsError, serve
+from plaudit_wire.logs import configure_logs, get_logger
 
 
 def main() -> int:
@@ -25,7 +25,12 @@ async def _with_signals(settings: ServiceSettings) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return await serve(settings, stop)
+    try:
+        await serve(settings, stop)
+    except CannotServeError as error:
+        get_logger("plaudit").error("cannot start", error=str(error))
+        return 2
+    return 0
 
 
 raise SystemExit(main())

@@ -19,13 +19,15 @@ import psutil
 import pytest
 from redis.asyncio import Redis
 
-from plaudit_metrics.service.serve import ServiceSettings, serve
+from plaudit_metrics.service.serve import CannotServeError, ServiceSettings, serve
 from plaudit_metrics.sources.events import EventRecord, encode_event
 from plaudit_metrics.sources.history import append_step
 from plaudit_wire.names import Names
 from plaudit_wire.records import ScorerRecord, StepRecord, WorkerRecord
 from plaudit_wire.redis_address import RedisAddress
+from plaudit_workers.launch.actor import serve_metrics
 from plaudit_workers.launch.redis.server import RedisServer, free_port
+from plaudit_workers.process import RefusedError
 
 Build = Callable[..., Any]
 
@@ -84,8 +86,7 @@ async def running(settings: ServiceSettings) -> AsyncIterator[httpx.AsyncClient]
             yield client
     finally:
         stop.set()
-        code = await asyncio.wait_for(serving, 10)
-    assert code == 0
+        await asyncio.wait_for(serving, 10)
 
 
 async def answers(client: httpx.AsyncClient, path: str) -> bool:
@@ -348,20 +349,23 @@ async def test_redis_may_die_and_come_back(tmp_path: Path, run_name: str, record
             await redis.aclose()
 
 
-async def test_a_wrong_password_is_refused_with_one_message(
-    settings: ServiceSettings, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_wrong_password_is_refused_with_one_message(settings: ServiceSettings) -> None:
     wrong = replace(settings, redis=replace(settings.redis, password="not this"))
-    assert await asyncio.wait_for(serve(wrong, asyncio.Event()), 10) == 2
-    assert "PLAUDIT_REDIS_PASSWORD" in str(caplog.records[-1].__dict__["fields"])
+    with pytest.raises(CannotServeError, match="PLAUDIT_REDIS_PASSWORD"):
+        await asyncio.wait_for(serve(wrong, asyncio.Event()), 10)
 
 
 async def test_a_port_that_is_taken_is_refused_with_one_message(
-    settings: ServiceSettings, caplog: pytest.LogCaptureFixture
+    settings: ServiceSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(settings):
-        assert await asyncio.wait_for(serve(settings, asyncio.Event()), 10) == 2
-        assert "PLAUDIT_METRICS_PORT" in str(caplog.records[-1].__dict__["fields"])
+        with pytest.raises(CannotServeError, match="PLAUDIT_METRICS_PORT"):
+            await asyncio.wait_for(serve(settings, asyncio.Event()), 10)
+        environment = {**settings.redis.environment(), "PLAUDIT_RUN": settings.run}
+        for name, value in {**environment, "PLAUDIT_METRICS_PORT": str(settings.port)}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(RefusedError, match="PLAUDIT_METRICS_PORT"):  # which ``plaudit run`` prints
+            await asyncio.wait_for(serve_metrics(None, asyncio.Event()), 10)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)])

@@ -42,11 +42,15 @@ _REDIS_WITHIN_S = 30.0
 """After as long without a response from Redis the service is not ready."""
 
 
-async def serve(settings: ServiceSettings, stop: asyncio.Event) -> int:
+class CannotServeError(Exception):
+    """The service cannot start: the port is taken, Redis refuses the password. The message names the remedy."""
+
+
+async def serve(settings: ServiceSettings, stop: asyncio.Event) -> None:
     """Serve one run's metrics until ``stop`` is set.
 
-    Returns:
-        0 when stopped; 2 when it cannot serve (port taken, wrong password), after one logged message.
+    Raises:
+        CannotServeError: it cannot.
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]  # series with each counter's creation time, which nothing uses
     # One client for everything: a blocking read takes its own connection from the pool; no command is sent twice.
@@ -59,13 +63,11 @@ async def serve(settings: ServiceSettings, stop: asyncio.Event) -> int:
         with listening_socket(settings.host, settings.port) as listener:
             await _serve_on(listener, client, settings, stop, sender)
     except (MissingPackageError, _TlsRefusedError, RedisError, OSError) as error:
-        logger.error("cannot start", error=_message(error, settings))
-        return 2
+        raise CannotServeError(_message(error, settings)) from error
     finally:
         await client.aclose()
         if sender is not None:
             await asyncio.to_thread(sender.close)
-    return 0
 
 
 async def _serve_on(

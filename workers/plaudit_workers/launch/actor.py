@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 
 from plaudit_wire.logs import configure_logs
-from plaudit_workers.process import EXIT_CRASHED, ProcessEnding, ProcessSettings, serve_guarded
+from plaudit_workers.process import EXIT_CRASHED, EXIT_DONE, ProcessEnding, ProcessSettings, RefusedError, serve_guarded
 
 
 class ProcessActor:
@@ -68,10 +68,18 @@ class ProcessActor:
 
 
 async def serve_metrics(_: ProcessSettings, stop: asyncio.Event) -> int:
-    """Serve metrics under ``plaudit run``. The service is below workers in the import order, with its own settings."""
-    from plaudit_metrics.service.serve import ServiceSettings, serve
+    """Serve metrics under ``plaudit run``. The service is below workers in the import order, with its own settings.
 
-    return await serve(ServiceSettings.from_environment(), stop)
+    Raises:
+        RefusedError: it cannot start.
+    """
+    from plaudit_metrics.service.serve import CannotServeError, ServiceSettings, serve
+
+    try:
+        await serve(ServiceSettings.from_environment(), stop)
+    except CannotServeError as error:
+        raise RefusedError(str(error)) from error
+    return EXIT_DONE
 
 
 def _write_pid(log_file: Path | None) -> None:
