@@ -26,6 +26,8 @@ MakePlan = Callable[..., Any]
 TURNS = "plaudit_workers.training.conductor.turns"
 HOLDING: set[Any] = set()
 """Engines and servers that hold memory of the GPUs."""
+WAKING: set[Any] = set()
+"""Engines that take it at this moment."""
 
 
 class Sharing(ScriptedEngine):
@@ -37,13 +39,19 @@ class Sharing(ScriptedEngine):
     async def start(self) -> None:
         HOLDING.add(self)
 
+    disturbed = 0
+    load_s = 0.01
+
     async def load_weights(self, path: Path, version: PolicyVersion, *switch: Any) -> None:
         HOLDING.add(self)
-        await asyncio.sleep(0.01)
+        WAKING.add(self)
+        await asyncio.sleep(random.uniform(0, self.load_s))
         await super().load_weights(path, version, *switch)
+        WAKING.discard(self)
 
     async def sleep(self, *switch: Any) -> None:
         await super().sleep(*switch)
+        Sharing.disturbed += bool(WAKING)
         await asyncio.sleep(0.01)
         HOLDING.discard(self)
 
@@ -66,7 +74,8 @@ class Alone(ScriptedBackend):
 @pytest.fixture
 def sharing(simulation: Any) -> Any:
     HOLDING.clear()
-    Alone.overlaps = 0
+    WAKING.clear()
+    Alone.overlaps, Sharing.disturbed, Sharing.load_s = 0, 0, 0.01
     simulation.engine_class, simulation.policy_class = Sharing, Alone
     simulation.update_s = lambda groups: 0.05
     return simulation
@@ -92,6 +101,17 @@ async def test_no_rollout_holds_memory_during_an_update(
     assert all(step.statistics["timing_s/wait_for_gpus"] > 0 for step in sharing.steps() if step.step)
 
 
+async def test_no_rollout_falls_asleep_while_another_one_takes_its_memory(sharing: Any, make_plan: MakePlan) -> None:
+    """vLLM measures what it frees on the whole GPU, and ends if that is less than nothing."""
+    Sharing.load_s = 1.0
+    async with sharing.workers(rollouts=3):
+        done, _ = await sharing.train(
+            make_plan(steps=4, staleness=2, order="ready", mini_batches=2, rollouts_sleep=True)
+        )
+    assert done
+    assert (Alone.overlaps, Sharing.disturbed) == (0, 0)
+
+
 async def test_after_an_outage_that_hid_all_heartbeats_an_update_waits_for_them(
     sharing: Any, make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, redis_server: RedisServer
 ) -> None:
@@ -103,6 +123,10 @@ async def test_after_an_outage_that_hid_all_heartbeats_an_update_waits_for_them(
     take, outages = Turns.take, [3.0, 3.0]
 
     async def interrupted(turns: Turns) -> bool:
+        for _ in range(200 if outages else 0):  # until all have loaded, unless this update continues a turn
+            if len(HOLDING) == 4:
+                break
+            await asyncio.sleep(0.01)
         if outages and len(HOLDING) == 4:
             server.kill()
             await asyncio.sleep(outages.pop())

@@ -15,6 +15,7 @@ import msgspec
 
 from plaudit_wire.limits import LIVE_WITHIN_S
 from plaudit_wire.logs import get_logger
+from plaudit_wire.records import WorkerRecord
 from plaudit_workers.training.conductor.announcements import Announcements
 from plaudit_workers.training.conductor.backend_thread import BackendThread
 from plaudit_workers.training.run.state import RunContext, RunState
@@ -23,6 +24,8 @@ logger = get_logger(__name__)
 
 _LOOK_EVERY_S = 0.1
 _WARN_EVERY_S = 30.0
+_WAKE_WITHIN_S = 30.0
+"""After this an engine that still loads weights is taken for one that cannot."""
 _OUTAGE_HIDES_AFTER_S = 10.0
 """After a longer outage of Redis a live process may have no heartbeat that counts: they come every 5 s."""
 
@@ -61,6 +64,7 @@ class Turns:
         After an outage of Redis it waits until all live processes have reported again.
         """
         if self.needed and not self._state.announcement.sleep:
+            await self._let_wake()
             await self._announce(f"{self._state.version}-{next(self._numbers)}")
         warned = time.monotonic()
         while (awake := await self._awake()) or self._some_unreported:
@@ -71,6 +75,14 @@ class Turns:
                 logger.warning("the update waits for rollouts or model servers to free their GPUs", workers=awake)
             await asyncio.sleep(_LOOK_EVERY_S)
         return True
+
+    async def _let_wake(self) -> None:
+        """Wait for those that still wake: vLLM ends if another engine takes memory of its GPU while it falls asleep."""
+        deadline = time.monotonic() + _WAKE_WITHIN_S
+        while time.monotonic() < deadline and not self._stop.is_set():
+            if not any(each.loading or each.asleep for each in await self._sharing()):
+                return
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     @property
     def _some_unreported(self) -> bool:
@@ -94,7 +106,9 @@ class Turns:
     async def _awake(self) -> list[str]:
         """Return the live processes that have not freed their GPUs for this update."""
         sleep = self._state.announcement.sleep
-        if not sleep:
-            return []
+        return [each.worker for each in await self._sharing() if each.asleep != sleep] if sleep else []
+
+    async def _sharing(self) -> list[WorkerRecord]:
+        """Return the live processes that take turns."""
         workers = await self._run.transport.retry_through_outage(self._run.transport.workers)
-        return [each.worker for each in workers if each.role in self._roles and each.asleep != sleep]
+        return [each for each in workers if each.role in self._roles]
