@@ -32,6 +32,9 @@ EXIT_CRASHED = 1
 EXIT_REFUSED = 2
 EXIT_FAILED = 3
 
+RESTARTED = "PLAUDIT_RESTARTED"
+"""Variable of a process that takes the place of one that died: what fails at its start now was possible before."""
+
 
 @dataclass(frozen=True)
 class ProcessSettings:

@@ -97,6 +97,12 @@ async def test_a_server_that_does_not_start_is_refused_with_its_log(settings, pr
         await serve(settings(program, limit), asyncio.Event())
 
 
+async def test_a_server_that_ends_at_a_later_start_may_be_started_again(settings, monkeypatch) -> None:
+    monkeypatch.setenv("PLAUDIT_RESTARTED", "1")
+    with pytest.raises(EnvironmentDiedError, match="ended with 1 at its start"):
+        await serve(settings("raise ValueError('killed by a request')", 30), asyncio.Event())
+
+
 def test_a_process_without_the_url_of_an_environment_is_refused() -> None:
     with pytest.raises(RefusedError, match="PLAUDIT_ENVIRONMENT_CODE_BOX_URL is not set"):
         environment_url("code-box", {})

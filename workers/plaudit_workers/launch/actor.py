@@ -9,7 +9,15 @@ import uuid
 from pathlib import Path
 
 from plaudit_wire.logs import configure_logs
-from plaudit_workers.process import EXIT_CRASHED, EXIT_DONE, ProcessEnding, ProcessSettings, RefusedError, serve_guarded
+from plaudit_workers.process import (
+    EXIT_CRASHED,
+    EXIT_DONE,
+    RESTARTED,
+    ProcessEnding,
+    ProcessSettings,
+    RefusedError,
+    serve_guarded,
+)
 
 
 class ProcessActor:
@@ -22,6 +30,8 @@ class ProcessActor:
     def __init__(self, name: str, serve: str) -> None:
         # A new name at each start: others claim the work of a dead process, and nobody mistakes it for this one's.
         os.environ["PLAUDIT_WORKER"] = f"{name}-{uuid.uuid4().hex[:8]}"
+        if _was_restarted():
+            os.environ[RESTARTED] = "1"
         self._serve = serve
         self._settings = ProcessSettings.from_environment()
         self._stop = asyncio.Event()
@@ -65,6 +75,12 @@ class ProcessActor:
     async def pid(self) -> int:
         """Return the process id."""
         return os.getpid()
+
+
+def _was_restarted() -> bool:
+    import ray
+
+    return ray.is_initialized() and bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 async def serve_metrics(_: ProcessSettings, stop: asyncio.Event) -> int:

@@ -19,7 +19,7 @@ from plaudit_workers.environment_urls import is_reachable
 from plaudit_workers.job.loading.load import JobError, load_job
 from plaudit_workers.job.spec.environments import EnvironmentServerSpec
 from plaudit_workers.launch.redis.server import die_with_parent
-from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
+from plaudit_workers.process import EXIT_DONE, RESTARTED, ProcessSettings, RefusedError
 
 logger = get_logger(__name__)
 
@@ -38,8 +38,8 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     """Run the server until ``stop`` is set.
 
     Raises:
-        RefusedError: it ended, or was not ready in time, at its start.
-        EnvironmentDiedError: it ended later.
+        RefusedError: it ended, or was not ready in time, at its first start.
+        EnvironmentDiedError: it ended later, or at the start after that: a request may kill it before it is seen ready.
     """
     server = _server(settings.job_path, os.environ[NAME])
     url = os.environ[server.variable]
@@ -93,13 +93,14 @@ async def _until_ready(
     log_file: Path | None,
 ) -> None:
     deadline = asyncio.get_running_loop().time() + server.readiness.timeout_seconds
+    failure = EnvironmentDiedError if os.environ.get(RESTARTED) else RefusedError
     while not await is_reachable(url, server.readiness.path):
         if ended.done():
-            raise RefusedError(
+            raise failure(
                 f"environment {server.name} ended with {ended.result()} at its start. Its log ends:\n{_tail(log_file)}"
             )
         if asyncio.get_running_loop().time() > deadline:
-            raise RefusedError(
+            raise failure(
                 f"environment {server.name} was not ready at {url}{server.readiness.path} within "
                 f"{server.readiness.timeout_seconds:g} s (readiness). It must listen on $HOST:$PORT. Its log ends:\n"
                 f"{_tail(log_file)}"

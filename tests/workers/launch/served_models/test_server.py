@@ -9,6 +9,7 @@ import pytest
 
 from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.launch.served_models.server import ServerIdentity, serve
+from plaudit_workers.launch.served_models.server_client import ServerDiedError
 from plaudit_workers.process import ProcessSettings, RefusedError
 
 JOB = """
@@ -22,9 +23,11 @@ spec:
 """
 
 
-async def test_a_server_that_does_not_start_is_refused_with_the_end_of_its_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("restarted", "error"), [("", RefusedError), ("1", ServerDiedError)])
+async def test_a_server_that_does_not_start_is_refused_with_the_end_of_its_log_or_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarted: str, error: type[Exception]
 ) -> None:
+    monkeypatch.setenv("PLAUDIT_RESTARTED", restarted)
     (tmp_path / "job.yaml").write_text(JOB)
     (tmp_path / "rm").mkdir()
     (tmp_path / "rm" / "config.json").write_text("{}")
@@ -39,6 +42,6 @@ async def test_a_server_that_does_not_start_is_refused_with_the_end_of_its_log(
         health_port=0,
         log_file=tmp_path / "log",
     )
-    with pytest.raises(RefusedError, match=r"(?s)Its log ends:.*argument --max-queue: 0 is below 1"):
+    with pytest.raises(error, match=r"(?s)Its log ends:.*argument --max-queue: 0 is below 1"):
         await serve(settings, asyncio.Event())
     assert not ServerIdentity("helpful", 0, "", 0).file(tmp_path).exists()

@@ -26,7 +26,7 @@ from plaudit_workers.launch.served_models.command import server_command, server_
 from plaudit_workers.launch.served_models.identity import ServerIdentity
 from plaudit_workers.launch.served_models.server_client import ServerClient, ServerDiedError
 from plaudit_workers.launch.served_models.turns import ServerTurns
-from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
+from plaudit_workers.process import EXIT_DONE, RESTARTED, ProcessSettings, RefusedError
 from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.supervision import Supervised, unless_stopped
@@ -46,7 +46,8 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
 
     Raises:
         RefusedError: the engine ended before it was ready; the message quotes the end of its log.
-        ServerDiedError: it ended or stopped responding later.
+        ServerDiedError: it ended or stopped responding later, or at the start after that: the GPU's memory may not be
+            free yet.
     """
     identity = ServerIdentity.from_environment()
     model = _model(settings, identity.scorer)
@@ -127,7 +128,8 @@ async def _until_ready(
         if child.returncode is not None:
             if child.returncode < 0:
                 raise ServerDiedError(f"killed by signal {-child.returncode} while it started")
-            raise RefusedError(f"the model server did not start. Its log ends:\n{_tail(settings.log_file)}")
+            failure = ServerDiedError if os.environ.get(RESTARTED) else RefusedError
+            raise failure(f"the model server did not start. Its log ends:\n{_tail(settings.log_file)}")
         if await client.healthy():
             return True
         await _pause(stop, _CHECK_STARTING_EVERY_S)
