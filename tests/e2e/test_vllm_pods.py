@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -47,9 +48,10 @@ def follower(models, tmp_path):
     script.write_text(FOLLOWER)
     folders = (Path(__file__).parent, Path(__file__).parents[1] / "support")
     environment = {**os.environ, "PYTHONPATH": ":".join(map(str, folders))}
-    with subprocess.Popen([sys.executable, str(script), str(models[0])], env=environment) as process:
+    command = [sys.executable, str(script), str(models[0])]
+    with subprocess.Popen(command, env=environment, start_new_session=True) as process:
         yield process
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # as a pod ends: its worker processes with it
 
 
 @pytest.mark.usefixtures("follower")
