@@ -127,7 +127,7 @@ async def test_a_scoring_service_with_its_client_and_metrics(
             body = await get(port, "/metrics")
             await asyncio.sleep(0.05)
     stop.set()
-    assert await asyncio.gather(*running) == [0, 0]
+    assert await asyncio.gather(*running) == [None, 0]
 
 
 async def test_metrics_reads_streams_whose_entries_are_in_work(guarded: dict[str, RedisAddress]) -> None:
