@@ -32,15 +32,6 @@ class ImageError(ValueError):
         self.remedy = remedy
 
 
-def check_image(content: bytes) -> None:
-    """Check that an image file can be decoded and is not too large.
-
-    Raises:
-        ImageError: it cannot, or it is.
-    """
-    decode_image(content)
-
-
 def image_size(content: bytes) -> tuple[int, int]:
     """Return the height and width of a decoded image in pixels; only its header is read.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from plaudit_workers.images.column import image_files, row_images
-from plaudit_workers.images.decoding import ImageError, check_image
+from plaudit_workers.images.decoding import ImageError, decode_image
 from plaudit_workers.images.placeholders import PLACEHOLDER, num_placeholders
 
 
@@ -40,7 +40,7 @@ def row_files(prompt: str | Sequence[dict[str, Any]], value: Any, folder: Path, 
     files = list(image_files(value, folder))
     for number, content in enumerate(files, 1):
         try:
-            check_image(content)
+            decode_image(content)
         except ImageError as error:
             raise ImageError(f"has image {number}, which {error.complaint}", error.remedy) from error
     return files

@@ -30,7 +30,7 @@ class ModelTurns:
         self._transport = transport
         self._gate = gate
         self.asleep = ""
-        """What the servers asked for (``calls_held_for``), once no call is under way and none begins."""
+        """The servers' request (``calls_held_for``), once no call is under way and none begins."""
         gate.close()
 
     async def watch(self, changed: Callable[[], Awaitable[None]]) -> None:

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 EntropyUse = Literal["none", "figure", "loss"]
-"""Whether entropies are computed: not at all (0 in their place), without their gradient, or with it."""
+"""The use of entropies: none (they are 0), a figure (computed without gradient), or a term of the loss (with it)."""
 CHUNK_BYTES = 1 << 29
 """Float32 logits that are held at a time: about 900 tokens of a vocabulary of 150,000."""
 _AMPLIFIED = 1000.0
