@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward import scripted_scorer
+import scripted_scorer
 from plaudit_reward.functions.target import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.pipeline import attempts

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_reward.pipeline.combine import FailurePolicy, ScorerShare, values_of, weighted_sum
+from plaudit_reward.pipeline.combine import FailurePolicy, ScorerPart, values_of, weighted_sum
 from plaudit_wire.records import ScorerRecord
 
 
-def ok(value: float, weight: float = 1.0, name: str = "a") -> ScorerShare:
-    return ScorerShare(name, weight, "mask", ScorerRecord("scored", value))
+def ok(value: float, weight: float = 1.0, name: str = "a") -> ScorerPart:
+    return ScorerPart(name, weight, "mask", ScorerRecord("scored", value))
 
 
 def bad(
@@ -23,13 +23,13 @@ def bad(
     weight: float = 1.0,
     name: str = "bad",
     attempts: int = 1,
-) -> ScorerShare:
-    return ScorerShare(name, weight, policy, ScorerRecord(outcome, reason="why", attempts=attempts))  # type: ignore[arg-type]
+) -> ScorerPart:
+    return ScorerPart(name, weight, policy, ScorerRecord(outcome, reason="why", attempts=attempts))  # type: ignore[arg-type]
 
 
 HELD_BACK = bad("skipped", name="held", attempts=0)
 
-CASES: list[tuple[Sequence[ScorerShare], str, float | None, bool]] = [
+CASES: list[tuple[Sequence[ScorerPart], str, float | None, bool]] = [
     ([ok(0.5)], "scored", 0.5, False),
     ([ok(0.5, 2.0), ok(1.0, -1.0)], "scored", 0.0, False),
     ([ok(0.5), bad()], "infra_error", None, False),
@@ -55,7 +55,7 @@ CASES: list[tuple[Sequence[ScorerShare], str, float | None, bool]] = [
 
 
 @pytest.mark.parametrize(("parts", "outcome", "value", "drops"), CASES)
-def test_the_outcome_rule(parts: Sequence[ScorerShare], outcome: str, value: float | None, drops: bool) -> None:
+def test_the_outcome_rule(parts: Sequence[ScorerPart], outcome: str, value: float | None, drops: bool) -> None:
     combined = weighted_sum(parts)
     assert (combined.score.outcome, combined.score.value, combined.drop_group) == (outcome, value, drops)
 
@@ -81,7 +81,7 @@ records = st.one_of(
 )
 parts = st.lists(
     st.builds(
-        ScorerShare,
+        ScorerPart,
         st.text("abc", min_size=1),
         st.sampled_from([0.0, 0.5, 2.0]),
         st.sampled_from(["mask", "dropGroup"]),
@@ -92,7 +92,7 @@ parts = st.lists(
 
 
 @given(parts)
-def test_no_zero_is_invented(parts: list[ScorerShare]) -> None:
+def test_no_zero_is_invented(parts: list[ScorerPart]) -> None:
     """All values are at least 0.5 and weights not negative, so a reward below 0.25 could only come from a failure."""
     score = weighted_sum(parts).score
     counted = [part for part in parts if part.weight and not part.held_back]

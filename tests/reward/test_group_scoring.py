@@ -12,9 +12,9 @@ from plaudit_reward.isolation.function_scorer import PostProcess
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.pipeline.stage import GroupStage, Rules, Stage
 from plaudit_reward.score import Score
-from plaudit_reward.scripted_scorer import ScriptedScorer
 from plaudit_wire.records import ScoringRecord
 from plaudit_wire.sample import Sample
+from scripted_scorer import ScriptedScorer
 
 MakeSample = Callable[..., Sample]
 Open = Callable[..., Any]

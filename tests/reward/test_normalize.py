@@ -11,21 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit_reward.errors import InfrastructureError
-from plaudit_reward.pipeline.combine import ScorerShare, weighted_sum
+from plaudit_reward.pipeline.combine import ScorerPart, weighted_sum
 from plaudit_reward.pipeline.normalize import normalised
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.pipeline.stage import GroupStage, Rules, Stage
-from plaudit_reward.scripted_scorer import ScriptedScorer
 from plaudit_wire.records import ScorerRecord
 from plaudit_wire.sample import Sample
+from scripted_scorer import ScriptedScorer
 
 
-def part(name: str, value: float | None, weight: float = 1.0, policy: str = "mask") -> ScorerShare:
+def part(name: str, value: float | None, weight: float = 1.0, policy: str = "mask") -> ScorerPart:
     record = ScorerRecord("scored", value) if value is not None else ScorerRecord("timeout")
-    return ScorerShare(name, weight, policy, record)  # type: ignore[arg-type]
+    return ScorerPart(name, weight, policy, record)  # type: ignore[arg-type]
 
 
-def sums(*group: list[ScorerShare]) -> list[float | None]:
+def sums(*group: list[ScorerPart]) -> list[float | None]:
     return [weighted_sum(parts).score.value for parts in normalised(group)]
 
 

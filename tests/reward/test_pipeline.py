@@ -16,9 +16,9 @@ from plaudit_reward.pipeline.combiner import FunctionCombiner
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.pipeline.stage import Rules, Stage, When
 from plaudit_reward.score import Score
-from plaudit_reward.scripted_scorer import ScriptedAnswer, ScriptedScorer
 from plaudit_wire.records import ScorerWork, ScoringRecord
 from plaudit_wire.sample import AgentReward, Sample
+from scripted_scorer import ScriptedAnswer, ScriptedScorer
 
 MakeSample = Callable[..., Sample]
 

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, Protocol
 from plaudit_reward.code.cases import Case
 from plaudit_reward.code.sandbox.limits import ProgramLimits
 from plaudit_reward.code.sandbox.messages import Ending
+from plaudit_reward.code.timer import SampleTimer
 
 
 class CaseResult(NamedTuple):
@@ -21,16 +22,6 @@ class CaseResult(NamedTuple):
         how = "wrong answer" if self.ending == "finished" else self.ending
         reason = self.reason.encode("utf-8", "replace").decode()
         return f"{how}: {reason}" if reason else how
-
-
-class Timer(Protocol):
-    """Measures how long a sample's programs run; waiting for a free process or request does not count."""
-
-    def begin(self) -> None:
-        """Note that a program begins."""
-
-    def end(self) -> None:
-        """Note that a program that began has ended."""
 
 
 class Backend(Protocol):
@@ -54,7 +45,7 @@ class Backend(Protocol):
         ...
 
     async def run(
-        self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: Timer
+        self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: SampleTimer
     ) -> CaseResult:
         """Run one test case.
 

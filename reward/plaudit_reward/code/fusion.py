@@ -21,11 +21,12 @@ import msgspec
 
 from plaudit_reward.code.asserts.check import AssertCheck, Executed
 from plaudit_reward.code.asserts.sources import Part, script_of
-from plaudit_reward.code.backend import CaseResult, Timer
+from plaudit_reward.code.backend import CaseResult
 from plaudit_reward.code.cases import Case
 from plaudit_reward.code.comparison import OutputComparison
 from plaudit_reward.code.sandbox.limits import ProgramLimits
 from plaudit_reward.code.sandbox.preamble import PREAMBLE
+from plaudit_reward.code.timer import SampleTimer
 from plaudit_reward.errors import CallTimeoutError, DataError, InfrastructureError
 from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.errors import NoResponseError, ResponseTooLargeError
@@ -96,7 +97,7 @@ class FusionBackend:
         return others if newline and first.strip().isalpha() else block
 
     async def run(
-        self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: Timer
+        self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: SampleTimer
     ) -> CaseResult:
         """Run one test case; the expected output or value is never sent along with the program."""
         call = partial(self._run, program, function, case, limits, timer)
@@ -112,7 +113,7 @@ class FusionBackend:
         return await self._asserts.check_then_call(execute, program, case, call if function is not None else None)
 
     async def _run(
-        self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: Timer
+        self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: SampleTimer
     ) -> CaseResult:
         code = program if function is None else _calling(program, function)
         assert case.expected is not None
@@ -122,7 +123,7 @@ class FusionBackend:
             return CaseResult(False, executed.ending, executed.reason)
         return CaseResult(await self._comparison.compare("same text", executed.stdout, case.expected), "finished")
 
-    async def _execute(self, code: str, stdin: str, limits: ProgramLimits, timer: Timer) -> Executed:
+    async def _execute(self, code: str, stdin: str, limits: ProgramLimits, timer: SampleTimer) -> Executed:
         """Run a program on the server.
 
         A program that the server fails to run again and again, while it runs another one, is to blame itself.
@@ -159,7 +160,10 @@ class FusionBackend:
                 if attempt == _ATTEMPTS:
                     kind = ServerFailureError if error.under_program else InfrastructureError
                     raise kind(f"{error} ({_ATTEMPTS} times)") from error
-                await asyncio.sleep(error.pause_s(attempt))
+                pause_s = random.uniform(0.5, 1.5) * _FIRST_PAUSE_S * 2.0 ** (attempt - 1)
+                if error.retry_after_s is not None:
+                    pause_s = min(_LONGEST_PAUSE_S, error.retry_after_s)
+                await asyncio.sleep(pause_s)
         raise AssertionError("the last attempt returns")
 
     async def _request(self, body: dict[str, Any], limits: ProgramLimits) -> _Answer:
@@ -207,13 +211,7 @@ class _TransientError(Exception):
     def __init__(self, message: str, retry_after_s: float | None = None, *, under_program: bool = True) -> None:
         super().__init__(message)
         self.under_program = under_program
-        self._retry_after_s = retry_after_s
-
-    def pause_s(self, attempt: int) -> float:
-        """Return the seconds until the next attempt: as the server asks, else random with a mean that doubles."""
-        if self._retry_after_s is not None:
-            return min(_LONGEST_PAUSE_S, self._retry_after_s)
-        return random.uniform(0.5, 1.5) * _FIRST_PAUSE_S * 2.0 ** (attempt - 1)
+        self.retry_after_s = retry_after_s
 
 
 _KNOWN_GOOD = "print(6 * 7)"

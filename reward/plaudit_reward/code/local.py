@@ -7,13 +7,14 @@ from typing import Literal
 
 from plaudit_reward.code.asserts.check import AssertCheck, Executed
 from plaudit_reward.code.asserts.sources import Part
-from plaudit_reward.code.backend import CaseResult, Timer
+from plaudit_reward.code.backend import CaseResult
 from plaudit_reward.code.cases import Case
 from plaudit_reward.code.comparison import OutputComparison
 from plaudit_reward.code.sandbox.limits import ProgramLimits
 from plaudit_reward.code.sandbox.messages import Ran, RunProgram
 from plaudit_reward.code.sandbox.preamble import PREAMBLE
 from plaudit_reward.code.sandbox.sandbox import Sandbox
+from plaudit_reward.code.timer import SampleTimer
 
 _SAMPLES_PER_PROCESS = 4
 """Test cases are short, and a process must not wait for the next sample."""
@@ -50,7 +51,7 @@ class LocalBackend:
         return response.rpartition("```python")[2].partition("```")[0]
 
     async def run(
-        self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: Timer
+        self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: SampleTimer
     ) -> CaseResult:
         """Run one test case; the expected output or value never enters the program's process."""
         call = partial(self._run, program, function, case, limits, timer)
@@ -64,7 +65,7 @@ class LocalBackend:
         return await self._asserts.check_then_call(execute, program, case, call if function is not None else None)
 
     async def _run(
-        self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: Timer
+        self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: SampleTimer
     ) -> CaseResult:
         ran = await self._sandboxed(RunProgram(program, case.stdin, function, self._as_script, limits=limits), timer)
         if ran.ending != "finished":
@@ -73,7 +74,7 @@ class LocalBackend:
         form: Literal["printed", "result"] = "printed" if function is None else "result"
         return CaseResult(await self._comparison.compare(form, ran.stdout, case.expected), "finished")
 
-    async def _sandboxed(self, run: RunProgram, timer: Timer) -> Ran:
+    async def _sandboxed(self, run: RunProgram, timer: SampleTimer) -> Ran:
         begun = False
 
         def begin() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from plaudit_reward.endpoint.failures import BusyError, CircuitOpenError, EndpointRefusedError
@@ -36,13 +36,11 @@ class Circuit:
     Args:
         name: of the scorer.
         base_url: of its endpoint, for log and errors.
-        clock: monotonic seconds.
     """
 
-    def __init__(self, name: str, base_url: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str, base_url: str) -> None:
         self._name = name
         self._base_url = base_url
-        self._clock = clock
         self._failures = 0
         self._last_failure = ""
         self._responded_at = -math.inf
@@ -58,7 +56,7 @@ class Circuit:
     @property
     def probe_due(self) -> bool:
         """Return True when it is half open and no probe is in flight."""
-        return self._probe_at is not None and not self._probing and self._clock() >= self._probe_at
+        return self._probe_at is not None and not self._probing and time.monotonic() >= self._probe_at
 
     def check(self) -> None:
         """Return where a request may be sent now.
@@ -68,7 +66,7 @@ class Circuit:
         """
         if self._probe_at is None or self.probe_due:
             return
-        wait_s = max(0.0, _WHILE_PROBING_S if self._probing else self._probe_at - self._clock())
+        wait_s = max(0.0, _WHILE_PROBING_S if self._probing else self._probe_at - time.monotonic())
         raise CircuitOpenError(f"{self._reason()}; next try in {wait_s:.0f} s", retry_after_s=wait_s)
 
     @contextmanager
@@ -81,7 +79,7 @@ class Circuit:
         self.check()
         probe = self._probe_at is not None
         self._probing = probe
-        sent_at = self._clock()
+        sent_at = time.monotonic()
         try:
             yield
         except EndpointRefusedError as error:
@@ -106,7 +104,7 @@ class Circuit:
     def _responded(self) -> None:
         if self._probe_at is not None:
             logger.warning("endpoint responds again", scorer=self._name, url=self._base_url)
-        self._failures, self._pause_s, self._probe_at, self._responded_at = 0, 0.0, None, self._clock()
+        self._failures, self._pause_s, self._probe_at, self._responded_at = 0, 0.0, None, time.monotonic()
 
     def _failed(self, reason: str, probe: bool, *, at_once: bool = False) -> None:
         self._failures += 1
@@ -116,7 +114,7 @@ class Circuit:
             return
         self._pause_s = min(_LONGEST_PAUSE_S, self._pause_s * 2 or _FIRST_PAUSE_S)
         # Workers that saw the same outage must not come back together.
-        self._probe_at = self._clock() + random.uniform(0.75, 1.0) * self._pause_s
+        self._probe_at = time.monotonic() + random.uniform(0.75, 1.0) * self._pause_s
         self._last_failure = reason
         fields = {"scorer": self._name, "reason": self._reason(), "pause_s": round(self._pause_s, 1)}
         logger.warning("endpoint fails; requests to it stop", **fields)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 
 from plaudit_reward.endpoint.limits import NEVER_SENT, BudgetReport, Passed, RateLimits, ReservedRequest, Settled
 
@@ -17,19 +16,17 @@ class LocalBudget:
 
     Args:
         limits: ``RateLimits()`` admits everything.
-        clock: monotonic seconds.
     """
 
-    def __init__(self, limits: RateLimits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: RateLimits) -> None:
         self.limits = limits
-        self._clock = clock
         self._log: dict[str, tuple[float, int]] = {}
         """Request → time of sending, and tokens."""
         self._tokens = 0
 
     async def exchange(self, report: BudgetReport) -> Passed:
         """See ``Budget``."""
-        now = self._clock()
+        now = time.monotonic()
         for settled in report.settled:
             self._settle(settled)
         for id_ in [id_ for id_, (sent, _) in self._log.items() if sent <= now - self.limits.window_s]:
@@ -69,7 +66,7 @@ class LocalBudget:
         elif settled.id in self._log:
             sent, tokens = self._log[settled.id]
             if settled.sent_ago_s is not None:
-                sent = max(sent, self._clock() - settled.sent_ago_s)
+                sent = max(sent, time.monotonic() - settled.sent_ago_s)
             cost = tokens if settled.tokens is None else settled.tokens
             self._log[settled.id] = sent, cost
             self._tokens += cost - tokens

@@ -94,13 +94,13 @@ class FunctionScorer:
 
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
         """Score one sample."""
-        (score,) = await self._pool.call([sample], attempt, traceparent=self._trace([sample]))
+        (score,) = await self._pool.call([sample], attempt, traceparent=self._traceparent_of([sample]))
         return _raised(score)
 
     async def score_group(self, samples: Sequence[Sample], values: Sequence[float], attempt: Attempt) -> list[Score]:
         """Score all samples of a group in one call."""
-        trace = self._trace(samples)
-        return _raised_together(await self._pool.call(samples, attempt, values=list(values), traceparent=trace))
+        traceparent = self._traceparent_of(samples)
+        return _raised_together(await self._pool.call(samples, attempt, values=list(values), traceparent=traceparent))
 
     async def post_process(self, values: Sequence[float], attempt: Attempt) -> list[Score]:
         """Pass a group's values to the class's ``post_process_scores``."""
@@ -108,14 +108,14 @@ class FunctionScorer:
 
     async def combine(self, values: Mapping[str, float | None], sample: Sample, attempt: Attempt) -> Score:
         """Pass the values of one sample's scorers to a combining function."""
-        trace = self._trace([sample])
-        (score,) = await self._pool.call([sample], attempt, values=dict(values), traceparent=trace)
+        traceparent = self._traceparent_of([sample])
+        (score,) = await self._pool.call([sample], attempt, values=dict(values), traceparent=traceparent)
         return _raised(score)
 
     async def parse(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
         """Pass a judge's answer to a function that parses it, with the samples that it judges."""
-        trace = self._trace(samples)
-        return _raised_together(await self._pool.call(samples, attempt, values=answer, traceparent=trace))
+        traceparent = self._traceparent_of(samples)
+        return _raised_together(await self._pool.call(samples, attempt, values=answer, traceparent=traceparent))
 
     def room(self) -> int:
         """Return how many more samples could begin soon; none while its model has no healthy server."""
@@ -127,7 +127,7 @@ class FunctionScorer:
         if self._router is not None:
             await self._router.close()
 
-    def _trace(self, samples: Sequence[Sample]) -> str:
+    def _traceparent_of(self, samples: Sequence[Sample]) -> str:
         return self._traceparent(samples[0]) if self._traceparent and samples else ""
 
 

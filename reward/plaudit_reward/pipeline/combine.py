@@ -25,8 +25,8 @@ FailurePolicy = Literal["mask", "zero", "dropGroup", "ignore"]
 
 
 @dataclass(frozen=True)
-class ScorerShare:
-    """One scorer's share in a sample's reward."""
+class ScorerPart:
+    """One scorer's part in a sample's reward."""
 
     name: str
     weight: float
@@ -47,7 +47,7 @@ class Combined:
     drop_group: bool = False
 
 
-def weighted_sum(parts: Sequence[ScorerShare], *, provisional: bool = False) -> Combined:
+def weighted_sum(parts: Sequence[ScorerPart], *, provisional: bool = False) -> Combined:
     """Return the reward of one sample.
 
     Args:
@@ -68,7 +68,7 @@ def weighted_sum(parts: Sequence[ScorerShare], *, provisional: bool = False) -> 
     return _nothing(counted or parts)
 
 
-def first_failure(parts: Sequence[ScorerShare]) -> Combined | None:
+def first_failure(parts: Sequence[ScorerPart]) -> Combined | None:
     """Return the outcome that one of the scorers decides: failures before skips, in the job's order."""
     deciding = [part for part in parts if _decides(part)]
     for part in sorted(deciding, key=lambda part: not _is_failure(part)):
@@ -77,27 +77,27 @@ def first_failure(parts: Sequence[ScorerShare]) -> Combined | None:
     return None
 
 
-def values_of(parts: Sequence[ScorerShare]) -> dict[str, float | None]:
+def values_of(parts: Sequence[ScorerPart]) -> dict[str, float | None]:
     """Return the scorers' values by name, for a combining function; a failure that counts as zero is 0."""
     return {part.name: counted_value(part) for part in parts}
 
 
-def counted_value(part: ScorerShare) -> float | None:
+def counted_value(part: ScorerPart) -> float | None:
     """Return the part's value; 0 for a failure with policy ``zero``; None if it does not count."""
     return 0.0 if _is_failure(part) and part.on_failure == "zero" else part.record.value
 
 
-def _is_failure(part: ScorerShare) -> bool:
+def _is_failure(part: ScorerPart) -> bool:
     return part.record.value is None and part.record.outcome != "skipped"
 
 
-def _decides(part: ScorerShare) -> bool:
+def _decides(part: ScorerPart) -> bool:
     if part.record.value is not None or part.held_back or part.on_failure == "ignore":
         return False
     return part.on_failure != "zero" or not _is_failure(part)
 
 
-def _nothing(parts: Sequence[ScorerShare]) -> Combined:
+def _nothing(parts: Sequence[ScorerPart]) -> Combined:
     """Return the sample's outcome when no scorer with a weight has a value: that of the first of them."""
     if not parts:
         return Combined(Score.failed("skipped", "no scorer applies to this sample"))

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.pipeline.attempts import Allowance, AttemptsResult, attempt_until_answered
-from plaudit_reward.pipeline.combine import Combined, ScorerShare, first_failure, values_of, weighted_sum
+from plaudit_reward.pipeline.combine import Combined, ScorerPart, first_failure, values_of, weighted_sum
 from plaudit_reward.score import Score
 from plaudit_wire.sample import Sample
 
@@ -15,7 +15,7 @@ from plaudit_wire.sample import Sample
 class Combiner(Protocol):
     """Combine the parts of one sample."""
 
-    async def combine(self, sample: Sample, parts: Sequence[ScorerShare], *, provisional: bool) -> Combined:
+    async def combine(self, sample: Sample, parts: Sequence[ScorerPart], *, provisional: bool) -> Combined:
         """Return the sample's reward; ``provisional`` as in ``combine.weighted_sum``."""
         ...
 
@@ -27,7 +27,7 @@ class Combiner(Protocol):
 class WeightedSum:
     """``combine: {kind: weightedSum}``."""
 
-    async def combine(self, sample: Sample, parts: Sequence[ScorerShare], *, provisional: bool) -> Combined:
+    async def combine(self, sample: Sample, parts: Sequence[ScorerPart], *, provisional: bool) -> Combined:
         """Return the sum of weight times value."""
         return weighted_sum(parts, provisional=provisional)
 
@@ -50,7 +50,7 @@ class FunctionCombiner:
         self._function = function
         self._allowance = Allowance(timeout_s, timeout_s, retries)
 
-    async def combine(self, sample: Sample, parts: Sequence[ScorerShare], *, provisional: bool) -> Combined:
+    async def combine(self, sample: Sample, parts: Sequence[ScorerPart], *, provisional: bool) -> Combined:
         """Call the function; while group-scope scorers are due, use the weighted sum instead."""
         failure = first_failure([part for part in parts if part.weight != 0])
         if failure is not None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import msgspec
 
 from plaudit_reward.pipeline.attempts import AttemptsResult, attempt_until_answered
-from plaudit_reward.pipeline.combine import Combined, ScorerShare, weighted_sum
+from plaudit_reward.pipeline.combine import Combined, ScorerPart, weighted_sum
 from plaudit_reward.pipeline.combiner import Combiner, WeightedSum
 from plaudit_reward.pipeline.in_flight import CallsInFlight
 from plaudit_reward.pipeline.normalize import normalised
@@ -114,7 +114,7 @@ class GroupScoring:
             result[i] = _with(scorings[i], combined, of_sample)
         return result
 
-    def alone(self, parts: Sequence[ScorerShare]) -> float | None:
+    def alone(self, parts: Sequence[ScorerPart]) -> float | None:
         """Return the value that a sample keeps if its group is never scored, as if all group-scope scorers had failed.
 
         Args:
@@ -132,7 +132,7 @@ class GroupScoring:
         value = weighted_sum(failed).score.value
         for stage in self._replacing:
             if value is not None and stage.rules.on_failure != "ignore":
-                value = weighted_sum([ScorerShare(stage.scorer.name, 1.0, stage.rules.on_failure, _FAILED)]).score.value
+                value = weighted_sum([ScorerPart(stage.scorer.name, 1.0, stage.rules.on_failure, _FAILED)]).score.value
         return value
 
     async def close(self) -> None:
@@ -174,7 +174,7 @@ class GroupScoring:
                 result[i] = msgspec.structs.replace(scorings[i], scorers=scorers)
             else:
                 # Its weight is always 1: it returns the final values, not a share of them.
-                part = ScorerShare(stage.scorer.name, 1.0, stage.rules.on_failure, record)
+                part = ScorerPart(stage.scorer.name, 1.0, stage.rules.on_failure, record)
                 result[i] = _with(scorings[i], weighted_sum([part]), scorers)
         return result
 
@@ -187,7 +187,7 @@ class GroupScoring:
         scores = ended.result if ended.result is not None else [ended.failure()] * len(samples)
         return [record_of(score, ended) for score in scores]
 
-    def _parts(self, records: dict[str, ScorerRecord]) -> list[ScorerShare]:
+    def _parts(self, records: dict[str, ScorerRecord]) -> list[ScorerPart]:
         return [self._rules[name].part(name, record) for name, record in records.items() if name in self._rules]
 
 

@@ -17,12 +17,12 @@ from dataclasses import replace
 
 import msgspec
 
-from plaudit_reward.pipeline.combine import ScorerShare, counted_value
+from plaudit_reward.pipeline.combine import ScorerPart, counted_value
 
 _STD_EPSILON = 1e-6
 
 
-def normalised(group: Sequence[Sequence[ScorerShare]]) -> list[list[ScorerShare]]:
+def normalised(group: Sequence[Sequence[ScorerPart]]) -> list[list[ScorerPart]]:
     """Return the parts of a group's samples with each scorer's values normalised over the group.
 
     Args:
@@ -47,7 +47,7 @@ def _scale(values: Sequence[float]) -> tuple[float, float]:
     return mean, 1 / (math.sqrt(variance) + _STD_EPSILON)
 
 
-def _normalised(part: ScorerShare, mean: float, factor: float) -> ScorerShare:
+def _normalised(part: ScorerPart, mean: float, factor: float) -> ScorerPart:
     value = counted_value(part)
     if value is None:
         return part

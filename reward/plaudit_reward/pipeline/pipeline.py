@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from plaudit_reward.pipeline.attempts import AttemptsResult, attempt_until_answered
-from plaudit_reward.pipeline.combine import Combined, ScorerShare
+from plaudit_reward.pipeline.combine import Combined, ScorerPart
 from plaudit_reward.pipeline.combiner import Combiner, WeightedSum
 from plaudit_reward.pipeline.group_scoring import GroupScoring
 from plaudit_reward.pipeline.in_flight import CallsInFlight
@@ -27,7 +27,7 @@ _UNBOUNDED = 1_000_000
 class _Done:
     """A scorer's result for one sample, and the seconds along its chain of ``when``."""
 
-    part: ScorerShare
+    part: ScorerPart
     limiter_s: float
     retry_s: float
     spent_s: float

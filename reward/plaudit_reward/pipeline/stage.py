@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plaudit_reward.pipeline.attempts import Allowance, AttemptsResult
-from plaudit_reward.pipeline.combine import FailurePolicy, ScorerShare
+from plaudit_reward.pipeline.combine import FailurePolicy, ScorerPart
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import GroupScorer, Scorer
 from plaudit_wire.records import ScorerRecord
@@ -36,9 +36,9 @@ class Rules:
         """Return its limits when the sample has ``budget_s`` left."""
         return Allowance(budget_s, math.inf if self.timeout_s is None else self.timeout_s, self.retries)
 
-    def part(self, name: str, record: ScorerRecord) -> ScorerShare:
-        """Return its share in a sample's reward."""
-        return ScorerShare(name, self.weight, self.on_failure, record)
+    def part(self, name: str, record: ScorerRecord) -> ScorerPart:
+        """Return its part in a sample's reward."""
+        return ScorerPart(name, self.weight, self.on_failure, record)
 
 
 @dataclass(frozen=True)

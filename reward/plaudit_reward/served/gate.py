@@ -9,17 +9,12 @@ from collections.abc import Iterator
 
 
 class CallGate:
-    """Lets calls through while it is open, and counts those under way.
+    """Let calls through while it is open, as from the start, and count those under way."""
 
-    Args:
-        is_open: at the beginning.
-    """
-
-    def __init__(self, *, is_open: bool = True) -> None:
+    def __init__(self) -> None:
         self._opened = asyncio.Event()
         self._calls = 0
-        if is_open:
-            self.open()
+        self.open()
 
     @property
     def is_open(self) -> bool:

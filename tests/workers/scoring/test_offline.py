@@ -17,11 +17,11 @@ import pytest
 
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.pipeline.stage import Stage
-from plaudit_reward.scripted_scorer import ScriptedScorer
 from plaudit_wire.sample import Sample
 from plaudit_workers.cli import main
 from plaudit_workers.scoring.offline.score import scored_in_order
 from plaudit_workers.scoring.offline.stored import StoredReader
+from scripted_scorer import ScriptedScorer
 
 RULE = "{name: rule, kind: rule}"
 Score = Callable[..., tuple[int, list[dict[str, Any]]]]

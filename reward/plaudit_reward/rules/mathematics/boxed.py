@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+_BOXED = "\\boxed{"
 _BRACE = re.compile(r"[{}]")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=[^a-zA-Z\s])|\\boxed\s+(?=\S)")
 
@@ -18,11 +19,11 @@ def closing_brace(text: str, start: int) -> int | None:
     return None
 
 
-def last_braced(text: str, command: str = "\\boxed{") -> str | None:
+def last_braced(text: str) -> str | None:
     r"""Return the contents of the last ``\boxed{…}``; None without one, or if the last one is not closed."""
-    start = text.rfind(command)
+    start = text.rfind(_BOXED)
     end = closing_brace(text, start) if start >= 0 else None
-    return None if end is None else text[start + len(command) : end]
+    return None if end is None else text[start + len(_BOXED) : end]
 
 
 def last_box(text: str) -> str | None:
