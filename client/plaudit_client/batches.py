@@ -60,7 +60,7 @@ class Item:
 
 
 class Batches:
-    """The requests of one event loop.
+    """Send the requests of one event loop.
 
     Args:
         http: with the service's URL and token; closed here.

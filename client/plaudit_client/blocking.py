@@ -1,4 +1,4 @@
-"""``SyncRewardClient``: ``RewardClient`` for programs without an event loop; it runs one in a background thread."""
+"""Call ``RewardClient`` from programs without an event loop: ``SyncRewardClient`` runs one in a background thread."""
 
 from __future__ import annotations
 

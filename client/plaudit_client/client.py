@@ -1,4 +1,4 @@
-"""``RewardClient``: the service's URL and token, and the calls of a trainer."""
+"""Hold a service's URL and token, and make a trainer's calls: ``RewardClient``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kind: environment``: the reward that a sample's tools or environment gave it."""
+"""``kind: environment``: return the reward that a sample's tools or environment gave it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The error tree of scoring; the type decides whether a retry is useful.
+"""Define the error tree of scoring; the type decides whether a retry is useful.
 
 ::
 

@@ -107,7 +107,7 @@ def _block(lengths: Sequence[int]) -> AttentionBlock:
 
 
 class TokenExchange(Protocol):
-    """Gives a process the tokens of other processes that hold the rest of the row, for a share of the heads."""
+    """Give a process the tokens of other processes that hold the rest of the row, for a share of the heads."""
 
     def to_heads(self, *parts: Tensor) -> list[Tensor]:
         """Return all tokens of the process's heads: float[1, H, own tokens, D] → float[1, own heads, T, D] each."""

@@ -1,4 +1,4 @@
-"""The protocols of scorers, and the limits of one attempt."""
+"""Define the protocols of scorers, and the limits of one attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Libraries of Redis Functions: the code that changes several keys of Redis at once.
+"""Build libraries of Redis Functions: the code that changes several keys of Redis at once.
 
 A library's name and the names of its functions hold a digest of its code. Versions of the code live side by side in one
 Redis, as during an upgrade, and a caller never runs another version than its own. Redis keeps libraries in its
@@ -28,7 +28,7 @@ class LibraryMissingError(PassingRefusalError):
 
 
 class FunctionLibrary:
-    """The text of a library and the names of its functions.
+    """Hold the text of a library and the names of its functions.
 
     Args:
         family: first part of its name.

@@ -1,4 +1,4 @@
-"""Logs: a constant message and fields, as JSON lines. Every module gets its logger here; ``__main__`` configures once.
+"""Log a constant message and fields as JSON lines. Every module gets its logger here; ``__main__`` configures once.
 
 structlog writes through the standard library's loggers, so that records of libraries go to the same place.
 """

@@ -23,7 +23,7 @@ EVENTS_GROUP: Final = "metrics"
 
 
 class Names:
-    """The keys of one run.
+    """Name the keys of one run.
 
     Attributes:
         prefix: the first part of every key of the run.

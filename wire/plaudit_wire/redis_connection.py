@@ -1,4 +1,4 @@
-"""Connections to Redis for every asyncio client of this project. They differ from redis-py's in three points.
+"""Connect every asyncio client of this project to Redis. The connections differ from redis-py's in three points.
 
 - A send can be cancelled. redis-py sends through ``asyncio.wait_for``, which in Python 3.11 swallows a cancellation
   that arrives just when the send completes: the cancelled task runs on for ever.
@@ -21,7 +21,7 @@ from plaudit_wire.outage import PassingRefusalError, is_passing
 
 
 class _Connection:
-    """The three differences; mixed in before redis-py's own connection classes."""
+    """Add the three differences; mixed in before redis-py's own connection classes."""
 
     socket_timeout: float | None
     socket_connect_timeout: float | None
@@ -63,11 +63,11 @@ class _Connection:
 
 
 class PlainConnection(_Connection, Connection):
-    """A connection for ``redis://``."""
+    """Connect to ``redis://``."""
 
 
 class TlsConnection(_Connection, SSLConnection):
-    """A connection for ``rediss://``."""
+    """Connect to ``rediss://``."""
 
 
 def redis_client(url: str, **options: Any) -> Redis:

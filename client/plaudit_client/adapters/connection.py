@@ -1,4 +1,4 @@
-"""The service that an adapter uses: arguments, or the environment of the trainer's processes."""
+"""Find the service that an adapter uses: by arguments, or by the environment of the trainer's processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The number for trainers that accept nothing but numbers."""
+"""Return a number to trainers that accept nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warnings about samples without a score, in the log of the trainer's process."""
+"""Warn about samples without a score, in the log of the trainer's process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _QUIET_S = 60.0
 
 
 class MissingScores:
-    """Warns of samples without a score: at most one warning a minute for each outcome. Safe for threads.
+    """Warn about samples without a score, at most once a minute for each outcome. Safe for threads.
 
     Args:
         clock: seconds, monotonic.

@@ -1,4 +1,4 @@
-"""Rewards for NeMo Gym: a resources server whose ``/verify`` asks a Plaudit service.
+"""Give rewards to NeMo Gym: a resources server whose ``/verify`` asks a Plaudit service.
 
 ::
 
@@ -51,7 +51,7 @@ class PlauditVerifyResponse(PlauditVerifyRequest, BaseVerifyResponse):  # type: 
 
 
 class PlauditResourcesServer(SimpleResourcesServer):  # type: ignore[misc]
-    """A resources server without tools, whose rewards come from a Plaudit service."""
+    """Serve rewards from a Plaudit service, and no tools."""
 
     config: PlauditServerConfig
 

@@ -1,4 +1,4 @@
-"""Rewards for NeMo-RL: an environment of one turn whose reward comes from a Plaudit service.
+"""Give rewards to NeMo-RL: an environment of one turn whose reward comes from a Plaudit service.
 
 ::
 
@@ -42,7 +42,7 @@ def register(name: str = NAME) -> None:
 
 @ray.remote
 class PlauditEnvironment(EnvironmentInterface):  # type: ignore[misc]
-    """Scores the last reply of each conversation and ends it. Calls overlap: the actor is asynchronous.
+    """Score the last reply of each conversation and end it. Calls overlap: the actor is asynchronous.
 
     Args:
         config: the section ``env.<name>``: ``url``, ``token``, ``timeout_s``, ``on_failure``, ``data_source`` (of rows

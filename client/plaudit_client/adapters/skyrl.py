@@ -1,4 +1,4 @@
-"""Rewards for SkyRL: an environment of one turn whose reward comes from a Plaudit service.
+"""Give rewards to SkyRL: an environment of one turn whose reward comes from a Plaudit service.
 
 ::
 
@@ -46,7 +46,7 @@ def register(
 
 
 class PlauditEnv(BaseTextEnv):  # type: ignore[misc]
-    """Scores the policy's first reply and ends the episode.
+    """Score the policy's first reply and end the episode.
 
     Args:
         env_config: ``url``, ``token``, ``timeout_s``, ``on_failure``, for programs that make environments themselves;

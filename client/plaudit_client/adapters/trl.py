@@ -1,4 +1,4 @@
-"""Rewards for TRL (``GRPOTrainer``, ``RLOOTrainer`` and others with ``reward_funcs``).
+"""Give rewards to TRL (``GRPOTrainer``, ``RLOOTrainer`` and others with ``reward_funcs``).
 
 ::
 

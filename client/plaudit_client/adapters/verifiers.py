@@ -1,4 +1,4 @@
-"""Rewards for verifiers 0.4 and prime-rl: a reward function plugged into a task by name.
+"""Give rewards to verifiers 0.4 and prime-rl: a reward function plugged into a task by name.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Rewards for verl, by its custom reward function.
+"""Give rewards to verl by its custom reward function.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Rewards for verl, by its reward manager. Unlike the function it passes the prompt and the lengths on.
+"""Give rewards to verl by its reward manager. Unlike the function, it passes the prompt and the lengths on.
 
 ::
 
@@ -24,7 +24,7 @@ from plaudit_client.adapters.verl import columns, plain
 
 
 class PlauditRewardManager(RewardManagerBase):  # type: ignore[misc]
-    """Scores each trajectory with a Plaudit service.
+    """Score each trajectory with a Plaudit service.
 
     Args:
         config: verl's; ``reward.reward_kwargs`` holds ``url``, ``token``, ``timeout_s`` and ``on_failure``.

@@ -25,7 +25,7 @@ class CaseResult(NamedTuple):
 
 
 class Backend(Protocol):
-    """Runs test cases, many at a time."""
+    """Run test cases, many at a time."""
 
     waits_for: Literal["process", "limit"]
     """What a test case waits for before it begins."""

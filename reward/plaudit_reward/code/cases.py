@@ -1,4 +1,4 @@
-"""Test cases of a data row, in the form of verl's code data sets.
+"""Read a data row's test cases, in the form of verl's code data sets.
 
 The ground truth is an object, or its JSON text: ``inputs`` and ``outputs``, lists of the same length. Without
 ``fn_name`` each input is what the program reads and each output what it prints (text, or a list of lines). With

@@ -1,4 +1,4 @@
-"""Compares what a program printed or returned with what a test case expects, as leniently as verl.
+"""Compare what a program printed or returned with what a test case expects, as leniently as verl.
 
 verl's ``prime_code`` tries one comparison after another; these are its results. Printed text is right when it equals
 the expected one, but for blank lines and blanks around lines, or when all lines are numbers that are close.

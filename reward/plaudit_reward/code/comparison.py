@@ -1,4 +1,4 @@
-"""Compares large outputs in a process that is killed when it takes too long; small ones here.
+"""Compare large outputs in a process that is killed when it takes too long; small ones here.
 
 A program may print megabytes in any form. To read and compare them takes time that cannot be interrupted within a
 process, and the worker's event loop has other samples to serve.
@@ -39,7 +39,7 @@ _decoder = msgspec.msgpack.Decoder(_Task)
 
 
 class OutputComparison:
-    """Compares outputs; starts its process when it is first needed, and again after one that was killed.
+    """Compare outputs; start the process when it is first needed, and again after one that was killed.
 
     Args:
         within_s: seconds that one comparison may take.

@@ -1,4 +1,4 @@
-"""Runs test cases on a Sandbox Fusion server. Results are those of verl's ``sandbox_fusion``, with one exception.
+"""Run test cases on a Sandbox Fusion server. Results are those of verl's ``sandbox_fusion``, with one exception.
 
 A server that is unreachable, overloaded or broken is an infrastructure error here, which is retried. verl counts the
 test case as failed, so that an outage looks like wrong programs.
@@ -64,7 +64,7 @@ class _Answer(msgspec.Struct):
 
 
 class FusionBackend:
-    """Runs test cases on a Sandbox Fusion server.
+    """Run test cases on a Sandbox Fusion server.
 
     Args:
         url: of the server; ``/run_code`` is added where it has no path.

@@ -1,4 +1,4 @@
-"""Judges the output of a program's process, which may be forged: pure functions of bytes and the row's own text."""
+"""Judge the output of a program's process, which may be forged: pure functions of bytes and the row's own text."""
 
 from __future__ import annotations
 

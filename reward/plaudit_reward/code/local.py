@@ -1,4 +1,4 @@
-"""Runs test cases in the local sandbox, with the results of verl's ``prime_code``."""
+"""Run test cases in the local sandbox, with the results of verl's ``prime_code``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SAMPLES_PER_PROCESS = 4
 
 
 class LocalBackend:
-    """Runs test cases in processes of this machine.
+    """Run test cases in processes of this machine.
 
     Args:
         processes: concurrent test cases.

@@ -1,4 +1,4 @@
-"""The row of the rule ``code`` in ``rules.routing``."""
+"""Register the rule ``code`` in ``rules.routing``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plaudit_reward.scorer import Scorer
 
 
 class CodeRule:
-    """Scores programs by their test cases."""
+    """Score programs by their test cases."""
 
     def read(self, given: Mapping[str, Any]) -> CodeOptions:
         """Read the options, see ``rules.rule.Rule``."""

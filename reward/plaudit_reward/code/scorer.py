@@ -1,4 +1,4 @@
-"""``rule: code``: scores programs by their test cases (codecontests, apps, codeforces, taco).
+"""``rule: code``: score programs by their test cases (codecontests, apps, codeforces, taco).
 
 A program that fails, whatever it tried, is a wrong answer: that test case counts 0, and the score's ``failure`` names
 the reason. A sample gets no value only when it could not be tested: its row has no test cases, or the sandbox is
@@ -25,7 +25,7 @@ from plaudit_wire.sample import Sample
 
 
 class CodeScorer:
-    """Scores programs.
+    """Score programs.
 
     Args:
         name: of the scorer in the job.

@@ -1,4 +1,4 @@
-"""Limits the time of one sample to the time in which at least one of its test cases runs."""
+"""Limit the time of one sample to the time in which at least one of its test cases runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plaudit_reward.scorer import Attempt
 
 
 class SampleTimer:
-    """Ends the block that it surrounds with ``TimeoutError`` when the sample's programs have run for too long.
+    """End the block that it surrounds with ``TimeoutError`` when the sample's programs have run for too long.
 
     Args:
         attempt: its limit; ``report`` adds the time of waiting to it.

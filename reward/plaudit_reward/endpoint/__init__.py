@@ -1,1 +1,1 @@
-"""Access to an endpoint: limits, circuit breaker, typed refusals, usage. For judges and scorers over HTTP."""
+"""Control access to an endpoint: limits, circuit breaker, typed refusals, usage. For judges and scorers over HTTP."""

@@ -1,4 +1,4 @@
-"""Admits requests to one endpoint: the circuit first, then the limits. Records how each request ended."""
+"""Admit requests to one endpoint: the circuit first, then the limits. Record how each request ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plaudit_reward.scorer import Attempt
 
 
 class EndpointAccess:
-    """One worker's access to an endpoint.
+    """Control one worker's access to an endpoint.
 
     Args:
         name: of the scorer in the job.

@@ -14,7 +14,7 @@ from plaudit_wire.sample import Sample
 
 
 class CachedScorer:
-    """A scorer whose scores are kept. Failures are not, and of equal samples at the same time one is scored.
+    """Keep the scores of a scorer, but no failures. Of equal samples at the same time, score one.
 
     Args:
         scorer: opened and closed here.

@@ -1,4 +1,4 @@
-"""A circuit breaker: stops requests to an endpoint that keeps failing, then probes it with one at a time."""
+"""Break a circuit: stop requests to an endpoint that keeps failing, then probe it with one at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WHILE_PROBING_S = 1.0
 
 
 class Circuit:
-    """Closed, open, or half open: one endpoint as one worker sees it.
+    """Stop one worker's requests to an endpoint that fails: the circuit is closed, open, or half open.
 
     ::
 

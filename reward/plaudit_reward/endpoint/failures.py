@@ -1,4 +1,4 @@
-"""Maps an endpoint's refusals to errors: retry, stop asking, or give this sample up.
+"""Map an endpoint's refusals to errors: retry, stop asking, or give this sample up.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Evaluates a subset of JSONPath: members and items of a JSON answer, one value or a list of values.
+"""Evaluate a subset of JSONPath: members and items of a JSON answer, one value or a list of values.
 
 ``$.score`` · ``$['the score']`` · ``$.answers[0].score`` · ``$.answers[-1]`` · ``$.answers[*].score`` (a list)
 """

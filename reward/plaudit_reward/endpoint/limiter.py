@@ -1,4 +1,4 @@
-"""A worker's queue in front of an endpoint: requests wait until the budget admits them, first in, first out.
+"""Queue a worker's requests to an endpoint until the budget admits them, first in, first out.
 
 At most one exchange with the budget is in flight, and it covers all waiting requests. Nothing polls while none waits.
 """
@@ -51,7 +51,7 @@ class _Waiting:
 
 
 class Limiter:
-    """Admits a worker's requests within a budget.
+    """Admit a worker's requests within a budget.
 
     Args:
         budget: closed here.

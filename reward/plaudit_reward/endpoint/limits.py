@@ -1,4 +1,4 @@
-"""Limits of an endpoint, and the budget that enforces them: one over all workers, or one of a single process."""
+"""Define the limits of an endpoint, and the budget that enforces them: over all workers, or in a single process."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Passed(NamedTuple):
 
 
 class Budget(Protocol):
-    """Admits requests within limits."""
+    """Admit requests within limits."""
 
     limits: RateLimits
 

@@ -1,4 +1,4 @@
-"""A budget of a single process, for judges without limits and outside of a run. The same window log as in Redis."""
+"""Keep the budget of one process, for judges without limits and outside of a run. The same window log as in Redis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LONGEST_WAIT_S = 0.5
 
 
 class LocalBudget:
-    """Admits the requests of one process.
+    """Admit the requests of one process.
 
     Args:
         limits: ``RateLimits()`` admits everything.

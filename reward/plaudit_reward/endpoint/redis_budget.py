@@ -1,4 +1,4 @@
-"""A budget over any number of workers, stored in Redis and timed by its clock. ``lua/budget.lua`` decides."""
+"""Share a budget among any number of workers, stored in Redis and timed by its clock. ``lua/budget.lua`` decides."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _AT_ONCE = -1
 
 
 class RedisBudget:
-    """A worker's side of a budget.
+    """Exchange a worker's reports with a shared budget.
 
     Args:
         client: of the Redis that stores it; closed here.

@@ -25,7 +25,7 @@ _decoder = msgspec.msgpack.Decoder(Score)
 
 
 class ScoreCache:
-    """The scores of one scorer. Without Redis every read is a miss, and a write is left out.
+    """Cache the scores of one scorer. Without Redis every read is a miss, and a write is left out.
 
     Args:
         client: of the run's Redis; closed here.

@@ -1,4 +1,4 @@
-"""The use of an endpoint (requests by result, tokens) and of a cache (hits, misses).
+"""Count the use of an endpoint (requests by result, tokens) and of a cache (hits, misses).
 
 Each worker counts for itself and adds its counts to the sums of all workers in Redis, which the metrics service reads
 (``plaudit_wire.names``). A killed worker loses the counts of its last two seconds, never a sample.
@@ -25,7 +25,7 @@ _REPORT_EVERY_S = 2.0
 
 
 class EndpointUsage:
-    """The counts of one scorer in one worker since the last report.
+    """Count the requests, tokens and cache hits of one scorer in one worker since the last report.
 
     Attributes:
         requests: by HTTP status, ``timeout`` or ``unreachable``.
@@ -62,7 +62,7 @@ class EndpointUsage:
 
 
 class UsageReport:
-    """Adds a worker's counts to the run's every two seconds and at the end.
+    """Add a worker's counts to the run's every two seconds and at the end.
 
     Args:
         scorer: its name in the job.

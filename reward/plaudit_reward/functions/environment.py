@@ -1,4 +1,4 @@
-"""The environment variables that the processes of user functions get: an allow-list, so that no key leaks into them."""
+"""Choose the environment variables for the processes of user functions by an allow-list, so that no key leaks."""
 
 from __future__ import annotations
 

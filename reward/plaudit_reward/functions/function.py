@@ -32,7 +32,7 @@ _METHODS = ("compute_score", "score", "__call__")
 
 
 class UserFunction:
-    """A user's function, loaded.
+    """Load and call a user's function.
 
     Args:
         target: file, function, arguments, scope.

@@ -1,4 +1,4 @@
-"""TRL's ``log_extra`` and ``log_metric``: values that a function logs beside its scores become extras of the scores."""
+"""Serve TRL's ``log_extra`` and ``log_metric``: values that a function logs become extras of its scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment of a finished sample, as reward functions of TRL's form receive it in ``environments``.
+"""Pass the environment of a finished sample to reward functions of TRL's form, in ``environments``.
 
 TRL passes the instances themselves. Here the instance ended with the process of its sample; its public attributes of
 plain data came along.
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class PlayedEnvironment:
-    """The public attributes of an environment's instance at the end of its episode.
+    """Hold the public attributes of an environment's instance at the end of its episode.
 
     Args:
         attributes: by name; they are the object's own.

@@ -1,4 +1,4 @@
-"""Passes a served model to a function as verl passes its reward model: the address of its router, and its tokenizer."""
+"""Pass a served model to a function as verl passes its reward model: the address of its router, and its tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user function of a scorer. Written by the job, read by the process that loads the file."""
+"""Describe the user function of a scorer. Written by the job, read by the process that loads the file."""
 
 from __future__ import annotations
 

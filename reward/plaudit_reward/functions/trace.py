@@ -1,4 +1,4 @@
-"""The trace of the sample that a user's function scores, as the function reads it.
+"""Give a user's function the trace of the sample that it scores.
 
 ``current_traceparent`` returns it as a W3C ``traceparent``. Where OpenTelemetry is installed it is the current context
 too, so that spans of the function and requests of instrumented clients belong to the sample's trace.

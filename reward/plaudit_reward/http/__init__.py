@@ -1,1 +1,1 @@
-"""One HTTP client for everything that scores over a network: judges, reward models, Sandbox Fusion."""
+"""Send HTTP requests for everything that scores over a network: judges, reward models, Sandbox Fusion."""

@@ -1,4 +1,4 @@
-"""Sends one request and returns one whole response, or raises one typed error. Retries belong to the caller."""
+"""Send one request and return one whole response, or raise one typed error. Retries belong to the caller."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KEEP_IDLE_S = 2.0
 
 
 class HttpClient:
-    """A pool of kept-alive connections.
+    """Send requests over a pool of kept-alive connections.
 
     Verifies TLS certificates against the system's store (or ``SSL_CERT_FILE``, ``SSL_CERT_DIR``), follows no
     redirects, keeps no cookies and asks for uncompressed bodies, so that a response cannot grow after its size was
@@ -129,7 +129,7 @@ class HttpClient:
 
 
 class _NotifyingPayload(aiohttp.BytesPayload):
-    """Bytes that report when they have been handed to the connection."""
+    """Report when the bytes have been handed to the connection."""
 
     def __init__(self, value: bytes, on_sent: Callable[[], None]) -> None:
         super().__init__(value)

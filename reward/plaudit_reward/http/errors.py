@@ -1,4 +1,4 @@
-"""The ways in which a request gets no response. Each message begins with the server's address.
+"""Define the ways in which a request gets no response. Each message begins with the server's address.
 
 ::
 

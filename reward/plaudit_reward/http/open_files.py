@@ -1,4 +1,4 @@
-"""The process's limit of open files, of which each connection needs one."""
+"""Raise the process's limit of open files, of which each connection needs one."""
 
 from __future__ import annotations
 

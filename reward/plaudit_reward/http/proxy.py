@@ -1,4 +1,4 @@
-"""The proxy that the environment names for an address: ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY``, ``NO_PROXY``."""
+"""Find the proxy for an address in ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY``, ``NO_PROXY``."""
 
 from __future__ import annotations
 

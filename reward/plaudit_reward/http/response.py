@@ -1,4 +1,4 @@
-"""A whole HTTP response, and readings of it that every caller needs."""
+"""Hold a whole HTTP response, and read from it what every caller needs."""
 
 from __future__ import annotations
 

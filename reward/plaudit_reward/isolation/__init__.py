@@ -1,1 +1,1 @@
-"""Runs user functions in child processes that can be killed at any time without affecting other scores."""
+"""Run user functions in child processes that can be killed at any time without affecting other scores."""

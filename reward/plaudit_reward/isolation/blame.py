@@ -1,4 +1,4 @@
-"""Decides which work is to blame when a work passes its limit or a child dies: only that one fails.
+"""Decide which work is to blame when a work passes its limit or a child dies: only that one fails.
 
 process
     A work passes its limit: it is to blame, and its child is killed. A child dies: the work that it ran is to blame.

@@ -1,4 +1,4 @@
-"""Starts the child processes of a pool, waits until they have loaded the function, replaces those that end."""
+"""Start the child processes of a pool, wait until they have loaded the function, replace those that end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _IDLE_S = 60.0
 
 
 class Owner(Protocol):
-    """Receives the events of child processes."""
+    """Receive the events of child processes."""
 
     def on_messages(self, slot: Slot, messages: list[FromChild]) -> None:
         """Handle messages of a loaded child."""
@@ -40,7 +40,7 @@ class Owner(Protocol):
 
 
 class ChildProcesses:
-    """The child processes of one pool.
+    """Keep the child processes of one pool running.
 
     Args:
         name: of the scorer.

@@ -1,4 +1,4 @@
-"""Reads the CPU time of another process and of one of its threads (Linux ``/proc``)."""
+"""Read the CPU time of another process and of one of its threads (Linux ``/proc``)."""
 
 from __future__ import annotations
 

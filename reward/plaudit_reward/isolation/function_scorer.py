@@ -1,4 +1,4 @@
-"""``kind: python``: scores with a user's function in child processes."""
+"""``kind: python``: score with a user's function in child processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from plaudit_wire.sample import Sample
 
 
 class Router(Protocol):
-    """The way to the servers of a model that the job serves for a function."""
+    """Route to the servers of a model that the job serves for a function."""
 
     async def open(self) -> str:
         """Start it; return its address, ``host:port``. Raises ``ConfigurationError``."""
@@ -34,7 +34,7 @@ class Router(Protocol):
 
 
 class FunctionScorer:
-    """Scores with a user's function, of sample or group scope as its target has it; open it before use.
+    """Score with a user's function, of sample or group scope as its target has it; open it before use.
 
     Args:
         name: of the scorer in the job.
@@ -132,7 +132,7 @@ class FunctionScorer:
 
 
 class PostProcess:
-    """Scores groups with the ``post_process_scores`` of a scorer's class.
+    """Score groups with the ``post_process_scores`` of a scorer's class.
 
     Args:
         scorer: the scorer whose class has the method; its owner closes it.

@@ -1,4 +1,4 @@
-"""Messages between a pool and its child processes, and their encoding.
+"""Define the messages between a pool and its child processes, and encode them.
 
 | message | from | to | meaning |
 | --- | --- | --- | --- |
@@ -121,7 +121,7 @@ def frame(messages: list[Any]) -> bytes:
 
 
 class Frames:
-    """Splits a stream of bytes into frames."""
+    """Split a stream of bytes into frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -147,7 +147,7 @@ def messages_from_child(body: bytes) -> list[FromChild]:
 
 
 class Channel:
-    """The child's end: blocking reads by one thread, writes by any."""
+    """Hold the child's end: blocking reads by one thread, writes by any."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection

@@ -1,4 +1,4 @@
-"""Reads what a child process prints: logs a part of it, keeps the end for the message when the child dies."""
+"""Read what a child process prints: log a part of it, keep the end for the message when the child dies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PAUSE_S = 0.05
 
 
 class Output(asyncio.Protocol):
-    """Reads a child's standard output and error; a flood of it does not affect others.
+    """Read a child's standard output and error; a flood of it does not affect others.
 
     Args:
         name: of the scorer, for the log.

@@ -1,4 +1,4 @@
-"""Runs one user function in a pool of child processes: queues works and assigns them. ``watch`` enforces the limits."""
+"""Run one user function in a pool of child processes: queue works and assign them. ``watch`` enforces the limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _UNKNOWN_PACE_S = 0.05
 
 
 class Pool:
-    """Runs one user function in child processes.
+    """Run one user function in child processes.
 
     Args:
         name: of the scorer.

@@ -1,4 +1,4 @@
-"""A pool's side of one child process: starts it, exchanges messages, detects its end, kills it."""
+"""Handle a pool's side of one child process: start it, exchange messages, detect its end, kill it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OnExit = Callable[[str], None]
 
 
 class ChildProcess(asyncio.Protocol):
-    """One running child, in a session of its own, so that all processes that the user's function starts end with it.
+    """Run one child in a session of its own, so that all processes that the user's function starts end with it.
 
     Args:
         name: of the scorer, for the log.

@@ -1,4 +1,4 @@
-"""Tracks one child of a pool and its works: which wait, which run, and until when."""
+"""Track one child of a pool and its works: which wait, which run, and until when."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RunningCall:
 
 @dataclass
 class Pace:
-    """How long the works of a pool take (seconds, exponential mean); None before the first result."""
+    """Measure how long the works of a pool take (seconds, exponential mean); None before the first result."""
 
     mean_s: float | None = None
 
@@ -71,7 +71,7 @@ class Pace:
 
 @dataclass(eq=False)
 class Slot:
-    """One child process and its works.
+    """Hold one child process and its works.
 
     Args:
         name: of the scorer, for the log.

@@ -1,4 +1,4 @@
-"""Starts a child process on one end of a connection. Used by ``process`` and by the processes of agents."""
+"""Start a child process on one end of a connection. Used by ``process`` and by the processes of agents."""
 
 from __future__ import annotations
 

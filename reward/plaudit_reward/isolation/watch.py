@@ -1,4 +1,4 @@
-"""Watches the children of a pool: ends works that pass their limit, starts more children when some hang."""
+"""Watch the children of a pool: end works that pass their limit, start more children when some hang."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SPARES = 2
 
 
 class Watch:
-    """Ticks while works run or wait.
+    """Tick while works run or wait.
 
     Args:
         children: the children.

@@ -1,4 +1,4 @@
-"""Asks an OpenAI-compatible endpoint: one request, one answer or one typed error. The pipeline retries."""
+"""Ask an OpenAI-compatible endpoint: one request, one answer or one typed error. The pipeline retries."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class JudgeAnswer:
 
 
 class JudgeClient:
-    """Connections to one endpoint, or to the servers of a model that the job serves.
+    """Send prompts to one endpoint, or to the servers of a model that the job serves.
 
     Args:
         base_url: up to and with ``/v1``; with ``pool`` a name of the servers, for logs and errors.

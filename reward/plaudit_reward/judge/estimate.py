@@ -1,4 +1,4 @@
-"""Estimates the tokens of a request: reserved from the budget before, corrected by the endpoint's count after."""
+"""Estimate the tokens of a request: reserved from the budget before, corrected by the endpoint's count after."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FORGETTING = 0.98
 
 
 class TokenEstimate:
-    """Learns from the endpoint's own counts.
+    """Learn from the endpoint's own counts.
 
     Args:
         arguments: of the request; ``max_completion_tokens`` or ``max_tokens`` bound the answer.

@@ -1,4 +1,4 @@
-"""Parses a judge's answer into numbers: by a regular expression, a path into JSON, or the user's function."""
+"""Parse a judge's answer into numbers: by a regular expression, a path into JSON, or the user's function."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXCERPT_CHARACTERS = 200
 
 
 class Parser(Protocol):
-    """Reads one answer."""
+    """Read one answer."""
 
     async def open(self) -> None:
         """Start child processes where needed. Raises ``ConfigurationError``."""
@@ -40,7 +40,7 @@ class Parser(Protocol):
 
 
 class RegexParser:
-    """Takes the first group of the first match; for a group of samples of every match, one for each sample.
+    """Take the first group of the first match; for a group of samples of every match, one for each sample.
 
     Args:
         pattern: Python's syntax.
@@ -82,7 +82,7 @@ class RegexParser:
 
 
 class JsonParser:
-    """Takes the value at a path of the answer's first JSON; for a group a list with one value for each sample.
+    """Take the value at a path of the answer's first JSON; for a group a list with one value for each sample.
 
     Args:
         path: see ``json_path``.
@@ -119,7 +119,7 @@ class JsonParser:
 
 
 class FunctionParser:
-    """Calls a function ``(answer)`` or ``(answer, sample)``; for a group ``(answer, samples)`` with one value for each.
+    """Call a function ``(answer)`` or ``(answer, sample)``; for a group ``(answer, samples)`` with one value for each.
 
     Args:
         function: of scope ``answer`` or ``answers``; opened and closed here.

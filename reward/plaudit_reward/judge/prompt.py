@@ -1,4 +1,4 @@
-"""Renders the judge's prompt: a sandboxed Jinja template over one sample, or over the samples of a group."""
+"""Render the judge's prompt: a sandboxed Jinja template over one sample, or over the samples of a group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHARED = ("prompt", "messages", "ground_truth", "data_source", "extra_info")
 
 
 class PromptTemplate:
-    """A template file, read and checked once.
+    """Render a template file, read and checked once.
 
     Its variables are the sample's ``prompt``, ``messages``, ``ground_truth``, ``data_source``, ``extra_info`` and
     ``response``; with ``scope: group`` the list ``responses`` replaces ``response``.

@@ -23,7 +23,7 @@ _LEAST_PARSE_S = 1.0
 
 
 class JudgeScorer:
-    """Scores samples by an endpoint's answers; of sample or group scope as its template and parser are.
+    """Score samples by an endpoint's answers; of sample or group scope as its template and parser are.
 
     Args:
         name: of the scorer in the job.

@@ -1,4 +1,4 @@
-"""``kind: model``: sends a sample to one of the scorer's reward model servers and returns the logit as its value.
+"""``kind: model``: send a sample to one of the scorer's reward model servers and return the logit as its value.
 
 200 carries the value. A 4xx is about this sample (too long, no chat template) and is never retried. What else a server
 may respond is the pool's (``served.pool``).
@@ -34,7 +34,7 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 
 class ModelScorer:
-    """Scores by a reward model with one output, behind vLLM's ``/classify`` or Plaudit's own.
+    """Score by a reward model with one output, behind vLLM's ``/classify`` or Plaudit's own.
 
     Args:
         pool: the model's servers; opened and closed here.

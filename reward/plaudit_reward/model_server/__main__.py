@@ -1,4 +1,4 @@
-"""``python -m plaudit_reward.model_server``: one reward model behind ``/classify``.
+"""Serve one reward model behind ``/classify``: ``python -m plaudit_reward.model_server``.
 
 Exit codes: 0 stopped (SIGTERM, SIGINT) after a drain · 1 crashed, may be started again · 2 refused, with one message.
 """

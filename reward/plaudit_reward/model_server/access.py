@@ -1,4 +1,4 @@
-"""Decides which requests the server reads: who may send them, how large they are, how slowly they may come."""
+"""Decide which requests the server reads: who may send them, how large they are, how slowly they may come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's routes: ``/classify`` with vLLM's request and response, ``/health``, ``/v1/models``, ``/metrics``.
+"""Serve ``/classify`` with vLLM's request and response, ``/health``, ``/v1/models``, ``/metrics``.
 
 For a server that takes turns on its GPU also ``/sleep`` and ``/wake_up``, as vLLM's sleep mode has them.
 """
@@ -60,7 +60,7 @@ _TYPES = {
 
 
 class ModelApi:
-    """Answers requests with one model.
+    """Answer requests with one model.
 
     Args:
         classifier: the model, loaded.

@@ -1,4 +1,4 @@
-"""The dynamic batcher: a bounded queue of sequences, one forward pass at a time, results as they finish.
+"""Batch dynamically: a bounded queue of sequences, one forward pass at a time, results as they finish.
 
 While a pass runs, the queue fills; the next pass takes from it (``batching``). The server never waits for a batch to
 fill: when idle, it computes a single sequence at once.
@@ -253,7 +253,7 @@ def _fail(batch: list[_Waiting], error: ForwardError) -> None:
 
 
 class _Lengths(Sequence[int]):
-    """A view of the lengths of waiting sequences, without a copy."""
+    """View the lengths of waiting sequences, without a copy."""
 
     def __init__(self, waiting: list[_Waiting]) -> None:
         self._waiting = waiting

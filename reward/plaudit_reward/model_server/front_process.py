@@ -107,7 +107,7 @@ def _done(asked: Sequence[Sequence[int]] | bool, forward: Forward, occupy: Occup
 
 
 class _Remote:
-    """The front's connection to the computing process; one call at a time."""
+    """Call the computing process from the front; one call at a time."""
 
     def __init__(self, computing: Connection) -> None:
         self._computing = computing

@@ -34,7 +34,7 @@ _UNBOUNDED_TOKENS = 1_000_000
 
 
 class Classifier:
-    """A loaded model with its tokenizer.
+    """Load a model with its tokenizer and compute with it.
 
     Args:
         settings: what to load, how, and where.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class OneDnnLinear(torch.nn.Linear):
-    """A linear layer; differs from its base class in rounding only."""
+    """Compute a linear layer; it differs from its base class in rounding only."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (its name in the base class)
         """Call the operation with which torch's compiler (Inductor) replaces linear layers."""

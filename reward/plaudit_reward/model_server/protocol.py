@@ -1,4 +1,4 @@
-"""The request and the response of vLLM's ``/classify``, field by field (vLLM 0.32).
+"""Define the request and the response of vLLM's ``/classify``, field by field (vLLM 0.32).
 
 Written by ``plaudit_reward.model_client`` among others, read by ``api``. Fields of vLLM that change the result
 (``truncate_prompt_tokens``, ``chat_template``, …) are not supported here. Unknown fields are refused, because ignoring

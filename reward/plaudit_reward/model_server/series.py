@@ -1,4 +1,4 @@
-"""The server's Prometheus series, separate for queue, batches and inference."""
+"""Define the server's Prometheus series, separate for queue, batches and inference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 
 class ModelServerSeries:
-    """The series of ``/metrics``."""
+    """Hold the series of ``/metrics``."""
 
     def __init__(self) -> None:
         self.registry = own = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""Settings of the model that the server loads."""
+"""Define the settings of the model that the server loads."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Combiner(Protocol):
 
 
 class WeightedSum:
-    """``combine: {kind: weightedSum}``."""
+    """Add weighted values: ``combine: {kind: weightedSum}``."""
 
     async def combine(self, sample: Sample, parts: Sequence[ScorerPart], *, provisional: bool) -> Combined:
         """Return the sum of weight times value."""
@@ -36,7 +36,7 @@ class WeightedSum:
 
 
 class FunctionCombiner:
-    """``combine: {kind: python}``: a function of the scorers' values by name.
+    """Call a function of the scorers' values by name: ``combine: {kind: python}``.
 
     A failed scorer of non-zero weight decides the sample's outcome before the function is called, as for the sum.
 

@@ -27,7 +27,7 @@ _FAILED = ScorerRecord("timeout", reason="its group was not scored")
 
 
 class GroupScoring:
-    """The group-scope half of a pipeline.
+    """Run the group-scope half of a pipeline.
 
     Args:
         stages: of sample scope; their records are combined again.

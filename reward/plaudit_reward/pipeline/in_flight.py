@@ -10,7 +10,7 @@ from plaudit_wire.records import ScorerWork
 
 
 class CallsInFlight:
-    """The unfinished calls of a pipeline's scorers.
+    """Count the unfinished calls of a pipeline's scorers.
 
     Args:
         scorers: names of the scorers.

@@ -1,4 +1,4 @@
-"""A scorer in a pipeline with the job's settings for it: weight, retries, limits, ``when``, ``onFailure``."""
+"""Hold a scorer with the job's settings for it: weight, retries, limits, ``when``, ``onFailure``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends one sample to a reward endpoint and reads its score: one score or one typed error.
+"""Send one sample to a reward endpoint and read its score: one score or one typed error.
 
 It is one request; two for an endpoint with sessions (``session``).
 """
@@ -27,7 +27,7 @@ from plaudit_wire.sample import Sample
 
 
 class RemoteClient:
-    """Connections to one reward endpoint.
+    """Send samples to one reward endpoint.
 
     Args:
         url: with the route.

@@ -1,4 +1,4 @@
-"""What a user can do when an endpoint refuses every request, by the section of the scorer that names the endpoint."""
+"""List the remedies when an endpoint refuses every request, by the section of the scorer that names the endpoint."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from plaudit_wire.sample import Sample
 
 
 class RemoteScorer:
-    """Scores samples by somebody else's endpoint.
+    """Score samples by somebody else's endpoint.
 
     Args:
         name: of the scorer in the job.

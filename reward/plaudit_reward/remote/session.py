@@ -1,4 +1,4 @@
-"""Sessions of NeMo Gym's resources servers: ``/seed_session`` opens one, and its cookies name it in ``/verify``."""
+"""Keep sessions of NeMo Gym's resources servers: ``/seed_session`` opens one, its cookies name it in ``/verify``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol of a rule: an entry of ``routing.RULES`` that reads its arguments from a job and makes a scorer.
+"""Define the protocol of a rule: an entry of ``routing.RULES`` that reads its arguments from a job and makes a scorer.
 
 Most rules are plain functions ``rule(sample, *, option=default, …)`` that return a number or a ``Score``. Their options
 are a job's ``ruleArguments``, in camelCase there; names, types and bounds are those of the function's signature.
@@ -50,7 +50,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class FunctionRule:
-    """A rule that is a plain function."""
+    """Make a rule of a plain function."""
 
     function: Callable[..., float | Score]
     isolated: bool = False

@@ -1,1 +1,1 @@
-"""The servers of a model that the job serves: where they are, which one is asked next, one address for all."""
+"""Reach the servers of a model that the job serves: where they are, which one is asked next, one address for all."""

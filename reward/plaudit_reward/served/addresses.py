@@ -1,4 +1,4 @@
-"""Finds the servers of a scorer: by URLs, by a name with several addresses, or in a folder that lists them.
+"""Find the servers of a scorer: by URLs, by a name with several addresses, or in a folder that lists them.
 
 - ``http://10.0.0.7:8000``: one server;
 - ``http://name:8000``: one server for each address that DNS has for the name (a headless Service: its ready pods);

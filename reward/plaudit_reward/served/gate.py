@@ -1,4 +1,4 @@
-"""Holds the calls to served models while the trainer uses their GPUs. Opened and closed by the reward worker."""
+"""Hold the calls to served models while the trainer uses their GPUs. Opened and closed by the reward worker."""
 
 from __future__ import annotations
 

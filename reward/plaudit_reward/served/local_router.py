@@ -1,4 +1,4 @@
-"""One address on this machine for all servers of a model, for functions that expect verl's router.
+"""Serve one address on this machine for all servers of a model, for functions that expect verl's router.
 
 Requests go to the least busy healthy server, with the servers' token. It listens on the loopback address only.
 """
@@ -17,7 +17,7 @@ _LARGEST_BODY_BYTES = 64 << 20
 
 
 class LocalRouter:
-    """Forwards requests to a pool; responses arrive whole, also those that the caller wants streamed.
+    """Forward requests to a pool; responses arrive whole, also those that the caller wants streamed.
 
     Args:
         pool: the servers; opened and closed here.

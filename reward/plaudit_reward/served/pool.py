@@ -1,4 +1,4 @@
-"""Sends requests to the servers of one scorer's model: to the least busy healthy one, and to others while it is full.
+"""Send requests to the servers of one scorer's model: to the least busy healthy one, and to others while it is full.
 
 The response decides. 429 means a full queue: the request goes to another server, or to the same one after its
 ``Retry-After``. 503 means a server that is shutting down: it gets no requests until it is healthy. 401 and 403 mean a
@@ -52,7 +52,7 @@ class ServerResponseError(InfrastructureError):
 
 
 class ServerPool:
-    """The servers of one scorer's model.
+    """Send requests to the servers of one scorer's model.
 
     Args:
         name: of the scorer in the job.

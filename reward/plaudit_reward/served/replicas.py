@@ -1,4 +1,4 @@
-"""Chooses the server for a request from the state of each, kept as plain data; ``pool`` sends the requests.
+"""Choose the server for a request from the state of each, kept as plain data; ``pool`` sends the requests.
 
 A server gets requests only after its ``/health`` responded with 200. It is ejected after three failures in a row, or
 after one refused connection, and then probed at growing intervals until it is healthy again. Among healthy servers the
@@ -34,7 +34,7 @@ class Replica:
 
 
 class Replicas:
-    """All servers of a scorer."""
+    """Hold all servers of a scorer."""
 
     def __init__(self) -> None:
         self._by_url: dict[str, Replica] = {}

@@ -1,4 +1,4 @@
-"""The token of the routes that make a server free its GPU: known to the process that started the server only."""
+"""Make the token of the routes that free a server's GPU: known to the process that started the server only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes ``POST /sleep`` and ``POST /wake_up`` for vLLM's API server: ``--middleware …vllm_sleep.SleepRoutes``.
+"""Route ``POST /sleep`` and ``POST /wake_up`` in vLLM's API server: ``--middleware …vllm_sleep.SleepRoutes``.
 
 vLLM has such routes itself, but only beside others that run any method of its workers (``VLLM_SERVER_DEV_MODE``), and
 open to everybody who reaches the port. These need the token of the process that started the server.
@@ -25,7 +25,7 @@ class _Engine(Protocol):
 
 
 class SleepRoutes:
-    """ASGI middleware. ``/sleep`` finishes running requests, then keeps the weights in host memory (level 1).
+    """Add ASGI routes: ``/sleep`` finishes running requests, then keeps the weights in host memory (level 1).
 
     Args:
         app: vLLM's application; its ``state.engine_client`` is the engine.

@@ -1,1 +1,1 @@
-"""Evaluates ``assert_case``: the program computes plain values, another process evaluates the assert on them."""
+"""Evaluate ``assert_case``: the program computes plain values, another process evaluates the assert on them."""

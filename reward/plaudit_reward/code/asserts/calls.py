@@ -1,4 +1,4 @@
-"""Performs, inside the program's process, the calls that an assert makes of it.
+"""Perform, inside the program's process, the calls that an assert makes of it.
 
 An operation is ``{"do": "call" | "get" | "name", "on": …}``: it calls an object, reads an attribute of it, or reads a
 global variable. ``on`` is the name of a global variable, the number of an earlier answer, or ``["object", number]``.
@@ -51,7 +51,7 @@ def perform_calls(source: str, payload: str) -> None:
 
 
 class _Session:
-    """The program's objects that operations refer to."""
+    """Hold the program's objects that operations refer to."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self._namespace = namespace

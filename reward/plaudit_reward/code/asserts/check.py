@@ -1,4 +1,4 @@
-"""Decides one assert: runs the program's calls and the evaluation of the text in turn, each in a process of its own."""
+"""Decide one assert: run the program's calls and the evaluation of the text in turn, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Executed(NamedTuple):
 
 
 class Execute(Protocol):
-    """Runs one part of an assert in a process of its own."""
+    """Run one part of an assert in a process of its own."""
 
     async def __call__(self, part: Part, text: str, payload: str, stdin: str) -> Executed:
         """Run it.
@@ -45,7 +45,7 @@ class Execute(Protocol):
 
 
 class _Verdict(msgspec.Struct):
-    """Of the evaluating process."""
+    """The verdict of the evaluating process."""
 
     passed: bool = False
     failed: str = ""
@@ -55,7 +55,7 @@ class _Verdict(msgspec.Struct):
 
 
 class AssertCheck:
-    """Decides asserts.
+    """Decide asserts.
 
     Args:
         comparison: compares large answers.

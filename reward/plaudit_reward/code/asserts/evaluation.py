@@ -1,4 +1,4 @@
-"""Evaluates the text of an assert in a process that the program's code never enters.
+"""Evaluate the text of an assert in a process that the program's code never enters.
 
 Names that belong to the program stand for calls of it. Their answers are given beforehand, as plain values in the order
 in which the text asks for them. Where an answer is missing, the evaluation goes on as if every comparison were true,
@@ -64,7 +64,7 @@ def evaluate(text: str, payload: str) -> None:
 
 
 class _Session:
-    """The answers of the program's process, in order."""
+    """Hold the answers of the program's process, in order."""
 
     def __init__(self, task: dict[str, Any]) -> None:
         self._operations = task["operations"]
@@ -108,7 +108,7 @@ class _StopError(BaseException):
 
 
 class _Program:
-    """Stands for a global variable or an object of the program; compares by identity."""
+    """Stand for a global variable or an object of the program; compare by identity."""
 
     __hash__ = object.__hash__
 
@@ -151,7 +151,7 @@ class _Program:
 
 
 class _Unknown(_Program):
-    """Stands for an answer that is missing: every comparison is true, every computation unknown again."""
+    """Stand for an answer that is missing: every comparison is true, every computation unknown again."""
 
     __hash__ = object.__hash__
 
@@ -166,7 +166,7 @@ class _Unknown(_Program):
 
 
 class _Computed(_Unknown):
-    """Stands for what was computed from a missing answer; no operation can refer to it."""
+    """Stand for what was computed from a missing answer; no operation can refer to it."""
 
     def __getattr__(self, name: str) -> Any:
         raise _StopError("unknown object")

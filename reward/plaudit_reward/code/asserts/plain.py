@@ -1,4 +1,4 @@
-"""Plain values as JSON, between a program's process and the process that evaluates an assert.
+"""Encode plain values as JSON, between a program's process and the process that evaluates an assert.
 
 Nothing in the JSON can run: what a program returns is rebuilt from numbers, texts and containers of them, so that no
 method of the program's classes (``__eq__``, ``__bool__``, ``__del__``) reaches the evaluating process. Other objects

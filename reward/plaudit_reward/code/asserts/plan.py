@@ -1,4 +1,4 @@
-"""Reads the text of an assert: which names belong to the program, and what it calls when that can be seen at once.
+"""Read the text of an assert: which names belong to the program, and what it calls when that can be seen at once.
 
 The text of a test is evaluated outside the program's process, so its names are divided: what the text binds itself,
 the usual imports and builtins are the evaluating process's own; the rest is the program's. Where no name is left, the

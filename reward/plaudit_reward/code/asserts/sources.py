@@ -1,4 +1,4 @@
-"""The text of one side of an assert as one file, for a server that has no Plaudit."""
+"""Write one side of an assert as one file, for a server that has no Plaudit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run of one program: confines its process, runs the program, exits. The template process calls it after a fork."""
+"""Confine one program's process, run the program, exit. The template process calls it after a fork."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Supervises runs of programs, one at a time: has them forked, reads what they print, ends them at their limits.
+"""Supervise runs of programs, one at a time: have them forked, read what they print, end them at their limits.
 
 ``sandbox`` starts it with an empty environment, as ``python -m plaudit_reward.code.sandbox.fork_server <file
 descriptor> <parent's process id>``. It loads Python's modules, gives up its privileges, and forks the template from

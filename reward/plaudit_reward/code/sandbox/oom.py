@@ -1,4 +1,4 @@
-"""Counts what the kernel has killed for lack of memory: the only evidence on which a SIGKILL is the machine's fault."""
+"""Count what the kernel has killed for lack of memory: the only evidence on which a SIGKILL is the machine's fault."""
 
 from __future__ import annotations
 

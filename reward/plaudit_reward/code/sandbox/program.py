@@ -1,4 +1,4 @@
-"""Runs a model's program inside a process that is already confined.
+"""Run a model's program inside a process that is already confined.
 
 Three forms: a function that is called with arguments; a program as verl runs it; a program as ``python program.py``
 runs it. verl's form puts everything from the first line on that is no import into a function, replaces ``sys.stdin`` by
@@ -165,14 +165,14 @@ class _EarlyStdin(io.TextIOWrapper):
 
 
 class _Captured(io.StringIO):
-    """Keeps the output, also when the program closes the stream."""
+    """Keep the output, also when the program closes the stream."""
 
     def close(self) -> None:
         """Keep the stream open."""
 
 
 class _Discard(io.TextIOBase):
-    """Discards the output."""
+    """Discard the output."""
 
     def writable(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""A function's result as JSON that keeps what JSON does not: tuples, and keys that are no strings."""
+"""Encode a function's result as JSON that keeps what JSON does not: tuples, and keys that are no strings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The local sandbox in a reward worker: runs programs and returns how they ended.
+"""Run programs in a reward worker's local sandbox, and return how they ended.
 
 It has a few fork servers, each with one program at a time. A fork server that dies is replaced, and its run repeated;
 other runs are not affected.
@@ -32,7 +32,7 @@ _decoder = msgspec.msgpack.Decoder(list[FromServer])
 
 
 class Sandbox:
-    """Runs programs; open it before use.
+    """Run programs; open it before use.
 
     Args:
         processes: programs at a time.
@@ -121,7 +121,7 @@ async def _run_again_when_healthy(server: _ForkServer, run: RunProgram) -> Ran:
 
 
 class _ForkServer:
-    """One fork server; it is started again when it has died and is needed."""
+    """Hold one fork server; start it again when it has died and is needed."""
 
     def __init__(self, prepare: Prepare) -> None:
         self._prepare = prepare

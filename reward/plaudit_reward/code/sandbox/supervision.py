@@ -1,4 +1,4 @@
-"""Supervises one run: reads what the program prints, ends it at its limits, classifies how it ended."""
+"""Supervise one run: read what the program prints, end it at its limits, classify how it ended."""
 
 from __future__ import annotations
 

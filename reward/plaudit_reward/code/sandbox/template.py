@@ -1,4 +1,4 @@
-"""A process that has Python's modules loaded and forks a confined process for every run of a program.
+"""Load Python's modules in a process that forks a confined process for every run of a program.
 
 It never holds data of a run: the program's process, once forked, reads its program from a file in memory that the
 supervising process made. So nothing of one sample can be found in the memory of another's program.
@@ -40,7 +40,7 @@ class Exit(NamedTuple):
 
 
 class Template:
-    """The supervising process's end: forks programs.
+    """Fork programs, from the supervising process.
 
     Args:
         connection: to the template process.

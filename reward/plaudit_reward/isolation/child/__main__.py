@@ -1,4 +1,4 @@
-"""A child process: loads one user function and runs it until its pool closes the connection.
+"""Run a child process: load one user function and run it until its pool closes the connection.
 
 Started as ``python -m plaudit_reward.isolation.child <file descriptor> <parent's process id>`` by ``process``. Its
 standard output and error are a pipe to the pool. It ends with its parent, however that one ends.

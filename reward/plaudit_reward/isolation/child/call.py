@@ -1,4 +1,4 @@
-"""Calls a user's function in a child and turns whatever happens into typed scores."""
+"""Call a user's function in a child and turn whatever happens into typed scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``isolation: inline``: runs async functions, all in the event loop of one child process.
+"""``isolation: inline``: run async functions, all in the event loop of one child process.
 
 The worker's own loop renews leases, so no user code runs in it. A watchdog thread here detects a blocked loop and names
 the function that blocks it.
@@ -52,7 +52,7 @@ async def _awaited(returned: Any) -> Any:
 
 
 class _Works:
-    """Runs the works of one event loop."""
+    """Run the works of one event loop."""
 
     def __init__(self, function: UserFunction, channel: Channel) -> None:
         self._function = function

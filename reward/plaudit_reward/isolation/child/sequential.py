@@ -1,4 +1,4 @@
-"""``isolation: process``: runs works one by one in the main thread, where ``signal.alarm`` of user code works."""
+"""``isolation: process``: run works one by one in the main thread, where ``signal.alarm`` of user code works."""
 
 from __future__ import annotations
 

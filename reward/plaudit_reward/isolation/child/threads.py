@@ -1,4 +1,4 @@
-"""``isolation: thread``: runs works that block on the network, each in a thread of its own."""
+"""``isolation: thread``: run works that block on the network, each in a thread of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maps the name of a shape to the shape."""
+"""Map the name of a shape to the shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of a shape: the request that an endpoint expects, and the reading of its answer."""
+"""Define the interface of a shape: the request that an endpoint expects, and the reading of its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restricts the files that a sandboxed program may open, by Landlock.
+"""Restrict the files that a sandboxed program may open, by Landlock.
 
 A ruleset is made once, by a process that can open the folders; every program restricts itself with it, so that each
 has a domain of its own, from which no process outside can be traced or (ABI 6) signalled. Structures and rights

@@ -1,4 +1,4 @@
-"""Drops every privilege of this process for good."""
+"""Drop every privilege of this process for good."""
 
 from __future__ import annotations
 

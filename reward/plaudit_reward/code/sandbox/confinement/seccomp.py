@@ -1,4 +1,4 @@
-"""Builds and installs the BPF program that decides which system calls a sandboxed program may make.
+"""Build and install the BPF program that decides which system calls a sandboxed program may make.
 
 Calls are denied by default. A program cannot start a process (``clone`` only with ``CLONE_THREAD``) or exec one, open
 a socket, or signal, trace, limit or pin another process; it has no io_uring, namespace, mount, key, bpf or perf. The

@@ -1,4 +1,4 @@
-"""Numbers of the system calls that a sandboxed Python program needs, by architecture.
+"""List the numbers of the system calls that a sandboxed Python program needs, by architecture.
 
 From Linux's ``asm/unistd_64.h`` (x86_64) and ``asm-generic/unistd.h`` (aarch64), which never change. Calls that
 the filter allows only with certain arguments are in ``CHECKED``; calls in no table are refused.
