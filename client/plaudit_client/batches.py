@@ -30,12 +30,9 @@ _MOST_REQUESTS = 256
 
 
 class Item:
-    """One sample or group that waits for its answer.
+    """Hold one sample or group, as JSON, that waits for its answer.
 
     Args:
-        path: of the requests that carry it.
-        id: of the sample or group.
-        body: its JSON.
         timeout_s: seconds until ``answer`` fails with ``UnavailableError``.
     """
 
@@ -60,11 +57,7 @@ class Item:
 
 
 class Batches:
-    """Send the requests of one event loop.
-
-    Args:
-        http: with the service's URL and token; closed here.
-    """
+    """Send the requests of one event loop over ``http``, which ``close`` closes."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http

@@ -40,8 +40,8 @@ class RewardClient:
     process. Samples without one get a random id.
 
     Args:
-        url: of the service, for example ``http://127.0.0.1:8710``; ``runs/<run>/service.json`` has it.
-        token: of the service; empty: none is sent.
+        url: for example ``http://127.0.0.1:8710``; ``runs/<run>/service.json`` has it.
+        token: empty: none is sent.
         timeout_s: seconds that a call waits for a result, through restarts of the service.
         ca_file: certificates of the authority that signed the service's, for ``https://``; empty: the system's.
 

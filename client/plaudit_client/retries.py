@@ -21,7 +21,6 @@ class Refusal:
         errors: by position in the request; these samples are not sent again.
         pause_s: seconds to wait before the others are sent again; None: send them now.
         alone: the others must be sent one by one, because the service did not name which one it refuses.
-        message: of the service.
     """
 
     errors: Mapping[int, RewardError] = field(default_factory=dict)
@@ -34,8 +33,6 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, num_sent: int,
     """Read an answer that has no results.
 
     Args:
-        status: of the answer.
-        headers: of the answer.
         body: ``{"error": {"type", "message", "samples": {position: message}}}``, or anything from a proxy.
         num_sent: samples or groups in the request.
         num_failures: requests in a row that have failed; sets the pause where the service gives none.

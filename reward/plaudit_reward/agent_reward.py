@@ -10,11 +10,7 @@ _ALWAYS_ROOM = 1_000_000
 
 
 class AgentRewardScorer:
-    """Return the agent's reward; a sample without one is ``skipped``, never zero.
-
-    Args:
-        name: of the scorer in the job.
-    """
+    """Return the agent's reward; a sample without one is ``skipped``, never zero."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -75,7 +75,6 @@ class PackedLayout:
 
         Args:
             lengths: tokens of each sequence, in the row's order, longest first.
-            shortest_of_longest: see ``SHORTEST_OF_LONGEST``.
         """
         bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
         return cls(tuple(_blocks(lengths, shortest_of_longest)), bounds, lengths[0])
@@ -133,12 +132,9 @@ def packed_attention(
     """Compute attention within each sequence of a packed row; called by transformers' attention layers.
 
     Args:
-        module: the layer.
         query: float[1, H, T, D].
         key: float[1, K, T, D].
         value: float[1, K, T, D].
-        attention_mask: None; packed rows need none.
-        packed_layout: of the row.
         token_exchange: with processes that hold other tokens of the row; None: all T are here.
         scaling: factor of the scores; None: 1 ÷ √D.
         dropout: must be 0, so that the result is the model's.

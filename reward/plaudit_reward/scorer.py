@@ -68,13 +68,7 @@ class GroupScorer(Protocol):
         ...
 
     async def score_group(self, samples: Sequence[Sample], values: Sequence[float], attempt: Attempt) -> list[Score]:
-        """Return one score for each sample, in the same order.
-
-        Args:
-            samples: the group's samples that have a value so far.
-            values: those values, same order.
-            attempt: limit and waits of this call.
-        """
+        """Return one score for each of the group's samples that have a value so far (``values``), in the same order."""
         ...
 
     def room(self) -> int:

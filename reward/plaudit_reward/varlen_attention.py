@@ -77,11 +77,6 @@ def choose_attention(model: PreTrainedModel, device: torch.device, dtype: torch.
     """Let a model on a GPU use the kernel, if it supports the model and agrees with blocks on a short row.
 
     Otherwise the model keeps blocks, and one line of the log says why; a warning, if its sliding windows need masks.
-
-    Args:
-        model: with ``PACKED_ATTENTION``.
-        device: on which it computes.
-        dtype: of its forward passes.
     """
     if device.type != "cuda":
         return
@@ -104,13 +99,7 @@ def choose_attention(model: PreTrainedModel, device: torch.device, dtype: torch.
 
 
 def problem_of(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> str:
-    """Return why the kernel cannot compute a model on a GPU, or differs from blocks on a short row; empty: neither.
-
-    Args:
-        model: with ``PACKED_ATTENTION``.
-        device: a GPU.
-        dtype: of its forward passes.
-    """
+    """Return why the kernel cannot compute a model on a GPU, or differs from blocks on a short row; empty: neither."""
     config: Any = model.config.get_text_config()
     heads = int(config.num_attention_heads)
     key_value_heads = int(getattr(config, "num_key_value_heads", None) or heads)
@@ -120,13 +109,7 @@ def problem_of(model: PreTrainedModel, device: torch.device, dtype: torch.dtype)
 
 
 def refusal(capability: tuple[int, int], dtype: torch.dtype, head_size: int) -> str:
-    """Return why the kernel cannot compute a model on a GPU; empty: it can.
-
-    Args:
-        capability: the GPU's compute capability.
-        dtype: of the forward passes.
-        head_size: width of a head.
-    """
+    """Return why the kernel cannot compute a model on a GPU; empty: it can."""
     if capability < _LEAST_CAPABILITY:
         return f"the kernel needs compute capability 8.0, the GPU has {capability[0]}.{capability[1]}"
     if dtype not in (torch.bfloat16, torch.float16):
@@ -140,8 +123,6 @@ def disagreement(device: torch.device, dtype: torch.dtype, sizes: tuple[int, int
     """Compare the kernel with blocks on a short row, with and without a window; return the problem, or nothing.
 
     Args:
-        device: on which to compute.
-        dtype: of the row.
         sizes: heads, key/value heads, head size.
     """
     for window in (None, 16):

@@ -31,7 +31,6 @@ class FunctionLibrary:
     """Hold the text of a library and the names of its functions.
 
     Args:
-        family: first part of its name.
         bodies: by function, its Lua code. The first line is ``#!lua``, with ``flags=…`` if it has any; the code refers
             to ``KEYS`` and ``ARGV``.
         shared: Lua code in front of the functions; Redis executes it once, when it loads the library.
@@ -64,12 +63,7 @@ def is_missing(error: object) -> bool:
 
 
 def missing_error(library: FunctionLibrary, load_error: object) -> LibraryMissingError:
-    """Return the error for a library that is still missing after an attempt to load it.
-
-    Args:
-        library: the library.
-        load_error: Redis's answer to that attempt.
-    """
+    """Return the error for a library that is still missing after an attempt to load it, which ``load_error`` ended."""
     if isinstance(load_error, NoPermissionError):
         reason = f"this user may not load it (that takes {NEEDED_PERMISSIONS})"
     else:

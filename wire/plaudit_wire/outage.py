@@ -49,11 +49,7 @@ def is_passing(error: ResponseError) -> bool:
 
 
 class Outages:
-    """Log the outages of one Redis: the first error, a reminder every 30 s, and the end.
-
-    Args:
-        address: of Redis, without a password.
-    """
+    """Log the outages of one Redis: the first error, a reminder every 30 s, and the end. ``address``: no password."""
 
     def __init__(self, address: str) -> None:
         self._address = address

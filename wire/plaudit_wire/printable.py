@@ -11,7 +11,6 @@ def printable(text: str, *, keep: str = "") -> str:
     Escape sequences, line ends, bidirectional controls and lone surrogates are among them.
 
     Args:
-        text: any text.
         keep: characters to leave unchanged, such as a line end.
     """
     if text.isprintable():

@@ -82,9 +82,7 @@ class RedisAddress:
 
     Attributes:
         url: ``redis://host:port/db`` or ``rediss://…``, without a password.
-        password: of the user; empty for none.
         username: a user of Redis's ACL; empty: the user ``default``.
-        tls: the TLS settings for ``rediss://``.
     """
 
     url: str

@@ -12,7 +12,6 @@ def number(result: Result, on_failure: float | str = "raise") -> float:
     """Return a sample's score, or the number that stands for a missing one; log a warning for a missing one.
 
     Args:
-        result: of the sample.
         on_failure: ``raise``, or the number for a sample without a score.
 
     Raises:

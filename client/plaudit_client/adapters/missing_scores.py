@@ -14,11 +14,7 @@ _QUIET_S = 60.0
 
 
 class MissingScores:
-    """Warn about samples without a score, at most once a minute for each outcome. Safe for threads.
-
-    Args:
-        clock: seconds, monotonic.
-    """
+    """Warn about samples without a score, at most once a minute for each outcome. Safe for threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -67,7 +67,6 @@ class PlauditEnvironment(EnvironmentInterface):  # type: ignore[misc]
         Args:
             message_log_batch: [B] conversations; the last message of the assistant is the response.
             metadata: [B] rows (``extra_env_info``).
-            return_extracted_answer: of NeMo-RL's evaluation; there are no answers to return.
 
         Raises:
             NoScoreError: a sample has no score, and ``on_failure`` is ``raise``.

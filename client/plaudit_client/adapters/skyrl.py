@@ -33,9 +33,8 @@ def register(
     SkyRL's configuration has no place for these settings: it refuses sections of environments that it does not know.
 
     Args:
-        name: of the environment (``environment.env_class``).
-        url: of the service; empty: ``PLAUDIT_URL``.
-        token: of the service; empty: ``PLAUDIT_TOKEN``.
+        url: empty: ``PLAUDIT_URL``.
+        token: empty: ``PLAUDIT_TOKEN``.
         timeout_s: seconds that a sample waits for its result; 0: ``PLAUDIT_TIMEOUT_SECONDS``, or 1,800.
         on_failure: ``raise``, or the number for a sample without a score.
     """

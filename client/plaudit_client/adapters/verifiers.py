@@ -41,10 +41,6 @@ async def score(task: Any, trace: Any) -> float:
     The sample's ``data_source`` and ``ground_truth`` (or ``answer``, ``solution``) are fields of the task's data; its
     other fields are ``extra_info``. The prompt are all messages before the reply.
 
-    Args:
-        task: the task's data.
-        trace: of the finished run.
-
     Raises:
         NoScoreError: the sample has no score.
         UnavailableError: the service gave no result in time.

@@ -35,10 +35,6 @@ async def compute_score(
     """Score one sample as verl passes it.
 
     Args:
-        data_source: of the row.
-        solution_str: the response.
-        ground_truth: of the row.
-        extra_info: of the row.
         url: of the service; empty: ``PLAUDIT_URL``.
         token: of the service; empty: ``PLAUDIT_TOKEN``.
         timeout_s: seconds that the sample waits for its result; 0: ``PLAUDIT_TIMEOUT_SECONDS``, or 1,800.

@@ -28,10 +28,7 @@ class PlauditRewardManager(RewardManagerBase):  # type: ignore[misc]
 
     Args:
         config: verl's; ``reward.reward_kwargs`` holds ``url``, ``token``, ``timeout_s`` and ``on_failure``.
-        tokenizer: of the policy; decodes responses.
         compute_score: unused: the service's scorers score.
-        reward_router_address: unused.
-        reward_model_tokenizer: unused.
     """
 
     def __init__(

@@ -50,10 +50,7 @@ class Backend(Protocol):
         """Run one test case.
 
         Args:
-            program: its text.
             function: to call, or None for a program that reads and prints.
-            case: the test case.
-            limits: of each process.
             timer: of the sample; begun and ended around everything that runs the program.
 
         Raises:

@@ -48,7 +48,6 @@ def same_result(returned: Any, expected: str) -> bool:
     """Return True when a function returned what it should.
 
     Args:
-        returned: its result in JSON form.
         expected: JSON text of the result, or of a list that holds it; keys that are numbers are compared as such.
     """
     wanted = _with_number_keys(json.loads(expected))
@@ -70,8 +69,6 @@ def equals(tree: Any, wanted: Any, depth: int = 0) -> bool:
 
     Args:
         tree: the value in JSON form; nothing is assumed about it.
-        wanted: the Python value.
-        depth: of the containers around both.
     """
     if depth > _MOST_DEPTH or isinstance(tree, dict):
         return False

@@ -68,7 +68,6 @@ class FusionBackend:
 
     Args:
         url: of the server; ``/run_code`` is added where it has no path.
-        concurrency: requests at a time.
     """
 
     waits_for: Literal["process", "limit"] = "limit"

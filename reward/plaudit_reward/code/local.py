@@ -24,7 +24,6 @@ class LocalBackend:
     """Run test cases in processes of this machine.
 
     Args:
-        processes: concurrent test cases.
         as_script: run programs as ``python program.py`` does.
         allow_without_landlock: see ``Sandbox``.
     """

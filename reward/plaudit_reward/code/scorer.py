@@ -28,8 +28,6 @@ class CodeScorer:
     """Score programs.
 
     Args:
-        name: of the scorer in the job.
-        options: from the job.
         processes: concurrent test cases in the local sandbox.
     """
 

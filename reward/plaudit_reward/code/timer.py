@@ -15,7 +15,6 @@ class SampleTimer:
 
     Args:
         attempt: its limit; ``report`` adds the time of waiting to it.
-        waits_for: what test cases wait for: a free process, or the limit on requests.
     """
 
     def __init__(self, attempt: Attempt, waits_for: Literal["process", "limit"]) -> None:

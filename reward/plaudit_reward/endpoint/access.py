@@ -19,8 +19,6 @@ class EndpointAccess:
     """Control one worker's access to an endpoint.
 
     Args:
-        name: of the scorer in the job.
-        url: of the endpoint, for logs and errors.
         limiter: started and stopped here.
         report: adds the usage to the run's; started and stopped here. None outside of a run.
     """
@@ -50,10 +48,6 @@ class EndpointAccess:
     @asynccontextmanager
     async def request(self, tokens: int, attempt: Attempt) -> AsyncIterator[Passage]:
         """Wait until a request may be sent; the block sends it and sets ``Passage.tokens`` to its real cost.
-
-        Args:
-            tokens: to reserve.
-            attempt: its waits are recorded here.
 
         Raises:
             CircuitOpenError: requests are stopped.

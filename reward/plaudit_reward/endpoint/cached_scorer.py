@@ -18,8 +18,7 @@ class CachedScorer:
 
     Args:
         scorer: opened and closed here.
-        cache: of its scores; closed here.
-        usage: counts hits and misses.
+        cache: closed here.
         report: of ``usage``, started and stopped here. None: the scorer reports it with its requests, among which a hit
             counts with the status ``cached``.
         key: returns the digest of what the scorer sees of a sample; None: the sample is scored without the cache.

@@ -32,10 +32,6 @@ class Circuit:
 
     A 429 is not a failure: a busy endpoint is up. Nor is a request that fails after others, sent later or earlier, got
     a response while it was in flight: with hundreds in flight some hang at any time, and time out together.
-
-    Args:
-        name: of the scorer.
-        base_url: of its endpoint, for log and errors.
     """
 
     def __init__(self, name: str, base_url: str) -> None:

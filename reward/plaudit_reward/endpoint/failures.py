@@ -37,10 +37,7 @@ def failure_of(
     """Return the error for a response other than 200.
 
     Args:
-        url: of the endpoint, for the error's message.
-        status: HTTP status.
         headers: of the response; names in lower case, or a mapping that ignores case.
-        message: the endpoint's own.
         remedies: what to do about a status that refuses every request.
     """
     text = f"{url} responded {status}: {message}" if message else f"{url} responded {status}"

@@ -51,12 +51,7 @@ class _Waiting:
 
 
 class Limiter:
-    """Admit a worker's requests within a budget.
-
-    Args:
-        budget: closed here.
-        name: of the scorer, for the log.
-    """
+    """Admit a worker's requests within a budget."""
 
     def __init__(self, budget: Budget, name: str) -> None:
         self._budget = budget
@@ -91,10 +86,7 @@ class Limiter:
         await self._budget.close()
 
     async def enter(self, tokens: int) -> Passage:
-        """Wait until a request may be sent; it counts as in flight until ``leave``.
-
-        Args:
-            tokens: to reserve; the caller sets ``Passage.tokens`` to the real cost.
+        """Wait until a request may be sent, in flight until ``leave``; the caller sets ``Passage.tokens`` to its real cost.
 
         Raises:
             InfrastructureError: the budget failed.

@@ -34,9 +34,7 @@ class RedisBudget:
     Args:
         client: of the Redis that stores it; closed here.
         key: the budget's name. All workers that use the same key share the budget; its hash tag routes it on a cluster.
-        worker: name of this process.
         limits: the same in every worker.
-        lease_s: see ``LEASE_S``.
     """
 
     def __init__(self, client: Redis, key: str, worker: str, limits: RateLimits, *, lease_s: float = LEASE_S) -> None:

@@ -30,8 +30,6 @@ class ScoreCache:
     Args:
         client: of the run's Redis; closed here.
         prefix: of its keys; names the version of the scorer.
-        lifetime_s: seconds after which an entry is gone.
-        most: entries that it keeps.
     """
 
     def __init__(self, client: Redis, prefix: str, lifetime_s: int, most: int) -> None:

@@ -65,10 +65,8 @@ class UsageReport:
     """Add a worker's counts to the run's every two seconds and at the end.
 
     Args:
-        scorer: its name in the job.
         usage: its counts; reduced by what was reported.
         client: of the run's Redis; closed here.
-        run: id of the run.
     """
 
     def __init__(self, scorer: str, usage: EndpointUsage, client: Redis, run: str) -> None:

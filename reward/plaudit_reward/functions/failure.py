@@ -49,7 +49,6 @@ def failed_score(error: BaseException, path: str) -> Score:
     """Return the score of a call that raised.
 
     Args:
-        error: the exception.
         path: the user's file; the reason names the line in it.
     """
     reason = f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARACTERS] + _place(error, path)

@@ -34,9 +34,6 @@ _METHODS = ("compute_score", "score", "__call__")
 class UserFunction:
     """Load and call a user's function.
 
-    Args:
-        target: file, function, arguments, scope.
-
     Raises:
         ConfigurationError: the file cannot be imported or has no such function.
     """
@@ -105,9 +102,7 @@ class UserFunction:
         """Call the function, or the class's ``post_process_scores``; an async one returns its coroutine.
 
         Args:
-            samples: one sample, or a group's.
-            values: their values, see ``forms.Caller``; the group's values for ``post_process``.
-            post_process: call ``post_process_scores`` with the values.
+            values: of the samples, see ``forms.Caller``; of the group for ``post_process``.
         """
         if not post_process:
             return self._call(samples, values)

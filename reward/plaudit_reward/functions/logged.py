@@ -43,16 +43,7 @@ class LoggedResult(NamedTuple):
 
 
 def call_with_loggers(function: Callable[..., Any], passed: dict[str, Any], loggers: Sequence[str]) -> Any:
-    """Call a function that may log; an async one returns its coroutine.
-
-    Args:
-        function: of TRL's form.
-        passed: its other arguments.
-        loggers: the members of ``LOGGERS`` that it takes.
-
-    Returns:
-        ``LoggedResult``.
-    """
+    """Call a function of TRL's form that may log, for a ``LoggedResult``; an async one returns its coroutine."""
     columns: dict[str, list[Any]] = {}
     metrics: dict[str, float] = {}
 

@@ -11,11 +11,7 @@ from typing import Any
 
 
 class PlayedEnvironment:
-    """Hold the public attributes of an environment's instance at the end of its episode.
-
-    Args:
-        attributes: by name; they are the object's own.
-    """
+    """Hold the public attributes of an environment's instance at the end of its episode."""
 
     def __init__(self, attributes: Mapping[str, Any]) -> None:
         self.__dict__.update(attributes)

@@ -66,9 +66,6 @@ def recognise(
     """Find the form of ``function`` and check that the job's arguments complete it.
 
     Args:
-        function: the function or bound method.
-        scope: what one call sees.
-        arguments: keyword arguments from the job for each call.
         where: the function, for messages: ``compute_score in rewards.py``.
 
     Raises:

@@ -26,7 +26,6 @@ def within_trace(traceparent: str, *, alone: bool) -> Iterator[None]:
     """Make a trace the current one while the context lasts.
 
     Args:
-        traceparent: the trace; empty: none.
         alone: nothing else runs in this process, so that its environment can hold ``TRACEPARENT`` for programs.
     """
     if not traceparent:

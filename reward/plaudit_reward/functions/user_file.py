@@ -15,7 +15,6 @@ def import_user_file(path: str, what: str = "reward file") -> ModuleType:
     """Import a Python file; files beside it can be imported as well.
 
     Args:
-        path: the file.
         what: what the job calls it, for messages.
 
     Raises:

@@ -67,10 +67,7 @@ class HttpClient:
         """Send JSON and return the response, whatever its status.
 
         Args:
-            url: with scheme, host and path.
-            body: JSON.
             limit_s: seconds until the whole response has arrived; opening a connection included.
-            headers: of this request only.
             on_sent: called when the body has been handed to the connection.
             max_bytes: of the response's body.
 

@@ -31,7 +31,6 @@ def error_message(body: bytes, secret: str = "") -> str:
     Looks for OpenAI's and vLLM's ``error.message`` and FastAPI's ``detail``; falls back to the body's text.
 
     Args:
-        body: of the response.
         secret: replaced by ``***`` wherever the server repeats it; empty: none.
     """
     try:

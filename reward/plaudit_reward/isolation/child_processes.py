@@ -43,11 +43,8 @@ class ChildProcesses:
     """Keep the child processes of one pool running.
 
     Args:
-        name: of the scorer.
-        target: what they load.
         processes: how many to keep; one for async functions that run inline.
         max_concurrent: limit on concurrent works of all children, where a child can run several.
-        owner: receives the events.
     """
 
     def __init__(self, name: str, target: Target, processes: int, max_concurrent: int, owner: Owner) -> None:

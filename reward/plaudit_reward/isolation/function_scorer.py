@@ -37,9 +37,6 @@ class FunctionScorer:
     """Score with a user's function, of sample or group scope as its target has it; open it before use.
 
     Args:
-        name: of the scorer in the job.
-        target: the function.
-        processes: how many child processes run it.
         max_concurrent: limit on concurrent calls where a child can run several (threads, async).
         traceparent: returns the trace context of a sample, which the function can read (``functions.trace``). A
             group's is its first sample's. None where nothing is traced.
@@ -132,11 +129,7 @@ class FunctionScorer:
 
 
 class PostProcess:
-    """Score groups with the ``post_process_scores`` of a scorer's class.
-
-    Args:
-        scorer: the scorer whose class has the method; its owner closes it.
-    """
+    """Score groups with the ``post_process_scores`` of a scorer's class; the scorer's owner closes it."""
 
     def __init__(self, scorer: FunctionScorer) -> None:
         self.name = scorer.name

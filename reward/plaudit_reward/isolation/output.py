@@ -23,7 +23,6 @@ class Output(asyncio.Protocol):
     """Read a child's standard output and error; a flood of it does not affect others.
 
     Args:
-        name: of the scorer, for the log.
         event: message of the log.
         field: field of the log that has the name.
     """

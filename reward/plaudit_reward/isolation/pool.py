@@ -33,8 +33,6 @@ class Pool:
     """Run one user function in child processes.
 
     Args:
-        name: of the scorer.
-        target: the function.
         processes: how many children run it (one for async functions).
         max_concurrent: limit on concurrent works where a child can run several.
     """
@@ -76,9 +74,6 @@ class Pool:
         Args:
             samples: one sample, or a group's.
             attempt: the limit; the time until the call begins is added to its ``queued_s``.
-            values: passed along with the samples, see ``messages.Work``.
-            post_process: call the class's ``post_process_scores``.
-            traceparent: the trace that the call belongs to.
 
         Raises:
             ScoreTimeoutError: it ran longer than the limit and was ended.

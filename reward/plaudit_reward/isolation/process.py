@@ -28,9 +28,6 @@ class ChildProcess(asyncio.Protocol):
     """Run one child in a session of its own, so that all processes that the user's function starts end with it.
 
     Args:
-        name: of the scorer, for the log.
-        load: the function that it loads.
-        on_messages: called with its messages.
         on_exit: called when it ended by itself, not after ``kill``.
     """
 

@@ -74,9 +74,6 @@ class Slot:
     """Hold one child process and its works.
 
     Args:
-        name: of the scorer, for the log.
-        load: the function that the child loads.
-        on_messages: called with the child's messages.
         on_exit: called when the child ended by itself.
     """
 

@@ -11,10 +11,9 @@ from plaudit_reward.functions.environment import function_environment
 
 
 def start_child(module: str) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
-    """Start a module as a process in a session of its own; its arguments are its end of a connection and our id.
+    """Start a module in a session of its own; return it, our end of its connection and of the pipe that it prints to.
 
-    Returns:
-        The process, our end of the connection, and our end of the pipe that it prints to.
+    Its arguments are its end of the connection and our process id.
 
     Raises:
         OSError: no process can be started (memory, limit of processes).

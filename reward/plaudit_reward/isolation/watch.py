@@ -24,14 +24,7 @@ _SPARES = 2
 
 
 class Watch:
-    """Tick while works run or wait.
-
-    Args:
-        children: the children.
-        pace: how long works take.
-        queue: works that are not assigned.
-        run_again: puts works at the head of the queue.
-    """
+    """Tick while works run or wait."""
 
     def __init__(
         self,

@@ -61,8 +61,6 @@ class JudgeClient:
 
     Args:
         base_url: up to and with ``/v1``; with ``pool`` a name of the servers, for logs and errors.
-        model: the model's name there.
-        usage: counts requests and tokens.
         api_key: sent as a bearer token; empty: none.
         arguments: further members of each request (``temperature``, ``max_tokens``).
         max_connections: requests at a time; the rest wait, which counts as part of their call.
@@ -116,10 +114,8 @@ class JudgeClient:
         """Send one prompt and return the answer.
 
         Args:
-            prompt: the user's message.
             limit_s: seconds until the whole answer has arrived.
             on_sent: called when the request has been written to its connection.
-            headers: of this request only.
 
         Raises:
             CallTimeoutError: no whole answer within ``limit_s``.

@@ -42,10 +42,6 @@ class Parser(Protocol):
 class RegexParser:
     """Take the first group of the first match; for a group of samples of every match, one for each sample.
 
-    Args:
-        pattern: Python's syntax.
-        group: whether an answer is about a group.
-
     Raises:
         ConfigurationError: the pattern does not compile, or has no group.
     """
@@ -83,10 +79,6 @@ class RegexParser:
 
 class JsonParser:
     """Take the value at a path of the answer's first JSON; for a group a list with one value for each sample.
-
-    Args:
-        path: see ``json_path``.
-        group: whether an answer is about a group.
 
     Raises:
         ConfigurationError: the path cannot be parsed.

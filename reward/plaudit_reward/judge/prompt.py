@@ -21,10 +21,6 @@ class PromptTemplate:
     Its variables are the sample's ``prompt``, ``messages``, ``ground_truth``, ``data_source``, ``extra_info`` and
     ``response``; with ``scope: group`` the list ``responses`` replaces ``response``.
 
-    Args:
-        path: of the file.
-        group: whether one prompt shows all responses of a group.
-
     Raises:
         ConfigurationError: the file cannot be read, is not a template, or names an unknown variable. The message names
             file and line.

@@ -26,12 +26,9 @@ class JudgeScorer:
     """Score samples by an endpoint's answers; of sample or group scope as its template and parser are.
 
     Args:
-        name: of the scorer in the job.
-        template: renders the prompt.
         client: asks the endpoint; closed here.
         parser: reads the answer; opened and closed here.
         limiter: started and stopped here.
-        estimate: predicts the tokens of a request.
         report: adds the usage to the run's; started and stopped here. None outside of a run.
         traceparent: returns the trace context of a sample, sent as a header (a group's is its first sample's). None
             where nothing is traced.

@@ -26,12 +26,7 @@ class Access:
 
 
 class AccessError(Exception):
-    """The request is refused before it is read.
-
-    Args:
-        status: HTTP status of the refusal.
-        message: for the client.
-    """
+    """The request is refused before it is read."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)

@@ -63,10 +63,7 @@ class ModelApi:
     """Answer requests with one model.
 
     Args:
-        classifier: the model, loaded.
         batcher: computes the sequences; run by the caller.
-        name: the model's name in requests.
-        series: the Prometheus series.
         access: bounds on requests; the default ones if None.
     """
 

@@ -67,8 +67,6 @@ class Batcher:
 
     Args:
         forward: from token ids to logits, sequences in the same order; runs in that thread.
-        limits: sizes.
-        series: the metrics to update.
         occupy: called between two passes, when the server goes to sleep or wakes.
     """
 

@@ -36,9 +36,6 @@ _UNBOUNDED_TOKENS = 1_000_000
 class Classifier:
     """Load a model with its tokenizer and compute with it.
 
-    Args:
-        settings: what to load, how, and where.
-
     Raises:
         ConfigurationError: the model cannot be loaded, or is no classifier.
     """
@@ -94,12 +91,6 @@ class Classifier:
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Render a chat as text, with the tokenizer's template.
-
-        Args:
-            messages: with roles.
-            add_generation_prompt: end with the beginning of an answer.
-            continue_final_message: leave the last message open.
-            variables: for the template.
 
         Raises:
             DataError: there is no template, it fails on these messages, or a variable is an argument of

@@ -31,11 +31,7 @@ Otherwise a state-space layer's leak of 0.2 % would pass as bfloat16's rounding.
 
 @torch.inference_mode()
 def enable_packing(model: PreTrainedModel) -> bool:
-    """Switch a model to the packed attention, unless its results would change: then it keeps its own.
-
-    Returns:
-    True if ``packed_logits`` can be used.
-    """
+    """Switch a model to the packed attention, unless that would change its results; return True if it has."""
     if not isinstance(model, GenericForSequenceClassification):
         return False
     for part, limit in length_limits(model):
@@ -73,15 +69,7 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 @torch.inference_mode()
 def packed_logits(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Tensor:
-    """Return the logits of each sequence, in order, from one forward pass.
-
-    Args:
-        model: with packing enabled.
-        sequences: token ids.
-
-    Returns:
-        float[n, labels].
-    """
+    """Return the logits of each sequence, in order, from one forward pass with packing enabled: float[n, labels]."""
     order = sorted(range(len(sequences)), key=lambda number: -len(sequences[number]))
     lying = [sequences[number] for number in order]
     hidden = _hidden(model, lying)
@@ -94,12 +82,7 @@ def packed_logits(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) ->
 
 
 def _hidden(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Tensor:
-    """Return the hidden states of all tokens, float[T, width].
-
-    Args:
-        model: with the packed attention.
-        sequences: longest first.
-    """
+    """Return the hidden states of all tokens, float[T, width], of sequences sorted longest first."""
     lengths = [len(tokens) for tokens in sequences]
     layout = PackedLayout.of(lengths, 1 if model.device.type == "cpu" else SHORTEST_OF_LONGEST)
     body: Any = model.base_model

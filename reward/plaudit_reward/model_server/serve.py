@@ -48,14 +48,7 @@ async def serve(
 
     The server listens only after the model is loaded: a client that can connect reaches a ready server.
 
-    Args:
-        classifier: tokenises; its model computes, unless ``forward`` is given.
-        address: where to listen.
-        limits: of queue and batches.
-        stop: ends it.
-        forward: computes the logits instead of the classifier.
-        access: bounds on requests; None: the defaults.
-        occupy: moves the weights instead of the classifier.
+    ``forward`` and ``occupy``, if given, replace the classifier's own.
 
     Raises:
         OSError: the port is taken.

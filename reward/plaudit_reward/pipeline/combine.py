@@ -51,7 +51,6 @@ def weighted_sum(parts: Sequence[ScorerPart], *, provisional: bool = False) -> C
     """Return the reward of one sample.
 
     Args:
-        parts: its scorers, in the job's order.
         provisional: group-scope scorers follow, so a sample without a failure counts as scored until they have
             run (and has no value if they never run).
     """

@@ -42,7 +42,6 @@ class FunctionCombiner:
 
     Args:
         function: of scope ``combine``, opened.
-        timeout_s: for one call.
         retries: further attempts after an infrastructure failure.
     """
 

@@ -30,12 +30,8 @@ class GroupScoring:
     """Run the group-scope half of a pipeline.
 
     Args:
-        stages: of sample scope; their records are combined again.
         group_stages: of group scope, in the job's order.
-        combiner: as for samples.
         timeout_s: for one scorer and one group, retries included, waits excluded.
-        normalize: each scorer's values are normalised over the group before they are combined (``normalize``).
-        in_flight: counts the calls.
     """
 
     def __init__(
@@ -116,9 +112,6 @@ class GroupScoring:
 
     def alone(self, parts: Sequence[ScorerPart]) -> float | None:
         """Return the value that a sample keeps if its group is never scored, as if all group-scope scorers had failed.
-
-        Args:
-            parts: its scorers of sample scope.
 
         Returns:
             None if it has no value then: a failure decides (``mask``, ``dropGroup``), or the values of sample scope are

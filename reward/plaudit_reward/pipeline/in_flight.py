@@ -10,11 +10,7 @@ from plaudit_wire.records import ScorerWork
 
 
 class CallsInFlight:
-    """Count the unfinished calls of a pipeline's scorers.
-
-    Args:
-        scorers: names of the scorers.
-    """
+    """Count the unfinished calls of a pipeline's scorers."""
 
     def __init__(self, scorers: Iterable[str] = ()) -> None:
         self._began: dict[str, dict[object, float]] = {scorer: {} for scorer in scorers}

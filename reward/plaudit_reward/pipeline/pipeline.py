@@ -42,10 +42,7 @@ class Pipeline:
     Args:
         stages: of sample scope, in the job's order (``when`` names an earlier one).
         group_stages: of group scope.
-        combiner: computes the reward from the scorers' values; default: the weighted sum.
         timeout_s: for one sample, all scorers and retries, waits excluded; likewise for one group.
-        worker: name of this process, for the records.
-        normalize: normalise each scorer's values over their group before they are combined.
     """
 
     def __init__(
@@ -114,16 +111,9 @@ class Pipeline:
         return scoring
 
     async def score_group(self, samples: Sequence[Sample], scorings: Sequence[ScoringRecord]) -> list[ScoringRecord]:
-        """Score a group with the scorers of group scope.
+        """Return the records that replace ``scorings``, in the same order, after the scorers of group scope.
 
         Only samples with a value take part; the others' records do not change.
-
-        Args:
-            samples: of one group.
-            scorings: the results of ``score``, in the same order.
-
-        Returns:
-            The records that replace ``scorings``, in the same order.
         """
         return await self._group.score(samples, scorings)
 

@@ -30,9 +30,6 @@ class RemoteClient:
     """Send samples to one reward endpoint.
 
     Args:
-        url: with the route.
-        shape: of requests and answers.
-        usage: counts requests.
         api_key: sent as a bearer token; empty: none.
         headers: further headers of every request.
         arguments: further members of each request; an object is merged into the shape's own.
@@ -87,10 +84,8 @@ class RemoteClient:
         """Send one sample and return its score.
 
         Args:
-            sample: to score.
             limit_s: seconds until the whole answer has arrived; opening a session included.
             on_sent: called when the request has been written to its connection.
-            headers: of this request only.
 
         Raises:
             CallTimeoutError: no whole answer within ``limit_s``.

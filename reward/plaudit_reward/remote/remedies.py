@@ -13,7 +13,6 @@ class Remedies:
     Attributes:
         section: of the scorer, for errors about its other fields.
         key_field: field that names the Secret of the token.
-        by_status: the remedy for an HTTP status.
     """
 
     section: str

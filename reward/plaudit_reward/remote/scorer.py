@@ -17,7 +17,6 @@ class RemoteScorer:
     """Score samples by somebody else's endpoint.
 
     Args:
-        name: of the scorer in the job.
         client: asks the endpoint; closed here.
         limiter: started and stopped here.
         report: adds the usage to the run's; started and stopped here. None outside of a run.

@@ -19,11 +19,7 @@ def seed_url(url: str) -> str:
 
 
 def cookie_header(headers: MultiMapping[str]) -> dict[str, str]:
-    """Return the header that sends a response's cookies back; empty without cookies.
-
-    Args:
-        headers: of the response; ``Set-Cookie`` may occur several times.
-    """
+    """Return the header that sends a response's cookies (any number of ``Set-Cookie``) back; empty without cookies."""
     cookies: dict[str, str] = {}
     for line in headers.getall("Set-Cookie", []):
         try:

@@ -15,9 +15,6 @@ class ChildRule:
     """Call a rule's function.
 
     Args:
-        module: module of the function.
-        function: its name.
-        arguments: its keyword arguments.
         warm_up: response and ground truth of a sample that is scored at the start, to import and cache everything
             before the first sample: otherwise that sample takes so long that it looks hung.
     """

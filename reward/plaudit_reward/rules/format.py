@@ -13,7 +13,6 @@ def matches_format(sample: Sample, *, pattern: str, match: Literal["full", "star
     """Return 1.0 if the response matches, else 0.0.
 
     Args:
-        sample: only its response is used.
         pattern: in Python's syntax; ``.`` matches line ends too.
         match: the part of the response that must match: all, the start, or any part.
     """

@@ -29,8 +29,6 @@ def overlong(
     """Return 0 or less; the extra ``overlong`` is 1 if the response ran into the buffer, else 0.
 
     Args:
-        sample: only its ``response_tokens`` are used.
-        buffer_tokens: length of the buffer.
         max_tokens: length of the longest response; None: the sample's ``max_tokens`` (``rollout.sampling.maxTokens``).
         penalty_factor: loss of the longest response.
 

@@ -89,7 +89,6 @@ def read_arguments(rule: str | None, given: Mapping[str, Any]) -> dict[str, Any]
     """Return the arguments by rule name, from a scorer's ``rule`` and ``ruleArguments``.
 
     Args:
-        rule: name of the rule; None: by data source.
         given: the rule's arguments; by data source, a mapping from rule names to their arguments.
 
     Raises:

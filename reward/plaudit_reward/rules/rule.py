@@ -38,13 +38,7 @@ class Rule(Protocol):
         ...
 
     def scorer(self, name: str, arguments: Any, processes: int) -> Scorer:
-        """Return a scorer that is not opened yet.
-
-        Args:
-            name: name of the scorer in the job.
-            arguments: the result of ``read``.
-            processes: number of child processes.
-        """
+        """Return a scorer that is not opened yet; ``arguments`` is the result of ``read``."""
         ...
 
 
@@ -90,12 +84,7 @@ class FunctionRule:
 
 
 class InlineScorer:
-    """Call a rule that only processes strings, in the pipeline's process.
-
-    Args:
-        name: name of the scorer in the job.
-        function: the rule with its arguments.
-    """
+    """Call a rule that only processes strings, in the pipeline's process."""
 
     def __init__(self, name: str, function: Callable[[Sample], float | Score]) -> None:
         self.name = name

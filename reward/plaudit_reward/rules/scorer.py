@@ -22,10 +22,8 @@ class RuleScorer:
     """Score by the named rule, or by the rule of the sample's data source.
 
     Args:
-        name: of the scorer in the job.
         rule: name of the rule; None = by data source.
         arguments: the rule's; by data source, a mapping from rule names to their arguments.
-        processes: the number of child processes of a rule that runs in them.
 
     Raises:
         ConfigurationError: there is no rule of that name, or it has no such arguments.

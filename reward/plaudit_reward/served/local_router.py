@@ -20,7 +20,6 @@ class LocalRouter:
     """Forward requests to a pool; responses arrive whole, also those that the caller wants streamed.
 
     Args:
-        pool: the servers; opened and closed here.
         limit_s: seconds of one request; the caller's own limit is usually shorter.
     """
 

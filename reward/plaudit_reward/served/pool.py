@@ -39,12 +39,7 @@ _Send = Callable[[str, float], Awaitable[Response]]
 
 
 class ServerResponseError(InfrastructureError):
-    """A server responded that it failed, or refuses every request.
-
-    Args:
-        message: URL, status and the server's own message.
-        status: of the response.
-    """
+    """A server responded that it failed, or refuses every request; the message has URL, status and the server's own."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -55,9 +50,7 @@ class ServerPool:
     """Send requests to the servers of one scorer's model.
 
     Args:
-        name: of the scorer in the job.
         places: of its servers; see ``addresses``.
-        max_concurrent: requests at a time.
         token: bearer token of the servers; empty: none.
         gate: holds requests while the servers' GPUs are in other use; None: they never are.
     """
@@ -118,10 +111,7 @@ class ServerPool:
         """Send JSON to one server after another until one takes it.
 
         Args:
-            path: of the URL, such as ``/classify``.
-            body: JSON.
             attempt: its limit; waits for full servers are added to ``waited_s``.
-            headers: of this request only.
             on_sent: called when the body has been handed to a connection, for each server that was asked.
 
         Returns:

@@ -48,12 +48,7 @@ class Replicas:
         return any(replica.healthy for replica in self._by_url.values())
 
     def update(self, urls: Iterable[str], *, complete: bool) -> None:
-        """Replace the servers by those found; known servers keep their state.
-
-        Args:
-            urls: of servers.
-            complete: True if there are no others; else known servers stay as well.
-        """
+        """Replace the servers by those found; known ones keep their state, and stay if the list is not ``complete``."""
         found = {url: self._by_url.get(url) or Replica(url) for url in urls}
         self._by_url = found if complete else {**self._by_url, **found}
 

@@ -25,11 +25,7 @@ class _Engine(Protocol):
 
 
 class SleepRoutes:
-    """Add ASGI routes: ``/sleep`` finishes running requests, then keeps the weights in host memory (level 1).
-
-    Args:
-        app: vLLM's application; its ``state.engine_client`` is the engine.
-    """
+    """Add ASGI routes: ``/sleep`` finishes running requests, then keeps the weights in host memory (level 1)."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -25,7 +25,6 @@ def perform_calls(source: str, payload: str) -> None:
     """Run the program, perform the operations, write the answers to file descriptor 1.
 
     Args:
-        source: the program's text.
         payload: JSON of ``operations``; ``preamble``, imports that the program may use without its own; and
             ``printed``: whether to return what the program prints.
 

@@ -58,7 +58,6 @@ class AssertCheck:
     """Decide asserts.
 
     Args:
-        comparison: compares large answers.
         preamble: imports that programs may use without their own.
     """
 
@@ -73,9 +72,6 @@ class AssertCheck:
         """Decide a case that has an assert and perhaps an expected value of its own.
 
         Args:
-            execute: runs one part of the assert.
-            program: the sample's program.
-            case: the test case.
             call: runs the case's function, once the assert has passed; None when the program is a script.
 
         Raises:

@@ -34,7 +34,6 @@ def evaluate(text: str, payload: str) -> None:
     ``{"needed": operations, "kept": number of answers that hold}``.
 
     Args:
-        text: of the assert.
         payload: JSON of ``preamble``; ``names`` of the program; ``modules`` by the names that the text gives them; and
             ``operations`` so far. What the program's process wrote for these is on standard input.
     """

@@ -30,7 +30,6 @@ def encode(value: Any, keep: Callable[[Any], int] | None = None) -> Any:
     """Return the JSON form of a value.
 
     Args:
-        value: any object.
         keep: keeps an object that has no plain form and returns its number.
 
     Raises:
@@ -73,7 +72,6 @@ def decode(tree: Any, refer: Callable[[int], Any]) -> Any:
     """Rebuild a value.
 
     Args:
-        tree: its JSON form.
         refer: returns what stands for an object of the program, by its number.
 
     Raises:

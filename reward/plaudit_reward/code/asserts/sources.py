@@ -12,13 +12,7 @@ Part = Literal["calls", "evaluation"]
 
 
 def script_of(part: Part, text: str, payload: str) -> str:
-    """Return a Python file that performs one part.
-
-    Args:
-        part: of the assert.
-        text: of the program, or of the assert.
-        payload: as the part's function takes it.
-    """
+    """Return a Python file that performs one part; ``payload`` is that of the part's function."""
     run = "perform_calls" if part == "calls" else "evaluate"
     return f"{_modules(part)}\n{run}({text!r}, {payload!r})\nsys.stderr.flush()\nos._exit(0)\n"
 

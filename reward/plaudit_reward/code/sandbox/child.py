@@ -33,9 +33,7 @@ def run_and_leave(task: int, streams: tuple[int, int, int], ruleset: int | None,
 
     Args:
         task: file with the ``RunProgram``.
-        streams: file with the program's input, pipes for its standard output and standard error.
         ruleset: of Landlock; None where the kernel has none.
-        template: process id of the parent.
     """
     code = RAISED
     try:

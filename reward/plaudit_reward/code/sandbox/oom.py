@@ -13,9 +13,6 @@ def num_oom_kills(root: Path = Path("/")) -> int:
     """Return how many processes of this container were killed so far, or of this machine where that is unknown.
 
     Reads ``memory.events`` of cgroup v2, ``memory.oom_control`` of v1, else ``/proc/vmstat``.
-
-    Args:
-        root: of the file system.
     """
     for path in _files(root):
         try:

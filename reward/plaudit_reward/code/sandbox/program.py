@@ -32,11 +32,7 @@ _FILE_NAME = "<program>"
 
 
 def run_program(run: RunProgram) -> None:
-    """Run it; its output or result is then on file descriptor 1.
-
-    Raises:
-        BaseException: raised by the program.
-    """
+    """Run it; its output or result is then on file descriptor 1."""
     sys.setrecursionlimit(_RECURSION_LIMIT)
     if run.part == "calls":
         perform_calls(run.source, run.payload)

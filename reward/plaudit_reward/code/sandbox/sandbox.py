@@ -35,7 +35,6 @@ class Sandbox:
     """Run programs; open it before use.
 
     Args:
-        processes: programs at a time.
         allow_without_landlock: run programs also where the kernel has no Landlock.
     """
 
@@ -60,7 +59,6 @@ class Sandbox:
         """Run a program once; wait for a free fork server first.
 
         Args:
-            run: the program.
             on_begin: called when it has a fork server.
 
         Raises:

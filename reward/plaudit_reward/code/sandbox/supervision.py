@@ -115,10 +115,6 @@ def supervise(
     """Wait until the program has ended, by itself or at a limit.
 
     Args:
-        process: of the program.
-        pipes: its output.
-        limits: when to end it.
-        template: reports the end of the process.
         connection: to the sandbox; when it is closed, the program is ended.
 
     Raises:

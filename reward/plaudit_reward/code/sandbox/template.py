@@ -40,11 +40,7 @@ class Exit(NamedTuple):
 
 
 class Template:
-    """Fork programs, from the supervising process.
-
-    Args:
-        connection: to the template process.
-    """
+    """Fork programs, from the supervising process."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -54,9 +50,6 @@ class Template:
 
         Args:
             task: file with the ``Run``.
-            stdin: file with the program's input.
-            stdout: pipe that it prints to.
-            stderr: pipe that it prints errors to.
 
         Raises:
             EOFError: the template process is gone, or could not fork.

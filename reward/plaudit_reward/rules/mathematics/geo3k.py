@@ -34,7 +34,6 @@ def geo3k(
     """Return a value from 0 to 1; extras ``acc`` and ``format`` (1 or 0).
 
     Args:
-        sample: its ground truth is the answer.
         boxed: only the box is the answer, else the whole response (verl's ``use_boxed``).
         format_score: the share of the form.
         limit_seconds: CPU seconds of the comparison; an answer that is not shown to be right by then is wrong.

@@ -54,7 +54,6 @@ def math_dapo(sample: Sample, *, strict_boxed: bool = False, normalize_boxed: bo
     """Return 1.0 when the answer equals the ground truth, else -1.0; extras ``acc`` (1 or 0) and ``pred``.
 
     Args:
-        sample: its ground truth is the answer.
         strict_boxed: only a box counts (verl's ``strict_box_verify``).
         normalize_boxed: a boxed answer is searched for in all 300 characters and compared in normal form.
     """

@@ -36,7 +36,6 @@ def prime_math(
     """Return 1.0 when the answer is right, else 0.0.
 
     Args:
-        sample: its ground truth is the answer: text or a number.
         symbolic: compare expressions by Math-Verify if no other step finds them equal.
         percentages: a hundredth and the hundredfold of the truth are also right.
         limit_seconds: CPU seconds of each of the two graders; an answer not shown to be right by then is wrong.

@@ -40,13 +40,10 @@ def abi() -> int:
 
 
 def make_ruleset(readable: Iterable[Path]) -> int:
-    """Make a ruleset that allows to read files in these folders, and nothing else.
+    """Make a ruleset that allows to read files in these folders, and nothing else; return its file descriptor.
 
     Args:
         readable: folders and files; missing ones, and those that this process may not open, are left out.
-
-    Returns:
-        Its file descriptor, for ``restrict``.
 
     Raises:
         OSError: this kernel has no Landlock.

@@ -63,15 +63,10 @@ def architecture() -> Architecture:
 
 
 def filter_program(machine: Architecture, pid: int, *, opens: bool) -> bytes:
-    """Return the filter for one process.
+    """Return the filter for one process, which may signal itself only: an array of ``struct sock_filter``.
 
     Args:
-        machine: the architecture of its system calls.
-        pid: the process, the only one that it may signal.
         opens: True when files may be opened; Landlock then decides which.
-
-    Returns:
-        An array of ``struct sock_filter``.
     """
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in _instructions(machine, pid, opens))
 
