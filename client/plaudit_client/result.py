@@ -51,11 +51,7 @@ class Result:
     version: str = ""
 
     def require_score(self) -> float:
-        """Return the score.
-
-        Raises:
-            NoScoreError: there is none; the message has outcome and reason.
-        """
+        """Return the score, or raise ``NoScoreError`` with the outcome and the reason."""
         if self.score is None:
             raise NoScoreError(f"sample {self.id} has no score: {self.outcome}: {self.reason or 'no reason given'}")
         return self.score

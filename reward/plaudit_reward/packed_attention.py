@@ -173,11 +173,7 @@ def packed_attention(
 def refuse_other_attention(
     module: torch.nn.Module, attention_mask: Tensor | None, dropout: float, further: Mapping[str, Any]
 ) -> None:
-    """Check that a layer requests plain causal attention; arguments as for ``packed_attention``.
-
-    Raises:
-        UnsupportedAttentionError: it does not.
-    """
+    """Raise ``UnsupportedAttentionError`` unless a layer requests plain causal attention."""
     asked = [name for name in _UNSUPPORTED if further.get(name) is not None]
     if asked or dropout or attention_mask is not None or not getattr(module, "is_causal", True):
         raise UnsupportedAttentionError(

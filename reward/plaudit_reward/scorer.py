@@ -60,11 +60,7 @@ class GroupScorer(Protocol):
     name: str
 
     async def open(self) -> None:
-        """Start processes and connections; called once, before any score. ``close`` follows even if this raises.
-
-        Raises:
-            ConfigurationError: it cannot work as configured.
-        """
+        """Start processes and connections; see ``Scorer.open``."""
         ...
 
     async def score_group(self, samples: Sequence[Sample], values: Sequence[float], attempt: Attempt) -> list[Score]:

@@ -45,11 +45,7 @@ def digest_of(data: bytes) -> str:
 
 
 def decode(data: bytes, kind: type[Record]) -> Record:
-    """Decode a record that ``encode`` wrote.
-
-    Raises:
-        RecordError: the record has another schema version, is damaged or is of another type.
-    """
+    """Decode a record that ``encode`` wrote; raise ``RecordError`` if it is damaged, or of another version or type."""
     if not data:
         raise RecordError(f"an empty {kind.__name__}")
     if data[:1] != _VERSION_BYTE:

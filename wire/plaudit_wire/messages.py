@@ -209,11 +209,7 @@ def encode_body(body: SampleBody) -> EncodedBody:
 
 
 def decode_body(tensors: bytes, sample: bytes, generation: bytes) -> SampleBody:
-    """Decode and join the parts of a body.
-
-    Raises:
-        RecordError: a part cannot be decoded; see ``decode``.
-    """
+    """Decode and join the parts of a body; raise ``RecordError`` as ``decode`` does."""
     read = decode(tensors, Tensors)
     return SampleBody(
         response_ids=read.response_ids,

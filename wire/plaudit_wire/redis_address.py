@@ -55,11 +55,7 @@ class RedisTls:
     """``PLAUDIT_REDIS_TLS_CHECK_SERVER_NAME``: ``false`` accepts any certificate of the trusted authorities."""
 
     def context(self) -> ssl.SSLContext:
-        """Return redis-py's TLS options for asyncio.
-
-        Raises:
-            TlsFileError: a file cannot be used.
-        """
+        """Return redis-py's TLS options for asyncio; raise ``TlsFileError`` if a file cannot be used."""
         try:
             context = ssl.create_default_context(cafile=self.ca_file or None)
         except OSError as error:

@@ -28,11 +28,7 @@ class SampleFields(NamedTuple):
 
 
 def read_fields(admitted: float, published: bytes | None, ended: bytes | None) -> SampleFields:
-    """Read the two values of a sample whose group was admitted at ``admitted``.
-
-    Raises:
-        ValueError: a value is damaged.
-    """
+    """Read the two values of a sample whose group was admitted at ``admitted``; damage raises ``ValueError``."""
     head, _, generation = (published or b"").partition(b"\n")
     _, digest, taken, published_at, _ = head.split() if published else (b"", b"", b"-", b"-", b"")
     head, _, scoring = (ended or b"").partition(b"\n")

@@ -34,11 +34,7 @@ class Cases(NamedTuple):
 
 
 def cases_of(ground_truth: Any) -> Cases:
-    """Read a row's ground truth.
-
-    Raises:
-        DataError: it holds no test cases in that form.
-    """
+    """Read a row's ground truth; raise ``DataError`` if it holds no test cases in that form."""
     if isinstance(ground_truth, str | bytes):
         try:
             ground_truth = json.loads(ground_truth)

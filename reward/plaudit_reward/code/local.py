@@ -38,11 +38,7 @@ class LocalBackend:
         self.num_samples = processes * _SAMPLES_PER_PROCESS
 
     async def open(self) -> None:
-        """Start the sandbox.
-
-        Raises:
-            ConfigurationError: programs cannot be confined on this machine.
-        """
+        """Start the sandbox; raise ``ConfigurationError`` where programs cannot be confined on this machine."""
         await self._sandbox.open()
 
     def program(self, response: str) -> str | None:

@@ -44,11 +44,7 @@ class CodeOptions(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fi
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> Self:
-        """Read them from the job.
-
-        Raises:
-            ConfigurationError: a name or value is wrong.
-        """
+        """Read them from the job; raise ``ConfigurationError`` for a wrong name or value."""
         try:
             options = msgspec.convert(dict(arguments), cls)
         except msgspec.ValidationError as error:

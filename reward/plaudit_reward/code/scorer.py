@@ -39,11 +39,7 @@ class CodeScorer:
         self._num_in_work = 0
 
     async def open(self) -> None:
-        """Start the sandbox.
-
-        Raises:
-            ConfigurationError: programs cannot be confined on this machine.
-        """
+        """Start the sandbox; raise ``ConfigurationError`` where programs cannot be confined on this machine."""
         await self._backend.open()
 
     async def score(self, sample: Sample, attempt: Attempt) -> Score:

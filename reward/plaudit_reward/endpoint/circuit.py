@@ -55,11 +55,7 @@ class Circuit:
         return self._probe_at is not None and not self._probing and time.monotonic() >= self._probe_at
 
     def check(self) -> None:
-        """Return where a request may be sent now.
-
-        Raises:
-            CircuitOpenError: requests are stopped.
-        """
+        """Raise ``CircuitOpenError`` while requests are stopped."""
         if self._probe_at is None or self.probe_due:
             return
         wait_s = max(0.0, _WHILE_PROBING_S if self._probing else self._probe_at - time.monotonic())
@@ -67,11 +63,7 @@ class Circuit:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Record the result of one request, which the block sends.
-
-        Raises:
-            CircuitOpenError: requests are stopped.
-        """
+        """Record the result of one request, which the block sends; raises ``CircuitOpenError`` as ``check`` does."""
         self.check()
         probe = self._probe_at is not None
         self._probing = probe

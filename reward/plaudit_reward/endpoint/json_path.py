@@ -19,11 +19,7 @@ Step = str | int | None
 
 
 def json_path(text: str) -> list[Step]:
-    """Parse a path into steps.
-
-    Raises:
-        ValueError: it is not a path, or outside of the subset.
-    """
+    """Parse a path into steps; raise ``ValueError`` if it is not a path, or outside of the subset."""
     steps: list[Step] = []
     position = 1
     if not text.startswith("$"):

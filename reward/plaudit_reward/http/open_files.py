@@ -12,11 +12,7 @@ _SPARE = 256
 
 
 def allow_connections(count: int) -> None:
-    """Raise the soft limit of open files where ``count`` more connections would pass it.
-
-    Raises:
-        ConfigurationError: the hard limit is too low.
-    """
+    """Raise the soft limit of open files for ``count`` connections; ``ConfigurationError`` above the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = len(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd")) + count + _SPARE
     if soft == resource.RLIM_INFINITY or needed <= soft:

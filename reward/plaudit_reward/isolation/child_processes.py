@@ -76,11 +76,7 @@ class ChildProcesses:
         return math.ceil(self._max_concurrent / self.processes)
 
     async def open(self) -> Description:
-        """Start the first child, wait until it has loaded the function, then start the others.
-
-        Raises:
-            ConfigurationError: the function cannot be loaded.
-        """
+        """Start the first child, wait until it has loaded the function, then start the others."""
         self._opened = asyncio.get_running_loop().create_future()
         self.spawn()
         try:

@@ -161,11 +161,7 @@ class Channel:
             self.connection.sendall(data)
 
     def receive(self, *, wait: bool = True) -> list[FromPool]:
-        """Return the messages that have arrived; with ``wait``, block until there are some.
-
-        Raises:
-            EOFError: the pool closed the connection.
-        """
+        """Return the messages that have arrived; with ``wait``, block for some. Raise ``EOFError`` when the pool is gone."""
         flags = 0 if wait else socket.MSG_DONTWAIT
         while True:
             try:

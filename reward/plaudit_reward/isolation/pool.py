@@ -49,11 +49,7 @@ class Pool:
         self._logged: set[str] = set()
 
     async def open(self) -> Description:
-        """Start the children; return when the first has loaded the function.
-
-        Raises:
-            ConfigurationError: the function cannot be loaded.
-        """
+        """Start the children; return when the first has loaded the function, or raise ``ConfigurationError``."""
         try:
             return await self._children.open()
         except BaseException:

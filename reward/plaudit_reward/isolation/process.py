@@ -48,11 +48,7 @@ class ChildProcess(asyncio.Protocol):
         return self._process.pid if self._process else 0
 
     async def start(self) -> None:
-        """Start the process and send it the function to load; the answer arrives as a message.
-
-        Raises:
-            OSError: no process can be started (memory, limit of processes).
-        """
+        """Start the process and send it the function to load; the answer is a message. Raises as ``start_child``."""
         loop = asyncio.get_running_loop()
         self._process, ours, output = start_child("plaudit_reward.isolation.child")
         self._connection = ours

@@ -14,7 +14,7 @@ _FORGETTING = 0.98
 
 
 class TokenEstimate:
-    """Learn from the endpoint's own counts; a request's ``max_completion_tokens`` or ``max_tokens`` bounds the answer."""
+    """Learn from the endpoint's counts; a request's ``max_completion_tokens`` or ``max_tokens`` bounds the answer."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         bound = arguments.get("max_completion_tokens", arguments.get("max_tokens"))

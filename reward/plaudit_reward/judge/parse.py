@@ -27,11 +27,7 @@ class Parser(Protocol):
         ...
 
     async def scores(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
-        """Return one score for each sample that the answer is about.
-
-        Raises:
-            DataError: the answer contains no value.
-        """
+        """Return one score for each sample that the answer is about; raise ``DataError`` if it has no value."""
         ...
 
     async def close(self) -> None:

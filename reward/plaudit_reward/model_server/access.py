@@ -34,11 +34,7 @@ class AccessError(Exception):
 
 
 def check_token(request: Request, access: Access) -> None:
-    """Return where the request carries the token.
-
-    Raises:
-        AccessError: it does not (401).
-    """
+    """Raise ``AccessError`` (401) unless the request carries the token."""
     if not access.token:
         return
     scheme, _, token = request.headers.get("authorization", "").partition(" ")

@@ -116,11 +116,7 @@ class Classifier:
         return str(text)
 
     def check(self, tokens: Sequence[int]) -> None:
-        """Refuse a sequence that no forward pass can compute.
-
-        Raises:
-            DataError: there are no tokens, too many, or ids outside the model's vocabulary.
-        """
+        """Raise ``DataError`` for a sequence that no forward pass can compute: empty, too long, or with unknown ids."""
         if not tokens:
             raise DataError("an input has no tokens")
         if len(tokens) > self.max_length:

@@ -22,11 +22,7 @@ def matches_format(sample: Sample, *, pattern: str, match: Literal["full", "star
 
 
 def check_format(*, pattern: str, match: str = "full") -> None:
-    """Refuse a pattern that is not a regular expression.
-
-    Raises:
-        ConfigurationError: the pattern is invalid.
-    """
+    """Raise ``ConfigurationError`` for a pattern that is not a regular expression."""
     try:
         re.compile(pattern)
     except re.error as error:

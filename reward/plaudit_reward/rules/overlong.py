@@ -47,11 +47,7 @@ def overlong(
 
 
 def check_overlong(*, buffer_tokens: int, max_tokens: int | None = None, penalty_factor: float = 1.0) -> None:
-    """Refuse arguments that contradict each other.
-
-    Raises:
-        ConfigurationError: the buffer is longer than the longest response.
-    """
+    """Raise ``ConfigurationError`` if the buffer is longer than the longest response."""
     if max_tokens is not None and max_tokens < buffer_tokens:
         raise ConfigurationError(
             f"bufferTokens is {buffer_tokens}, more than maxTokens, {max_tokens}: set bufferTokens to at most maxTokens"

@@ -70,11 +70,7 @@ def unknown_sources(data_sources: Iterable[str]) -> list[str]:
 
 
 def known_rule_of(data_source: str) -> str:
-    """Return the name of the rule for a data source.
-
-    Raises:
-        DataError: no rule scores it.
-    """
+    """Return the name of the rule for a data source; raise ``DataError`` if none scores it."""
     rule = rule_of(data_source)
     if rule is None:
         raise DataError(

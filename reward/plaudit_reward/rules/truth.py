@@ -8,12 +8,9 @@ from plaudit_reward.errors import DataError
 
 
 def text_truth(ground_truth: Any, rule: str) -> str:
-    """Return the ground truth, which must be text.
+    """Return the ground truth; raise ``DataError`` if it is not text.
 
     verl compares the answer with a ground truth of any type, and so scores such rows 0 or ends the run.
-
-    Raises:
-        DataError: the ground truth is not text.
     """
     if isinstance(ground_truth, str):
         return ground_truth

@@ -73,9 +73,6 @@ class AssertCheck:
 
         Args:
             call: runs the case's function, once the assert has passed; None when the program is a script.
-
-        Raises:
-            DataError, InfrastructureError: see ``check``.
         """
         if call is None:
             return await self.check(execute, program, case)

@@ -42,11 +42,7 @@ class AssertPlan(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def plan_of(text: str) -> AssertPlan:
-    """Read the text of an assert.
-
-    Raises:
-        DataError: it is no Python, or uses nothing of the program.
-    """
+    """Read the text of an assert; raise ``DataError`` if it is no Python, or uses nothing of the program."""
     try:
         tree = ast.parse(text)
         names, modules = _names(tree)

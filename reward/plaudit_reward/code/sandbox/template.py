@@ -64,11 +64,7 @@ class Template:
         return ProgramProcess(_PID.unpack(data)[0], descriptors[0])
 
     def exit(self) -> Exit:
-        """Return how the process ended, once ``connection`` can be read.
-
-        Raises:
-            EOFError: the template process is gone.
-        """
+        """Return how the process ended, once ``connection`` can be read; raise ``EOFError`` without the template."""
         try:
             data = self.connection.recv(_EXIT.size)
         except OSError as error:

@@ -32,11 +32,7 @@ class MalformedAnswerError(InfrastructureError):
 
 
 def member(answer: Any, name: str) -> Any:
-    """Return a member of the answer.
-
-    Raises:
-        MalformedAnswerError: the answer is not an object with this member.
-    """
+    """Return a member of the answer; raise ``MalformedAnswerError`` if it is not an object with this member."""
     if not isinstance(answer, dict):
         raise MalformedAnswerError(f"the answer is {type(answer).__name__}, not an object with {name!r}")
     if name not in answer:

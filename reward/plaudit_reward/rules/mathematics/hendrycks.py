@@ -21,14 +21,11 @@ class MalformedError(ValueError):
 
 
 def normal_form(text: str, percents: tuple[str, ...] = ("\\\\%", "\\%")) -> str:
-    """Return the normal form of an answer.
+    """Return the normal form of an answer; raise ``MalformedError`` if it has none.
 
     Args:
         text: LaTeX, without ``$``.
         percents: the spellings of the percent sign that are removed.
-
-    Raises:
-        MalformedError: the text has none.
     """
     for part in _LEFT_OUT:
         text = text.replace(part, "")

@@ -65,9 +65,6 @@ def keep_signals_inside() -> bool:
 
     Returns:
         False where this kernel has no such scope (before Linux 6.12).
-
-    Raises:
-        OSError: the kernel refuses.
     """
     if abi() < _SCOPES_SINCE:
         return False
@@ -92,11 +89,7 @@ def _allow_reading(ruleset: int, path: Path) -> None:
 
 
 def restrict(ruleset: int) -> None:
-    """Restrict this thread, and all that it starts, for good; ``no_new_privs`` must be set.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Restrict this thread, and all that it starts, for good; ``no_new_privs`` must be set."""
     _call(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0))
 
 

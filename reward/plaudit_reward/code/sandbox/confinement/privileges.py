@@ -41,9 +41,5 @@ def drop_privileges() -> None:
 
 
 def forbid_inspection() -> None:
-    """Forbid other processes of this user to read this one's memory or environment, to trace it, or to dump it.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Forbid other processes of this user to read this one's memory or environment, to trace it, or to dump it."""
     prctl(_PR_SET_DUMPABLE, 0)

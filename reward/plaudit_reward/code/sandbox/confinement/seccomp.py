@@ -48,11 +48,7 @@ _Instruction = tuple[int, int, int, int]
 
 
 def architecture() -> Architecture:
-    """Return the architecture of this machine.
-
-    Raises:
-        ConfigurationError: the sandbox does not know its system calls.
-    """
+    """Return this machine's architecture; raise ``ConfigurationError`` where its system calls are unknown."""
     machine = platform.machine()
     if machine not in ARCHITECTURES:
         raise ConfigurationError(
@@ -148,11 +144,7 @@ class _Program(ctypes.Structure):
 
 
 def install(program: bytes) -> None:
-    """Install the filter in this thread, and in all that it starts, for good.
-
-    Raises:
-        OSError: the kernel refuses filters.
-    """
+    """Install the filter in this thread, and in all that it starts, for good. Raise ``OSError`` if refused."""
     held = _Program(len(program) // 8, program)
     no_new_privileges()
     prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.addressof(held))
@@ -164,11 +156,7 @@ def no_new_privileges() -> None:
 
 
 def prctl(option: int, first: int, second: int = 0) -> None:
-    """Call ``prctl``.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Call ``prctl``; raise ``OSError`` if the kernel refuses."""
     arguments = [ctypes.c_ulong(value) for value in (first, second, 0, 0)]
     if _libc.prctl(option, *arguments) != 0:
         raise OSError(ctypes.get_errno(), f"prctl {option}")
