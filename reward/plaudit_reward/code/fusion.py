@@ -114,7 +114,9 @@ class FusionBackend:
     async def _run(
         self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: SampleTimer
     ) -> CaseResult:
-        code = program if function is None else _calling(program, function)
+        code = program
+        if function is not None:
+            code = f"{PREAMBLE}\n{program}\n\n{_CALL.replace('FUNCTION', repr(function))}"
         assert case.expected is not None
         most = min(limits.output_bytes, len(case.expected.encode()) + _BESIDE_THE_EXPECTED_BYTES)
         executed = await self._execute(code, case.stdin, msgspec.structs.replace(limits, output_bytes=most), timer)
@@ -260,11 +262,6 @@ def _failure(result: _Result) -> Executed | None:
     return None
 
 
-def _calling(code: str, function: str) -> str:
-    """Return a program that calls ``function`` with its input and prints the result: JSON, plain for scalars."""
-    return f"{PREAMBLE}\n{code}\n\n{_CALL.replace('FUNCTION', repr(function))}"
-
-
 _CALL = """
 import json, sys
 def _plaudit_call(name):
@@ -280,3 +277,4 @@ def _plaudit_call(name):
         print(json.dumps(result))
 _plaudit_call(FUNCTION)
 """
+"""Added to a program: calls a function with its input and prints the result, as JSON, plain for scalars."""

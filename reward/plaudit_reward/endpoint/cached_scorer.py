@@ -63,23 +63,20 @@ class CachedScorer:
                 raise CallTimeoutError(f"an equal sample was not scored within {attempt.limit_s:g} s") from error
         done = self._scoring[key] = asyncio.Event()
         try:
-            return await self._kept_or_scored(key, sample, attempt)
+            kept = await self._cache.read(key)
+            if kept is not None:
+                self._usage.cache["cache_hits"] += 1
+                if self._report is None:
+                    self._usage.count_request("cached")
+                return kept
+            self._usage.cache["cache_misses"] += 1
+            score = await self.scorer.score(sample, attempt)
+            if score.outcome == "scored":
+                await self._cache.write(key, score)
+            return score
         finally:
             del self._scoring[key]
             done.set()
-
-    async def _kept_or_scored(self, key: bytes, sample: Sample, attempt: Attempt) -> Score:
-        kept = await self._cache.read(key)
-        if kept is not None:
-            self._usage.cache["cache_hits"] += 1
-            if self._report is None:
-                self._usage.count_request("cached")
-            return kept
-        self._usage.cache["cache_misses"] += 1
-        score = await self.scorer.score(sample, attempt)
-        if score.outcome == "scored":
-            await self._cache.write(key, score)
-        return score
 
     def room(self) -> int:
         """Return how many more samples the scorer could start soon."""

@@ -177,7 +177,9 @@ class Limiter:
                 logger.exception("limits of an endpoint failed; its waiting requests fail")
                 self._fail(InfrastructureError(f"scorer {self._name}: its limits failed: {error}"))
                 again_s = _LONGEST_PAUSE_S
-            await self._until_news(again_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(again_s if again_s < math.inf else None):
+                    await self._news.wait()
 
     async def _exchange(self, *, asking: bool) -> float:
         """Run one exchange; return the seconds until the next is due even if nothing changes."""
@@ -215,13 +217,6 @@ class Limiter:
                 waiting.passed.set_result(now)
                 self._passed_at.append(now)
         self._forget_old_passes()
-
-    async def _until_news(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds if seconds < math.inf else None):
-                await self._news.wait()
-        except TimeoutError:
-            return
 
     def _forget_ended(self) -> None:
         """Remove admitted and cancelled requests from the head of the queue."""

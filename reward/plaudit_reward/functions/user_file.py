@@ -40,12 +40,7 @@ def import_user_file(path: str, what: str = "reward file") -> ModuleType:
     except SyntaxError as error:
         raise ConfigurationError(f"{path}, line {error.lineno}: {error.msg}") from error
     except BaseException as error:  # the user's module: sys.exit at import included
-        raise ConfigurationError(
-            f"{path} cannot be imported: {type(error).__name__}: {error}{_line_in(path, error)}"
-        ) from error
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        line = f" (line {lines[-1]})" if lines else ""
+        raise ConfigurationError(f"{path} cannot be imported: {type(error).__name__}: {error}{line}") from error
     return module
-
-
-def _line_in(path: str, error: BaseException) -> str:
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    return f" (line {lines[-1]})" if lines else ""

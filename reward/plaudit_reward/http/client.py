@@ -14,7 +14,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from plaudit_reward.errors import CallTimeoutError, ConfigurationError
-from plaudit_reward.http.errors import ConnectionLostError, NoResponseError, ResponseTooLargeError, UnreachableError
+from plaudit_reward.http.errors import ConnectionLostError, ResponseTooLargeError, UnreachableError
 from plaudit_reward.http.open_files import allow_connections
 from plaudit_reward.http.response import Response, one_line
 
@@ -103,7 +103,8 @@ class HttpClient:
             raise CallTimeoutError(f"{_address(url)}: no response within {limit_s:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             # Without the cause: aiohttp's errors hold the request's headers, and so the token.
-            raise self._no_response(url, error) from None
+            kind = UnreachableError if isinstance(error, _UNREACHABLE) else ConnectionLostError
+            raise kind(f"{_address(url)}: {one_line(_reason(error), self._token)}") from None
 
     def _open(self) -> aiohttp.ClientSession:
         """Create the session inside the event loop that will use it."""
@@ -119,10 +120,6 @@ class HttpClient:
             auto_decompress=False,
         )
         return self._session
-
-    def _no_response(self, url: str, error: Exception) -> NoResponseError:
-        kind = UnreachableError if isinstance(error, _UNREACHABLE) else ConnectionLostError
-        return kind(f"{_address(url)}: {one_line(_reason(error), self._token)}")
 
 
 class _NotifyingPayload(aiohttp.BytesPayload):

@@ -161,7 +161,7 @@ class Channel:
             self.connection.sendall(data)
 
     def receive(self, *, wait: bool = True) -> list[FromPool]:
-        """Return the messages that have arrived; with ``wait``, block for some. Raise ``EOFError`` when the pool is gone."""
+        """Return the messages that have arrived; with ``wait``, block for some. ``EOFError``: the pool is gone."""
         flags = 0 if wait else socket.MSG_DONTWAIT
         while True:
             try:

@@ -118,7 +118,9 @@ class Pool:
             if isinstance(message, Finished):
                 self._on_finished(slot, message)
             elif isinstance(message, Started):
-                self._on_started(slot, message, now_s)
+                overtaken = slot.begin(message, now_s)
+                if overtaken is not None and overtaken in self._queue:
+                    self._queue.remove(overtaken)  # it began before it could be taken back
             elif isinstance(message, Dropped):
                 slot.dropped(message)
             elif isinstance(message, Blocked):
@@ -149,11 +151,6 @@ class Pool:
             run.call.fail(timed_out(run.call))
         else:
             run.call.answer.set_result(report)
-
-    def _on_started(self, slot: Slot, report: Started, now_s: float) -> None:
-        overtaken = slot.begin(report, now_s)
-        if overtaken is not None and overtaken in self._queue:
-            self._queue.remove(overtaken)  # it began before it could be taken back
 
     def _on_blocked(self, slot: Slot, report: Blocked) -> None:
         before_s = slot.blocked.seconds if slot.blocked is not None and slot.blocked.id == report.id else 0.0

@@ -81,8 +81,14 @@ class JudgeScorer:
         parsing = Attempt(max(_LEAST_PARSE_S, attempt.limit_s - spent_s))
         scores = await self._parser.scores(answer.text, samples, parsing)
         attempt.queued_s += parsing.queued_s
+        items = {
+            "answer": answer.text,
+            "prompt_tokens": answer.prompt_tokens,
+            "completion_tokens": answer.completion_tokens,
+        }
         # An answer about several samples is recorded once.
-        return [_with_answer(scores[0], answer), *scores[1:]]
+        first = msgspec.structs.replace(scores[0], extra={**extra_of(items), **scores[0].extra})
+        return [first, *scores[1:]]
 
     def room(self) -> int:
         """Return how many more samples could begin soon; one, the probe, while the circuit is open.
@@ -107,12 +113,3 @@ class JudgeScorer:
                 passage.tokens = answer.prompt_tokens + answer.completion_tokens
                 self._estimate.learn(prompt, answer.prompt_tokens, answer.completion_tokens)
         return answer, spent_s
-
-
-def _with_answer(score: Score, answer: JudgeAnswer) -> Score:
-    items = {
-        "answer": answer.text,
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.completion_tokens,
-    }
-    return msgspec.structs.replace(score, extra={**extra_of(items), **score.extra})

@@ -9,7 +9,6 @@ import msgspec
 from aiohttp import web
 
 from plaudit_reward.errors import CallTimeoutError, InfrastructureError
-from plaudit_reward.http.response import Response
 from plaudit_reward.scorer import Attempt
 from plaudit_reward.served.pool import ServerPool
 
@@ -65,12 +64,8 @@ class LocalRouter:
             return _failure(504, str(error))
         except InfrastructureError as error:
             return _failure(502, str(error))
-        return _forwarded(response)
-
-
-def _forwarded(response: Response) -> web.Response:
-    kind = response.headers.get("Content-Type", "application/json")
-    return web.Response(status=response.status, body=response.body, headers={"Content-Type": kind})
+        kind = response.headers.get("Content-Type", "application/json")
+        return web.Response(status=response.status, body=response.body, headers={"Content-Type": kind})
 
 
 def _failure(status: int, message: str) -> web.Response:

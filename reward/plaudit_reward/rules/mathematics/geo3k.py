@@ -39,7 +39,10 @@ def geo3k(
         limit_seconds: CPU seconds of the comparison; an answer that is not shown to be right by then is wrong.
     """
     truth = text_truth(sample.ground_truth, "geo3k")
-    answer = _boxed_answer(sample.response) if boxed else sample.response
+    answer = sample.response
+    if boxed:
+        inside = last_braced(answer)
+        answer = _NO_ANSWER if inside is None else inside.strip()
     right = float(shown_within(limit_seconds, partial(same_answer, answer, truth, MATHRULER)))
     formed = float(is_formed(sample.response))
     return Score.scored((1.0 - format_score) * right + format_score * formed, acc=right, format=formed)
@@ -56,8 +59,3 @@ def is_formed(response: str) -> bool:
             return False
         position = found + len(part)
     return True
-
-
-def _boxed_answer(response: str) -> str:
-    answer = last_braced(response)
-    return _NO_ANSWER if answer is None else answer.strip()
