@@ -15,7 +15,6 @@ class ScorerResult:
 
     Attributes:
         value: the scorer's own value, before weights; None without one.
-        reason: the reason for a missing value.
         seconds: limits, retries and the call together.
     """
 

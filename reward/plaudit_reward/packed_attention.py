@@ -71,11 +71,7 @@ class PackedLayout:
 
     @classmethod
     def of(cls, lengths: Sequence[int], shortest_of_longest: float = SHORTEST_OF_LONGEST) -> PackedLayout:
-        """Lay out a row.
-
-        Args:
-            lengths: tokens of each sequence, in the row's order, longest first.
-        """
+        """Lay out a row of sequences with these numbers of tokens, longest first."""
         bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
         return cls(tuple(_blocks(lengths, shortest_of_longest)), bounds, lengths[0])
 
@@ -220,14 +216,11 @@ def length_limits(model: PreTrainedModel) -> Iterator[tuple[str, int]]:
         by_layer = kinds if isinstance(kinds, dict) else {None: kinds}
         for layer, kind in by_layer.items():
             if kind == "longrope" or "dynamic" in (kind or ""):
-                yield f"{kind} position embeddings", _rope_limit(config, layer)
+                rope = config.rope_parameters if layer is None else config.rope_parameters[layer]
+                limit = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+                yield f"{kind} position embeddings", int(limit)
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         yield "chunked attention", int(config.attention_chunk_size)
-
-
-def _rope_limit(config: Any, layer: str | None) -> int:
-    parameters = config.rope_parameters if layer is None else config.rope_parameters[layer]
-    return int(parameters.get("original_max_position_embeddings") or config.max_position_embeddings)
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)

@@ -65,11 +65,7 @@ def same_result(returned: Any, expected: str) -> bool:
 
 
 def equals(tree: Any, wanted: Any, depth: int = 0) -> bool:
-    """Return True when a value equals a Python value made of literals, as ``==`` would decide.
-
-    Args:
-        tree: the value in JSON form; nothing is assumed about it.
-    """
+    """Return True when any value in JSON form equals a Python value made of literals, as ``==`` would decide."""
     if depth > _MOST_DEPTH or isinstance(tree, dict):
         return False
     if not isinstance(tree, list):

@@ -39,11 +39,7 @@ _decoder = msgspec.msgpack.Decoder(_Task)
 
 
 class OutputComparison:
-    """Compare outputs; start the process when it is first needed, and again after one that was killed.
-
-    Args:
-        within_s: seconds that one comparison may take.
-    """
+    """Compare outputs; start the process when it is first needed, and again after one that was killed."""
 
     def __init__(self, within_s: float = _WITHIN_S) -> None:
         self._within_s = within_s

@@ -64,11 +64,7 @@ class _Answer(msgspec.Struct):
 
 
 class FusionBackend:
-    """Run test cases on a Sandbox Fusion server.
-
-    Args:
-        url: of the server; ``/run_code`` is added where it has no path.
-    """
+    """Run test cases on a Sandbox Fusion server; a ``url`` without a path gets ``/run_code``."""
 
     waits_for: Literal["process", "limit"] = "limit"
 

@@ -21,12 +21,7 @@ _SAMPLES_PER_PROCESS = 4
 
 
 class LocalBackend:
-    """Run test cases in processes of this machine.
-
-    Args:
-        as_script: run programs as ``python program.py`` does.
-        allow_without_landlock: see ``Sandbox``.
-    """
+    """Run test cases in processes of this machine; ``as_script``: as ``python program.py`` does."""
 
     waits_for: Literal["process", "limit"] = "process"
 

@@ -25,11 +25,7 @@ from plaudit_wire.sample import Sample
 
 
 class CodeScorer:
-    """Score programs.
-
-    Args:
-        processes: concurrent test cases in the local sandbox.
-    """
+    """Score programs; ``processes`` is the number of concurrent test cases in the local sandbox."""
 
     def __init__(self, name: str, options: CodeOptions, *, processes: int) -> None:
         self.name = name

@@ -86,7 +86,7 @@ class Limiter:
         await self._budget.close()
 
     async def enter(self, tokens: int) -> Passage:
-        """Wait until a request may be sent, until ``leave``; the caller sets ``Passage.tokens`` to its real cost.
+        """Wait until a request may be sent; ``leave`` ends it. The caller sets ``Passage.tokens`` to its real cost.
 
         Raises:
             InfrastructureError: the budget failed.

@@ -12,11 +12,7 @@ _LONGEST_WAIT_S = 0.5
 
 
 class LocalBudget:
-    """Admit the requests of one process.
-
-    Args:
-        limits: ``RateLimits()`` admits everything.
-    """
+    """Admit the requests of one process; ``RateLimits()`` admits everything."""
 
     def __init__(self, limits: RateLimits) -> None:
         self.limits = limits

@@ -46,11 +46,7 @@ def is_infrastructure(error: BaseException) -> bool:
 
 
 def failed_score(error: BaseException, path: str) -> Score:
-    """Return the score of a call that raised.
-
-    Args:
-        path: the user's file; the reason names the line in it.
-    """
+    """Return the score of a call that raised; the reason names the line in the user's file ``path``."""
     reason = f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARACTERS] + _place(error, path)
     if isinstance(error, ScoreTimeoutError):
         return Score.failed("timeout", reason)

@@ -73,7 +73,10 @@ def recognise(
     """
     parameters = parameters_of(function)
     form = _form(named(parameters), takes_any(parameters), scope, where)
-    _check_scope(form, scope, where)
+    if form == "verl" and scope == "group":
+        raise ConfigurationError(f"{where} has verl's signature, which scores one sample: remove 'scope: group'")
+    if form == "values" and scope == "sample":
+        raise ConfigurationError(f"{where} takes the scores of a group: set 'scope: group' for this scorer")
     _check_arguments(form, parameters, arguments, where)
     return form
 
@@ -93,13 +96,6 @@ def _form(names: Mapping[str, inspect.Parameter], any_keyword: bool, scope: Scop
     if first.name in _VALUES_PARAMETERS:
         return "values"
     return "sample" if scope == "sample" else "samples"
-
-
-def _check_scope(form: CallingConvention, scope: Scope, where: str) -> None:
-    if form == "verl" and scope == "group":
-        raise ConfigurationError(f"{where} has verl's signature, which scores one sample: remove 'scope: group'")
-    if form == "values" and scope == "sample":
-        raise ConfigurationError(f"{where} takes the scores of a group: set 'scope: group' for this scorer")
 
 
 def _check_arguments(

@@ -14,9 +14,6 @@ from plaudit_reward.errors import ConfigurationError
 def import_user_file(path: str, what: str = "reward file") -> ModuleType:
     """Import a Python file; files beside it can be imported as well.
 
-    Args:
-        what: what the job calls it, for messages.
-
     Raises:
         ConfigurationError: it is missing, or importing it raises.
     """

@@ -71,11 +71,7 @@ class Pace:
 
 @dataclass(eq=False)
 class Slot:
-    """Hold one child process and its works.
-
-    Args:
-        on_exit: called when the child ended by itself.
-    """
+    """Hold one child process and its works; ``on_exit`` is called when the child ended by itself."""
 
     name: str
     load: LoadFunction

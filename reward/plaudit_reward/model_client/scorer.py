@@ -40,7 +40,6 @@ class ModelScorer:
         pool: the model's servers; opened and closed here.
         form: ``chat``: the messages and the response, rendered by the reward model's chat template; ``text``: prompt
             and response, concatenated.
-        max_concurrent: requests at a time.
         traceparent: returns the trace context of a sample, sent as a header. None where nothing is traced.
     """
 

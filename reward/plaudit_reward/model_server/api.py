@@ -64,7 +64,6 @@ class ModelApi:
 
     Args:
         batcher: computes the sequences; run by the caller.
-        access: bounds on requests; the default ones if None.
     """
 
     def __init__(

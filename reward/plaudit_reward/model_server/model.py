@@ -139,11 +139,7 @@ class Classifier:
 
     @torch.inference_mode()
     def logits(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return the logits of each sequence, in order, from one forward pass.
-
-        Args:
-            sequences: checked token ids; only one if ``batches`` is false.
-        """
+        """Return each checked sequence's logits, in order, from one forward pass; only one if not ``batches``."""
         values = packed_logits(self._model, sequences) if self.packs else self._padded_logits(sequences)
         result: list[list[float]] = values.float().tolist()
         return result

@@ -37,14 +37,7 @@ class ModelServerSeries:
         self._queue.set_function(sequences)
 
     def computed(self, lengths: Sequence[int], padding: int, waits_s: Sequence[float], began_s: float) -> None:
-        """Record a finished forward pass.
-
-        Args:
-            lengths: tokens of each of its sequences.
-            padding: padding tokens that were computed in addition.
-            waits_s: seconds that each had waited.
-            began_s: time of its start, from ``time.perf_counter``.
-        """
+        """Record a finished forward pass that began at ``began_s`` of ``time.perf_counter``."""
         self._inference.observe(time.perf_counter() - began_s)
         for wait_s in waits_s:
             self._wait.observe(wait_s)

@@ -42,7 +42,6 @@ class FunctionCombiner:
 
     Args:
         function: of scope ``combine``, opened.
-        retries: further attempts after an infrastructure failure.
     """
 
     def __init__(self, function: FunctionScorer, *, timeout_s: float, retries: int = 2) -> None:

@@ -30,7 +30,6 @@ class GroupScoring:
     """Run the group-scope half of a pipeline.
 
     Args:
-        group_stages: of group scope, in the job's order.
         timeout_s: for one scorer and one group, retries included, waits excluded.
     """
 

@@ -41,7 +41,6 @@ class Pipeline:
 
     Args:
         stages: of sample scope, in the job's order (``when`` names an earlier one).
-        group_stages: of group scope.
         timeout_s: for one sample, all scorers and retries, waits excluded; likewise for one group.
     """
 

@@ -31,11 +31,9 @@ class RemoteClient:
 
     Args:
         api_key: sent as a bearer token; empty: none.
-        headers: further headers of every request.
         arguments: further members of each request; an object is merged into the shape's own.
         path: of the score in the answer (``json_path``), in place of the shape's own; empty: the shape's own.
         max_connections: requests at a time; the rest wait, which counts as part of their call.
-        remedies: of the scorer's kind, for errors.
 
     Raises:
         ConfigurationError: an HTTP header cannot carry ``api_key``, ``path`` is not a path, or the process may not open

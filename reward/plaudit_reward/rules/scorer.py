@@ -22,7 +22,6 @@ class RuleScorer:
     """Score by the named rule, or by the rule of the sample's data source.
 
     Args:
-        rule: name of the rule; None = by data source.
         arguments: the rule's; by data source, a mapping from rule names to their arguments.
 
     Raises:

@@ -35,7 +35,7 @@ class CallGate:
         self._opened.clear()
 
     async def passed(self) -> float:
-        """Return once calls may begin: the seconds that this took, 0 without a pause if it is open."""
+        """Wait until calls may begin; return the seconds that this took, 0 if it is open."""
         if self.is_open:
             return 0.0
         began_s = time.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -32,16 +32,8 @@ class Executed(NamedTuple):
     reason: str = ""
 
 
-class Execute(Protocol):
-    """Run one part of an assert in a process of its own."""
-
-    async def __call__(self, part: Part, text: str, payload: str, stdin: str) -> Executed:
-        """Run it.
-
-        Raises:
-            InfrastructureError: programs cannot be run at present.
-        """
-        ...
+Execute = Callable[[Part, str, str, str], Awaitable[Executed]]
+"""Runs one part of an assert in a process of its own: the part, its text, its payload, its standard input."""
 
 
 class _Verdict(msgspec.Struct):
@@ -55,11 +47,7 @@ class _Verdict(msgspec.Struct):
 
 
 class AssertCheck:
-    """Decide asserts.
-
-    Args:
-        preamble: imports that programs may use without their own.
-    """
+    """Decide asserts; programs may use the imports of ``preamble`` without their own."""
 
     def __init__(self, comparison: OutputComparison, preamble: str) -> None:
         self._comparison = comparison

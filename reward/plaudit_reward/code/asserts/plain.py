@@ -27,10 +27,7 @@ class _Never:
 
 
 def encode(value: Any, keep: Callable[[Any], int] | None = None) -> Any:
-    """Return the JSON form of a value.
-
-    Args:
-        keep: keeps an object that has no plain form and returns its number.
+    """Return the JSON form of a value; ``keep`` keeps an object without a plain form and returns its number.
 
     Raises:
         TypeError: the value has no plain form and ``keep`` is None.
@@ -69,10 +66,7 @@ def _other(value: Any, keep: Callable[[Any], int] | None) -> Any:
 
 
 def decode(tree: Any, refer: Callable[[int], Any]) -> Any:
-    """Rebuild a value.
-
-    Args:
-        refer: returns what stands for an object of the program, by its number.
+    """Rebuild a value; ``refer`` returns what stands for an object of the program, by its number.
 
     Raises:
         ValueError, TypeError, KeyError, ArithmeticError: it is no such form.

@@ -65,7 +65,8 @@ def _names(tree: ast.Module) -> tuple[tuple[str, ...], dict[str, str]]:
         node.value.id for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
     }
     unknown = loaded - bound - _provided().keys()
-    modules = {name: _ALIASES.get(name, name) for name in unknown & bases - called if _is_module(name)}
+    known = _ALIASES.keys() | sys.stdlib_module_names
+    modules = {name: _ALIASES.get(name, name) for name in (unknown & bases - called) & known}
     unknown -= modules.keys()
     if unknown:
         return tuple(sorted(unknown)), modules
@@ -95,10 +96,6 @@ def _bound(tree: ast.Module) -> Iterator[str]:
                 yield alias or name.partition(".")[0]
             case _:
                 continue
-
-
-def _is_module(name: str) -> bool:
-    return name in _ALIASES or name in sys.stdlib_module_names
 
 
 @cache

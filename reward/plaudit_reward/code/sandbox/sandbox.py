@@ -56,10 +56,7 @@ class Sandbox:
             self._free.put_nowait(server)
 
     async def run(self, run: RunProgram, on_begin: Callable[[], None] = lambda: None) -> Ran:
-        """Run a program once; wait for a free fork server first.
-
-        Args:
-            on_begin: called when it has a fork server.
+        """Run a program once, on a free fork server; ``on_begin`` is called when it has one.
 
         Raises:
             WorkerKilledError: fork servers die, also under a program that is known to be good.

@@ -112,10 +112,7 @@ class _Watched:
 def supervise(
     process: ProgramProcess, pipes: Pipes, limits: ProgramLimits, template: Template, connection: socket.socket
 ) -> Ran:
-    """Wait until the program has ended, by itself or at a limit.
-
-    Args:
-        connection: to the sandbox; when it is closed, the program is ended.
+    """Wait until the program has ended, by itself, at a limit, or because the sandbox closed ``connection``.
 
     Raises:
         EOFError: the sandbox or the template is gone.
