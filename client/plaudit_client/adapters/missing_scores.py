@@ -44,6 +44,6 @@ _OF_THIS_PROCESS = MissingScores()
 
 
 def note(result: Result) -> Result:
-    """Warn of a result without a score, at most once a minute for each outcome; return the result."""
+    """Warn about a result without a score, at most once a minute for each outcome; return the result."""
     _OF_THIS_PROCESS.note(result)
     return result

@@ -101,7 +101,7 @@ class Batcher:
 
         Raises:
             QueueFullError: they do not fit into the queue; none of them was queued.
-            StoppedError: the server accepts no more requests.
+            ShuttingDownError: the server accepts no more requests.
             ForwardError: their pass failed.
         """
         loop = asyncio.get_running_loop()
