@@ -51,16 +51,11 @@ _END_WITHIN_S = 3.0
 
 
 class ProcessDiedError(Exception):
-    """The process of a sample ended; the message says how."""
+    """Report that the process of a sample ended; the message says how."""
 
 
 class SampleProcess(asyncio.Protocol):
-    """The process of one sample.
-
-    Args:
-        number: its number in the template.
-        kill: has it killed.
-    """
+    """Connect to the process of one sample."""
 
     def __init__(self, number: int, kill: Callable[[int], None]) -> None:
         self.number = number
@@ -143,7 +138,7 @@ class SampleProcess(asyncio.Protocol):
 
 
 class _Connection(asyncio.Protocol):
-    """The connection to the template."""
+    """Hold the connection to the template."""
 
     def __init__(self, on_message: Callable[[FromTemplate], None], on_lost: Callable[[], None]) -> None:
         self._on_message = on_message

@@ -47,8 +47,6 @@ def build_engine(job: RLJob, member: ReplicaMember = WHOLE, run_folder: Path = P
     """Build the engine of ``spec.rollout.engine`` for the leader of a replica; it is not started.
 
     Args:
-        job: a resolved job.
-        member: this process's part of the replica.
         run_folder: holds the images of prompts.
     """
     return ENGINES[job.spec.rollout.engine.kind](job, member, run_folder)

@@ -21,7 +21,7 @@ REPLICA_LEADER = "PLAUDIT_REPLICA_LEADER"
 
 @dataclass(frozen=True)
 class ReplicaMember:
-    """One pod of a replica."""
+    """Describe one pod of a replica."""
 
     rank: int = 0
     pods: int = 1
@@ -31,10 +31,6 @@ class ReplicaMember:
     @classmethod
     def from_environment(cls, job: RLJob, environment: Mapping[str, str] = os.environ) -> ReplicaMember:
         """Return this process's part; a process without ``PLAUDIT_REPLICA_RANK`` holds the whole replica.
-
-        Args:
-            job: of this process's group.
-            environment: of the process.
 
         Raises:
             RefusedError: the rank is not one of the replica.

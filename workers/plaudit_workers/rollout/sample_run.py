@@ -22,12 +22,9 @@ _TURN_STRIDE = 1 << 32
 
 
 class SampleRun:
-    """Generates sample ``index`` of a prompt and measures the time it takes.
+    """Generate sample ``index`` of a prompt and measure the time it takes.
 
     Args:
-        prompt: the group's prompt.
-        index: which of its n samples.
-        engine: generates the responses.
         change_in_agents: called with 1 when the sample leaves the engine for its agent, with -1 when it returns.
     """
 

@@ -28,11 +28,11 @@ _GAPS, _VALUES = ".gaps", ".values"
 
 
 class DeltaError(Exception):
-    """A delta is damaged, or belongs to other weights, or a version that it needs is missing."""
+    """Report that a delta is damaged, belongs to other weights, or a version that it needs is missing."""
 
 
 class TensorDelta(NamedTuple):
-    """The changed elements of one tensor."""
+    """Hold the changed elements of one tensor."""
 
     gaps: Bits
     """[N] of one or two bytes: distance from the position before; that of the first from -1."""
@@ -67,7 +67,7 @@ class TensorDelta(NamedTuple):
 
 
 class TensorPatch(NamedTuple):
-    """The changes of a tensor by position, to be applied a block at a time."""
+    """Hold the changes of a tensor by position, to be applied a block at a time."""
 
     positions: NDArray[np.int64]
     """[N], ascending."""
@@ -78,7 +78,6 @@ class TensorPatch(NamedTuple):
         """Change a block of the tensor in place; return False if nothing in it changes.
 
         Args:
-            block: consecutive elements.
             first: position of the block's first element.
         """
         start, end = np.searchsorted(self.positions, (first, first + block.size))

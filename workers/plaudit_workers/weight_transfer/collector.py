@@ -33,7 +33,7 @@ _PARTS_AT_ONCE = 8
 
 
 class _OpenPart(NamedTuple):
-    """A rank that has sent its table and waits for the request of the blocks."""
+    """Hold a rank that has sent its table and waits for the request of the blocks."""
 
     address: str
     connection: socket.socket
@@ -41,12 +41,10 @@ class _OpenPart(NamedTuple):
 
 
 class PartCollector:
-    """Collects the parts of one version. ``collect`` blocks; ``cancel`` ends it, from any thread.
+    """Collect the parts of one version. ``collect`` blocks; ``cancel`` ends it, from any thread.
 
     Args:
-        version: announced.
-        transfer: its addresses and digests.
-        stalled_after_s: give up when no byte arrives for so long.
+        stalled_after_s: how long no byte may arrive.
     """
 
     def __init__(self, version: PolicyVersion, transfer: Transfer, stalled_after_s: float = STALLED_AFTER_S) -> None:
@@ -63,7 +61,7 @@ class PartCollector:
         All ranks are asked first: from then on they keep the version for this process.
 
         Args:
-            file: descriptor of a file for writing; no thread uses it any more when this returns or raises.
+            file: descriptor for writing; no thread uses it any more when this returns or raises.
 
         Raises:
             TransferError: a rank is gone, stalled, or sent other bytes than those announced.

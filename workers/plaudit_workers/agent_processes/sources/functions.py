@@ -21,12 +21,7 @@ from plaudit_workers.agent_processes.sources.user_code import run_user_code
 
 
 class PythonTool:
-    """A function as a tool.
-
-    Args:
-        function: plain or async.
-        description: as the model sees it.
-    """
+    """Call a function, plain or async, as a tool."""
 
     def __init__(self, function: Callable[..., Any], description: Tool) -> None:
         self.description = description
@@ -68,11 +63,6 @@ def _schema_of(found: Any, function: Callable[..., Any], source: FunctionTool) -
 
 def describe(function: Callable[..., Any], name: str, where: str) -> dict[str, Any]:
     """Return a function's description in OpenAI's format, made of its type hints and docstring.
-
-    Args:
-        function: or a bound method.
-        name: of the function, for messages.
-        where: the file that holds it, for messages.
 
     Raises:
         ConfigurationError: type hints or docstring do not describe it.

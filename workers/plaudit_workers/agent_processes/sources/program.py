@@ -20,7 +20,7 @@ from plaudit_workers.agent_processes.messages import Program
 
 @dataclass(frozen=True)
 class RunnableProgram:
-    """Either a function or a command."""
+    """Hold either a function or a command."""
 
     function: Callable[[dict[str, Any]], Any] | None = None
     command: list[str] = field(default_factory=list)

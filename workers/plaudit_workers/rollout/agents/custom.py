@@ -24,10 +24,9 @@ _MOST_TURNS_AT_ONCE = 64
 
 
 class CustomAgent:
-    """Runs the user's class.
+    """Run the user's class.
 
     Args:
-        processes: have loaded the class.
         limit_s: seconds after which a sample's process is killed.
     """
 

@@ -25,7 +25,7 @@ _RESETS_AFTER_DEATH = 2
 
 
 class EnvironmentAgent(ToolAgent):
-    """Runs episodes.
+    """Run episodes.
 
     Args:
         reads_text: each turn of the policy is an action; otherwise it acts by tool calls.
@@ -44,7 +44,7 @@ class EnvironmentAgent(ToolAgent):
 
 
 class _Episode(Conversation):
-    """One sample in progress."""
+    """Hold one sample in progress."""
 
     def __init__(self, agent: EnvironmentAgent, prompt: Prompt, generate: Generate, process: ToolProcess) -> None:
         super().__init__(agent, prompt, generate, process)

@@ -44,7 +44,7 @@ class _Running:
 
 
 class ScriptedPart:
-    """What a follower computes for the scripted engine: nothing; it only stays."""
+    """Compute nothing for the scripted engine: a follower only stays."""
 
     def __init__(self) -> None:
         self._closed = threading.Event()
@@ -62,12 +62,11 @@ class ScriptedPart:
 
 
 class ScriptedEngine:
-    """Plays a script; see the module's docstring.
+    """Play a script; see the module's docstring.
 
     Args:
-        script: distributions and sizes.
-        max_concurrent_samples: number of samples that run at once; others wait, first come first served.
-        tokenizer: of the model; needed for a script with ``turns``.
+        max_concurrent_samples: others wait, first come first served.
+        tokenizer: needed for a script with ``turns``.
     """
 
     def __init__(self, script: Script, *, max_concurrent_samples: int = 256, tokenizer: Any = None) -> None:

@@ -49,14 +49,14 @@ _DISCARD = 2
 
 
 class VllmLoop:
-    """Owns an ``LLMEngine``. Every method but ``call`` runs in the loop's thread.
+    """Own an ``LLMEngine``. Every method but ``call`` runs in the loop's thread.
 
     Args:
         engine: vLLM's engine, its core in this process.
         report: called once a round with the answers of that round.
         untied: the model was built with an output head of its own; see ``tied_weights``.
         adapters: weights are adapters; see there.
-        images: prompts may have images.
+        images: True if prompts may have images.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from plaudit_workers.rollout.replica import ReplicaMember
 
 
 class VllmPart:
-    """An ``EnginePart``: worker processes that take their work from the leader's engine.
+    """Run an ``EnginePart``: worker processes that take their work from the leader's engine.
 
     Args:
         settings: as those of the leader, but for the rank.

@@ -20,7 +20,7 @@ FutureResult = tuple[asyncio.Future[Any], Any]
 
 @dataclass(slots=True)
 class Generation:
-    """One response, from its submission until it is finished."""
+    """Hold one response, from its submission until it is finished."""
 
     id: str
     request: SampleRequest
@@ -39,7 +39,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class WeightLoad:
-    """A switch of weights."""
+    """Request a switch of weights."""
 
     path: Path
     version: PolicyVersion
@@ -49,7 +49,7 @@ class WeightLoad:
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """A request to free the GPUs until the next load."""
+    """Request to free the GPUs until the next load."""
 
     switch: WeightSwitch
     future: asyncio.Future[None]

@@ -23,13 +23,11 @@ _KEPT = 2
 
 
 class ScriptedBackend:
-    """A ``TrainerBackend`` that sleeps instead of computing.
+    """Sleep as a ``TrainerBackend`` instead of computing.
 
     Args:
-        run_folder: checkpoints and (empty) weights are written below it.
+        run_folder: checkpoints and empty weights are written below it.
         update_s: seconds that an update on these groups takes.
-        publish_s: seconds that writing weights takes.
-        save_s: seconds that writing a checkpoint takes.
     """
 
     def __init__(

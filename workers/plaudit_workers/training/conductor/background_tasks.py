@@ -11,11 +11,7 @@ from typing import Any
 
 
 class BackgroundTasks:
-    """Tasks beside the steps.
-
-    Args:
-        tasks: the group that owns them.
-    """
+    """Run tasks beside the steps, in a group that owns them."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks

@@ -26,13 +26,7 @@ _COUNTED = ("duplicates", "redelivered:", "dead:", "poison", "groups_recreated")
 
 
 class RunRecords:
-    """Writes the records of a run.
-
-    Args:
-        run: the run's context.
-        state: its current state.
-        thread: runs the backend that writes checkpoints.
-    """
+    """Write the records of a run."""
 
     def __init__(self, run: RunContext, state: RunState, thread: BackendThread) -> None:
         self._run = run
@@ -43,8 +37,7 @@ class RunRecords:
         """Write a closed step: its line, its samples, its record for the metrics, the ledger.
 
         Args:
-            report: complete.
-            closed: when it ended (server's clock).
+            closed: on the server's clock.
 
         Raises:
             RuntimeError: the ledger does not add up.
@@ -99,10 +92,7 @@ class RunRecords:
             path.write_text(json.dumps(content, indent=1) + "\n")
 
     async def checkpoint(self, open_step: OpenStep | None = None, report: StepReport | None = None) -> Path:
-        """Begin a checkpoint; with ``open_step`` and ``report`` in the middle of a step.
-
-        Returns:
-            Its folder; see ``await_checkpoint``.
+        """Begin a checkpoint and return its folder; with ``open_step`` and ``report`` in the middle of a step.
 
         Raises:
             StaleIncarnationError: another trainer took over; its checkpoints must not be mixed with ours.

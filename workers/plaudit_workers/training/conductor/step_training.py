@@ -31,7 +31,7 @@ _LOOK_EVERY_S = 1.0
 
 @dataclass
 class StepTraining:
-    """Trains the steps of a run, one after the other."""
+    """Train the steps of a run, one after the other."""
 
     run: RunContext
     state: RunState
@@ -188,9 +188,8 @@ def wait_records(began: float, ended: float, awaited: list[str], paused_until: f
     A wait that ended before the pause did was ended by groups that were already in flight, so it is no pause.
 
     Args:
-        began: seconds on the server's clock, as all points in time here.
-        ended: when the wait ended.
-        awaited: ids of the groups that ended it.
+        began: seconds on the server's clock, as the others.
+        awaited: ids of the groups that ended the wait.
         paused_until: when the last pause ended or will end.
     """
     if not began < paused_until <= ended:

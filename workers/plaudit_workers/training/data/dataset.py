@@ -35,7 +35,7 @@ _TOKENIZED_AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class DatasetRow:
-    """One prompt of the data, ready for the model."""
+    """Hold one prompt of the data, ready for the model."""
 
     row: int
     """Index in the file, from 0."""
@@ -53,10 +53,9 @@ class DatasetRow:
 
 
 class PromptData:
-    """A data file as an endless sequence of prompts.
+    """Read a data file as an endless sequence of prompts.
 
     Args:
-        rows: the file.
         texts: the prompt of each row as text, None where it is left out.
         prompt_ids: the same as int32 token ids.
         seed: of the order; None keeps the file's.
@@ -106,10 +105,8 @@ class PromptData:
         """Read a file, store its images, apply the chat template, skip and count the prompts that are too long.
 
         Args:
-            section: path, order and length limit.
             template: makes text of messages; without one their contents are joined by line ends.
             seed: of the order of each epoch.
-            images: of a job that reads images.
 
         Raises:
             RefusedError: file or column missing, a row that is not a prompt or whose images cannot be used, or no

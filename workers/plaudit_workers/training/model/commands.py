@@ -42,15 +42,11 @@ ARGUMENTS: dict[str, Any] = {
 
 
 class CommandError(Exception):
-    """A rank received bytes that are not a command."""
+    """Report that a rank received bytes that are not a command."""
 
 
 class Commands:
-    """The broadcast of commands from rank 0.
-
-    Args:
-        ranks: this process's place.
-    """
+    """Broadcast commands from rank 0."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks

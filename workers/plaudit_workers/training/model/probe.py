@@ -27,8 +27,8 @@ def probe_ids(tokenizer: PreTrainedTokenizerBase, vocabulary: int, longest: int)
     """Return the token ids of the text, at most ``MAX_PROBE_TOKENS``.
 
     Args:
-        tokenizer: of the model; one that makes fewer than 16 tokens of the text gets arbitrary ids.
-        vocabulary: rows of the model's embedding.
+        tokenizer: one that makes fewer than 16 tokens of the text gets arbitrary ids.
+        vocabulary: rows of the embedding.
         longest: tokens that the engine accepts.
     """
     ids = [token for token in tokenizer(_TEXT)["input_ids"] if token < vocabulary]

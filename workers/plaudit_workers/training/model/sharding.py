@@ -32,7 +32,7 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place among the trainer's processes."""
+    """Hold this process's place among the trainer's processes."""
 
     rank: int
     world_size: int
@@ -76,8 +76,6 @@ def join_ranks(rank: int, world_size: int, fsdp_size: int | None = None, sequenc
     Reads ``LOCAL_RANK`` (default: ``rank``) and, for the process group, ``MASTER_ADDR`` and ``MASTER_PORT``.
 
     Args:
-        rank: this process's number.
-        world_size: ``trainer.ranks``.
         fsdp_size: ``trainer.fsdpSize``, a divisor of ``world_size``; None: all ranks.
         sequence_size: ``trainer.sequenceParallelSize``, a divisor of ``world_size``.
     """
@@ -122,11 +120,10 @@ def leave_ranks(ranks: Ranks) -> None:
 
 
 def place(model: PreTrainedModel, ranks: Ranks, dtype: torch.dtype, *, cpu_offload: bool = False) -> PreTrainedModel:
-    """Move a model to the rank's device and, with more than one rank, shards it layer by layer.
+    """Move a model to the rank's device and, with more than one rank, shard it layer by layer.
 
     Args:
         model: on the CPU or, wholly or in part, on the meta device; see ``fill_shards``.
-        ranks: this process's place.
         dtype: precision of the forward passes; gradients are summed in float32.
         cpu_offload: with several ranks, hold shards and their gradients in host memory, pinned for GPUs; what is
             gathered for a layer lies on the device.
@@ -169,7 +166,6 @@ def fill_shards(model: PreTrainedModel, device: torch.device, read: Callable[[st
 
     Args:
         model: placed by ``place``; its buffers are real.
-        device: on which this rank holds its rows.
         read: returns rows of a parameter or stored buffer by its name, the first row and their number.
     """
     made: dict[int, torch.nn.Parameter] = {}
@@ -230,10 +226,6 @@ def saved_rows(tensors: Mapping[str, Tensor], rank: int) -> Iterator[tuple[str, 
 
     Each row is saved by one rank: replicas share the rows that they all hold, and rank 0 saves what is not sharded.
     Tensors of which this rank saves nothing are left out.
-
-    Args:
-        tensors: the same on every rank.
-        rank: this process's number.
     """
     for name, tensor in tensors.items():
         rows, first = own_rows(tensor)

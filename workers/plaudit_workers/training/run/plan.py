@@ -15,7 +15,7 @@ from plaudit_workers.training.run.schedule import Schedule
 
 @dataclass(frozen=True)
 class ValidationPlan:
-    """Interval and sampling of validations."""
+    """Hold interval and sampling of validations."""
 
     every_steps: int
     samples_per_prompt: int
@@ -28,7 +28,7 @@ class ValidationPlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The plan of a run."""
+    """Hold the plan of a run."""
 
     schedule: Schedule
     samples_per_prompt: int

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class PromptRow(Protocol):
-    """One prompt, ready for the model."""
+    """Hold one prompt, ready for the model."""
 
     @property
     def data_source(self) -> str:
@@ -45,7 +45,7 @@ class PromptRow(Protocol):
 
 
 class PromptSource(Protocol):
-    """An endless sequence of prompts, addressed by one number."""
+    """Provide an endless sequence of prompts, addressed by one number."""
 
     def __len__(self) -> int:
         """Return the number of prompts of one epoch."""

@@ -106,15 +106,10 @@ def store_groups(
     """Write the closed groups of a step.
 
     Args:
-        folder: ``samples`` of the run's folder.
-        step: in which they were closed.
-        incarnation: of the trainer that closed them.
+        folder: ``samples`` of the run.
         groups: their hashes as read before they were closed.
         records: group id → how it ended.
         begun_by: the incarnation that stored the step's first groups, which come first in this file too; 0: none.
-
-    Returns:
-        The file; no rows in it when there are no groups.
 
     Raises:
         RefusedError: the disk is full.

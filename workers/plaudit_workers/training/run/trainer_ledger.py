@@ -21,7 +21,7 @@ LedgerSnapshot = dict[str, Any]
 
 
 class Positions:
-    """The prompts of one split: a cursor, the positions to be admitted again, the groups in flight."""
+    """Hold the prompts of one split: a cursor, the positions to be admitted again, the groups in flight."""
 
     def __init__(self) -> None:
         self.cursor = 0
@@ -127,7 +127,7 @@ class Positions:
 
 
 class TrainerLedger:
-    """Counts the groups of the surviving line and keeps the positions of both splits."""
+    """Count the groups of the surviving line and keep the positions of both splits."""
 
     def __init__(self) -> None:
         self.counts = Ledger()
@@ -135,12 +135,12 @@ class TrainerLedger:
 
     @property
     def train(self) -> Positions:
-        """Positions of training prompts."""
+        """Return the positions of training prompts."""
         return self.splits["train"]
 
     @property
     def validation(self) -> Positions:
-        """Positions of validation prompts."""
+        """Return the positions of validation prompts."""
         return self.splits["validation"]
 
     def flights(self) -> Iterator[GroupInFlight]:
@@ -173,9 +173,6 @@ class TrainerLedger:
         """Count the end of a group in flight.
 
         Args:
-            group: its id.
-            end: how it ended.
-            reason: the cause of a drop.
             again: queue its prompt to be admitted again.
 
         Raises:

@@ -33,7 +33,7 @@ from plaudit_workers.weight_transfer.layout import TensorParts
 
 @dataclass(frozen=True)
 class _Conversion:
-    """Tensors of the files that are converted together."""
+    """Hold tensors of the files that are converted together."""
 
     converter: WeightConverter
     """transformers' operations."""
@@ -68,11 +68,10 @@ class _Conversion:
 
 
 class StoredParameters:
-    """The parameters and stored buffers of a model, in its files.
+    """Read the parameters and stored buffers of a model from its files.
 
     Args:
         model: whose configuration and shapes the conversions read.
-        files: of the model.
         plain: name of each parameter that is stored as it is → name in the files.
         converted: name of each other parameter → its conversion.
         names: every name of a parameter, tied ones have several → the one of ``plain`` or ``converted``.
@@ -98,7 +97,6 @@ class StoredParameters:
 
         Args:
             model: as transformers builds it, its parameters on the meta device.
-            files: of the model.
 
         Returns:
             None if one is missing, or has another shape.

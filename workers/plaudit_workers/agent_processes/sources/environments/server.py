@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Routes:
-    """The OpenAPI description of a server (FastAPI's ``/openapi.json``)."""
+    """Hold the OpenAPI description of a server (FastAPI's ``/openapi.json``)."""
 
     document: dict[str, Any]
 

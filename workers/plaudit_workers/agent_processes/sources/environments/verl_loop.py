@@ -25,10 +25,9 @@ SampledTurn = tuple[list[int], FinishedSample]
 
 
 class VerlAgentLoop:
-    """Runs an agent loop, one instance a sample, as verl's workers do.
+    """Run an agent loop, one instance a sample, as verl's workers do.
 
     Args:
-        found: the class.
         source: ``arguments`` are further keyword arguments of the class, as in verl's ``agent_loop_config_path``.
     """
 
@@ -102,7 +101,7 @@ class VerlAgentLoop:
 
 
 class _ServerManager:
-    """``server_manager.generate`` of verl's agent loops."""
+    """Stand in for ``server_manager`` of verl's agent loops, with its ``generate``."""
 
     def __init__(self, prompt: Prompt, generate: Any) -> None:
         sampling = prompt.sampling

@@ -40,11 +40,10 @@ _REFUSED = {
 
 
 class RequestError(Exception):
-    """A request that is answered with status 400.
+    """Answer a request with status 400.
 
     Args:
-        message: the problem and its remedy.
-        param: name of the parameter.
+        message: problem and its remedy.
         code: an error code of OpenAI's API; clients check for ``context_length_exceeded``.
     """
 
@@ -56,7 +55,7 @@ class RequestError(Exception):
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """One request."""
+    """Hold one request."""
 
     messages: list[dict[str, Any]]
     """In the form that chat templates render."""
@@ -73,11 +72,7 @@ class ChatRequest:
 
 
 def parse_request(body: bytes, sampling: Sampling) -> ChatRequest:
-    """Parse a request's body.
-
-    Args:
-        body: JSON.
-        sampling: the job's, with which the request is answered.
+    """Parse a request's body, which is JSON.
 
     Raises:
         RequestError: it is malformed, or asks for something that is refused.

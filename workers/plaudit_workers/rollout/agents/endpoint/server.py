@@ -34,7 +34,7 @@ _MOST_BYTES = 16 << 20
 
 
 class EndpointServer:
-    """The server; an asynchronous context manager that runs it."""
+    """Run the server as an asynchronous context manager."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, EndpointSession] = {}

@@ -21,12 +21,7 @@ _AT_ONCE = 64
 
 
 class Admitter:
-    """Creates groups for positions; never waits for room.
-
-    Args:
-        run: the run's context.
-        state: its current state.
-    """
+    """Create groups for positions; never waits for room."""
 
     def __init__(self, run: RunContext, state: RunState) -> None:
         self._run = run

@@ -29,12 +29,7 @@ _PAUSE_S = 0.5
 
 
 class GroupIntake:
-    """The ready groups that the trainer has accepted.
-
-    Args:
-        run: the run's context.
-        state: its current state.
-    """
+    """Hold the ready groups that the trainer has accepted."""
 
     def __init__(self, run: RunContext, state: RunState) -> None:
         self._run = run

@@ -32,7 +32,7 @@ VARIANCE_EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class DegenerateGroups:
-    """Counts of groups without a group-relative signal."""
+    """Count groups without a group-relative signal."""
 
     single: int
     """One survivor."""

@@ -22,7 +22,7 @@ from plaudit_workers.training.model.batches.batch import TrainingSequence
 
 @dataclass(frozen=True)
 class RowImages:
-    """The images of a row, in the order of their tokens."""
+    """Hold the images of a row, in the order of their tokens."""
 
     pixel_values: Tensor
     """float32[patches of all images, values of a patch]."""
@@ -46,7 +46,7 @@ int64[3, 1, T], and their images."""
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One forward pass: T packed tokens, R of them trained."""
+    """Hold one forward pass: T packed tokens, R of them trained."""
 
     input_ids: Tensor
     """int64[1, T]. Of a model with images see ``images.rows.SAMPLED_IMAGE``."""
@@ -84,8 +84,8 @@ def assign_bins(lengths: Sequence[int], budget: int, num_ranks: int = 1) -> list
     budget lies alone in its bin.
 
     Args:
-        lengths: tokens of each sequence.
-        budget: most tokens of a bin.
+        lengths: in tokens.
+        budget: tokens of a bin at most.
         num_ranks: ranks that work at the same time; collective calls want equally many bins on each.
 
     Returns:
@@ -125,11 +125,10 @@ def pack(
     """Concatenate sequences.
 
     Args:
-        sequences: all sequences of the update, each with at least one prompt token.
+        sequences: of the whole update, each with at least one prompt token.
         weights: the aggregation weight of each of them.
         members: which to pack, longest first. Empty: the update's shortest one with weight 0, so that a rank without
             work takes part in the collective calls of the others.
-        lay: of a model with images.
         busy: a sequence with images that is computed beside the others and of which no token is trained, because
             another rank's row has images and the vision tower takes part in the same collective calls.
     """

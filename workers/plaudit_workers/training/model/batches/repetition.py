@@ -16,7 +16,6 @@ def repeated_share(ids: NDArray[np.int32], width: int = WIDTH) -> float:
 
     Args:
         ids: int32[T]; a response shorter than ``width`` has share 0.
-        width: tokens of a run.
     """
     count = ids.size - width + 1
     if count < 1:
