@@ -28,13 +28,6 @@ _EARLIER_FILE = "policy.pt"
 _STATE_FILE = "state.json"
 
 
-def save_checkpoint(
-    folder: Path, step: int, model: PolicyModel, extra: dict[str, Any], keep: int | None = None
-) -> Path:
-    """Copy the model's state and write it; see ``write_checkpoint``."""
-    return write_checkpoint(folder, step, model.copy_state(), extra, keep)
-
-
 def write_checkpoint(folder: Path, step: int, copy: StateCopy, extra: dict[str, Any], keep: int | None = None) -> Path:
     """Write a checkpoint, then delete the oldest ones. In any thread.
 

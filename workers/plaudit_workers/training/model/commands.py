@@ -28,7 +28,6 @@ ARGUMENTS: dict[str, Any] = {
     "free_memory": None,
     "hold_proximal": PolicyVersion,
     "offer": WeightOffer,
-    "full_state": None,
     "write_weights": str,
     "copy_weights": None,
     "write_copied": WeightForm,

@@ -63,7 +63,6 @@ from plaudit_workers.training.model.sharding import (
     Ranks,
     fill,
     fill_shards,
-    gather,
     gathered,
     join_ranks,
     leave_ranks,
@@ -256,21 +255,6 @@ class PolicyModel:
         if not self._resumed_within_step:
             self._proximal = None
         self._resumed_within_step, self._published = False, version
-
-    def full_state(self) -> dict[str, Tensor]:
-        """Return the present weights as they are published: unsharded, on the CPU, in ``model.dtype``, tied ones once.
-
-        With adapters, these alone under the names of peft's file format.
-        """
-        self._commands.send("full_state")
-        state = gather(self._tensors, keep=self._ranks.rank == 0)
-        dtype = DTYPES[self._spec.model.dtype]
-        return {
-            published_name(name) if self._adapters else name: (
-                tensor.to(dtype) if tensor.is_floating_point() else tensor
-            ).contiguous()
-            for name, tensor in state.items()
-        }
 
     def write_weights(self, folder: str) -> dict[str, str]:
         """Write the weights to publish as safetensors: each rank its file, and an index if there are several.

@@ -1,9 +1,9 @@
 """Place parameters: whole in one process, or sharded over ranks by FSDP2 (``fully_shard``).
 
 With ``trainer.fsdpSize`` the ranks are replicas of so many consecutive ones, and parameters are sharded within each
-(hybrid sharding, HSDP). Everything else of the trainer treats all of these alike through ``whole`` (a parameter or
-optimizer tensor as one CPU tensor) and ``fill`` (the way back), or through ``own_rows`` and ``saved_rows``. A saved
-state does not depend on the number of ranks, so a run may be resumed with another number.
+(hybrid sharding, HSDP). Everything else of the trainer treats all of these alike through ``gathered`` (parameters or
+optimizer tensors unsharded) and ``fill`` (the way back), or through ``own_rows`` and ``saved_rows``. A saved state does
+not depend on the number of ranks, so a run may be resumed with another number.
 """
 
 from __future__ import annotations
@@ -256,11 +256,6 @@ def gather_bytes(message: bytes, world_size: int, group: dist.ProcessGroup | Non
     return [each[: int(size)].numpy().tobytes() for each, size in zip(gathered, sizes, strict=True)]
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Return the unsharded tensor on the CPU. A collective call if it is sharded."""
-    return _unsharded(tensor).detach().cpu()
-
-
 def _unsharded(tensor: Tensor) -> Tensor:
     """Gather a tensor on the mesh's device, also from shards in host memory. A collective call if it is sharded."""
     if not isinstance(tensor, DTensor):
@@ -268,21 +263,6 @@ def _unsharded(tensor: Tensor) -> Tensor:
     on_device = tensor.to(tensor.device_mesh.device_type)
     assert isinstance(on_device, DTensor)
     return on_device.full_tensor()
-
-
-def gather(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
-    """Return all tensors unsharded on the CPU, one after the other. A collective call if they are sharded.
-
-    Args:
-        tensors: the same names in the same order on every rank.
-        keep: True on the rank that needs them (rank 0); the others take part and get an empty dictionary.
-    """
-    gathered: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        full = whole(tensor)
-        if keep:
-            gathered[name] = full.clone() if full.data_ptr() == tensor.data_ptr() else full
-    return gathered
 
 
 def gathered(tensors: Mapping[str, Tensor], order: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
