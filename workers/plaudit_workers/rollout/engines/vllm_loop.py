@@ -208,9 +208,9 @@ class VllmLoop:
                 self._replace_weights(load)
         except Exception as error:
             raise EngineFailedError(
-                f"vLLM failed while it loaded the weights {load.version} of {load.path}, and may hold a part of them: "
-                f"{error!r}. If this repeats after a restart, they are of another model than spec.model.source, or of "
-                "one that vLLM cannot load"
+                f"vLLM failed while it loaded the weights {load.version} from {load.path}. The engine may now hold a "
+                f"mixture of versions: {error!r}. If this repeats after a restart, they are of another model than "
+                "spec.model.source, or of one that vLLM cannot load"
             ) from error
         self._version = load.version
         self._requeue_unbegun()

@@ -56,7 +56,9 @@ class ToolCallParser:
         try:
             self._read("")
         except NotImplementedError:
-            raise RefusedError(f"{_FIELD}: vLLM's parser {name!r} works only inside vLLM's server") from None
+            raise RefusedError(
+                f"{_FIELD}: vLLM's parser {name!r} works only inside vLLM's server; choose another, such as hermes"
+            ) from None
         except Exception as error:  # parsers raise several kinds
             logger.debug("the tool parser raised on an empty text", parser=name, error=repr(error))
 
