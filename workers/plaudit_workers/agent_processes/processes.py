@@ -158,19 +158,15 @@ class AgentProcesses:
     """The processes of all samples of a rollout.
 
     Args:
-        sources: what they run.
-        field: the field of the job that names the sources, for messages.
         limits: of each sample; None: the defaults.
     """
 
     def __init__(
         self,
         sources: Sequence[Source],
-        field: str = "spec.rollout.agent",
         limits: ProcessLimits | None = None,
     ) -> None:
         self._sources = list(sources)
-        self._field = field
         self._limits = limits or ProcessLimits()
         self._numbers = itertools.count()
         self._running: dict[int, SampleProcess] = {}
@@ -198,8 +194,8 @@ class AgentProcesses:
             except TimeoutError:
                 self._end()
                 raise RefusedError(
-                    f"{self._field}: its files did not finish importing within {_LOAD_WITHIN_S:.0f} s; move slow work "
-                    "at import into the functions"
+                    f"spec.rollout.agent: its files did not finish importing within {_LOAD_WITHIN_S:.0f} s; move slow "
+                    "work at import into the functions"
                 ) from None
 
     async def fork(self) -> SampleProcess:
@@ -258,7 +254,7 @@ class AgentProcesses:
                 self.environment = message.environment
                 loaded.set_result(message.tools)
             elif isinstance(message, Refused):
-                loaded.set_exception(RefusedError(f"{self._field}: {message.message}"))
+                loaded.set_exception(RefusedError(f"spec.rollout.agent: {message.message}"))
 
     def _on_lost(self, process: subprocess.Popen[bytes]) -> None:
         """Fail all samples; the next fork starts another template."""
@@ -267,7 +263,7 @@ class AgentProcesses:
         tail = self._output.tail()
         logger.warning("template process of agents ended", printed=tail)
         if self._loaded is not None and not self._loaded.done():
-            self._loaded.set_exception(RefusedError(f"{self._field}: importing its files ended Python: {tail}"))
+            self._loaded.set_exception(RefusedError(f"spec.rollout.agent: importing its files ended Python: {tail}"))
         self._end()
 
     def _end(self) -> None:

@@ -54,13 +54,13 @@ WHOLE = ReplicaMember()
 """The only process of its replica."""
 
 
-def job_of_group(job: RLJob, environment: Mapping[str, str] = os.environ) -> RLJob:
+def job_of_group(job: RLJob) -> RLJob:
     """Return the job with ``rollout`` as it applies to this process's group.
 
     Raises:
         RefusedError: the job has no group of this name.
     """
-    name, groups = environment.get(ROLLOUT_GROUP, ""), job.spec.rollout.by_group
+    name, groups = os.environ.get(ROLLOUT_GROUP, ""), job.spec.rollout.by_group
     if name not in groups:
         raise RefusedError(f"{ROLLOUT_GROUP} is {name!r}; the job has {', '.join(map(repr, groups))}")
     return job.model_copy(update={"spec": job.spec.model_copy(update={"rollout": groups[name]})})

@@ -45,7 +45,8 @@ class TensorDelta(NamedTuple):
         changed = np.flatnonzero(old != new)
         if not changed.size:
             return None
-        gaps = min((_gaps(changed, dtype) for dtype in _GAP_DTYPES), key=lambda each: each.size * _width(each, new))
+        choices = (_gaps(changed, dtype) for dtype in _GAP_DTYPES)
+        gaps = min(choices, key=lambda each: each.size * (each.itemsize + new.itemsize))
         return cls(gaps, new[_positions(gaps)])
 
     @property
@@ -83,10 +84,6 @@ class TensorPatch(NamedTuple):
         start, end = np.searchsorted(self.positions, (first, first + block.size))
         block[self.positions[start:end] - first] = self.values[start:end]
         return bool(start < end)
-
-
-def _width(gaps: Bits, values: Bits) -> int:
-    return gaps.itemsize + values.itemsize
 
 
 def _positions(gaps: Bits) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -71,7 +71,9 @@ class PartCollector:
             with ThreadPoolExecutor(_PARTS_AT_ONCE, "weights-receive") as threads:
                 try:
                     parts = list(threads.map(self._open, self._transfer.parts))
-                    self._refuse_incomplete(parts)
+                    blocks = (block for part in parts for block in part.contents.blocks)
+                    if not covers_once(blocks, self._transfer.num_bytes):
+                        raise TransferError("the parts of the ranks leave out bytes of the weights, or overlap")
                     list(threads.map(lambda part: self._receive(part, file), parts))
                 except BaseException:
                     self.cancel()  # the other parts are of no use
@@ -110,10 +112,6 @@ class PartCollector:
         if hashlib.sha256(encoded).hexdigest() != digest:
             raise TransferError("the table of its blocks is not the announced one")
         return decode_contents(encoded, self._transfer.num_bytes)
-
-    def _refuse_incomplete(self, parts: Iterable[_OpenPart]) -> None:
-        if not covers_once((block for part in parts for block in part.contents.blocks), self._transfer.num_bytes):
-            raise TransferError("the parts of the ranks leave out bytes of the weights, or overlap")
 
     def _receive(self, part: _OpenPart, file: int) -> None:
         with self._errors_of(part.address):

@@ -34,13 +34,9 @@ class ScriptedBackend:
         self,
         run_folder: Path,
         update_s: Callable[[Sequence[Group]], float] = lambda groups: 0.0,
-        publish_s: float = 0.0,
-        save_s: float = 0.0,
     ) -> None:
         self._folder = run_folder
         self._update_s = update_s
-        self._publish_s = publish_s
-        self._save_s = save_s
         self._saving = threading.Lock()
         self._begun: tuple[Path, str, str] | None = None
         """A checkpoint to be written: its folder, the groups, the conductor's state."""
@@ -55,7 +51,6 @@ class ScriptedBackend:
 
     def publish(self, version: PolicyVersion) -> Announcement:
         """Write a file in place of weights."""
-        time.sleep(self._publish_s)
         folder = self._folder / "weights" / str(version)
         content = json.dumps({"version": str(version)}).encode()
         with whole_folder(folder) as temporary:
@@ -93,7 +88,6 @@ class ScriptedBackend:
             if self._begun is None:
                 return
             target, trained, state = self._begun
-            time.sleep(self._save_s)
             with whole_folder(target) as temporary:
                 (temporary / "trained.json").write_text(trained)
                 (temporary / "state.json").write_text(state)

@@ -146,8 +146,9 @@ class StepTraining:
         step.returned(retry.groups)
         report.figures["training/retries"] = float(step.retries)
         if last:
+            tries = "try" if step.retries == 1 else "tries"
             raise JobFailedError(
-                f"step {step.step} not trained: {missing} after {step.retries} {_plural(step.retries, 'try', 'tries')} "
+                f"step {step.step} not trained: {missing} after {step.retries} {tries} "
                 f"(reward.maxFailedShare is {step.schedule.max_failed_share:.0%}). {reasons}. Fix the scorers or their "
                 "data, then continue with --resume"
             )
@@ -176,10 +177,6 @@ class StepTraining:
             if values:
                 self.state.order.record(group.prompt.position, report.step, fmean(values), self.run.data)
         report.figures["training/prompts_solved"] = float(self.state.order.num_solved)
-
-
-def _plural(count: int, one: str, many: str) -> str:
-    return one if count == 1 else many
 
 
 def wait_records(began: float, ended: float, awaited: list[str], paused_until: float) -> list[WaitRecord]:

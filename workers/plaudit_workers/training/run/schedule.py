@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 GroupOrder = Literal["step", "ready"]
 
@@ -84,33 +84,6 @@ class ReadyGroup:
     """False: too few scores, or a failure that drops the group; it is accounted for but not trained."""
     uniform: bool = False
     """All its scores are equal, so its advantages are 0."""
-
-
-class Queue(Protocol):
-    """Hold the positions of a split; ``trainer_ledger.Positions``."""
-
-    cursor: int
-    """All positions below it were admitted."""
-    ahead: set[int]
-    """Positions above the cursor that were admitted as well."""
-    returned: dict[int, int]
-    """Positions to admit again, with their attempts."""
-    in_flight: dict[str, GroupInFlight]
-    """Groups admitted and not ended."""
-
-    @property
-    def num_extras(self) -> int:
-        """Return the number of positions beyond ``promptsPerStep`` for each step, of the whole run."""
-        ...
-
-
-def admissible(schedule: Schedule, version: int, queue: Queue) -> list[int]:
-    """Return the positions to admit now, in order; those to admit again come first."""
-    end = schedule.admissible_end(version) + queue.num_extras
-    room = schedule.max_in_flight - len(queue.in_flight)
-    again = [position for position in sorted(queue.returned) if position < end]
-    fresh = [position for position in range(queue.cursor, end) if position not in queue.ahead]
-    return (again + fresh)[: max(room, 0)]
 
 
 def choose(

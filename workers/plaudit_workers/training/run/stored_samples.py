@@ -149,12 +149,8 @@ def _after(earlier: Path, table: pyarrow.Table) -> pyarrow.Table:
     for name in sorted(
         each for each in of_both if tables[0].schema.field(each).type != tables[1].schema.field(each).type
     ):
-        tables = [_as_text(each, name) for each in tables]
+        tables = [each.set_column(each.column_names.index(name), name, each[name].cast(_TEXT)) for each in tables]
     return pyarrow.concat_tables(tables, promote_options="default")
-
-
-def _as_text(table: pyarrow.Table, name: str) -> pyarrow.Table:
-    return table.set_column(table.column_names.index(name), name, table[name].cast(_TEXT))
 
 
 def write_samples(table: pyarrow.Table, target: Path) -> None:

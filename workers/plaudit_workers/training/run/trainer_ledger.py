@@ -126,6 +126,15 @@ class Positions:
         return positions
 
 
+def admissible(schedule: Schedule, version: int, positions: Positions) -> list[int]:
+    """Return the positions to admit now, in order; those to admit again come first."""
+    end = schedule.admissible_end(version) + positions.num_extras
+    room = schedule.max_in_flight - len(positions.in_flight)
+    again = [position for position in sorted(positions.returned) if position < end]
+    fresh = [position for position in range(positions.cursor, end) if position not in positions.ahead]
+    return (again + fresh)[: max(room, 0)]
+
+
 class TrainerLedger:
     """Count the groups of the surviving line and keep the positions of both splits."""
 

@@ -125,7 +125,8 @@ class StoredParameters:
         if conversion.by_rows:
             sources = {pattern: names[first : first + count] for pattern, names in conversion.sources.items()}
             return conversion.convert(self._model, sources, self._files.whole)[own]
-        whole = conversion.convert(self._model, conversion.sources, self._whole_float)[own]
+        # In float32 before the operations, as transformers does: they may compute.
+        whole = conversion.convert(self._model, conversion.sources, lambda name: self._files.whole(name).float())[own]
         return whole[first : first + count] if whole.dim() else whole
 
     def published(self) -> dict[str, TensorParts]:
@@ -143,9 +144,6 @@ class StoredParameters:
         if name not in self._converted:
             return [self._plain[name]]
         return self._converted[name].names_by_row if self._converted[name].by_rows else []
-
-    def _whole_float(self, name: str) -> Tensor:
-        return self._files.whole(name).float()  # before the operations, as transformers does: they may compute
 
 
 def _shapes(conversion: _Conversion, model: PreTrainedModel, files: ModelFiles) -> dict[str, tuple[int, ...]]:

@@ -126,7 +126,9 @@ class _ServerManager:
         """
         wanted = {**sampling_params}
         limit = wanted.pop("max_tokens", None) or wanted.pop("max_new_tokens", None) or self._max_tokens
-        changed = {name: value for name, value in wanted.items() if value is not None and value != self._own(name)}
+        changed = {
+            name: value for name, value in wanted.items() if value is not None and value != self.sampling.get(name)
+        }
         if changed:
             raise ValueError(
                 f"an agent loop cannot change the sampling of a run ({changed}); see spec.rollout.sampling"
@@ -144,9 +146,6 @@ class _ServerManager:
             num_preempted=turn.num_preempted,
             extra_fields={},
         )
-
-    def _own(self, name: str) -> Any:
-        return self.sampling.get(name)
 
 
 def joined(

@@ -80,7 +80,7 @@ def parse_request(body: bytes, sampling: Sampling) -> ChatRequest:
     document = _document(body)
     for name, why in _REFUSED.items():
         if document.get(name) and document[name] != _DEFAULTS.get(name):
-            raise RequestError(f"{name} is {_short(document[name])}; a policy in training {why}", name)
+            raise RequestError(f"{name} is {document[name]!r:.80}; a policy in training {why}", name)
     messages, tools = document.get("messages"), document.get("tools") or []
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages must be a list with at least one message", "messages")
@@ -168,7 +168,3 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
         "type": "function",
         "function": {"name": str(function["name"]), "arguments": arguments},
     }
-
-
-def _short(value: Any) -> str:
-    return f"{value!r:.80}"

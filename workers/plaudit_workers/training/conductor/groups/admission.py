@@ -12,8 +12,9 @@ from plaudit_wire.messages import Prompt
 from plaudit_wire.records import Split
 from plaudit_workers.stream.trainer.groups import Admission
 from plaudit_workers.training.run.prompts import PromptSource
-from plaudit_workers.training.run.schedule import GroupInFlight, admissible
+from plaudit_workers.training.run.schedule import GroupInFlight
 from plaudit_workers.training.run.state import RunContext, RunState
+from plaudit_workers.training.run.trainer_ledger import admissible
 
 logger = get_logger(__name__)
 

@@ -155,7 +155,7 @@ def pack(
         behaviour=torch.from_numpy(np.concatenate([s.behaviour_logprobs[s.loss_mask] for s in chosen])),
         advantages=torch.from_numpy(np.concatenate([sequence.trained_advantages for sequence in chosen])),
         lengths=torch.tensor(counts),
-        weights=_repeated([weights[number] for number in members], counts),
+        weights=torch.from_numpy(np.repeat(np.array([weights[number] for number in members], np.float32), counts)),
         members=tuple(members),
     )
 
@@ -198,7 +198,3 @@ def _in_loss(sequence: TrainingSequence) -> np.ndarray[tuple[int], np.dtype[np.b
     marks = np.zeros(sequence.num_tokens, dtype=np.bool_)
     marks[sequence.prompt_ids.size :] = sequence.loss_mask
     return marks
-
-
-def _repeated(values: Sequence[float], counts: Sequence[int]) -> Tensor:
-    return torch.from_numpy(np.repeat(np.asarray(values, dtype=np.float32), counts))
