@@ -1,4 +1,4 @@
-"""Messages between a rollout, the template process that loads users' files, and the processes of samples.
+"""Define the messages between a rollout, the template process that loads users' files, and samples' processes.
 
 | message | from | to | meaning |
 | --- | --- | --- | --- |

@@ -1,4 +1,4 @@
-"""The process trees below the samples' processes, read from ``/proc``. Called in the template process."""
+"""Read the process trees below the samples' processes from ``/proc``. Called in the template process."""
 
 from __future__ import annotations
 

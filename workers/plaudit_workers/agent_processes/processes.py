@@ -1,4 +1,4 @@
-"""The rollout's side of agent processes: starts the template, has processes forked, notices their ends, kills them."""
+"""Start the template for the rollout, have processes forked, notice their ends, kill them."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class _Connection(asyncio.Protocol):
 
 
 class AgentProcesses:
-    """The processes of all samples of a rollout.
+    """Hold the processes of all samples of a rollout.
 
     Args:
         limits: of each sample; None: the defaults.

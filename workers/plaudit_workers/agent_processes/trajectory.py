@@ -1,4 +1,4 @@
-"""The data that agents exchange with a rollout: finished responses in, a trajectory out. No heavy imports."""
+"""Hold what agents exchange with a rollout: finished responses in, a trajectory out. No heavy imports."""
 
 from __future__ import annotations
 

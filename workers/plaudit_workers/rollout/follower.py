@@ -1,4 +1,4 @@
-"""A pod of a replica that is not its leader: computes its part of the model, takes no prompts and never sees Redis.
+"""Run a pod of a replica that is not its leader: it computes part of the model, takes no prompts, never sees Redis.
 
 The leader of a replica that is stopped finishes running samples first, and needs the other pods for them. So a follower
 that is stopped at the same moment stays until the leader's health port is closed.

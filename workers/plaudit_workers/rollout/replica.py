@@ -1,6 +1,6 @@
-"""The part of one process in its replica of the model, which may span several pods.
+"""Read the part of one process in its replica of the model, which may span several pods.
 
-Read from the environment that the operator sets: ``PLAUDIT_ROLLOUT_GROUP`` names the entry of ``rollout.groups``,
+It comes from the environment that the operator sets: ``PLAUDIT_ROLLOUT_GROUP`` names the entry of ``rollout.groups``,
 ``PLAUDIT_REPLICA_RANK`` counts the pods of the replica from 0, the leader, and ``PLAUDIT_REPLICA_LEADER`` is the
 leader's host name. The leader takes prompts; the others compute their part of the model. No heavy imports.
 """

@@ -38,7 +38,6 @@ class PolicyWeights:
     """Hold the policy version that the engine has loaded, and load newer ones.
 
     Args:
-        switch: how running samples are treated at a switch.
         changed: called after ``held`` or ``loading`` changed; the heartbeat reports both to the trainer.
         sleeps: False keeps the GPUs also while reward models free theirs for the trainer.
         shares: another process of the run uses the same GPUs.

@@ -1,4 +1,4 @@
-"""The rollout process: load the announced policy → take prompts → generate → publish each sample as it finishes.
+"""Run the rollout process: load the announced policy → take prompts → generate → publish each finished sample.
 
 ``serve`` is the process (``python -m plaudit_workers.rollout``, or an actor that awaits it); ``RolloutWorker`` is the
 same without a job file, for tests and benchmarks.

@@ -1,4 +1,4 @@
-"""The protocol between the conductor and what it trains: ``TorchBackend``, or ``ScriptedBackend`` in simulations."""
+"""Define the protocol between the conductor and what it trains: ``TorchBackend``, or simulated ``ScriptedBackend``."""
 
 from __future__ import annotations
 

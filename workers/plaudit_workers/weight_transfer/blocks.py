@@ -25,7 +25,6 @@ def receive_blocks(connection: socket.socket, blocks: Iterable[WeightBlock], fil
 
     Args:
         connection: with a timeout for each read.
-        blocks: from the table of the part.
         file: descriptor; may be written by several threads at once.
 
     Raises:

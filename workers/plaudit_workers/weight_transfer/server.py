@@ -73,7 +73,6 @@ class WeightServer:
 
         Args:
             version: the only one that is served from now on.
-            token: that rollouts prove to know.
         """
         with self._lock:
             self._offer = (version, token, part)

@@ -1,4 +1,4 @@
-"""Tools that are Python functions: their signature and docstring describe them, as transformers and TRL read them.
+"""Run Python functions as tools: their signature and docstring describe them, as transformers and TRL read them.
 
 A function that verl's ``@function_tool`` decorated carries its own schema. A result is shown to the model as text: a
 string as it is, everything else as JSON. ``(text, reward)`` and ``(text, reward, metrics)`` also give a reward, as in

@@ -1,4 +1,4 @@
-"""Tools of an MCP server, reached over HTTP or started as a command, through the official client (package ``mcp``).
+"""Run tools of an MCP server, reached over HTTP or started as a command, through the official client (``mcp``).
 
 The process of a sample opens its own session with its first call, so a server's state belongs to one sample. The list
 of tools is read once, in a process of its own: the template, which forks, must not have threads or connections.

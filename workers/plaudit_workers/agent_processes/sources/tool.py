@@ -1,4 +1,4 @@
-"""A loaded tool. Made by the modules beside this one, called in the processes of samples."""
+"""Define a loaded tool. Made by the modules beside this one, called in the processes of samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools that are classes in verl's form, listed in a YAML file in verl's format.
+"""Run tools that are classes in verl's form, listed in a YAML file in verl's format.
 
 ``create`` → ``execute`` → ``release`` run around every call, as in verl's tool agent loop. A class is instantiated
 once, before the processes of samples are forked: each sample works on its own copy of the instance.

@@ -1,4 +1,4 @@
-"""Agents turn a prompt into a trajectory by calling ``generate`` any number of times.
+"""Turn a prompt into a trajectory by calling ``generate`` any number of times: the protocol of agents.
 
 Called by ``sample_run``; implemented by ``single_turn``, ``tools``, ``endpoint`` and (``kind: custom``) by users' own
 classes, which run in processes of their own (``custom``).

@@ -53,7 +53,7 @@ class CustomAgent:
 
 
 class _Run:
-    """One sample: answers the process's calls of ``generate`` until it has a trajectory."""
+    """Answer the process's calls of ``generate`` for one sample, until it has a trajectory."""
 
     def __init__(self, process: SampleProcess, generate: Generate) -> None:
         self._process = process

@@ -30,7 +30,6 @@ class EnvironmentAgent(ToolAgent):
     Args:
         reads_text: each turn of the policy is an action; otherwise it acts by tool calls.
         step_limit_s: seconds of one call of the environment.
-        agent: those of ``ToolAgent``.
     """
 
     def __init__(self, *agent: Any, reads_text: bool, step_limit_s: float) -> None:

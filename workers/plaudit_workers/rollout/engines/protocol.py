@@ -1,4 +1,4 @@
-"""The protocol between a rollout worker and an inference engine: ``VllmEngine``, ``ScriptedEngine``, or a third.
+"""Define the protocol between a rollout worker and an inference engine: ``VllmEngine``, ``ScriptedEngine``, or a third.
 
 An engine runs many samples at once: every agent awaits ``generate``. Weights are switched while samples run, and each
 finished sample names the policy version that sampled each of its tokens.

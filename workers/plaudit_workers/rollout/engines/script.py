@@ -1,4 +1,4 @@
-"""The script of a scripted engine: distributions of the samples' latency and length. Read by ``scripted``."""
+"""Define the script of a scripted engine: distributions of samples' latency and length. Read by ``scripted``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine without a model: draws responses from a script instead of a policy. For tests and for load generation.
+"""Draw responses from a script instead of a policy: an engine without a model. For tests and for load generation.
 
 A sample's tokens, log-probabilities, length and latency depend only on the request's seed, so runs are repeatable.
 Policy versions are treated as in a real engine: a switch in the middle of a response appears in its version spans.

@@ -55,8 +55,6 @@ class VllmLoop:
         engine: vLLM's engine, its core in this process.
         report: called once a round with the answers of that round.
         untied: the model was built with an output head of its own; see ``tied_weights``.
-        adapters: weights are adapters; see there.
-        images: True if prompts may have images.
     """
 
     def __init__(

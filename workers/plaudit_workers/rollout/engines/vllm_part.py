@@ -1,4 +1,4 @@
-"""The GPUs of one pod in a vLLM engine that spans several pods: what ``vllm serve --headless`` runs."""
+"""Run the GPUs of one pod in a vLLM engine that spans several pods: what ``vllm serve --headless`` runs."""
 
 from __future__ import annotations
 

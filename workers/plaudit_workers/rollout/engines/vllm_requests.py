@@ -1,4 +1,4 @@
-"""Requests of the event loop to the thread that drives vLLM, each with the future that answers it. No heavy imports."""
+"""Carry requests from the event loop to the thread that drives vLLM, each with a future. No heavy imports."""
 
 from __future__ import annotations
 

@@ -32,7 +32,6 @@ def write_checkpoint(folder: Path, step: int, copy: StateCopy, extra: dict[str, 
     """Write a checkpoint, then delete the oldest ones. In any thread.
 
     Args:
-        folder: ``checkpoints`` of the run.
         step: the last closed step; an existing checkpoint of the same step is replaced.
         extra: plain JSON (text keys).
         keep: newest checkpoints to keep, at least 1; None keeps all. See ``checkpoints`` for the order.

@@ -53,7 +53,6 @@ def offer_weights(model: PolicyModel, version: PolicyVersion, token: str, redis_
 
     Args:
         version: of these weights; the version offered before is withdrawn.
-        token: rollouts prove that they know it.
     """
     model.files()  # made here once: ``write_offered`` runs beside updates
     transfer = model.offer(WeightOffer(version, token, redis_url, msgspec.json.encode(model.probe())))

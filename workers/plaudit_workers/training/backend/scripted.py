@@ -1,4 +1,4 @@
-"""A trainer backend without a model: it sleeps instead of computing. For simulations and tests of schedules.
+"""Stand in for a trainer backend without a model: sleep instead of computing. For simulations and tests of schedules.
 
 Passed to ``conduct(run, backend, stop)``; no job selects it. Its state is the list of groups it was trained on, so a
 checkpoint shows exactly which groups the surviving line has learnt from.

@@ -1,4 +1,4 @@
-"""Background tasks of the conductor: work for which the next step does not wait.
+"""Run background tasks of the conductor: work for which the next step does not wait.
 
 A failure of any of them ends the run as if it had happened in a step (``asyncio.TaskGroup``).
 """

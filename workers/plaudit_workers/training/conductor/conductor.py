@@ -72,7 +72,6 @@ class Conductor:
     """Conduct the steps of a run after it was taken over.
 
     Args:
-        background: runs what the steps do not wait for.
         stop: finish the current update, then return.
     """
 

@@ -164,7 +164,6 @@ def adopt(
     """Choose the open groups that the restored run continues with.
 
     Args:
-        step: last closed step of the restored run.
         ledger: as the checkpoint has it.
         survives: returns True for policy versions of the surviving line.
     """

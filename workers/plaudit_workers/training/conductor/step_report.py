@@ -45,7 +45,6 @@ class StepReport:
         """Return the record of the whole step.
 
         Args:
-            incarnation: of the trainer that closes the step.
             trainer_version: number of the version that the step's first update started from.
             closed: server's clock.
         """

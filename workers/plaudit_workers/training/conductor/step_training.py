@@ -186,7 +186,6 @@ def wait_records(began: float, ended: float, awaited: list[str], paused_until: f
 
     Args:
         began: seconds on the server's clock, as the others.
-        awaited: ids of the groups that ended the wait.
         paused_until: when the last pause ended or will end.
     """
     if not began < paused_until <= ended:

@@ -1,4 +1,4 @@
-"""Periodic work of the trainer: heartbeat, deadlines, admissions that found no room, lost groups.
+"""Do the trainer's periodic work: heartbeat, deadlines, admissions that found no room, lost groups.
 
 Runs beside the conductor's steps about once a second, also during an update.
 """

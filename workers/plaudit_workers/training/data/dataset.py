@@ -1,4 +1,4 @@
-"""Prompts in the order of their admission: endless epochs, addressed by one number.
+"""Yield prompts in the order of their admission: endless epochs, addressed by one number.
 
 ``prompt_at(position)`` depends on the file, the seed and the position alone, so the data cursor is all that a
 checkpoint has to keep of the data. Called by the conductor, which turns a ``DatasetRow`` into a stream ``Prompt``.
@@ -106,7 +106,6 @@ class PromptData:
 
         Args:
             template: makes text of messages; without one their contents are joined by line ends.
-            seed: of the order of each epoch.
 
         Raises:
             RefusedError: file or column missing, a row that is not a prompt or whose images cannot be used, or no

@@ -56,7 +56,6 @@ def expanded_lengths(
 
     Args:
         prompt_ids: int32[P] each, as rendered.
-        digests: of each row's images.
 
     Raises:
         RefusedError: a rendered prompt has not as many image tokens as the row has images.

@@ -1,4 +1,4 @@
-"""What layers keep for their gradients: checkpointing, offload of what it keeps, and compilation of each layer.
+"""Choose what layers keep for their gradients: checkpointing, and offload of what it keeps.
 
 Called by ``policy_model`` before the layers are sharded, so that the second forward pass finds gathered weights.
 Checkpointing keeps the input of each layer and computes the layer again. With

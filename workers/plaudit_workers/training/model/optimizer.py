@@ -1,4 +1,4 @@
-"""AdamW with warm-up, schedule and gradient clipping; its saved state does not depend on the number of ranks.
+"""Update with AdamW: warm-up, schedule, gradient clipping. Its saved state does not depend on the number of ranks.
 
 Called by ``policy_model``.
 """

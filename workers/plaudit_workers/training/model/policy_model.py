@@ -1,4 +1,4 @@
-"""The policy on one rank: forward and backward passes over micro-batches, one optimizer step per update.
+"""Run the policy on one rank: forward and backward passes over micro-batches, one optimizer step per update.
 
 With several ranks, every public method except ``files`` is a collective operation: called on rank 0, it is sent to the
 other ranks (``commands``), which repeat it in ``follow``. The gradient of an update is a sum over tokens with weights

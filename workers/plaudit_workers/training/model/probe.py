@@ -1,4 +1,4 @@
-"""The fixed text whose log-probabilities show whether a rollout loaded the published weights. Used by ``policy_model``.
+"""Choose the text whose log-probabilities show whether a rollout loaded the published weights.
 
 A text, not arbitrary ids: a language model gives arbitrary ids logits far apart, and bfloat16 rounds a logit of 16 to
 32 in steps of 0.125. Mean differences between two bfloat16 forward passes of a 16-layer model with logits up to 37 were

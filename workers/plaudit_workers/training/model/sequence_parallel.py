@@ -1,4 +1,4 @@
-"""Sequence parallelism: consecutive ranks compute a packed row together, each a run of its tokens.
+"""Parallelise over the sequence: consecutive ranks compute a packed row together, each a run of its tokens.
 
 DeepSpeed-Ulysses (Jacobs et al. 2023, arXiv 2309.14509). All operations but attention work token by token, so each of n
 ranks keeps the activations of T ÷ n tokens. Attention needs all tokens of a sequence, but treats heads alike: before it

@@ -280,7 +280,6 @@ def fill(tensor: Tensor, full: Tensor | None) -> None:
     """Write an unsharded tensor into a parameter or optimizer tensor. A collective call if it is sharded.
 
     Args:
-        tensor: the target.
         full: same shape; read on rank 0 only, None on the others.
     """
     source = torch.empty(tensor.shape, dtype=tensor.dtype) if full is None else full.to(tensor.dtype)

@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of chosen tokens, computed in the model's output head, chunk by chunk.
+"""Compute log-probabilities and entropies of chosen tokens in the model's output head, chunk by chunk.
 
 Logits of a vocabulary of 150,000 take 600 kB a token in float32, and the loss needs two numbers of them. While a
 ``TokenHead`` is active the head itself returns these two in place of logits: it computes the logits of a few hundred

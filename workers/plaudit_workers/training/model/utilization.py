@@ -1,4 +1,4 @@
-"""Speed of an update: tokens a second, and on GPUs the share of the peak that it reaches (MFU). Pure but for the name.
+"""Measure an update's speed: tokens a second, and on GPUs the share of the peak (MFU). Pure but for the name.
 
 MFU counts 6 operations a trained parameter and token (2 forward, 2 for the gradient of its input, 2 for its own), 4 a
 frozen one, and 6 · layers · width · length for causal attention: what the update needs, without what checkpointing

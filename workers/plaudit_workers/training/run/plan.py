@@ -1,4 +1,4 @@
-"""The parts of a job that the conductor needs, as plain data: from an ``RLJob``, or by hand in simulations."""
+"""Hold the parts of a job that the conductor needs, as plain data: from an ``RLJob``, or by hand in simulations."""
 
 from __future__ import annotations
 

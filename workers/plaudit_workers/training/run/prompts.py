@@ -1,4 +1,4 @@
-"""The protocol of prompt sources: ``data.PromptData``, or anything else that is addressed by position."""
+"""Define the protocol of prompt sources: ``data.PromptData``, or anything else that is addressed by position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The objects that the conductor's parts share: the run's context, and its current state."""
+"""Hold the objects that the conductor's parts share: the run's context, and its current state."""
 
 from __future__ import annotations
 

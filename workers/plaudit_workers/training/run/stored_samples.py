@@ -1,4 +1,4 @@
-"""Stored samples: every closed group of a step as Parquet, one row per sample. Called by the conductor.
+"""Store samples: every closed group of a step as Parquet, one row per sample. Called by the conductor.
 
 ``samples/step-000012-i1.parquet`` is step 12 as incarnation 1 trained it (``sources.samples.files`` chooses among
 incarnations); the last file of a step that was interrupted in its middle has all groups. Columns: group and index of
@@ -106,7 +106,6 @@ def store_groups(
     """Write the closed groups of a step.
 
     Args:
-        folder: ``samples`` of the run.
         groups: their hashes as read before they were closed.
         records: group id → how it ended.
         begun_by: the incarnation that stored the step's first groups, which come first in this file too; 0: none.

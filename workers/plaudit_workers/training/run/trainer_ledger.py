@@ -1,4 +1,4 @@
-"""The trainer's own ledger: groups in flight, the next positions, and how groups ended. Pure.
+"""Keep the trainer's own ledger: groups in flight, the next positions, and how groups ended. Pure.
 
 It is authoritative: Redis's counters are corrected by it. A checkpoint contains its ``snapshot``, so a resumed trainer
 knows which groups the restored policy has learnt from. Positions of a split are admitted in order; those that have to

@@ -108,7 +108,7 @@ class WeightFiles:
 
 
 class _HashedFile:
-    """A new file that is written and hashed by a thread, while the caller gathers the next tensor."""
+    """Write and hash a new file in a thread, while the caller gathers the next tensor."""
 
     def __init__(self, path: Path, layout: FileLayout) -> None:
         self._path = path

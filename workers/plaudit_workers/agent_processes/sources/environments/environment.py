@@ -1,4 +1,4 @@
-"""The protocol of environments, and the answers to the rollout's questions. Runs in the processes of samples."""
+"""Define the protocol of environments, and answer the rollout's questions. Runs in the processes of samples."""
 
 from __future__ import annotations
 

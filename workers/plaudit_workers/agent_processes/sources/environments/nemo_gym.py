@@ -1,4 +1,4 @@
-"""Resources servers of NeMo Gym: ``/seed_session``, one route for each tool, ``/verify`` for the reward.
+"""Use resources servers of NeMo Gym: ``/seed_session``, one route for each tool, ``/verify`` for the reward.
 
 The cookies of ``/seed_session`` name the sample's session. ``/verify`` gets the conversation as a response of OpenAI's
 Responses API, as NeMo Gym's simple agent sends it.

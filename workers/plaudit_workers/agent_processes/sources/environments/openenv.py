@@ -1,4 +1,4 @@
-"""OpenEnv servers: a session over the WebSocket ``/ws`` for each sample.
+"""Use OpenEnv servers: a session over the WebSocket ``/ws`` for each sample.
 
 The policy acts through one tool, ``step``, whose parameters are those of the server's action (``GET /schema``); on a
 server whose actions are MCP tools, through these tools. Rewards come with the steps and are added up.

@@ -1,4 +1,4 @@
-"""Requests to an environment's server, from the process of a sample."""
+"""Send requests to an environment's server, from the process of a sample."""
 
 from __future__ import annotations
 

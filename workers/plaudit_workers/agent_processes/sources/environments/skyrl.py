@@ -1,4 +1,4 @@
-"""Environments in SkyRL's form (``BaseTextEnv``): ``init(prompt)``, then ``step(action)`` for each turn."""
+"""Run environments in SkyRL's form (``BaseTextEnv``): ``init(prompt)``, then ``step(action)`` for each turn."""
 
 from __future__ import annotations
 

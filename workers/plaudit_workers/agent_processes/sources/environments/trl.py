@@ -1,4 +1,4 @@
-"""Environments in TRL's form (``environment_factory``): ``reset``, public methods as tools, perhaps ``get_reward``.
+"""Run environments in TRL's form (``environment_factory``): ``reset``, public methods as tools, maybe ``get_reward``.
 
 An instance is created in the sample's process, so it may open connections. To describe its methods, a class is not
 instantiated; a factory function is called once in a fork.

@@ -1,4 +1,4 @@
-"""Agent loops in verl's form (``AgentLoopBase``): ``run(sampling_params, **row)`` holds a whole conversation.
+"""Run agent loops in verl's form (``AgentLoopBase``): ``run(sampling_params, **row)`` holds a whole conversation.
 
 The loop tokenises itself and calls ``server_manager.generate(prompt_ids=…)``, which asks the rollout's engine. What it
 returns is compared with what the engine saw: tokens that it marks as the policy's must be those that were sampled, each

@@ -1,4 +1,4 @@
-"""The chat template and the parser of tool calls for one list of tools: requests bring their own tools."""
+"""Hold the chat template and the parser of tool calls for one list of tools: requests bring their own tools."""
 
 from __future__ import annotations
 

@@ -43,7 +43,6 @@ class RequestError(Exception):
     """Answer a request with status 400.
 
     Args:
-        message: problem and its remedy.
         code: an error code of OpenAI's API; clients check for ``context_length_exceeded``.
     """
 

@@ -1,4 +1,4 @@
-"""The HTTP server of a rollout, on loopback: OpenAI's Chat Completions and Models API for the programs of its samples.
+"""Serve OpenAI's Chat Completions and Models API on loopback, for the programs of a rollout's samples.
 
 A request belongs to the sample whose key it carries; keys are random and end with their sample.
 """

@@ -1,4 +1,4 @@
-"""The conversations of one sample: continues them token by token and captures what the policy sampled.
+"""Continue the conversations of one sample token by token, and capture what the policy sampled.
 
 The next prompt of a continued conversation = the ids of the turn before + the tokens that the chat template writes for
 the new messages. A request that continues no earlier turn is rendered anew, as a prompt without loss.

@@ -1,4 +1,4 @@
-"""Micro-batches within a token budget, without padding, balanced over bins and ranks.
+"""Make micro-batches within a token budget, without padding, balanced over bins and ranks.
 
 Called by ``policy``. ``assign_bins`` is pure arithmetic over lengths; ``pack`` lays the sequences of one bin one behind
 another in a single row. Which sequence lies where changes nothing but rounding: positions begin anew with each
@@ -84,7 +84,6 @@ def assign_bins(lengths: Sequence[int], budget: int, num_ranks: int = 1) -> list
     budget lies alone in its bin.
 
     Args:
-        lengths: in tokens.
         budget: tokens of a bin at most.
         num_ranks: ranks that work at the same time; collective calls want equally many bins on each.
 

@@ -1,4 +1,4 @@
-"""Weights by which the losses of tokens add up to the loss of an update: ``loss.aggregation``.
+"""Weigh the losses of tokens, which add up to the loss of an update: ``loss.aggregation``.
 
 | ``loss.aggregation`` | verl's ``loss_agg_mode`` | weight of a token of sequence i |
 | --- | --- | --- |

@@ -1,4 +1,4 @@
-"""Estimates of KL(π_θ ‖ π_ref) from the tokens of samples: ``loss.klEstimator``.
+"""Estimate KL(π_θ ‖ π_ref) from the tokens of samples: ``loss.klEstimator``.
 
 Source: Schulman 2020, Approximating KL Divergence; bounds as in verl's ``kl_penalty_forward``. All are 0 for equal
 policies. Only the gradient of ``k2`` is that of the divergence; ``k1`` has the right mean and, as a term of the loss,

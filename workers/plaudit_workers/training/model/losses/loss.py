@@ -1,4 +1,4 @@
-"""The loss of a micro-batch: policy loss × importance weight, optional KL and entropy terms, aggregated.
+"""Compute the loss of a micro-batch: policy loss × importance weight, optional KL and entropy terms, aggregated.
 
 Called by ``policy_model`` for each micro-batch. Each term is a sum over tokens of ``aggregation weight x token loss``,
 with weights from the *whole* update (``losses.aggregation``): sums over micro-batches and ranks add up to the same loss

@@ -1,4 +1,4 @@
-"""Inputs and results of a policy loss, token by token. Passed by ``policy_model``, read by every loss of this folder.
+"""Hold inputs and results of a policy loss, token by token: passed by ``policy_model``, read by every loss here.
 
 Shapes: R trained tokens of a micro-batch, which are those of S whole sequences, one behind another.
 """

@@ -1,4 +1,4 @@
-"""The protocol of sinks, and functions that several of them share."""
+"""Define the protocol of sinks, and functions that several of them share."""
 
 from __future__ import annotations
 
