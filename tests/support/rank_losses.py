@@ -17,7 +17,7 @@ from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.training.model.batches.batch import TrainingBatch
 from plaudit_workers.training.model.policy_model import PolicyModel, build_model
-from plaudit_workers.training.model.sharding import whole
+from whole_state import gather
 
 Outcome = tuple[dict[str, float], dict[str, torch.Tensor], list[NDArray[np.float32]]]
 
@@ -27,7 +27,7 @@ def keep_gradients(policy: PolicyModel, found: list[dict[str, torch.Tensor]]) ->
     step = policy._optimizer.step
 
     def collected() -> dict[str, float]:
-        found.append({name: whole(each.grad).clone() for name, each in policy._parameters.items()})
+        found.append(gather({name: each.grad for name, each in policy._parameters.items()}))
         return step()
 
     policy._optimizer.step = collected  # type: ignore[method-assign]

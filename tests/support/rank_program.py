@@ -19,11 +19,12 @@ from safetensors.torch import load_file
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.images.processor import ImageProcessor
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.training.backend.checkpoint import load_checkpoint, save_checkpoint, write_checkpoint
+from plaudit_workers.training.backend.checkpoint import load_checkpoint, write_checkpoint
 from plaudit_workers.training.backend.publish import offer_weights, write_weights
 from plaudit_workers.training.backend.torch_backend import TorchBackend
 from plaudit_workers.training.model.policy_model import PolicyModel, build_model
 from plaudit_workers.weight_transfer.receiver import Reception
+from whole_state import full_state, save_checkpoint
 
 
 def lead(job: RLJob, policy: PolicyModel, folder: Path) -> None:
@@ -34,7 +35,7 @@ def lead(job: RLJob, policy: PolicyModel, folder: Path) -> None:
     results["logprobs"] = policy.logprobs(batches[0]) + policy.logprobs(batches[3])
     results["probe"] = policy.probe()
     results["figures"] += [policy.update(batch) for batch in batches[2:]]
-    results["state"] = policy.full_state()
+    results["state"] = full_state(policy)
     if not job.spec.trainer.lora:
         announcement = offer_weights(policy, PolicyVersion(1, 4), "token", "redis://127.0.0.1")
         results["parts"] = len(announcement.transfer.parts)
@@ -43,7 +44,7 @@ def lead(job: RLJob, policy: PolicyModel, folder: Path) -> None:
     results["announced"] = write_weights(policy, folder / "weights", PolicyVersion(1, 4))
     results["extra"] = load_checkpoint(folder / "checkpoints" / "step-000002", policy)
     results["figures_again"] = [policy.update(batch) for batch in batches[2:]]
-    results["state_again"] = policy.full_state()
+    results["state_again"] = full_state(policy)
     (folder / "results.pickle").write_bytes(pickle.dumps(results))
 
 
@@ -57,7 +58,7 @@ def relay(policy: PolicyModel, folder: Path, load: str, first: int, end: int, sa
         policy.update(batches[0])  # while it is written
         write_checkpoint(Path(save), end, copy, {})
         load_checkpoint(Path(save) / f"step-{end:06d}", policy)
-    (folder / "relayed.pickle").write_bytes(pickle.dumps((figures, policy.full_state())))
+    (folder / "relayed.pickle").write_bytes(pickle.dumps((figures, full_state(policy))))
 
 
 def save_until_a_rank_dies(policy: PolicyModel, folder: Path) -> None:
@@ -84,7 +85,7 @@ def publish_deltas(job: RLJob, policy: PolicyModel, folder: Path) -> None:
     backend, published = TorchBackend(job, policy, folder), []
     for number, batch in enumerate(pickle.loads((folder / "batches.pickle").read_bytes())):
         policy.update(batch)
-        published.append((backend.publish(PolicyVersion(1, number)), policy.full_state()))
+        published.append((backend.publish(PolicyVersion(1, number)), full_state(policy)))
     backend.write_whole(published[-1][0])
     (folder / "published.pickle").write_bytes(pickle.dumps(published))
 

@@ -28,10 +28,11 @@ from plaudit_workers.training.model.model import (
     load_model,
 )
 from plaudit_workers.training.model.policy_model import placed
-from plaudit_workers.training.model.sharding import Ranks, gather, gathered, join_ranks, leave_ranks
+from plaudit_workers.training.model.sharding import Ranks, gathered, join_ranks, leave_ranks
 from plaudit_workers.training.model.weight_offer import shapes_of
 from plaudit_workers.training.shards.model_files import ModelFiles
 from plaudit_workers.training.shards.weight_files import WeightFiles
+from whole_state import gather
 
 
 class PeakMemory:
@@ -71,7 +72,7 @@ def compared(source: Path, ranks: Ranks) -> dict[str, Any]:
     values = [
         forward_logits(each, row.input_ids, row.position_ids, row.layout, row.sources) for each in (module, eager)
     ]
-    whole, buffers = gather(dict(module.named_parameters()), keep=True), dict(module.named_buffers())
+    whole, buffers = gather(dict(module.named_parameters())), dict(module.named_buffers())
     tokenizer = load_tokenizer(spec)
     files = [companion_files(each, tokenizer, torch.bfloat16) for each in (module, eager)]
     return {
@@ -115,7 +116,7 @@ def adapted(source: Path, ranks: Ranks) -> dict[str, Any]:
             Adapters(each.module, lora, spec.source, dtype)
         modules = [placed(each, ranks, dtype) for each in both]
         values = [dict(each.named_parameters()) for each in modules]
-        whole, expected = (gather(each, keep=True) for each in values)
+        whole, expected = (gather(each) for each in values)
         row = pack_single(torch.tensor([3, 1, 4, 1, 5, 9, 2, 6]))
         logits = [forward_logits(each, row.input_ids, row.position_ids, row.layout, row.sources) for each in modules]
         found[str(dtype)] = {

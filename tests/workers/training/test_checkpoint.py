@@ -21,7 +21,6 @@ from plaudit_workers.training.backend.checkpoint import (
     load_checkpoint,
     read_extra,
     recovered_checkpoints,
-    save_checkpoint,
     write_checkpoint,
 )
 from plaudit_workers.training.backend.publish import offer_weights
@@ -31,6 +30,7 @@ from plaudit_workers.training.model.policy_model import build_model
 from plaudit_workers.training.run.lineage import Lineage
 from plaudit_workers.training.shards.reader import ShardReader
 from plaudit_workers.whole_files import remove_leftovers
+from whole_state import full_state, save_checkpoint
 
 SCORES = [[0.0, 1.0, 0.5], [0.2, 0.4, None]]
 
@@ -49,7 +49,7 @@ def test_two_steps_and_a_resume_are_bit_equal_to_four_steps(make_job, make_group
     assert [path] == checkpoints(tmp_path) == [tmp_path / "step-000002"]
     assert load_checkpoint(path, resumed) == extra == read_extra(path)
     assert [resumed.update(batch) for batch in batches[2:]] == figures
-    torch.testing.assert_close(resumed.full_state(), through.full_state(), atol=0, rtol=0)
+    torch.testing.assert_close(full_state(resumed), full_state(through), atol=0, rtol=0)
 
 
 def test_the_newest_are_kept_and_half_written_ones_are_ignored(make_job, tmp_path):
@@ -165,7 +165,7 @@ def test_a_checkpoint_in_one_file_of_an_earlier_version_is_loaded(make_job, make
     resumed = build_model(make_job({}))
     assert load_checkpoint(path, resumed) == {"cursor": 8}
     assert resumed.update(batches[2]) == through.update(batches[2])
-    torch.testing.assert_close(resumed.full_state(), through.full_state(), atol=0, rtol=0)
+    torch.testing.assert_close(full_state(resumed), full_state(through), atol=0, rtol=0)
 
 
 def killed_at(number: int, folder: Path, write: Callable[[], object]) -> bool:
@@ -194,9 +194,9 @@ def test_sigkill_at_each_point_of_a_save_leaves_the_old_or_the_new_state_whole(m
     folder, backup = tmp_path / "checkpoints", tmp_path / "backup"
     policy, loaded = build_model(make_job({})), build_model(make_job({}))
     save_checkpoint(backup, 2, policy, {"incarnation": 1})
-    states = [policy.full_state()]
+    states = [full_state(policy)]
     policy.update(make_batch(make_groups(SCORES), "rloo", 1.0))
-    states.append(policy.full_state())
+    states.append(full_state(policy))
     copy, left, number, was_killed = policy.copy_state(), [], 0, True
     while was_killed:
         number += 1
@@ -205,7 +205,7 @@ def test_sigkill_at_each_point_of_a_save_leaves_the_old_or_the_new_state_whole(m
         was_killed = killed_at(number, folder, lambda: write_checkpoint(folder, 2, copy, {"incarnation": 2}, keep=1))
         assert recovered_checkpoints(folder) == [folder / "step-000002"]
         left.append(load_checkpoint(folder / "step-000002", loaded)["incarnation"] - 1)
-        torch.testing.assert_close(loaded.full_state(), states[left[-1]], atol=0, rtol=0)
+        torch.testing.assert_close(full_state(loaded), states[left[-1]], atol=0, rtol=0)
         remove_leftovers(folder)
         assert os.listdir(folder) == ["step-000002"]
     assert number > 12
@@ -217,7 +217,7 @@ def test_a_checkpoint_is_written_while_the_next_updates_run(make_job, make_group
     job = make_job({})
     model = build_model(job)
     backend = TorchBackend(job, model, tmp_path)
-    before, held = model.full_state(), threading.Event()
+    before, held = full_state(model), threading.Event()
     backend._saver.submit(held.wait, 60)  # a volume that takes its time
     assert backend.save(2, {"incarnation": 1}) == tmp_path / "checkpoints" / "step-000002"
     backend.update(make_groups(SCORES))
@@ -225,9 +225,9 @@ def test_a_checkpoint_is_written_while_the_next_updates_run(make_job, make_group
     held.set()
     backend.finish_saving()
     assert backend.checkpoints() == {tmp_path / "checkpoints" / "step-000002": {"incarnation": 1}}
-    assert any(not torch.equal(before[name], tensor) for name, tensor in model.full_state().items())
+    assert any(not torch.equal(before[name], tensor) for name, tensor in full_state(model).items())
     backend.load(tmp_path / "checkpoints" / "step-000002")
-    torch.testing.assert_close(model.full_state(), before, atol=0, rtol=0)
+    torch.testing.assert_close(full_state(model), before, atol=0, rtol=0)
     backend.close()
 
 

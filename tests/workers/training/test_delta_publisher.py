@@ -15,13 +15,14 @@ from plaudit_workers.cli import main
 from plaudit_workers.job.loading.dump import dump_job
 from plaudit_workers.process import RefusedError
 from plaudit_workers.published_weights import Probe, weights_digest
-from plaudit_workers.training.backend.checkpoint import load_checkpoint, save_checkpoint
+from plaudit_workers.training.backend.checkpoint import load_checkpoint
 from plaudit_workers.training.backend.publish import prune_weights
 from plaudit_workers.training.backend.torch_backend import TorchBackend
 from plaudit_workers.training.model.batches.batch import make_batch
 from plaudit_workers.training.model.policy_model import build_model
 from plaudit_workers.weight_deltas.folders import is_whole
 from plaudit_workers.weight_deltas.restore import restore_version
+from whole_state import full_state, save_checkpoint
 
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, 0.5]]
 
@@ -78,7 +79,7 @@ def test_every_version_is_restored_as_it_was_and_every_few_are_whole(delta_job, 
     announced, states = [], []
     for number in range(6):
         announced.append(train(backend, number))
-        states.append(policy.full_state())
+        states.append(full_state(policy))
     folders = [tmp_path / "weights" / str(each.version) for each in announced]
     assert [form_of(folder) for folder in folders] == ["whole", "delta", "delta", "whole+delta", "delta", "delta"]
     for folder, announcement, state in zip(folders, announced, states, strict=True):
@@ -111,13 +112,13 @@ def test_a_step_resumed_in_its_middle_publishes_its_first_weights_and_then_the_d
 ):
     job = delta_job(miniBatchesPerStep=4, loss={"correction": "decoupled"})
     stopped, resumed = build_model(job), build_model(job)
-    first = stopped.full_state()
+    first = full_state(stopped)
     stopped.hold_proximal(PolicyVersion(1, 0))
     stopped.update(make_batch(make_groups(SCORES), "grpo", 1.0))
     save_checkpoint(tmp_path / "checkpoints", 0, stopped, {})
     load_checkpoint(tmp_path / "checkpoints" / "step-000000", resumed)
     backend = TorchBackend(job, resumed, tmp_path)
-    for number, expected in enumerate((first, stopped.full_state())):
+    for number, expected in enumerate((first, full_state(stopped))):
         folder = tmp_path / "weights" / str(backend.publish(PolicyVersion(2, number)).version)
         stored = load_file(restored(folder, tmp_path) / "model.safetensors")
         torch.testing.assert_close(stored, expected, atol=0, rtol=0)
@@ -129,7 +130,7 @@ def test_a_requested_version_is_written_whole_also_after_the_next_update(delta_j
     policy = build_model(job)
     backend = TorchBackend(job, policy, tmp_path)
     older, announced = [train(backend, number) for number in range(2)]
-    folder, state = tmp_path / "weights" / "1.1", policy.full_state()
+    folder, state = tmp_path / "weights" / "1.1", full_state(policy)
     probe = (folder / "probe.json").read_bytes()
     (folder / "model.safetensors.delta").write_bytes(b"damaged")
     backend.update(make_groups(SCORES, seed=9))
@@ -143,7 +144,7 @@ def test_a_requested_version_is_written_whole_also_after_the_next_update(delta_j
     backend.write_whole(older)  # rollouts follow the newest version
     assert not (tmp_path / "weights" / "1.0").exists()
     train(backend, 2)
-    weights_before = policy.full_state()
+    weights_before = full_state(policy)
     stored = load_file(restored(tmp_path / "weights" / "1.2", tmp_path) / "model.safetensors")
     torch.testing.assert_close(stored, weights_before, atol=0, rtol=0)
 
@@ -180,7 +181,7 @@ def test_a_delta_is_exported_as_a_whole_model(delta_job, train, tmp_path, capsys
     (tmp_path / "run" / "job.yaml").write_text(dump_job(job))
     output = tmp_path / "exported"
     assert main(["export", str(tmp_path / "run"), "--output", str(output)]) == 0
-    torch.testing.assert_close(load_file(output / "model.safetensors"), policy.full_state(), atol=0, rtol=0)
+    torch.testing.assert_close(load_file(output / "model.safetensors"), full_state(policy), atol=0, rtol=0)
     assert not [path for path in output.iterdir() if "delta" in path.name or path.name == "probe.json"]
     assert (output / "tokenizer.json").exists()
     shutil.rmtree(tmp_path / "run" / "weights" / "1.0")

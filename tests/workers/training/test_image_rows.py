@@ -18,7 +18,7 @@ from plaudit_wire.records import Stamps
 from plaudit_workers.images.store import ImageStore
 from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.group import Group, GroupSample
-from plaudit_workers.training.backend.checkpoint import load_checkpoint, save_checkpoint
+from plaudit_workers.training.backend.checkpoint import load_checkpoint
 from plaudit_workers.training.backend.publish import write_weights
 from plaudit_workers.training.backend.torch_backend import TorchBackend
 from plaudit_workers.training.export import export
@@ -28,6 +28,7 @@ from plaudit_workers.training.model.images.rows import ImageRows, busy_sequence
 from plaudit_workers.training.model.policy_model import build_model
 from tiny_vision import save_vision_policy
 from vision_policy import opened, random_batch, vision_job
+from whole_state import full_state, save_checkpoint
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -57,7 +58,7 @@ def test_a_packed_row_gives_what_its_sequences_give_alone(begin):
         assert np.abs(together - alone).max() < 1e-5
     figures = [policy.update(batch) for policy in (packed, single)]
     assert figures[0]["actor/grad_norm"] == pytest.approx(figures[1]["actor/grad_norm"], rel=1e-4)
-    states = [policy.full_state() for policy in (packed, single)]
+    states = [full_state(policy) for policy in (packed, single)]
     torch.testing.assert_close(states[0], states[1], atol=2e-5, rtol=1e-4)
 
 
@@ -86,12 +87,12 @@ def test_packed_rows_give_what_transformers_gives(begin, vision_model):
 
 def test_an_update_trains_the_vision_tower_where_there_are_images(begin):
     _, images, rows, policy = begin()
-    before = policy.full_state()
+    before = full_state(policy)
     text = random_batch(images, [row for row in rows if not row.images], seed=3)
     assert policy.update(text)["actor/skipped_updates"] == 0
-    after_text = policy.full_state()
+    after_text = full_state(policy)
     policy.update(random_batch(images, rows, seed=3))
-    after_images = policy.full_state()
+    after_images = full_state(policy)
     tower = [name for name in before if "visual" in name]
     assert tower
     assert all(torch.equal(before[name], after_text[name]) for name in tower)
@@ -135,7 +136,7 @@ def test_a_checkpoint_resumes_bit_for_bit(begin, tmp_path):
     load_checkpoint(path, resumed)
     for batch in batches[1:]:
         resumed.update(batch)
-    torch.testing.assert_close(resumed.full_state(), through.full_state(), atol=0, rtol=0)
+    torch.testing.assert_close(full_state(resumed), full_state(through), atol=0, rtol=0)
 
 
 def test_published_weights_and_exports_are_whole_models(begin, tmp_path, vision_model):
@@ -149,7 +150,7 @@ def test_published_weights_and_exports_are_whole_models(begin, tmp_path, vision_
     shared = {"run": run, "runs_folder": tmp_path}
     export(argparse.Namespace(**shared, output=outputs["version"], step=None, version=""))
     export(argparse.Namespace(**shared, output=outputs["step"], step=1, version=""))
-    expected = policy.full_state()
+    expected = full_state(policy)
     for folder in outputs.values():
         model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
         torch.testing.assert_close(dict(model.state_dict()), expected, atol=0, rtol=0)

@@ -13,7 +13,7 @@ from plaudit_workers.errors import RefusedError
 from plaudit_workers.job.loading.dump import dump_job
 from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.job.spec.trainer import LoraSpec
-from plaudit_workers.training.backend.checkpoint import load_checkpoint, save_checkpoint
+from plaudit_workers.training.backend.checkpoint import load_checkpoint
 from plaudit_workers.training.backend.publish import write_weights
 from plaudit_workers.training.model.batches.batch import make_batch
 from plaudit_workers.training.model.lora import Adapters, adapter_config
@@ -21,6 +21,7 @@ from plaudit_workers.training.model.model import load_by_rows
 from plaudit_workers.training.model.policy_model import build_model, placed
 from plaudit_workers.training.model.sharding import Ranks
 from plaudit_workers.training.shards.index import ShardIndex
+from whole_state import full_state, save_checkpoint
 
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None]]
 LORA = {"trainer": {"lora": {"rank": 4, "alpha": 8.0}}}
@@ -99,7 +100,7 @@ def test_a_resumed_adapter_repeats_the_updates_bit_by_bit(make_job, make_groups,
     load_checkpoint(path, resumed)
     for batch in batches[2:]:
         resumed.update(batch)
-    torch.testing.assert_close(resumed.full_state(), policy.full_state(), atol=0, rtol=0)
+    torch.testing.assert_close(full_state(resumed), full_state(policy), atol=0, rtol=0)
 
 
 def test_a_checkpoint_holds_no_frozen_weights(make_job, tmp_path):

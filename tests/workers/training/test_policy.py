@@ -18,7 +18,7 @@ from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.algorithm import OptimizerSpec
 from plaudit_workers.process import RefusedError
 from plaudit_workers.published_weights import Probe
-from plaudit_workers.training.backend.checkpoint import load_checkpoint, save_checkpoint
+from plaudit_workers.training.backend.checkpoint import load_checkpoint
 from plaudit_workers.training.backend.publish import write_weights
 from plaudit_workers.training.backend.torch_backend import TorchBackend
 from plaudit_workers.training.model.batches.batch import make_batch
@@ -27,6 +27,7 @@ from plaudit_workers.training.model.policy_model import build_model
 from plaudit_workers.training.model.token_head import TokenHead
 from plaudit_workers.training.shards.index import ShardIndex
 from plaudit_workers.training.shards.reader import ShardReader
+from whole_state import full_state, save_checkpoint
 
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None], [0.2, 0.4, 0.6, 0.8], [0.5, 0.5, 0.5, 0.5]]
 
@@ -61,7 +62,7 @@ def test_updates_do_not_depend_on_the_micro_batches(make_job, batches, kind, cor
     for budget in (1, 40, 4096):
         policy = build_model(make_job({"algorithm": {"loss": loss}, "trainer": {"microBatchTokens": budget}}))
         figures.append([policy.update(batch) for batch in batches[:2]][-1])
-        states.append(policy.full_state())
+        states.append(full_state(policy))
     for figure, state in zip(figures[1:], states[1:], strict=True):
         assert figure == pytest.approx(figures[0], rel=1e-4, abs=1e-6)
         torch.testing.assert_close(state, states[0], atol=1e-5, rtol=1e-4)
@@ -91,7 +92,7 @@ def test_an_update_is_adamw_on_the_gradient_of_the_loss(make_job, batches, model
 
     assert figures["actor/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
     assert figures["actor/pg_loss"] == pytest.approx(loss.item() / batch.num_trained_tokens, rel=1e-4)
-    torch.testing.assert_close(policy.full_state(), dict(model.state_dict()), atol=1e-5, rtol=1e-3)
+    torch.testing.assert_close(full_state(policy), dict(model.state_dict()), atol=1e-5, rtol=1e-3)
 
 
 def test_a_multi_turn_sample_is_trained_on_the_tokens_that_the_policy_chose(make_job, batches, model_folder):
@@ -216,7 +217,7 @@ def test_resumed_training_is_bit_equal(make_job, batches, correction, tmp_path):
     for batch in batches[2:]:
         figures_resumed = second.update(batch)
     assert figures_resumed == figures
-    torch.testing.assert_close(second.full_state(), through.full_state(), atol=0, rtol=0)
+    torch.testing.assert_close(full_state(second), full_state(through), atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("correction", ["tis", "decoupled", "none"])
@@ -231,9 +232,9 @@ def test_a_step_stopped_in_its_middle_goes_on_as_if_it_never_had(make_job, batch
         for batch in batches[:2]:
             policy.update(batch)
     fresh = build_model(job)
-    first_weights, first_probe = fresh.full_state(), fresh.probe()
+    first_weights, first_probe = full_state(fresh), fresh.probe()
     save_checkpoint(tmp_path / "checkpoints", 0, stopped, {})
-    present = stopped.full_state()
+    present = full_state(stopped)
 
     load_checkpoint(tmp_path / "checkpoints" / "step-000000", resumed)
     write_weights(resumed, tmp_path, PolicyVersion(2, 0))
@@ -241,17 +242,17 @@ def test_a_step_stopped_in_its_middle_goes_on_as_if_it_never_had(make_job, batch
     if correction != "none":  # nothing is clipped around them without a correction
         torch.testing.assert_close(stored, first_weights, atol=0, rtol=0)
         assert msgspec.json.decode((tmp_path / "2.0" / "probe.json").read_bytes(), type=Probe) == first_probe
-    torch.testing.assert_close(resumed.full_state(), present, atol=0, rtol=0)
+    torch.testing.assert_close(full_state(resumed), present, atol=0, rtol=0)
     for batch in batches[2:]:
         expected = through.update(batch)
         for name in ("actor/logprob_mismatch", "actor/logprob_mismatch_limit"):
             expected.pop(name, None)  # compares samples of the announced version, 2.0 after a resume
         assert resumed.update(batch) == expected
-    torch.testing.assert_close(resumed.full_state(), through.full_state(), atol=0, rtol=0)
+    torch.testing.assert_close(full_state(resumed), full_state(through), atol=0, rtol=0)
 
     # The next publication is of the trained weights.
     write_weights(resumed, tmp_path, PolicyVersion(2, 1))
-    torch.testing.assert_close(load_file(tmp_path / "2.1" / "model.safetensors"), through.full_state(), atol=0, rtol=0)
+    torch.testing.assert_close(load_file(tmp_path / "2.1" / "model.safetensors"), full_state(through), atol=0, rtol=0)
     through.hold_proximal(PolicyVersion(1, 1))
     assert resumed.update(batches[0]) == through.update(batches[0])
 
@@ -262,13 +263,13 @@ def test_a_state_from_before_the_first_update_comes_back(make_job, batches, tmp_
     fresh.copy_state().write(tmp_path)
     later.load(str(tmp_path))
     assert later.update(batches[1]) == fresh.update(batches[1])
-    torch.testing.assert_close(later.full_state(), fresh.full_state(), atol=0, rtol=0)
+    torch.testing.assert_close(full_state(later), full_state(fresh), atol=0, rtol=0)
 
 
 def test_a_saved_state_is_not_moved_by_later_updates(make_job, batches, tmp_path):
     policy = build_model(make_job({}))
     policy.update(batches[0])
-    state, published = policy.copy_state(), policy.full_state()
+    state, published = policy.copy_state(), full_state(policy)
     copies = {name: tensor.clone() for name, tensor in published.items()}
     policy.update(batches[1])
     state.write(tmp_path)
@@ -276,7 +277,7 @@ def test_a_saved_state_is_not_moved_by_later_updates(make_job, batches, tmp_path
     for name, tensor in copies.items():
         assert torch.equal(reader.whole(f"model/{name}"), tensor)
         assert torch.equal(published[name], tensor)
-        assert not torch.equal(policy.full_state()[name], tensor)
+        assert not torch.equal(full_state(policy)[name], tensor)
 
 
 def test_warm_up_grows_over_the_updates_of_its_steps(make_job, batches):
@@ -303,12 +304,12 @@ def test_epochs_clip_around_the_policy_before_the_first_of_them(make_job, make_g
     model = build_model(job)
     backend = TorchBackend(job, model, tmp_path)
     backend.publish(PolicyVersion(1, 0))
-    before = model.full_state()
+    before = full_state(model)
     figures = backend.update(make_groups(SCORES))
     assert figures["actor/pg_clipfrac"] > 0  # none in the first of the three, so the mean is that of the others
     model.copy_state().write(tmp_path)
     assert ShardIndex.read(tmp_path).progress.updates == 3
-    assert any(not torch.equal(before[name], tensor) for name, tensor in model.full_state().items())
+    assert any(not torch.equal(before[name], tensor) for name, tensor in full_state(model).items())
 
 
 def gradients(model, batch):
@@ -379,41 +380,41 @@ def test_sequences_without_a_gradient_are_left_out_and_change_nothing_else(make_
     figures, expected = policy.update(batches[0]), everything.update(batches[0])
     assert figures["training/sequences_skipped"] == 4  # the group of equal scores
     assert figures["actor/pg_loss"] == pytest.approx(expected["actor/pg_loss"], rel=1e-5)
-    torch.testing.assert_close(policy.full_state(), everything.full_state(), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(full_state(policy), full_state(everything), atol=1e-6, rtol=1e-5)
 
 
 def test_an_update_without_any_gradient_moves_nothing(make_job, batches, make_groups):
     policy = build_model(make_job({}))
     policy.update(batches[0])
-    before = policy.full_state()
+    before = full_state(policy)
     figures = policy.update(make_batch(make_groups([[1.0, 1.0], [0.0, 0.0]]), "grpo", 0.8))
     assert figures["training/sequences_skipped"] == 4
-    torch.testing.assert_close(policy.full_state(), before, atol=0, rtol=0)
+    torch.testing.assert_close(full_state(policy), before, atol=0, rtol=0)
 
 
 def test_a_gradient_that_is_not_finite_is_thrown_away(make_job, batches):
     policy = build_model(make_job({}))
     policy.update(batches[0])
-    before = policy.full_state()
+    before = full_state(policy)
     broken = [dataclasses.replace(sequence, advantage=math.nan) for sequence in batches[1].sequences]
     figures = policy.update(dataclasses.replace(batches[1], sequences=tuple(broken)))
     assert figures["actor/skipped_updates"] == 1
     assert "actor/grad_norm" not in figures
-    torch.testing.assert_close(policy.full_state(), before, atol=0, rtol=0)
+    torch.testing.assert_close(full_state(policy), before, atol=0, rtol=0)
     assert policy.update(batches[2])["actor/skipped_updates"] == 0
 
 
 def test_an_empty_batch_changes_nothing(make_job, make_groups):
     policy = build_model(make_job({}))
-    before = policy.full_state()
+    before = full_state(policy)
     figures = policy.update(make_batch(make_groups([[None, None]]), "grpo", 1.0))
     assert figures["training/sequences"] == 0
-    torch.testing.assert_close(policy.full_state(), before, atol=0, rtol=0)
+    torch.testing.assert_close(full_state(policy), before, atol=0, rtol=0)
 
 
 def test_published_weights_have_the_jobs_precision_and_training_stays_near_float32(make_job, batches, tmp_path):
     rough, exact = build_model(make_job({"model": {"dtype": "bfloat16"}})), build_model(make_job({}))
-    assert {tensor.dtype for tensor in rough.full_state().values()} == {torch.bfloat16}
+    assert {tensor.dtype for tensor in full_state(rough).values()} == {torch.bfloat16}
     found, expected = rough.update(batches[0]), exact.update(batches[0])
     assert found["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=0.05)
     rough.copy_state().write(tmp_path)

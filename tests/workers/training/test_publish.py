@@ -38,6 +38,7 @@ from plaudit_workers.weight_transfer.exchange import (
 from plaudit_workers.weight_transfer.part import MAX_CONTENTS_BYTES, WeightPart
 from plaudit_workers.weight_transfer.receiver import Reception
 from plaudit_workers.weight_transfer.server import WeightServer
+from whole_state import full_state
 
 
 def test_published_weights_load_as_a_model_and_answer_the_probe(make_job, tmp_path):
@@ -49,7 +50,7 @@ def test_published_weights_load_as_a_model_and_answer_the_probe(make_job, tmp_pa
     assert os.listdir(tmp_path) == ["2.7"]
 
     model = AutoModelForCausalLM.from_pretrained(folder)
-    torch.testing.assert_close(dict(model.state_dict()), policy.full_state(), atol=0, rtol=0)
+    torch.testing.assert_close(dict(model.state_dict()), full_state(policy), atol=0, rtol=0)
     assert AutoTokenizer.from_pretrained(folder).decode([1, 2, 10]).replace(" ", "") == "12="
     probe = json.loads((folder / "probe.json").read_text())
     ids = torch.tensor(probe["ids"])
@@ -71,9 +72,9 @@ def test_tied_weights_are_published_once_and_load(make_job, model_folder, tmp_pa
     AutoTokenizer.from_pretrained(model_folder).save_pretrained(tied)
     policy = build_model(make_job({"model": {"source": str(tied)}}))
     write_weights(policy, tmp_path / "weights", PolicyVersion(1, 0))
-    assert "lm_head.weight" not in policy.full_state()
+    assert "lm_head.weight" not in full_state(policy)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "weights" / "1.0")
-    assert torch.equal(loaded.lm_head.weight, policy.full_state()["model.embed_tokens.weight"])
+    assert torch.equal(loaded.lm_head.weight, full_state(policy)["model.embed_tokens.weight"])
 
 
 def test_publishing_moves_the_proximal_policy_along(make_job, make_groups, tmp_path):
@@ -94,7 +95,7 @@ def test_offered_weights_are_those_of_files_and_can_be_written_as_files(make_job
     assert os.listdir(tmp_path) == []
     with Reception(version, announcement.transfer) as reception:
         received = load_file(reception.receive() / "model.safetensors")
-    torch.testing.assert_close(received, policy.full_state(), atol=0, rtol=0)
+    torch.testing.assert_close(received, full_state(policy), atol=0, rtol=0)
 
     written = write_offered(announcement, policy.files(), tmp_path)
     assert written.digest == weights_digest(tmp_path / "1.3")
@@ -109,7 +110,7 @@ def test_offered_weights_are_those_of_files_and_can_be_written_as_files(make_job
 
 def test_offered_weights_do_not_change_with_the_next_update(make_job, make_groups, tmp_path):
     policy = build_model(make_job({"algorithm": {"optimizer": {"learningRate": 0.1}}}))
-    before = policy.full_state()
+    before = full_state(policy)
     announcement = offer_weights(policy, PolicyVersion(1, 0), "token", "redis://127.0.0.1")
     policy.update(make_batch(make_groups([[0.0, 1.0], [1.0, 0.0]]), "grpo", 1.0))
     with Reception(PolicyVersion(1, 0), announcement.transfer) as reception:

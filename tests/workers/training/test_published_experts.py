@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, Qwe
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.cli import main
 from plaudit_workers.job.loading.dump import dump_job
-from plaudit_workers.training.backend.checkpoint import save_checkpoint
 from plaudit_workers.training.backend.publish import offer_weights, write_weights
 from plaudit_workers.training.model.batches.batch import make_batch
 from plaudit_workers.training.model.policy_model import build_model
@@ -21,6 +20,7 @@ from plaudit_workers.training.shards.weight_files import WeightFiles
 from plaudit_workers.training.shards.weight_image import WeightForm, WeightImage
 from plaudit_workers.weight_deltas.restore import restore
 from plaudit_workers.weight_transfer.receiver import Reception
+from whole_state import full_state, save_checkpoint
 
 SIZES = {
     "vocab_size": 16,
@@ -74,7 +74,7 @@ def test_trained_weights_are_read_by_transformers(job, make_groups, tmp_path, ca
     run, output = tmp_path / "run", tmp_path / "exported"
     write_weights(policy, run / "weights", PolicyVersion(1, 1))
     read = AutoModelForCausalLM.from_pretrained(run / "weights" / "1.1").state_dict()
-    for name, trained in policy.full_state().items():
+    for name, trained in full_state(policy).items():
         assert torch.equal(read[name], trained), name
     save_checkpoint(run / "checkpoints", 1, policy, {})
     (run / "job.yaml").write_text(dump_job(job))

@@ -15,7 +15,7 @@ from forked_ranks import end_ranks, errors_in, exit_codes, run_ranks, start_rank
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.published_weights import weights_digest
-from plaudit_workers.training.backend.checkpoint import load_checkpoint, recovered_checkpoints, save_checkpoint
+from plaudit_workers.training.backend.checkpoint import load_checkpoint, recovered_checkpoints
 from plaudit_workers.training.model.batches.batch import TrainingBatch, make_batch
 from plaudit_workers.training.model.policy_model import build_model
 from plaudit_workers.training.shards.reader import ShardReader
@@ -23,6 +23,7 @@ from plaudit_workers.weight_deltas.restore import restore_version
 from rank_program import run_rank
 from tiny_vision import save_vision_policy
 from vision_policy import opened, random_batch, vision_job
+from whole_state import full_state, save_checkpoint
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -73,7 +74,7 @@ def test_sharded_ranks_give_the_updates_of_one(make_job, make_groups, tmp_path, 
     figures += [alone.update(batch) for batch in batches[2:]]
     for mine, theirs in zip(figures, results["figures"], strict=True):
         assert theirs == pytest.approx(mine, rel=1e-3, abs=1e-5)
-    torch.testing.assert_close(results["state"], alone.full_state(), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(results["state"], full_state(alone), atol=2e-5, rtol=1e-4)
 
     if not adapters:
         # Each rank offers its shards, and a rollout puts them together.
@@ -101,7 +102,7 @@ def test_sharded_ranks_give_the_updates_of_one(make_job, make_groups, tmp_path, 
     assert_stored_alike(tmp_path / "one" / "step-000002", saved)
     for batch in batches[2:]:
         resumed.update(batch)
-    torch.testing.assert_close(resumed.full_state(), results["state"], atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(full_state(resumed), results["state"], atol=2e-5, rtol=1e-4)
 
 
 def test_ranks_whose_rows_have_no_images_take_part_in_those_of_others(tmp_path):
@@ -129,7 +130,7 @@ def test_ranks_whose_rows_have_no_images_take_part_in_those_of_others(tmp_path):
     figures += [alone.update(batch) for batch in batches[2:]]
     for mine, theirs in zip(figures, results["figures"], strict=True):
         assert theirs["actor/grad_norm"] == pytest.approx(mine["actor/grad_norm"], rel=1e-3)
-    torch.testing.assert_close(results["state"], alone.full_state(), atol=5e-5, rtol=1e-3)
+    torch.testing.assert_close(results["state"], full_state(alone), atol=5e-5, rtol=1e-3)
     torch.testing.assert_close(results["state_again"], results["state"], atol=0, rtol=0)
     published = tmp_path / "weights" / "1.4"
     files = {name: each for file in published.glob("*.safetensors") for name, each in load_file(file).items()}

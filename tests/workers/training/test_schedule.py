@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit_workers.training.conductor.open_step import OpenStep, Over, Retry, Update, Wait
-from plaudit_workers.training.run.schedule import GroupInFlight, ReadyGroup, Schedule, admissible, choose
-from plaudit_workers.training.run.trainer_ledger import Positions, TrainerLedger
+from plaudit_workers.training.run.schedule import GroupInFlight, ReadyGroup, Schedule, choose
+from plaudit_workers.training.run.trainer_ledger import Positions, TrainerLedger, admissible
 
 SAMPLES = 4
 

@@ -19,6 +19,7 @@ from plaudit_workers.training.model.policy_model import build_model
 from plaudit_workers.training.model.weight_offer import shapes_of
 from plaudit_workers.training.shards.weight_files import WeightFiles
 from plaudit_workers.weight_transfer.layout import TensorShape
+from whole_state import full_state
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 
@@ -61,7 +62,7 @@ def test_the_files_hold_the_tensors_and_have_the_digests(tmp_path, num_files):
 
 def test_several_files_are_named_by_an_index_and_load_as_a_model(make_job, tmp_path):
     policy = build_model(make_job({}))
-    tensors = policy.full_state()
+    tensors = full_state(policy)
     files = WeightFiles.plan(shapes_of(tensors, torch.float32), "model.safetensors", 3)
     written(files, tmp_path, tensors)
     for name, content in policy.files().items():

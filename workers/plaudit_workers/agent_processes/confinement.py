@@ -20,10 +20,7 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 
 
 def confine(memory_bytes: int) -> None:
-    """Confine this process and all that it starts, for good.
-
-    Args:
-        memory_bytes: each process may allocate this much on top of what it has now.
+    """Confine this process and all that it starts, for good. Each may allocate ``memory_bytes`` on top of what it has.
 
     Raises:
         OSError: the kernel refuses.

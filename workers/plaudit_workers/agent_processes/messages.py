@@ -1,4 +1,4 @@
-"""Messages between a rollout, the template process that loads users' files, and the processes of samples.
+"""Define the messages between a rollout, the template process that loads users' files, and samples' processes.
 
 | message | from | to | meaning |
 | --- | --- | --- | --- |
@@ -32,7 +32,7 @@ from plaudit_wire.sample import AgentReward
 
 
 class FunctionTool(msgspec.Struct, frozen=True, tag=True):
-    """A Python function in a file; its signature and docstring describe it to the model."""
+    """Name a Python function in a file; its signature and docstring describe it to the model."""
 
     path: str
     function: str
@@ -40,14 +40,14 @@ class FunctionTool(msgspec.Struct, frozen=True, tag=True):
 
 
 class VerlTools(msgspec.Struct, frozen=True, tag=True):
-    """The classes that a YAML file in verl's format lists (``multi_turn.tool_config_path``)."""
+    """Name the classes that a YAML file in verl's format lists (``multi_turn.tool_config_path``)."""
 
     path: str
     timeout_s: float = 30.0
 
 
 class McpServer(msgspec.Struct, frozen=True, tag=True):
-    """All tools of an MCP server, by its URL or by the command that starts it."""
+    """Name all tools of an MCP server, by its URL or by the command that starts it."""
 
     url: str = ""
     command: list[str] = []
@@ -57,14 +57,14 @@ class McpServer(msgspec.Struct, frozen=True, tag=True):
 
 
 class AgentClass(msgspec.Struct, frozen=True, tag=True):
-    """A class in a file that runs whole samples."""
+    """Name a class in a file that runs whole samples."""
 
     path: str
     class_name: str
 
 
 class Program(msgspec.Struct, frozen=True, tag=True):
-    """A program that asks the rollout's HTTP endpoint for the policy's turns: a command, or a function in a file."""
+    """Name a command, or a function in a file, that asks the rollout's HTTP endpoint for the policy's turns."""
 
     command: list[str] = []
     path: str = ""
@@ -73,7 +73,7 @@ class Program(msgspec.Struct, frozen=True, tag=True):
 
 
 class EnvironmentClass(msgspec.Struct, frozen=True, tag=True):
-    """A class in a file in the form of TRL, SkyRL or verl; ``sources.environments.load`` recognises the form."""
+    """Name a class in a file in the form of TRL, SkyRL or verl; ``sources.environments.load`` recognises the form."""
 
     path: str
     class_name: str
@@ -85,7 +85,7 @@ class EnvironmentClass(msgspec.Struct, frozen=True, tag=True):
 
 
 class EnvironmentServer(msgspec.Struct, frozen=True, tag=True):
-    """An environment behind a URL: an OpenEnv server or a resources server of NeMo Gym."""
+    """Name an environment behind a URL: an OpenEnv server or a resources server of NeMo Gym."""
 
     url: str
     arguments: dict[str, Any] = {}
@@ -101,7 +101,7 @@ samples. Empty: there is no environment."""
 
 
 class ProcessLimits(msgspec.Struct, frozen=True):
-    """Limits of what one sample's process and all that it starts may use."""
+    """Limit what one sample's process and all that it starts may use."""
 
     memory_bytes: int = 0
     """0: half of the memory of the machine, or of the container."""
@@ -110,14 +110,14 @@ class ProcessLimits(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """The files to load."""
+    """Name the files to load."""
 
     sources: list[Source]
     limits: ProcessLimits = ProcessLimits()
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """A tool as the model sees it."""
+    """Describe a tool as the model sees it."""
 
     name: str
     schema: dict[str, Any]
@@ -126,14 +126,14 @@ class Tool(msgspec.Struct, frozen=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """Everything is loaded."""
+    """Report that everything is loaded."""
 
     tools: list[Tool]
     environment: EnvironmentKind = ""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """A file cannot be used; ``message`` has the reason and the remedy."""
+    """Report that a file cannot be used; ``message`` has the reason and the remedy."""
 
     message: str
 
@@ -151,7 +151,7 @@ class Kill(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """A process ended."""
+    """Report that a process ended."""
 
     number: int
     status: int
@@ -161,7 +161,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 class CallTool(msgspec.Struct, frozen=True, tag=True):
-    """One call of a tool."""
+    """Call a tool once."""
 
     id: int
     tool: str
@@ -171,7 +171,7 @@ class CallTool(msgspec.Struct, frozen=True, tag=True):
 
 
 class ToolResult(msgspec.Struct, frozen=True, tag=True):
-    """The end of a tool call."""
+    """Report the end of a tool call."""
 
     id: int
     outcome: Literal["ok", "error", "killed"]
@@ -186,7 +186,7 @@ class ToolResult(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskEnvironment(msgspec.Struct, frozen=True, tag=True):
-    """One call of the sample's environment."""
+    """Ask the sample's environment."""
 
     id: int
     method: Literal["reset", "step", "finish"]
@@ -199,7 +199,7 @@ class AskEnvironment(msgspec.Struct, frozen=True, tag=True):
 
 
 class EnvironmentReply(msgspec.Struct, frozen=True, tag=True):
-    """The environment's answer."""
+    """Return the environment's answer."""
 
     id: int
     outcome: Literal["ok", "data_error", "infra_error", "timeout", "skipped"] = "ok"
@@ -220,7 +220,7 @@ class RunAgent(msgspec.Struct, frozen=True, tag=True):
 
 
 class GenerateTurn(msgspec.Struct, frozen=True, tag="Generate"):
-    """The agent asks for the policy's next turn."""
+    """Ask for the policy's next turn."""
 
     id: int
     ids: list[int]
@@ -228,7 +228,7 @@ class GenerateTurn(msgspec.Struct, frozen=True, tag="Generate"):
 
 
 class Generated(msgspec.Struct, frozen=True, tag=True):
-    """The policy's turn."""
+    """Return the policy's turn."""
 
     id: int
     sample: dict[str, Any] | None = None
@@ -237,14 +237,14 @@ class Generated(msgspec.Struct, frozen=True, tag=True):
 
 
 class AgentDone(msgspec.Struct, frozen=True, tag=True):
-    """The agent returned."""
+    """Report that the agent returned."""
 
     trajectory: dict[str, Any]
     """The fields of ``agents.agent.Trajectory``."""
 
 
 class AgentFailed(msgspec.Struct, frozen=True, tag=True):
-    """The agent raised, or returned something else than a trajectory."""
+    """Report that the agent raised, or returned something else than a trajectory."""
 
     reason: str
 
@@ -261,7 +261,7 @@ class RunAgentProgram(msgspec.Struct, frozen=True, tag="RunProgram"):
 
 
 class ProgramEnded(msgspec.Struct, frozen=True, tag=True):
-    """The program ended."""
+    """Report that the program ended."""
 
     reward: AgentReward | None = None
     """The reward that it gave; None: it gave none."""

@@ -1,4 +1,4 @@
-"""The process trees below the samples' processes, read from ``/proc``. Called in the template process."""
+"""Read the process trees below the samples' processes from ``/proc``. Called in the template process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Process(NamedTuple):
-    """A living process."""
+    """Describe a living process."""
 
     pid: int
     parent: int
@@ -24,7 +24,7 @@ class Process(NamedTuple):
 
 
 class ProcessTree(NamedTuple):
-    """A process and its descendants."""
+    """Hold a process and its descendants."""
 
     processes: list[Process]
 

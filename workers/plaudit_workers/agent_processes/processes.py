@@ -1,4 +1,4 @@
-"""The rollout's side of agent processes: starts the template, has processes forked, notices their ends, kills them."""
+"""Start the template for the rollout, have processes forked, notice their ends, kill them."""
 
 from __future__ import annotations
 
@@ -51,16 +51,11 @@ _END_WITHIN_S = 3.0
 
 
 class ProcessDiedError(Exception):
-    """The process of a sample ended; the message says how."""
+    """Report that the process of a sample ended; the message says how."""
 
 
 class SampleProcess(asyncio.Protocol):
-    """The process of one sample.
-
-    Args:
-        number: its number in the template.
-        kill: has it killed.
-    """
+    """Connect to the process of one sample."""
 
     def __init__(self, number: int, kill: Callable[[int], None]) -> None:
         self.number = number
@@ -143,7 +138,7 @@ class SampleProcess(asyncio.Protocol):
 
 
 class _Connection(asyncio.Protocol):
-    """The connection to the template."""
+    """Hold the connection to the template."""
 
     def __init__(self, on_message: Callable[[FromTemplate], None], on_lost: Callable[[], None]) -> None:
         self._on_message = on_message
@@ -160,22 +155,18 @@ class _Connection(asyncio.Protocol):
 
 
 class AgentProcesses:
-    """The processes of all samples of a rollout.
+    """Hold the processes of all samples of a rollout.
 
     Args:
-        sources: what they run.
-        field: the field of the job that names the sources, for messages.
         limits: of each sample; None: the defaults.
     """
 
     def __init__(
         self,
         sources: Sequence[Source],
-        field: str = "spec.rollout.agent",
         limits: ProcessLimits | None = None,
     ) -> None:
         self._sources = list(sources)
-        self._field = field
         self._limits = limits or ProcessLimits()
         self._numbers = itertools.count()
         self._running: dict[int, SampleProcess] = {}
@@ -203,8 +194,8 @@ class AgentProcesses:
             except TimeoutError:
                 self._end()
                 raise RefusedError(
-                    f"{self._field}: its files did not finish importing within {_LOAD_WITHIN_S:.0f} s; move slow work "
-                    "at import into the functions"
+                    f"spec.rollout.agent: its files did not finish importing within {_LOAD_WITHIN_S:.0f} s; move slow "
+                    "work at import into the functions"
                 ) from None
 
     async def fork(self) -> SampleProcess:
@@ -263,7 +254,7 @@ class AgentProcesses:
                 self.environment = message.environment
                 loaded.set_result(message.tools)
             elif isinstance(message, Refused):
-                loaded.set_exception(RefusedError(f"{self._field}: {message.message}"))
+                loaded.set_exception(RefusedError(f"spec.rollout.agent: {message.message}"))
 
     def _on_lost(self, process: subprocess.Popen[bytes]) -> None:
         """Fail all samples; the next fork starts another template."""
@@ -272,7 +263,7 @@ class AgentProcesses:
         tail = self._output.tail()
         logger.warning("template process of agents ended", printed=tail)
         if self._loaded is not None and not self._loaded.done():
-            self._loaded.set_exception(RefusedError(f"{self._field}: importing its files ended Python: {tail}"))
+            self._loaded.set_exception(RefusedError(f"spec.rollout.agent: importing its files ended Python: {tail}"))
         self._end()
 
     def _end(self) -> None:

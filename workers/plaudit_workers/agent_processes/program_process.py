@@ -1,4 +1,4 @@
-"""The process of a sample whose agent is a program: runs it, and reports its reward or its failure.
+"""Run a sample's agent that is a program, in the sample's process; report its reward or its failure.
 
 Forked by ``template``, as ``sample_process`` is. A function runs on the main thread, where any library works; a command
 runs as a child in the same process group, so killing the group ends both.

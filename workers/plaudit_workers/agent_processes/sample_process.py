@@ -1,4 +1,4 @@
-"""The process of one sample: runs its tool calls, or its agent, until the rollout closes the connection.
+"""Run one sample's tool calls, or its agent, in its process until the rollout closes the connection.
 
 Forked by ``template``. Plain functions run in threads, async ones on the event loop. Nothing here enforces a limit: the
 rollout has the process killed.

@@ -1,4 +1,4 @@
-"""The template process: loads users' files once and forks a process for each sample that needs them.
+"""Load users' files once, and fork a process for each sample that needs them: the template process.
 
 Started as ``python -m plaudit_workers.agent_processes.template <file descriptor> <parent's process id>`` by
 ``processes``. A fork imports nothing again and shares the memory of everything that the files imported. The template

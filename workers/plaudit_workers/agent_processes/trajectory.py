@@ -1,4 +1,4 @@
-"""The data that agents exchange with a rollout: finished responses in, a trajectory out. No heavy imports."""
+"""Hold what agents exchange with a rollout: finished responses in, a trajectory out. No heavy imports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VersionSpan = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class FinishedSample:
-    """One response, ``T`` tokens long (the end-of-sequence token included)."""
+    """Hold one response, ``T`` tokens long (the end-of-sequence token included)."""
 
     response_ids: list[int]
     """[T] token ids."""
@@ -40,7 +40,7 @@ class FinishedSample:
 
 @dataclass(slots=True)
 class Trajectory:
-    """One finished sample: ``T`` tokens after the prompt, tool output included."""
+    """Hold one finished sample: ``T`` tokens after the prompt, tool output included."""
 
     response_ids: list[int] = field(default_factory=list)
     """[T]"""

@@ -44,13 +44,7 @@ ENGINES: dict[str, Callable[[RLJob, ReplicaMember, Path], Engine]] = {"vllm": _v
 
 
 def build_engine(job: RLJob, member: ReplicaMember = WHOLE, run_folder: Path = Path()) -> Engine:
-    """Build the engine of ``spec.rollout.engine`` for the leader of a replica; it is not started.
-
-    Args:
-        job: a resolved job.
-        member: this process's part of the replica.
-        run_folder: holds the images of prompts.
-    """
+    """Build the engine of ``spec.rollout.engine`` for the leader of a replica; it is not started."""
     return ENGINES[job.spec.rollout.engine.kind](job, member, run_folder)
 
 

@@ -1,4 +1,4 @@
-"""A pod of a replica that is not its leader: computes its part of the model, takes no prompts and never sees Redis.
+"""Run a pod of a replica that is not its leader: it computes part of the model, takes no prompts, never sees Redis.
 
 The leader of a replica that is stopped finishes running samples first, and needs the other pods for them. So a follower
 that is stopped at the same moment stays until the leader's health port is closed.
@@ -26,7 +26,7 @@ _CONNECT_WITHIN_S = 2.0
 
 
 class EnginePart(Protocol):
-    """The part of an engine that one follower computes. All methods block."""
+    """Compute one follower's part of an engine. All methods block."""
 
     def start(self) -> None:
         """Join the leader; return when the whole engine is up."""
@@ -64,7 +64,6 @@ async def until_closed(host: str, port: int) -> None:
     """Return when the leader's health port accepts no connections any more, or after its time to drain.
 
     Args:
-        host: of the leader.
         port: 0 if processes have no health port; nothing is awaited then.
     """
     try:

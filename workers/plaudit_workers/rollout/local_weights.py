@@ -27,7 +27,7 @@ _FOLDER = "plaudit-weights"
 
 
 class LocalWeights:
-    """The local copy of one version. A process that is killed leaves it to the next one, which deletes it.
+    """Keep the local copy of one version. A process that is killed leaves it to the next one, which deletes it.
 
     All methods block, and may be called from any thread.
     """
@@ -41,10 +41,6 @@ class LocalWeights:
 
     def whole(self, folder: Path, digest: str) -> Path:
         """Return a folder that holds the whole weight files of a published version, checked, and its probe.
-
-        Args:
-            folder: of the version.
-            digest: announced.
 
         Raises:
             WeightsUnreadableError: the files are missing or damaged, or there is no room for the copy.

@@ -21,12 +21,12 @@ logger = get_logger(__name__)
 
 
 class _GroupClosedError(Exception):
-    """The group is closed: the remaining samples are not needed either."""
+    """Report that the group is closed: the remaining samples are not needed either."""
 
 
 @dataclass(frozen=True)
 class PromptWork:
-    """Everything that the prompts of a worker share."""
+    """Hold everything that the prompts of a worker share."""
 
     worker: str
     transport: Transport

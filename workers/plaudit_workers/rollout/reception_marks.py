@@ -19,11 +19,7 @@ from plaudit_workers.file_lock import FileLock
 
 
 class ReceptionMarks:
-    """The marks of one run in the temporary folder (``TMPDIR``), which survives a restart of a pod's container.
-
-    Args:
-        run: id of the run.
-    """
+    """Hold the marks of one run in the temporary folder (``TMPDIR``), which survives a restart of a pod's container."""
 
     def __init__(self, run: str) -> None:
         # Other users cannot lock or remove what this one left.

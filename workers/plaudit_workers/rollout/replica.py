@@ -1,6 +1,6 @@
-"""The part of one process in its replica of the model, which may span several pods.
+"""Read the part of one process in its replica of the model, which may span several pods.
 
-Read from the environment that the operator sets: ``PLAUDIT_ROLLOUT_GROUP`` names the entry of ``rollout.groups``,
+It comes from the environment that the operator sets: ``PLAUDIT_ROLLOUT_GROUP`` names the entry of ``rollout.groups``,
 ``PLAUDIT_REPLICA_RANK`` counts the pods of the replica from 0, the leader, and ``PLAUDIT_REPLICA_LEADER`` is the
 leader's host name. The leader takes prompts; the others compute their part of the model. No heavy imports.
 """
@@ -21,7 +21,7 @@ REPLICA_LEADER = "PLAUDIT_REPLICA_LEADER"
 
 @dataclass(frozen=True)
 class ReplicaMember:
-    """One pod of a replica."""
+    """Describe one pod of a replica."""
 
     rank: int = 0
     pods: int = 1
@@ -31,10 +31,6 @@ class ReplicaMember:
     @classmethod
     def from_environment(cls, job: RLJob, environment: Mapping[str, str] = os.environ) -> ReplicaMember:
         """Return this process's part; a process without ``PLAUDIT_REPLICA_RANK`` holds the whole replica.
-
-        Args:
-            job: of this process's group.
-            environment: of the process.
 
         Raises:
             RefusedError: the rank is not one of the replica.
@@ -58,13 +54,13 @@ WHOLE = ReplicaMember()
 """The only process of its replica."""
 
 
-def job_of_group(job: RLJob, environment: Mapping[str, str] = os.environ) -> RLJob:
+def job_of_group(job: RLJob) -> RLJob:
     """Return the job with ``rollout`` as it applies to this process's group.
 
     Raises:
         RefusedError: the job has no group of this name.
     """
-    name, groups = environment.get(ROLLOUT_GROUP, ""), job.spec.rollout.by_group
+    name, groups = os.environ.get(ROLLOUT_GROUP, ""), job.spec.rollout.by_group
     if name not in groups:
         raise RefusedError(f"{ROLLOUT_GROUP} is {name!r}; the job has {', '.join(map(repr, groups))}")
     return job.model_copy(update={"spec": job.spec.model_copy(update={"rollout": groups[name]})})

@@ -22,12 +22,9 @@ _TURN_STRIDE = 1 << 32
 
 
 class SampleRun:
-    """Generates sample ``index`` of a prompt and measures the time it takes.
+    """Generate sample ``index`` of a prompt and measure the time it takes.
 
     Args:
-        prompt: the group's prompt.
-        index: which of its n samples.
-        engine: generates the responses.
         change_in_agents: called with 1 when the sample leaves the engine for its agent, with -1 when it returns.
     """
 
@@ -150,11 +147,13 @@ def sample_body(
 ) -> SampleBody:
     """Encode a trajectory as the record that is published."""
     response = decode(trajectory.response_ids) if trajectory.response is None else trajectory.response
+    # A prompt with images was not changed, only their tokens are repeated.
+    unchanged = prompt.images or not trajectory.prompt_ids
     sample = Sample(
         group=prompt.group,
         index=index,
         data_source=prompt.data_source,
-        prompt=_prompt_text(prompt, trajectory, decode),
+        prompt=prompt.prompt if unchanged else decode(trajectory.prompt_ids),
         response=response,
         ground_truth=prompt.ground_truth,
         extra_info=prompt.extra_info,
@@ -180,11 +179,6 @@ def sample_body(
         prompt_ids=np.asarray(trajectory.prompt_ids, "<i4").tobytes(),
         branches=[_branch(branch) for branch in trajectory.branches],
     )
-
-
-def _prompt_text(prompt: Prompt, trajectory: Trajectory, decode: Callable[[list[int]], str]) -> str:
-    """Return the text of a changed prompt; one with images was not changed, only their tokens are repeated."""
-    return prompt.prompt if prompt.images or not trajectory.prompt_ids else decode(trajectory.prompt_ids)
 
 
 def _branch(branch: Trajectory) -> Branch:

@@ -10,7 +10,7 @@ import asyncio
 
 
 class Claim:
-    """The places held by the samples of one prompt."""
+    """Hold the places held by the samples of one prompt."""
 
     def __init__(self, slots: Slots, count: int) -> None:
         self._slots = slots
@@ -33,7 +33,7 @@ class Claim:
 
 
 class Slots:
-    """Counts samples in work. A single prompt may exceed ``limit``; then nothing is taken until places are free.
+    """Count samples in work. A single prompt may exceed ``limit``; then nothing is taken until places are free.
 
     Args:
         limit: samples in the engine at a time.
@@ -51,7 +51,7 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """Samples that may be started now; 0 while one prompt exceeds the limit."""
+        """Return the number of samples that may be started now; 0 while one prompt exceeds the limit."""
         return max(0, self.limit + min(self.in_agents, self.agents_limit) - self.busy)
 
     def claim(self, count: int) -> Claim:

@@ -35,12 +35,9 @@ _MOST_REFUSALS = 5
 
 
 class PolicyWeights:
-    """The policy version that the engine has loaded, and the loading of newer ones.
+    """Hold the policy version that the engine has loaded, and load newer ones.
 
     Args:
-        transport: for reading the announcement.
-        engine: loads the weights.
-        switch: how running samples are treated at a switch.
         changed: called after ``held`` or ``loading`` changed; the heartbeat reports both to the trainer.
         sleeps: False keeps the GPUs also while reward models free theirs for the trainer.
         shares: another process of the run uses the same GPUs.

@@ -1,4 +1,4 @@
-"""The rollout process: load the announced policy → take prompts → generate → publish each sample as it finishes.
+"""Run the rollout process: load the announced policy → take prompts → generate → publish each finished sample.
 
 ``serve`` is the process (``python -m plaudit_workers.rollout``, or an actor that awaits it); ``RolloutWorker`` is the
 same without a job file, for tests and benchmarks.
@@ -39,7 +39,7 @@ _BEAT_EVERY_S = 5.0
 
 @dataclass(frozen=True)
 class RolloutOptions:
-    """Sizes and times of a worker."""
+    """Hold sizes and times of a worker."""
 
     max_concurrent_samples: int = 256
     max_samples_in_agents: int = 0
@@ -100,14 +100,12 @@ def _options(job: RLJob) -> RolloutOptions:
 
 
 class RolloutWorker:
-    """Takes prompts and generates their samples.
+    """Take prompts and generate their samples.
 
     Args:
-        name: of this process, in heartbeats, records and the consumer group.
+        name: in heartbeats, records and the consumer group.
         transport: the run's streams; closed by the caller.
         engine: started and closed here.
-        agent: turns a prompt into a trajectory.
-        options: sizes and times.
     """
 
     def __init__(
@@ -133,7 +131,7 @@ class RolloutWorker:
 
     @property
     def busy(self) -> int:
-        """Samples being generated."""
+        """Return the number of samples being generated."""
         return self._slots.busy
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -13,8 +13,6 @@ def export_checkpoint(job: RLJob, checkpoint: Path, output: Path) -> None:
     """Write a checkpoint's trained weights in ``model.dtype``, with configuration and tokenizer.
 
     Args:
-        job: of the run.
-        checkpoint: its folder.
         output: gets the model; with ``trainer.lora`` the adapter in peft's format.
 
     Raises:

@@ -73,11 +73,6 @@ def _export_checkpoint(job: RLJob, checkpoint: Path, output: Path) -> None:
 def merge(model: ModelSpec, adapter: Path, output: Path) -> None:
     """Write the model with an adapter added to its weights: W + alpha / rank · B A, computed in float32.
 
-    Args:
-        model: whose adapter it is; the merged weights have its ``dtype``.
-        adapter: a folder of published adapters.
-        output: gets safetensors, configuration and tokenizer.
-
     Raises:
         RefusedError: the model cannot be loaded.
     """

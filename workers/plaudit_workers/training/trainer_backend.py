@@ -1,4 +1,4 @@
-"""The protocol between the conductor and what it trains: ``TorchBackend``, or ``ScriptedBackend`` in simulations."""
+"""Define the protocol between the conductor and what it trains: ``TorchBackend``, or simulated ``ScriptedBackend``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plaudit_workers.stream.group import Group
 
 
 class TrainerBackend(Protocol):
-    """Trains a policy. All calls block.
+    """Train a policy. All calls block.
 
     All but ``prune``, ``write_files`` and ``finish_saving`` come from one thread, one at a time.
     """

@@ -1,4 +1,4 @@
-"""The trainer process: rank 0 conducts the run, the other ranks follow it. Called by ``__main__`` and by actors."""
+"""Run the trainer process: rank 0 conducts the run, the others follow. Called by ``__main__`` and by actors."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ _GAPS, _VALUES = ".gaps", ".values"
 
 
 class DeltaError(Exception):
-    """A delta is damaged, or belongs to other weights, or a version that it needs is missing."""
+    """Report that a delta is damaged, belongs to other weights, or a version that it needs is missing."""
 
 
 class TensorDelta(NamedTuple):
-    """The changed elements of one tensor."""
+    """Hold the changed elements of one tensor."""
 
     gaps: Bits
     """[N] of one or two bytes: distance from the position before; that of the first from -1."""
@@ -45,7 +45,8 @@ class TensorDelta(NamedTuple):
         changed = np.flatnonzero(old != new)
         if not changed.size:
             return None
-        gaps = min((_gaps(changed, dtype) for dtype in _GAP_DTYPES), key=lambda each: each.size * _width(each, new))
+        choices = (_gaps(changed, dtype) for dtype in _GAP_DTYPES)
+        gaps = min(choices, key=lambda each: each.size * (each.itemsize + new.itemsize))
         return cls(gaps, new[_positions(gaps)])
 
     @property
@@ -67,7 +68,7 @@ class TensorDelta(NamedTuple):
 
 
 class TensorPatch(NamedTuple):
-    """The changes of a tensor by position, to be applied a block at a time."""
+    """Hold the changes of a tensor by position, to be applied a block at a time."""
 
     positions: NDArray[np.int64]
     """[N], ascending."""
@@ -78,16 +79,11 @@ class TensorPatch(NamedTuple):
         """Change a block of the tensor in place; return False if nothing in it changes.
 
         Args:
-            block: consecutive elements.
             first: position of the block's first element.
         """
         start, end = np.searchsorted(self.positions, (first, first + block.size))
         block[self.positions[start:end] - first] = self.values[start:end]
         return bool(start < end)
-
-
-def _width(gaps: Bits, values: Bits) -> int:
-    return gaps.itemsize + values.itemsize
 
 
 def _positions(gaps: Bits) -> NDArray[np.int64]:

@@ -21,7 +21,7 @@ DELTA_SUFFIX = ".delta"
 
 
 class DeltaRecord(msgspec.Struct, frozen=True):
-    """``delta.json``: what the folder's deltas change."""
+    """Hold the content of ``delta.json``: what the folder's deltas change."""
 
     base: str
     """The version before, the name of a sibling folder."""
@@ -30,7 +30,7 @@ class DeltaRecord(msgspec.Struct, frozen=True):
 
 
 class DeltaChain(NamedTuple):
-    """The deltas that lead to a version."""
+    """Hold the deltas that lead to a version."""
 
     start: Path
     """Folder of the version from which to start. It may have been deleted if it is the version that is held."""

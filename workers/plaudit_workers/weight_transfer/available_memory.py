@@ -14,7 +14,7 @@ _CGROUPS = Path("sys/fs/cgroup")
 
 
 class _Controller(NamedTuple):
-    """Names of one version of cgroups. The cache of files is reclaimed before a process is killed."""
+    """Name the files of one version of cgroups. The cache of files is reclaimed before a process is killed."""
 
     limit: str
     usage: str
@@ -26,11 +26,7 @@ _V2 = _Controller("memory.max", "memory.current", ("inactive_file", "active_file
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes that this process can take without swapping and without reaching a limit.
-
-    Args:
-        root: of the file system.
-    """
+    """Return the bytes that this process can take without swapping and without reaching a limit."""
     lines = (root / "proc/meminfo").read_text().splitlines()
     machine = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     limits = (_left(folder, controller) for folder, controller in _cgroups(root))

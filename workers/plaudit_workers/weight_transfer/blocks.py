@@ -25,8 +25,7 @@ def receive_blocks(connection: socket.socket, blocks: Iterable[WeightBlock], fil
 
     Args:
         connection: with a timeout for each read.
-        blocks: the table of the part.
-        file: descriptor of the file; may be written by several threads at once.
+        file: descriptor; may be written by several threads at once.
 
     Raises:
         TransferError: the connection broke or stalled, or a block is not the announced one.
@@ -55,7 +54,7 @@ def _receive(connection: socket.socket, chunk: memoryview) -> None:
 
 
 class _StoredBlock:
-    """A block that is written chunk by chunk and checked at its end."""
+    """Write a block chunk by chunk and check it at its end."""
 
     def __init__(self, block: WeightBlock, file: int) -> None:
         self._block = block

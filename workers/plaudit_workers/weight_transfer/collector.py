@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -33,7 +33,7 @@ _PARTS_AT_ONCE = 8
 
 
 class _OpenPart(NamedTuple):
-    """A rank that has sent its table and waits for the request of the blocks."""
+    """Hold a rank that has sent its table and waits for the request of the blocks."""
 
     address: str
     connection: socket.socket
@@ -41,12 +41,10 @@ class _OpenPart(NamedTuple):
 
 
 class PartCollector:
-    """Collects the parts of one version. ``collect`` blocks; ``cancel`` ends it, from any thread.
+    """Collect the parts of one version. ``collect`` blocks; ``cancel`` ends it, from any thread.
 
     Args:
-        version: announced.
-        transfer: its addresses and digests.
-        stalled_after_s: give up when no byte arrives for so long.
+        stalled_after_s: how long no byte may arrive.
     """
 
     def __init__(self, version: PolicyVersion, transfer: Transfer, stalled_after_s: float = STALLED_AFTER_S) -> None:
@@ -63,7 +61,7 @@ class PartCollector:
         All ranks are asked first: from then on they keep the version for this process.
 
         Args:
-            file: descriptor of a file for writing; no thread uses it any more when this returns or raises.
+            file: descriptor for writing; no thread uses it any more when this returns or raises.
 
         Raises:
             TransferError: a rank is gone, stalled, or sent other bytes than those announced.
@@ -73,7 +71,9 @@ class PartCollector:
             with ThreadPoolExecutor(_PARTS_AT_ONCE, "weights-receive") as threads:
                 try:
                     parts = list(threads.map(self._open, self._transfer.parts))
-                    self._refuse_incomplete(parts)
+                    blocks = (block for part in parts for block in part.contents.blocks)
+                    if not covers_once(blocks, self._transfer.num_bytes):
+                        raise TransferError("the parts of the ranks leave out bytes of the weights, or overlap")
                     list(threads.map(lambda part: self._receive(part, file), parts))
                 except BaseException:
                     self.cancel()  # the other parts are of no use
@@ -112,10 +112,6 @@ class PartCollector:
         if hashlib.sha256(encoded).hexdigest() != digest:
             raise TransferError("the table of its blocks is not the announced one")
         return decode_contents(encoded, self._transfer.num_bytes)
-
-    def _refuse_incomplete(self, parts: Iterable[_OpenPart]) -> None:
-        if not covers_once((block for part in parts for block in part.contents.blocks), self._transfer.num_bytes):
-            raise TransferError("the parts of the ranks leave out bytes of the weights, or overlap")
 
     def _receive(self, part: _OpenPart, file: int) -> None:
         with self._errors_of(part.address):

@@ -36,11 +36,11 @@ _LENGTH_BYTES = 4
 
 
 class TransferError(Exception):
-    """The weights could not be received: the peer is gone, stalled, or sent other bytes than those announced."""
+    """Report that weights could not be received: the peer is gone, stalled, or sent other bytes than announced."""
 
 
 class WeightsRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A rollout's wish. Written by the receiver, read by the server."""
+    """Request a version. Written by the receiver, read by the server."""
 
     version: PolicyVersion
     proof: bytes
@@ -79,14 +79,14 @@ def receive_frame(connection: socket.socket, max_bytes: int) -> bytes:
 
 
 def receive_bytes(connection: socket.socket, count: int) -> bytes:
-    """Receive exactly ``count`` bytes; raises like ``receive_frame``."""
+    """Receive exactly ``count`` bytes; raise like ``receive_frame``."""
     content = bytearray(count)
     receive_into(connection, memoryview(content))
     return bytes(content)
 
 
 def receive_into(connection: socket.socket, target: memoryview) -> None:
-    """Fill ``target``; raises like ``receive_frame``."""
+    """Fill ``target``; raise like ``receive_frame``."""
     while target:
         received = connection.recv_into(target)
         if not received:

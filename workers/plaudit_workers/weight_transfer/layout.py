@@ -19,7 +19,7 @@ TensorParts = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class TensorShape(NamedTuple):
-    """A whole tensor: its name, its type as safetensors names it (``BF16``), and its shape."""
+    """Describe a whole tensor: its name, its type as safetensors names it (``BF16``), and its shape."""
 
     name: str
     dtype: str
@@ -40,7 +40,7 @@ class TensorShape(NamedTuple):
 
 @dataclass(frozen=True)
 class FileLayout:
-    """The first bytes of the file and the position of each tensor."""
+    """Hold the first bytes of the file and the position of each tensor."""
 
     header: bytes
     offsets: dict[str, int]

@@ -20,7 +20,7 @@ _HASHING_THREADS = min(8, os.cpu_count() or 1)
 
 
 class WeightBlock(msgspec.Struct, frozen=True, array_like=True):
-    """Consecutive bytes of the weights file."""
+    """Locate consecutive bytes of the weights file."""
 
     offset: int
     length: int
@@ -29,7 +29,7 @@ class WeightBlock(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Contents(msgspec.Struct, frozen=True, array_like=True):
-    """The table of a part. Written by a rank of the trainer, read by rollouts before the blocks."""
+    """Hold the table of a part. Written by a rank of the trainer, read by rollouts before the blocks."""
 
     blocks: list[WeightBlock]
     probe: bytes = b""
@@ -38,7 +38,7 @@ class Contents(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class WeightPart:
-    """A part in memory: its encoded table, and the bytes of each block in the table's order."""
+    """Hold a part in memory: its encoded table, and the bytes of each block in the table's order."""
 
     contents: bytes
     blocks: list[memoryview]
@@ -54,7 +54,7 @@ class WeightPart:
 
         Args:
             pieces: (offset in the file, bytes); they must not change as long as the part is offered.
-            probe: ``probe.json``.
+            probe: the content of ``probe.json``.
         """
         cut = [
             (offset + start, piece[start : start + BLOCK_BYTES])

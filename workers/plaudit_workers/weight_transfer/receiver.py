@@ -23,12 +23,10 @@ from plaudit_workers.weight_transfer.exchange import STALLED_AFTER_S, TransferEr
 
 
 class Reception:
-    """The weights of one version in memory. ``receive`` blocks; ``close`` frees the memory, from any thread.
+    """Hold the weights of one version in memory. ``receive`` blocks; ``close`` frees the memory, from any thread.
 
     Args:
-        version: announced.
-        transfer: its addresses and digests.
-        stalled_after_s: give up when no byte arrives for so long.
+        stalled_after_s: how long no byte may arrive.
     """
 
     def __init__(self, version: PolicyVersion, transfer: Transfer, stalled_after_s: float = STALLED_AFTER_S) -> None:

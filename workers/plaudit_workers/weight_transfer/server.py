@@ -41,7 +41,7 @@ _MAX_CONNECTIONS = 512
 
 
 class WeightServer:
-    """Serves one part at a time on a TCP port. Threads are daemons: they never keep the process alive.
+    """Serve one part at a time on a TCP port. Threads are daemons: they never keep the process alive.
 
     Args:
         port: to listen on; 0: any free one.
@@ -73,8 +73,6 @@ class WeightServer:
 
         Args:
             version: the only one that is served from now on.
-            token: that rollouts prove to know.
-            part: of this rank.
         """
         with self._lock:
             self._offer = (version, token, part)

@@ -1,4 +1,4 @@
-"""A user's agent: a class with ``async def run(self, prompt, generate) -> Trajectory``.
+"""Load a user's agent: a class with ``async def run(self, prompt, generate) -> Trajectory``.
 
 It is instantiated once, without arguments, before the processes of samples are forked: each sample works on its own
 copy of the instance.

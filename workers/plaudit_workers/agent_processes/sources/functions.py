@@ -1,4 +1,4 @@
-"""Tools that are Python functions: their signature and docstring describe them, as transformers and TRL read them.
+"""Run Python functions as tools: their signature and docstring describe them, as transformers and TRL read them.
 
 A function that verl's ``@function_tool`` decorated carries its own schema. A result is shown to the model as text: a
 string as it is, everything else as JSON. ``(text, reward)`` and ``(text, reward, metrics)`` also give a reward, as in
@@ -21,12 +21,7 @@ from plaudit_workers.agent_processes.sources.user_code import run_user_code
 
 
 class PythonTool:
-    """A function as a tool.
-
-    Args:
-        function: plain or async.
-        description: as the model sees it.
-    """
+    """Call a function, plain or async, as a tool."""
 
     def __init__(self, function: Callable[..., Any], description: Tool) -> None:
         self.description = description
@@ -68,11 +63,6 @@ def _schema_of(found: Any, function: Callable[..., Any], source: FunctionTool) -
 
 def describe(function: Callable[..., Any], name: str, where: str) -> dict[str, Any]:
     """Return a function's description in OpenAI's format, made of its type hints and docstring.
-
-    Args:
-        function: or a bound method.
-        name: of the function, for messages.
-        where: the file that holds it, for messages.
 
     Raises:
         ConfigurationError: type hints or docstring do not describe it.

@@ -31,7 +31,7 @@ from plaudit_workers.agent_processes.sources.verl_tools import load_verl_tools
 
 @dataclass
 class LoadedSources:
-    """Everything that the processes of samples run."""
+    """Hold everything that the processes of samples run."""
 
     tools: dict[str, LoadedTool] = field(default_factory=dict)
     agent: Any = None

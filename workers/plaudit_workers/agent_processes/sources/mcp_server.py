@@ -1,4 +1,4 @@
-"""Tools of an MCP server, reached over HTTP or started as a command, through the official client (package ``mcp``).
+"""Run tools of an MCP server, reached over HTTP or started as a command, through the official client (``mcp``).
 
 The process of a sample opens its own session with its first call, so a server's state belongs to one sample. The list
 of tools is read once, in a process of its own: the template, which forks, must not have threads or connections.
@@ -21,13 +21,10 @@ _LIST_WITHIN_S = 60.0
 
 
 class McpSession:
-    """One sample's session with a server, opened by the first call.
+    """Hold one sample's session with a server, opened by the first call.
 
     A session that ends, with the server or by its word, fails the call that notices it; the next call opens another
     one.
-
-    Args:
-        server: its address.
     """
 
     def __init__(self, server: McpServer) -> None:
@@ -85,12 +82,7 @@ def _ended_by(error: Any) -> bool:
 
 
 class McpTool:
-    """A tool of an MCP server.
-
-    Args:
-        session: of the server.
-        description: as the model sees it.
-    """
+    """Call a tool of an MCP server."""
 
     def __init__(self, session: McpSession, description: Tool) -> None:
         self.description = description

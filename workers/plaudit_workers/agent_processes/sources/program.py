@@ -1,6 +1,6 @@
-"""A program that holds conversations over HTTP: a command, or a function that takes the prompt and may return a reward.
+"""Load a program that holds conversations over HTTP: a command, or a function that takes the prompt.
 
-The function's file is imported once, in the template; the command is started anew for each sample.
+A function may return a reward. Its file is imported once, in the template; the command is started anew for each sample.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from plaudit_workers.agent_processes.messages import Program
 
 @dataclass(frozen=True)
 class RunnableProgram:
-    """Either a function or a command."""
+    """Hold either a function or a command."""
 
     function: Callable[[dict[str, Any]], Any] | None = None
     command: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A loaded tool. Made by the modules beside this one, called in the processes of samples."""
+"""Define a loaded tool. Made by the modules beside this one, called in the processes of samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from plaudit_workers.agent_processes.messages import Tool
 
 
 class ToolAnswer(NamedTuple):
-    """The result of one call."""
+    """Hold the result of one call."""
 
     text: str
     """The text that the model sees."""
@@ -18,7 +18,7 @@ class ToolAnswer(NamedTuple):
 
 
 class LoadedTool(Protocol):
-    """A tool that can be called."""
+    """Call a tool that is loaded."""
 
     description: Tool
 
@@ -26,7 +26,6 @@ class LoadedTool(Protocol):
         """Call it; whatever it raises is reported to the model.
 
         Args:
-            arguments: as the model wrote them.
             create_arguments: of ``create`` of verl's tools, from the data row; others ignore them.
         """
         ...

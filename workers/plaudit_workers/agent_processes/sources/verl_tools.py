@@ -1,4 +1,4 @@
-"""Tools that are classes in verl's form, listed in a YAML file in verl's format.
+"""Run tools that are classes in verl's form, listed in a YAML file in verl's format.
 
 ``create`` → ``execute`` → ``release`` run around every call, as in verl's tool agent loop. A class is instantiated
 once, before the processes of samples are forked: each sample works on its own copy of the instance.
@@ -22,12 +22,7 @@ from plaudit_workers.agent_processes.sources.user_code import run_user_code
 
 
 class VerlTool:
-    """An instance of a tool class.
-
-    Args:
-        instance: has ``create``, ``execute`` and ``release``, async or plain.
-        description: as the model sees it.
-    """
+    """Call an instance of a tool class, whose ``create``, ``execute`` and ``release`` are async or plain."""
 
     def __init__(self, instance: Any, description: Tool) -> None:
         self.description = description

@@ -1,4 +1,4 @@
-"""Agents turn a prompt into a trajectory by calling ``generate`` any number of times.
+"""Turn a prompt into a trajectory by calling ``generate`` any number of times: the protocol of agents.
 
 Called by ``sample_run``; implemented by ``single_turn``, ``tools``, ``endpoint`` and (``kind: custom``) by users' own
 classes, which run in processes of their own (``custom``).
@@ -15,7 +15,7 @@ from plaudit_workers.agent_processes.trajectory import Trajectory as Trajectory
 
 
 class Generate(Protocol):
-    """Continues a sample; passed to ``Agent.run``.
+    """Continue a sample; passed to ``Agent.run``.
 
     The n-th call of a sample has its own seed, so a repeated run gives the same trajectory. Time spent in ``generate``
     counts as generation; the rest of ``run`` counts as tools.
@@ -27,7 +27,6 @@ class Generate(Protocol):
         """Continue ``ids`` with the prompt's sampling parameters.
 
         Args:
-            ids: [L] token ids, prompt included.
             max_tokens: most tokens of this turn; at most, and by default, the prompt's own limit.
             stop: texts that end this turn, beside the prompt's own; they stay part of it.
         """
@@ -35,7 +34,7 @@ class Generate(Protocol):
 
 
 class Agent(Protocol):
-    """Generates one sample of a prompt. One instance serves all samples of a process, many at a time."""
+    """Generate one sample of a prompt. One instance serves all samples of a process, many at a time."""
 
     async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
         """Return the trajectory; an exception fails this sample only.
@@ -47,11 +46,7 @@ class Agent(Protocol):
 
 
 class AgentError(Exception):
-    """What holds a sample has failed before there was a trajectory: a user's code, or its server.
-
-    Attributes:
-        outcome: of the sample.
-    """
+    """Report that what holds a sample failed before there was a trajectory: a user's code, or its server."""
 
     def __init__(self, reason: str, outcome: Literal["data_error", "infra_error", "timeout"] = "data_error") -> None:
         super().__init__(reason)

@@ -24,10 +24,9 @@ _MOST_TURNS_AT_ONCE = 64
 
 
 class CustomAgent:
-    """Runs the user's class.
+    """Run the user's class.
 
     Args:
-        processes: have loaded the class.
         limit_s: seconds after which a sample's process is killed.
     """
 
@@ -54,7 +53,7 @@ class CustomAgent:
 
 
 class _Run:
-    """One sample: answers the process's calls of ``generate`` until it has a trajectory."""
+    """Answer the process's calls of ``generate`` for one sample, until it has a trajectory."""
 
     def __init__(self, process: SampleProcess, generate: Generate) -> None:
         self._process = process

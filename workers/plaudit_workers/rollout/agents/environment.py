@@ -25,12 +25,11 @@ _RESETS_AFTER_DEATH = 2
 
 
 class EnvironmentAgent(ToolAgent):
-    """Runs episodes.
+    """Run episodes.
 
     Args:
         reads_text: each turn of the policy is an action; otherwise it acts by tool calls.
         step_limit_s: seconds of one call of the environment.
-        agent: those of ``ToolAgent``.
     """
 
     def __init__(self, *agent: Any, reads_text: bool, step_limit_s: float) -> None:
@@ -44,7 +43,7 @@ class EnvironmentAgent(ToolAgent):
 
 
 class _Episode(Conversation):
-    """One sample in progress."""
+    """Hold one sample in progress."""
 
     def __init__(self, agent: EnvironmentAgent, prompt: Prompt, generate: Generate, process: ToolProcess) -> None:
         super().__init__(agent, prompt, generate, process)

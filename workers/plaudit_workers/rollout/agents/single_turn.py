@@ -9,7 +9,7 @@ from plaudit_workers.rollout.agents.agent import Generate, Trajectory
 
 
 class SingleTurn:
-    """Calls the policy once."""
+    """Call the policy once."""
 
     async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
         """Return the policy's response unchanged."""

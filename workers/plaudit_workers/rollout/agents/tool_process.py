@@ -23,7 +23,7 @@ from plaudit_workers.rollout.agents.chat.tool_calls import ParsedCall
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """The end of one call."""
+    """Hold the end of one call."""
 
     outcome: CallOutcome
     text: str
@@ -43,11 +43,9 @@ class CallEnd:
 
 
 class ToolProcess:
-    """The tools of one sample.
+    """Run the tools of one sample.
 
     Args:
-        processes: have loaded the tools.
-        tools: by name.
         create_arguments: by the tool's name, the arguments of ``create`` of verl's tools.
     """
 
@@ -87,7 +85,6 @@ class ToolProcess:
         """Ask the environment; a failure is an outcome of the reply. Never raises.
 
         Args:
-            method: of the environment.
             limit_s: seconds after which the process is killed.
             fields: of ``AskEnvironment``.
         """

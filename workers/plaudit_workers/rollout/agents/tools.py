@@ -34,7 +34,7 @@ _CHARACTERS_OF_A_TOKEN = 8
 
 @dataclass(frozen=True)
 class ToolLimits:
-    """The limits of one sample; see ``spec.rollout.agent``."""
+    """Hold the limits of one sample; see ``spec.rollout.agent``."""
 
     turns: int = 8
     turn_tokens: int | None = None
@@ -62,15 +62,7 @@ class ToolLimits:
 
 
 class ToolAgent:
-    """Holds conversations with tools.
-
-    Args:
-        template: the policy's chat template with the tools.
-        parser: of the policy's tool calls.
-        processes: have loaded the tools.
-        tools: what they loaded.
-        limits: of each sample.
-    """
+    """Hold conversations with tools, which ``processes`` have loaded."""
 
     def __init__(
         self,
@@ -109,7 +101,7 @@ class ToolAgent:
 
 
 class Conversation:
-    """One sample in progress."""
+    """Hold one sample in progress."""
 
     def __init__(self, agent: ToolAgent, prompt: Prompt, generate: Generate, process: ToolProcess) -> None:
         self.trajectory = Trajectory()

@@ -16,7 +16,7 @@ from plaudit_wire.messages import PolicyVersion
 
 
 class EngineAdapters:
-    """The newest adapter of an engine.
+    """Serve the newest adapter of an engine.
 
     Args:
         engine: built with ``enable_lora``; its own weights are those of ``model.source``.

@@ -1,4 +1,4 @@
-"""The protocol between a rollout worker and an inference engine: ``VllmEngine``, ``ScriptedEngine``, or a third.
+"""Define the protocol between a rollout worker and an inference engine: ``VllmEngine``, ``ScriptedEngine``, or a third.
 
 An engine runs many samples at once: every agent awaits ``generate``. Weights are switched while samples run, and each
 finished sample names the policy version that sampled each of its tokens.
@@ -31,20 +31,20 @@ new weights. ``drain``: they finish under the old weights first; new samples wai
 
 
 class EngineFailedError(Exception):
-    """The engine broke; the process has to be restarted."""
+    """Report that the engine broke; the process has to be restarted."""
 
 
 class WeightsUnreadableError(Exception):
-    """The files could not be read. The engine loaded nothing of them, and generates nothing until a load succeeds."""
+    """Report that files could not be read. The engine loaded nothing, and generates nothing until a load succeeds."""
 
 
 class RequestRefusedError(Exception):
-    """The engine can never generate this request, for example because the prompt exceeds the model's length."""
+    """Report that the engine can never generate this request, for example a prompt that exceeds the model's length."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One response to generate."""
+    """Describe one response to generate."""
 
     prompt_ids: Sequence[int]
     """[num_prompt_tokens] token ids."""
@@ -59,7 +59,7 @@ class SampleRequest:
 
 @runtime_checkable
 class Engine(Protocol):
-    """Generates samples. All methods are called on one event loop, and none blocks it."""
+    """Generate samples. All methods are called on one event loop, and none blocks it."""
 
     async def start(self) -> None:
         """Prepare the engine to load weights.
@@ -101,10 +101,7 @@ class Engine(Protocol):
         ...
 
     async def probe(self, ids: Sequence[int]) -> list[float] | None:
-        """Compute the log-probability of each token after the first under the loaded weights at temperature 1.
-
-        Args:
-            ids: [L] token ids.
+        """Compute the log-probability of each of L tokens after the first under the loaded weights at temperature 1.
 
         Returns:
             [L - 1] natural log-probabilities, or None if the engine has no model.

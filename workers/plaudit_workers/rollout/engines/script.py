@@ -1,4 +1,4 @@
-"""The script of a scripted engine: distributions of the samples' latency and length. Read by ``scripted``."""
+"""Define the script of a scripted engine: distributions of samples' latency and length. Read by ``scripted``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plaudit_workers.process import RefusedError
 
 
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="constant"):
-    """Always ``value``."""
+    """Always draw ``value``."""
 
     value: float
 
@@ -23,7 +23,7 @@ class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
 
 class Uniform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="uniform"):
-    """Uniform between ``low`` and ``high``."""
+    """Draw uniformly between ``low`` and ``high``."""
 
     low: float
     high: float
@@ -34,7 +34,7 @@ class Uniform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
 
 
 class Exponential(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="exponential"):
-    """Exponential with this ``mean``."""
+    """Draw from the exponential distribution with this ``mean``."""
 
     mean: float
 
@@ -44,7 +44,7 @@ class Exponential(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
 
 
 class LogNormal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="lognormal"):
-    """Half below ``median``; ``sigma`` is the standard deviation of the logarithm (1 has a long tail)."""
+    """Draw log-normally: half below ``median``; ``sigma`` is the logarithm's standard deviation (1 has a long tail)."""
 
     median: float
     sigma: float
@@ -58,7 +58,7 @@ Distribution = Constant | Uniform | Exponential | LogNormal
 
 
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The fields of ``engine.arguments``."""
+    """Hold the fields of ``engine.arguments``."""
 
     latency_seconds: Distribution = Constant(0.05)
     """Seconds from a sample's start to its last token."""

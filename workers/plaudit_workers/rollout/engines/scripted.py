@@ -1,4 +1,4 @@
-"""An engine without a model: draws responses from a script instead of a policy. For tests and for load generation.
+"""Draw responses from a script instead of a policy: an engine without a model. For tests and for load generation.
 
 A sample's tokens, log-probabilities, length and latency depend only on the request's seed, so runs are repeatable.
 Policy versions are treated as in a real engine: a switch in the middle of a response appears in its version spans.
@@ -44,7 +44,7 @@ class _Running:
 
 
 class ScriptedPart:
-    """What a follower computes for the scripted engine: nothing; it only stays."""
+    """Compute nothing for the scripted engine: a follower only stays."""
 
     def __init__(self) -> None:
         self._closed = threading.Event()
@@ -62,12 +62,11 @@ class ScriptedPart:
 
 
 class ScriptedEngine:
-    """Plays a script; see the module's docstring.
+    """Play a script; see the module's docstring.
 
     Args:
-        script: distributions and sizes.
-        max_concurrent_samples: number of samples that run at once; others wait, first come first served.
-        tokenizer: of the model; needed for a script with ``turns``.
+        max_concurrent_samples: others wait, first come first served.
+        tokenizer: needed for a script with ``turns``.
     """
 
     def __init__(self, script: Script, *, max_concurrent_samples: int = 256, tokenizer: Any = None) -> None:

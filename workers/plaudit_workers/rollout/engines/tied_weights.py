@@ -23,7 +23,7 @@ _HEAD = "lm_head.weight"
 
 @dataclass(frozen=True)
 class UntiedWeights:
-    """The tensors of a folder of weights with a head of their own; each iteration reads the files.
+    """Yield the tensors of a folder of weights with a head of their own; each iteration reads the files.
 
     With tensor parallelism vLLM sends it to its worker processes, which a generator cannot be.
     """

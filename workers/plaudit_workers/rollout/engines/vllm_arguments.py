@@ -60,7 +60,7 @@ _PROCESSED_IMAGES_GIB = 1
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """Model and sizes of one engine."""
+    """Hold model and sizes of one engine."""
 
     source: str
     """Hub id or folder with ``config.json`` and tokenizer; its weights are read only under adapters or images."""
@@ -103,8 +103,6 @@ class VllmSettings:
         """Read ``spec.model`` and ``spec.rollout``.
 
         Args:
-            job: a resolved job.
-            member: this process's part of the replica.
             environment: ``PLAUDIT_GPU_SHARE`` scales ``engine.gpuMemoryUtilization``.
 
         Raises:
@@ -141,7 +139,7 @@ def prepare_environment(source: str, environment: MutableMapping[str, str] = os.
     """Set the variables that vLLM and torch read when they are imported.
 
     Args:
-        source: of the model; a folder needs no hub.
+        source: a folder needs no hub.
         environment: changed; variables that the user set stay, except the one on which the step loop depends.
     """
     # The engine core runs in this process: only then does nothing happen between two of our steps.

@@ -54,10 +54,9 @@ _IMAGE_BYTES = 256 << 20
 
 
 class VllmEngine:
-    """An ``Engine`` on vLLM.
+    """Run an ``Engine`` on vLLM.
 
     Args:
-        settings: model and sizes.
         run_folder: holds the images of prompts.
     """
 

@@ -49,14 +49,12 @@ _DISCARD = 2
 
 
 class VllmLoop:
-    """Owns an ``LLMEngine``. Every method but ``call`` runs in the loop's thread.
+    """Own an ``LLMEngine``. Every method but ``call`` runs in the loop's thread.
 
     Args:
         engine: vLLM's engine, its core in this process.
         report: called once a round with the answers of that round.
         untied: the model was built with an output head of its own; see ``tied_weights``.
-        adapters: weights are adapters; see there.
-        images: prompts may have images.
     """
 
     def __init__(
@@ -208,9 +206,9 @@ class VllmLoop:
                 self._replace_weights(load)
         except Exception as error:
             raise EngineFailedError(
-                f"vLLM failed while it loaded the weights {load.version} of {load.path}, and may hold a part of them: "
-                f"{error!r}. If this repeats after a restart, they are of another model than spec.model.source, or of "
-                "one that vLLM cannot load"
+                f"vLLM failed while it loaded the weights {load.version} from {load.path}. The engine may now hold a "
+                f"mixture of versions: {error!r}. If this repeats after a restart, they are of another model than "
+                "spec.model.source, or of one that vLLM cannot load"
             ) from error
         self._version = load.version
         self._requeue_unbegun()

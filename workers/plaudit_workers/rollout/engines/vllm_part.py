@@ -1,4 +1,4 @@
-"""The GPUs of one pod in a vLLM engine that spans several pods: what ``vllm serve --headless`` runs."""
+"""Run the GPUs of one pod in a vLLM engine that spans several pods: what ``vllm serve --headless`` runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plaudit_workers.rollout.replica import ReplicaMember
 
 
 class VllmPart:
-    """An ``EnginePart``: worker processes that take their work from the leader's engine.
+    """Run an ``EnginePart``: worker processes that take their work from the leader's engine.
 
     Args:
         settings: as those of the leader, but for the rank.

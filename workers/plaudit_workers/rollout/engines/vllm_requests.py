@@ -1,4 +1,4 @@
-"""Requests of the event loop to the thread that drives vLLM, each with the future that answers it. No heavy imports."""
+"""Carry requests from the event loop to the thread that drives vLLM, each with a future. No heavy imports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FutureResult = tuple[asyncio.Future[Any], Any]
 
 @dataclass(slots=True)
 class Generation:
-    """One response, from its submission until it is finished."""
+    """Hold one response, from its submission until it is finished."""
 
     id: str
     request: SampleRequest
@@ -39,7 +39,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class WeightLoad:
-    """A switch of weights."""
+    """Request a switch of weights."""
 
     path: Path
     version: PolicyVersion
@@ -49,7 +49,7 @@ class WeightLoad:
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """A request to free the GPUs until the next load."""
+    """Request to free the GPUs until the next load."""
 
     switch: WeightSwitch
     future: asyncio.Future[None]

@@ -15,7 +15,7 @@ _NEWEST = 100
 
 
 class VllmStats:
-    """Stands in for vLLM's ``StatLoggerManager``. The engine's thread records, any thread reads ``status``.
+    """Stand in for vLLM's ``StatLoggerManager``. The engine's thread records, any thread reads ``status``.
 
     Attributes:
         status: as of the engine's newest step; None before the first.
@@ -39,7 +39,7 @@ class VllmStats:
         )
 
     def record_sleep_state(self, is_awake: int, level: int) -> None:
-        """Keep nothing: the rollout's heartbeat tells whether it sleeps."""
+        """Keep nothing: the rollout's heartbeat reports whether it sleeps."""
 
     def log(self) -> None:
         """Log nothing; vLLM calls this every few seconds."""

@@ -22,8 +22,6 @@ def check_readable(engine: LLMEngine, folder: Path, *, adapter: bool) -> None:
     """Let each process of the engine read the headers of a folder's ``*.safetensors``.
 
     Args:
-        engine: the weights that it holds are not touched.
-        folder: of one version.
         adapter: it holds an adapter, which needs its configuration.
 
     Raises:

@@ -28,25 +28,13 @@ _EARLIER_FILE = "policy.pt"
 _STATE_FILE = "state.json"
 
 
-def save_checkpoint(
-    folder: Path, step: int, model: PolicyModel, extra: dict[str, Any], keep: int | None = None
-) -> Path:
-    """Copy the model's state and write it; see ``write_checkpoint``."""
-    return write_checkpoint(folder, step, model.copy_state(), extra, keep)
-
-
 def write_checkpoint(folder: Path, step: int, copy: StateCopy, extra: dict[str, Any], keep: int | None = None) -> Path:
     """Write a checkpoint, then delete the oldest ones. In any thread.
 
     Args:
-        folder: ``checkpoints`` in the run's folder.
         step: the last closed step; an existing checkpoint of the same step is replaced.
-        copy: of the model's state; rank 0's.
-        extra: plain JSON (text keys), returned by ``load_checkpoint``.
-        keep: number of newest checkpoints to keep, at least 1; None keeps all. See ``checkpoints`` for the order.
-
-    Returns:
-        The checkpoint's folder.
+        extra: plain JSON (text keys).
+        keep: newest checkpoints to keep, at least 1; None keeps all. See ``checkpoints`` for the order.
 
     Raises:
         RefusedError: the disk is full; older checkpoints are unchanged.
@@ -70,14 +58,7 @@ def write_checkpoint(folder: Path, step: int, copy: StateCopy, extra: dict[str, 
 
 
 def load_checkpoint(path: Path, model: PolicyModel) -> dict[str, Any]:
-    """Load a checkpoint into the model.
-
-    Args:
-        path: a checkpoint's folder.
-        model: of the same architecture, with any number of ranks.
-
-    Returns:
-        The ``extra`` that was passed to ``save_checkpoint``.
+    """Load a checkpoint into a model of the same architecture, with any number of ranks; return its ``extra``.
 
     Raises:
         RefusedError: the folder is not a checkpoint, cannot be read, or belongs to another model.

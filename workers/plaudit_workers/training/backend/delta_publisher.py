@@ -19,11 +19,9 @@ from plaudit_workers.whole_files import whole_folder
 
 
 class DeltaPublisher:
-    """Publishes the versions of one trainer; its first one is whole.
+    """Publish the versions of one trainer; its first one is whole.
 
     Args:
-        model: rank 0's.
-        folder: ``weights`` in the run's folder.
         full_every: versions from one that is whole to the next.
     """
 

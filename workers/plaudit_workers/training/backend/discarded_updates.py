@@ -23,11 +23,7 @@ logger = get_logger(__name__)
 
 
 class DiscardedUpdates:
-    """Counts the discarded updates in a row.
-
-    Args:
-        algorithm: of the job.
-    """
+    """Count the discarded updates in a row."""
 
     def __init__(self, algorithm: AlgorithmSpec) -> None:
         self._loss = algorithm.loss
@@ -55,12 +51,7 @@ class DiscardedUpdates:
 
 
 def explain(figures: Mapping[str, float], loss: LossSpec) -> tuple[str, str]:
-    """Return the cause of a discarded update and its remedy, from the first of its figures that is not finite.
-
-    Args:
-        figures: of the update, as ``PolicyModel.update`` returns them.
-        loss: ``algorithm.loss``.
-    """
+    """Return the cause of a discarded update and its remedy, from the first of its figures that is not finite."""
     own = loss.kind == "python"
     mend = f"Mend function {loss.function} in spec.algorithm.loss.path {loss.path}"
     if not _finite(figures, "critic/advantages/min", "critic/advantages/max"):

@@ -18,10 +18,6 @@ from plaudit_workers.stream.group import Group
 def refuse_other_expansions(groups: Iterable[Group], images: ImageProcessor) -> None:
     """Check that each sample's prompt is the one that the trainer makes of the same images.
 
-    Args:
-        groups: taken groups.
-        images: the trainer's processor.
-
     Raises:
         RefusedError: a sample's is not.
     """

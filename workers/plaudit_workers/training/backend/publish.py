@@ -32,12 +32,7 @@ def write_weights(model: PolicyModel, folder: Path, version: PolicyVersion) -> A
     After a resume within a step these are the weights from before the step's first update, not the present ones.
 
     Args:
-        model: rank 0's.
-        folder: ``weights`` in the run's folder.
         version: name of the sub-folder; an existing one (of a trainer that died before announcing it) is replaced.
-
-    Returns:
-        The announcement.
 
     Raises:
         RefusedError: the disk is full.
@@ -57,13 +52,7 @@ def offer_weights(model: PolicyModel, version: PolicyVersion, token: str, redis_
     """Offer the model's weights from memory and make them the proximal ones of the loss; see ``write_weights``.
 
     Args:
-        model: rank 0's.
         version: of these weights; the version offered before is withdrawn.
-        token: that rollouts prove to know.
-        redis_url: the ranks announce the address from which they reach this host.
-
-    Returns:
-        The announcement, without files.
     """
     model.files()  # made here once: ``write_offered`` runs beside updates
     transfer = model.offer(WeightOffer(version, token, redis_url, msgspec.json.encode(model.probe())))
@@ -72,15 +61,12 @@ def offer_weights(model: PolicyModel, version: PolicyVersion, token: str, redis_
 
 
 def write_offered(announcement: Announcement, files: Mapping[str, bytes], folder: Path) -> Announcement:
-    """Write the offered weights as files too, received from the ranks as rollouts receive them, but not into memory.
+    """Write the offered weights as files too; return the announcement with their folder and digest.
+
+    They are received from the ranks as rollouts receive them, but not into memory.
 
     Args:
-        announcement: of ``offer_weights``.
-        files: beside the weights, by name.
-        folder: as for ``write_weights``.
-
-    Returns:
-        The announcement with the files' folder and digest.
+        files: to write beside the weights, by name.
 
     Raises:
         TransferError: the version was withdrawn meanwhile, or a rank cannot be reached.
@@ -99,11 +85,10 @@ def write_offered(announcement: Announcement, files: Mapping[str, bytes], folder
 
 
 def prune_weights(folder: Path, keep_versions: Iterable[str] = ()) -> list[PolicyVersion]:
-    """Delete published versions that are not in use, and leftovers of a trainer that died.
+    """Delete published versions that are not in use, and what is left of a trainer that died.
 
     Args:
-        folder: ``weights`` in the run's folder.
-        keep_versions: that live workers report as ``version`` and ``loading`` (text form; empty ones are ignored).
+        keep_versions: as live workers report them in ``version`` and ``loading`` (text form; empty ones are ignored).
 
     Returns:
         The versions deleted, oldest first. The newest two are never among them, nor are those on which the deltas of a

@@ -1,4 +1,4 @@
-"""A trainer backend without a model: it sleeps instead of computing. For simulations and tests of schedules.
+"""Stand in for a trainer backend without a model: sleep instead of computing. For simulations and tests of schedules.
 
 Passed to ``conduct(run, backend, stop)``; no job selects it. Its state is the list of groups it was trained on, so a
 checkpoint shows exactly which groups the surviving line has learnt from.
@@ -23,26 +23,20 @@ _KEPT = 2
 
 
 class ScriptedBackend:
-    """A ``TrainerBackend`` that sleeps instead of computing.
+    """Sleep as a ``TrainerBackend`` instead of computing.
 
     Args:
-        run_folder: checkpoints and (empty) weights are written below it.
+        run_folder: checkpoints and empty weights are written below it.
         update_s: seconds that an update on these groups takes.
-        publish_s: seconds that writing weights takes.
-        save_s: seconds that writing a checkpoint takes.
     """
 
     def __init__(
         self,
         run_folder: Path,
         update_s: Callable[[Sequence[Group]], float] = lambda groups: 0.0,
-        publish_s: float = 0.0,
-        save_s: float = 0.0,
     ) -> None:
         self._folder = run_folder
         self._update_s = update_s
-        self._publish_s = publish_s
-        self._save_s = save_s
         self._saving = threading.Lock()
         self._begun: tuple[Path, str, str] | None = None
         """A checkpoint to be written: its folder, the groups, the conductor's state."""
@@ -57,7 +51,6 @@ class ScriptedBackend:
 
     def publish(self, version: PolicyVersion) -> Announcement:
         """Write a file in place of weights."""
-        time.sleep(self._publish_s)
         folder = self._folder / "weights" / str(version)
         content = json.dumps({"version": str(version)}).encode()
         with whole_folder(folder) as temporary:
@@ -95,7 +88,6 @@ class ScriptedBackend:
             if self._begun is None:
                 return
             target, trained, state = self._begun
-            time.sleep(self._save_s)
             with whole_folder(target) as temporary:
                 (temporary / "trained.json").write_text(trained)
                 (temporary / "state.json").write_text(state)

@@ -35,13 +35,10 @@ logger = get_logger(__name__)
 
 
 class TorchBackend:
-    """A ``TrainerBackend``; see there for its methods.
+    """Train the policy as a ``TrainerBackend``; see there for the methods.
 
     Args:
-        job: a resolved job.
-        model: rank 0's.
-        run_folder: weights and checkpoints are written below it.
-        redis_url: of the run; where rollouts receive weights directly, they reach the trainer as this host does.
+        redis_url: where rollouts receive weights directly, they reach the trainer as this host does.
     """
 
     def __init__(self, job: RLJob, model: PolicyModel, run_folder: Path, redis_url: str = "") -> None:

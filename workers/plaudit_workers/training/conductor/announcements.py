@@ -24,12 +24,9 @@ _TRIES = 6
 
 
 class Announcements:
-    """Announces the newest policy; never an older one after it.
+    """Announce the newest policy, never an older one after it.
 
     Args:
-        run: the run's context.
-        state: its current state.
-        thread: runs the backend that writes the files.
         look_every_s: seconds between two looks at the requests for files.
     """
 
@@ -113,7 +110,7 @@ class Announcements:
 
 
 def published_bytes(announcement: Announcement) -> int:
-    """Return the bytes of the weights that a rollout which follows reads: whole ones, or what changed."""
+    """Return the bytes that a following rollout reads: those of whole weights, or of what changed."""
     if announcement.transfer is not None:
         return announcement.transfer.num_bytes
     folder = Path(announcement.path)

@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class BackendThread:
-    """The thread of a backend: ``await thread.run(thread.backend.update, groups)``."""
+    """Hold the thread of a backend: ``await thread.run(thread.backend.update, groups)``."""
 
     def __init__(self, backend: TrainerBackend) -> None:
         self.backend = backend

@@ -1,4 +1,4 @@
-"""Background tasks of the conductor: work for which the next step does not wait.
+"""Run background tasks of the conductor: work for which the next step does not wait.
 
 A failure of any of them ends the run as if it had happened in a step (``asyncio.TaskGroup``).
 """
@@ -11,11 +11,7 @@ from typing import Any
 
 
 class BackgroundTasks:
-    """Tasks beside the steps.
-
-    Args:
-        tasks: the group that owns them.
-    """
+    """Run tasks beside the steps, in a group that owns them."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks

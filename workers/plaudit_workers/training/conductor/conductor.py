@@ -44,13 +44,7 @@ logger = get_logger(__name__)
 async def conduct(run: RunContext, backend: TrainerBackend, stop: asyncio.Event) -> bool:
     """Conduct a run until all steps are done or ``stop`` is set; write a checkpoint in both cases.
 
-    Args:
-        run: the run's context.
-        backend: trains the policy; ``ScriptedBackend`` simulates one.
-        stop: finish the current update, then return.
-
-    Returns:
-        True if all steps are done.
+    Return True if all steps are done. When ``stop`` is set, the current update is finished first.
 
     Raises:
         JobFailedError: too many scores failed, repeatedly, or too many updates in a row were discarded.
@@ -75,13 +69,9 @@ async def conduct(run: RunContext, backend: TrainerBackend, stop: asyncio.Event)
 
 
 class Conductor:
-    """Conducts the steps of a run after it was taken over.
+    """Conduct the steps of a run after it was taken over.
 
     Args:
-        run: the run's context.
-        state: its current state.
-        thread: runs the backend.
-        background: runs what the steps do not wait for.
         stop: finish the current update, then return.
     """
 

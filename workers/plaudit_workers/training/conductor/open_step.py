@@ -31,7 +31,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Retry:
-    """Too many failed scores: drop these groups and admit their prompts again."""
+    """Drop these groups and admit their prompts again: too many scores failed."""
 
     groups: list[ReadyGroup]
     failed_share: float
@@ -39,7 +39,7 @@ class Retry:
 
 @dataclass(frozen=True)
 class Over:
-    """Every group of the step is accounted for; drop these, each with its reason."""
+    """End the step, whose groups are all accounted for; drop these, each with its reason."""
 
     dropped: list[ReadyGroup]
 
@@ -49,7 +49,7 @@ Decision = Wait | Update | Retry | Over
 
 @dataclass
 class OpenStep:
-    """The groups that the open step has taken so far.
+    """Hold the groups that the open step has taken so far.
 
     Attributes:
         accounted: groups of the step that ended (trained, dropped).
@@ -82,12 +82,12 @@ class OpenStep:
 
     @property
     def slots(self) -> int:
-        """Groups that the step still has room for."""
+        """Return the number of groups that the step still has room for."""
         return self.schedule.prompts_per_step - self.accounted - len(self.taken)
 
     @property
     def batch_slots(self) -> int:
-        """Groups that the current mini-batch still has room for."""
+        """Return the number of groups that the current mini-batch still has room for."""
         return min(self.slots, self.schedule.mini_batch_size - len(self._batch))
 
     def replaceable(self, groups: Sequence[ReadyGroup]) -> list[ReadyGroup]:

@@ -34,7 +34,7 @@ _READ_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Restored:
-    """The state from which a trainer continues."""
+    """Hold the state from which a trainer continues."""
 
     step: int
     """The last closed step; 0 at the start."""
@@ -49,8 +49,7 @@ class Restored:
 async def take_over(run: RunContext, thread: BackendThread) -> tuple[RunState, dict[str, Any] | None]:
     """Become the run's trainer: restore its state and announce its weights.
 
-    Returns:
-        The run's state, and the rest of a step that was interrupted in its middle.
+    Return the state, and the rest of a step that was interrupted in its middle.
 
     Raises:
         RefusedError: the checkpoint cannot be loaded.
@@ -104,9 +103,8 @@ def refuse_lost_checkpoint(lineage: Lineage, newest: PolicyVersion | None, folde
     """Check that the checkpoint from which the last trainer continued, or a newer one, exists.
 
     Args:
-        lineage: of the run, before the new incarnation is added.
+        lineage: before the new incarnation is added.
         newest: version of the newest checkpoint that the lineage does not rule out; None when there is none.
-        folder: of the checkpoints, for the message.
 
     Raises:
         RefusedError: it is missing. To go on would train prompts a second time that the run has already learnt from.
@@ -148,7 +146,7 @@ def num_ended(counters: dict[str, int]) -> int:
 
 @dataclass(frozen=True)
 class Adoption:
-    """The decision on the groups that a new trainer finds open."""
+    """Hold the decision on the groups that a new trainer finds open."""
 
     kept: list[GroupInFlight]
     rolled_back: list[str]
@@ -166,10 +164,7 @@ def adopt(
     """Choose the open groups that the restored run continues with.
 
     Args:
-        schedule: of the run.
-        step: the last closed step of the restored run.
         ledger: as the checkpoint has it.
-        found: the groups that are open in Redis.
         survives: returns True for policy versions of the surviving line.
     """
     kept: dict[int, GroupInFlight] = {}
@@ -215,8 +210,7 @@ def bring_up_to_date(ledger: TrainerLedger, adoption: Adoption, ended_since: int
     """Bring a checkpoint's ledger up to the moment of the resume.
 
     Args:
-        ledger: the checkpoint's; changed.
-        adoption: the decision on open groups.
+        ledger: changed in place.
         ended_since: groups that ended after the checkpoint: their work is lost.
     """
     kept = {flight.group: flight for flight in adoption.kept}

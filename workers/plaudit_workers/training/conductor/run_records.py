@@ -14,7 +14,6 @@ from plaudit_workers.training.conductor.groups.failed_scores import failed_sampl
 from plaudit_workers.training.conductor.open_step import OpenStep
 from plaudit_workers.training.conductor.step_report import StepReport
 from plaudit_workers.training.run.lineage import refuse_replaced
-from plaudit_workers.training.run.prompt_order import OrderSnapshot
 from plaudit_workers.training.run.state import RunContext, RunState
 from plaudit_workers.training.run.stored_samples import store_groups
 from plaudit_workers.whole_files import whole_file
@@ -26,13 +25,7 @@ _COUNTED = ("duplicates", "redelivered:", "dead:", "poison", "groups_recreated")
 
 
 class RunRecords:
-    """Writes the records of a run.
-
-    Args:
-        run: the run's context.
-        state: its current state.
-        thread: runs the backend that writes checkpoints.
-    """
+    """Write the records of a run."""
 
     def __init__(self, run: RunContext, state: RunState, thread: BackendThread) -> None:
         self._run = run
@@ -43,8 +36,7 @@ class RunRecords:
         """Write a closed step: its line, its samples, its record for the metrics, the ledger.
 
         Args:
-            report: complete.
-            closed: when it ended (server's clock).
+            closed: on the server's clock.
 
         Raises:
             RuntimeError: the ledger does not add up.
@@ -99,10 +91,7 @@ class RunRecords:
             path.write_text(json.dumps(content, indent=1) + "\n")
 
     async def checkpoint(self, open_step: OpenStep | None = None, report: StepReport | None = None) -> Path:
-        """Begin a checkpoint; with ``open_step`` and ``report`` in the middle of a step.
-
-        Returns:
-            Its folder; see ``await_checkpoint``.
+        """Begin a checkpoint and return its folder; with ``open_step`` and ``report`` in the middle of a step.
 
         Raises:
             StaleIncarnationError: another trainer took over; its checkpoints must not be mixed with ours.
@@ -115,18 +104,15 @@ class RunRecords:
         if open_step is not None and report is not None:
             middle = {**open_step.snapshot(), "report": report.snapshot()}
             await asyncio.to_thread(self._store, report)
+        state.order.forget_ended(state.ledger.train)
         extra = {
             "step": step,
             "incarnation": state.incarnation,
             "ledger": state.ledger.snapshot(),
-            "prompt_order": self._order_snapshot(),
+            "prompt_order": state.order.snapshot(),
             "open_step": middle,
         }
         return await self._thread.run(self._thread.backend.save, step, extra)
-
-    def _order_snapshot(self) -> OrderSnapshot | None:
-        self._state.order.forget_ended(self._state.ledger.train)
-        return self._state.order.snapshot()
 
     async def await_checkpoint(self, path: Path) -> None:
         """Wait until the checkpoint begun last is in place, and log it.

@@ -16,7 +16,7 @@ from plaudit_workers.training.run.joined_figures import join_mini_batches
 
 @dataclass
 class StepReport:
-    """The record of a step in progress."""
+    """Hold the record of a step in progress."""
 
     step: int
     opened: float
@@ -45,7 +45,6 @@ class StepReport:
         """Return the record of the whole step.
 
         Args:
-            incarnation: of the trainer that closes it.
             trainer_version: number of the version that the step's first update started from.
             closed: server's clock.
         """

@@ -31,7 +31,7 @@ _LOOK_EVERY_S = 1.0
 
 @dataclass
 class StepTraining:
-    """Trains the steps of a run, one after the other."""
+    """Train the steps of a run, one after the other."""
 
     run: RunContext
     state: RunState
@@ -146,8 +146,9 @@ class StepTraining:
         step.returned(retry.groups)
         report.figures["training/retries"] = float(step.retries)
         if last:
+            tries = "try" if step.retries == 1 else "tries"
             raise JobFailedError(
-                f"step {step.step} not trained: {missing} after {step.retries} {_plural(step.retries, 'try', 'tries')} "
+                f"step {step.step} not trained: {missing} after {step.retries} {tries} "
                 f"(reward.maxFailedShare is {step.schedule.max_failed_share:.0%}). {reasons}. Fix the scorers or their "
                 "data, then continue with --resume"
             )
@@ -178,19 +179,13 @@ class StepTraining:
         report.figures["training/prompts_solved"] = float(self.state.order.num_solved)
 
 
-def _plural(count: int, one: str, many: str) -> str:
-    return one if count == 1 else many
-
-
 def wait_records(began: float, ended: float, awaited: list[str], paused_until: float) -> list[WaitRecord]:
     """Split a wait into the pause after a failed try, if it fell into one, and the wait for the groups that ended it.
 
     A wait that ended before the pause did was ended by groups that were already in flight, so it is no pause.
 
     Args:
-        began: seconds on the server's clock, as all points in time here.
-        ended: when the wait ended.
-        awaited: ids of the groups that ended it.
+        began: seconds on the server's clock, as the others.
         paused_until: when the last pause ended or will end.
     """
     if not began < paused_until <= ended:

@@ -31,15 +31,7 @@ _OUTAGE_HIDES_AFTER_S = 10.0
 
 
 class Turns:
-    """Whose turn it is; without ``sleepDuringUpdates`` always everybody's.
-
-    Args:
-        run: the run's context.
-        state: its current state.
-        thread: runs the backend, whose memory the others get back.
-        announcements: of the run.
-        stop: give up waiting.
-    """
+    """Decide whose turn it is; without ``sleepDuringUpdates`` always everybody's."""
 
     def __init__(
         self, run: RunContext, state: RunState, thread: BackendThread, announcements: Announcements, stop: asyncio.Event
@@ -64,7 +56,7 @@ class Turns:
         After an outage of Redis it waits until all live processes have reported again.
         """
         if self.needed and not self._state.announcement.sleep:
-            await self._let_wake()
+            await self._await_waking()
             await self._announce(f"{self._state.version}-{next(self._numbers)}")
         warned = time.monotonic()
         while (awake := await self._awake()) or self._some_unreported:
@@ -76,8 +68,8 @@ class Turns:
             await asyncio.sleep(_LOOK_EVERY_S)
         return True
 
-    async def _let_wake(self) -> None:
-        """Wait for those that still wake: vLLM ends if another engine takes memory of its GPU while it falls asleep."""
+    async def _await_waking(self) -> None:
+        """Wait until no engine is falling asleep or waking: vLLM ends if another takes its GPU's memory then."""
         deadline = time.monotonic() + _WAKE_WITHIN_S
         while time.monotonic() < deadline and not self._stop.is_set():
             if not any(each.loading or each.asleep for each in await self._sharing()):

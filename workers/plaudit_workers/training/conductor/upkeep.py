@@ -1,4 +1,4 @@
-"""Periodic work of the trainer: heartbeat, deadlines, admissions that found no room, lost groups.
+"""Do the trainer's periodic work: heartbeat, deadlines, admissions that found no room, lost groups.
 
 Runs beside the conductor's steps about once a second, also during an update.
 """
@@ -22,13 +22,7 @@ _BEAT_EVERY_S = 5.0
 
 
 class Upkeep:
-    """See the module's docstring.
-
-    Args:
-        run: the run's context.
-        state: its current state.
-        admitter: admits prompts that found no room before.
-    """
+    """Run the trainer's periodic work; see the module's docstring."""
 
     def __init__(self, run: RunContext, state: RunState, admitter: Admitter) -> None:
         self._run = run

@@ -24,7 +24,7 @@ _LOOK_EVERY_S = 1.0
 
 @dataclass
 class Evaluation:
-    """The results of a validation."""
+    """Hold the results of a validation."""
 
     groups: list[Group] = field(default_factory=list)
     records: list[GroupRecord] = field(default_factory=list)
@@ -33,19 +33,12 @@ class Evaluation:
 
     @property
     def figures(self) -> dict[str, float]:
-        """``val/…`` and ``val-core/…`` (see ``validation_figures``), ``timing_s/testing``."""
+        """Return ``val/…`` and ``val-core/…`` (see ``validation_figures``), ``timing_s/testing``."""
         return validation_figures(self.groups) | {"timing_s/testing": self.seconds}
 
 
 class Validation:
-    """Evaluates the published policy on the validation prompts.
-
-    Args:
-        run: the run's context; it has validation data.
-        state: its current state.
-        admitter: admits validation prompts.
-        intake: their ready groups.
-    """
+    """Evaluate the published policy on the validation prompts."""
 
     def __init__(self, run: RunContext, state: RunState, admitter: Admitter, intake: GroupIntake) -> None:
         self._run = run

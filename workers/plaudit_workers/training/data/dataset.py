@@ -1,4 +1,4 @@
-"""Prompts in the order of their admission: endless epochs, addressed by one number.
+"""Yield prompts in the order of their admission: endless epochs, addressed by one number.
 
 ``prompt_at(position)`` depends on the file, the seed and the position alone, so the data cursor is all that a
 checkpoint has to keep of the data. Called by the conductor, which turns a ``DatasetRow`` into a stream ``Prompt``.
@@ -35,7 +35,7 @@ _TOKENIZED_AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class DatasetRow:
-    """One prompt of the data, ready for the model."""
+    """Hold one prompt of the data, ready for the model."""
 
     row: int
     """Index in the file, from 0."""
@@ -53,10 +53,9 @@ class DatasetRow:
 
 
 class PromptData:
-    """A data file as an endless sequence of prompts.
+    """Read a data file as an endless sequence of prompts.
 
     Args:
-        rows: the file.
         texts: the prompt of each row as text, None where it is left out.
         prompt_ids: the same as int32 token ids.
         seed: of the order; None keeps the file's.
@@ -106,10 +105,7 @@ class PromptData:
         """Read a file, store its images, apply the chat template, skip and count the prompts that are too long.
 
         Args:
-            section: path, order and length limit.
             template: makes text of messages; without one their contents are joined by line ends.
-            seed: of the order of each epoch.
-            images: of a job that reads images.
 
         Raises:
             RefusedError: file or column missing, a row that is not a prompt or whose images cannot be used, or no

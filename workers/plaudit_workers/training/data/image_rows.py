@@ -26,11 +26,6 @@ _THREADS = 4
 def store_images(path: Path, rows: Rows, images: ImageProcessor) -> list[tuple[str, ...]]:
     """Store every image of a file; return the digests of each row's.
 
-    Args:
-        path: of the file.
-        rows: the file.
-        images: the model's processor, with the run's store.
-
     Raises:
         RefusedError: an image is missing, cannot be used or has no place in its prompt, or the disk is full.
     """
@@ -60,10 +55,7 @@ def expanded_lengths(
     """Return the tokens of each prompt as the model sees it: each image counts as its patches do.
 
     Args:
-        path: of the file.
-        prompt_ids: as rendered, int32[P] each.
-        digests: of the images of each row.
-        images: counts them.
+        prompt_ids: int32[P] each, as rendered.
 
     Raises:
         RefusedError: a rendered prompt has not as many image tokens as the row has images.

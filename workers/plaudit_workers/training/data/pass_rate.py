@@ -16,11 +16,6 @@ from plaudit_workers.training.data.rows import Rows
 def within_pass_rate(path: Path, rows: Rows, section: PassRateSpec) -> list[bool]:
     """Return for each row whether its pass rate is within the bounds, which count as within.
 
-    Args:
-        path: of the file, for the message.
-        rows: the file.
-        section: field and bounds.
-
     Raises:
         RefusedError: a row has no such number.
     """

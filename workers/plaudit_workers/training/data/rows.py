@@ -24,7 +24,7 @@ _IMAGES_AT_A_TIME = 64
 
 
 class Rows(Protocol):
-    """A file's rows, by index."""
+    """Hold a file's rows, by index."""
 
     def __len__(self) -> int:
         """Return their number."""
@@ -41,7 +41,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class _Table:
-    """A Parquet file's rows."""
+    """Hold a Parquet file's rows."""
 
     table: pyarrow.Table
 
@@ -60,7 +60,7 @@ class _Table:
 
 
 class _Lines(list[dict[str, Any]]):
-    """A JSONL file's rows."""
+    """Hold a JSONL file's rows."""
 
     def column(self, name: str) -> list[Any]:
         return [row.get(name) for row in self]
@@ -70,7 +70,6 @@ def read_rows(path: Path, *, images: bool = False) -> Rows:
     """Open a data file.
 
     Args:
-        path: of the file.
         images: the job reads images. They are no part of the rows: see ``image_column``.
 
     Raises:

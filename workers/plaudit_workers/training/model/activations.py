@@ -1,4 +1,4 @@
-"""What layers keep for their gradients: checkpointing, offload of what it keeps, and compilation of each layer.
+"""Choose what layers keep for their gradients: checkpointing, and offload of what it keeps.
 
 Called by ``policy_model`` before the layers are sharded, so that the second forward pass finds gathered weights.
 Checkpointing keeps the input of each layer and computes the layer again. With
@@ -40,9 +40,8 @@ def checkpoint_layers(
     """Compute a model's layers a second time in the backward pass.
 
     Args:
-        model: its layers are those that it names as not to be split.
+        model: layers are those that it names as not to be split.
         kind: ``trainer.activationCheckpointing``; ``auto`` is ``layers`` on a GPU and ``none`` on a CPU.
-        device: on which the model trains.
         offload: ``trainer.activationOffload``, for ``layers`` only; without effect on a CPU.
     """
     if kind == "auto":

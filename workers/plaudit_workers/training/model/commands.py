@@ -28,7 +28,6 @@ ARGUMENTS: dict[str, Any] = {
     "free_memory": None,
     "hold_proximal": PolicyVersion,
     "offer": WeightOffer,
-    "full_state": None,
     "write_weights": str,
     "copy_weights": None,
     "write_copied": WeightForm,
@@ -42,15 +41,11 @@ ARGUMENTS: dict[str, Any] = {
 
 
 class CommandError(Exception):
-    """A rank received bytes that are not a command."""
+    """Report that a rank received bytes that are not a command."""
 
 
 class Commands:
-    """The broadcast of commands from rank 0.
-
-    Args:
-        ranks: this process's place.
-    """
+    """Broadcast commands from rank 0."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks

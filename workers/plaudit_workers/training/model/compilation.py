@@ -24,8 +24,7 @@ def refuse_without_compiler(device: str, environment: Mapping[str, str]) -> None
     """Check for the programs with which torch builds what it compiles.
 
     Args:
-        device: type of device on which the model trains.
-        environment: of this process; ``PATH``, ``CXX`` and ``CC`` are read, as torch and Triton do.
+        environment: ``PATH``, ``CXX`` and ``CC`` are read, as torch and Triton do.
 
     Raises:
         RefusedError: one is missing.
@@ -44,12 +43,9 @@ def refuse_without_compiler(device: str, environment: Mapping[str, str]) -> None
 
 
 def compile_layers(model: PreTrainedModel) -> None:
-    """Compile a model's layers, before they are checkpointed and sharded.
+    """Compile a model's layers (those that it names as not to be split) before they are checkpointed and sharded.
 
     Checkpointing calls the compiled layer twice, and FSDP2's hooks run around it.
-
-    Args:
-        model: its layers are those that it names as not to be split.
     """
     for name, attention in ((PACKED_ATTENTION, packed_attention), (VARLEN_ATTENTION, varlen_attention)):
         AttentionInterface.register(name, torch.compiler.disable(attention))  # type: ignore[no-untyped-call]

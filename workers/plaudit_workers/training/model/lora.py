@@ -29,12 +29,11 @@ _PUBLISHED_PREFIX = "base_model.model."
 
 
 class Adapters:
-    """The adapters of a model, added in place.
+    """Hold the adapters of a model, added in place.
 
     Args:
         model: float32, before its parameters are sharded or read; its own parameters are frozen.
-        settings: ``trainer.lora``.
-        source: ``model.source``, which the published configuration names.
+        source: which the published configuration names.
         dtype: precision in which the frozen parameters are held.
 
     Raises:
@@ -95,12 +94,7 @@ def _draw(layer: LoraLayer) -> None:
 
 
 def adapter_config(settings: LoraSpec, source: str) -> LoraConfig:
-    """Return the configuration of adapters in peft's form.
-
-    Args:
-        settings: ``trainer.lora``.
-        source: ``model.source``, which it names.
-    """
+    """Return the configuration of adapters in peft's form."""
     return LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]  # peft accepts fractions

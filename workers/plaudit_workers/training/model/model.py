@@ -71,10 +71,6 @@ bfloat16's rounding."""
 def load_model(model: ModelSpec, *, images: bool = False) -> PreTrainedModel:
     """Load ``model.source`` on the CPU: float32, packed attention, evaluation mode (no dropout).
 
-    Args:
-        model: of the job.
-        images: with its vision tower.
-
     Raises:
         RefusedError: it cannot be loaded, or its layers mix the sequences of a packed row.
     """
@@ -97,7 +93,7 @@ def load_model(model: ModelSpec, *, images: bool = False) -> PreTrainedModel:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model, and where to read its parameters if it has none yet."""
+    """Hold a model, and where to read its parameters if it has none yet."""
 
     module: PreTrainedModel
     """float32, packed attention, evaluation mode; on the CPU, or with all parameters on the meta device."""
@@ -133,12 +129,7 @@ def load_by_rows(model: ModelSpec, *, images: bool = False) -> LoadedModel:
 def build_empty(model: ModelSpec, *, images: bool = False) -> LoadedModel | None:
     """Build a model with parameters on the meta device and real buffers.
 
-    Args:
-        model: of the job.
-        images: with its vision tower.
-
-    Returns:
-        The model; None if its parameters cannot be read one by one.
+    Return None if its parameters cannot be read one by one.
     """
     files = ModelFiles.find(model.source, model.revision)
     if files is None or model.trust_remote_code:
@@ -170,12 +161,12 @@ def forward_logits(
     """Run a packed row, or this rank's tokens of one, through the model.
 
     Args:
-        model: a causal language model with ``PACKED_ATTENTION``.
+        model: with ``PACKED_ATTENTION``.
         input_ids: int64[1, T].
         position_ids: int64[1, T]; with images int64[3, 1, T].
         layout: of the whole row.
         sources: int64[R]: the positions whose logits are needed; the others are never computed.
-        further: arguments of the model: ``token_exchange`` with the ranks that have the row's other tokens, pixels.
+        further: ``token_exchange`` with the ranks that have the row's other tokens, pixels.
 
     Returns:
         float[R, V].
@@ -192,14 +183,7 @@ def companion_files(
     dtype: torch.dtype,
     images: ImageProcessor | None = None,
 ) -> dict[str, bytes]:
-    """Return the files that an engine needs beside the weights (configuration, tokenizer, …), by file name.
-
-    Args:
-        model: whose configuration.
-        tokenizer: as it encodes prompts.
-        dtype: precision of the published weights; written into the configuration.
-        images: the processor of a model with images.
-    """
+    """Return the files that an engine needs beside the weights (configuration, tokenizer, …), by file name."""
     config = copy.deepcopy(model.config)
     config.dtype = dtype
     with tempfile.TemporaryDirectory() as name:
@@ -215,11 +199,6 @@ def companion_files(
 
 def save_companions(model: ModelSpec, folder: Path, images: ImageProcessor | None = None) -> None:
     """Write the configuration and the tokenizer of ``model.source`` for weights in ``model.dtype``.
-
-    Args:
-        model: of the job.
-        folder: to write into.
-        images: the processor of a model with images, written too.
 
     Raises:
         RefusedError: they cannot be loaded.
@@ -244,9 +223,9 @@ def refuse_unpackable(model: PreTrainedModel, device: torch.device | None = None
     Behind each of two other sequences they must be the same, and those of the sequence alone but for rounding.
 
     Args:
-        model: on one rank, or sharded; then a collective call.
-        device: of the model; None: the CPU.
-        rough: the model computes in bfloat16.
+        model: if sharded, this is a collective call.
+        device: None: the CPU.
+        rough: True if the model computes in bfloat16.
 
     Raises:
         RefusedError: it does (linear attention, state-space layers), or the attention is unsupported.
@@ -289,8 +268,8 @@ def refuse_long_packed(model: PreTrainedModel, longest: int) -> None:
     See ``length_limits``: below its limit, such a layer computes the same in a packed row.
 
     Args:
-        model: loaded with the packed attention.
-        longest: tokens of the longest sequence, prompt and response together.
+        model: with the packed attention.
+        longest: tokens of a prompt and its response together.
 
     Raises:
         RefusedError: sequences may be longer than such a limit.

@@ -1,4 +1,4 @@
-"""AdamW with warm-up, schedule and gradient clipping; its saved state does not depend on the number of ranks.
+"""Update with AdamW: warm-up, schedule, gradient clipping. Its saved state does not depend on the number of ranks.
 
 Called by ``policy_model``.
 """
@@ -23,15 +23,14 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class PolicyOptimizer:
-    """Updates a policy's parameters.
+    """Update a policy's parameters.
 
     The rate grows linearly over the updates of ``optimizer.warmupSteps`` steps (a step has ``miniBatchesPerStep`` ×
     ``epochs`` updates), then follows ``optimizer.schedule``; see ``rate_share``. It depends on the place in the run
     alone, not on how many updates were computed: a step without a signal is a step of the schedule too.
 
     Args:
-        parameters: (name, parameter), the same names and order on every rank.
-        algorithm: the job's optimizer settings and mini-batches.
+        parameters: the same names and order on every rank.
     """
 
     def __init__(self, parameters: Iterable[tuple[str, torch.nn.Parameter]], algorithm: AlgorithmSpec) -> None:
@@ -94,7 +93,7 @@ class PolicyOptimizer:
 
     @property
     def steps(self) -> dict[str, int]:
-        """Parameter name → updates applied to it; empty before the first."""
+        """Return parameter name → updates applied to it, empty before the first."""
         return {
             name: int(self._adamw.state[parameter]["step"].item())
             for name, parameter in self._parameters.items()
@@ -136,7 +135,6 @@ def rate_share(settings: OptimizerSpec, update: float, warmup: int, total: int) 
     ``minRateShare``: ``linear`` 1 - (1 - m) p, ``cosine`` m + (1 - m) (1 + cos π p) ÷ 2, ``constant`` 1.
 
     Args:
-        settings: ``algorithm.optimizer``.
         update: counted from 0; beyond ``total`` as at its end. Not whole if the step was begun with other updates.
         warmup: updates of the warm-up.
         total: updates of the run.

@@ -1,4 +1,4 @@
-"""The policy on one rank: forward and backward passes over micro-batches, one optimizer step per update.
+"""Run the policy on one rank: forward and backward passes over micro-batches, one optimizer step per update.
 
 With several ranks, every public method except ``files`` is a collective operation: called on rank 0, it is sent to the
 other ranks (``commands``), which repeat it in ``follow``. The gradient of an update is a sum over tokens with weights
@@ -63,7 +63,6 @@ from plaudit_workers.training.model.sharding import (
     Ranks,
     fill,
     fill_shards,
-    gather,
     gathered,
     join_ranks,
     leave_ranks,
@@ -88,11 +87,9 @@ from plaudit_workers.training.shards.weight_image import CopiedWeights, WeightFo
 
 
 class PolicyModel:
-    """The model, its optimizer and, if the loss needs them, proximal and reference weights. Belongs to one thread.
+    """Hold the model, its optimizer and, if the loss needs them, proximal and reference weights. Belongs to one thread.
 
     Args:
-        spec: the job.
-        ranks: this process's place among the trainer's processes.
         model: the same on every rank.
         tokenizer: published with the weights; bounds the probe's token ids.
         reference: the frozen starting model for the KL term; None when ``klCoefficient`` is 0 and with adapters.
@@ -259,32 +256,14 @@ class PolicyModel:
             self._proximal = None
         self._resumed_within_step, self._published = False, version
 
-    def full_state(self) -> dict[str, Tensor]:
-        """Return the present weights as they are published: unsharded, on the CPU, in ``model.dtype``, tied ones once.
-
-        With adapters, these alone under the names of peft's file format.
-        """
-        self._commands.send("full_state")
-        state = gather(self._tensors, keep=self._ranks.rank == 0)
-        dtype = DTYPES[self._spec.model.dtype]
-        return {
-            published_name(name) if self._adapters else name: (
-                tensor.to(dtype) if tensor.is_floating_point() else tensor
-            ).contiguous()
-            for name, tensor in state.items()
-        }
-
     def write_weights(self, folder: str) -> dict[str, str]:
         """Write the weights to publish as safetensors: each rank its file, and an index if there are several.
 
         They are the present ones in ``model.dtype``; after a resume within a step those from before its first update.
-        Adapters are one file.
+        Adapters are one file. The SHA-256 of each file is returned by its name, in hexadecimal.
 
         Args:
             folder: an empty one, on a volume that all ranks share.
-
-        Returns:
-            SHA-256 of each file by its name, hexadecimal.
 
         Raises:
             ShardError: another rank could not write its file.
@@ -344,11 +323,7 @@ class PolicyModel:
         return digests
 
     def offer(self, offer: WeightOffer) -> Transfer:
-        """Offer the weights that ``write_weights`` writes to rollouts, from every rank's memory.
-
-        Returns:
-            The offer of all ranks; the same on each.
-        """
+        """Offer rollouts what ``write_weights`` writes, from every rank's memory; return the offer of all ranks."""
         self._commands.send("offer", offer)
         dtype = DTYPES[self._spec.model.dtype]
         self._offered = self._offered or OfferedWeights()
@@ -387,9 +362,7 @@ class PolicyModel:
         """Copy the state for a checkpoint: trained weights in float32, optimizer, schedule, random state.
 
         In the middle of a step it includes the weights from before the step's first update, if later ones need them.
-
-        Returns:
-            The copy, to be written on rank 0 while updates continue; the other ranks write with it.
+        Rank 0 writes the copy while updates continue; the other ranks write with it.
         """
         self._commands.send("copy_state")
         if self._copy is not None:
@@ -469,8 +442,7 @@ class PolicyModel:
         """Load a state from rank 0's memory.
 
         Args:
-            progress: what every rank needs.
-            state: unsharded tensors by name; None on ranks other than 0, which get them from rank 0.
+            state: unsharded by name; None on ranks other than 0, which get them from rank 0.
         """
         self._commands.send("restore", progress)
         self._restore_progress(progress)
@@ -501,7 +473,10 @@ class PolicyModel:
             method() if argument is None else method(argument)
 
     def _with_gradient(self, batch: TrainingBatch, weights: list[float]) -> tuple[TrainingBatch, list[float]]:
-        """Leave out sequences without a gradient, those of advantage 0 alone; the others keep their weights."""
+        """Leave out the sequences whose advantage is 0, unless another term of the loss gives them a gradient.
+
+        The others keep their weights.
+        """
         if self._loss.has_kl_term or self._loss.entropy_coefficient or self._loss.kind == "python":
             return batch, weights
         pairs = zip(batch.sequences, weights, strict=True)
@@ -584,11 +559,7 @@ class PolicyModel:
             return [self._forward(row, temperature)[0] for row in rows]
 
     def _keep_published(self) -> PolicyVersion | None:
-        """Copy the published weights before the first update changes them, if later updates of the step need them.
-
-        Returns:
-            The version of the proximal log-probabilities of this update, if it is known.
-        """
+        """Copy the published weights if later updates of the step need them; return their version, if it is known."""
         published = self._published
         again = self._loss.correction != "none" and self._spec.algorithm.updates_per_step > 1
         if again and self._proximal is None:
@@ -673,10 +644,7 @@ def build_model(job: RLJob, rank: int = 0, world_size: int = 1, images: ImagePro
     """Load the job's model and take this rank's part of it.
 
     Args:
-        job: a resolved job.
-        rank: this process's number; ranks other than 0 then call ``follow``.
-        world_size: ``trainer.ranks``.
-        images: of a job that reads images.
+        rank: ranks other than 0 then call ``follow``.
 
     Raises:
         RefusedError: model or tokenizer cannot be loaded, or the job asks for something that cannot be trained, or its

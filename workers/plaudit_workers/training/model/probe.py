@@ -1,4 +1,4 @@
-"""The fixed text whose log-probabilities show whether a rollout loaded the published weights. Used by ``policy_model``.
+"""Choose the text whose log-probabilities show whether a rollout loaded the published weights.
 
 A text, not arbitrary ids: a language model gives arbitrary ids logits far apart, and bfloat16 rounds a logit of 16 to
 32 in steps of 0.125. Mean differences between two bfloat16 forward passes of a 16-layer model with logits up to 37 were
@@ -27,8 +27,8 @@ def probe_ids(tokenizer: PreTrainedTokenizerBase, vocabulary: int, longest: int)
     """Return the token ids of the text, at most ``MAX_PROBE_TOKENS``.
 
     Args:
-        tokenizer: of the model; one that makes fewer than 16 tokens of the text gets arbitrary ids.
-        vocabulary: rows of the model's embedding.
+        tokenizer: one that makes fewer than 16 tokens of the text gets arbitrary ids.
+        vocabulary: rows of the embedding.
         longest: tokens that the engine accepts.
     """
     ids = [token for token in tokenizer(_TEXT)["input_ids"] if token < vocabulary]

@@ -1,4 +1,4 @@
-"""Sequence parallelism: consecutive ranks compute a packed row together, each a run of its tokens.
+"""Parallelise over the sequence: consecutive ranks compute a packed row together, each a run of its tokens.
 
 DeepSpeed-Ulysses (Jacobs et al. 2023, arXiv 2309.14509). All operations but attention work token by token, so each of n
 ranks keeps the activations of T ÷ n tokens. Attention needs all tokens of a sequence, but treats heads alike: before it
@@ -29,11 +29,7 @@ from plaudit_workers.training.model.batches.packing import MicroBatch
 
 
 class SequenceParallel:
-    """This rank's place among the ranks that compute the same rows.
-
-    Args:
-        group: those ranks.
-    """
+    """Hold this rank's place among the ranks that compute the same rows."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -85,11 +81,10 @@ class SequenceParallel:
 
 
 class HeadExchange:
-    """Exchanges tokens for heads around the attention of one row; see ``packed_attention``.
+    """Exchange tokens for heads around the attention of one row; see ``packed_attention``.
 
     Args:
-        group: the ranks that compute the row.
-        num_tokens: of the row, without padding.
+        num_tokens: without padding.
     """
 
     def __init__(self, group: dist.ProcessGroup, num_tokens: int) -> None:
@@ -139,7 +134,7 @@ class HeadExchange:
 
 
 class _Collected(torch.autograd.Function):
-    """Values of all ranks behind one another; every rank has the gradient of all, and passes back that of its own."""
+    """Join values of all ranks; every rank has the gradient of all, and passes back that of its own."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, first: int, total: int, group: dist.ProcessGroup) -> Tensor:
@@ -155,11 +150,7 @@ class _Collected(torch.autograd.Function):
 
 
 def refuse_heads(config: PretrainedConfig, size: int) -> None:
-    """Check that the ranks can share the heads of a model's attention.
-
-    Args:
-        config: of the model.
-        size: ``trainer.sequenceParallelSize``.
+    """Check that the ranks can share the heads of a model's attention (``trainer.sequenceParallelSize``).
 
     Raises:
         RefusedError: they cannot.

@@ -1,9 +1,9 @@
 """Place parameters: whole in one process, or sharded over ranks by FSDP2 (``fully_shard``).
 
 With ``trainer.fsdpSize`` the ranks are replicas of so many consecutive ones, and parameters are sharded within each
-(hybrid sharding, HSDP). Everything else of the trainer treats all of these alike through ``whole`` (a parameter or
-optimizer tensor as one CPU tensor) and ``fill`` (the way back), or through ``own_rows`` and ``saved_rows``. A saved
-state does not depend on the number of ranks, so a run may be resumed with another number.
+(hybrid sharding, HSDP). Everything else of the trainer treats all of these alike through ``gathered`` (parameters or
+optimizer tensors unsharded) and ``fill`` (the way back), or through ``own_rows`` and ``saved_rows``. A saved state does
+not depend on the number of ranks, so a run may be resumed with another number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place among the trainer's processes."""
+    """Hold this process's place among the trainer's processes."""
 
     rank: int
     world_size: int
@@ -76,8 +76,6 @@ def join_ranks(rank: int, world_size: int, fsdp_size: int | None = None, sequenc
     Reads ``LOCAL_RANK`` (default: ``rank``) and, for the process group, ``MASTER_ADDR`` and ``MASTER_PORT``.
 
     Args:
-        rank: this process's number.
-        world_size: ``trainer.ranks``.
         fsdp_size: ``trainer.fsdpSize``, a divisor of ``world_size``; None: all ranks.
         sequence_size: ``trainer.sequenceParallelSize``, a divisor of ``world_size``.
     """
@@ -122,11 +120,10 @@ def leave_ranks(ranks: Ranks) -> None:
 
 
 def place(model: PreTrainedModel, ranks: Ranks, dtype: torch.dtype, *, cpu_offload: bool = False) -> PreTrainedModel:
-    """Move a model to the rank's device and, with more than one rank, shards it layer by layer.
+    """Move a model to the rank's device and, with more than one rank, shard it layer by layer.
 
     Args:
         model: on the CPU or, wholly or in part, on the meta device; see ``fill_shards``.
-        ranks: this process's place.
         dtype: precision of the forward passes; gradients are summed in float32.
         cpu_offload: with several ranks, hold shards and their gradients in host memory, pinned for GPUs; what is
             gathered for a layer lies on the device.
@@ -169,7 +166,6 @@ def fill_shards(model: PreTrainedModel, device: torch.device, read: Callable[[st
 
     Args:
         model: placed by ``place``; its buffers are real.
-        device: on which this rank holds its rows.
         read: returns rows of a parameter or stored buffer by its name, the first row and their number.
     """
     made: dict[int, torch.nn.Parameter] = {}
@@ -230,10 +226,6 @@ def saved_rows(tensors: Mapping[str, Tensor], rank: int) -> Iterator[tuple[str, 
 
     Each row is saved by one rank: replicas share the rows that they all hold, and rank 0 saves what is not sharded.
     Tensors of which this rank saves nothing are left out.
-
-    Args:
-        tensors: the same on every rank.
-        rank: this process's number.
     """
     for name, tensor in tensors.items():
         rows, first = own_rows(tensor)
@@ -264,11 +256,6 @@ def gather_bytes(message: bytes, world_size: int, group: dist.ProcessGroup | Non
     return [each[: int(size)].numpy().tobytes() for each, size in zip(gathered, sizes, strict=True)]
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Return the unsharded tensor on the CPU. A collective call if it is sharded."""
-    return _unsharded(tensor).detach().cpu()
-
-
 def _unsharded(tensor: Tensor) -> Tensor:
     """Gather a tensor on the mesh's device, also from shards in host memory. A collective call if it is sharded."""
     if not isinstance(tensor, DTensor):
@@ -276,21 +263,6 @@ def _unsharded(tensor: Tensor) -> Tensor:
     on_device = tensor.to(tensor.device_mesh.device_type)
     assert isinstance(on_device, DTensor)
     return on_device.full_tensor()
-
-
-def gather(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
-    """Return all tensors unsharded on the CPU, one after the other. A collective call if they are sharded.
-
-    Args:
-        tensors: the same names in the same order on every rank.
-        keep: True on the rank that needs them (rank 0); the others take part and get an empty dictionary.
-    """
-    gathered: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        full = whole(tensor)
-        if keep:
-            gathered[name] = full.clone() if full.data_ptr() == tensor.data_ptr() else full
-    return gathered
 
 
 def gathered(tensors: Mapping[str, Tensor], order: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
@@ -308,7 +280,6 @@ def fill(tensor: Tensor, full: Tensor | None) -> None:
     """Write an unsharded tensor into a parameter or optimizer tensor. A collective call if it is sharded.
 
     Args:
-        tensor: the target.
         full: same shape; read on rank 0 only, None on the others.
     """
     source = torch.empty(tensor.shape, dtype=tensor.dtype) if full is None else full.to(tensor.dtype)

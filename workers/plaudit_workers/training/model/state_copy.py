@@ -29,19 +29,17 @@ from plaudit_workers.training.shards.writer import TensorRows, write_rows
 
 
 class WriteReport(msgspec.Struct, frozen=True):
-    """The message of a rank that has written its file, or failed to."""
+    """Report that a rank has written its file, or failed to."""
 
     error: str = ""
     tensors: dict[str, ShardedTensor] = {}
 
 
 class StateCopy:
-    """This rank's rows of a state, in host memory.
+    """Hold this rank's rows of a state, in host memory.
 
     Args:
-        ranks: this process's place.
         tensors: the state by name, the same names on every rank; sharded or whole.
-        progress: the rest of the state.
     """
 
     def __init__(self, ranks: Ranks, tensors: Mapping[str, Tensor], progress: StateProgress) -> None:

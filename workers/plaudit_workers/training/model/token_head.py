@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of chosen tokens, computed in the model's output head, chunk by chunk.
+"""Compute log-probabilities and entropies of chosen tokens in the model's output head, chunk by chunk.
 
 Logits of a vocabulary of 150,000 take 600 kB a token in float32, and the loss needs two numbers of them. While a
 ``TokenHead`` is active the head itself returns these two in place of logits: it computes the logits of a few hundred
@@ -28,13 +28,12 @@ _AMPLIFIED = 1000.0
 
 
 class TokenHead:
-    """The output head of a model, computed in chunks where the model allows it.
+    """Compute the output head of a model in chunks where the model allows it.
 
     Args:
-        model: on one rank, or sharded; then a collective call.
-        chunk_bytes: see ``CHUNK_BYTES``.
+        model: if sharded, building is a collective call.
         chunked: False if the model changes the logits behind its head; None: found out by a forward pass.
-        device: of the model; None: the CPU.
+        device: None: the CPU.
     """
 
     def __init__(
@@ -59,7 +58,6 @@ class TokenHead:
         Args:
             targets: int64[R].
             temperature: > 0.
-            entropy: what the entropies are for.
         """
         head, own = self._head, self._head.forward
 
@@ -88,7 +86,7 @@ def reduced(logits: Tensor, targets: Tensor, temperature: float, *, entropy: Ent
         logits: float[R, V], any precision; computed in float32.
         targets: int64[R].
         temperature: > 0.
-        entropy: what the entropies are for; each takes two more passes over the logits.
+        entropy: each use takes two more passes over the logits.
     """
     scaled = logits.float() / temperature
     normalizer = scaled.logsumexp(-1)

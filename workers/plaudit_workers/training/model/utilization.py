@@ -1,4 +1,4 @@
-"""Speed of an update: tokens a second, and on GPUs the share of the peak that it reaches (MFU). Pure but for the name.
+"""Measure an update's speed: tokens a second, and on GPUs the share of the peak (MFU). Pure but for the name.
 
 MFU counts 6 operations a trained parameter and token (2 forward, 2 for the gradient of its input, 2 for its own), 4 a
 frozen one, and 6 · layers · width · length for causal attention: what the update needs, without what checkpointing
@@ -22,7 +22,6 @@ def training_flops(shape: ModelShape, lengths: Sequence[int], adapters: int | No
     """Return the operations of one forward and backward pass.
 
     Args:
-        shape: of the model.
         lengths: tokens of each sequence, prompts included.
         adapters: parameters of the adapters, beside which the model's own are frozen; None: these are trained.
     """
@@ -32,13 +31,7 @@ def training_flops(shape: ModelShape, lengths: Sequence[int], adapters: int | No
 
 
 def work_figures(shape: ModelShape | None, lengths: Sequence[int], adapters: int | None = None) -> dict[str, float]:
-    """Return what an update computes: ``training/computed_tokens``, and ``training/tflops`` of a known form of model.
-
-    Args:
-        shape: of the model; None if it has another form.
-        lengths: of the sequences that are computed, prompts included.
-        adapters: see ``training_flops``.
-    """
+    """Return ``training/computed_tokens``, and ``training/tflops`` of a known form of model."""
     figures = {_TOKENS: float(sum(lengths))}
     return figures if shape is None else figures | {_TFLOPS: training_flops(shape, lengths, adapters) / 1e12}
 
@@ -50,7 +43,6 @@ def speed_figures(
 
     Args:
         work: an update's figures; without computed tokens there are no figures.
-        seconds: of the update.
         ranks: GPUs that shared it.
         peak: dense operations a second of one; None on a CPU.
     """

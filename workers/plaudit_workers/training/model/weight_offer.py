@@ -28,7 +28,7 @@ _WHOLE: Mapping[str, TensorParts] = {}
 
 
 class WeightOffer(msgspec.Struct, frozen=True):
-    """The command to offer a version. Sent by rank 0, carried out on every rank."""
+    """Command every rank to offer a version. Sent by rank 0."""
 
     version: PolicyVersion
     token: str
@@ -39,7 +39,7 @@ class WeightOffer(msgspec.Struct, frozen=True):
 
 
 class OfferedWeights:
-    """The part of one rank that is offered now."""
+    """Hold the part of one rank that is offered now."""
 
     def __init__(self) -> None:
         self._server = WeightServer(_port())
@@ -69,8 +69,6 @@ def layout_of(
     """Return the layout of the file of these tensors, the same on every rank.
 
     Args:
-        tensors: by name; sharded or whole.
-        dtype: of the published floating-point tensors.
         parts: name of a tensor → its published parts, where they are not itself; see ``StoredParameters.published``.
     """
     return file_layout(shapes_of(tensors, dtype, parts))
@@ -96,9 +94,6 @@ def part_of(
     """Copy this rank's part of the tensors to the CPU and hash it.
 
     Args:
-        tensors: as for ``layout_of``.
-        dtype: as for ``layout_of``.
-        parts: as for ``layout_of``.
         rank: 0 also offers the header, the probe and what is not sharded.
         probe: ``probe.json``.
     """

@@ -21,7 +21,7 @@ FILE_NAME = "incarnations.json"
 
 @dataclass
 class Lineage:
-    """Incarnation → the version it continued from; ``0.<step>`` for those that started from the job's own model."""
+    """Map each incarnation to the version it continued from; ``0.<step>`` if it started from the job's own model."""
 
     parents: dict[int, PolicyVersion] = field(default_factory=dict)
 
@@ -71,10 +71,6 @@ class Lineage:
 
 def refuse_replaced(folder: Path, incarnation: int) -> None:
     """Check that no later trainer has begun; called again right before a checkpoint gets its name.
-
-    Args:
-        folder: of the checkpoints.
-        incarnation: of the trainer that writes.
 
     Raises:
         StaleIncarnationError: one has. A late checkpoint could replace one of the successor's, or delete its parent.

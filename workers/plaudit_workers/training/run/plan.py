@@ -1,4 +1,4 @@
-"""The parts of a job that the conductor needs, as plain data: from an ``RLJob``, or by hand in simulations."""
+"""Hold the parts of a job that the conductor needs, as plain data: from an ``RLJob``, or by hand in simulations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Self
 
 from plaudit_wire.messages import Sampling
-from plaudit_workers.job.spec.data import SkipSolvedSpec
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.rollout import SamplingSpec
 from plaudit_workers.training.run.prompt_order import SolvedRule
@@ -15,7 +14,7 @@ from plaudit_workers.training.run.schedule import Schedule
 
 @dataclass(frozen=True)
 class ValidationPlan:
-    """Interval and sampling of validations."""
+    """Hold interval and sampling of validations."""
 
     every_steps: int
     samples_per_prompt: int
@@ -28,7 +27,7 @@ class ValidationPlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The plan of a run."""
+    """Hold the plan of a run."""
 
     schedule: Schedule
     samples_per_prompt: int
@@ -56,7 +55,7 @@ class RunPlan:
         """Read a resolved job."""
         spec = job.spec
         algorithm = spec.algorithm
-        validation = spec.data.validation
+        validation, solved = spec.data.validation, spec.data.train.skip_solved
         return cls(
             schedule=Schedule(
                 steps=algorithm.steps,
@@ -82,12 +81,8 @@ class RunPlan:
             rollouts_sleep=spec.rollout.sleep_during_updates,
             models_sleep=spec.reward.sleeping_models,
             keep_samples=spec.metrics.keep_samples,
-            skip_solved=_solved_rule(spec.data.train.skip_solved),
+            skip_solved=None if solved is None else SolvedRule(solved.threshold, solved.min_visits),
         )
-
-
-def _solved_rule(section: SkipSolvedSpec | None) -> SolvedRule | None:
-    return None if section is None else SolvedRule(section.threshold, section.min_visits)
 
 
 def _sampling(section: SamplingSpec) -> Sampling:

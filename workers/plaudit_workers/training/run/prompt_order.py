@@ -21,7 +21,7 @@ OrderSnapshot = dict[str, Any]
 
 @dataclass(frozen=True)
 class SolvedRule:
-    """The definition of a prompt that is skipped."""
+    """Define when a prompt is skipped."""
 
     threshold: float
     """A group whose mean reward is at least this has solved its prompt."""
@@ -30,11 +30,10 @@ class SolvedRule:
 
 
 class PromptOrder:
-    """The places of positions, and the run's own results that they depend on.
+    """Hold the places of positions, and the run's own results that they depend on.
 
     Args:
         rule: None: position and place are the same.
-        max_staleness: of the schedule.
     """
 
     def __init__(self, rule: SolvedRule | None = None, max_staleness: int = 0) -> None:
@@ -58,7 +57,6 @@ class PromptOrder:
         Args:
             position: that is admitted now, for the first time or again.
             step_of: returns the step for which a position is admitted.
-            source: the prompts.
         """
         if self._rule is None:
             return position
@@ -72,10 +70,8 @@ class PromptOrder:
         """Record the result of a group that has ended; its position has a place.
 
         Args:
-            position: of the group.
             step: in which it ended.
             mean_reward: over its samples with a score.
-            source: the prompts.
         """
         if self._rule is not None:
             row = source.row_at(self._places.get(position, position))
@@ -107,7 +103,7 @@ class PromptOrder:
 
         Args:
             snapshot: its state; None: it was written without a rule, where position and place are the same.
-            positions: of its ledger.
+            positions: the training positions of that checkpoint's ledger.
             with_results: False: forget the results, which are another run's.
         """
         if snapshot is None:

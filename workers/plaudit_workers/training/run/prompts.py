@@ -1,4 +1,4 @@
-"""The protocol of prompt sources: ``data.PromptData``, or anything else that is addressed by position."""
+"""Define the protocol of prompt sources: ``data.PromptData``, or anything else that is addressed by position."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class PromptRow(Protocol):
-    """One prompt, ready for the model."""
+    """Hold one prompt, ready for the model."""
 
     @property
     def data_source(self) -> str:
@@ -45,7 +45,7 @@ class PromptRow(Protocol):
 
 
 class PromptSource(Protocol):
-    """An endless sequence of prompts, addressed by one number."""
+    """Provide an endless sequence of prompts, addressed by one number."""
 
     def __len__(self) -> int:
         """Return the number of prompts of one epoch."""

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 GroupOrder = Literal["step", "ready"]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The settings of ``spec.algorithm`` that determine admission and training."""
+    """Hold the settings of ``spec.algorithm`` that determine admission and training."""
 
     steps: int
     """Steps of the run, from 1."""
@@ -39,7 +39,7 @@ class Schedule:
 
     @property
     def mini_batch_size(self) -> int:
-        """Groups of a full mini-batch."""
+        """Return the number of groups of a full mini-batch."""
         return self.prompts_per_step // self.mini_batches_per_step
 
     @property
@@ -59,7 +59,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class GroupInFlight:
-    """A group that is admitted and has not ended."""
+    """Describe a group that is admitted and has not ended."""
 
     group: str
     position: int
@@ -74,7 +74,7 @@ class GroupInFlight:
 
 @dataclass(frozen=True)
 class ReadyGroup:
-    """A group that waits for the trainer, reduced to what the schedule needs."""
+    """Describe a group that waits for the trainer, reduced to what the schedule needs."""
 
     flight: GroupInFlight
     num_samples: int
@@ -84,39 +84,6 @@ class ReadyGroup:
     """False: too few scores, or a failure that drops the group; it is accounted for but not trained."""
     uniform: bool = False
     """All its scores are equal, so its advantages are 0."""
-
-
-class Queue(Protocol):
-    """The positions of a split; ``trainer_ledger.Positions``."""
-
-    cursor: int
-    """All positions below it were admitted."""
-    ahead: set[int]
-    """Positions above the cursor that were admitted as well."""
-    returned: dict[int, int]
-    """Positions to admit again, with their attempts."""
-    in_flight: dict[str, GroupInFlight]
-    """Groups admitted and not ended."""
-
-    @property
-    def num_extras(self) -> int:
-        """Positions beyond ``promptsPerStep`` for each step, of the whole run."""
-        ...
-
-
-def admissible(schedule: Schedule, version: int, queue: Queue) -> list[int]:
-    """Return the positions to admit now, in order; those to admit again come first.
-
-    Args:
-        schedule: of the run.
-        version: number of the newest published policy.
-        queue: the prompts.
-    """
-    end = schedule.admissible_end(version) + queue.num_extras
-    room = schedule.max_in_flight - len(queue.in_flight)
-    again = [position for position in sorted(queue.returned) if position < end]
-    fresh = [position for position in range(queue.cursor, end) if position not in queue.ahead]
-    return (again + fresh)[: max(room, 0)]
 
 
 def choose(
@@ -129,8 +96,6 @@ def choose(
     """Return the ready groups that the open step may take now, at most ``slots``.
 
     Args:
-        schedule: of the run.
-        step: the open step.
         slots: groups that the step still has room for (P less those taken).
         in_flight: groups admitted, not ended and not yet taken by the step; the ready ones among them.
         ready: in the order in which they became ready.

@@ -11,11 +11,7 @@ from collections.abc import Awaitable, Callable
 
 
 class ServerClock:
-    """Estimates the server's clock.
-
-    Args:
-        ask: returns the server's time (seconds since the epoch).
-    """
+    """Estimate the server's clock; ``ask`` returns its seconds since the epoch."""
 
     def __init__(self, ask: Callable[[], Awaitable[float]]) -> None:
         self._ask = ask

@@ -1,4 +1,4 @@
-"""The objects that the conductor's parts share: the run's context, and its current state."""
+"""Hold the objects that the conductor's parts share: the run's context, and its current state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from plaudit_workers.training.run.trainer_ledger import TrainerLedger
 
 @dataclass(frozen=True)
 class RunContext:
-    """Everything of one run that does not change."""
+    """Hold everything of one run that does not change."""
 
     plan: RunPlan
     folder: Path
@@ -35,7 +35,7 @@ class RunContext:
 
 @dataclass
 class RunState:
-    """The current state of the run."""
+    """Hold the current state of the run."""
 
     incarnation: int
     lineage: Lineage

@@ -1,4 +1,4 @@
-"""Stored samples: every closed group of a step as Parquet, one row per sample. Called by the conductor.
+"""Store samples: every closed group of a step as Parquet, one row per sample. Called by the conductor.
 
 ``samples/step-000012-i1.parquet`` is step 12 as incarnation 1 trained it (``sources.samples.files`` chooses among
 incarnations); the last file of a step that was interrupted in its middle has all groups. Columns: group and index of
@@ -106,15 +106,9 @@ def store_groups(
     """Write the closed groups of a step.
 
     Args:
-        folder: ``samples`` of the run's folder.
-        step: in which they were closed.
-        incarnation: of the trainer that closed them.
         groups: their hashes as read before they were closed.
         records: group id → how it ended.
         begun_by: the incarnation that stored the step's first groups, which come first in this file too; 0: none.
-
-    Returns:
-        The file; no rows in it when there are no groups.
 
     Raises:
         RefusedError: the disk is full.
@@ -154,12 +148,8 @@ def _after(earlier: Path, table: pyarrow.Table) -> pyarrow.Table:
     for name in sorted(
         each for each in of_both if tables[0].schema.field(each).type != tables[1].schema.field(each).type
     ):
-        tables = [_as_text(each, name) for each in tables]
+        tables = [each.set_column(each.column_names.index(name), name, each[name].cast(_TEXT)) for each in tables]
     return pyarrow.concat_tables(tables, promote_options="default")
-
-
-def _as_text(table: pyarrow.Table, name: str) -> pyarrow.Table:
-    return table.set_column(table.column_names.index(name), name, table[name].cast(_TEXT))
 
 
 def write_samples(table: pyarrow.Table, target: Path) -> None:

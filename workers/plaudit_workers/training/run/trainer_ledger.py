@@ -1,4 +1,4 @@
-"""The trainer's own ledger: groups in flight, the next positions, and how groups ended. Pure.
+"""Keep the trainer's own ledger: groups in flight, the next positions, and how groups ended. Pure.
 
 It is authoritative: Redis's counters are corrected by it. A checkpoint contains its ``snapshot``, so a resumed trainer
 knows which groups the restored policy has learnt from. Positions of a split are admitted in order; those that have to
@@ -21,7 +21,7 @@ LedgerSnapshot = dict[str, Any]
 
 
 class Positions:
-    """The prompts of one split: a cursor, the positions to be admitted again, the groups in flight."""
+    """Hold the prompts of one split: a cursor, the positions to be admitted again, the groups in flight."""
 
     def __init__(self) -> None:
         self.cursor = 0
@@ -126,8 +126,17 @@ class Positions:
         return positions
 
 
+def admissible(schedule: Schedule, version: int, positions: Positions) -> list[int]:
+    """Return the positions to admit now, in order; those to admit again come first."""
+    end = schedule.admissible_end(version) + positions.num_extras
+    room = schedule.max_in_flight - len(positions.in_flight)
+    again = [position for position in sorted(positions.returned) if position < end]
+    fresh = [position for position in range(positions.cursor, end) if position not in positions.ahead]
+    return (again + fresh)[: max(room, 0)]
+
+
 class TrainerLedger:
-    """Counts the groups of the surviving line and keeps the positions of both splits."""
+    """Count the groups of the surviving line and keep the positions of both splits."""
 
     def __init__(self) -> None:
         self.counts = Ledger()
@@ -135,12 +144,12 @@ class TrainerLedger:
 
     @property
     def train(self) -> Positions:
-        """Positions of training prompts."""
+        """Return the positions of training prompts."""
         return self.splits["train"]
 
     @property
     def validation(self) -> Positions:
-        """Positions of validation prompts."""
+        """Return the positions of validation prompts."""
         return self.splits["validation"]
 
     def flights(self) -> Iterator[GroupInFlight]:
@@ -173,9 +182,6 @@ class TrainerLedger:
         """Count the end of a group in flight.
 
         Args:
-            group: its id.
-            end: how it ended.
-            reason: the cause of a drop.
             again: queue its prompt to be admitted again.
 
         Raises:

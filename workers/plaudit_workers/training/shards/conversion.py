@@ -19,8 +19,6 @@ def write_converted(
     """Write whole tensors.
 
     Args:
-        path: of the new file.
-        reader: of the state.
         names: name in the file → name in the state.
         dtype: of floating-point tensors; others keep theirs.
         parts: name in the file → the tensors that it consists of, where they are not itself.

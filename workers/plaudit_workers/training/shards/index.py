@@ -21,11 +21,11 @@ BLOCK_BYTES = 16 << 20
 
 
 class ShardError(ValueError):
-    """Files of a state are missing, damaged, or do not fit together."""
+    """Report that files of a state are missing, damaged, or do not fit together."""
 
 
 class Slice(msgspec.Struct, frozen=True):
-    """Consecutive rows of a tensor in one file; a tensor without dimensions is one row."""
+    """Locate consecutive rows of a tensor in one file; a tensor without dimensions is one row."""
 
     file: str
     offset: int
@@ -42,7 +42,7 @@ class Slice(msgspec.Struct, frozen=True):
 
 
 class ShardedTensor(msgspec.Struct, frozen=True):
-    """A whole tensor and the slices that it consists of."""
+    """Describe a whole tensor and the slices that it consists of."""
 
     dtype: str
     """As safetensors names it."""
@@ -56,7 +56,7 @@ class ShardedTensor(msgspec.Struct, frozen=True):
 
 
 class StateProgress(msgspec.Struct, frozen=True):
-    """The part of a state that every rank needs."""
+    """Hold the part of a state that every rank needs."""
 
     random_state: bytes
     """Of torch's generator on the CPU."""
@@ -69,7 +69,7 @@ class StateProgress(msgspec.Struct, frozen=True):
 
 
 class ShardIndex(msgspec.Struct, frozen=True):
-    """``policy.json``."""
+    """Hold the content of ``policy.json``."""
 
     progress: StateProgress
     tensors: dict[str, ShardedTensor]

@@ -14,10 +14,7 @@ from transformers.utils.hub import cached_file
 
 
 class ModelFiles:
-    """The tensors of a model's files, by name.
-
-    Args:
-        paths: of the files.
+    """Read the tensors of a model's files by name.
 
     Raises:
         OSError: a file cannot be read.
@@ -32,12 +29,7 @@ class ModelFiles:
 
     @classmethod
     def find(cls, source: str, revision: str | None) -> Self | None:
-        """Return the files of a model; None if it has none in this format, or they cannot be read.
-
-        Args:
-            source: a folder, or the name of a repository.
-            revision: of the repository.
-        """
+        """Return the files of a model; None if it has none in this format, or they cannot be read."""
         try:
             whole = cached_file(
                 source, SAFE_WEIGHTS_NAME, revision=revision, _raise_exceptions_for_missing_entries=False

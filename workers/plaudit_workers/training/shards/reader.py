@@ -15,10 +15,7 @@ from plaudit_workers.training.shards.tensor_bytes import DTYPES_BY_NAME, bytes_o
 
 
 class ShardReader:
-    """Reads the state in a folder.
-
-    Args:
-        folder: with ``policy.json``.
+    """Read the state in a folder with ``policy.json``.
 
     Raises:
         ShardError: the index is damaged.

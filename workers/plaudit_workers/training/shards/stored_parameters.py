@@ -33,7 +33,7 @@ from plaudit_workers.weight_transfer.layout import TensorParts
 
 @dataclass(frozen=True)
 class _Conversion:
-    """Tensors of the files that are converted together."""
+    """Hold tensors of the files that are converted together."""
 
     converter: WeightConverter
     """transformers' operations."""
@@ -68,11 +68,10 @@ class _Conversion:
 
 
 class StoredParameters:
-    """The parameters and stored buffers of a model, in its files.
+    """Read the parameters and stored buffers of a model from its files.
 
     Args:
         model: whose configuration and shapes the conversions read.
-        files: of the model.
         plain: name of each parameter that is stored as it is → name in the files.
         converted: name of each other parameter → its conversion.
         names: every name of a parameter, tied ones have several → the one of ``plain`` or ``converted``.
@@ -98,7 +97,6 @@ class StoredParameters:
 
         Args:
             model: as transformers builds it, its parameters on the meta device.
-            files: of the model.
 
         Returns:
             None if one is missing, or has another shape.
@@ -127,7 +125,8 @@ class StoredParameters:
         if conversion.by_rows:
             sources = {pattern: names[first : first + count] for pattern, names in conversion.sources.items()}
             return conversion.convert(self._model, sources, self._files.whole)[own]
-        whole = conversion.convert(self._model, conversion.sources, self._whole_float)[own]
+        # In float32 before the operations, as transformers does: they may compute.
+        whole = conversion.convert(self._model, conversion.sources, lambda name: self._files.whole(name).float())[own]
         return whole[first : first + count] if whole.dim() else whole
 
     def published(self) -> dict[str, TensorParts]:
@@ -145,9 +144,6 @@ class StoredParameters:
         if name not in self._converted:
             return [self._plain[name]]
         return self._converted[name].names_by_row if self._converted[name].by_rows else []
-
-    def _whole_float(self, name: str) -> Tensor:
-        return self._files.whole(name).float()  # before the operations, as transformers does: they may compute
 
 
 def _shapes(conversion: _Conversion, model: PreTrainedModel, files: ModelFiles) -> dict[str, tuple[int, ...]]:

@@ -26,7 +26,7 @@ _BLOCK_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class WeightFile:
-    """One file of the published weights."""
+    """Hold one file of the published weights."""
 
     name: str
     tensors: tuple[TensorShape, ...]
@@ -39,7 +39,7 @@ class WeightFile:
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """The files of the published weights: file i is written by rank i. The same on every rank."""
+    """Plan the files of the published weights: file i is written by rank i. The same on every rank."""
 
     files: tuple[WeightFile, ...]
     """At most one for each rank, none of them empty."""
@@ -49,7 +49,6 @@ class WeightFiles:
         """Distribute tensors over files: the largest first, each to the file that has the fewest bytes.
 
         Args:
-            tensors: of the whole model, by their published names.
             name: of the only file, such as ``model.safetensors``; several are ``model-00001-of-00008.safetensors`` …
             num_files: at most; fewer if there are fewer tensors.
         """
@@ -69,7 +68,6 @@ class WeightFiles:
 
         Args:
             folder: exists on a volume that all ranks share.
-            rank: of this process.
             tensors: (published name, whole tensor) in the order of ``order``; taking one may be a collective call.
 
         Returns:
@@ -110,7 +108,7 @@ class WeightFiles:
 
 
 class _HashedFile:
-    """A new file that is written and hashed by a thread, while the caller gathers the next tensor."""
+    """Write and hash a new file in a thread, while the caller gathers the next tensor."""
 
     def __init__(self, path: Path, layout: FileLayout) -> None:
         self._path = path

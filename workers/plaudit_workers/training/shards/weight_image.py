@@ -25,7 +25,7 @@ _MAX_DELTA_SHARE = 0.5
 
 
 class WeightForm(msgspec.Struct, frozen=True):
-    """The command to write the copied weights. Sent by rank 0, carried out on every rank."""
+    """Command every rank to write the copied weights. Sent by rank 0."""
 
     folder: str
     """An existing one, on a volume that all ranks share."""
@@ -36,7 +36,7 @@ class WeightForm(msgspec.Struct, frozen=True):
 
 
 class CopiedWeights(msgspec.Struct, frozen=True):
-    """The copy of one rank, or of all."""
+    """Hold the copy of one rank, or of all."""
 
     digests: dict[str, str]
     """Name of each whole file → SHA-256 of its bytes, hexadecimal."""
@@ -55,12 +55,7 @@ class CopiedWeights(msgspec.Struct, frozen=True):
 
 
 class WeightImage:
-    """The bytes of one rank's file as they were published last, and what changed with the newest ones.
-
-    Args:
-        files: of all ranks.
-        rank: of this process; it may have no file.
-    """
+    """Hold the bytes of one rank's file as they were published last, and what changed with the newest ones."""
 
     def __init__(self, files: WeightFiles, rank: int) -> None:
         own = files.files[rank : rank + 1]

@@ -16,7 +16,7 @@ from plaudit_workers.weight_transfer.layout import TensorShape, file_layout
 
 
 class TensorRows(NamedTuple):
-    """Consecutive rows of a tensor."""
+    """Hold consecutive rows of a tensor."""
 
     name: str
     rows: Tensor
@@ -27,14 +27,10 @@ class TensorRows(NamedTuple):
 
 
 def write_rows(path: Path, parts: Sequence[TensorRows]) -> dict[str, ShardedTensor]:
-    """Write one file and flush it to the disk.
+    """Write one file and flush it to the disk; return each tensor with its slice in this file.
 
     Args:
-        path: of a new file.
         parts: at most one for each tensor.
-
-    Returns:
-        The tensors, each with its slice in this file.
 
     Raises:
         OSError: the disk is full, or the folder is missing.

@@ -1,1 +1,1 @@
-"""Environments in the forms of TRL, SkyRL, verl, OpenEnv and NeMo Gym, behind one protocol."""
+"""Run environments in the forms of TRL, SkyRL, verl, OpenEnv and NeMo Gym, behind one protocol."""

@@ -1,4 +1,4 @@
-"""The protocol of environments, and the answers to the rollout's questions. Runs in the processes of samples."""
+"""Define the protocol of environments, and answer the rollout's questions. Runs in the processes of samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Messages = list[dict[str, Any]]
 
 
 class Observation(NamedTuple):
-    """What the environment shows after a step."""
+    """Hold what the environment shows after a step."""
 
     messages: Messages
     reward: float | None = None
@@ -23,7 +23,7 @@ class Observation(NamedTuple):
 
 
 class Environment(Protocol):
-    """The environment of one sample: created before the fork, reset in the sample's process."""
+    """Run the environment of one sample: created before the fork, reset in the sample's process."""
 
     @property
     def tools(self) -> Sequence[LoadedTool]:
@@ -102,7 +102,7 @@ def columns_of(prompt: Prompt) -> dict[str, Any]:
 
 
 class AttributeDict(dict[str, Any]):
-    """A dictionary whose keys are attributes too, as users' files read OmegaConf's; a missing key is None."""
+    """Hold a dictionary whose keys are attributes too, as users' files read OmegaConf's; a missing key is None."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

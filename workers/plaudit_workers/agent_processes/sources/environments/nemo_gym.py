@@ -1,4 +1,4 @@
-"""Resources servers of NeMo Gym: ``/seed_session``, one route for each tool, ``/verify`` for the reward.
+"""Use resources servers of NeMo Gym: ``/seed_session``, one route for each tool, ``/verify`` for the reward.
 
 The cookies of ``/seed_session`` name the sample's session. ``/verify`` gets the conversation as a response of OpenAI's
 Responses API, as NeMo Gym's simple agent sends it.
@@ -24,12 +24,7 @@ _MOST_CHARACTERS_OF_A_PROBLEM = 500
 
 
 class Route:
-    """A tool of the server.
-
-    Args:
-        server: holds the session.
-        description: as the model sees it.
-    """
+    """Call a tool of the server, in the session that ``server`` holds."""
 
     def __init__(self, server: ResourcesServer, description: Tool) -> None:
         self.description = description
@@ -42,12 +37,7 @@ class Route:
 
 
 class ResourcesServer:
-    """A session with a resources server.
-
-    Args:
-        source: its URL; ``arguments`` are added to each data row.
-        routes: what it serves.
-    """
+    """Hold a session with a resources server. ``source.arguments`` are added to each data row."""
 
     reads_text = False
     gives_reward = True
@@ -70,7 +60,7 @@ class ResourcesServer:
         return None
 
     async def step(self, action: str) -> Observation:
-        """Not called: the policy acts through tools."""
+        """Do nothing: the policy acts through tools."""
         raise NotImplementedError
 
     async def finish(self, completion: Messages) -> float | None:

@@ -1,4 +1,4 @@
-"""OpenEnv servers: a session over the WebSocket ``/ws`` for each sample.
+"""Use OpenEnv servers: a session over the WebSocket ``/ws`` for each sample.
 
 The policy acts through one tool, ``step``, whose parameters are those of the server's action (``GET /schema``); on a
 server whose actions are MCP tools, through these tools. Rewards come with the steps and are added up.
@@ -30,12 +30,7 @@ _PAUSE_SHARE = 0.8
 
 
 class ServerAction:
-    """The server's action, or one of its MCP tools.
-
-    Args:
-        server: holds the session.
-        description: as the model sees it.
-    """
+    """Take the server's action, or one of its MCP tools, in the session that ``server`` holds."""
 
     def __init__(self, server: OpenEnvServer, description: Tool) -> None:
         self.description = description
@@ -53,12 +48,7 @@ class ServerAction:
 
 
 class OpenEnvServer:
-    """A session with an OpenEnv server.
-
-    Args:
-        source: its URL; ``arguments`` are passed to ``reset``.
-        routes: what it serves.
-    """
+    """Hold a session with an OpenEnv server. ``source.arguments`` are passed to ``reset``."""
 
     reads_text = False
     gives_reward = False
@@ -82,7 +72,7 @@ class OpenEnvServer:
         return with_observation(prompt_messages(prompt), f"\n\n{text}") if text else None
 
     async def step(self, action: str) -> Observation:
-        """Not called: the policy acts through tools."""
+        """Do nothing: the policy acts through tools."""
         raise NotImplementedError
 
     async def finish(self, completion: Messages) -> float | None:

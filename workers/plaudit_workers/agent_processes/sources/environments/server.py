@@ -1,4 +1,4 @@
-"""Requests to an environment's server, from the process of a sample."""
+"""Send requests to an environment's server, from the process of a sample."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Routes:
-    """The OpenAPI description of a server (FastAPI's ``/openapi.json``)."""
+    """Hold the OpenAPI description of a server (FastAPI's ``/openapi.json``)."""
 
     document: dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""Environments in SkyRL's form (``BaseTextEnv``): ``init(prompt)``, then ``step(action)`` for each turn."""
+"""Run environments in SkyRL's form (``BaseTextEnv``): ``init(prompt)``, then ``step(action)`` for each turn."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ from plaudit_workers.agent_processes.sources.user_code import run_user_code
 
 
 class SkyRLEnvironment:
-    """An environment of SkyRL, created for each sample as ``skyrl_gym.make`` does.
+    """Run an environment of SkyRL, created for each sample as ``skyrl_gym.make`` does.
 
-    Args:
-        factory: the class.
-        source: ``arguments`` become ``env_config``.
+    ``source.arguments`` become ``env_config``.
     """
 
     reads_text = True

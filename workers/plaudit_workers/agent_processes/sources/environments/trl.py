@@ -1,4 +1,4 @@
-"""Environments in TRL's form (``environment_factory``): ``reset``, public methods as tools, perhaps ``get_reward``.
+"""Run environments in TRL's form (``environment_factory``): ``reset``, public methods as tools, maybe ``get_reward``.
 
 An instance is created in the sample's process, so it may open connections. To describe its methods, a class is not
 instantiated; a factory function is called once in a fork.
@@ -31,12 +31,7 @@ _NO_TOOLS = ("reset", "get_reward")
 
 
 class Method:
-    """A public method of an environment as a tool.
-
-    Args:
-        environment: whose instance has it.
-        description: as the model sees it.
-    """
+    """Call a public method of an environment as a tool."""
 
     def __init__(self, environment: TRLEnvironment, description: Tool) -> None:
         self.description = description
@@ -49,13 +44,12 @@ class Method:
 
 
 class TRLEnvironment:
-    """An environment of TRL.
+    """Run an environment of TRL.
 
     Args:
         factory: the class, or a function that returns an instance.
-        source: its arguments and time limit.
-        schemas: of its methods, in OpenAI's format.
-        gives_reward: it has ``get_reward``.
+        schemas: in OpenAI's format.
+        gives_reward: True if it has ``get_reward``.
     """
 
     reads_text = False
@@ -91,7 +85,7 @@ class TRLEnvironment:
         return None if observation is None else with_observation(prompt_messages(prompt), to_text(observation))
 
     async def step(self, action: str) -> Observation:
-        """Not called: the policy acts through tools."""
+        """Do nothing: the policy acts through tools."""
         raise NotImplementedError
 
     async def finish(self, completion: Messages) -> float | None:

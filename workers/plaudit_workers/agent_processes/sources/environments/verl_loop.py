@@ -1,4 +1,4 @@
-"""Agent loops in verl's form (``AgentLoopBase``): ``run(sampling_params, **row)`` holds a whole conversation.
+"""Run agent loops in verl's form (``AgentLoopBase``): ``run(sampling_params, **row)`` holds a whole conversation.
 
 The loop tokenises itself and calls ``server_manager.generate(prompt_ids=…)``, which asks the rollout's engine. What it
 returns is compared with what the engine saw: tokens that it marks as the policy's must be those that were sampled, each
@@ -25,10 +25,9 @@ SampledTurn = tuple[list[int], FinishedSample]
 
 
 class VerlAgentLoop:
-    """Runs an agent loop, one instance a sample, as verl's workers do.
+    """Run an agent loop, one instance a sample, as verl's workers do.
 
     Args:
-        found: the class.
         source: ``arguments`` are further keyword arguments of the class, as in verl's ``agent_loop_config_path``.
     """
 
@@ -102,7 +101,7 @@ class VerlAgentLoop:
 
 
 class _ServerManager:
-    """``server_manager.generate`` of verl's agent loops."""
+    """Stand in for ``server_manager`` of verl's agent loops, with its ``generate``."""
 
     def __init__(self, prompt: Prompt, generate: Any) -> None:
         sampling = prompt.sampling
@@ -127,7 +126,9 @@ class _ServerManager:
         """
         wanted = {**sampling_params}
         limit = wanted.pop("max_tokens", None) or wanted.pop("max_new_tokens", None) or self._max_tokens
-        changed = {name: value for name, value in wanted.items() if value is not None and value != self._own(name)}
+        changed = {
+            name: value for name, value in wanted.items() if value is not None and value != self.sampling.get(name)
+        }
         if changed:
             raise ValueError(
                 f"an agent loop cannot change the sampling of a run ({changed}); see spec.rollout.sampling"
@@ -145,9 +146,6 @@ class _ServerManager:
             num_preempted=turn.num_preempted,
             extra_fields={},
         )
-
-    def _own(self, name: str) -> Any:
-        return self.sampling.get(name)
 
 
 def joined(

@@ -1,1 +1,1 @@
-"""Chat templates and tool calls: continues token ids with new messages, parses what the policy wrote."""
+"""Render chat templates and parse tool calls: continue token ids with new messages, parse what the policy wrote."""

@@ -26,7 +26,7 @@ _HIDDEN = "<|channel|>analysis"
 
 
 class HarmonyTurn(NamedTuple):
-    """A turn of the policy."""
+    """Hold a turn of the policy."""
 
     content: str
     """What a user reads: all messages without a recipient but those of the channel ``analysis``."""

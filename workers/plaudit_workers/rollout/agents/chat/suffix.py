@@ -36,11 +36,7 @@ CallMessage = Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
 
 
 class ChatSuffix:
-    """Computes suffixes for one chat template.
-
-    Args:
-        template: the tokenizer's template with the job's tools.
-    """
+    """Compute suffixes for one chat template: the tokenizer's, with the job's tools."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
@@ -54,9 +50,7 @@ class ChatSuffix:
         """Return the tokens between a turn that called tools and the next turn.
 
         Args:
-            calls: the calls as they stand in the assistant's message (``tool_calls``).
             results: the messages with role ``tool``, one for each call.
-            last: the last token that the policy sampled.
 
         Raises:
             ValueError: the template does not render tool results.
@@ -81,10 +75,6 @@ class ChatSuffix:
 
     def after_answer(self, messages: Sequence[dict[str, Any]], last: int) -> list[int]:
         """Return the tokens between a turn without calls and the next turn.
-
-        Args:
-            messages: the new messages, such as a user's.
-            last: the last token that the policy sampled.
 
         Raises:
             ValueError: the template does not render these messages after an assistant's turn.
@@ -191,9 +181,8 @@ def tool_call(name: str, arguments: Any, number: int) -> dict[str, Any]:
     """Return a call as it stands in an assistant's message.
 
     Args:
-        name: of the tool.
         arguments: parsed; templates expect a dictionary.
-        number: of the call in its sample; makes the id, in the nine letters and digits that Mistral's template wants.
+        number: makes the id, in the nine letters and digits that Mistral's template wants.
     """
     return {"id": call_id(number), "type": "function", "function": {"name": name, "arguments": arguments}}
 

@@ -22,7 +22,7 @@ _TOO_DEEP = f"the arguments are nested more than {_MOST_LEVELS} levels deep"
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A tool call that the policy wrote."""
+    """Hold a tool call that the policy wrote."""
 
     name: str
     arguments: dict[str, Any]
@@ -32,7 +32,7 @@ class ParsedCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """A turn of the policy."""
+    """Hold a turn of the policy."""
 
     content: str
     """Its text without the calls."""
@@ -40,11 +40,10 @@ class ParsedTurn:
 
 
 class ToolCallParser:
-    """A parser of tool calls: one of vLLM's, gpt-oss's format, or the tokenizer's own description of its responses.
+    """Parse tool calls as one of vLLM's parsers, gpt-oss's format, or the tokenizer's own description of its responses.
 
     Args:
-        name: of the parser, as for vLLM's ``--tool-call-parser``.
-        tokenizer: the policy's.
+        name: as for vLLM's ``--tool-call-parser``.
         tools: descriptions in OpenAI's format.
 
     Raises:
@@ -57,7 +56,9 @@ class ToolCallParser:
         try:
             self._read("")
         except NotImplementedError:
-            raise RefusedError(f"{_FIELD}: vLLM's parser {name!r} works only inside vLLM's server") from None
+            raise RefusedError(
+                f"{_FIELD}: vLLM's parser {name!r} works only inside vLLM's server; choose another, such as hermes"
+            ) from None
         except Exception as error:  # parsers raise several kinds
             logger.debug("the tool parser raised on an empty text", parser=name, error=repr(error))
 

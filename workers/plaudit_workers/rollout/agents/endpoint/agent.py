@@ -29,12 +29,9 @@ _LOOPBACK = "127.0.0.1,localhost"
 
 
 class EndpointAgent:
-    """Runs a program for each sample.
+    """Run a program for each sample; ``processes`` have loaded it.
 
     Args:
-        processes: have loaded the program.
-        server: answers its requests.
-        chat_formats: render and parse its conversations.
         max_turns: most requests of a sample.
         limit_s: seconds after which a sample's process is killed.
     """

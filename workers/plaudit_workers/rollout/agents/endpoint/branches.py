@@ -14,11 +14,7 @@ from plaudit_workers.rollout.agents.endpoint.history import Turn
 
 
 def trajectory_of(turns: Sequence[Turn]) -> Trajectory:
-    """Return the sequence with the newest turn; the others are its ``branches``.
-
-    Args:
-        turns: in the order of their requests; at least one.
-    """
+    """Return the sequence with the newest turn; the others are its ``branches``. There is at least one turn."""
     branches: list[Trajectory] = []
     ends: dict[int, Trajectory] = {}
     """Number of the last turn of a sequence → the sequence."""

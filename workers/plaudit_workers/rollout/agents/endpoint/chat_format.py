@@ -1,4 +1,4 @@
-"""The chat template and the parser of tool calls for one list of tools: requests bring their own tools."""
+"""Hold the chat template and the parser of tool calls for one list of tools: requests bring their own tools."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_KEPT = 64
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """Renders and parses conversations with the same tools."""
+    """Render and parse conversations with the same tools."""
 
     template: ChatTemplate
     suffix: ChatSuffix
@@ -28,10 +28,9 @@ class ChatFormat:
 
 
 class ChatFormats:
-    """The chat formats of recent requests.
+    """Keep the chat formats of recent requests.
 
     Args:
-        tokenizer: of the policy.
         arguments: ``model.chatTemplateArguments``.
         parser: name of vLLM's parser.
     """

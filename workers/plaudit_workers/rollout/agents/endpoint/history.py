@@ -19,7 +19,7 @@ History = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """One response of the policy and the request that it answers."""
+    """Hold one response of the policy and the request that it answers."""
 
     number: int
     """Of the request in its sample."""

@@ -40,11 +40,9 @@ _REFUSED = {
 
 
 class RequestError(Exception):
-    """A request that is answered with status 400.
+    """Answer a request with status 400.
 
     Args:
-        message: the problem and its remedy.
-        param: name of the parameter.
         code: an error code of OpenAI's API; clients check for ``context_length_exceeded``.
     """
 
@@ -56,7 +54,7 @@ class RequestError(Exception):
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """One request."""
+    """Hold one request."""
 
     messages: list[dict[str, Any]]
     """In the form that chat templates render."""
@@ -73,11 +71,7 @@ class ChatRequest:
 
 
 def parse_request(body: bytes, sampling: Sampling) -> ChatRequest:
-    """Parse a request's body.
-
-    Args:
-        body: JSON.
-        sampling: the job's, with which the request is answered.
+    """Parse a request's body, which is JSON.
 
     Raises:
         RequestError: it is malformed, or asks for something that is refused.
@@ -85,7 +79,7 @@ def parse_request(body: bytes, sampling: Sampling) -> ChatRequest:
     document = _document(body)
     for name, why in _REFUSED.items():
         if document.get(name) and document[name] != _DEFAULTS.get(name):
-            raise RequestError(f"{name} is {_short(document[name])}; a policy in training {why}", name)
+            raise RequestError(f"{name} is {document[name]!r:.80}; a policy in training {why}", name)
     messages, tools = document.get("messages"), document.get("tools") or []
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages must be a list with at least one message", "messages")
@@ -173,7 +167,3 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
         "type": "function",
         "function": {"name": str(function["name"]), "arguments": arguments},
     }
-
-
-def _short(value: Any) -> str:
-    return f"{value!r:.80}"

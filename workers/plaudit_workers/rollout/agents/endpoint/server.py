@@ -1,4 +1,4 @@
-"""The HTTP server of a rollout, on loopback: OpenAI's Chat Completions and Models API for the programs of its samples.
+"""Serve OpenAI's Chat Completions and Models API on loopback, for the programs of a rollout's samples.
 
 A request belongs to the sample whose key it carries; keys are random and end with their sample.
 """
@@ -34,7 +34,7 @@ _MOST_BYTES = 16 << 20
 
 
 class EndpointServer:
-    """The server; an asynchronous context manager that runs it."""
+    """Run the server as an asynchronous context manager."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, EndpointSession] = {}

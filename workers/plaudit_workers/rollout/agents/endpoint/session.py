@@ -1,4 +1,4 @@
-"""The conversations of one sample: continues them token by token and captures what the policy sampled.
+"""Continue the conversations of one sample token by token, and capture what the policy sampled.
 
 The next prompt of a continued conversation = the ids of the turn before + the tokens that the chat template writes for
 the new messages. A request that continues no earlier turn is rendered anew, as a prompt without loss.
@@ -36,12 +36,12 @@ _MOST_REFUSED = 16
 
 
 class LimitIgnoredError(Exception):
-    """A program goes on asking after its sample reached a limit."""
+    """Report that a program goes on asking after its sample reached a limit."""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """The answer to one request."""
+    """Hold the answer to one request."""
 
     number: int
     message: dict[str, Any]
@@ -52,14 +52,7 @@ class Completion:
 
 
 class EndpointSession:
-    """One sample.
-
-    Args:
-        prompt: of the sample.
-        generate: continues token ids.
-        chat_formats: render and parse.
-        max_turns: most requests.
-    """
+    """Hold the conversations of one sample, of at most ``max_turns`` requests."""
 
     def __init__(self, prompt: Prompt, generate: Generate, chat_formats: ChatFormats, max_turns: int) -> None:
         self.sampling = prompt.sampling

@@ -12,8 +12,9 @@ from plaudit_wire.messages import Prompt
 from plaudit_wire.records import Split
 from plaudit_workers.stream.trainer.groups import Admission
 from plaudit_workers.training.run.prompts import PromptSource
-from plaudit_workers.training.run.schedule import GroupInFlight, admissible
+from plaudit_workers.training.run.schedule import GroupInFlight
 from plaudit_workers.training.run.state import RunContext, RunState
+from plaudit_workers.training.run.trainer_ledger import admissible
 
 logger = get_logger(__name__)
 
@@ -21,12 +22,7 @@ _AT_ONCE = 64
 
 
 class Admitter:
-    """Creates groups for positions; never waits for room.
-
-    Args:
-        run: the run's context.
-        state: its current state.
-    """
+    """Create groups for positions; never waits for room."""
 
     def __init__(self, run: RunContext, state: RunState) -> None:
         self._run = run

@@ -13,7 +13,7 @@ from plaudit_workers.training.run.state import RunContext, RunState
 
 @dataclass(frozen=True)
 class GroupEnding:
-    """How some groups end."""
+    """Describe how some groups end."""
 
     end: GroupEnd
     step: int

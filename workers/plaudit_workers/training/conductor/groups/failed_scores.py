@@ -21,11 +21,7 @@ def failed_samples(groups: Sequence[Group]) -> Iterator[GroupSample]:
 
 
 def failure_reasons(samples: Sequence[GroupSample]) -> str:
-    """Return the most frequent kinds of failure, such as ``mine: 64 × KeyError: 'answer' (reward.py:2 in score)``.
-
-    Args:
-        samples: failed ones.
-    """
+    """Return the most frequent kinds of failure, such as ``mine: 64 × KeyError: 'answer' (reward.py:2 in score)``."""
     counts = FailureCounts()
     for sample in samples:
         if sample.scoring is not None:

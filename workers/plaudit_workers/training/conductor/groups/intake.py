@@ -29,12 +29,7 @@ _PAUSE_S = 0.5
 
 
 class GroupIntake:
-    """The ready groups that the trainer has accepted.
-
-    Args:
-        run: the run's context.
-        state: its current state.
-    """
+    """Hold the ready groups that the trainer has accepted."""
 
     def __init__(self, run: RunContext, state: RunState) -> None:
         self._run = run
@@ -90,7 +85,7 @@ class GroupIntake:
             await discard_group(self._run, self._state, group.id)
             return
         versions = sampled_versions(group)
-        if any(not self._survives(version) for version in versions):
+        if not all(self._state.lineage.survives(version, self._state.version) for version in versions):
             ending = GroupEnding(
                 "dropped", self._state.version.number + 1, self._run.clock.now(), reason="rolled_back", again=True
             )
@@ -100,9 +95,6 @@ class GroupIntake:
         in_flight = self._state.ledger.splits[group.prompt.split].in_flight
         in_flight[group.id] = replace(flight, version=oldest, arrived=True)
         self._arrived.set()
-
-    def _survives(self, version: PolicyVersion) -> bool:
-        return self._state.lineage.survives(version, self._state.version)
 
 
 def sampled_versions(group: Group) -> set[PolicyVersion]:

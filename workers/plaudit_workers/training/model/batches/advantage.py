@@ -1,4 +1,4 @@
-"""Advantages of samples, one function per estimator.
+"""Compute the advantages of samples, one function per estimator.
 
 Called by ``batch.make_batch`` with the scored samples of the groups of one update; masked samples (no score) are
 already left out, so a baseline is never made of an invented zero.
@@ -32,7 +32,7 @@ VARIANCE_EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class DegenerateGroups:
-    """Counts of groups without a group-relative signal."""
+    """Count groups without a group-relative signal."""
 
     single: int
     """One survivor."""

@@ -32,7 +32,7 @@ Float32s = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class TrainingSequence:
-    """One token sequence to learn from: a sample, or a branch of one. ``P`` prompt tokens, ``T`` response tokens."""
+    """Hold a token sequence to learn from: a sample, or a branch of one. ``P`` prompt tokens, ``T`` response tokens."""
 
     group: str
     index: int
@@ -80,7 +80,7 @@ class TrainingSequence:
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """The sequences of one update."""
+    """Hold the sequences of one update."""
 
     sequences: tuple[TrainingSequence, ...]
     temperature: float
@@ -96,7 +96,7 @@ class TrainingBatch:
 
 @dataclass(frozen=True)
 class RewardPenalty:
-    """Lowers rewards by the divergence from the starting weights (``loss.klIn: reward``)."""
+    """Lower rewards by the divergence from the starting weights (``loss.klIn: reward``)."""
 
     coefficient: float
     divergences: Callable[[TrainingBatch], Sequence[Float32s]]
@@ -105,7 +105,7 @@ class RewardPenalty:
 
 @dataclass(frozen=True)
 class _Scored:
-    """A scored sample before its advantage is known."""
+    """Hold a scored sample before its advantage is known."""
 
     group: Group
     group_number: int
@@ -158,18 +158,15 @@ def make_batch(
     penalty: RewardPenalty | None = None,
     turn_weights: Mapping[str, float] | None = None,
 ) -> TrainingBatch:
-    """Turn groups into a batch.
+    """Turn groups into a batch, whose ``sequences`` are empty if no sample can be trained on.
 
     Args:
-        groups: taken groups, in any order; without groups that are to be dropped.
-        estimator: ``algorithm.advantage`` of the job (a key of ``advantage.ESTIMATORS``).
-        temperature: ``rollout.sampling.temperature`` of the job, > 0.
-        penalty: lowers the rewards before advantages are computed; None: they stay as they are.
+        groups: in any order, without those that are to be dropped.
+        estimator: a key of ``advantage.ESTIMATORS``.
+        temperature: of sampling, > 0.
+        penalty: lowers rewards before advantages are computed.
         turn_weights: scorers that read the environment's reward → their weights, for advantages of turns; None: one
             advantage a sample.
-
-    Returns:
-        A batch; its ``sequences`` are empty if no sample can be trained on.
     """
     weights = turn_weights or {}
     scored = [sample for number, group in enumerate(groups) for sample in _scored_samples(group, number, weights)]

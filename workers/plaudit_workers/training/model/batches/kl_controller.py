@@ -17,7 +17,7 @@ COEFFICIENT = "kl_coefficient"
 
 
 class KlController:
-    """The present coefficient.
+    """Hold the present coefficient.
 
     Args:
         coefficient: ``klCoefficient``, the first value.
@@ -33,7 +33,6 @@ class KlController:
 
         Args:
             divergence: mean over the samples of the mean over their tokens, in nats.
-            num_samples: of the update.
         """
         if self._settings is not None:
             error = min(MAX_ERROR, max(-MAX_ERROR, divergence / self._settings.target - 1))

@@ -1,4 +1,4 @@
-"""Micro-batches within a token budget, without padding, balanced over bins and ranks.
+"""Make micro-batches within a token budget, without padding, balanced over bins and ranks.
 
 Called by ``policy``. ``assign_bins`` is pure arithmetic over lengths; ``pack`` lays the sequences of one bin one behind
 another in a single row. Which sequence lies where changes nothing but rounding: positions begin anew with each
@@ -22,7 +22,7 @@ from plaudit_workers.training.model.batches.batch import TrainingSequence
 
 @dataclass(frozen=True)
 class RowImages:
-    """The images of a row, in the order of their tokens."""
+    """Hold the images of a row, in the order of their tokens."""
 
     pixel_values: Tensor
     """float32[patches of all images, values of a patch]."""
@@ -46,7 +46,7 @@ int64[3, 1, T], and their images."""
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One forward pass: T packed tokens, R of them trained."""
+    """Hold one forward pass: T packed tokens, R of them trained."""
 
     input_ids: Tensor
     """int64[1, T]. Of a model with images see ``images.rows.SAMPLED_IMAGE``."""
@@ -84,8 +84,7 @@ def assign_bins(lengths: Sequence[int], budget: int, num_ranks: int = 1) -> list
     budget lies alone in its bin.
 
     Args:
-        lengths: tokens of each sequence.
-        budget: most tokens of a bin.
+        budget: tokens of a bin at most.
         num_ranks: ranks that work at the same time; collective calls want equally many bins on each.
 
     Returns:
@@ -125,11 +124,10 @@ def pack(
     """Concatenate sequences.
 
     Args:
-        sequences: all sequences of the update, each with at least one prompt token.
+        sequences: of the whole update, each with at least one prompt token.
         weights: the aggregation weight of each of them.
         members: which to pack, longest first. Empty: the update's shortest one with weight 0, so that a rank without
             work takes part in the collective calls of the others.
-        lay: of a model with images.
         busy: a sequence with images that is computed beside the others and of which no token is trained, because
             another rank's row has images and the vision tower takes part in the same collective calls.
     """
@@ -156,7 +154,7 @@ def pack(
         behaviour=torch.from_numpy(np.concatenate([s.behaviour_logprobs[s.loss_mask] for s in chosen])),
         advantages=torch.from_numpy(np.concatenate([sequence.trained_advantages for sequence in chosen])),
         lengths=torch.tensor(counts),
-        weights=_repeated([weights[number] for number in members], counts),
+        weights=torch.from_numpy(np.repeat(np.array([weights[number] for number in members], np.float32), counts)),
         members=tuple(members),
     )
 
@@ -199,7 +197,3 @@ def _in_loss(sequence: TrainingSequence) -> np.ndarray[tuple[int], np.dtype[np.b
     marks = np.zeros(sequence.num_tokens, dtype=np.bool_)
     marks[sequence.prompt_ids.size :] = sequence.loss_mask
     return marks
-
-
-def _repeated(values: Sequence[float], counts: Sequence[int]) -> Tensor:
-    return torch.from_numpy(np.repeat(np.asarray(values, dtype=np.float32), counts))

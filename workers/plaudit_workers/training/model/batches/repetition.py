@@ -11,17 +11,16 @@ _FACTOR = 1_000_003
 """Odd: the products of 64-bit integers modulo 2**64 keep runs apart."""
 
 
-def repeated_share(ids: NDArray[np.int32], width: int = WIDTH) -> float:
-    """Return the share of runs of ``width`` tokens that occurred before in the response: 0 to nearly 1.
+def repeated_share(ids: NDArray[np.int32]) -> float:
+    """Return the share of runs of ``WIDTH`` tokens that occurred before in the response: 0 to nearly 1.
 
     Args:
-        ids: int32[T]; a response shorter than ``width`` has share 0.
-        width: tokens of a run.
+        ids: int32[T]; a response shorter than ``WIDTH`` has share 0.
     """
-    count = ids.size - width + 1
+    count = ids.size - WIDTH + 1
     if count < 1:
         return 0.0
     runs = np.zeros(count, np.int64)
-    for offset in range(width):
+    for offset in range(WIDTH):
         runs = runs * _FACTOR + ids[offset : offset + count]
     return 1 - np.unique(runs).size / count

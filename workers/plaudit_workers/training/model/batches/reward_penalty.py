@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PenalisedScores:
-    """The rewards of an update after the penalty."""
+    """Hold the rewards of an update after the penalty."""
 
     scores: Floats
     """float64[S]: r'."""
@@ -33,10 +33,9 @@ def penalise(
     """Subtract the divergence of each sample from its reward.
 
     Args:
-        scores: float64[S], one a sample.
+        scores: float64[S].
         owners: the sample (0 … S - 1) of each token sequence: a sample may have branches.
         divergences: of each sequence, one estimate a trained token.
-        coefficient: ``klCoefficient``.
 
     Returns:
         The lowered rewards; the mean over samples of the mean over their tokens, under verl's name.

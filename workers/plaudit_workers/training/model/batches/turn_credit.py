@@ -53,7 +53,6 @@ def turn_returns(score: float, turn_rewards: Sequence[float], weight: float, num
     """Return the reward of a sample from each turn on: float64[K].
 
     Args:
-        score: the reward of the sample.
         turn_rewards: of the environment, one a turn; missing ones are 0.
         weight: with which they are part of the reward.
         num_turns: K.
@@ -71,7 +70,6 @@ def turn_advantages(
     """Apply an estimator to each turn position.
 
     Args:
-        estimator: of advantages of samples.
         returns: of each of S samples, float64[K_i].
         group: int64[S], as the estimator expects it.
         num_tokens: of each sample the trained tokens of its turns, int64[K_i].

@@ -1,1 +1,1 @@
-"""Images in packed rows: pixels, positions, and a check of both at the start."""
+"""Lay out images in packed rows: pixels, positions, and a check of both at the start."""

@@ -30,10 +30,8 @@ def refuse_unpackable_images(
     Behind each of two other sequences they must be the same, and those of the sequence alone but for rounding.
 
     Args:
-        model: on one rank, or sharded; then a collective call.
-        rows: lays its rows.
-        device: of the model.
-        rough: the model computes in bfloat16.
+        model: if sharded, this is a collective call.
+        rough: True if the model computes in bfloat16.
 
     Raises:
         RefusedError: it does, or the model cannot compute such a row.

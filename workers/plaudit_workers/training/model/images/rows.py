@@ -24,11 +24,7 @@ SAMPLED_IMAGE = -1
 
 
 class ImageRows:
-    """Positions and pixels of packed rows.
-
-    Args:
-        images: the model's processor.
-        model: a causal language model with a vision tower.
+    """Lay out positions and pixels of packed rows, for a causal language model with a vision tower.
 
     Raises:
         RefusedError: the model does not compute positions of images.
@@ -43,7 +39,7 @@ class ImageRows:
         """Return the ids that the model reads, int64[1, T], their positions, int64[3, 1, T], and the row's images.
 
         Args:
-            sequences: in the row's order; their prompts are expanded.
+            sequences: in the row's order; prompts are expanded.
         """
         pixels = [[self.images.pixels(digest) for digest in sequence.images] for sequence in sequences]
         ids = [self._read(sequence) for sequence in sequences]
@@ -62,7 +58,6 @@ class ImageRows:
 
         Args:
             ids: int64[L].
-            pixels: of its images.
         """
         if not pixels:
             return torch.arange(ids.numel()).expand(3, 1, -1)
@@ -73,12 +68,7 @@ class ImageRows:
 
 
 def read_sampled_images(model: PreTrainedModel, token_id: int) -> None:
-    """Let a model's embedding read ``SAMPLED_IMAGE``. The model itself puts images wherever it finds ``token_id``.
-
-    Args:
-        model: reads rows of ``ImageRows``.
-        token_id: of an image.
-    """
+    """Let a model's embedding read ``SAMPLED_IMAGE``. The model itself puts images wherever it finds ``token_id``."""
 
     def read(_: torch.nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         ids, *further = arguments
@@ -102,7 +92,6 @@ def busy_sequence(
     All ranks gather the parameters of the vision tower together, or none does.
 
     Args:
-        sequences: of the update.
         members: of the row; empty: see ``pack``.
         beside: members of the rows that the other ranks compute at the same time.
 

@@ -1,4 +1,4 @@
-"""Weights by which the losses of tokens add up to the loss of an update: ``loss.aggregation``.
+"""Weigh the losses of tokens, which add up to the loss of an update: ``loss.aggregation``.
 
 | ``loss.aggregation`` | verl's ``loss_agg_mode`` | weight of a token of sequence i |
 | --- | --- | --- |
@@ -19,9 +19,8 @@ def token_weights(aggregation: str, lengths: Sequence[int], max_tokens: int) -> 
     """Return the aggregation weight of each sequence's tokens.
 
     Args:
-        aggregation: ``loss.aggregation``.
         lengths: trained tokens of each sequence of the update, all at least 1.
-        max_tokens: ``rollout.sampling.maxTokens``; read by ``constant`` only.
+        max_tokens: read by ``constant`` only.
 
     Returns:
         One weight a sequence; but for ``constant``, the weights of all tokens sum to 1.

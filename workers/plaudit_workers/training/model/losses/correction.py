@@ -45,7 +45,7 @@ MAX_LOG_RATIO = 20.0
 
 @dataclass(frozen=True)
 class Corrected:
-    """Inputs of the loss from the older policies, one value per token."""
+    """Hold inputs of the loss from the older policies, one value per token."""
 
     anchor: Tensor
     """float32[R]: log-probability under the policy around which the loss is clipped."""
@@ -59,8 +59,7 @@ def correct(tokens: TokenInputs, settings: LossSpec) -> Corrected:
     """Choose the anchor of the clip and the importance weights. No gradient flows through either.
 
     Args:
-        tokens: of a micro-batch; ``proximal`` is not read when ``correction`` is ``none``.
-        settings: ``correction`` with its level, cap and floor.
+        tokens: ``proximal`` is not read when ``correction`` is ``none``.
     """
     kind, behaviour = settings.correction, tokens.behaviour
     if kind == "none":
@@ -81,5 +80,5 @@ def correct(tokens: TokenInputs, settings: LossSpec) -> Corrected:
 
 
 def exp_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """``exp(numerator - denominator)`` of log-probabilities, the difference cut to ±20 so that it stays finite."""
+    """Return ``exp(numerator - denominator)`` of log-probabilities, the difference cut to ±20: it stays finite."""
     return (numerator - denominator).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()

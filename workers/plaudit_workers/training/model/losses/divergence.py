@@ -1,4 +1,4 @@
-"""Estimates of KL(π_θ ‖ π_ref) from the tokens of samples: ``loss.klEstimator``.
+"""Estimate KL(π_θ ‖ π_ref) from the tokens of samples: ``loss.klEstimator``.
 
 Source: Schulman 2020, Approximating KL Divergence; bounds as in verl's ``kl_penalty_forward``. All are 0 for equal
 policies. Only the gradient of ``k2`` is that of the divergence; ``k1`` has the right mean and, as a term of the loss,
@@ -18,17 +18,17 @@ MAX_K3 = 10.0
 
 
 def k1(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """``log π_θ - log π_ref``: unbiased, of any sign."""
+    """Return ``log π_θ - log π_ref``: unbiased, of any sign."""
     return logprobs - reference
 
 
 def k2(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """``(log π_θ - log π_ref)² ÷ 2``: biased, never negative."""
+    """Return ``(log π_θ - log π_ref)² ÷ 2``: biased, never negative."""
     return 0.5 * (logprobs - reference).square()
 
 
 def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """``r - log r - 1`` with ``r = π_ref ÷ π_θ``: unbiased, never negative.
+    """Return ``r - log r - 1`` with ``r = π_ref ÷ π_θ``: unbiased, never negative.
 
     The log-ratio is cut to ±20 and the estimate to 10: a token beyond that has no gradient.
 
@@ -45,7 +45,7 @@ ESTIMATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, 
 
 
 def importance_weighted(estimates: Tensor, logprobs: Tensor, anchor: Tensor) -> Tensor:
-    """``k · π_θ ÷ π_anchor``, with the gradient of both factors: ``loss.klImportanceWeight``.
+    """Return ``k · π_θ ÷ π_anchor``, with the gradient of both factors: ``loss.klImportanceWeight``.
 
     For samples of the anchor, a weighted k1 or k3 has the divergence's own gradient; of k3 at ``π_θ = π_anchor`` it is
     ``log(π_θ ÷ π_ref) ∇ log π_θ`` for each token. Source: DeepSeek-AI 2025, DeepSeek-V3.2 (arXiv 2512.02556), as TRL's

@@ -1,4 +1,4 @@
-"""The loss of a micro-batch: policy loss × importance weight, optional KL and entropy terms, aggregated.
+"""Compute the loss of a micro-batch: policy loss × importance weight, optional KL and entropy terms, aggregated.
 
 Called by ``policy_model`` for each micro-batch. Each term is a sum over tokens of ``aggregation weight x token loss``,
 with weights from the *whole* update (``losses.aggregation``): sums over micro-batches and ranks add up to the same loss
@@ -39,7 +39,7 @@ _AGGREGATED = ("actor/pg_loss", "actor/kl_loss")
 
 @dataclass(frozen=True)
 class LossTerms:
-    """The loss of a micro-batch and its parts."""
+    """Hold the loss of a micro-batch and its parts."""
 
     total: Tensor
     """Scalar with gradient."""
@@ -62,11 +62,6 @@ def policy_loss(tokens: TokenInputs, settings: LossSpec, policy: PolicyLoss | No
     ``L = Σ_t w_t · (c_t · l_t + β · k_t - η · H_t)`` with ``l_t`` the policy loss of ``loss.kind``, ``c_t`` the
     importance weight (``losses.correction``), ``k_t`` the divergence from the starting weights, β ``klCoefficient``, η
     ``entropyCoefficient``. Degenerate: advantages of 0 leave only the KL and entropy terms.
-
-    Args:
-        tokens: of the micro-batch.
-        settings: ``algorithm.loss``.
-        policy: the policy loss; None: that of ``loss.kind``.
     """
     corrected = correct(tokens, settings)
     found = (policy or choose_loss(settings))(tokens, corrected.anchor, settings)

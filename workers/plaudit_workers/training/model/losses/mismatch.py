@@ -46,8 +46,7 @@ def mismatch_figures(sums: dict[str, float], limit: float) -> dict[str, float]:
     """Replace the two sums by their quotient, with the limit beside it; without such tokens there is neither.
 
     Args:
-        sums: over all micro-batches and ranks.
-        limit: the largest difference that the precision explains, in nats.
+        limit: largest difference that the precision explains, in nats.
     """
     figures = dict(sums)
     total, num_tokens = figures.pop(FIGURE, 0.0), figures.pop(_TOKENS, 0.0)

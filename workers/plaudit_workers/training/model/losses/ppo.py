@@ -24,9 +24,7 @@ def ppo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses:
     """Return the losses of verl's ``vanilla``.
 
     Args:
-        tokens: of a micro-batch.
         anchor: float32[R], log-probability under the policy around which the ratio is clipped.
-        settings: clips.
     """
     ratio = exp_ratio(tokens.logprobs, anchor)
     unclipped = ratio * tokens.advantages

@@ -1,4 +1,4 @@
-"""Inputs and results of a policy loss, token by token. Passed by ``policy_model``, read by every loss of this folder.
+"""Hold inputs and results of a policy loss, token by token: passed by ``policy_model``, read by every loss here.
 
 Shapes: R trained tokens of a micro-batch, which are those of S whole sequences, one behind another.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """Inputs of the loss for each trained token of a micro-batch; all float32[R] but ``lengths``."""
+    """Hold inputs of the loss for each trained token of a micro-batch; all float32[R] but ``lengths``."""
 
     logprobs: Tensor
     """log π_θ, with gradient."""
@@ -34,7 +34,7 @@ class TokenInputs:
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """Policy-gradient losses before importance weights and aggregation, one value a token."""
+    """Hold policy-gradient losses before importance weights and aggregation, one value a token."""
 
     losses: Tensor
     """float32[R], with gradient."""

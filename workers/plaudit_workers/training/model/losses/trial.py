@@ -27,11 +27,6 @@ _LENGTHS = (5, 1, 3)
 def try_loss(loss: PolicyLoss, settings: LossSpec, device: torch.device) -> None:
     """Compute a loss and its gradient on nine random tokens of three sequences.
 
-    Args:
-        loss: of ``loss.kind: python`` (``load_loss``).
-        settings: ``algorithm.loss``.
-        device: the one on which updates are computed.
-
     Raises:
         RefusedError: the function raises or does not return one loss a token, or losses or gradient are not finite, or
             the losses do not depend on ``tokens.logprobs``.

@@ -29,15 +29,10 @@ SINKS: dict[str, Callable[[Path, Configuration], Sink]] = {
 
 
 class Sinks:
-    """All sinks of a run.
-
-    Args:
-        run_folder: the run's folder.
-        names: ``trainer.sinks``.
-        settings: the job's configuration, for sinks that keep it.
+    """Hold all sinks of a run.
 
     Raises:
-        RefusedError: a sink that is not there, whose package is not installed, or that cannot be reached as set up.
+        RefusedError: a sink is unknown, its package is not installed, or it cannot be reached as set up.
     """
 
     def __init__(

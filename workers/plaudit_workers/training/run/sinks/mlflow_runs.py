@@ -38,11 +38,10 @@ _LAST_SENDING_S = 120.0
 
 
 class MLflow:
-    """Logs every step once with a table of a few of its samples, and the job's configuration when it creates the run.
+    """Log every step once with a table of a few of its samples, and the job's configuration when it creates the run.
 
     Args:
-        run_folder: the run's folder; its name is the run's id.
-        settings: the job's configuration.
+        run_folder: its name is the run's id.
 
     Raises:
         RefusedError: the extra is not installed, or the tracking server is not set or refuses.
@@ -88,7 +87,7 @@ class MLflow:
         return run_id
 
     def write(self, record: StepRecord, samples: Path | None = None) -> None:
-        """See ``Sink.write``: the samples are the artifact ``samples/step-….json``."""
+        """Write one step; its samples are the artifact ``samples/step-….json``."""
         if record.step <= self._newest:
             return
         milliseconds = int(record.closed * 1000)
@@ -108,7 +107,7 @@ class MLflow:
         self._client.set_tag(self._run_id, _TABLES_TAG, json.dumps(self._tables))
 
     def close(self) -> None:
-        """See ``Sink.close``: waits for pending requests, then logs and drops them."""
+        """Wait for pending requests, then log and drop them."""
         wait(self._sending, _LAST_SENDING_S)
         self._sender.shutdown(wait=False, cancel_futures=True)
         self._tell_failed()

@@ -20,20 +20,16 @@ _CHARACTERS = 4000
 
 
 class SampleTable(NamedTuple):
-    """A few samples of a step."""
+    """Hold a few samples of a step."""
 
     columns: list[str]
     rows: list[list[Cell]]
 
 
 def sample_table(samples: Path | None) -> SampleTable | None:
-    """Return the table of a step, with a column for the value of each scorer.
+    """Return the table of a step's stored samples, with a column for the value of each scorer.
 
-    Args:
-        samples: the step's stored samples; None: they are not kept.
-
-    Returns:
-        None without stored samples, or if they cannot be read, which is logged.
+    Return None without stored samples, or if they cannot be read, which is logged.
     """
     if samples is None:
         return None

@@ -1,4 +1,4 @@
-"""The protocol of sinks, and functions that several of them share."""
+"""Define the protocol of sinks, and functions that several of them share."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from plaudit_workers.process import RefusedError
 
 
 class Sink(Protocol):
-    """Receives the figures of closed steps."""
+    """Receive the figures of closed steps."""
 
     def write(self, record: StepRecord, samples: Path | None = None) -> None:
         """Write one step; on return it is on disk or queued for sending.
 
         Args:
-            record: the step.
             samples: its stored samples, of which some sinks show a few; None: they are not kept.
         """
         ...

@@ -11,17 +11,13 @@ from plaudit_workers.whole_files import is_full
 
 
 class StepsFile:
-    """Appends steps to ``steps.jsonl``.
-
-    Args:
-        run_folder: the file's folder.
-    """
+    """Append steps to ``steps.jsonl``."""
 
     def __init__(self, run_folder: Path) -> None:
         self._path = run_folder / FILE_NAME
 
     def write(self, record: StepRecord, _: Path | None = None) -> None:
-        """See ``Sink.write``.
+        """Append one step to the file.
 
         Raises:
             RefusedError: the disk is full.

@@ -10,10 +10,7 @@ from plaudit_workers.training.run.sinks.sink import package_of
 
 
 class TensorBoard:
-    """Writes scalars. After a resume its first step hides what earlier processes wrote from there on.
-
-    Args:
-        run_folder: the run's folder.
+    """Write scalars. After a resume its first step hides what earlier processes wrote from there on.
 
     Raises:
         RefusedError: the extra is not installed.
@@ -26,7 +23,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def write(self, record: StepRecord, _: Path | None = None) -> None:
-        """See ``Sink.write``."""
+        """Write the figures of one step."""
         if self._writer is None:
             self._writer = self._writer_of(self._folder, purge_step=record.step)
         for name, value in record.statistics.items():
@@ -34,6 +31,6 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """See ``Sink.close``."""
+        """Write what is left and close the file."""
         if self._writer is not None:
             self._writer.close()

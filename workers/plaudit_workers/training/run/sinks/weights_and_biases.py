@@ -20,11 +20,10 @@ from plaudit_workers.training.run.sinks.sink import newest_written, package_of
 
 
 class WeightsAndBiases:
-    """Logs every step once with a table of a few of its samples, and the job's configuration.
+    """Log every step once with a table of a few of its samples, and the job's configuration.
 
     Args:
-        run_folder: the run's folder; its name is the run's id.
-        settings: the job's configuration.
+        run_folder: its name is the run's id.
 
     Raises:
         RefusedError: the extra is not installed, or there is no key.
@@ -52,7 +51,7 @@ class WeightsAndBiases:
         self._newest = newest_written(run_folder)
 
     def write(self, record: StepRecord, samples: Path | None = None) -> None:
-        """See ``Sink.write``: the samples are the table ``samples``."""
+        """Write one step; its samples are the table ``samples``."""
         if record.step <= self._newest:
             return
         shown: dict[str, Any] = {}
@@ -61,5 +60,5 @@ class WeightsAndBiases:
         self._run.log(record.statistics | shown, step=record.step, commit=True)  # else it waits for the next step
 
     def close(self) -> None:
-        """See ``Sink.close``: waits until everything is sent."""
+        """Wait until everything is sent."""
         self._run.finish()
