@@ -33,7 +33,7 @@ _EVALUATED_EVERY = "1m"
 _EXPRESSIONS = DataSourceRef("__expr__", "__expr__")
 
 
-def provisioning(windows: Windows = AS_WRITTEN, values: Mapping[str, float] | None = THRESHOLDS) -> dict[str, Any]:
+def provisioning(values: Mapping[str, float] | None = THRESHOLDS) -> dict[str, Any]:
     """Return the content of a file in Grafana's ``provisioning/alerting``; see ``Alert.rule`` for ``values``."""
     return {
         "apiVersion": 1,
@@ -43,7 +43,7 @@ def provisioning(windows: Windows = AS_WRITTEN, values: Mapping[str, float] | No
                 "name": f"plaudit.{where}",
                 "folder": FOLDER,
                 "interval": _EVALUATED_EVERY,
-                "rules": [_file_form(grafana_rule(alert, windows, values)) for alert in ALERTS if alert.where == where],
+                "rules": [_file_form(grafana_rule(alert, values=values)) for alert in ALERTS if alert.where == where],
             }
             for where in ("run", "operator")
         ],

@@ -5,7 +5,7 @@ may arrive in any order and more than once: a replay changes nothing. A record t
 counted as late and discarded.
 
 Memory is bounded: samples wait encoded, and when too many wait (their group's record was lost) the oldest groups are
-discarded and counted.
+discarded.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
 
 _CLOCK_SLACK_S = 1.0
 """A group belongs to a step that opened before the group closed; both stamps are from one clock, read in two calls."""
+_CLOSED_GROUPS = 200_000
+"""Ids of closed groups that are remembered, to recognise replays."""
 
 
 class Arrival(Enum):
@@ -51,17 +53,13 @@ class Collector:
     Args:
         kept: receives closed steps.
         waiting_limit: samples that may wait for their step.
-        closed_groups_limit: ids of closed groups that are remembered, to recognise replays.
     """
 
-    def __init__(self, kept: KeptSteps, *, waiting_limit: int = 500_000, closed_groups_limit: int = 200_000) -> None:
+    def __init__(self, kept: KeptSteps, *, waiting_limit: int = 500_000) -> None:
         self.kept = kept
         self.late = 0
         """Records that arrived after their step had closed."""
-        self.forgotten = 0
-        """Samples discarded because too many waited."""
         self._waiting_limit = waiting_limit
-        self._closed_groups_limit = closed_groups_limit
         self._waiting: dict[str, _WaitingGroup] = {}
         self._num_waiting = 0
         self._closed_groups: dict[str, int] = {}
@@ -138,7 +136,7 @@ class Collector:
             current = waiting.record.step == step.step and waiting.record.closed >= step.opened - _CLOCK_SLACK_S
             if current and waiting.record.split == "train":
                 taken.append((waiting.record, waiting))
-        while len(self._closed_groups) > self._closed_groups_limit:
+        while len(self._closed_groups) > _CLOSED_GROUPS:
             del self._closed_groups[next(iter(self._closed_groups))]
         return taken
 
@@ -151,9 +149,7 @@ class Collector:
     def _forget_beyond_limit(self) -> None:
         while self._num_waiting > self._waiting_limit:
             oldest = next(iter(self._waiting))
-            lost = len(self._waiting.pop(oldest).samples)
-            self._num_waiting -= lost
-            self.forgotten += lost
+            self._num_waiting -= len(self._waiting.pop(oldest).samples)
 
 
 def _completed(record: StepRecord, samples: Sequence[EncodedSample], groups: Sequence[GroupRecord]) -> StepRecord:
