@@ -33,7 +33,7 @@ from plaudit_metrics.sources.samples.files import FOLDER
 from plaudit_metrics.sources.step_samples import StepSamples
 from plaudit_metrics.sources.stored import read_step_samples
 from plaudit_metrics.statistics.steps import slowest_samples
-from plaudit_metrics.terminal.carried_samples import carried_samples
+from plaudit_metrics.terminal.carried_samples import report_samples
 from plaudit_wire.records import StepRecord
 
 MOST_STEPS = 2000
@@ -69,7 +69,7 @@ def report(run_folder: Path, run: str) -> str:
         answers["verdict"] = {"run": run} | verdict_detail([step.record for step in steps[-RECENT_STEPS:]])
     for age, step in enumerate(reversed(steps)):
         answers |= _of_step(run_folder, step, age)
-    answers |= carried_samples(run_folder / FOLDER)
+    answers |= report_samples(run_folder / FOLDER)
     return _html(answers)
 
 
