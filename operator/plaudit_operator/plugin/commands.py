@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command line and exit."""
     options = _parser().parse_args(arguments)
     try:
-        kubectl = Kubectl.found(options.namespace, options.context, options.kubeconfig)
+        kubectl = Kubectl.on_path(options.namespace, options.context, options.kubeconfig)
         sys.exit(_COMMANDS[options.command](kubectl, options))
     except (KubectlError, PluginError) as error:
         sys.exit(printable(f"kubectl plaudit: {error}", keep="\n"))

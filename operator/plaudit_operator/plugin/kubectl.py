@@ -38,7 +38,7 @@ class Kubectl:
         self._argv = list(argv)
 
     @classmethod
-    def found(cls, namespace: str = "", context: str = "", kubeconfig: str = "") -> Kubectl:
+    def on_path(cls, namespace: str = "", context: str = "", kubeconfig: str = "") -> Kubectl:
         """Return the kubectl on PATH; empty arguments keep its defaults.
 
         Raises:
