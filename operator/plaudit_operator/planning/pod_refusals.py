@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from plaudit_operator.observed import Object, Observed
 from plaudit_operator.policies.refused_pods import FIRST_LOOK_AFTER_S, REASON_OF_EVENTS, is_overdue, lacking, refusal_of
 from plaudit_operator.runtime.kinds import EVENT
-from plaudit_operator.runtime.kube import Kube
+from plaudit_operator.runtime.kube import ApiServer
 
 _PAUSE_S = 10.0
 _LONGEST_PAUSE_S = 300.0
@@ -53,7 +53,7 @@ class PodRefusals:
     several threads.
     """
 
-    def __init__(self, kube: Kube) -> None:
+    def __init__(self, kube: ApiServer) -> None:
         self._kube = kube
         self._lock = threading.Lock()
         self._earlier: dict[str, _Earlier] = {}

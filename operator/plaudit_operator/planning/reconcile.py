@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from plaudit_operator.actions import EmitEvent, Plan
 from plaudit_operator.admission.reward_service import needs_files
@@ -25,23 +25,13 @@ from plaudit_operator.policies.managed_by import is_managed_elsewhere
 from plaudit_operator.policies.rollouts.deletion_cost import chooses_rollouts, with_deletion_costs
 from plaudit_operator.runtime.errors import ConflictError, KubeError, NotFoundError
 from plaudit_operator.runtime.kinds import CONFIG_MAP, POD, REWARD_SERVICE, kind_of
-from plaudit_operator.runtime.kube import Kube
+from plaudit_operator.runtime.kube import ApiServer
 from plaudit_operator.settings import OperatorSettings
+from plaudit_operator.status.progress import ProgressReader
 from plaudit_operator.status.status import transitions
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
-
-
-class MetricsServices(Protocol):
-    """Reads the metrics services of jobs. Their responses are not trusted; both are empty without one."""
-
-    def read(self, name: str, namespace: str) -> dict[str, Any]:
-        """Return ``status.progress`` of a job."""
-
-    def busy(self, name: str, namespace: str) -> dict[str, int]:
-        """Return the samples in flight of each of a job's rollout workers, by the worker's name."""
-
 
 _REFUSED_AGAIN_AFTER_S = 30.0
 _AWAITED_S = 1.0
@@ -69,11 +59,11 @@ class Reconciler:
 
     def __init__(
         self,
-        kube: Kube,
+        kube: ApiServer,
         cache: Cache,
         settings: OperatorSettings,
         pool: Executor,
-        services: MetricsServices,
+        services: ProgressReader,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._kube = kube

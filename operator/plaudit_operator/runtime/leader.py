@@ -14,7 +14,7 @@ from typing import Any
 
 from plaudit_operator.runtime.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError
 from plaudit_operator.runtime.kinds import LEASE
-from plaudit_operator.runtime.kube import Kube
+from plaudit_operator.runtime.kube import ApiServer
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
@@ -35,7 +35,7 @@ class Leader:
     """
 
     def __init__(
-        self, kube: Kube, lease: tuple[str, str], identity: str, clock: Callable[[], float] = time.monotonic
+        self, kube: ApiServer, lease: tuple[str, str], identity: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._kube = kube
         self._namespace, self._name = lease

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from plaudit_operator.runtime.errors import GoneError, KubeError, NotFoundError
 from plaudit_operator.runtime.kinds import Kind
-from plaudit_operator.runtime.kube import Kube
+from plaudit_operator.runtime.kube import ApiServer
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
@@ -52,7 +52,7 @@ class Informer(Generic[K]):
 
     def __init__(
         self,
-        kube: Kube,
+        kube: ApiServer,
         kind: Kind,
         namespace: str,
         selector: str,

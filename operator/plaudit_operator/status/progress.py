@@ -80,16 +80,10 @@ class ProgressReader:
 
     Args:
         address_of: maps a job's name and namespace to the base URL of its service.
-        clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        address_of: Callable[[str, str], str] = address,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, address_of: Callable[[str, str], str] = address) -> None:
         self._address_of = address_of
-        self._clock = clock
         self._lock = threading.Lock()
         self._pending: dict[tuple[str, str], Future[JobProgress]] = {}
         self._failed_at: dict[tuple[str, str], float] = {}
@@ -105,7 +99,7 @@ class ProgressReader:
         """
         key = (namespace, name)
         with self._lock:
-            if self._clock() - self._failed_at.get(key, -math.inf) < _FAILED_PAUSE_S:
+            if time.monotonic() - self._failed_at.get(key, -math.inf) < _FAILED_PAUSE_S:
                 return {}
             if key not in self._pending:
                 fetched = self._fetch(self._address_of(name, namespace))
@@ -147,7 +141,7 @@ class ProgressReader:
         with self._lock:
             self._pending.pop(key, None)
             self._failed_at.pop(key, None)
-            now = self._clock()
+            now = time.monotonic()
             if failed:
                 recent = {k: at for k, at in self._failed_at.items() if now - at < _FAILED_PAUSE_S}
                 self._failed_at = {**recent, key: now}
