@@ -48,7 +48,7 @@ def _json_of(content: object) -> str:
 
 
 class _Readable(yaml.SafeDumper):
-    """Dumps texts of several lines as blocks."""
+    """Dump texts of several lines as blocks."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

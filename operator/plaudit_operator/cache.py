@@ -19,7 +19,7 @@ from plaudit_operator.runtime.kinds import OWNERS, RLJOB, Kind
 
 
 class Key(NamedTuple):
-    """The key of an RLJob or RewardService."""
+    """Name an RLJob or RewardService."""
 
     namespace: str
     name: str
@@ -45,7 +45,7 @@ _DECODER = msgspec.json.Decoder(dict[str, Any])
 
 
 class Cache:
-    """Objects by kind, namespace and name, and by the job that they belong to. Safe to use from several threads."""
+    """Hold objects by kind, namespace and name, and by the job that they belong to. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,8 +56,6 @@ class Cache:
         """Replace all objects of a kind; return the keys of the jobs that changed.
 
         Args:
-            kind: of the objects.
-            items: the objects that exist.
             namespace: the only one that ``items`` was read from; empty for all.
         """
         kept = [_kept(kind, item) for item in items]  # one at a time: decoding the whole list would take much memory
@@ -167,12 +165,7 @@ class Cache:
 
 
 class NamespaceStore:
-    """The part of a cache that one watch fills.
-
-    Args:
-        cache: holds the objects.
-        namespace: the namespace of the watch; empty for all.
-    """
+    """Fill the part of a cache that one watch reads: a namespace, or all if it is empty."""
 
     def __init__(self, cache: Cache, namespace: str) -> None:
         self._cache = cache

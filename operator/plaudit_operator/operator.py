@@ -30,13 +30,7 @@ _CALLS_AT_A_TIME = 16
 
 
 class Operator:
-    """One operator process, without its HTTP port.
-
-    Args:
-        kube: the API server.
-        settings: the operator's settings.
-        services: the metrics services of jobs.
-    """
+    """Run one operator process, without its HTTP port."""
 
     def __init__(self, kube: ApiServer, settings: OperatorSettings, services: ProgressReader) -> None:
         self._settings = settings

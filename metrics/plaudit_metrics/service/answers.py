@@ -49,10 +49,7 @@ def step_timeline(
     """Return the timeline of the step's ``count`` slowest samples, in Chrome's trace format.
 
     Args:
-        step: the step.
-        samples: all of its samples, or its slowest if they are no longer kept.
-        groups: the records of their groups.
-        count: number of samples.
+        samples: all samples of the step, or its slowest if the others are no longer kept.
     """
     chosen = slowest_samples(samples, count)
     drawn = {sample.group for sample in chosen}

@@ -1,4 +1,4 @@
-"""The state of a run as the service knows it: fed with records, read by the API and the scrapes."""
+"""Hold the state of a run as the service knows it: fed with records, read by the API and the scrapes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from plaudit_wire.records import NO_STEP, GroupRecord, SampleRecord, StepRecord
 
 
 class RunView:
-    """Joins the collector (steps), the series (Prometheus) and the newest snapshot.
+    """Join the collector (steps), the series (Prometheus) and the newest snapshot.
 
     Args:
-        series: receives all counts.
-        kept: the closed steps.
         closed: called with each newly closed step and its samples.
     """
 

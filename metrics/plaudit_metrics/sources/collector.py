@@ -28,7 +28,7 @@ _CLOSED_GROUPS = 200_000
 
 
 class Arrival(Enum):
-    """The relation of a record to those before it."""
+    """Name the relation of a record to those before it."""
 
     new = "new"
     replaced = "replaced"
@@ -38,7 +38,7 @@ class Arrival(Enum):
 
 
 class _WaitingGroup:
-    """A group whose step has not closed yet."""
+    """Hold a group whose step has not closed yet."""
 
     __slots__ = ("record", "samples")
 
@@ -48,10 +48,9 @@ class _WaitingGroup:
 
 
 class Collector:
-    """Joins event records to closed steps.
+    """Join event records to closed steps, which ``kept`` receives.
 
     Args:
-        kept: receives closed steps.
         waiting_limit: samples that may wait for their step.
     """
 
@@ -68,7 +67,7 @@ class Collector:
 
     @property
     def num_waiting(self) -> int:
-        """Samples whose step has not closed yet."""
+        """Return the number of samples whose step has not closed yet."""
         return self._num_waiting
 
     def add_sample(self, record: SampleRecord) -> Arrival:
@@ -100,7 +99,6 @@ class Collector:
         """Close a step with all records that wait for it; return None for a replay.
 
         Args:
-            record: the step.
             again: True if an earlier start of the service has read it before.
         """
         if (record.step, record.incarnation) in self._closed_steps:

@@ -49,13 +49,10 @@ def read_steps(path: Path) -> list[StepRecord]:
 
 
 def surviving(records: Iterable[StepRecord]) -> list[StepRecord]:
-    """Keep the newest incarnation of each step.
+    """Return the newest incarnation of each step, at most one record for each, in the order of the steps.
 
     A new incarnation that resumes at step ``s`` rolls back everything from ``s`` on: those steps of older incarnations
     no longer count, even before the new one has reached them.
-
-    Returns:
-        At most one record for each step, in the order of the steps.
     """
     newest_first = sorted(records, key=lambda record: (-record.incarnation, record.step))
     kept: dict[int, StepRecord] = {}

@@ -20,7 +20,7 @@ from plaudit_wire.records import EngineStatus, ScorerWork, WorkerRecord
 
 @dataclass(frozen=True)
 class StreamDepth:
-    """Work in one stream."""
+    """Hold the work in one stream."""
 
     undelivered: int = 0
     in_flight: int = 0
@@ -33,7 +33,7 @@ class StreamDepth:
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """The state of a run's streams, processes and Redis at one moment."""
+    """Hold the state of a run's streams, processes and Redis at one moment."""
 
     time: float = 0.0
     """Seconds since the epoch, by Redis's clock."""
@@ -78,18 +78,14 @@ class RunSnapshot:
 
     @property
     def circuits_open(self) -> dict[str, bool]:
-        """Judge → True while the circuit breaker of any reward worker is open for it."""
+        """Return judge → True while the circuit breaker of any reward worker is open for it."""
         known = {labels[0] for labels in self.judge_requests}
         failing = {judge for worker in self.worker_records for judge in worker.circuits_open}
         return {judge: judge in failing for judge in sorted(known | failing)}
 
 
 async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
-    """Take one snapshot.
-
-    Raises:
-        redis.RedisError: Redis cannot be reached.
-    """
+    """Take one snapshot; raise ``redis.RedisError`` if Redis cannot be reached."""
     now = await _server_time(client)
     counted: Any = await client.hgetall(keys.counters)
     counters = _texts(counted)

@@ -35,12 +35,10 @@ Handle = Callable[[list[EventRecord], bool], None]
 
 
 class EventReader:
-    """Feeds the records of one run to ``handle``.
+    """Feed the records of one run to ``handle``, batch by batch.
 
     Args:
         client: connection without response decoding; its socket timeout exceeds the blocking time.
-        keys: the run's keys.
-        handle: takes each batch.
     """
 
     def __init__(self, client: Redis, keys: Names, handle: Handle) -> None:

@@ -1,4 +1,4 @@
-"""Why samples have no score: the failures of each scorer, counted by kind, with the first reason of each kind.
+"""Count why samples have no score: each scorer's failures by kind, with the first reason of each kind.
 
 A kind is an outcome and the part of its reason that does not change from sample to sample: the type of an exception
 and its line, or the text before the first colon, without its numbers.
@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """One kind of failure of one scorer."""
+    """Hold one kind of failure of one scorer."""
 
     scorer: str
     outcome: Outcome
@@ -41,11 +41,10 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class FailureCounts:
-    """Counts failures by scorer and kind, in bounded memory.
+    """Count failures by scorer and kind, in bounded memory.
 
     Attributes:
-        samples: samples that were added.
-        unscored: those of them that have no score.
+        unscored: those of the ``samples`` that have no score.
     """
 
     def __init__(self) -> None:

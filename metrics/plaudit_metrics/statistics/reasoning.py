@@ -24,7 +24,7 @@ from plaudit_wire.records import PAUSE
 
 
 class VerdictRule(msgspec.Struct, frozen=True):
-    """One rule, applied to one step."""
+    """Hold one rule, applied to one step."""
 
     verdict: Verdict
     """The verdict when the rule holds; of the reward side's rule the name of its largest cause."""

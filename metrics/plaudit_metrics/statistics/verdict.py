@@ -151,7 +151,6 @@ def explain(name: str, statistics: Mapping[str, float] = MappingProxyType({})) -
     """Return a verdict's meaning and its remedy for people; empty for an unknown name.
 
     Args:
-        name: the verdict.
         statistics: the step's figures, for a remedy that they point to.
     """
     text = next((text for known, text in _EXPLANATIONS.items() if known == name), "")

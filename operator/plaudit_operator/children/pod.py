@@ -54,7 +54,7 @@ waits would hold its GPUs for the whole grace period."""
 
 @dataclass(frozen=True)
 class RolePod:
-    """The properties of one role's pods."""
+    """Hold the properties of one role's pods."""
 
     role: str
     image: str

@@ -138,8 +138,7 @@ def _structural(node: Mapping[str, Any], sections: Mapping[str, Any], path: str)
     """Convert a node of the JSON Schema into a node of a structural schema.
 
     Args:
-        node: the JSON Schema.
-        sections: its ``$defs``.
+        sections: the ``$defs`` of the JSON Schema.
         path: of the field under ``spec``, without indices.
     """
     if "$ref" in node:

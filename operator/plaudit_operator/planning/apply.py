@@ -23,7 +23,7 @@ ChildKey = tuple[str, str]
 
 @dataclass
 class ApplyResults:
-    """Results of a plan's actions."""
+    """Hold the results of a plan's actions."""
 
     refusals: dict[ChildKey, str] = field(default_factory=dict)
     """Why an object cannot be written, by kind and name. A retry does not help."""

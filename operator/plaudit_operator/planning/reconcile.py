@@ -39,21 +39,18 @@ _AWAITED_S = 1.0
 
 @dataclass(frozen=True)
 class ReconcileResult:
-    """The result of one reconciliation."""
+    """Hold the result of one reconciliation."""
 
     again_after_s: float | None
     writes: int
 
 
 class Reconciler:
-    """Reconciles jobs.
+    """Reconcile jobs.
 
     Args:
-        kube: the API server.
-        cache: watched objects.
-        settings: the operator's settings.
         pool: threads for independent API calls.
-        services: the metrics services of jobs.
+        services: the metrics services of jobs; their responses are not trusted.
         clock: seconds since the epoch.
     """
 
@@ -77,11 +74,7 @@ class Reconciler:
         self._refusals = PodRefusals(kube)
 
     def reconcile(self, key: Key) -> ReconcileResult:
-        """Bring one job closer to its spec.
-
-        Raises:
-            KubeError: a retry is needed.
-        """
+        """Bring one job closer to its spec; raise ``KubeError`` if a retry is needed."""
         observed = self._observe(key)
         hurried = self._hurry(key.namespace, observed.earlier_pods if observed else self._cache.pods(key))
         if observed is None:

@@ -33,7 +33,7 @@ _KEPT = 1024
 
 @dataclass(frozen=True)
 class Rendering:
-    """The desired objects of a job."""
+    """Hold the desired objects of a job."""
 
     context: JobContext
     templates: Templates
@@ -59,7 +59,7 @@ class Rendering:
 
 @dataclass(frozen=True)
 class _Key:
-    """The cache key: equal for jobs that render equally."""
+    """Hold the cache key: equal for jobs that render equally."""
 
     name: str
     namespace: str
@@ -74,7 +74,7 @@ class _Key:
 
 @dataclass(frozen=True)
 class _Packed:
-    """A rendering in little memory: without what the job's ConfigMap holds, its manifests compressed."""
+    """Hold a rendering in little memory: without what the job's ConfigMap holds, its manifests compressed."""
 
     rendering: Rendering
     """Without manifests and templates, and without the data of what was admitted."""

@@ -19,8 +19,6 @@ def after_attempt(observed: Observed, attempt: TrainerAttempt, policy: BackoffSp
     """Return the fields of the status that record the end of an attempt.
 
     Args:
-        observed: the job with its pods.
-        attempt: the attempt that ended.
         policy: the job's pauses.
         now: seconds since the epoch.
     """

@@ -24,7 +24,7 @@ RoleVerdict = Literal["absent", "running", "done", "failed", "disrupted", "final
 
 @dataclass(frozen=True)
 class TrainerAttempt:
-    """The trainer's current attempt."""
+    """Hold the trainer's current attempt."""
 
     number: int
     verdict: RoleVerdict
@@ -42,12 +42,7 @@ _DECIDED: dict[str, tuple[RoleVerdict, str]] = {
 
 
 def present_attempt(observed: Observed, rules: Sequence[FailureRuleSpec] = ()) -> TrainerAttempt:
-    """Return the current attempt.
-
-    Args:
-        observed: the job.
-        rules: of its failure policy.
-    """
+    """Return the current attempt, judged by the rules of the job's failure policy."""
     jobs = {attempt_of(job): job for job in observed.jobs_of("trainer")}
     number = max([int(observed.status.get("attempt", 0)), *jobs])
     job = jobs.get(number)

@@ -35,7 +35,7 @@ _METRICS_FRESH_FOR_S = 1.0
 
 
 class ControllerHealthServer:
-    """The HTTP server, on all addresses of the pod.
+    """Serve HTTP on all addresses of the pod.
 
     Args:
         port: TCP port; 0 takes a free one.

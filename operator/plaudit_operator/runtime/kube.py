@@ -35,7 +35,7 @@ _CREDENTIALS_FOR_S = 60.0
 
 
 class _Event(msgspec.Struct):
-    """One line of a watch."""
+    """Hold one line of a watch."""
 
     type: str
     object: Object
@@ -72,7 +72,6 @@ class ApiServer:
         """Return the objects of a kind, fetched page by page, and the resourceVersion to watch from.
 
         Args:
-            kind: of the objects.
             namespace: empty for all namespaces.
             selector: label selector; empty for all objects.
             fields: field selector, such as ``reason=FailedCreate``; empty for all objects.
@@ -167,11 +166,7 @@ class ApiServer:
                 raise
 
     def review(self, path: str, body: Object) -> Object:
-        """Post a review (of a token, of an access), which is answered and not stored.
-
-        Raises:
-            KubeError: it was not answered.
-        """
+        """Post a review (of a token, of an access), which is answered and not stored."""
         return self._request("POST", path, {}, body)
 
     def _served(self, kind: Kind) -> Kind:

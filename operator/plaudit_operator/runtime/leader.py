@@ -25,10 +25,9 @@ _GIVE_UP_AFTER_S = 10.0
 
 
 class Leader:
-    """Holds the Lease, or competes for it.
+    """Hold the Lease, or compete for it.
 
     Args:
-        kube: the API server.
         lease: namespace and name of the Lease, one for each release of the chart.
         identity: name of this process in the Lease.
         clock: monotonic seconds.

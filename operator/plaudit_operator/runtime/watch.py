@@ -29,7 +29,7 @@ _LONGEST_PAUSE_S = 15.0
 
 
 class Store(Protocol[K_co]):
-    """Receives what an informer reads. Both methods return the keys that changed."""
+    """Receive what an informer reads. Both methods return the keys that changed."""
 
     def replace(self, kind: Kind, items: Iterable[Any]) -> Iterable[K_co]:
         """Replace all objects of a kind; read ``items`` to their end before changing anything."""
@@ -39,14 +39,11 @@ class Store(Protocol[K_co]):
 
 
 class Informer(Generic[K]):
-    """Keeps a store in step with one kind.
+    """Keep a store in step with one kind.
 
     Args:
-        kube: the API server.
-        kind: the kind to watch.
         namespace: the namespace to watch; empty for all.
         selector: labels of the objects to watch; empty for all.
-        store: receives lists and events.
         changed: is called with the keys that changed.
     """
 

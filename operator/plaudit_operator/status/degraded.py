@@ -24,9 +24,7 @@ def degraded(observed: Observed, roles: Mapping[str, RoleState], admitted: Condi
     """Return the condition of a job that ran before.
 
     Args:
-        observed: its objects in the cluster.
-        roles: the state of each role.
-        admitted: whether all of its objects exist.
+        admitted: whether all objects of the job exist.
         now: seconds since the epoch.
     """
     missing = [role for role in roles.values() if not role.is_ready]

@@ -76,7 +76,7 @@ class _Queues(msgspec.Struct):
 
 
 class ProgressReader:
-    """Reads the progress of jobs from their metrics services, on a thread of its own.
+    """Read the progress of jobs from their metrics services, on a thread of its own.
 
     Args:
         address_of: maps a job's name and namespace to the base URL of its service.
@@ -91,12 +91,7 @@ class ProgressReader:
         self._background = BackgroundLoop("progress")
 
     def read(self, name: str, namespace: str) -> JobProgress:
-        """Return the job's progress; empty if its service does not respond at once, or responds badly.
-
-        Args:
-            name: of the job.
-            namespace: of the job.
-        """
+        """Return the job's progress; empty if its service does not respond at once, or responds badly."""
         key = (namespace, name)
         with self._lock:
             if time.monotonic() - self._failed_at.get(key, -math.inf) < _FAILED_PAUSE_S:
@@ -116,12 +111,7 @@ class ProgressReader:
         return pending.result()
 
     def busy(self, name: str, namespace: str) -> dict[str, int]:
-        """Return the samples in flight of each rollout worker, by its name; empty without a good response within 1 s.
-
-        Args:
-            name: of the job.
-            namespace: of the job.
-        """
+        """Return the samples in flight by rollout worker's name; empty without a good response within 1 s."""
         asked = self._background.submit(self._fetch_queues(self._address_of(name, namespace)))
         wait([asked], _BUSY_WITHIN_S)
         if not asked.done():
@@ -166,11 +156,7 @@ _HEADERS = {"Accept-Encoding": "identity", "Connection": "close"}
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> bytes:
-    """Return the body of a response.
-
-    Raises:
-        ValueError: it is no success, compressed or too long.
-    """
+    """Return the body of a response; raise ``ValueError`` if it is no success, compressed or too long."""
     async with session.get(url, allow_redirects=False) as response:
         if response.status != 200 or response.headers.get("Content-Encoding", "identity") != "identity":
             raise ValueError(f"{url}: HTTP {response.status} {response.headers.get('Content-Encoding', '')}")

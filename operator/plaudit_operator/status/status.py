@@ -27,7 +27,7 @@ Status = dict[str, Any]
 
 @dataclass(frozen=True)
 class JobEnd:
-    """The end of a job, as a condition reports it."""
+    """Hold the end of a job, as a condition reports it."""
 
     condition: str
     reason: str
@@ -66,9 +66,6 @@ def status(
     """Return the status of a job that runs or starts.
 
     Args:
-        context: the job.
-        observed: its objects in the cluster.
-        roles: the state of each role.
         now: seconds since the epoch.
         suspended: True if the job is to be suspended.
         waits: what the job waits for before all of it may start.

@@ -27,11 +27,7 @@ _Reported = Mapping[str, Any]
 
 
 def summary(conditions: Sequence[_Reported]) -> list[Condition]:
-    """Return the three conditions.
-
-    Args:
-        conditions: all others, as they are reported.
-    """
+    """Return the three conditions that follow from all others, as these are reported."""
     known = {condition["type"]: condition for condition in conditions}
     lack = next(_lacks(known), None)
     stall = next(_stalls(known), None)

@@ -9,7 +9,7 @@ from plaudit_wire.records import EngineStatus
 
 
 class EngineSeries:
-    """The series of the rollouts' engines.
+    """Show the series of the rollouts' engines.
 
     Args:
         gauge: declares a gauge by its name, documentation and labels; it is cleared while Redis does not respond.

@@ -9,14 +9,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 
 class OptionalGauge(Collector):
-    """A family of gauges, of which only those with a value are exposed.
-
-    Args:
-        name: metric name.
-        documentation: help text.
-        labels: the labels' names.
-        registry: where it is registered.
-    """
+    """Expose a family of gauges: those that have a value."""
 
     def __init__(self, name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
         self._name = name

@@ -25,12 +25,10 @@ _IN_TIME = np.array([outcome in ("scored", "skipped") for outcome in OUTCOMES])
 
 
 class SampleSeries:
-    """The series of samples and groups.
+    """Count the series of samples and groups.
 
     Args:
-        registry: where they are registered.
         latency_threshold_s: a sample scored within this time after its publication is in time.
-        naming: how exemplars name samples.
     """
 
     def __init__(self, registry: CollectorRegistry, latency_threshold_s: float, naming: Naming = UNTRACED) -> None:

@@ -21,10 +21,9 @@ _FAILED_STATUSES = ("timeout", "unreachable", "429")
 
 
 class SnapshotSeries:
-    """The series of a run's streams, workers, judges and Redis.
+    """Show the series of a run's streams, workers, judges and Redis.
 
     Args:
-        registry: where they are registered.
         roles: the roles of the job's processes; a role without a live process is 0, not absent.
     """
 

@@ -50,7 +50,7 @@ _TOOL = "reward_pipeline/tool/"
 
 
 class StepSeries:
-    """The series of closed steps; those of the newest step are absent until one has closed."""
+    """Count closed steps; the series of the newest step are absent until one has closed."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._lengths_s: deque[float] = deque(maxlen=RECENT_STEPS)

@@ -17,11 +17,7 @@ class CutText(msgspec.Struct, frozen=True):
 
 
 class TextBudget:
-    """Cuts the texts of one sample.
-
-    Args:
-        characters: of each text that are kept.
-    """
+    """Cut the texts of one sample: each to ``characters``, all together to ``MOST_CHARACTERS``."""
 
     def __init__(self, characters: int) -> None:
         self._characters = characters

@@ -24,11 +24,9 @@ def chooses_rollouts(observed: Observed, actions: Sequence[Action]) -> bool:
 
 
 def with_deletion_costs(observed: Observed, actions: Sequence[Action], busy: Mapping[str, int]) -> list[Action]:
-    """Return the actions with the costs of the pods among which a ReplicaSet chooses.
+    """Return the actions of a job's plan with the costs of the pods among which a ReplicaSet chooses.
 
     Args:
-        observed: the job.
-        actions: of its plan.
         busy: samples in flight by name of the rollout worker. Without any, the ReplicaSet chooses by itself.
     """
     by_pod = {_pod_of(worker): count for worker, count in busy.items()}

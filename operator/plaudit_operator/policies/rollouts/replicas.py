@@ -21,7 +21,7 @@ from plaudit_workers.job.spec.kubernetes.lifecycle import BackoffSpec
 
 @dataclass
 class ReplicaDecision:
-    """The changes of the replicas of one group."""
+    """Hold the changes of the replicas of one group."""
 
     starts: list[ReplicaAttempt] = field(default_factory=list)
     """Attempts whose Jobs are missing."""
@@ -34,7 +34,6 @@ def decide(observed: Observed, group: str, count: int, policy: BackoffSpec, now:
     """Return the changes that bring a group closer to its number of replicas.
 
     Args:
-        observed: the job.
         group: name of the group; empty in a job without groups.
         count: replicas that are to run; 0 while the job is suspended.
         policy: pauses between attempts.
