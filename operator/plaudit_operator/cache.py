@@ -103,7 +103,8 @@ class Cache:
             others = [self._jobs[each] for each in self._namesakes(key[:2]) if each != key]
         job = _DECODER.decode(kept)
         children = {name: _DECODER.decode(child) for name, child in kept_children.items()}
-        run, *of_others = (names.run_id(key.name, _uid(each)) for each in (job, *map(_DECODER.decode, others)))
+        jobs = (job, *map(_DECODER.decode, others))
+        run, *of_others = (names.run_id(key.name, each["metadata"]["uid"]) for each in jobs)
         pods = [item for (kind, _), item in children.items() if kind == "Pod"]
         own = tuple(pod for pod in pods if labels(pod).get(names.LABEL_RUN) == run)
         earlier = tuple(pod for pod in pods if labels(pod).get(names.LABEL_RUN) not in (run, *of_others))
@@ -182,15 +183,10 @@ class NamespaceStore:
 
 def _kept(kind: Kind, item: Object) -> tuple[Key | None, str, bytes]:
     """Return the job of an object, its name, and its trimmed JSON."""
-    return _job_key(kind, item), item["metadata"]["name"], msgspec.json.encode(trimmed(kind, item))
-
-
-def _job_key(kind: Kind, item: Object) -> Key | None:
-    metadata = item["metadata"]
-    if kind in OWNERS:
-        return Key(metadata["namespace"], metadata["name"], kind.kind)
-    name = labels(item).get(names.LABEL_JOB)
-    return Key(metadata["namespace"], name) if name else None
+    namespace, name = item["metadata"]["namespace"], item["metadata"]["name"]
+    job = labels(item).get(names.LABEL_JOB)
+    key = Key(namespace, name, kind.kind) if kind in OWNERS else Key(namespace, job) if job else None
+    return key, name, msgspec.json.encode(trimmed(kind, item))
 
 
 def _with_first_deletion(pod: bytes, before: bytes | None) -> bytes:
@@ -201,10 +197,6 @@ def _with_first_deletion(pod: bytes, before: bytes | None) -> bytes:
         earlier = item
     item["metadata"][FIRST_DELETION] = min(filter(None, map(deletion_requested_at, (earlier, item))))
     return msgspec.json.encode(item)
-
-
-def _uid(job: Object) -> str:
-    return str(job["metadata"]["uid"])
 
 
 def trimmed(kind: Kind, item: Object) -> Object:

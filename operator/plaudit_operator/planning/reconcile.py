@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plaudit_operator.actions import EmitEvent, Plan
+from plaudit_operator.actions import Plan
 from plaudit_operator.admission.reward_service import needs_files
 from plaudit_operator.admission.service_references import referenced
 from plaudit_operator.cache import Cache, Key, trimmed
@@ -118,7 +118,10 @@ class Reconciler:
             found = {key.name: service for key in keys if (service := self._cache.find(key)) is not None}
             observed = replace(observed, services=found)
         if not observed.ended and pods_missing(observed):
-            observed = replace(observed, pods=self._pods(observed))
+            # A late watch event must not turn a disruption of an attempt into a crash.
+            run = run_id(observed.name, observed.uid)
+            pods, _ = self._kube.list(POD, observed.namespace, f"{SELECTOR},{LABEL_RUN}={run}")
+            observed = replace(observed, pods=tuple(trimmed(POD, pod) for pod in pods))
         look = Look() if observed.ended else self._refusals.look(observed, self._clock())
         return replace(
             observed,
@@ -126,12 +129,6 @@ class Reconciler:
             look_for_refusals_after_s=look.again_after_s,
             progress=self._fresh_progress(observed),
         )
-
-    def _pods(self, observed: Observed) -> tuple[Object, ...]:
-        """List the job's pods: a late watch event must not turn a disruption of an attempt into a crash."""
-        run = run_id(observed.name, observed.uid)
-        pods, _ = self._kube.list(POD, observed.namespace, f"{SELECTOR},{LABEL_RUN}={run}")
-        return tuple(trimmed(POD, pod) for pod in pods)
 
     def _files(self, namespace: str, name: str) -> Object | None:
         try:
@@ -164,15 +161,11 @@ class Reconciler:
             return 1
         events = list(transitions(observed.status, wanted.status))
         for event in events:
-            self._emit(observed, event)
+            try:
+                self._kube.create(event_manifest(observed.job, event, self._clock()))
+            except KubeError as error:  # not retried
+                logger.warning("event not written", reason=event.reason, error=str(error))
         return 1 + len(events)
-
-    def _emit(self, observed: Observed, event: EmitEvent) -> None:
-        """Emit an event; a failure is logged and not retried."""
-        try:
-            self._kube.create(event_manifest(observed.job, event, self._clock()))
-        except KubeError as error:
-            logger.warning("event not written", reason=event.reason, error=str(error))
 
 
 def status_changes(before: Object, after: Object) -> dict[str, Any]:

@@ -58,11 +58,8 @@ def present_attempt(observed: Observed, rules: Sequence[FailureRuleSpec] = ()) -
 def pods_missing(observed: Observed) -> bool:
     """Return True if an attempt failed and no pod shows how: they are deleted, or their events have not arrived."""
     attempt = present_attempt(observed)
-    return attempt.verdict == "disrupted" and not any(attempt_of(p) == attempt.number for p in _ended(observed))
-
-
-def _ended(observed: Observed) -> list[Object]:
-    return [pod for pod in observed.pods_of("trainer") if any(exit_of(pod, "trainer"))]
+    ended = (attempt_of(pod) for pod in observed.pods_of("trainer") if any(exit_of(pod, "trainer")))
+    return attempt.verdict == "disrupted" and attempt.number not in ended
 
 
 def _failed(observed: Observed, number: int, job: Object, rules: Sequence[FailureRuleSpec]) -> TrainerAttempt:

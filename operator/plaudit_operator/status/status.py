@@ -220,13 +220,10 @@ def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator
             continue
         emitted.add(reason)
         yield EmitEvent(event, reason, condition["message"] or f"{kind} is {status_}")
+    trainer = next((role for role in after.get("roles") or () if role["name"] == "trainer"), {})
     for counter, reason in (("restarts", Reason.ATTEMPT_FAILED), ("disruptions", Reason.DISRUPTED)):
         if int(after.get(counter, 0)) > int(before.get(counter, 0)):
-            yield EmitEvent("Warning", reason, _last_failure_of_trainer(after))
-
-
-def _last_failure_of_trainer(status_: Mapping[str, Any]) -> str:
-    return next((str(role.get("lastFailure", "")) for role in status_["roles"] if role["name"] == "trainer"), "")
+            yield EmitEvent("Warning", reason, str(trainer.get("lastFailure", "")))
 
 
 _EVENT_TYPES = {
