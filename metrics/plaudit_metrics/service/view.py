@@ -50,16 +50,13 @@ class RunView:
                     new_samples.append(record)
                     self.failures.add(record.scoring)
             elif isinstance(record, GroupRecord):
-                self._handle_group(record, count)
+                if self.collector.add_group(record) is Arrival.new and count:
+                    self.series.count_group(record, self.collector.samples_of(record.group))
             else:
                 self._handle_step(record, count)
         self.series.count_samples(new_samples, count=count)
         if count:
             self.series.count_late(self.collector.late - late_before)
-
-    def _handle_group(self, record: GroupRecord, count: bool) -> None:
-        if self.collector.add_group(record) is Arrival.new and count:
-            self.series.count_group(record, self.collector.samples_of(record.group))
 
     def _handle_step(self, record: StepRecord, count: bool) -> None:
         closed = self.collector.add_step(record, again=not count)

@@ -82,7 +82,9 @@ class Collector:
         if before is not None:
             return Arrival.replayed if before == sample else Arrival.replaced
         self._num_waiting += 1
-        self._forget_beyond_limit()
+        while self._num_waiting > self._waiting_limit:
+            oldest = next(iter(self._waiting))
+            self._num_waiting -= len(self._waiting.pop(oldest).samples)
         return Arrival.new
 
     def add_group(self, record: GroupRecord) -> Arrival:
@@ -143,11 +145,6 @@ class Collector:
             return Arrival.replayed
         self.late += 1
         return Arrival.late
-
-    def _forget_beyond_limit(self) -> None:
-        while self._num_waiting > self._waiting_limit:
-            oldest = next(iter(self._waiting))
-            self._num_waiting -= len(self._waiting.pop(oldest).samples)
 
 
 def _completed(record: StepRecord, samples: Sequence[EncodedSample], groups: Sequence[GroupRecord]) -> StepRecord:

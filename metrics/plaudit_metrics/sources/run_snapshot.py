@@ -86,7 +86,8 @@ class RunSnapshot:
 
 async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
     """Take one snapshot; raise ``redis.RedisError`` if Redis cannot be reached."""
-    now = await _server_time(client)
+    seconds, microseconds = await client.time()
+    now = float(seconds) + microseconds / 1e6
     counted: Any = await client.hgetall(keys.counters)
     counters = _texts(counted)
     workers = await _live_workers(client, keys, now)
@@ -115,11 +116,6 @@ async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
     )
 
 
-async def _server_time(client: Redis) -> float:
-    seconds, microseconds = await client.time()
-    return float(seconds) + microseconds / 1e6
-
-
 async def _depth(client: Redis, key: str, group: str, now: float) -> StreamDepth:
     """Return a stream's depth: undelivered are entries less pending ones, since finished entries are deleted."""
     length = int(await client.xlen(key))
@@ -133,18 +129,14 @@ async def _depth(client: Redis, key: str, group: str, now: float) -> StreamDepth
     pending = int(named["pending"])
     undelivered = max(length - pending, 0)
     oldest_s = await _oldest_s(client, key, f"({_text(named['last-delivered-id'])}", now) if undelivered else 0.0
-    in_flight_s = await _oldest_pending_s(client, key, group, now) if pending else 0.0
+    oldest: Any = (await client.xpending(key, group))["min"] if pending else None
+    in_flight_s = _age_s(oldest, now) if oldest else 0.0
     return StreamDepth(undelivered, pending, oldest_s, in_flight_s)
 
 
 async def _oldest_s(client: Redis, key: str, after: str, now: float) -> float:
     entries: Any = await client.xrange(key, min=after, count=1)
     return _age_s(entries[0][0], now) if entries else 0.0
-
-
-async def _oldest_pending_s(client: Redis, key: str, group: str, now: float) -> float:
-    oldest: Any = (await client.xpending(key, group))["min"]
-    return _age_s(oldest, now) if oldest else 0.0
 
 
 def _age_s(entry_id: bytes | str, now: float) -> float:

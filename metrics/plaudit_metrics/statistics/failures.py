@@ -77,7 +77,9 @@ class FailureCounts:
 
     def add_failure(self, scorer: str, outcome: Outcome, reason: str) -> None:
         """Add one failure of a scorer."""
-        key = (scorer, outcome, _kind(reason))
+        place = _PLACE.search(reason)
+        kind = _NUMBER.sub("#", reason.partition(":")[0][:80]) + (place[0] if place else "")
+        key = (scorer, outcome, kind)
         if key not in self._counts:
             of_scorer = [known for known in self._counts if known[0] == scorer]
             if len(of_scorer) >= _MOST_KINDS:
@@ -103,8 +105,3 @@ def shortened(reason: str) -> str:
         return text
     end = f" {place[0]}" if place else ""
     return text[: _REASON_CHARACTERS - len(end) - 1].rstrip() + "…" + end
-
-
-def _kind(reason: str) -> str:
-    place = _PLACE.search(reason)
-    return _NUMBER.sub("#", reason.partition(":")[0][:80]) + (place[0] if place else "")
