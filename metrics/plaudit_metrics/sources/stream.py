@@ -89,8 +89,8 @@ class EventReader:
         pending = await self._client.xpending_range(self._keys.events, EVENTS_GROUP, min="-", max="+", count=_BATCH * 4)
         not_handled = {each["message_id"] for each in pending}
         after: bytes | str = "-"
-        events = self._keys.events
-        while entries := list(await self._client.xrange(events, min=after, max=last, count=_BATCH)):
+        client: Any = self._client
+        while entries := await client.xrange(self._keys.events, min=after, max=last, count=_BATCH):
             await self._deliver([entry for entry in entries if entry[0] not in not_handled], count=False)
             after = b"(" + entries[-1][0]
 
