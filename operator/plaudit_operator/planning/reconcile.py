@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -76,9 +76,11 @@ class Reconciler:
     def reconcile(self, key: Key) -> ReconcileResult:
         """Bring one job closer to its spec; raise ``KubeError`` if a retry is needed."""
         observed = self._observe(key)
-        hurried = self._hurry(key.namespace, observed.earlier_pods if observed else self._cache.pods(key))
+        hurried = hurry(observed.earlier_pods if observed else self._cache.pods(key))
+        for deletion in hurried:
+            self._kube.delete(POD, key.namespace, deletion.name, deletion.uid, deletion.grace_s)
         if observed is None:
-            return ReconcileResult(None, hurried)
+            return ReconcileResult(None, len(hurried))
         now = self._clock()
         wanted = plan(observed, self._settings, now)
         if chooses_rollouts(observed, wanted.actions):
@@ -93,13 +95,6 @@ class Reconciler:
             self._kube.delete(kind_of(observed.job["kind"]), observed.namespace, observed.name, observed.uid)
             writes += 1
         return ReconcileResult(_again(wanted, outcome), writes)
-
-    def _hurry(self, namespace: str, pods: Iterable[Object]) -> int:
-        """End pods of deleted jobs soon; return the number of writes."""
-        deletions = hurry(pods)
-        for deletion in deletions:
-            self._kube.delete(POD, namespace, deletion.name, deletion.uid, deletion.grace_s)
-        return len(deletions)
 
     def _observe(self, key: Key) -> Observed | None:
         observed = self._cache.observed(key)

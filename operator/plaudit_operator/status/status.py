@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -220,10 +220,11 @@ def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator
             continue
         emitted.add(reason)
         yield EmitEvent(event, reason, condition["message"] or f"{kind} is {status_}")
-    trainer = next((role for role in after.get("roles") or () if role["name"] == "trainer"), {})
+    roles: Sequence[Mapping[str, Any]] = after.get("roles") or ()
+    last_failure = next((str(role.get("lastFailure", "")) for role in roles if role["name"] == "trainer"), "")
     for counter, reason in (("restarts", Reason.ATTEMPT_FAILED), ("disruptions", Reason.DISRUPTED)):
         if int(after.get(counter, 0)) > int(before.get(counter, 0)):
-            yield EmitEvent("Warning", reason, str(trainer.get("lastFailure", "")))
+            yield EmitEvent("Warning", reason, last_failure)
 
 
 _EVENT_TYPES = {
