@@ -21,7 +21,6 @@ class OperatorSeries:
 
     Args:
         cache: source of the series of jobs, read at each scrape.
-        queue_depth: returns the number of queued keys.
         leads: returns True while this operator is the leader.
         silences: returns the seconds since the last event of each watch, by kind.
     """

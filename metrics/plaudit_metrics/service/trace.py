@@ -95,10 +95,9 @@ class _Tracks:
 
 
 def chrome_trace(record: StepRecord, samples: Sequence[SampleRecord], groups: Sequence[GroupRecord]) -> dict[str, Any]:
-    """Return the timeline of one step, to write as JSON: ``{"traceEvents": [...], …}``.
+    """Return the timeline of one step and some of its samples, as JSON: ``{"traceEvents": [...], …}``.
 
     Args:
-        samples: the samples to draw.
         groups: a group without a record has no slice, and its samples no arrow.
     """
     trainer = _trainer_stretch(record)

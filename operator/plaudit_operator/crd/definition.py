@@ -199,10 +199,9 @@ def _object(node: Mapping[str, Any], sections: Mapping[str, Any], path: str) -> 
 
 
 def chart_template(definition: dict[str, Any] | None = None) -> str:
-    """Return a definition as the chart's template; values decide on installation, and on keeping it at uninstall.
+    """Return a definition (default: RLJob's) as the chart's template.
 
-    Args:
-        definition: default: that of RLJob.
+    Values of the chart decide on its installation, and on keeping it at uninstall.
     """
     definition = definition or custom_resource_definition()
     definition["metadata"]["annotations"] = {"helm.sh/resource-policy": "keep"}

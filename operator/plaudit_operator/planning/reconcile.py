@@ -49,7 +49,6 @@ class Reconciler:
     """Reconcile jobs.
 
     Args:
-        pool: threads for independent API calls.
         services: the metrics services of jobs; their responses are not trusted.
         clock: seconds since the epoch.
     """

@@ -16,12 +16,7 @@ from plaudit_workers.job.spec.kubernetes.lifecycle import BackoffSpec
 
 
 def after_attempt(observed: Observed, attempt: TrainerAttempt, policy: BackoffSpec, now: float) -> dict[str, Any]:
-    """Return the fields of the status that record the end of an attempt.
-
-    Args:
-        policy: the job's pauses.
-        now: seconds since the epoch.
-    """
+    """Return the fields of the status that record the end of an attempt; ``now`` is in seconds since the epoch."""
     reported = (observed.progress, observed.status.get("progress") or {})
     step = max(int(progress.get("step") or 0) for progress in reported)  # the newest that was ever reported as closed
     progressed = step > int(observed.status.get("lastAttemptStep", 0))

@@ -13,7 +13,6 @@ def deciding_rule(
     """Return the rule that decides, and the rule as text with what it applies to; None if none applies.
 
     Args:
-        rules: of the policy, in order.
         codes: exit codes of the attempt's ranks.
         reasons: of its pods.
     """

@@ -26,7 +26,6 @@ class MetricsAccess:
     """Decide on tokens, and keep each decision for a minute. Thread-safe.
 
     Args:
-        review: posts to the API server.
         clock: monotonic seconds.
     """
 

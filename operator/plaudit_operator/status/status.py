@@ -67,7 +67,6 @@ def status(
 
     Args:
         now: seconds since the epoch.
-        suspended: True if the job is to be suspended.
         waits: what the job waits for before all of it may start.
     """
     rest: _Rest = "suspended" if suspended else waits
