@@ -33,11 +33,13 @@ from redis import Redis
 from step_statistics import make_step
 
 from plaudit_metrics.service.serve import ServiceSettings, serve
-from plaudit_metrics.sources.events import encode_event
 from plaudit_wire.names import Names
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
 from plaudit_workers.launch.redis.server import RedisServer, free_port
 from plaudit_workers.stream.connection import RedisAddress
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+from event_entries import encode_event
 
 RUN = "step-close"
 _WITHIN_S = 120.0

@@ -48,7 +48,7 @@ def _json_of(content: object) -> str:
 
 
 class _Readable(yaml.SafeDumper):
-    """Dumps texts of several lines as blocks."""
+    """Dump texts of several lines as blocks."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -64,18 +64,15 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; list files that differ")
     check = parser.parse_args().check
     folder = Path(__file__).parents[1]
-    differing = [name for name, text in files().items() if not _holds(folder / name, text)]
-    for name in differing:
+    paths = {folder / name: text for name, text in files().items()}
+    differing = [path for path, text in paths.items() if not path.exists() or path.read_text() != text]
+    for path in differing:
         if check:
-            sys.stderr.write(f"metrics/{name} differs from its source: run make generate\n")
+            sys.stderr.write(f"metrics/{path.relative_to(folder)} differs from its source: run make generate\n")
         else:
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_text(files()[name])
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(paths[path])
     return 1 if check and differing else 0
-
-
-def _holds(path: Path, text: str) -> bool:
-    return path.exists() and path.read_text() == text
 
 
 if __name__ == "__main__":

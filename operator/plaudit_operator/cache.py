@@ -19,7 +19,7 @@ from plaudit_operator.runtime.kinds import OWNERS, RLJOB, Kind
 
 
 class Key(NamedTuple):
-    """The key of an RLJob or RewardService."""
+    """Name an RLJob or RewardService."""
 
     namespace: str
     name: str
@@ -45,7 +45,7 @@ _DECODER = msgspec.json.Decoder(dict[str, Any])
 
 
 class Cache:
-    """Objects by kind, namespace and name, and by the job that they belong to. Safe to use from several threads."""
+    """Hold objects by kind, namespace and name, and by the job that they belong to. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,8 +56,6 @@ class Cache:
         """Replace all objects of a kind; return the keys of the jobs that changed.
 
         Args:
-            kind: of the objects.
-            items: the objects that exist.
             namespace: the only one that ``items`` was read from; empty for all.
         """
         kept = [_kept(kind, item) for item in items]  # one at a time: decoding the whole list would take much memory
@@ -105,7 +103,8 @@ class Cache:
             others = [self._jobs[each] for each in self._namesakes(key[:2]) if each != key]
         job = _DECODER.decode(kept)
         children = {name: _DECODER.decode(child) for name, child in kept_children.items()}
-        run, *of_others = (names.run_id(key.name, _uid(each)) for each in (job, *map(_DECODER.decode, others)))
+        jobs = (job, *map(_DECODER.decode, others))
+        run, *of_others = (names.run_id(key.name, each["metadata"]["uid"]) for each in jobs)
         pods = [item for (kind, _), item in children.items() if kind == "Pod"]
         own = tuple(pod for pod in pods if labels(pod).get(names.LABEL_RUN) == run)
         earlier = tuple(pod for pod in pods if labels(pod).get(names.LABEL_RUN) not in (run, *of_others))
@@ -167,12 +166,7 @@ class Cache:
 
 
 class NamespaceStore:
-    """The part of a cache that one watch fills.
-
-    Args:
-        cache: holds the objects.
-        namespace: the namespace of the watch; empty for all.
-    """
+    """Fill the part of a cache that one watch reads: a namespace, or all if it is empty."""
 
     def __init__(self, cache: Cache, namespace: str) -> None:
         self._cache = cache
@@ -189,15 +183,10 @@ class NamespaceStore:
 
 def _kept(kind: Kind, item: Object) -> tuple[Key | None, str, bytes]:
     """Return the job of an object, its name, and its trimmed JSON."""
-    return _job_key(kind, item), item["metadata"]["name"], msgspec.json.encode(trimmed(kind, item))
-
-
-def _job_key(kind: Kind, item: Object) -> Key | None:
-    metadata = item["metadata"]
-    if kind in OWNERS:
-        return Key(metadata["namespace"], metadata["name"], kind.kind)
-    name = labels(item).get(names.LABEL_JOB)
-    return Key(metadata["namespace"], name) if name else None
+    namespace, name = item["metadata"]["namespace"], item["metadata"]["name"]
+    job = labels(item).get(names.LABEL_JOB)
+    key = Key(namespace, name, kind.kind) if kind in OWNERS else Key(namespace, job) if job else None
+    return key, name, msgspec.json.encode(trimmed(kind, item))
 
 
 def _with_first_deletion(pod: bytes, before: bytes | None) -> bytes:
@@ -208,10 +197,6 @@ def _with_first_deletion(pod: bytes, before: bytes | None) -> bytes:
         earlier = item
     item["metadata"][FIRST_DELETION] = min(filter(None, map(deletion_requested_at, (earlier, item))))
     return msgspec.json.encode(item)
-
-
-def _uid(job: Object) -> str:
-    return str(job["metadata"]["uid"])
 
 
 def trimmed(kind: Kind, item: Object) -> Object:

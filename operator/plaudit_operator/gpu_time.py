@@ -9,11 +9,6 @@ from plaudit_operator.observed import seconds
 
 
 def gpu_seconds(cost: Mapping[str, Any], now: float) -> dict[str, int]:
-    """Return the GPU time of each role until now (seconds).
-
-    Args:
-        cost: ``status.cost``, which is counted until its ``countedTime``.
-        now: seconds since the epoch.
-    """
+    """Return the seconds of GPU time of each role until ``now``, from ``status.cost``."""
     since_s = max(0, int(now) - int(seconds(cost.get("countedTime")) or now))
     return {role["name"]: int(role["gpuSeconds"]) + int(role["gpus"]) * since_s for role in cost.get("roles") or []}

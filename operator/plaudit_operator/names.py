@@ -116,7 +116,6 @@ def model_object(name: str, scorer: str) -> str:
     """Return the name of the Deployment and Service of a scorer's reward model.
 
     Args:
-        name: of the job.
         scorer: its name; of a RewardService, whose models change, the digest of the model.
     """
     return f"{name}-m-{scorer}"
@@ -141,7 +140,7 @@ def rollout_job(name: str, group: str, replica: int, attempt: int) -> str:
 
 
 class ConditionType:
-    """Types of conditions, in the order in which they are shown."""
+    """List the types of conditions, in the order in which they are shown."""
 
     SPEC_VALID: Final = "SpecValid"
     ADMITTED: Final = "Admitted"
@@ -160,7 +159,7 @@ class ConditionType:
 
 
 class Reason:
-    """Reasons of conditions and events; docs/kubernetes/conditions.md lists the remedy for each."""
+    """List the reasons of conditions and events; docs/kubernetes/conditions.md has the remedy for each."""
 
     VALID: Final = "Valid"
     INVALID: Final = "Invalid"

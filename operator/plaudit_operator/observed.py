@@ -18,7 +18,7 @@ _NO_PROGRESS: Mapping[str, Any] = {}
 
 @dataclass(frozen=True)
 class Observed:
-    """One RLJob and everything that belongs to it."""
+    """Hold one RLJob and everything that belongs to it."""
 
     job: Object
     children: Mapping[tuple[str, str], Object] = field(default_factory=dict)

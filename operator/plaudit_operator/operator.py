@@ -9,15 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 from plaudit_operator.cache import Cache, Key, NamespaceStore
 from plaudit_operator.names import SELECTOR
-from plaudit_operator.planning.reconcile import MetricsServices, Reconciler
+from plaudit_operator.planning.reconcile import Reconciler
 from plaudit_operator.runtime.errors import ConflictError, KubeError
 from plaudit_operator.runtime.kinds import OWNERS, WATCHED
-from plaudit_operator.runtime.kube import Kube
+from plaudit_operator.runtime.kube import ApiServer
 from plaudit_operator.runtime.leader import Leader
 from plaudit_operator.runtime.queue import WorkQueue
 from plaudit_operator.runtime.watch import Informer
 from plaudit_operator.series import OperatorSeries
 from plaudit_operator.settings import OperatorSettings
+from plaudit_operator.status.progress import ProgressReader
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
@@ -29,15 +30,9 @@ _CALLS_AT_A_TIME = 16
 
 
 class Operator:
-    """One operator process, without its HTTP port.
+    """Run one operator process, without its HTTP port."""
 
-    Args:
-        kube: the API server.
-        settings: the operator's settings.
-        services: the metrics services of jobs.
-    """
-
-    def __init__(self, kube: Kube, settings: OperatorSettings, services: MetricsServices) -> None:
+    def __init__(self, kube: ApiServer, settings: OperatorSettings, services: ProgressReader) -> None:
         self._settings = settings
         self._cache = Cache()
         self._queue: WorkQueue[Key] = WorkQueue()

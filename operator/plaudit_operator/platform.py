@@ -16,7 +16,7 @@ Manifest = dict[str, Any]
 
 
 class Platform(msgspec.Struct, frozen=True, rename="camel"):
-    """Defaults for the pods of a job."""
+    """Hold the defaults for the pods of a job."""
 
     run_as_user: int = 1000
     """uid and gid of all processes of a job, so that they share a volume; 0: the cluster chooses (OpenShift)."""
@@ -43,21 +43,17 @@ class Platform(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _Own(Platform, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """Defaults of one namespace, as an administrator writes them."""
+    """Hold the defaults of one namespace, as an administrator writes them."""
 
 
 class _Defaults(Platform, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """Defaults of all namespaces, as an administrator writes them."""
+    """Hold the defaults of all namespaces, as an administrator writes them."""
 
     namespaces: dict[str, msgspec.Raw] = {}
 
 
 def check_platform(text: str) -> None:
-    """Check the JSON of ``jobDefaults``.
-
-    Raises:
-        ValueError: it is not of this form. The message names the field.
-    """
+    """Check the JSON of ``jobDefaults``; raise ``ValueError``, which names the field, if it has another form."""
     for namespace in ["", *_decoded(text).namespaces]:
         platform_of(text, namespace)
 
@@ -68,7 +64,6 @@ def platform_of(text: str, namespace: str) -> Platform:
 
     Args:
         text: the JSON of ``jobDefaults``.
-        namespace: of the job.
     """
     common = _decoded(text)
     merged = {field: getattr(common, field) for field in Platform.__struct_fields__}

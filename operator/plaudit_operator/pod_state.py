@@ -187,10 +187,6 @@ def _containers(pod: Object) -> list[Object]:
     return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
 
 
-def _conditions(pod: Object) -> list[Object]:
-    return pod.get("status", {}).get("conditions") or []
-
-
 def _termination_message(ended: Object) -> str:
     text = _of_log(str(ended.get("message") or ended.get("reason") or "").strip())
     return text if len(text) <= _MESSAGE_END else f"…{text[-_MESSAGE_END:]}"

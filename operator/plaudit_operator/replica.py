@@ -10,7 +10,7 @@ from plaudit_operator.observed import Object, annotations_of, attempt_of, labels
 
 @dataclass(frozen=True)
 class ReplicaAttempt:
-    """One attempt of a replica."""
+    """Hold one attempt of a replica."""
 
     replica: int
     """Number of the replica in its group, from 0."""

@@ -17,11 +17,10 @@ _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 class OperatorSeries:
-    """The operator's series.
+    """Hold the operator's series.
 
     Args:
         cache: source of the series of jobs, read at each scrape.
-        queue_depth: returns the number of queued keys.
         leads: returns True while this operator is the leader.
         silences: returns the seconds since the last event of each watch, by kind.
     """
@@ -45,7 +44,7 @@ class OperatorSeries:
 
 
 class _State(Collector):
-    """Gauges that are computed at each scrape."""
+    """Compute gauges at each scrape."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ class OperatorSettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Images:
-    """Container images by what runs in them; a job's ``pod.image`` comes before them."""
+    """Hold container images by what runs in them; a job's ``pod.image`` comes before them."""
 
     worker: str
     """``PLAUDIT_IMAGE_WORKER``: reward workers, metrics, Plaudit's own reward model server."""
@@ -36,7 +36,7 @@ class Images:
 
 @dataclass(frozen=True)
 class OperatorSettings:
-    """The operator's settings."""
+    """Hold the operator's settings."""
 
     images: Images
     namespace: str
@@ -67,11 +67,7 @@ class OperatorSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> OperatorSettings:
-        """Read the settings.
-
-        Raises:
-            SettingsError: a variable is missing or malformed.
-        """
+        """Read the settings; raise ``OperatorSettingsError`` for a variable that is missing or malformed."""
         get = environment.get
         missing = [f"PLAUDIT_IMAGE_{name}" for name in ("WORKER", "GPU", "REDIS") if not get(f"PLAUDIT_IMAGE_{name}")]
         if missing:

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from plaudit_metrics.sources.events import EventRecord, decode_event, encode_event
+from event_entries import encode_event
+from plaudit_metrics.sources.events import EventRecord, decode_event
 from plaudit_wire.records import SampleRecord, StepRecord
 
 Build = Callable[..., Any]

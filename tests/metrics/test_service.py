@@ -19,8 +19,9 @@ import psutil
 import pytest
 from redis.asyncio import Redis
 
+from event_entries import encode_event
 from plaudit_metrics.service.serve import CannotServeError, ServiceSettings, serve
-from plaudit_metrics.sources.events import EventRecord, encode_event
+from plaudit_metrics.sources.events import EventRecord
 from plaudit_metrics.sources.history import append_step
 from plaudit_wire.names import Names
 from plaudit_wire.records import ScorerRecord, StepRecord, WorkerRecord

@@ -32,7 +32,7 @@ class Inline(Executor):
 
 
 class ClusterModel:
-    """A cluster. Implements ``plaudit_operator.runtime.kube.Kube``."""
+    """A cluster, with the methods of ``plaudit_operator.runtime.kube.ApiServer``."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], Object] = {}

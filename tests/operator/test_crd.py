@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,6 +57,14 @@ def test_the_charts_template_holds_no_other_templates():
     text = chart_template()
     assert text.count("{{") == 4
     assert "{{- if .Values.crds.install }}" in text
+
+
+def test_a_text_that_helm_would_take_for_a_template_is_refused_with_the_name_of_its_field():
+    definition = custom_resource_definition()
+    root = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    root["properties"]["spec"]["properties"]["reward"]["properties"]["scorers"]["items"]["description"] = "{{ name }}"
+    with pytest.raises(ValueError, match=re.escape("spec.reward.scorers[]: ")):
+        chart_template(definition)
 
 
 @pytest.mark.parametrize("kind", DEFINITIONS)

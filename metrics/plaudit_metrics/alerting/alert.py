@@ -17,7 +17,7 @@ _NOT_RUNNING = "run:plaudit_not_running:last1h"
 
 @dataclass(frozen=True)
 class Alert:
-    """One alert rule. Texts hold thresholds as ``<name>``."""
+    """Hold one alert rule. Texts hold thresholds as ``<name>``."""
 
     name: str
     severity: Literal["critical", "warning"]

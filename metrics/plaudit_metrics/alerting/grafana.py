@@ -33,7 +33,7 @@ _EVALUATED_EVERY = "1m"
 _EXPRESSIONS = DataSourceRef("__expr__", "__expr__")
 
 
-def provisioning(windows: Windows = AS_WRITTEN, values: Mapping[str, float] | None = THRESHOLDS) -> dict[str, Any]:
+def provisioning(values: Mapping[str, float] | None = THRESHOLDS) -> dict[str, Any]:
     """Return the content of a file in Grafana's ``provisioning/alerting``; see ``Alert.rule`` for ``values``."""
     return {
         "apiVersion": 1,
@@ -43,7 +43,7 @@ def provisioning(windows: Windows = AS_WRITTEN, values: Mapping[str, float] | No
                 "name": f"plaudit.{where}",
                 "folder": FOLDER,
                 "interval": _EVALUATED_EVERY,
-                "rules": [_file_form(grafana_rule(alert, windows, values)) for alert in ALERTS if alert.where == where],
+                "rules": [_file_form(grafana_rule(alert, values=values)) for alert in ALERTS if alert.where == where],
             }
             for where in ("run", "operator")
         ],
@@ -63,8 +63,11 @@ def config_map(content: str) -> dict[str, Any]:
 def grafana_rule(alert: Alert, windows: Windows = AS_WRITTEN, values: Mapping[str, float] | None = THRESHOLDS) -> Rule:
     """Return one rule: query A, and B, which is true for every series that A returns."""
     prometheus_rule = alert.rule(windows, values)
-    expression = _without_recorded_series(prometheus_rule["expr"], windows)
-    annotations = {name: _in_grafanas_templates(text) for name, text in prometheus_rule["annotations"].items()}
+    recorded = {rule["record"]: rule["expr"] for rule in recording_rules(windows)["groups"][0]["rules"]}
+    expression = re.sub(r"\brun:[\w:]+", lambda found: f"({recorded[found[0]]})", prometheus_rule["expr"])
+    # In Prometheus's templates $value is the number, in Grafana's a text about all values.
+    texts = prometheus_rule["annotations"].items()
+    annotations = {name: text.replace("$value", "$values.A.Value") for name, text in texts}
     if alert.panel:
         annotations |= {"__dashboardUid__": "plaudit-job", "__panelId__": str(panel_id(alert.panel))}
     query = Dataquery().expr(expression).instant().ref_id("A").datasource(DataSourceRef("prometheus", DATA_SOURCE_UID))
@@ -91,16 +94,6 @@ def _title(alert: Alert) -> str:
     """Return a title that is unique in its folder: an alert with two severities is two rules."""
     namesakes = [other for other in ALERTS if other.name == alert.name]
     return alert.name if len(namesakes) == 1 else f"{alert.name} ({alert.severity})"
-
-
-def _without_recorded_series(expression: str, windows: Windows) -> str:
-    recorded = {rule["record"]: rule["expr"] for rule in recording_rules(windows)["groups"][0]["rules"]}
-    return re.sub(r"\brun:[\w:]+", lambda found: f"({recorded[found[0]]})", expression)
-
-
-def _in_grafanas_templates(summary: str) -> str:
-    """Replace ``$value``: in Prometheus's templates it is the number, in Grafana's a text about all values."""
-    return summary.replace("$value", "$values.A.Value")
 
 
 def _file_form(rule: Rule) -> dict[str, Any]:

@@ -17,15 +17,11 @@ _TRUNCATED = "avg_over_time(plaudit_last_step_truncated_share[30m])"
 _REDELIVERED = "plaudit_redeliveries_total - min_over_time(plaudit_redeliveries_total[5m])"
 
 
-def _work(stream: str) -> str:
-    """Return an expression that holds while a stream has work, read or not."""
-    return f'plaudit_stream_undelivered{{stream="{stream}"}} + plaudit_stream_in_flight{{stream="{stream}"}} > 0'
-
-
 def _without(role: str, stream: str) -> str:
-    """Return an expression that holds while a stream has work and no process of the role is ready."""
+    """Return an expression that holds while a stream has work, read or not, and no process of the role is ready."""
     ready = f'sum without (role, state) (plaudit_workers{{role="{role}", state!="starting"}})'
-    return f"{ready} == 0\nand ignoring (stream) {_work(stream)}"
+    work = f'plaudit_stream_undelivered{{stream="{stream}"}} + plaudit_stream_in_flight{{stream="{stream}"}}'
+    return f"{ready} == 0\nand ignoring (stream) {work} > 0"
 
 
 def _burn(burn: Burn) -> Alert:

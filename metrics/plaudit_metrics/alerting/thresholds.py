@@ -53,7 +53,7 @@ THRESHOLDS: Final[Mapping[str, float]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Burn:
-    """One row of the burn-rate table (multi-window, multi-burn-rate: Google's SRE workbook, chapter 5)."""
+    """Hold one row of the burn-rate table (multi-window, multi-burn-rate: Google's SRE workbook, chapter 5)."""
 
     severity: str
     factor: str
@@ -74,9 +74,5 @@ RECENT_STEPS = 10
 
 
 def filled(text: str, values: Mapping[str, float] = THRESHOLDS) -> str:
-    """Replace every ``<name>`` by its value.
-
-    Raises:
-        KeyError: there is no such threshold.
-    """
+    """Replace every ``<name>`` by its value; raise ``KeyError`` for an unknown name."""
     return re.sub(r"<([a-zA-Z]+)>", lambda found: f"{values[found[1]]:g}", text)

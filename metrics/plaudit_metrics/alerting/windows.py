@@ -10,7 +10,7 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 @dataclass(frozen=True)
 class Windows:
-    """Scales Prometheus durations.
+    """Scale Prometheus durations.
 
     Attributes:
         scale: factor; 1/60 turns hours into minutes.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from plaudit_metrics.dashboards.panels import OF_RUN
 
 
-def rate(name: str, by: str = "", window: str = "$__rate_interval", where: str = "") -> str:
+def rate(name: str, by: str = "", where: str = "") -> str:
     """Return the rate of a counter, summed over all labels but ``by``."""
-    return f"sum by ({by}) (rate({name}{{{OF_RUN}{where}}}[{window}]))"
+    return f"sum by ({by}) (rate({name}{{{OF_RUN}{where}}}[$__rate_interval]))"
 
 
 def newest(name: str, by: str = "", where: str = "") -> str:

@@ -49,10 +49,7 @@ def step_timeline(
     """Return the timeline of the step's ``count`` slowest samples, in Chrome's trace format.
 
     Args:
-        step: the step.
-        samples: all of its samples, or its slowest if they are no longer kept.
-        groups: the records of their groups.
-        count: number of samples.
+        samples: all samples of the step, or its slowest if the others are no longer kept.
     """
     chosen = slowest_samples(samples, count)
     drawn = {sample.group for sample in chosen}
@@ -62,11 +59,13 @@ def step_timeline(
 def verdict_detail(recent: Sequence[StepRecord]) -> dict[str, Any]:
     """Return the newest step's verdict and where its time went, and the verdicts of all given steps."""
     newest = recent[-1]
+    waits = {key: value for key, value in newest.statistics.items() if key.startswith("wait/")}
+    own_s = newest.closed - newest.opened - sum(waits.values())
     return {
         "step": newest.step,
         "verdict": newest.verdict,
         "explanation": explain(newest.verdict, newest.statistics),
-        "seconds": _seconds(newest),
+        "seconds": {"trainer_s": own_s, **{key.removeprefix("wait/"): value for key, value in sorted(waits.items())}},
         "recent_verdict": verdict_over(_own_figures(record) for record in recent),
         "recent": Counter(record.verdict for record in recent),
     }
@@ -76,13 +75,6 @@ def _sample(sample: SampleRecord, step: ClosedStep) -> dict[str, Any]:
     record: dict[str, Any] = msgspec.to_builtins(sample)
     group = step.groups.get(sample.group)
     return record | {"wall_s": wall_seconds(sample), "stages_s": stages_of(sample, group)}
-
-
-def _seconds(record: StepRecord) -> dict[str, float]:
-    """Return the step's seconds: the trainer's own part and each cause of waiting."""
-    waits = {key: value for key, value in record.statistics.items() if key.startswith("wait/")}
-    own_s = record.closed - record.opened - sum(waits.values())
-    return {"trainer_s": own_s, **{key.removeprefix("wait/"): value for key, value in sorted(waits.items())}}
 
 
 def _own_figures(record: StepRecord) -> dict[str, float]:

@@ -37,12 +37,10 @@ from plaudit_wire.trace_context import traceparent
 
 
 class RunApi:
-    """The routes over one run.
+    """Respond to requests about one run.
 
     Args:
-        run: id of the run.
-        view: the state of the run.
-        problem: why the service is not ready; empty when it is.
+        problem: returns why the service is not ready; empty when it is.
         hosts: names by which clients may address it, besides its own (``BrowserGuard``).
         run_folder: holds the stored samples; None: the service has none.
         samples_to_all: serve stored samples to other machines and pods too.

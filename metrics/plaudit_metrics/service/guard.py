@@ -1,4 +1,4 @@
-"""Guards the service against other sites in a user's browser.
+"""Guard the service against other sites in a user's browser.
 
 A page of another site can point its own name at this service's address (DNS rebinding) and then read it as its own
 origin. Its requests carry that name as ``Host``: requests for names that are not this service's are refused. Addresses,
@@ -20,10 +20,9 @@ _INTERNAL = (".localhost", ".svc", ".svc.cluster.local")
 
 
 class BrowserGuard:
-    """Refuses requests for foreign names, and adds ``nosniff`` to every response.
+    """Refuse requests for foreign names, and add ``nosniff`` to every response.
 
     Args:
-        application: what is guarded.
         hosts: further names that lead here, such as an ingress's; ``*`` allows all.
     """
 
@@ -52,7 +51,7 @@ def own_host(header: str, hosts: Collection[str]) -> bool:
     """Return True where a ``Host`` header (with or without a port) names this service.
 
     Args:
-        header: as it was sent; empty (HTTP/1.0) names it.
+        header: an empty one (HTTP/1.0) names it.
         hosts: further names, lower case; ``*`` allows all.
     """
     name = _without_port(header.strip().lower()).rstrip(".")

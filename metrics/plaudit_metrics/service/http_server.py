@@ -28,7 +28,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without signal handlers; the caller ends it with ``should_exit``."""
+    """Run uvicorn without signal handlers; the caller ends it with ``should_exit``."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ MOST_CHARACTERS = 1000
 
 
 class RefusedQueryError(Exception):
-    """A request that is refused, with status and message."""
+    """The service refuses a request, with this status and message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -32,11 +32,7 @@ def whole_number(text: str) -> int | None:
 
 
 def count(request: Request, name: str, default: int, most: int) -> int:
-    """Return a number from 1 to ``most``.
-
-    Raises:
-        RefusedRequestError: it is not such a number.
-    """
+    """Return a number from 1 to ``most``; raise ``RefusedQueryError`` for anything else."""
     text = request.query_params.get(name, str(default))
     number = whole_number(text)
     if number is None or not 1 <= number <= most:
@@ -45,11 +41,7 @@ def count(request: Request, name: str, default: int, most: int) -> int:
 
 
 def step_number(request: Request, name: str) -> int | None:
-    """Return the number of a step; None without the parameter.
-
-    Raises:
-        RefusedRequestError: it is not a number.
-    """
+    """Return the number of a step, None without the parameter; raise ``RefusedQueryError`` for other text."""
     text = request.query_params.get(name)
     if not text:
         return None
@@ -60,11 +52,7 @@ def step_number(request: Request, name: str) -> int | None:
 
 
 def real_number(request: Request, name: str) -> float | None:
-    """Return a finite number; None without the parameter.
-
-    Raises:
-        RefusedRequestError: it is not a finite number.
-    """
+    """Return a finite number, None without the parameter; raise ``RefusedQueryError`` for other text."""
     text = request.query_params.get(name)
     if not text:
         return None
@@ -78,11 +66,7 @@ def real_number(request: Request, name: str) -> float | None:
 
 
 def point_in_time(request: Request, name: str) -> float:
-    """Return seconds since the epoch; 0 without the parameter.
-
-    Raises:
-        RefusedRequestError: it is not a number, or below 0.
-    """
+    """Return seconds since the epoch, 0 without the parameter; raise ``RefusedQueryError`` for less or other text."""
     text = request.query_params.get(name, "0")
     try:
         time = float(text)
@@ -94,11 +78,7 @@ def point_in_time(request: Request, name: str) -> float:
 
 
 def text(request: Request, name: str) -> str:
-    """Return a text; empty without the parameter.
-
-    Raises:
-        RefusedRequestError: it is longer than 1,000 characters.
-    """
+    """Return a text, empty without the parameter; raise ``RefusedQueryError`` beyond ``MOST_CHARACTERS``."""
     given = request.query_params.get(name, "")
     if len(given) > MOST_CHARACTERS:
         raise RefusedQueryError(400, f"{name} has {len(given)} characters; give at most {MOST_CHARACTERS}")
@@ -106,11 +86,7 @@ def text(request: Request, name: str) -> str:
 
 
 def choice(request: Request, name: str, choices: Collection[str]) -> str:
-    """Return one of the choices; empty without the parameter.
-
-    Raises:
-        RefusedRequestError: it is none of them.
-    """
+    """Return one of the choices, empty without the parameter; raise ``RefusedQueryError`` for other text."""
     given = request.query_params.get(name, "")
     if given and given not in choices:
         raise RefusedQueryError(400, f"{name} is {shown(given)!r}; give one of {', '.join(choices)}")

@@ -47,11 +47,7 @@ class CannotServeError(Exception):
 
 
 async def serve(settings: ServiceSettings, stop: asyncio.Event) -> None:
-    """Serve one run's metrics until ``stop`` is set.
-
-    Raises:
-        CannotServeError: it cannot.
-    """
+    """Serve one run's metrics until ``stop`` is set; raise ``CannotServeError`` if the service cannot start."""
     disable_created_metrics()  # type: ignore[no-untyped-call]  # series with each counter's creation time, which nothing uses
     # One client for everything: a blocking read takes its own connection from the pool; no command is sent twice.
     client = settings.redis.client(timeout_s=5.0, retries=0)
@@ -117,7 +113,7 @@ async def _serve_on(
 
 
 class _SnapshotTaker:
-    """Takes a snapshot of the run every two seconds."""
+    """Take a snapshot of the run every two seconds."""
 
     def __init__(self, client: Redis, keys: Names, view: RunView) -> None:
         self._client = client
@@ -167,7 +163,7 @@ async def _wait_for_redis(client: Redis, settings: ServiceSettings, stop: asynci
 
 
 class _TlsRefusedError(Exception):
-    """What of TLS is wrong, in words."""
+    """TLS is set up wrongly; the message says how."""
 
 
 def _message(error: Exception, settings: ServiceSettings) -> str:

@@ -16,7 +16,7 @@ class ServiceSettingsError(ValueError):
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """Settings of the metrics service."""
+    """Hold the settings of the metrics service."""
 
     run: str
     """``PLAUDIT_RUN``: id of the run."""
@@ -57,11 +57,7 @@ class ServiceSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ServiceSettings:
-        """Read the settings.
-
-        Raises:
-            SettingsError: a variable is missing or not a number.
-        """
+        """Read the settings; raise ``ServiceSettingsError`` for a variable that is missing or not a number."""
         missing = [name for name in ("PLAUDIT_RUN", "PLAUDIT_REDIS_URL") if not environment.get(name)]
         if missing:
             raise ServiceSettingsError(

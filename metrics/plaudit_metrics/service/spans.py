@@ -38,7 +38,7 @@ class MissingPackageError(Exception):
 
 
 class Chosen(NamedTuple):
-    """The samples of a step to send, and the first judged sample of each group."""
+    """Hold the samples of a step to send, and the first judged sample of each group."""
 
     samples: list[SampleRecord]
     judged: dict[str, int]
@@ -66,10 +66,9 @@ def choose(samples: Iterable[SampleRecord], run: str, share: float) -> Chosen:
 
 
 class SpanSender:
-    """Turns closed steps into spans and sends them, in a thread of its own.
+    """Turn closed steps into spans and send them, in a thread of its own.
 
     Args:
-        run: id of the run.
         endpoint: address of the collector, with or without ``/v1/traces``.
         share: share of the samples, besides each step's slowest.
         model: the policy's model, for the attributes.
@@ -183,7 +182,7 @@ def _ns(seconds: float) -> int:
 
 
 class _Sdk:
-    """OpenTelemetry's SDK with an exporter that is called in the current thread, and with ids that we choose."""
+    """Wrap OpenTelemetry's SDK, with an exporter called in the current thread and ids that we choose."""
 
     def __init__(self, run: str, endpoint: str) -> None:
         try:

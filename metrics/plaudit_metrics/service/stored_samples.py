@@ -48,11 +48,10 @@ _MOST_OPEN = 500
 
 
 class StoredSamples:
-    """Serves the stored samples of one run, and lists those of the open step.
+    """Serve the stored samples of one run, and list those of the open step.
 
     Args:
-        run: id of the run.
-        run_folder: its folder; None: the service has none.
+        run_folder: None: the service has none.
         newest_open: returns at most so many samples of steps that have not closed, the newest first.
         to_all: serve clients of other machines and pods too. Otherwise texts go only to this machine, which includes
             ``kubectl port-forward``: metrics are open to a whole cluster, prompts and responses should not be.

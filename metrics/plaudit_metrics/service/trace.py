@@ -46,7 +46,7 @@ _Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class _Stretch:
-    """Consecutive slices on one track."""
+    """Hold consecutive slices on one track."""
 
     worker: str
     start: float
@@ -63,7 +63,7 @@ class _Stretch:
 
 @dataclass(frozen=True)
 class _Arrow:
-    """A connection from one stretch to another."""
+    """Connect one stretch to another."""
 
     source: _Stretch
     target: _Stretch
@@ -72,7 +72,7 @@ class _Arrow:
 
 @dataclass
 class _Tracks:
-    """Assigns processes and tracks: a stretch gets the first free track of its worker."""
+    """Assign processes and tracks: a stretch gets the first free track of its worker."""
 
     processes: dict[str, int] = field(default_factory=dict)
     used: dict[str, int] = field(default_factory=dict)
@@ -95,15 +95,10 @@ class _Tracks:
 
 
 def chrome_trace(record: StepRecord, samples: Sequence[SampleRecord], groups: Sequence[GroupRecord]) -> dict[str, Any]:
-    """Return the timeline of one step.
+    """Return the timeline of one step and some of its samples, as JSON: ``{"traceEvents": [...], …}``.
 
     Args:
-        record: the step.
-        samples: the samples to draw.
-        groups: the records of their groups; a group without a record has no slice, and its samples no arrow.
-
-    Returns:
-        The object to write as JSON: ``{"traceEvents": [...], …}``.
+        groups: a group without a record has no slice, and its samples no arrow.
     """
     trainer = _trainer_stretch(record)
     of_groups = {group.group: _group_stretch(group) for group in groups}

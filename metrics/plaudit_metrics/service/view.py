@@ -1,4 +1,4 @@
-"""The state of a run as the service knows it: fed with records, read by the API and the scrapes."""
+"""Hold the state of a run as the service knows it: fed with records, read by the API and the scrapes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from plaudit_wire.records import NO_STEP, GroupRecord, SampleRecord, StepRecord
 
 
 class RunView:
-    """Joins the collector (steps), the series (Prometheus) and the newest snapshot.
+    """Join the collector (steps), the series (Prometheus) and the newest snapshot.
 
     Args:
-        series: receives all counts.
-        kept: the closed steps.
         closed: called with each newly closed step and its samples.
     """
 
@@ -52,16 +50,13 @@ class RunView:
                     new_samples.append(record)
                     self.failures.add(record.scoring)
             elif isinstance(record, GroupRecord):
-                self._handle_group(record, count)
+                if self.collector.add_group(record) is Arrival.new and count:
+                    self.series.count_group(record, self.collector.samples_of(record.group))
             else:
                 self._handle_step(record, count)
         self.series.count_samples(new_samples, count=count)
         if count:
             self.series.count_late(self.collector.late - late_before)
-
-    def _handle_group(self, record: GroupRecord, count: bool) -> None:
-        if self.collector.add_group(record) is Arrival.new and count:
-            self.series.count_group(record, self.collector.samples_of(record.group))
 
     def _handle_step(self, record: StepRecord, count: bool) -> None:
         closed = self.collector.add_step(record, again=not count)

@@ -5,7 +5,7 @@ may arrive in any order and more than once: a replay changes nothing. A record t
 counted as late and discarded.
 
 Memory is bounded: samples wait encoded, and when too many wait (their group's record was lost) the oldest groups are
-discarded and counted.
+discarded.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
 
 _CLOCK_SLACK_S = 1.0
 """A group belongs to a step that opened before the group closed; both stamps are from one clock, read in two calls."""
+_CLOSED_GROUPS = 200_000
+"""Ids of closed groups that are remembered, to recognise replays."""
 
 
 class Arrival(Enum):
-    """The relation of a record to those before it."""
+    """Name the relation of a record to those before it."""
 
     new = "new"
     replaced = "replaced"
@@ -36,7 +38,7 @@ class Arrival(Enum):
 
 
 class _WaitingGroup:
-    """A group whose step has not closed yet."""
+    """Hold a group whose step has not closed yet."""
 
     __slots__ = ("record", "samples")
 
@@ -46,22 +48,17 @@ class _WaitingGroup:
 
 
 class Collector:
-    """Joins event records to closed steps.
+    """Join event records to closed steps, which ``kept`` receives.
 
     Args:
-        kept: receives closed steps.
         waiting_limit: samples that may wait for their step.
-        closed_groups_limit: ids of closed groups that are remembered, to recognise replays.
     """
 
-    def __init__(self, kept: KeptSteps, *, waiting_limit: int = 500_000, closed_groups_limit: int = 200_000) -> None:
+    def __init__(self, kept: KeptSteps, *, waiting_limit: int = 500_000) -> None:
         self.kept = kept
         self.late = 0
         """Records that arrived after their step had closed."""
-        self.forgotten = 0
-        """Samples discarded because too many waited."""
         self._waiting_limit = waiting_limit
-        self._closed_groups_limit = closed_groups_limit
         self._waiting: dict[str, _WaitingGroup] = {}
         self._num_waiting = 0
         self._closed_groups: dict[str, int] = {}
@@ -70,7 +67,7 @@ class Collector:
 
     @property
     def num_waiting(self) -> int:
-        """Samples whose step has not closed yet."""
+        """Return the number of samples whose step has not closed yet."""
         return self._num_waiting
 
     def add_sample(self, record: SampleRecord) -> Arrival:
@@ -85,7 +82,9 @@ class Collector:
         if before is not None:
             return Arrival.replayed if before == sample else Arrival.replaced
         self._num_waiting += 1
-        self._forget_beyond_limit()
+        while self._num_waiting > self._waiting_limit:
+            oldest = next(iter(self._waiting))
+            self._num_waiting -= len(self._waiting.pop(oldest).samples)
         return Arrival.new
 
     def add_group(self, record: GroupRecord) -> Arrival:
@@ -102,7 +101,6 @@ class Collector:
         """Close a step with all records that wait for it; return None for a replay.
 
         Args:
-            record: the step.
             again: True if an earlier start of the service has read it before.
         """
         if (record.step, record.incarnation) in self._closed_steps:
@@ -138,7 +136,7 @@ class Collector:
             current = waiting.record.step == step.step and waiting.record.closed >= step.opened - _CLOCK_SLACK_S
             if current and waiting.record.split == "train":
                 taken.append((waiting.record, waiting))
-        while len(self._closed_groups) > self._closed_groups_limit:
+        while len(self._closed_groups) > _CLOSED_GROUPS:
             del self._closed_groups[next(iter(self._closed_groups))]
         return taken
 
@@ -147,13 +145,6 @@ class Collector:
             return Arrival.replayed
         self.late += 1
         return Arrival.late
-
-    def _forget_beyond_limit(self) -> None:
-        while self._num_waiting > self._waiting_limit:
-            oldest = next(iter(self._waiting))
-            lost = len(self._waiting.pop(oldest).samples)
-            self._num_waiting -= lost
-            self.forgotten += lost
 
 
 def _completed(record: StepRecord, samples: Sequence[EncodedSample], groups: Sequence[GroupRecord]) -> StepRecord:

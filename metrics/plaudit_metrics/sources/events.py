@@ -1,4 +1,4 @@
-"""Encode and decode the entries of the ``events`` stream.
+"""Decode the entries of the ``events`` stream.
 
 Fields: ``kind`` = ``samples`` | ``group`` | ``step``. A group's or step's ``record`` is its msgpack. The samples of a
 group share one entry, which a script writes from the group's hash: ``group``, ``split``, ``step``,
@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from plaudit_wire.records import GenerationRecord, GroupRecord, SampleRecord, ScoringRecord, StepRecord
-from plaudit_wire.sample_fields import read_fields, write_fields
+from plaudit_wire.sample_fields import read_fields
 
 EventRecord = SampleRecord | GroupRecord | StepRecord
 
@@ -42,29 +42,6 @@ def decode_event(fields: Mapping[bytes, bytes]) -> Sequence[EventRecord]:
                 return []
     except (msgspec.MsgspecError, KeyError, ValueError):
         return []
-
-
-def encode_event(record: EventRecord) -> dict[str, bytes]:
-    """Return the fields of a record's entry, as ``decode_event`` reads them.
-
-    Several samples of one group share an entry: merge their fields.
-    """
-    if not isinstance(record, SampleRecord):
-        kind = b"group" if isinstance(record, GroupRecord) else b"step"
-        return {"kind": kind, "record": msgspec.msgpack.encode(record)}
-    published, ended = write_fields(record)
-    fields = {
-        "kind": b"samples",
-        "group": record.group.encode(),
-        "split": record.split.encode(),
-        "step": b"%d" % record.step,
-        "data_source": record.data_source.encode(),
-        "admitted": repr(record.stamps.admitted).encode(),
-        f"ended:{record.index}": ended,
-    }
-    if published is not None:
-        fields[f"published:{record.index}"] = published
-    return fields
 
 
 def _samples(fields: Mapping[bytes, bytes]) -> Iterator[SampleRecord]:

@@ -31,9 +31,11 @@ def append_step(path: Path, record: StepRecord) -> None:
     line = encode_step(record) + b"\n"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        if _torn(descriptor):
+        size = os.fstat(descriptor).st_size
+        if size > 0 and os.pread(descriptor, 1, size - 1) != b"\n":
             line = b"\n" + line
-        _write_all(descriptor, line)
+        while line:
+            line = line[os.write(descriptor, line) :]
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -49,13 +51,10 @@ def read_steps(path: Path) -> list[StepRecord]:
 
 
 def surviving(records: Iterable[StepRecord]) -> list[StepRecord]:
-    """Keep the newest incarnation of each step.
+    """Return the newest incarnation of each step, at most one record for each, in the order of the steps.
 
     A new incarnation that resumes at step ``s`` rolls back everything from ``s`` on: those steps of older incarnations
     no longer count, even before the new one has reached them.
-
-    Returns:
-        At most one record for each step, in the order of the steps.
     """
     newest_first = sorted(records, key=lambda record: (-record.incarnation, record.step))
     kept: dict[int, StepRecord] = {}
@@ -95,13 +94,3 @@ def decode_step(line: bytes) -> StepRecord | None:
         )
     except (msgspec.MsgspecError, TypeError):
         return None
-
-
-def _torn(descriptor: int) -> bool:
-    size = os.fstat(descriptor).st_size
-    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    while content:
-        content = content[os.write(descriptor, content) :]

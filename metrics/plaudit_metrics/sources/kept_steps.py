@@ -17,7 +17,7 @@ from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
 
 
 class ClosedStep(msgspec.Struct, frozen=True):
-    """A closed step as the service knows it."""
+    """Hold a closed step as the service knows it."""
 
     record: StepRecord
     records_missing: int = 0
@@ -31,10 +31,9 @@ class ClosedStep(msgspec.Struct, frozen=True):
 
 
 class KeptSteps:
-    """The newest closed steps.
+    """Keep the newest ``limit`` closed steps.
 
     Args:
-        limit: number of steps.
         slowest: number of slowest samples that are kept with a step.
         samples_bytes: memory for all samples of steps, encoded; the oldest go first, the newest step always stays.
     """

@@ -11,11 +11,7 @@ MOST_LOOKS = 1800
 
 
 class QueueHistory:
-    """The newest snapshots of a run; the oldest are dropped first.
-
-    Args:
-        limit: how many are kept.
-    """
+    """Keep the newest ``limit`` snapshots of a run."""
 
     def __init__(self, limit: int = MOST_LOOKS) -> None:
         self._looks: deque[RunSnapshot] = deque(maxlen=limit)

@@ -20,7 +20,7 @@ from plaudit_wire.records import EngineStatus, ScorerWork, WorkerRecord
 
 @dataclass(frozen=True)
 class StreamDepth:
-    """Work in one stream."""
+    """Hold the work in one stream."""
 
     undelivered: int = 0
     in_flight: int = 0
@@ -33,7 +33,7 @@ class StreamDepth:
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """The state of a run's streams, processes and Redis at one moment."""
+    """Hold the state of a run's streams, processes and Redis at one moment."""
 
     time: float = 0.0
     """Seconds since the epoch, by Redis's clock."""
@@ -78,19 +78,16 @@ class RunSnapshot:
 
     @property
     def circuits_open(self) -> dict[str, bool]:
-        """Judge → True while the circuit breaker of any reward worker is open for it."""
+        """Return judge → True while the circuit breaker of any reward worker is open for it."""
         known = {labels[0] for labels in self.judge_requests}
         failing = {judge for worker in self.worker_records for judge in worker.circuits_open}
         return {judge: judge in failing for judge in sorted(known | failing)}
 
 
 async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
-    """Take one snapshot.
-
-    Raises:
-        redis.RedisError: Redis cannot be reached.
-    """
-    now = await _server_time(client)
+    """Take one snapshot; raise ``redis.RedisError`` if Redis cannot be reached."""
+    seconds, microseconds = await client.time()
+    now = float(seconds) + microseconds / 1e6
     counted: Any = await client.hgetall(keys.counters)
     counters = _texts(counted)
     workers = await _live_workers(client, keys, now)
@@ -119,11 +116,6 @@ async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
     )
 
 
-async def _server_time(client: Redis) -> float:
-    seconds, microseconds = await client.time()
-    return float(seconds) + microseconds / 1e6
-
-
 async def _depth(client: Redis, key: str, group: str, now: float) -> StreamDepth:
     """Return a stream's depth: undelivered are entries less pending ones, since finished entries are deleted."""
     length = int(await client.xlen(key))
@@ -137,18 +129,14 @@ async def _depth(client: Redis, key: str, group: str, now: float) -> StreamDepth
     pending = int(named["pending"])
     undelivered = max(length - pending, 0)
     oldest_s = await _oldest_s(client, key, f"({_text(named['last-delivered-id'])}", now) if undelivered else 0.0
-    in_flight_s = await _oldest_pending_s(client, key, group, now) if pending else 0.0
+    oldest: Any = (await client.xpending(key, group))["min"] if pending else None
+    in_flight_s = _age_s(oldest, now) if oldest else 0.0
     return StreamDepth(undelivered, pending, oldest_s, in_flight_s)
 
 
 async def _oldest_s(client: Redis, key: str, after: str, now: float) -> float:
     entries: Any = await client.xrange(key, min=after, count=1)
     return _age_s(entries[0][0], now) if entries else 0.0
-
-
-async def _oldest_pending_s(client: Redis, key: str, group: str, now: float) -> float:
-    oldest: Any = (await client.xpending(key, group))["min"]
-    return _age_s(oldest, now) if oldest else 0.0
 
 
 def _age_s(entry_id: bytes | str, now: float) -> float:

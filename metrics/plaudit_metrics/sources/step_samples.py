@@ -15,14 +15,14 @@ from plaudit_wire.records import GroupRecord, SampleRecord
 
 
 class StepSamples(msgspec.Struct, frozen=True):
-    """Every sample and group of one step."""
+    """Hold every sample and group of one step."""
 
     samples: list[SampleRecord]
     groups: list[GroupRecord]
 
 
 class EncodedSample(msgspec.Struct, frozen=True, gc=False):
-    """A sample as it waits for its step, and is kept after it: few are ever decoded."""
+    """Hold a sample while it waits for its step, and after it: few are ever decoded."""
 
     wall_s: float
     encoded: bytes
@@ -33,7 +33,7 @@ class EncodedSample(msgspec.Struct, frozen=True, gc=False):
 
 
 class EncodedStep(msgspec.Struct, frozen=True):
-    """Every sample and group of one step, the samples encoded."""
+    """Hold every sample and group of one step, the samples encoded."""
 
     samples: Sequence[EncodedSample]
     groups: Sequence[GroupRecord]

@@ -30,7 +30,6 @@ def read_step_samples(run_folder: Path, step: int, incarnation: int) -> StepSamp
 
     Args:
         run_folder: ``runs/<run>``.
-        step: number of the step.
         incarnation: of the trainer that closed it (``steps.jsonl`` has the surviving one).
 
     Raises:

@@ -35,12 +35,10 @@ Handle = Callable[[list[EventRecord], bool], None]
 
 
 class EventReader:
-    """Feeds the records of one run to ``handle``.
+    """Feed the records of one run to ``handle``, batch by batch.
 
     Args:
         client: connection without response decoding; its socket timeout exceeds the blocking time.
-        keys: the run's keys.
-        handle: takes each batch.
     """
 
     def __init__(self, client: Redis, keys: Names, handle: Handle) -> None:
@@ -60,8 +58,11 @@ class EventReader:
                     await self._read_again()
                     caught_up = True
                     self.ready.set()
-                await self._read_own_pending()
-                await self._read_new(stop)
+                while entries := await self._read("0"):  # its own pending ones
+                    await self._finish(entries)
+                while not stop.is_set():
+                    if entries := await self._read(">"):
+                        await self._finish(entries)
             except (RedisError, OSError) as error:  # down, loading its file, or keys lost: start again
                 logger.warning("cannot read events; retrying", error=str(error))
                 await _sleep(_RETRY_AFTER_S, stop)
@@ -88,22 +89,10 @@ class EventReader:
         pending = await self._client.xpending_range(self._keys.events, EVENTS_GROUP, min="-", max="+", count=_BATCH * 4)
         not_handled = {each["message_id"] for each in pending}
         after: bytes | str = "-"
-        while entries := await self._range(after, last):
+        client: Any = self._client
+        while entries := await client.xrange(self._keys.events, min=after, max=last, count=_BATCH):
             await self._deliver([entry for entry in entries if entry[0] not in not_handled], count=False)
             after = b"(" + entries[-1][0]
-
-    async def _range(self, after: bytes | str, last: bytes) -> list[StreamEntry]:
-        entries: Any = await self._client.xrange(self._keys.events, min=after, max=last, count=_BATCH)
-        return list(entries)
-
-    async def _read_own_pending(self) -> None:
-        while entries := await self._read("0"):
-            await self._finish(entries)
-
-    async def _read_new(self, stop: asyncio.Event) -> None:
-        while not stop.is_set():
-            if entries := await self._read(">"):
-                await self._finish(entries)
 
     async def _read(self, start: str) -> list[StreamEntry]:
         answer: Any = await self._client.xreadgroup(

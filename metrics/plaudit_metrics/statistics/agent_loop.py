@@ -18,7 +18,7 @@ _PREFIX = "timing_s/agent_loop"
 
 @dataclass(frozen=True)
 class AgentLoopColumns:
-    """The measures of verl's agent loop for each sample; arrays of shape [number of samples]."""
+    """Hold the measures of verl's agent loop for each sample; arrays of shape [number of samples]."""
 
     generate_sequences: Floats
     """Seconds in the engine, tool calls excluded."""

@@ -1,4 +1,4 @@
-"""A Prometheus histogram that observes whole arrays: one numpy call for a batch, not one lock for each value."""
+"""Observe whole arrays in a Prometheus histogram: one numpy call for a batch, not one lock for each value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 3
 
 
 class ExemplarSource(Protocol):
-    """Names what is behind the values of an array."""
+    """Name what is behind the values of an array."""
 
     eligible: NDArray[np.bool_]
     """True where an exemplar may name what is behind the value."""
@@ -28,15 +28,12 @@ class ExemplarSource(Protocol):
 
 
 class BatchHistogram(Collector):
-    """A family of histograms with the same buckets, one a combination of label values.
+    """Expose a family of histograms with the same buckets, one a combination of label values.
 
     A bucket has the exemplar of the largest eligible value of its newest batch (in OpenMetrics only).
 
     Args:
         name: metric name with unit, without ``_bucket``.
-        documentation: help text.
-        labels: label names.
-        registry: where it is registered.
         buckets: rising upper bounds; values above the last count only in ``+Inf``.
     """
 

@@ -1,4 +1,4 @@
-"""A step's samples as arrays: one column a field, so that every figure is one numpy call.
+"""Turn a step's samples into arrays: one column a field, so that every figure is one numpy call.
 
 ``ColumnCollector`` takes the samples one by one as they come and packs each into one row of numbers, so that nothing
 is left to convert when the step closes. Read by ``steps``, ``stages`` and ``waits``. NaN means "did not happen".
@@ -42,7 +42,7 @@ _NEVER_GENERATED = GenerationRecord(
 
 
 class ExtraFigures(NamedTuple):
-    """The figures of a numeric extra of a scorer."""
+    """Hold the figures of a numeric extra of a scorer."""
 
     mean: float
     min: float
@@ -51,7 +51,7 @@ class ExtraFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class ScorerColumns:
-    """One scorer's part in a step; every array has shape [number of samples that it was asked about]."""
+    """Hold one scorer's part in a step; arrays of shape [number of samples that it was asked about]."""
 
     value: Floats
     """NaN where it gave none."""
@@ -70,7 +70,7 @@ class ScorerColumns:
 
 @dataclass(frozen=True)
 class SampleColumns:
-    """A step's samples as arrays of shape [number of samples]; durations in seconds, points in time since the epoch."""
+    """Hold a step's samples as arrays of shape [number of samples]; seconds, points in time since the epoch."""
 
     group: Integers
     """Index into ``groups``."""
@@ -142,7 +142,7 @@ class SampleColumns:
 
 
 class ColumnCollector:
-    """Collects samples into columns, one at a time: about two microseconds a sample, nothing but views at the end."""
+    """Collect samples into columns, one at a time: about two microseconds each, nothing but views at the end."""
 
     def __init__(self) -> None:
         self._groups: dict[str, int] = {}
@@ -236,7 +236,7 @@ and deliveries, 20 is ``truncated``."""
 
 
 class _ScorerCollector:
-    """Collects the records of one scorer."""
+    """Collect the records of one scorer."""
 
     def __init__(self) -> None:
         self._rows = PackedRows(7)

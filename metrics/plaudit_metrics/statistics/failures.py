@@ -1,4 +1,4 @@
-"""Why samples have no score: the failures of each scorer, counted by kind, with the first reason of each kind.
+"""Count why samples have no score: each scorer's failures by kind, with the first reason of each kind.
 
 A kind is an outcome and the part of its reason that does not change from sample to sample: the type of an exception
 and its line, or the text before the first colon, without its numbers.
@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """One kind of failure of one scorer."""
+    """Hold one kind of failure of one scorer."""
 
     scorer: str
     outcome: Outcome
@@ -41,11 +41,10 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class FailureCounts:
-    """Counts failures by scorer and kind, in bounded memory.
+    """Count failures by scorer and kind, in bounded memory.
 
     Attributes:
-        samples: samples that were added.
-        unscored: those of them that have no score.
+        unscored: those of the ``samples`` that have no score.
     """
 
     def __init__(self) -> None:
@@ -78,7 +77,9 @@ class FailureCounts:
 
     def add_failure(self, scorer: str, outcome: Outcome, reason: str) -> None:
         """Add one failure of a scorer."""
-        key = (scorer, outcome, _kind(reason))
+        place = _PLACE.search(reason)
+        kind = _NUMBER.sub("#", reason.partition(":")[0][:80]) + (place[0] if place else "")
+        key = (scorer, outcome, kind)
         if key not in self._counts:
             of_scorer = [known for known in self._counts if known[0] == scorer]
             if len(of_scorer) >= _MOST_KINDS:
@@ -104,8 +105,3 @@ def shortened(reason: str) -> str:
         return text
     end = f" {place[0]}" if place else ""
     return text[: _REASON_CHARACTERS - len(end) - 1].rstrip() + "…" + end
-
-
-def _kind(reason: str) -> str:
-    place = _PLACE.search(reason)
-    return _NUMBER.sub("#", reason.partition(":")[0][:80]) + (place[0] if place else "")

@@ -17,14 +17,14 @@ from plaudit_metrics.statistics.verdict import (
     nothing_scored,
     pauses_hold,
     reward_side,
-    rollout_side,
+    rollout_verdict,
 )
 from plaudit_metrics.statistics.waits import CAUSES, ROLLOUT_CAUSES
 from plaudit_wire.records import PAUSE
 
 
 class VerdictRule(msgspec.Struct, frozen=True):
-    """One rule, applied to one step."""
+    """Hold one rule, applied to one step."""
 
     verdict: Verdict
     """The verdict when the rule holds; of the reward side's rule the name of its largest cause."""
@@ -77,7 +77,7 @@ def _rules(statistics: Mapping[str, float]) -> Iterable[VerdictRule]:
     rollout_s = sum(of_rollouts.values())
     tools = f", tools {of_rollouts['tools']:.2f} s of it" if of_rollouts["tools"] else ""
     yield VerdictRule(
-        rollout_side(of_rollouts),
+        rollout_verdict(of_rollouts),
         "Did the trainer wait mostly for generation?",
         f"generation took {_share(rollout_s, waited_s, 'the waiting')}{tools}",
         f"at least {SIDE_SHARE:.0%}",

@@ -1,4 +1,4 @@
-"""Statistics of a step's rewards: their spread, groups without a signal, and whether long responses earn more. Pure."""
+"""Compute statistics of a step's rewards: spread, groups without a signal, length against reward. Pure."""
 
 from __future__ import annotations
 

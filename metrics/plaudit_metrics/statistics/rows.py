@@ -1,4 +1,4 @@
-"""Rows of numbers, appended one by one and read as contiguous columns."""
+"""Append rows of numbers one by one, and read them as contiguous columns."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ _ROWS_AT_A_TIME = 128
 
 
 class PackedRows:
-    """A growing table of float64.
+    """Grow a table of float64 with ``width`` columns.
 
     Rows are packed into a small buffer, since one ``struct`` call is many times faster than an array access for each
     number; a full buffer is turned into columns at once, so that reading the columns copies at most one buffer.
-
-    Args:
-        width: numbers in a row.
     """
 
     def __init__(self, width: int) -> None:

@@ -90,15 +90,7 @@ def step_record(
     """Build the record of a closed step: figures, verdict, failures, slowest sample. See ``step_statistics``.
 
     Args:
-        step: number of the step.
         incarnation: of the trainer that closed it.
-        samples: see ``step_statistics``.
-        groups: see there.
-        waits: see there.
-        opened: see there.
-        closed: see there.
-        update_s: see there.
-        trainer_version: see there.
         extra: further figures for the record (loss, gradient norm, …); NaN and infinities are left out.
     """
     columns = SampleColumns.from_records(samples)

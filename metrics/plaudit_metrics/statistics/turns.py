@@ -1,4 +1,4 @@
-"""The turns and tool calls of a step's conversations: collected sample by sample, figures at the end.
+"""Collect the turns and tool calls of a step's conversations sample by sample, with figures at the end.
 
 verl's keys count as verl does: ``num_turns`` has one for the prompt, one for each turn of the policy and one for each
 turn of tool results; ``tool_call_counts`` has the calls of a sample. Steps without conversations have none of the keys.
@@ -22,7 +22,7 @@ _UNKNOWN = "unknown"
 
 @dataclass
 class ToolCalls:
-    """The calls of one tool."""
+    """Hold the calls of one tool."""
 
     call_s: list[float] = field(default_factory=list)
     run_s: list[float] = field(default_factory=list)
@@ -32,7 +32,7 @@ class ToolCalls:
 
 @dataclass(frozen=True)
 class TurnColumns:
-    """The conversations of a step; arrays of shape [number of conversations]."""
+    """Hold the conversations of a step; arrays of shape [number of conversations]."""
 
     num_turns: NDArray[np.int64]
     num_calls: NDArray[np.int64]
@@ -41,7 +41,7 @@ class TurnColumns:
 
 
 class TurnCollector:
-    """Collects the conversations of a step."""
+    """Collect the conversations of a step."""
 
     def __init__(self) -> None:
         self._num_turns: list[int] = []

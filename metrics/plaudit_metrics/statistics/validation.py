@@ -1,4 +1,4 @@
-"""The figures of a validation: ``val/<data source>/reward`` among a step's, and what several samples a prompt tell."""
+"""Compute the figures of a validation: ``val/<data source>/reward``, and those of several samples a prompt."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ _PREFIX, _SUFFIX = "val/", "/reward"
 
 
 def validation_rewards(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Return the mean validation reward by data source; a data source may itself contain slashes.
+    """Return the mean validation reward by data source, from the figures ``val/<data source>/reward``.
 
-    Args:
-        figures: a step's figures by their keys; others than ``val/<data source>/reward`` are ignored.
+    A data source may itself contain slashes.
     """
     return {
         key.removeprefix(_PREFIX).removesuffix(_SUFFIX): value
@@ -24,14 +23,13 @@ def validation_rewards(figures: Mapping[str, Any]) -> dict[str, float]:
 
 
 def best_of(values: Sequence[float], count: int) -> float:
-    """Return the expected maximum of ``count`` of the values, drawn without replacement.
+    """Return the expected maximum of ``count`` (at least 1) of the values, drawn without replacement.
 
     With the values in order, the i-th (from 1) is the maximum of C(i - 1, count - 1) of the C(N, count) draws. For
     values 0 and 1 this is pass@k (Chen et al., 2021, arXiv 2107.03374).
 
     Args:
         values: rewards of the samples of one prompt; at least ``count``.
-        count: samples of a draw, at least 1.
     """
     draws = math.comb(len(values), count)
     ordered = enumerate(sorted(values))

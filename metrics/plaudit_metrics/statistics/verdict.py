@@ -100,14 +100,14 @@ def verdict(statistics: Mapping[str, float]) -> Verdict:
     causes = {cause: statistics.get(f"wait/{cause}_s", 0.0) for cause in CAUSES}
     of_rollouts = {cause: causes.pop(cause) for cause in ROLLOUT_CAUSES}
     if sum(of_rollouts.values()) >= SIDE_SHARE * waited_s:
-        return rollout_side(of_rollouts)
+        return rollout_verdict(of_rollouts)
     if sum(causes.values()) >= SIDE_SHARE * waited_s:
         return reward_side(causes, statistics)[1]
     return "balanced"
 
 
-def rollout_side(cause_s: Mapping[str, float]) -> Verdict:
-    """Return the verdict of the larger cause of the rollouts' side."""
+def rollout_verdict(cause_s: Mapping[str, float]) -> Verdict:
+    """Return the verdict for the larger of the rollouts' causes."""
     return _NAMES[max(cause_s, key=lambda cause: cause_s[cause])]
 
 
@@ -151,7 +151,6 @@ def explain(name: str, statistics: Mapping[str, float] = MappingProxyType({})) -
     """Return a verdict's meaning and its remedy for people; empty for an unknown name.
 
     Args:
-        name: the verdict.
         statistics: the step's figures, for a remedy that they point to.
     """
     text = next((text for known, text in _EXPLANATIONS.items() if known == name), "")

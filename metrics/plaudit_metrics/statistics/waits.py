@@ -1,4 +1,4 @@
-"""Splits the trainer's waiting by its causes: intervals in, seconds per cause out.
+"""Split the trainer's waiting by its causes: intervals in, seconds per cause out.
 
 **The rule.** Each instant of a wait goes wholly to the earliest cause in which any awaited group still is::
 
@@ -43,7 +43,7 @@ _FEWEST_PEERS = 4
 
 @dataclass(frozen=True)
 class WaitSplit:
-    """The trainer's waiting in one step, by cause."""
+    """Hold the trainer's waiting in one step, by cause."""
 
     total_s: float
     """Sum of the waits."""
@@ -64,7 +64,7 @@ def split_waits(samples: SampleColumns, groups: Sequence[GroupRecord], waits: Se
     Args:
         samples: every sample of every awaited group. For an awaited group without samples its record
             decides; a group without either is left out.
-        groups: the records of these groups (for the end of the group scorers).
+        groups: their records (for the end of the group scorers).
         waits: disjoint stretches of time on the transport's clock.
     """
     timeline = _Timeline(samples, {record.group: record for record in groups})
@@ -87,7 +87,7 @@ def split_waits(samples: SampleColumns, groups: Sequence[GroupRecord], waits: Se
 
 
 class _Timeline:
-    """Points in time at which the last sample of each group left each cause.
+    """Hold the points in time at which the last sample of each group left each cause.
 
     Attributes:
         left: shape [6, number of groups], seconds since the epoch: when the group left generation, tools, sample_queue,

@@ -15,8 +15,8 @@ _CHARACTERS = 4000
 """Of each text."""
 
 
-def carried_samples(folder: Path) -> dict[str, Any]:
-    """Return the API's responses about some samples of the newest ten steps; nothing where none are stored.
+def report_samples(folder: Path) -> dict[str, Any]:
+    """Return the API's responses about some samples of the newest ten steps; an empty mapping where none are stored.
 
     Of each step these are the first 16, and the first four that have no score.
 

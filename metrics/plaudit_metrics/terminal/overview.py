@@ -29,7 +29,7 @@ class UnknownRunError(Exception):
 
 @dataclass(frozen=True)
 class RunOverview:
-    """The state of a run at one moment; the parts are as the API returns them."""
+    """Hold the state of a run at one moment; the parts are as the API returns them."""
 
     run: str
     verdict: Mapping[str, Any] | None = None
@@ -46,23 +46,15 @@ class RunOverview:
 
 
 class OverviewSource(Protocol):
-    """Provides overviews."""
+    """Provide overviews."""
 
     def read(self) -> RunOverview:
-        """Return the current overview.
-
-        Raises:
-            UnknownRunError: there is none.
-        """
+        """Return the current overview; raise ``UnknownRunError`` if there is none."""
         ...
 
 
 class MetricsService:
-    """Provides overviews from the run's metrics service.
-
-    Args:
-        url: its address.
-    """
+    """Provide overviews from the run's metrics service."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -95,11 +87,7 @@ class MetricsService:
 
 
 class RunFolder:
-    """Provides overviews from a run's folder, without a service.
-
-    Args:
-        folder: ``runs/<run>``.
-    """
+    """Provide overviews from ``runs/<run>``, without a service."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -129,15 +117,11 @@ class RunFolder:
 
 
 def source_of(run: str | None, url: str | None, runs_folder: str) -> OverviewSource:
-    """Choose the source of a run's overviews.
+    """Choose the source of a run's overviews; raise ``UnknownRunError`` if there is no such run.
 
     Args:
         run: id of the run, or its folder.
         url: address of its metrics service; takes precedence over ``run``.
-        runs_folder: folder of all runs.
-
-    Raises:
-        UnknownRunError: there is no such run.
     """
     if url is not None:
         if not url.startswith(("http://", "https://")):

@@ -33,7 +33,7 @@ from plaudit_metrics.sources.samples.files import FOLDER
 from plaudit_metrics.sources.step_samples import StepSamples
 from plaudit_metrics.sources.stored import read_step_samples
 from plaudit_metrics.statistics.steps import slowest_samples
-from plaudit_metrics.terminal.carried_samples import carried_samples
+from plaudit_metrics.terminal.carried_samples import report_samples
 from plaudit_wire.records import StepRecord
 
 MOST_STEPS = 2000
@@ -50,14 +50,10 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-
 
 
 def report(run_folder: Path, run: str) -> str:
-    """Return the report of a run as HTML.
+    """Return the report of a run as HTML; raise ``OSError`` if a file of the folder cannot be read.
 
     Args:
         run_folder: ``runs/<run>``; read are ``steps.jsonl`` and, where they are, ``ledger.json`` and stored samples.
-        run: the run's name.
-
-    Raises:
-        OSError: a file of the folder cannot be read.
     """
     steps = [ClosedStep(record) for record in read_steps(run_folder / FILE_NAME)[-MOST_STEPS:]]
     answers: dict[str, Any] = {
@@ -69,7 +65,7 @@ def report(run_folder: Path, run: str) -> str:
         answers["verdict"] = {"run": run} | verdict_detail([step.record for step in steps[-RECENT_STEPS:]])
     for age, step in enumerate(reversed(steps)):
         answers |= _of_step(run_folder, step, age)
-    answers |= carried_samples(run_folder / FOLDER)
+    answers |= report_samples(run_folder / FOLDER)
     return _html(answers)
 
 

@@ -29,7 +29,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class JobFile:
-    """A file that travels with the job."""
+    """Hold a file that travels with the job."""
 
     key: str
     """Key in the job's ConfigMap."""
@@ -45,7 +45,7 @@ class JobFile:
 
 @dataclass(frozen=True)
 class Admitted:
-    """The job that runs."""
+    """Hold the job that runs."""
 
     job: RLJob
     spec: Mapping[str, Any]
@@ -74,7 +74,7 @@ class Admitted:
 
 @dataclass(frozen=True)
 class RefusedJob:
-    """The job cannot run as written."""
+    """Report that the job cannot run as written."""
 
     reason: str
     message: str
@@ -84,7 +84,6 @@ def admit(job_object: Object, config: Object | None, files: Object | None) -> Ad
     """Validate a job, or read it as it was frozen.
 
     Args:
-        job_object: the RLJob.
         config: the job's own ConfigMap, when it was admitted before.
         files: the ConfigMap that ``spec.files`` names; used only before admission. None if missing.
     """
@@ -110,12 +109,7 @@ def admitted_anew(job_object: Object, files: Object | None) -> Admitted | Refuse
 
 
 def as_admitted(data: Mapping[str, str], spec: FrozenSpec) -> Admitted:
-    """Read what was admitted.
-
-    Args:
-        data: of its ConfigMap.
-        spec: the one in effect.
-    """
+    """Read what was admitted from the data of its ConfigMap and the spec in effect."""
     admitted = Admitted(
         job=spec.job,
         spec=msgspec.json.decode(data["spec.json"]),
@@ -137,12 +131,7 @@ def without_data(admitted: Admitted) -> Admitted:
 
 
 def with_data(admitted: Admitted, data: Mapping[str, str]) -> Admitted:
-    """Return what was admitted with its files and templates.
-
-    Args:
-        admitted: the rest of it.
-        data: of its ConfigMap.
-    """
+    """Return what was admitted with the files and templates that its ConfigMap's data holds."""
     files = (JobFile(f["key"], f["path"], data.get(f["key"], "")) for f in msgspec.json.decode(data["files.json"]))
     return replace(admitted, files=tuple(files), templates=msgspec.json.decode(data["templates.json"]), written=data)
 

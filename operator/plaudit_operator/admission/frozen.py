@@ -25,7 +25,7 @@ _KEEPS = "edit rejected, the job keeps its old spec"
 
 
 class FrozenSpec(NamedTuple):
-    """The spec in effect."""
+    """Hold the spec in effect."""
 
     job: RLJob
     written: Object
@@ -38,7 +38,6 @@ def spec_in_effect(job_object: Object, admitted: Object, accepted: Object) -> Fr
     """Return the spec that a running job follows.
 
     Args:
-        job_object: the RLJob.
         admitted: its ``spec`` when it was admitted.
         accepted: its ``spec`` with the edits that were accepted so far.
     """

@@ -17,12 +17,7 @@ Data = Mapping[str, Any]
 
 
 def overlaid(admitted: Data, current: Data) -> dict[str, Any]:
-    """Return ``admitted`` with the mutable fields of ``current``.
-
-    Args:
-        admitted: ``spec`` as it was when the job was admitted.
-        current: ``spec`` as it is now.
-    """
+    """Return the ``spec`` that was admitted, with the mutable fields of the ``spec`` as it is now."""
     if _whole(admitted) and "rollout" in admitted:
         sizes = ("replicas", "groups")
         fixed = {key: value for key, value in admitted["rollout"].items() if key in sizes}

@@ -41,7 +41,6 @@ def admit_service(service: Object, config: Object | None, files: Object | None) 
     """Validate a service, or read it as it is in effect.
 
     Args:
-        service: the RewardService.
         config: its own ConfigMap, if it was admitted before.
         files: the ConfigMap that ``spec.files`` names; used only if the spec is not the one in effect. None if missing.
     """

@@ -41,8 +41,6 @@ def resolved(admitted: Admitted, namespace: str, present: Mapping[str, str]) -> 
     """Return the job with addresses in place of names.
 
     Args:
-        admitted: the job.
-        namespace: of the job and its services.
         present: Secrets of the services that exist now, by the service's name; those that were found at admission stay.
     """
     secrets: dict[str, str] = {}

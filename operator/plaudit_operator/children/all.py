@@ -77,9 +77,7 @@ def manifests(context: JobContext, templates: Templates, *, suspended: bool, wai
     """Return all children except Jobs and the Secret, which are created once and never changed.
 
     Args:
-        context: the job.
         templates: frozen pod templates by child.
-        suspended: True if the job is to be suspended.
         waits: True while the gang is not scheduled; roles outside it then have no pods.
     """
 

@@ -17,7 +17,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class JobContext:
-    """An admitted RLJob or RewardService, with everything that its manifests depend on."""
+    """Hold an admitted RLJob or RewardService, with everything that its manifests depend on."""
 
     name: str
     namespace: str

@@ -19,12 +19,8 @@ def deployment(
     """Return a Deployment without ``replicas``, which are set at creation and then through the scale subresource.
 
     Args:
-        context: the job.
-        name: name of the Deployment.
-        role: role of its pods.
         template: frozen pod template.
         inputs: digest of the part of the spec that the template is rendered from.
-        strategy: update strategy.
         **labels: separate its pods from others of the role.
     """
     metadata = context.metadata(name, role, **labels)

@@ -22,7 +22,6 @@ def config_map(context: JobContext, templates: Mapping[str, Any]) -> Manifest:
     """Return the ConfigMap of the resolved job, its files and the frozen pod templates.
 
     Args:
-        context: the job.
         templates: ``{"inputs": digest, "template": …}`` by child.
     """
     data = {

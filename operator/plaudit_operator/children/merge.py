@@ -31,11 +31,8 @@ def strategic_merge(base: Any, patch: Any, field: str = "") -> Any:
         return merged
     key = _MERGE_KEYS.get(field)
     if key and isinstance(base, list) and isinstance(patch, list):
-        return _merge_lists(base, patch, key)
+        patches = {item.get(key): item for item in patch}
+        pairs = [(item, patches.pop(item.get(key), None)) for item in base]
+        kept = [item if change is None else strategic_merge(item, change) for item, change in pairs]
+        return kept + list(patches.values())
     return patch
-
-
-def _merge_lists(base: list[Any], patch: list[Any], key: str) -> list[Any]:
-    patches = {item.get(key): item for item in patch}
-    merged = [strategic_merge(item, patches.pop(item.get(key))) if item.get(key) in patches else item for item in base]
-    return merged + list(patches.values())

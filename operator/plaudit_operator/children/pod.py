@@ -11,7 +11,6 @@ from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.gang import joined
 from plaudit_operator.children.merge import strategic_merge
 from plaudit_operator.children.topology import in_one_domain
-from plaudit_workers.job.spec.kubernetes.environment import EnvironmentSource
 from plaudit_workers.job.spec.kubernetes.pod import PodSpec
 from plaudit_workers.job.spec.section import SecretKey
 
@@ -54,7 +53,7 @@ waits would hold its GPUs for the whole grace period."""
 
 @dataclass(frozen=True)
 class RolePod:
-    """The properties of one role's pods."""
+    """Hold the properties of one role's pods."""
 
     role: str
     image: str
@@ -204,16 +203,12 @@ def _environment(context: JobContext, process: RolePod) -> list[Manifest]:
         values[variable["name"]] = variable.get("valueFrom") or variable.get("value", "")
     values |= process.environment
     for own in process.pod.env:
-        values[own.name] = _source(own.value_from) if own.value_from else own.value
+        source = own.value_from
+        values[own.name] = source.model_dump(by_alias=True, exclude_unset=True) if source else own.value
     return [
         {"name": name, "valueFrom": value} if isinstance(value, dict) else {"name": name, "value": value}
         for name, value in values.items()
     ]
-
-
-def _source(source: EnvironmentSource) -> Manifest:
-    """Return ``valueFrom``, without fields that were left out."""
-    return source.model_dump(by_alias=True, exclude_unset=True)
 
 
 def _hub_folder(context: JobContext) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from plaudit_workers.job.spec.reward_service import FIXED_SECTIONS
-from plaudit_workers.job.spec.rewards.scorers import KINDS, KindTraits, kinds_with
+from plaudit_workers.job.spec.rewards.scorers import KINDS, kinds_with
 from plaudit_workers.job.spec.rljob import TRAINING_SECTIONS
 
 CelRule = dict[str, str]
@@ -22,12 +22,6 @@ def _rule(rule: str, message: str) -> CelRule:
 
 _OPAQUE_TO_CEL = ("ruleArguments",)
 """Objects without a schema, which CEL cannot read; ``SpecValid`` checks them."""
-
-
-def _section_rules(kind: str, traits: KindTraits) -> Iterator[CelRule]:
-    if traits.section:
-        rule = f"self.kind != '{kind}' || has(self.{traits.section})"
-        yield _rule(rule, f"kind {kind} needs the section {traits.section}")
 
 
 def _field_rules() -> Iterator[CelRule]:
@@ -154,7 +148,11 @@ RULES: dict[str, list[CelRule]] = {
         _rule("has(self.url) != has(self.command)", "give exactly one of url and command"),
     ],
     "reward.scorers[]": [
-        *(rule for kind, traits in KINDS.items() for rule in _section_rules(kind, traits)),
+        *(
+            _rule(f"self.kind != '{kind}' || has(self.{section})", f"kind {kind} needs the section {section}")
+            for kind, traits in KINDS.items()
+            if (section := traits.section)
+        ),
         *_field_rules(),
         _rule("!has(self.when) || self.when.scorer != self.name", "when must name a scorer earlier in the list"),
     ],

@@ -13,7 +13,7 @@ from plaudit_operator.names import DELETION_COST, LABEL_JOB
 from plaudit_operator.observed import NO_SUCH_KIND, Observed, labels, owner_uid
 from plaudit_operator.runtime.errors import AlreadyExistsError, InvalidError, KubeError, NotFoundError
 from plaudit_operator.runtime.kinds import POD, kind_of
-from plaudit_operator.runtime.kube import Kube
+from plaudit_operator.runtime.kube import ApiServer
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
@@ -23,7 +23,7 @@ ChildKey = tuple[str, str]
 
 @dataclass
 class ApplyResults:
-    """Results of a plan's actions."""
+    """Hold the results of a plan's actions."""
 
     refusals: dict[ChildKey, str] = field(default_factory=dict)
     """Why an object cannot be written, by kind and name. A retry does not help."""
@@ -36,7 +36,7 @@ class AwaitedError(KubeError):
     """An object of an earlier job of the same name exists until garbage collection deletes it."""
 
 
-def carry_out(kube: Kube, pool: Executor, observed: Observed, actions: list[Action]) -> ApplyResults:
+def carry_out(kube: ApiServer, pool: Executor, observed: Observed, actions: list[Action]) -> ApplyResults:
     """Carry out actions. A failure does not stop the others, unless it is of an action with ``first``."""
     outcome = ApplyResults()
     first = [action for action in actions if isinstance(action, Create | Apply) and action.first]
@@ -78,7 +78,7 @@ def _key(action: Action) -> ChildKey:
             return "Event", action.reason
 
 
-def _try(kube: Kube, observed: Observed, action: Action) -> KubeError | None:
+def _try(kube: ApiServer, observed: Observed, action: Action) -> KubeError | None:
     try:
         _CALLS[type(action)](kube, observed, action)
     except KubeError as error:
@@ -86,7 +86,7 @@ def _try(kube: Kube, observed: Observed, action: Action) -> KubeError | None:
     return None
 
 
-def _create(kube: Kube, observed: Observed, action: Create) -> None:
+def _create(kube: ApiServer, observed: Observed, action: Create) -> None:
     manifest = action.manifest
     if action.replicas is not None:
         manifest = copy.copy(manifest) | {"spec": {**manifest["spec"], "replicas": action.replicas}}
@@ -97,7 +97,7 @@ def _create(kube: Kube, observed: Observed, action: Create) -> None:
             _expect_own(kube, observed, manifest)
 
 
-def _expect_own(kube: Kube, observed: Observed, manifest: dict[str, Any]) -> None:
+def _expect_own(kube: ApiServer, observed: Observed, manifest: dict[str, Any]) -> None:
     """Raise unless the object of this name belongs to the job and the cache merely does not show it yet."""
     kind, name = kind_of(manifest["kind"]), manifest["metadata"]["name"]
     present = kube.get(kind, observed.namespace, name)
@@ -114,21 +114,21 @@ def _expect_own(kube: Kube, observed: Observed, manifest: dict[str, Any]) -> Non
     )
 
 
-def _apply(kube: Kube, _: Observed, action: Apply) -> None:
+def _apply(kube: ApiServer, _: Observed, action: Apply) -> None:
     kube.apply(action.manifest)
 
 
-def _patch(kube: Kube, observed: Observed, action: Patch) -> None:
+def _patch(kube: ApiServer, observed: Observed, action: Patch) -> None:
     kube.patch(kind_of(action.kind), observed.namespace, action.name, action.body)
 
 
-def _scale(kube: Kube, observed: Observed, action: Scale) -> None:
+def _scale(kube: ApiServer, observed: Observed, action: Scale) -> None:
     for pod, cost in action.deletion_costs.items():
         _set_deletion_cost(kube, observed, pod, cost)
     kube.scale(kind_of(action.kind), observed.namespace, action.name, action.replicas)
 
 
-def _set_deletion_cost(kube: Kube, observed: Observed, pod: str, cost: int) -> None:
+def _set_deletion_cost(kube: ApiServer, observed: Observed, pod: str, cost: int) -> None:
     """Write the cost of a pod; without it, the scaling costs more work than necessary but is still right."""
     try:
         kube.patch(POD, observed.namespace, pod, {"metadata": {"annotations": {DELETION_COST: str(cost)}}})
@@ -138,11 +138,11 @@ def _set_deletion_cost(kube: Kube, observed: Observed, pod: str, cost: int) -> N
         logger.warning("deletion cost not written", namespace=observed.namespace, pod=pod, error=str(error))
 
 
-def _delete(kube: Kube, observed: Observed, action: Delete) -> None:
+def _delete(kube: ApiServer, observed: Observed, action: Delete) -> None:
     kube.delete(kind_of(action.kind), observed.namespace, action.name, action.uid, action.grace_s)
 
 
-_CALLS: dict[type[Any], Callable[[Kube, Observed, Any], None]] = {
+_CALLS: dict[type[Any], Callable[[ApiServer, Observed, Any], None]] = {
     Create: _create,
     Apply: _apply,
     Patch: _patch,

@@ -14,13 +14,7 @@ _MOST_CHARACTERS = 1024
 
 
 def event_manifest(job: Object, event: EmitEvent, now: float) -> Manifest:
-    """Return the Event object.
-
-    Args:
-        job: the RLJob.
-        event: its type, reason and message.
-        now: seconds since the epoch.
-    """
+    """Return the Event object of an RLJob; ``now`` is in seconds since the epoch."""
     metadata: dict[str, Any] = job["metadata"]
     return {
         "apiVersion": EVENT.api_version,

@@ -44,13 +44,7 @@ _GRACE_OF_A_BROKEN_RANK_S = 10
 
 
 def plan(observed: Observed, settings: OperatorSettings, now: float) -> Plan:
-    """Return the plan for a job.
-
-    Args:
-        observed: the job and its objects in the cluster.
-        settings: the operator's.
-        now: seconds since the epoch.
-    """
+    """Return the plan for a job; ``now`` is in seconds since the epoch."""
     if observed.job["metadata"].get("deletionTimestamp") or is_managed_elsewhere(observed):
         return Plan(dict(observed.status))  # garbage collection deletes the children
     if observed.ended:

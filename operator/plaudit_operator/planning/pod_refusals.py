@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from plaudit_operator.observed import Object, Observed
 from plaudit_operator.policies.refused_pods import FIRST_LOOK_AFTER_S, REASON_OF_EVENTS, is_overdue, lacking, refusal_of
 from plaudit_operator.runtime.kinds import EVENT
-from plaudit_operator.runtime.kube import Kube
+from plaudit_operator.runtime.kube import ApiServer
 
 _PAUSE_S = 10.0
 _LONGEST_PAUSE_S = 300.0
@@ -19,7 +19,7 @@ _SHARED_FOR_S = 2.0
 
 @dataclass(frozen=True)
 class Look:
-    """One look at the events of a job's objects that lack pods.
+    """Hold what one look at the events of a job's objects without pods found.
 
     Attributes:
         refusals: messages by kind and name of the owner; owners without one are left out.
@@ -39,32 +39,28 @@ class _Earlier:
 
 @dataclass(frozen=True)
 class _List:
-    """The refusals of a namespace, by the uid of the object whose pods were refused."""
+    """Hold the refusals of a namespace, by the uid of the object whose pods were refused."""
 
     at: float
     refusals: Mapping[str, str]
 
 
 class PodRefusals:
-    """Refusals by job. Each look at the events waits twice as long as the one before, from 10 s to 5 minutes.
+    """Keep refusals by job. Each look waits twice as long as the one before, from 10 s to 5 minutes.
 
     The wait may grow because the watch reports every pod that is created at last. Jobs of a namespace share a list of
     events for 2 s: the API server reads all events of the namespace for each, however few it returns. Safe to use from
     several threads.
     """
 
-    def __init__(self, kube: Kube) -> None:
+    def __init__(self, kube: ApiServer) -> None:
         self._kube = kube
         self._lock = threading.Lock()
         self._earlier: dict[str, _Earlier] = {}
         self._lists: dict[str, _List] = {}
 
     def look(self, observed: Observed, now: float) -> Look:
-        """Return why the API server refuses pods of a job.
-
-        Raises:
-            KubeError: the events cannot be listed.
-        """
+        """Return why the API server refuses pods of a job; raise ``KubeError`` if the events cannot be listed."""
         without_pods = lacking(observed)
         overdue = [owner for owner in without_pods if is_overdue(owner, now)]
         with self._lock:

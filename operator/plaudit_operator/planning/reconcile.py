@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
-from plaudit_operator.actions import EmitEvent, Plan
+from plaudit_operator.actions import Plan
 from plaudit_operator.admission.reward_service import needs_files
 from plaudit_operator.admission.service_references import referenced
 from plaudit_operator.cache import Cache, Key, trimmed
@@ -25,23 +25,13 @@ from plaudit_operator.policies.managed_by import is_managed_elsewhere
 from plaudit_operator.policies.rollouts.deletion_cost import chooses_rollouts, with_deletion_costs
 from plaudit_operator.runtime.errors import ConflictError, KubeError, NotFoundError
 from plaudit_operator.runtime.kinds import CONFIG_MAP, POD, REWARD_SERVICE, kind_of
-from plaudit_operator.runtime.kube import Kube
+from plaudit_operator.runtime.kube import ApiServer
 from plaudit_operator.settings import OperatorSettings
+from plaudit_operator.status.progress import ProgressReader
 from plaudit_operator.status.status import transitions
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
-
-
-class MetricsServices(Protocol):
-    """Reads the metrics services of jobs. Their responses are not trusted; both are empty without one."""
-
-    def read(self, name: str, namespace: str) -> dict[str, Any]:
-        """Return ``status.progress`` of a job."""
-
-    def busy(self, name: str, namespace: str) -> dict[str, int]:
-        """Return the samples in flight of each of a job's rollout workers, by the worker's name."""
-
 
 _REFUSED_AGAIN_AFTER_S = 30.0
 _AWAITED_S = 1.0
@@ -49,31 +39,27 @@ _AWAITED_S = 1.0
 
 @dataclass(frozen=True)
 class ReconcileResult:
-    """The result of one reconciliation."""
+    """Hold the result of one reconciliation."""
 
     again_after_s: float | None
     writes: int
 
 
 class Reconciler:
-    """Reconciles jobs.
+    """Reconcile jobs.
 
     Args:
-        kube: the API server.
-        cache: watched objects.
-        settings: the operator's settings.
-        pool: threads for independent API calls.
-        services: the metrics services of jobs.
+        services: the metrics services of jobs; their responses are not trusted.
         clock: seconds since the epoch.
     """
 
     def __init__(
         self,
-        kube: Kube,
+        kube: ApiServer,
         cache: Cache,
         settings: OperatorSettings,
         pool: Executor,
-        services: MetricsServices,
+        services: ProgressReader,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._kube = kube
@@ -87,15 +73,13 @@ class Reconciler:
         self._refusals = PodRefusals(kube)
 
     def reconcile(self, key: Key) -> ReconcileResult:
-        """Bring one job closer to its spec.
-
-        Raises:
-            KubeError: a retry is needed.
-        """
+        """Bring one job closer to its spec; raise ``KubeError`` if a retry is needed."""
         observed = self._observe(key)
-        hurried = self._hurry(key.namespace, observed.earlier_pods if observed else self._cache.pods(key))
+        hurried = hurry(observed.earlier_pods if observed else self._cache.pods(key))
+        for deletion in hurried:
+            self._kube.delete(POD, key.namespace, deletion.name, deletion.uid, deletion.grace_s)
         if observed is None:
-            return ReconcileResult(None, hurried)
+            return ReconcileResult(None, len(hurried))
         now = self._clock()
         wanted = plan(observed, self._settings, now)
         if chooses_rollouts(observed, wanted.actions):
@@ -110,13 +94,6 @@ class Reconciler:
             self._kube.delete(kind_of(observed.job["kind"]), observed.namespace, observed.name, observed.uid)
             writes += 1
         return ReconcileResult(_again(wanted, outcome), writes)
-
-    def _hurry(self, namespace: str, pods: Iterable[Object]) -> int:
-        """End pods of deleted jobs soon; return the number of writes."""
-        deletions = hurry(pods)
-        for deletion in deletions:
-            self._kube.delete(POD, namespace, deletion.name, deletion.uid, deletion.grace_s)
-        return len(deletions)
 
     def _observe(self, key: Key) -> Observed | None:
         observed = self._cache.observed(key)
@@ -135,7 +112,10 @@ class Reconciler:
             found = {key.name: service for key in keys if (service := self._cache.find(key)) is not None}
             observed = replace(observed, services=found)
         if not observed.ended and pods_missing(observed):
-            observed = replace(observed, pods=self._pods(observed))
+            # A late watch event must not turn a disruption of an attempt into a crash.
+            run = run_id(observed.name, observed.uid)
+            pods, _ = self._kube.list(POD, observed.namespace, f"{SELECTOR},{LABEL_RUN}={run}")
+            observed = replace(observed, pods=tuple(trimmed(POD, pod) for pod in pods))
         look = Look() if observed.ended else self._refusals.look(observed, self._clock())
         return replace(
             observed,
@@ -143,12 +123,6 @@ class Reconciler:
             look_for_refusals_after_s=look.again_after_s,
             progress=self._fresh_progress(observed),
         )
-
-    def _pods(self, observed: Observed) -> tuple[Object, ...]:
-        """List the job's pods: a late watch event must not turn a disruption of an attempt into a crash."""
-        run = run_id(observed.name, observed.uid)
-        pods, _ = self._kube.list(POD, observed.namespace, f"{SELECTOR},{LABEL_RUN}={run}")
-        return tuple(trimmed(POD, pod) for pod in pods)
 
     def _files(self, namespace: str, name: str) -> Object | None:
         try:
@@ -181,15 +155,11 @@ class Reconciler:
             return 1
         events = list(transitions(observed.status, wanted.status))
         for event in events:
-            self._emit(observed, event)
+            try:
+                self._kube.create(event_manifest(observed.job, event, self._clock()))
+            except KubeError as error:  # not retried
+                logger.warning("event not written", reason=event.reason, error=str(error))
         return 1 + len(events)
-
-    def _emit(self, observed: Observed, event: EmitEvent) -> None:
-        """Emit an event; a failure is logged and not retried."""
-        try:
-            self._kube.create(event_manifest(observed.job, event, self._clock()))
-        except KubeError as error:
-            logger.warning("event not written", reason=event.reason, error=str(error))
 
 
 def status_changes(before: Object, after: Object) -> dict[str, Any]:

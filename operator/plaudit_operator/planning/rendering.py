@@ -33,7 +33,7 @@ _KEPT = 1024
 
 @dataclass(frozen=True)
 class Rendering:
-    """The desired objects of a job."""
+    """Hold the desired objects of a job."""
 
     context: JobContext
     templates: Templates
@@ -59,7 +59,7 @@ class Rendering:
 
 @dataclass(frozen=True)
 class _Key:
-    """The cache key: equal for jobs that render equally."""
+    """Hold the cache key: equal for jobs that render equally."""
 
     name: str
     namespace: str
@@ -74,7 +74,7 @@ class _Key:
 
 @dataclass(frozen=True)
 class _Packed:
-    """A rendering in little memory: without what the job's ConfigMap holds, its manifests compressed."""
+    """Hold a rendering in little memory: without what the job's ConfigMap holds, its manifests compressed."""
 
     rendering: Rendering
     """Without manifests and templates, and without the data of what was admitted."""
@@ -105,7 +105,8 @@ _kept: Latest[_Key, _Packed] = Latest(_KEPT)
 def rendering(observed: Observed, settings: OperatorSettings) -> Rendering | RefusedJob:
     """Return the job's desired objects, or the reason why its spec is rejected."""
     config = observed.child("ConfigMap", names.job_config(observed.name))
-    digests = (_version(config), _data(observed.files))
+    version = str(config["metadata"].get("resourceVersion", "")) if config else ""
+    digests = (version, digest(observed.files.get("data")) if observed.files else "")
     spec = digest(observed.job["spec"])
     state = (spec, *digests, settings, awaited(observed), token_secrets(observed))
     key = _Key(observed.name, observed.namespace, observed.uid, *state)
@@ -121,14 +122,6 @@ def rendering(observed: Observed, settings: OperatorSettings) -> Rendering | Ref
 def _is_restored_by(data: Mapping[str, str], admitted: Admitted) -> bool:
     """Return True if the ConfigMap holds the files and templates of what was admitted: not before it exists."""
     return bool(admitted.written) and with_data(without_data(admitted), data) == admitted
-
-
-def _version(item: Object | None) -> str:
-    return str(item["metadata"].get("resourceVersion", "")) if item else ""
-
-
-def _data(item: Object | None) -> str:
-    return digest(item.get("data")) if item else ""
 
 
 def _render(key: _Key, observed: Observed, config: Object | None) -> Rendering | RefusedJob:

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command line and exit."""
     options = _parser().parse_args(arguments)
     try:
-        kubectl = Kubectl.found(options.namespace, options.context, options.kubeconfig)
+        kubectl = Kubectl.on_path(options.namespace, options.context, options.kubeconfig)
         sys.exit(_COMMANDS[options.command](kubectl, options))
     except (KubectlError, PluginError) as error:
         sys.exit(printable(f"kubectl plaudit: {error}", keep="\n"))
@@ -101,7 +101,8 @@ def _suspension(*, suspend: bool) -> Callable[[Kubectl, argparse.Namespace], int
         if how := ended(job):
             raise PluginError(f"{options.job} is {how}: it cannot {verb}")
         patch = f'{{"spec":{{"suspend":{str(suspend).lower()}}}}}'
-        kubectl.read("patch", _resource(job), options.job, "--type", "merge", "--patch", patch)
+        resource = SERVICES if job["kind"] == "RewardService" else RESOURCE
+        kubectl.read("patch", resource, options.job, "--type", "merge", "--patch", patch)
         means = (
             "its GPUs and workers are released; Redis and volumes are kept"
             if suspend
@@ -123,10 +124,6 @@ def _job(kubectl: Kubectl, name: str) -> Object:
                 raise
     there = [*kubectl.items(RESOURCE), *kubectl.items(SERVICES)]
     raise PluginError(unknown_job(name, kubectl.namespace(), there))
-
-
-def _resource(job: Object) -> str:
-    return SERVICES if job["kind"] == "RewardService" else RESOURCE
 
 
 _COMMANDS: dict[str, Callable[[Kubectl, argparse.Namespace], int]] = {

@@ -22,8 +22,7 @@ def summary(job: Object, events: Sequence[Object], now: float) -> str:
     """Return a job as text: phase and progress, roles, problems, newest events.
 
     Args:
-        job: the RLJob.
-        events: of it, in any order.
+        events: of the job, in any order.
         now: seconds since the epoch.
     """
     parts = [_head(job, now), _roles(job), _cost(job, now), _problems(job, now), _event_table(events, now)]

@@ -28,7 +28,7 @@ class KubectlError(Exception):
 
 
 class Kubectl:
-    """kubectl with a namespace and a context.
+    """Run kubectl with a namespace and a context. Every method raises ``KubectlError`` if kubectl fails.
 
     Args:
         argv: program and options that come before every command.
@@ -38,12 +38,8 @@ class Kubectl:
         self._argv = list(argv)
 
     @classmethod
-    def found(cls, namespace: str = "", context: str = "", kubeconfig: str = "") -> Kubectl:
-        """Return the kubectl on PATH; empty arguments keep its defaults.
-
-        Raises:
-            KubectlError: there is none.
-        """
+    def on_path(cls, namespace: str = "", context: str = "", kubeconfig: str = "") -> Kubectl:
+        """Return the kubectl on PATH; empty arguments keep its defaults."""
         program = shutil.which("kubectl")
         if program is None:
             raise KubectlError("kubectl is not on PATH; install it: https://kubernetes.io/docs/tasks/tools")
@@ -51,11 +47,7 @@ class Kubectl:
         return cls([program, *(word for name, value in given.items() if value for word in (name, value))])
 
     def read(self, *arguments: str) -> str:
-        """Return the output of a command.
-
-        Raises:
-            KubectlError: it failed.
-        """
+        """Return the output of a command."""
         done = subprocess.run([*self._argv, *arguments, _WITHIN], capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return done.stdout
@@ -65,20 +57,12 @@ class Kubectl:
         raise KubectlError(message, not_found="(NotFound)" in message)
 
     def json(self, *arguments: str) -> Mapping[str, Any]:
-        """Return an object.
-
-        Raises:
-            KubectlError: it failed.
-        """
+        """Return an object."""
         found: dict[str, Any] = json.loads(self.read(*arguments, "--output", "json"))
         return found
 
     def items(self, kind: str, *arguments: str) -> list[Mapping[str, Any]]:
-        """Return the objects of a kind.
-
-        Raises:
-            KubectlError: it failed.
-        """
+        """Return the objects of a kind."""
         return list(self.json("get", kind, *arguments)["items"])
 
     def namespace(self) -> str:
@@ -93,11 +77,7 @@ class Kubectl:
 
     @contextlib.contextmanager
     def forwarded(self, target: str, port: int) -> Iterator[int]:
-        """Forward a free local port while the context is open; yields the port.
-
-        Raises:
-            KubectlError: it cannot be forwarded.
-        """
+        """Forward a free local port while the context is open; yield the port."""
         command = [*self._argv, "port-forward", "--address", "127.0.0.1", target, f":{port}"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:

@@ -16,15 +16,9 @@ from plaudit_workers.job.spec.kubernetes.lifecycle import BackoffSpec
 
 
 def after_attempt(observed: Observed, attempt: TrainerAttempt, policy: BackoffSpec, now: float) -> dict[str, Any]:
-    """Return the fields of the status that record the end of an attempt.
-
-    Args:
-        observed: the job with its pods.
-        attempt: the attempt that ended.
-        policy: the job's pauses.
-        now: seconds since the epoch.
-    """
-    step = _step(observed)
+    """Return the fields of the status that record the end of an attempt; ``now`` is in seconds since the epoch."""
+    reported = (observed.progress, observed.status.get("progress") or {})
+    step = max(int(progress.get("step") or 0) for progress in reported)  # the newest that was ever reported as closed
     progressed = step > int(observed.status.get("lastAttemptStep", 0))
     short = not progressed and _ran_s(observed, attempt, now) < policy.reset_after_seconds
     count = int(observed.status.get("shortAttempts", 0)) + 1 if short else 0
@@ -41,12 +35,6 @@ def pause_s(short_attempts: int, policy: BackoffSpec) -> float:
 def left_s(observed: Observed, now: float) -> float:
     """Return the seconds until the next attempt may start; 0 if it may start now."""
     return max(0.0, (seconds(observed.status.get("nextAttemptTime")) or now) - now)
-
-
-def _step(observed: Observed) -> int:
-    """Return the newest step that the metrics service has ever reported as closed; 0 if none."""
-    known = (observed.progress, observed.status.get("progress") or {})
-    return max(int(progress.get("step") or 0) for progress in known)
 
 
 def _ran_s(observed: Observed, attempt: TrainerAttempt, now: float) -> float:

@@ -11,7 +11,7 @@ from plaudit_workers.job.spec.kubernetes.lifecycle import LifecycleSpec
 
 @dataclass(frozen=True)
 class Deadline:
-    """The deadline that comes next."""
+    """Hold the deadline that comes next."""
 
     reason: str
     message: str

@@ -37,11 +37,7 @@ def outliving_trainer(manifest: Manifest, observed: Observed) -> Manifest:
 
 
 def hurry(pods: Iterable[Object]) -> list[Delete]:
-    """Return the deletions that shorten the grace period of a deleted job's trainer.
-
-    Args:
-        pods: pods of jobs that were deleted.
-    """
+    """Return the deletions that shorten the grace period of the trainers among the pods of deleted jobs."""
     return [
         Delete("Pod", pod["metadata"]["name"], pod["metadata"]["uid"], grace_s=_GRACE_S)
         for pod in pods

@@ -7,11 +7,9 @@ from plaudit_operator.observed import Object, Observed, labels
 
 
 def is_in_use(observed: Observed, child: Object, revision: str) -> bool:
-    """Return True if pods of another revision may use a child that the present revision has no use for.
+    """Return True if pods of another revision may use a child that the present revision does not have.
 
     Args:
-        observed: the service and its objects.
-        child: a child that the present revision does not have.
         revision: the present one; empty for an RLJob, which has only one.
     """
     of_a_revision = names.LABEL_REVISION in labels(child) or names.LABEL_MODEL in labels(child)

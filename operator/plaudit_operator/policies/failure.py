@@ -24,7 +24,7 @@ RoleVerdict = Literal["absent", "running", "done", "failed", "disrupted", "final
 
 @dataclass(frozen=True)
 class TrainerAttempt:
-    """The trainer's current attempt."""
+    """Hold the trainer's current attempt."""
 
     number: int
     verdict: RoleVerdict
@@ -42,12 +42,7 @@ _DECIDED: dict[str, tuple[RoleVerdict, str]] = {
 
 
 def present_attempt(observed: Observed, rules: Sequence[FailureRuleSpec] = ()) -> TrainerAttempt:
-    """Return the current attempt.
-
-    Args:
-        observed: the job.
-        rules: of its failure policy.
-    """
+    """Return the current attempt, judged by the rules of the job's failure policy."""
     jobs = {attempt_of(job): job for job in observed.jobs_of("trainer")}
     number = max([int(observed.status.get("attempt", 0)), *jobs])
     job = jobs.get(number)
@@ -63,11 +58,8 @@ def present_attempt(observed: Observed, rules: Sequence[FailureRuleSpec] = ()) -
 def pods_missing(observed: Observed) -> bool:
     """Return True if an attempt failed and no pod shows how: they are deleted, or their events have not arrived."""
     attempt = present_attempt(observed)
-    return attempt.verdict == "disrupted" and not any(attempt_of(p) == attempt.number for p in _ended(observed))
-
-
-def _ended(observed: Observed) -> list[Object]:
-    return [pod for pod in observed.pods_of("trainer") if any(exit_of(pod, "trainer"))]
+    ended = (attempt_of(pod) for pod in observed.pods_of("trainer") if any(exit_of(pod, "trainer")))
+    return attempt.verdict == "disrupted" and attempt.number not in ended
 
 
 def _failed(observed: Observed, number: int, job: Object, rules: Sequence[FailureRuleSpec]) -> TrainerAttempt:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from plaudit_workers.job.spec.kubernetes.lifecycle import ExitCodesSpec, FailureRuleSpec
+from plaudit_workers.job.spec.kubernetes.lifecycle import FailureRuleSpec
 
 
 def deciding_rule(
@@ -13,7 +13,6 @@ def deciding_rule(
     """Return the rule that decides, and the rule as text with what it applies to; None if none applies.
 
     Args:
-        rules: of the policy, in order.
         codes: exit codes of the attempt's ranks.
         reasons: of its pods.
     """
@@ -25,10 +24,7 @@ def deciding_rule(
 
 
 def _match(rule: FailureRuleSpec, codes: Collection[int], reasons: Collection[str]) -> str:
-    if rule.on_exit_codes is not None:
-        return next((f"exit code {code}" for code in sorted(codes) if _listed(rule.on_exit_codes, code)), "")
+    if (listed := rule.on_exit_codes) is not None:
+        decides = (code for code in sorted(codes) if code != 0 and (code in listed.values) == (listed.operator == "In"))
+        return next((f"exit code {code}" for code in decides), "")
     return next((f"reason {reason}" for reason in sorted(reasons) if reason in rule.on_reasons), "")
-
-
-def _listed(listed: ExitCodesSpec, code: int) -> bool:
-    return code != 0 and (code in listed.values) == (listed.operator == "In")

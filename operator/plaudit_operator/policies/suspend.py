@@ -18,9 +18,7 @@ def scale_actions(
     """Return corrections of the replica counts of existing Deployments.
 
     Args:
-        observed: the job.
         counts: replicas by Deployment while the job runs; None if only an autoscaler sets them.
-        spec: the job's spec.
         rests: returns True if a Deployment is to have no pods now.
     """
     actions: list[Action] = []

@@ -12,11 +12,7 @@ T = TypeVar("T")
 
 
 class BackgroundLoop:
-    """Runs coroutines for other threads.
-
-    Args:
-        name: of the thread.
-    """
+    """Run coroutines for other threads, on a thread of this name."""
 
     loop: asyncio.AbstractEventLoop
 

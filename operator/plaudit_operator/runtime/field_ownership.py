@@ -17,10 +17,6 @@ def applied_fields(entries: Sequence[ManagedFields], manager: str) -> list[Manag
     """Return ``metadata.managedFields`` with all fields of a manager under the operation Apply; None if they are.
 
     ``spec.replicas`` is left without an owner: an apply without it would set it to 1.
-
-    Args:
-        entries: ``metadata.managedFields`` of an object.
-        manager: the field manager.
     """
     own = [entry for entry in entries if entry.get("manager") == manager and not entry.get("subresource")]
     if all(entry.get("operation") == "Apply" for entry in own):

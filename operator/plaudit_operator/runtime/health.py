@@ -35,13 +35,12 @@ _METRICS_FRESH_FOR_S = 1.0
 
 
 class ControllerHealthServer:
-    """The HTTP server, on all addresses of the pod.
+    """Serve HTTP on all addresses of the pod.
 
     Args:
-        port: TCP port; 0 takes a free one.
+        port: 0 takes a free one.
         alive: returns why the process should be restarted.
         ready: returns why the process does not work yet.
-        registry: the series of ``/metrics``.
         access: returns True for tokens whose owner may read ``/metrics``; None lets everybody.
     """
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of namespaced object."""
+    """Describe a kind of namespaced object."""
 
     api_version: str
     kind: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
@@ -26,6 +26,8 @@ _READ_TIMEOUT_S = 30.0
 _SILENT_WATCH_S = 120.0
 """A watch that sends nothing for this long, not even a bookmark (one a minute), is broken."""
 _PAGE = 200
+_CONNECTIONS = 32
+"""Connections kept open."""
 _STRICT = {"fieldValidation": "Strict"}
 """By default the API server drops unknown fields: a typo in ``pod.template`` would have no effect and no error."""
 _CREDENTIALS_FOR_S = 60.0
@@ -33,7 +35,7 @@ _CREDENTIALS_FOR_S = 60.0
 
 
 class _Event(msgspec.Struct):
-    """One line of a watch."""
+    """Hold one line of a watch."""
 
     type: str
     object: Object
@@ -42,54 +44,18 @@ class _Event(msgspec.Struct):
 _EVENT = msgspec.json.Decoder(_Event)
 
 
-class Kube(Protocol):
-    """The calls that the operator makes to an API server. Every method raises ``KubeError``."""
-
-    def list(self, kind: Kind, namespace: str, selector: str, fields: str = "") -> tuple[Iterable[Object], str]:
-        """Return the objects of a kind, fetched page by page, and the resourceVersion to watch from.
-
-        Args:
-            kind: of the objects.
-            namespace: empty for all namespaces.
-            selector: label selector; empty for all objects.
-            fields: field selector, such as ``reason=FailedCreate``; empty for all objects.
-        """
-
-    def watch(self, kind: Kind, namespace: str, selector: str, version: str, timeout_s: int) -> Iterator[Object]:
-        """Yield events (``type``, ``object``) after ``version`` until the server ends the watch."""
-
-    def get(self, kind: Kind, namespace: str, name: str) -> Object:
-        """Return one object."""
-
-    def create(self, manifest: Object) -> Object:
-        """Create an object; raise ``AlreadyExistsError`` if its name is taken, ``InvalidError`` for unknown fields."""
-
-    def apply(self, manifest: Object) -> Object:
-        """Apply a manifest on the server, with force: it takes over its fields, and removes those it no longer has."""
-
-    def patch(self, kind: Kind, namespace: str, name: str, body: Object, subresource: str = "") -> Object:
-        """Apply a JSON merge patch; a ``metadata.uid`` or ``resourceVersion`` in it is a precondition."""
-
-    def scale(self, kind: Kind, namespace: str, name: str, replicas: int) -> None:
-        """Set the number of replicas through the scale subresource."""
-
-    def delete(self, kind: Kind, namespace: str, name: str, uid: str, grace_s: int | None = None) -> None:
-        """Delete the object with this uid, its dependents in the background; a missing object is a success."""
-
-
 class ApiServer:
-    """A real API server.
+    """Call an API server. Every method raises ``KubeError``.
 
     Args:
         field_manager: owner of the fields that are written; replica counts belong to ``<field_manager>-scale``.
-        connections: connections kept open.
         api: a configured client; by default the pod's service account, else the kubeconfig.
     """
 
-    def __init__(self, field_manager: str, connections: int = 32, api: client.ApiClient | None = None) -> None:
+    def __init__(self, field_manager: str, api: client.ApiClient | None = None) -> None:
         if api is None:
             configuration = client.Configuration()
-            configuration.connection_pool_maxsize = connections
+            configuration.connection_pool_maxsize = _CONNECTIONS
             try:
                 config.load_incluster_config(client_configuration=configuration)
             except config.ConfigException:
@@ -103,7 +69,13 @@ class ApiServer:
         self._credentials_asked_at = -_CREDENTIALS_FOR_S
 
     def list(self, kind: Kind, namespace: str, selector: str, fields: str = "") -> tuple[Iterable[Object], str]:
-        """See ``Kube``."""
+        """Return the objects of a kind, fetched page by page, and the resourceVersion to watch from.
+
+        Args:
+            namespace: empty for all namespaces.
+            selector: label selector; empty for all objects.
+            fields: field selector, such as ``reason=FailedCreate``; empty for all objects.
+        """
         kind, query = self._served(kind), {"limit": str(_PAGE), "labelSelector": selector}
         query |= {"fieldSelector": fields} if fields else {}
         first = self._request("GET", kind.path(namespace), query)
@@ -119,7 +91,7 @@ class ApiServer:
             page = self._request("GET", kind.path(namespace), {**query, "continue": token})
 
     def watch(self, kind: Kind, namespace: str, selector: str, version: str, timeout_s: int) -> Iterator[Object]:
-        """See ``Kube``."""
+        """Yield events (``type``, ``object``) after ``version`` until the server ends the watch."""
         query = {
             "watch": "1",
             "labelSelector": selector,
@@ -142,18 +114,18 @@ class ApiServer:
             response.close()
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object:
-        """See ``Kube``."""
+        """Return one object."""
         return self._request("GET", self._served(kind).path(namespace, name))
 
     def create(self, manifest: Object) -> Object:
-        """See ``Kube``."""
+        """Create an object; raise ``AlreadyExistsError`` if its name is taken, ``InvalidError`` for unknown fields."""
         kind, namespace = self._served(kind_of(manifest["kind"])), manifest["metadata"]["namespace"]
         body = {**manifest, "apiVersion": kind.api_version}
         query = {"fieldManager": self._field_manager, **_STRICT}
         return self._request("POST", kind.path(namespace), query, body)
 
     def apply(self, manifest: Object) -> Object:
-        """See ``Kube``."""
+        """Apply a manifest on the server, with force: it takes over its fields, and removes those it no longer has."""
         kind, metadata = self._served(kind_of(manifest["kind"])), manifest["metadata"]
         query = {"fieldManager": self._field_manager, "force": "true", **_STRICT}
         path = kind.path(metadata["namespace"], metadata["name"])
@@ -171,19 +143,19 @@ class ApiServer:
             self._request("PATCH", path, query, {"metadata": owned}, "application/merge-patch+json")
 
     def patch(self, kind: Kind, namespace: str, name: str, body: Object, subresource: str = "") -> Object:
-        """See ``Kube``."""
+        """Apply a JSON merge patch; a ``metadata.uid`` or ``resourceVersion`` in it is a precondition."""
         path = self._served(kind).path(namespace, name, subresource)
         return self._request("PATCH", path, {"fieldManager": self._field_manager}, body, "application/merge-patch+json")
 
     def scale(self, kind: Kind, namespace: str, name: str, replicas: int) -> None:
-        """See ``Kube``."""
+        """Set the number of replicas through the scale subresource."""
         path, body = kind.path(namespace, name, "scale"), {"spec": {"replicas": replicas}}
         self._request(
             "PATCH", path, {"fieldManager": f"{self._field_manager}-scale"}, body, "application/merge-patch+json"
         )
 
     def delete(self, kind: Kind, namespace: str, name: str, uid: str, grace_s: int | None = None) -> None:
-        """See ``Kube``."""
+        """Delete the object with this uid, its dependents in the background; a missing object is a success."""
         body: Object = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         if grace_s is not None:
             body["gracePeriodSeconds"] = grace_s
@@ -194,11 +166,7 @@ class ApiServer:
                 raise
 
     def review(self, path: str, body: Object) -> Object:
-        """Post a review (of a token, of an access), which is answered and not stored.
-
-        Raises:
-            KubeError: it was not answered.
-        """
+        """Post a review (of a token, of an access), which is answered and not stored."""
         return self._request("POST", path, {}, body)
 
     def _served(self, kind: Kind) -> Kind:

@@ -12,11 +12,7 @@ V = TypeVar("V")
 
 
 class Latest(Generic[K, V]):
-    """A mapping that drops the value that was used least recently. Safe to use from several threads.
-
-    Args:
-        size: values that it keeps.
-    """
+    """Keep ``size`` values, and drop the one that was used least recently. Thread-safe."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -14,7 +14,7 @@ from typing import Any
 
 from plaudit_operator.runtime.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError
 from plaudit_operator.runtime.kinds import LEASE
-from plaudit_operator.runtime.kube import Kube
+from plaudit_operator.runtime.kube import ApiServer
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
@@ -25,17 +25,16 @@ _GIVE_UP_AFTER_S = 10.0
 
 
 class Leader:
-    """Holds the Lease, or competes for it.
+    """Hold the Lease, or compete for it.
 
     Args:
-        kube: the API server.
         lease: namespace and name of the Lease, one for each release of the chart.
         identity: name of this process in the Lease.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, kube: Kube, lease: tuple[str, str], identity: str, clock: Callable[[], float] = time.monotonic
+        self, kube: ApiServer, lease: tuple[str, str], identity: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._kube = kube
         self._namespace, self._name = lease

@@ -23,10 +23,9 @@ Review = Callable[[str, dict[str, Any]], dict[str, Any]]
 
 
 class MetricsAccess:
-    """Decisions on tokens, each kept for a minute. Safe to use from several threads.
+    """Decide on tokens, and keep each decision for a minute. Thread-safe.
 
     Args:
-        review: posts to the API server.
         clock: monotonic seconds.
     """
 
@@ -37,11 +36,7 @@ class MetricsAccess:
         self._known: OrderedDict[bytes, tuple[float, bool]] = OrderedDict()
 
     def allows(self, token: str) -> bool:
-        """Return True if the owner of a token may read ``/metrics``.
-
-        Raises:
-            KubeError: the API server does not answer.
-        """
+        """Return True if a token's owner may read ``/metrics``; raise ``KubeError`` without an answer."""
         key, now = hashlib.sha256(token.encode()).digest(), self._clock()
         with self._lock:
             at, allowed = self._known.get(key, (float("-inf"), False))

@@ -16,7 +16,7 @@ _LONGEST_BACKOFF_S = 60.0
 
 
 class WorkQueue(Generic[K]):
-    """A queue of keys.
+    """Queue keys.
 
     Args:
         clock: monotonic seconds.

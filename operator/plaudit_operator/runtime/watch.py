@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from plaudit_operator.runtime.errors import GoneError, KubeError, NotFoundError
 from plaudit_operator.runtime.kinds import Kind
-from plaudit_operator.runtime.kube import Kube
+from plaudit_operator.runtime.kube import ApiServer
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
@@ -29,7 +29,7 @@ _LONGEST_PAUSE_S = 15.0
 
 
 class Store(Protocol[K_co]):
-    """Receives what an informer reads. Both methods return the keys that changed."""
+    """Receive what an informer reads. Both methods return the keys that changed."""
 
     def replace(self, kind: Kind, items: Iterable[Any]) -> Iterable[K_co]:
         """Replace all objects of a kind; read ``items`` to their end before changing anything."""
@@ -39,20 +39,17 @@ class Store(Protocol[K_co]):
 
 
 class Informer(Generic[K]):
-    """Keeps a store in step with one kind.
+    """Keep a store in step with one kind.
 
     Args:
-        kube: the API server.
-        kind: the kind to watch.
         namespace: the namespace to watch; empty for all.
         selector: labels of the objects to watch; empty for all.
-        store: receives lists and events.
         changed: is called with the keys that changed.
     """
 
     def __init__(
         self,
-        kube: Kube,
+        kube: ApiServer,
         kind: Kind,
         namespace: str,
         selector: str,

@@ -21,7 +21,7 @@ NEEDED = (
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition as it is now, without its times."""
+    """Hold one condition as it is now, without its times."""
 
     type: str
     status: Literal["True", "False", "Unknown"]
@@ -43,7 +43,6 @@ def merged(
 
     Args:
         before: as last reported.
-        current: as they are now.
         generation: of the RLJob that they describe.
         now: seconds since the epoch.
     """
@@ -84,7 +83,6 @@ def phase(conditions: Sequence[Mapping[str, Any]], *, started: bool) -> str:
     """Return the phase: the conditions in one word.
 
     Args:
-        conditions: as reported.
         started: True if all of the job ever ran.
     """
     holds = {condition["type"]: condition["status"] == "True" for condition in conditions}

@@ -33,7 +33,7 @@ def held_gpus(context: JobContext, observed: Observed) -> dict[str, int]:
     for role, pod in pods.items():
         each = _gpus(templates.get(role) or {}, pod.gpu_resource or context.platform.gpu_resource)
         if each:
-            held[role] = each * sum(map(_holds, _pods(observed, role)))
+            held[role] = each * sum(is_scheduled(held_by) and not is_over(held_by) for held_by in _pods(observed, role))
     return held
 
 
@@ -47,10 +47,6 @@ def _pods(observed: Observed, role: str) -> list[Object]:
     kind, _, name = role.partition("/")
     label = names.LABEL_SCORER if kind == "model" else names.LABEL_ROLLOUT_GROUP
     return [pod for pod in observed.pods_of(kind) if not name or labels(pod).get(label) == name]
-
-
-def _holds(pod: Object) -> bool:
-    return is_scheduled(pod) and not is_over(pod)
 
 
 def with_cost(before: Mapping[str, Any], report: dict[str, Any], held: Mapping[str, int], now: float) -> dict[str, Any]:

@@ -24,13 +24,12 @@ def degraded(observed: Observed, roles: Mapping[str, RoleState], admitted: Condi
     """Return the condition of a job that ran before.
 
     Args:
-        observed: its objects in the cluster.
-        roles: the state of each role.
-        admitted: whether all of its objects exist.
+        admitted: whether all objects of the job exist.
         now: seconds since the epoch.
     """
     missing = [role for role in roles.values() if not role.is_ready]
-    if any(role.name == "transport" for role in missing) and _node_lost(observed):
+    redis_lost = any(evicted_since(pod) is not None for pod in observed.pods_of("redis"))
+    if redis_lost and any(role.name == "transport" for role in missing):
         message = (
             "the node of Redis is lost; the job waits for it. Redis's pod is never deleted by force: two of them on "
             "one volume would corrupt it. If the node will not return, delete the Node object"
@@ -44,10 +43,6 @@ def degraded(observed: Observed, roles: Mapping[str, RoleState], admitted: Condi
         message = "; ".join(trouble["message"] for trouble in troubles)
         return Condition.of(ConditionType.DEGRADED, True, troubles[0]["reason"], message)
     return healthy()
-
-
-def _node_lost(observed: Observed) -> bool:
-    return any(evicted_since(pod) is not None for pod in observed.pods_of("redis"))
 
 
 def _troubles(observed: Observed, now: float) -> list[dict[str, str]]:

@@ -76,20 +76,14 @@ class _Queues(msgspec.Struct):
 
 
 class ProgressReader:
-    """Reads the progress of jobs from their metrics services, on a thread of its own.
+    """Read the progress of jobs from their metrics services, on a thread of its own.
 
     Args:
         address_of: maps a job's name and namespace to the base URL of its service.
-        clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        address_of: Callable[[str, str], str] = address,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, address_of: Callable[[str, str], str] = address) -> None:
         self._address_of = address_of
-        self._clock = clock
         self._lock = threading.Lock()
         self._pending: dict[tuple[str, str], Future[JobProgress]] = {}
         self._failed_at: dict[tuple[str, str], float] = {}
@@ -97,15 +91,10 @@ class ProgressReader:
         self._background = BackgroundLoop("progress")
 
     def read(self, name: str, namespace: str) -> JobProgress:
-        """Return the job's progress; empty if its service does not respond at once, or responds badly.
-
-        Args:
-            name: of the job.
-            namespace: of the job.
-        """
+        """Return the job's progress; empty if its service does not respond at once, or responds badly."""
         key = (namespace, name)
         with self._lock:
-            if self._clock() - self._failed_at.get(key, -math.inf) < _FAILED_PAUSE_S:
+            if time.monotonic() - self._failed_at.get(key, -math.inf) < _FAILED_PAUSE_S:
                 return {}
             if key not in self._pending:
                 fetched = self._fetch(self._address_of(name, namespace))
@@ -122,12 +111,7 @@ class ProgressReader:
         return pending.result()
 
     def busy(self, name: str, namespace: str) -> dict[str, int]:
-        """Return the samples in flight of each rollout worker, by its name; empty without a good response within 1 s.
-
-        Args:
-            name: of the job.
-            namespace: of the job.
-        """
+        """Return the samples in flight by rollout worker's name; empty without a good response within 1 s."""
         asked = self._background.submit(self._fetch_queues(self._address_of(name, namespace)))
         wait([asked], _BUSY_WITHIN_S)
         if not asked.done():
@@ -147,7 +131,7 @@ class ProgressReader:
         with self._lock:
             self._pending.pop(key, None)
             self._failed_at.pop(key, None)
-            now = self._clock()
+            now = time.monotonic()
             if failed:
                 recent = {k: at for k, at in self._failed_at.items() if now - at < _FAILED_PAUSE_S}
                 self._failed_at = {**recent, key: now}
@@ -172,11 +156,7 @@ _HEADERS = {"Accept-Encoding": "identity", "Connection": "close"}
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> bytes:
-    """Return the body of a response.
-
-    Raises:
-        ValueError: it is no success, compressed or too long.
-    """
+    """Return the body of a response; raise ``ValueError`` if it is no success, compressed or too long."""
     async with session.get(url, allow_redirects=False) as response:
         if response.status != 200 or response.headers.get("Content-Encoding", "identity") != "identity":
             raise ValueError(f"{url}: HTTP {response.status} {response.headers.get('Content-Encoding', '')}")

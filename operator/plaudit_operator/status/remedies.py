@@ -21,7 +21,6 @@ def remedy(reason: str, role: str, job: str) -> str:
         reason: of ``names.Reason``.
         role: as it is named in the status; a reward model is ``model/<scorer>``, an environment
             ``environment/<name>``.
-        job: the job's name.
     """
     other = "the environment's pod" if role.startswith("environment/") else "the scorer's model.pod"
     pod = _PODS.get(role, other)

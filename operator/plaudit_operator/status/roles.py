@@ -21,7 +21,7 @@ from plaudit_operator.status.remedies import remedy
 
 @dataclass(frozen=True)
 class RoleState:
-    """One role."""
+    """Hold the state of one role."""
 
     name: str
     desired: int

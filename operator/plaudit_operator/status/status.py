@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ Status = dict[str, Any]
 
 @dataclass(frozen=True)
 class JobEnd:
-    """The end of a job, as a condition reports it."""
+    """Hold the end of a job, as a condition reports it."""
 
     condition: str
     reason: str
@@ -66,11 +66,7 @@ def status(
     """Return the status of a job that runs or starts.
 
     Args:
-        context: the job.
-        observed: its objects in the cluster.
-        roles: the state of each role.
         now: seconds since the epoch.
-        suspended: True if the job is to be suspended.
         waits: what the job waits for before all of it may start.
     """
     rest: _Rest = "suspended" if suspended else waits
@@ -223,13 +219,11 @@ def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator
             continue
         emitted.add(reason)
         yield EmitEvent(event, reason, condition["message"] or f"{kind} is {status_}")
+    roles: Sequence[Mapping[str, Any]] = after.get("roles") or ()
+    last_failure = next((str(role.get("lastFailure", "")) for role in roles if role["name"] == "trainer"), "")
     for counter, reason in (("restarts", Reason.ATTEMPT_FAILED), ("disruptions", Reason.DISRUPTED)):
         if int(after.get(counter, 0)) > int(before.get(counter, 0)):
-            yield EmitEvent("Warning", reason, _last_failure_of_trainer(after))
-
-
-def _last_failure_of_trainer(status_: Mapping[str, Any]) -> str:
-    return next((str(role.get("lastFailure", "")) for role in status_["roles"] if role["name"] == "trainer"), "")
+            yield EmitEvent("Warning", reason, last_failure)
 
 
 _EVENT_TYPES = {

@@ -27,15 +27,14 @@ _Reported = Mapping[str, Any]
 
 
 def summary(conditions: Sequence[_Reported]) -> list[Condition]:
-    """Return the three conditions.
-
-    Args:
-        conditions: all others, as they are reported.
-    """
+    """Return the three conditions that follow from all others, as these are reported."""
     known = {condition["type"]: condition for condition in conditions}
     lack = next(_lacks(known), None)
     stall = next(_stalls(known), None)
-    rests = _is(known, ConditionType.SUSPENDED, "True") and _reason(known) == Reason.SUSPENDED_BY_USER
+    rests = (
+        _is(known, ConditionType.SUSPENDED, "True")
+        and known[ConditionType.SUSPENDED]["reason"] == Reason.SUSPENDED_BY_USER
+    )
     rolling = _is(known, ConditionType.ROLLED_OUT, "False") and not lack
     works = (bool(lack) or rolling) and not stall and not rests
     work = lack or (_why(known[ConditionType.ROLLED_OUT]) if rolling else None)
@@ -89,10 +88,6 @@ _STALLING = (
 
 def _is(known: Mapping[str, _Reported], kind: str, status: str) -> bool:
     return kind in known and known[kind]["status"] == status
-
-
-def _reason(known: Mapping[str, _Reported]) -> str:
-    return str(known[ConditionType.SUSPENDED]["reason"])
 
 
 def _why(condition: _Reported) -> tuple[str, str]:

@@ -29,8 +29,9 @@ import pytest
 from redis import Redis
 from websockets.sync.client import ClientConnection, connect
 
+from event_entries import encode_event
 from plaudit_metrics.service.serve import ServiceSettings, serve
-from plaudit_metrics.sources.events import EventRecord, encode_event
+from plaudit_metrics.sources.events import EventRecord
 from plaudit_metrics.statistics.steps import step_record
 from plaudit_wire.names import CONSUMER_GROUPS, Names
 from plaudit_wire.records import GroupRecord, SampleRecord, ScorerRecord, StepRecord, WaitRecord, WorkerRecord

@@ -9,14 +9,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 
 class CopiedCounter(Collector):
-    """A family of counters.
-
-    Args:
-        name: metric name without ``_total``.
-        documentation: help text.
-        labels: the labels' names.
-        registry: where it is registered.
-    """
+    """Expose a family of counters; ``name`` is without ``_total``."""
 
     def __init__(self, name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
         self._name = name

@@ -23,7 +23,7 @@ _MOST_CHARACTERS = 64
 
 @dataclass(frozen=True)
 class Naming:
-    """How exemplars name the samples of a run."""
+    """Name the samples of a run in exemplars."""
 
     run: str = ""
     share: float | None = None
@@ -53,11 +53,9 @@ UNTRACED = Naming()
 
 
 class NamedSamples:
-    """The samples behind an array of values, in its order.
+    """Name the samples behind an array of values, in its order.
 
     Args:
-        naming: how exemplars name them.
-        samples: the samples.
         eligible: True where an exemplar may name the sample; shape [number of samples].
         at: seconds since the epoch of their exemplars; None: when each became terminal.
     """

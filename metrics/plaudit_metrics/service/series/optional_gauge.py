@@ -7,46 +7,41 @@ from collections.abc import Iterator, Mapping, Sequence
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector, CollectorRegistry
 
+GaugeValues = Mapping[tuple[str, ...], float | None]
+"""Label values → value; None: the gauge is absent."""
+
+
+def gauge_family(name: str, documentation: str, labels: Sequence[str], values: GaugeValues) -> GaugeMetricFamily:
+    """Return a family of gauges as it is scraped."""
+    family = GaugeMetricFamily(name, documentation, labels=labels)
+    for of, value in sorted(values.items()):
+        if value is not None:
+            family.add_metric(of, float(value))
+    return family
+
 
 class OptionalGauge(Collector):
-    """A family of gauges, of which only those with a value are exposed.
-
-    Args:
-        name: metric name.
-        documentation: help text.
-        labels: the labels' names.
-        registry: where it is registered.
-    """
+    """Expose a family of gauges: those that have a value."""
 
     def __init__(self, name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
         self._name = name
         self._documentation = documentation
         self._labels = tuple(labels)
-        self._values: dict[tuple[str, ...], float] = {}
+        self._values: dict[tuple[str, ...], float | None] = {}
         registry.register(self)
 
     def set(self, value: float | None, *labels: str) -> None:
         """Set one gauge; None removes it."""
-        if value is None:
-            self._values.pop(labels, None)
-        else:
-            self._values[labels] = float(value)
+        self._values[labels] = value
 
-    def replace(self, values: Mapping[tuple[str, ...], float]) -> None:
+    def replace(self, values: GaugeValues) -> None:
         """Set all gauges of the family, by label values; remove the others."""
         self._values = dict(values)
 
-    def clear(self) -> None:
-        """Remove all values."""
-        self._values = {}
-
     def describe(self) -> Iterator[GaugeMetricFamily]:
         """Yield the family without values."""
-        yield GaugeMetricFamily(self._name, self._documentation, labels=self._labels)
+        yield gauge_family(self._name, self._documentation, self._labels, {})
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the family as it is scraped."""
-        family = GaugeMetricFamily(self._name, self._documentation, labels=self._labels)
-        for labels, value in sorted(self._values.items()):
-            family.add_metric(labels, value)
-        yield family
+        yield gauge_family(self._name, self._documentation, self._labels, self._values)

@@ -6,12 +6,11 @@ from collections import deque
 
 
 class RecentMean:
-    """The mean of at least the newest ``size`` values; of batches, the oldest are dropped whole.
+    """Compute the mean of at least the newest ``size`` values; of batches, the oldest are dropped whole.
 
     A rate over a window of time is undefined between two steps that are further apart than the window. This is not.
 
     Args:
-        size: number of values.
         least: fewer values than this have no mean.
     """
 

@@ -28,7 +28,7 @@ SERVICE = "service"
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Facts about the job that series carry."""
+    """Hold the facts about the job that series carry."""
 
     job: str = ""
     schedule: str = ""
@@ -44,15 +44,13 @@ class RunInfo:
 
 
 class RunSeries:
-    """The Prometheus series of one run, with their registry.
+    """Hold the Prometheus series of one run, with their registry.
 
     Args:
         latency_threshold_s: a sample scored within this time after its publication is in time
             (``metrics.rewardLatency.thresholdSeconds``).
         latency_target: the promised share of samples in time (``metrics.rewardLatency.target``).
-        info: facts about the job.
-        traces: counts of traces by outcome, read at each scrape.
-        naming: how exemplars name samples.
+        traces: returns the counts of traces by outcome; called at each scrape.
     """
 
     def __init__(
@@ -135,7 +133,7 @@ class RunSeries:
 
 
 class _Traces(Collector):
-    """The counter of traces, which another thread counts."""
+    """Expose the counter of traces, which another thread counts."""
 
     def __init__(self, counts: Mapping[str, int]) -> None:
         self._counts = counts

@@ -13,7 +13,7 @@ from plaudit_metrics.service.series.optional_gauge import OptionalGauge
 from plaudit_metrics.service.series.recent_mean import RecentMean
 from plaudit_metrics.service.series.tool import ToolSeries
 from plaudit_metrics.statistics.batch_histogram import BatchHistogram
-from plaudit_metrics.statistics.columns import Integers, SampleColumns
+from plaudit_metrics.statistics.columns import SampleColumns
 from plaudit_metrics.statistics.stages import group_stage_seconds, sample_stage_seconds
 from plaudit_wire.records import OUTCOMES, GroupRecord, SampleRecord
 
@@ -25,12 +25,10 @@ _IN_TIME = np.array([outcome in ("scored", "skipped") for outcome in OUTCOMES])
 
 
 class SampleSeries:
-    """The series of samples and groups.
+    """Count the series of samples and groups.
 
     Args:
-        registry: where they are registered.
         latency_threshold_s: a sample scored within this time after its publication is in time.
-        naming: how exemplars name samples.
     """
 
     def __init__(self, registry: CollectorRegistry, latency_threshold_s: float, naming: Naming = UNTRACED) -> None:
@@ -133,7 +131,8 @@ class SampleSeries:
         for stage, seconds in sample_stage_seconds(columns).items():
             self.stage_seconds.observe(seconds, stage, source=named)
         for name, scorer in columns.scorers.items():
-            of_scorer = named.take(_asked(name, records))
+            asked = [place for place, record in enumerate(records) if name in record.scoring.scorers]
+            of_scorer = named.take(np.array(asked, dtype=np.int64))
             self.limiter_wait_seconds.observe(scorer.limiter_s, name, source=of_scorer)
             for code in np.unique(scorer.outcome):
                 places = np.flatnonzero(scorer.outcome == code)
@@ -181,11 +180,6 @@ class SampleSeries:
         for name, scorer in columns.scorers.items():
             self.limiter_wait_seconds.name(scorer.limiter_s, name, source=named)
             self.score_seconds.name(scorer.call_s, name, OUTCOMES[scorer.outcome[0]], source=named)
-
-
-def _asked(scorer: str, records: Sequence[SampleRecord]) -> Integers:
-    """Return the places of the samples that a scorer was asked about."""
-    return np.array([place for place, record in enumerate(records) if scorer in record.scoring.scorers], dtype=np.int64)
 
 
 def _recent() -> RecentMean:

@@ -1,13 +1,16 @@
-"""Declare and count the Prometheus series of closed steps."""
+"""Count closed steps in Prometheus series, and compute those of the newest step at each scrape."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Summary
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from plaudit_metrics.alerting.thresholds import RECENT_STEPS
-from plaudit_metrics.service.series.optional_gauge import OptionalGauge
+from plaudit_metrics.service.series.optional_gauge import GaugeValues, gauge_family
 from plaudit_metrics.statistics.waits import CAUSES
 from plaudit_wire.records import StepRecord
 
@@ -49,15 +52,68 @@ _STATISTICS = {
 _TOOL = "reward_pipeline/tool/"
 
 
-class StepSeries:
-    """The series of closed steps; those of the newest step are absent until one has closed."""
+def _scorer_figures(step: StepRecord) -> Iterator[tuple[str, str, float]]:
+    for key, value in step.statistics.items():
+        head, _, rest = key.partition("reward_pipeline/scorer/")
+        name, _, figure = rest.partition("/")
+        if name and not head:
+            yield name, figure, value
+
+
+def _scorer_seconds(step: StepRecord) -> GaugeValues:
+    figures = _scorer_figures(step)
+    return {(name, figure[-3:]): value for name, figure, value in figures if figure in ("call_s/p50", "call_s/p99")}
+
+
+def _tool_seconds(step: StepRecord) -> GaugeValues:
+    seconds: dict[tuple[str, ...], float] = {}
+    for key, value in step.statistics.items():
+        name, _, figure = key.removeprefix(_TOOL).rpartition("/call_s/")
+        if key.startswith(_TOOL) and figure in ("p50", "p99"):
+            seconds[name, figure] = value
+    return seconds
+
+
+_GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[StepRecord], GaugeValues]], ...] = (
+    ("plaudit_step", "Number", (), lambda step: {(): step.step}),
+    ("plaudit_step_last_closed_timestamp_seconds", "When it was closed", (), lambda step: {(): step.closed}),
+    ("plaudit_last_step_seconds", "Seconds", (), lambda step: {(): step.closed - step.opened}),
+    (
+        "plaudit_last_step_wait_seconds",
+        "Seconds that the trainer waited, by cause",
+        ("cause",),
+        lambda step: {(cause,): step.statistics.get(f"wait/{cause}_s", 0.0) for cause in CAUSES},
+    ),
+    (
+        "plaudit_sample_staleness",
+        "Policy versions between generation and training",
+        ("statistic",),
+        lambda step: {(n,): step.statistics.get(f"reward_pipeline/staleness/{n}") for n in ("min", "mean", "max")},
+    ),
+    (
+        "plaudit_last_step_scorer_value",
+        "Mean value of a scorer",
+        ("scorer",),
+        lambda step: {(name,): value for name, figure, value in _scorer_figures(step) if figure == "value/mean"},
+    ),
+    (
+        "plaudit_last_step_scorer_seconds",
+        "Seconds of a scorer's last attempts, exact",
+        ("scorer", "statistic"),
+        _scorer_seconds,
+    ),
+    ("plaudit_last_step_tool_seconds", "Seconds of a tool's calls", ("tool", "statistic"), _tool_seconds),
+)
+"""Name, help text and labels of a gauge of the newest closed step, and its values by label values."""
+
+
+class StepSeries(Collector):
+    """Count closed steps; the series of the newest step are absent until one has closed."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._lengths_s: deque[float] = deque(maxlen=RECENT_STEPS)
-        self._declare_totals(registry)
-        self._declare_newest(registry)
-
-    def _declare_totals(self, registry: CollectorRegistry) -> None:
+        self._newest: StepRecord | None = None
+        self._missing_share: float | None = None
         self.seconds = Summary("plaudit_step_seconds", "Seconds of closed steps", registry=registry)
         self.wait_seconds = Summary(
             "plaudit_step_wait_seconds", "Seconds that the trainer waited, by cause", ["cause"], registry=registry
@@ -75,31 +131,7 @@ class StepSeries:
         )
         for cause in CAUSES:
             self.wait_seconds.labels(cause)
-
-    def _declare_newest(self, registry: CollectorRegistry) -> None:
-        def gauge(name: str, documentation: str, *labels: str) -> OptionalGauge:
-            return OptionalGauge(name, f"{documentation}; newest closed step", labels, registry)
-
-        self._step = gauge("plaudit_step", "Number")
-        self._last_closed = gauge("plaudit_step_last_closed_timestamp_seconds", "When it was closed")
-        self._last_seconds = gauge("plaudit_last_step_seconds", "Seconds")
-        self._last_wait = gauge("plaudit_last_step_wait_seconds", "Seconds that the trainer waited, by cause", "cause")
-        self._last_missing = gauge("plaudit_last_step_events_lost_share", "Share of samples whose events were lost")
-        self._staleness = gauge(
-            "plaudit_sample_staleness", "Policy versions between generation and training", "statistic"
-        )
-        self._scorer_value = gauge("plaudit_last_step_scorer_value", "Mean value of a scorer", "scorer")
-        self._scorer_seconds = gauge(
-            "plaudit_last_step_scorer_seconds", "Seconds of a scorer's last attempts, exact", "scorer", "statistic"
-        )
-        self._tool_seconds = gauge("plaudit_last_step_tool_seconds", "Seconds of a tool's calls", "tool", "statistic")
-        self._statistics = {name: gauge(name, text) for name, (_, text) in _STATISTICS.items()}
-        self._longest = OptionalGauge(
-            "plaudit_recent_steps_max_seconds",
-            f"Seconds of the longest of the {RECENT_STEPS} newest closed steps",
-            [],
-            registry,
-        )
+        registry.register(self)
 
     def count(self, record: StepRecord, *, records_missing: int) -> None:
         """Count a closed step."""
@@ -110,43 +142,27 @@ class StepSeries:
             self.wait_seconds.labels(cause).observe(statistics.get(f"wait/{cause}_s", 0.0))
         self.records_missing.inc(records_missing)
         self.show(record)
-        self._last_missing.set(records_missing / record.num_samples if record.num_samples else 0.0)
+        self._missing_share = records_missing / record.num_samples if record.num_samples else 0.0
 
     def show(self, record: StepRecord) -> None:
         """Show a step as the newest without counting it."""
-        statistics = record.statistics
         self._lengths_s.append(record.closed - record.opened)
-        self._longest.set(max(self._lengths_s))
-        self._step.set(record.step)
-        self._last_closed.set(record.closed)
-        self._last_seconds.set(record.closed - record.opened)
-        self._last_wait.replace({(cause,): statistics.get(f"wait/{cause}_s", 0.0) for cause in CAUSES})
-        for name, (key, _) in _STATISTICS.items():
-            self._statistics[name].set(statistics.get(key))
-        for statistic in ("min", "mean", "max"):
-            self._staleness.set(statistics.get(f"reward_pipeline/staleness/{statistic}"), statistic)
-        self._show_scorers(record)
-        self._show_tools(record)
+        self._newest = record
 
-    def _show_scorers(self, record: StepRecord) -> None:
-        values: dict[tuple[str, ...], float] = {}
-        seconds: dict[tuple[str, ...], float] = {}
-        for key, value in record.statistics.items():
-            head, _, rest = key.partition("reward_pipeline/scorer/")
-            name, _, figure = rest.partition("/")
-            if head or not name:
-                continue
-            if figure == "value/mean":
-                values[(name,)] = value
-            elif figure in ("call_s/p50", "call_s/p99"):
-                seconds[name, figure[-3:]] = value
-        self._scorer_value.replace(values)
-        self._scorer_seconds.replace(seconds)
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the families, whose names do not depend on a step."""
+        return self.collect()
 
-    def _show_tools(self, record: StepRecord) -> None:
-        seconds: dict[tuple[str, ...], float] = {}
-        for key, value in record.statistics.items():
-            name, _, figure = key.removeprefix(_TOOL).rpartition("/call_s/")
-            if key.startswith(_TOOL) and figure in ("p50", "p99"):
-                seconds[name, figure] = value
-        self._tool_seconds.replace(seconds)
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the gauges as they are scraped."""
+        longest = f"Seconds of the longest of the {RECENT_STEPS} newest closed steps"
+        yield gauge_family("plaudit_recent_steps_max_seconds", longest, (), {(): max(self._lengths_s, default=None)})
+        lost = "Share of samples whose events were lost; newest closed step"
+        yield gauge_family("plaudit_last_step_events_lost_share", lost, (), {(): self._missing_share})
+        newest = self._newest
+        for name, documentation, labels, values in _GAUGES:
+            text = f"{documentation}; newest closed step"
+            yield gauge_family(name, text, labels, values(newest) if newest else {})
+        for name, (key, documentation) in _STATISTICS.items():
+            figure = newest.statistics.get(key) if newest else None
+            yield gauge_family(name, f"{documentation}; newest closed step", (), {(): figure})

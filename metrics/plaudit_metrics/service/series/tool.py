@@ -18,11 +18,7 @@ _FAILED = ("error", "timeout", "killed")
 
 
 class ToolSeries:
-    """The series of tools. Names beyond ``MOST_TOOLS`` count as ``unknown``.
-
-    Args:
-        registry: where they are registered.
-    """
+    """Count the calls of tools. Names beyond ``MOST_TOOLS`` count as ``unknown``."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.call_seconds = BatchHistogram(

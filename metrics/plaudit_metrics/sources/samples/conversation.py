@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -66,21 +66,17 @@ def completion_messages(row: Row, budget: TextBudget) -> list[Message]:
         return [] if text is None else [Message("assistant", budget.cut(text), tokens=row.get("response_tokens"))]
     turns = iter(msgspec.json.decode(row.get("turns_json") or "[]", type=list[TurnRecord]))
     rewards = iter(agent_of(row).turn_rewards)
-    return list(_with_turns(completion, turns, rewards, budget))
+    messages = []
+    for message in completion:
+        of_policy = message.get("role") == "assistant"
+        turn, reward = (next(turns, None), next(rewards, None)) if of_policy else (None, None)
+        messages.append(_message(message, turn, reward, budget))
+    return messages
 
 
 def agent_of(row: Row) -> StoredAgentRewards:
     """Return the rewards of a sample's tools and environment."""
     return msgspec.json.decode(row.get("agent_json") or "{}", type=StoredAgentRewards)
-
-
-def _with_turns(
-    completion: Sequence[dict[str, Any]], turns: Iterator[TurnRecord], rewards: Iterator[float], budget: TextBudget
-) -> Iterator[Message]:
-    for message in completion:
-        of_policy = message.get("role") == "assistant"
-        turn, reward = (next(turns, None), next(rewards, None)) if of_policy else (None, None)
-        yield _message(message, turn, reward, budget)
 
 
 def _message(message: dict[str, Any], turn: TurnRecord | None, reward: float | None, budget: TextBudget) -> Message:

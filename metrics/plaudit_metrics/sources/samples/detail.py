@@ -93,11 +93,7 @@ class SampleDetail(msgspec.Struct, frozen=True):
 
 
 def listed(row: Row) -> ListedSample:
-    """Return a row of a list.
-
-    Args:
-        row: at least ``LISTED_COLUMNS``.
-    """
+    """Return the list's line for a row, which has at least ``LISTED_COLUMNS``."""
     scored = row["score"] is not None
     reason = "" if scored else row["reason"] or row["end_reason"] or ""
     turns = msgspec.json.decode(row.get("turns_json") or "[]")
@@ -145,12 +141,7 @@ def listed_open(record: SampleRecord) -> ListedSample:
 
 
 def detail(row: Row, characters: int) -> SampleDetail:
-    """Return one sample.
-
-    Args:
-        row: all columns.
-        characters: of each text that are returned.
-    """
+    """Return one sample from a row with all columns, each text cut to ``characters``."""
     budget = TextBudget(characters)
     ended = row["outcome"] is not None and row["admitted_at"] is not None
     return SampleDetail(

@@ -16,7 +16,7 @@ def few_samples(path: Path) -> list[Row]:
     """Return the first 16 samples of a file, and the first four that have no score.
 
     Raises:
-        UnreadableFileError: it is damaged.
+        UnreadableFileError: the file is damaged.
     """
     with SampleFile(path) as file:
         first = file.find(SampleQuery())[:_FIRST].tolist()

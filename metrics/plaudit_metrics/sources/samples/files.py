@@ -23,13 +23,10 @@ def samples_file(run_folder: Path, step: int, incarnation: int) -> Path:
 
 
 def surviving_files(folder: Path) -> dict[int, Path]:
-    """Return the file of each step, by step in rising order; empty without files.
+    """Return the file of each step in a run's samples folder, by step in rising order; empty without files.
 
     A trainer that resumed from step 10 trains step 11 again: its file of step 11 replaces all older files from step 11
     on, since those steps were rolled back.
-
-    Args:
-        folder: the samples folder of a run.
     """
     found = [
         (int(name[2]), int(name[1]), path) for path in folder.glob("step-*") if (name := _NAME.fullmatch(path.name))

@@ -25,7 +25,7 @@ RowNumbers = NDArray[np.int64]
 
 
 class Bounds(NamedTuple):
-    """The least and the greatest value of a column in a file, from the statistics of its footer."""
+    """Hold the least and the greatest value of a column in a file, from the statistics of its footer."""
 
     least: str | float
     greatest: str | float
@@ -34,7 +34,7 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleQuery:
-    """Conditions that a sample fulfils together; an empty one accepts every sample."""
+    """Hold conditions that a sample fulfils together; an empty one accepts every sample."""
 
     outcome: str = ""
     """An outcome, or ``failed``."""

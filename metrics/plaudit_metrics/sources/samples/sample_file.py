@@ -20,10 +20,9 @@ _BOUNDED = ("outcome", "score", "data_source", "split")
 
 
 class SampleFile:
-    """One open file; use as a context manager.
+    """Read one file of stored samples; use as a context manager.
 
     Args:
-        path: the file.
         columns: the columns of the rows; None reads all. Columns that the file lacks are None.
 
     Raises:

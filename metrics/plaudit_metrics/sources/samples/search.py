@@ -19,7 +19,7 @@ MOST_BYTES = 32 << 20
 
 
 class Place(NamedTuple):
-    """The place of a sample in a search."""
+    """Name the place of a sample in a search."""
 
     step: int
     skip: int = 0
@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 
 class SamplePage(NamedTuple):
-    """A part of a search's samples."""
+    """Hold a part of a search's samples."""
 
     rows: list[Row]
     next: Place | None
@@ -38,24 +38,18 @@ class SamplePage(NamedTuple):
 
 
 class SampleSearch:
-    """Searches files, and remembers the bounds of each.
-
-    Args:
-        columns: the columns of the rows.
-    """
+    """Search files for rows of these columns, and remember the bounds of each file."""
 
     def __init__(self, columns: list[str]) -> None:
         self._columns = columns
         self._bounds: dict[Path, Mapping[str, Bounds]] = {}
 
     def page(self, files: Mapping[int, Path], query: SampleQuery, start: Place | None, most: int) -> SamplePage:
-        """Return the next samples of a search.
+        """Return the next samples of a search, at most ``most``.
 
         Args:
             files: step → its file.
-            query: the conditions.
             start: the place at which the page begins; None is the newest step.
-            most: samples on the page.
 
         Raises:
             UnreadableFileError: a file is damaged.

@@ -17,16 +17,11 @@ class CutText(msgspec.Struct, frozen=True):
 
 
 class TextBudget:
-    """Cuts the texts of one sample.
+    """Cut the texts of one sample: each to ``characters``, all together to ``MOST_CHARACTERS``."""
 
-    Args:
-        characters: of each text that are kept.
-        most: characters that are kept over all texts.
-    """
-
-    def __init__(self, characters: int, most: int = MOST_CHARACTERS) -> None:
+    def __init__(self, characters: int) -> None:
         self._characters = characters
-        self._left = most
+        self._left = MOST_CHARACTERS
 
     def cut(self, text: str) -> CutText:
         """Return the beginning of a text."""

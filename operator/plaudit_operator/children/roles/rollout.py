@@ -25,7 +25,7 @@ ROLE = "rollout"
 
 @dataclass(frozen=True)
 class RolloutGroup:
-    """Rollout workers of one pod template."""
+    """Describe the rollout workers of one pod template."""
 
     name: str
     """Name of the entry of ``rollout.groups``; empty for a job without groups."""

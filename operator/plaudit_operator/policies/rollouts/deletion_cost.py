@@ -24,14 +24,13 @@ def chooses_rollouts(observed: Observed, actions: Sequence[Action]) -> bool:
 
 
 def with_deletion_costs(observed: Observed, actions: Sequence[Action], busy: Mapping[str, int]) -> list[Action]:
-    """Return the actions with the costs of the pods among which a ReplicaSet chooses.
+    """Return the actions of a job's plan with the costs of the pods among which a ReplicaSet chooses.
 
     Args:
-        observed: the job.
-        actions: of its plan.
         busy: samples in flight by name of the rollout worker. Without any, the ReplicaSet chooses by itself.
     """
-    by_pod = {_pod_of(worker): count for worker, count in busy.items()}
+    # A worker's name is its pod's, a process id and random digits.
+    by_pod = {worker.rsplit("-", 2)[0]: count for worker, count in busy.items()}
     with_costs: list[Action] = []
     for action in actions:
         candidates = _candidates(observed, action)
@@ -53,8 +52,3 @@ def _candidates(observed: Observed, action: Action) -> list[str]:
     pods = [pod for pod in observed.pods_of(_ROLE) if selected <= labels(pod).items()]
     present = [str(pod["metadata"]["name"]) for pod in pods if not (is_leaving(pod) or is_over(pod))]
     return sorted(present) if len(present) > action.replicas else []
-
-
-def _pod_of(worker: str) -> str:
-    """Return the pod of a worker, whose name is the pod's, a process id and random digits."""
-    return worker.rsplit("-", 2)[0]

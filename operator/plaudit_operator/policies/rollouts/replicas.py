@@ -21,7 +21,7 @@ from plaudit_workers.job.spec.kubernetes.lifecycle import BackoffSpec
 
 @dataclass
 class ReplicaDecision:
-    """The changes of the replicas of one group."""
+    """Hold the changes of the replicas of one group."""
 
     starts: list[ReplicaAttempt] = field(default_factory=list)
     """Attempts whose Jobs are missing."""
@@ -34,7 +34,6 @@ def decide(observed: Observed, group: str, count: int, policy: BackoffSpec, now:
     """Return the changes that bring a group closer to its number of replicas.
 
     Args:
-        observed: the job.
         group: name of the group; empty in a job without groups.
         count: replicas that are to run; 0 while the job is suspended.
         policy: pauses between attempts.
@@ -56,7 +55,8 @@ def decide(observed: Observed, group: str, count: int, policy: BackoffSpec, now:
         elif has_ended(newest):
             decision.starts.append(_next_attempt(newest, policy, now))
         elif newest["spec"].get("suspend"):
-            _resume(decision, newest, [*own_jobs, *_of_earlier(own_pods, newest)], policy, now)
+            earlier_pods = [pod for pod in own_pods if attempt_of(pod) < attempt_of(newest)]
+            _resume(decision, newest, [*own_jobs, *earlier_pods], policy, now)
     return decision
 
 
@@ -73,10 +73,6 @@ def _deletions(jobs: Sequence[Object]) -> Iterator[Delete]:
     for job in jobs:
         if not job["metadata"].get("deletionTimestamp"):
             yield Delete("Job", job["metadata"]["name"], job["metadata"]["uid"])
-
-
-def _of_earlier(pods: Sequence[Object], job: Object) -> list[Object]:
-    return [pod for pod in pods if attempt_of(pod) < attempt_of(job)]
 
 
 def _next_attempt(ended: Object, policy: BackoffSpec, now: float) -> ReplicaAttempt:
