@@ -25,7 +25,7 @@ from plaudit_workers.gateway.canary.canary_series import CanarySeries
 from plaudit_workers.gateway.description import ServiceDescription
 from plaudit_workers.gateway.series import GatewaySeries
 from plaudit_workers.health import HealthServer
-from plaudit_workers.job.loading.load import JobError, load_job
+from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.job.secrets import secret_value
 from plaudit_workers.job.spec.rewards.reward import CanarySpec
 from plaudit_workers.job.spec.rljob import RLJob
@@ -85,10 +85,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
         RefusedError: the job, the tokens, the certificate or the address cannot be used.
     """
     own = GatewaySettings.from_environment()
-    try:
-        job = load_job(settings.job_path)
-    except JobError as error:
-        raise RefusedError(str(error)) from error
+    job = load_job(settings.job_path)
     tokens = Tokens(own.tokens)
     listener = listen(own)
     transport = Transport(settings.redis, settings.run, None, Scripts())

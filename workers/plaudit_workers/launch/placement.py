@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -76,9 +76,9 @@ def gpus_available() -> float:
     return float(ray.cluster_resources().get("GPU", 0))
 
 
-def devices(count: int, environment: Mapping[str, str] = os.environ) -> list[str]:
+def devices(count: int) -> list[str]:
     """Return the first GPUs of this machine, as ``CUDA_VISIBLE_DEVICES`` names them."""
-    visible = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return (visible or [str(number) for number in range(count)])[:count]
 
 

@@ -60,12 +60,11 @@ class ScoreComparison:
 
     Args:
         num_changes: how many of the samples that changed most are listed.
-        seed: of the choice of pairs that are ranked, where there are too many.
     """
 
-    def __init__(self, num_changes: int = 10, seed: int = 0) -> None:
+    def __init__(self, num_changes: int = 10) -> None:
         self._num_changes = num_changes
-        self._random = random.Random(seed)
+        self._random = random.Random(0)
         self._before: Counter[str] = Counter()
         self._after: Counter[str] = Counter()
         self._scored = self._same = 0

@@ -21,9 +21,9 @@ from plaudit_wire.messages import GroupDelivery
 from plaudit_wire.records import ScoringRecord, WorkerRecord
 from plaudit_wire.sample import Sample
 from plaudit_workers.health import HealthServer
-from plaudit_workers.job.loading.load import JobError, load_job
+from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
+from plaudit_workers.process import EXIT_DONE, ProcessSettings
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.kinds.context import BuildContext
 from plaudit_workers.scoring.model_turns import ModelTurns
@@ -64,7 +64,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
         RefusedError: the job, the transport or a scorer cannot work.
     """
     forbid_inspection()  # by users' functions, which run in processes of the same user
-    job = _read_job(settings)
+    job = load_job(settings.job_path)
     workers: list[ScoringWorker] = []
     gate = CallGate()
     async with HealthServer(settings.health_port, ready=lambda: any(worker.ready for worker in workers)):
@@ -109,13 +109,6 @@ def _options(job: RLJob, settings: ProcessSettings) -> ScoringOptions:
 
 def _version(job: RLJob, settings: ProcessSettings) -> str:
     return settings.scoring_version or scoring_version(job)
-
-
-def _read_job(settings: ProcessSettings) -> RLJob:
-    try:
-        return load_job(settings.job_path)
-    except JobError as error:
-        raise RefusedError(str(error)) from error
 
 
 class ScoringWorker:

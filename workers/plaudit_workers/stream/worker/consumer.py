@@ -385,7 +385,3 @@ class Consumer(Generic[T]):
         unseen = [self._delivery(*entry) for entry in await self._entries(names)]
         await self._leases.hand_back([*self._leases.in_work.values(), *unseen])
         await self._transport.reads.run(transitions.forget(self.stream, self._worker))
-
-
-def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))
