@@ -48,7 +48,6 @@ async def is_reachable(url: str, path: str) -> bool:
     """Return True if a server takes requests.
 
     Args:
-        url: of the server.
         path: answers GET with a status below 400; empty: its port accepts connections.
     """
     if not path:

@@ -30,7 +30,6 @@ async def alone_on_gpu(run: str, environment: Mapping[str, str] = os.environ) ->
     """Hold the GPUs of this process within the context, if it shares them; wait until no other process does.
 
     Args:
-        run: the run's id.
         environment: ``CUDA_VISIBLE_DEVICES`` names the GPUs.
     """
     devices = environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if shares_gpu(environment) else []

@@ -38,7 +38,7 @@ RESTARTED = "PLAUDIT_RESTARTED"
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """The settings of a process of a job, read once from its environment."""
+    """Hold the settings of a process of a job, read once from its environment."""
 
     job_path: Path
     """``PLAUDIT_JOB``: the resolved job file."""
@@ -95,7 +95,7 @@ class ProcessSettings:
 
 
 def model_servers(environment: Mapping[str, str] = os.environ) -> dict[str, list[str]]:
-    """Read ``PLAUDIT_MODEL_SERVERS``; see ``ProcessSettings.model_servers``. Raises ``RefusedError``."""
+    """Read ``PLAUDIT_MODEL_SERVERS``; see ``ProcessSettings.model_servers``. Raise ``RefusedError``."""
     written = environment.get("PLAUDIT_MODEL_SERVERS", "")
     try:
         return msgspec.json.decode(written, type=dict[str, list[str]]) if written else {}
@@ -106,7 +106,7 @@ def model_servers(environment: Mapping[str, str] = os.environ) -> dict[str, list
 
 
 def redis_from(environment: Mapping[str, str], url: str = "") -> RedisAddress:
-    """Read the address of Redis from the environment. Raises ``RefusedError``."""
+    """Read the address of Redis from the environment. Raise ``RefusedError``."""
     try:
         return RedisAddress.from_environment(environment, url)
     except PasswordFileError as error:
@@ -118,7 +118,7 @@ Serve = Callable[[ProcessSettings, asyncio.Event], Awaitable[int]]
 
 @dataclass(frozen=True)
 class ProcessEnding:
-    """The end of a process: its exit code and, unless that is 0, the reason as a sentence."""
+    """Hold the end of a process: its exit code and, unless that is 0, the reason as a sentence."""
 
     code: int
     message: str = ""

@@ -38,7 +38,7 @@ FoundService = tuple[RedisAddress, str]
 
 
 class _Line(SampleOutput, frozen=True, omit_defaults=True, kw_only=True):
-    """One line of the output."""
+    """Hold one line of the output."""
 
     digest: str = ""
     """Of the sample as submitted."""
@@ -126,11 +126,6 @@ class _Output:
     Args:
         path: the file; None = standard output.
         samples: the input.
-        source: the file of the input, for messages.
-
-    Attributes:
-        written: complete lines in it.
-        progress: of this command.
     """
 
     def __init__(self, path: Path | None, samples: Sequence[SampleInput], source: Path) -> None:

@@ -43,10 +43,9 @@ def loading_message(what: str, field: str, source: str, error: Exception) -> str
 
 
 class ChatTemplate:
-    """A tokenizer's chat template with the job's tools and arguments.
+    """Render with a tokenizer's chat template, and the job's tools and arguments.
 
     Args:
-        tokenizer: has the template.
         tools: descriptions of the tools in OpenAI's format; empty for none.
         arguments: ``model.chatTemplateArguments``.
     """

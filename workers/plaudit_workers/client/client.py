@@ -58,13 +58,11 @@ class RewardClient:
     Args:
         url: Redis of the service: ``redis://host:port/0`` or ``rediss://…``, without a password.
         run: id of the service's run; empty: the only service of ``job``, or the only one in this Redis.
-        job: name of the RLJob.
-        password: of Redis.
         username: of Redis; empty: the user ``default``.
         session: name under which a later client can continue after this one was killed; empty: a random name, whose
             unfinished work is given up when the context is left.
-            keep_s: seconds that the session and its results are kept without a keep-alive of a client.
-            wait_s: seconds to wait for a service that does not exist yet.
+        keep_s: seconds that the session and its results are kept without a keep-alive of a client.
+        wait_s: seconds to wait for a service that does not exist yet.
     """
 
     def __init__(
@@ -140,8 +138,7 @@ class RewardClient:
     async def submit(self, samples: Iterable[SampleLike]) -> list[str]:
         """Submit samples, each on its own; wait while the session has as many in work as it may.
 
-        Returns:
-        Their ids, in the same order. A sample whose id was submitted before is not scored again.
+        Return their ids, in the same order. A sample whose id was submitted before is not scored again.
 
         Raises:
             ServiceError: a sample or an id is invalid; or another client has opened the session.
@@ -155,11 +152,10 @@ class RewardClient:
     async def submit_group(self, samples: Sequence[SampleLike], id: str = "") -> str:  # noqa: A002 (what it is)
         """Submit samples of one prompt, for group-scope scorers to score together; wait like ``submit``.
 
-        Returns:
-            The id of the group; its results come one after the other, with ``index`` 0, 1, ….
+        Return the id of the group; its results come one after the other, with ``index`` 0, 1, ….
 
         Raises:
-            ServiceError: see ``submit``; also for no samples, or more than 1,024.
+            ServiceError: as ``submit``; also for no samples, or more than 1,024.
         """
         if not 1 <= len(samples) <= LARGEST_GROUP:
             raise ServiceError(f"the group has {len(samples)} samples: submit 1 to {LARGEST_GROUP}")
@@ -175,7 +171,7 @@ class RewardClient:
         Args:
             follow: wait for more results instead of ending.
             acknowledge: acknowledge each result when the caller requests the next one; False: only when the caller
-            passes its id to ``acknowledge``.
+                passes its id to ``acknowledge``.
 
         Raises:
             ServiceError: another client has opened the session.

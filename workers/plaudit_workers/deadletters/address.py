@@ -25,7 +25,6 @@ def redis_address(folder: Path, url: str | None) -> RedisAddress:
     """Return the address of a run's Redis.
 
     Args:
-        folder: of the run.
         url: given by hand instead; the rest is in ``PLAUDIT_REDIS_…``.
 
     Raises:

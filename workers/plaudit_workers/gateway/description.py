@@ -14,15 +14,7 @@ from plaudit_workers.stream.connection import Transport
 
 @dataclass(frozen=True)
 class ServiceDescription:
-    """The description of one service.
-
-    Args:
-        job: its RLJob.
-        run: id of its run.
-        service: its offer.
-        limits: by name.
-        canary: the comparison with it; None: there is none.
-    """
+    """Describe one service."""
 
     job: RLJob
     run: str

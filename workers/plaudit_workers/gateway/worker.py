@@ -44,7 +44,7 @@ _KEEP_ALIVE_S = 75
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """The environment of a gateway.
+    """Hold the environment of a gateway.
 
     Attributes:
         host: ``PLAUDIT_GATEWAY_HOST``: the address it listens on; default 127.0.0.1.
@@ -62,7 +62,7 @@ class GatewaySettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> GatewaySettings:
-        """Read the settings. Raises ``RefusedError`` if one is missing or no port."""
+        """Read the settings. Raise ``RefusedError`` if one is missing or no port."""
         port, tokens = environment.get("PLAUDIT_GATEWAY_PORT", ""), environment.get("PLAUDIT_GATEWAY_TOKENS", "")
         if not port.isdigit() or not tokens:
             raise RefusedError(
@@ -160,7 +160,7 @@ def _config(gateway: Application, own: GatewaySettings) -> uvicorn.Config:
 
 
 def listen(own: GatewaySettings) -> socket.socket:
-    """Listen on the gateway's address. Raises ``RefusedError`` if it is taken."""
+    """Listen on the gateway's address. Raise ``RefusedError`` if it is taken."""
     try:
         return listening_socket(own.host, own.port)
     except OSError as error:

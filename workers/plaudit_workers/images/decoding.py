@@ -19,7 +19,7 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
 
 class ImageError(ValueError):
-    """An image cannot be used.
+    """Report an image that cannot be used.
 
     Args:
         complaint: continues a sentence about it.

@@ -16,9 +16,6 @@ def row_files(prompt: str | Sequence[dict[str, Any]], value: Any, folder: Path, 
 
     Args:
         prompt: of the row, checked.
-        value: of the row's column ``images``.
-        folder: of the data file.
-        most: ``data.images.maxPerPrompt``.
 
     Raises:
         ImageError: an image is missing, has no place or cannot be decoded, or there are too many; the message continues

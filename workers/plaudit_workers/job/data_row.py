@@ -56,7 +56,6 @@ def is_prompt(value: Any, kinds: Collection[str] = ("text",)) -> bool:
     """Return True for text, and for a non-empty list of messages with role and content.
 
     Args:
-        value: of the column.
         kinds: types that a part of a message's content may have.
     """
     if isinstance(value, str):
@@ -74,11 +73,7 @@ def is_prompt_with_images(value: Any) -> bool:
 
 
 def refused_media(images: bool) -> dict[str, str]:
-    """Return the columns that are refused, each with its remedy.
-
-    Args:
-        images: the job reads images (``data.images``).
-    """
+    """Return the columns that are refused, each with its remedy; ``images``: the job reads them (``data.images``)."""
     return {column: remedy for column, remedy in MEDIA_REMEDIES.items() if not (images and column == COLUMN)}
 
 

@@ -56,7 +56,7 @@ def connect(address: str | None, *, num_cpus: float) -> None:
 
 
 def _start(**options: Any) -> None:
-    """Start a Ray; try a second time when a busy machine needed longer than the 30 s that Ray allows itself."""
+    """Start Ray; try a second time when a busy machine needed longer than the 30 s that Ray allows itself."""
     try:
         ray.init(**options)
     except Exception as error:

@@ -49,7 +49,7 @@ _QUIET = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "VLLM_NO_US
 
 @dataclass(frozen=True)
 class ProcessPlan:
-    """One process, its resources and its environment. ``serve`` is ``module:function``."""
+    """Describe one process, its resources and its environment. ``serve`` is ``module:function``."""
 
     name: str
     role: Role
@@ -63,7 +63,7 @@ class ProcessPlan:
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """The settings that all processes of a run share."""
+    """Hold the settings that all processes of a run share."""
 
     run: str
     folder: Path
@@ -99,7 +99,6 @@ def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> d
 
     Args:
         job: the resolved job; without rollout and trainer it is a scoring service.
-        context: what all processes share.
         with_gpus: whether the cluster has GPUs; without, everything runs on CPUs.
     """
     spec = job.spec

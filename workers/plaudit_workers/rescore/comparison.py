@@ -25,7 +25,7 @@ _MOST_RANKED = 1_000_000
 
 
 class ScoreChange(msgspec.Struct, frozen=True):
-    """One sample whose score changed."""
+    """Hold one sample whose score changed."""
 
     step: int
     group: str
@@ -37,7 +37,7 @@ class ScoreChange(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """All samples."""
+    """Summarize all samples."""
 
     samples: int
     outcomes_before: dict[str, int]

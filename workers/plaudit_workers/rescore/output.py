@@ -48,7 +48,6 @@ def written_rows(target: Path | None, scorers: list[str]) -> Iterator[Write]:
 
     Args:
         target: ``….parquet`` or ``….jsonl``; None: nothing is written.
-        scorers: names of the scorers, for the columns.
     """
     if target is None:
         yield lambda stored, scoring: None

@@ -37,7 +37,7 @@ _ADDED_COLUMNS = ["messages_json", "max_tokens", "completion_json", "agent_json"
 
 
 class StoredSample(NamedTuple):
-    """A sample with its outcome and score in the run."""
+    """Hold a sample with its outcome and score in the run."""
 
     step: int
     sample: Sample
@@ -50,7 +50,6 @@ def samples_path(given: Path, runs: Path) -> Path:
 
     Args:
         given: a file, a samples folder, a run's folder, or a run's id.
-        runs: folder of the runs, for an id.
 
     Raises:
         RefusedError: there is none.
@@ -68,9 +67,6 @@ def samples_path(given: Path, runs: Path) -> Path:
 
 def sample_files(path: Path) -> list[Path]:
     """Return the files of a run's samples by step, without those of steps that a resume rolled back.
-
-    Args:
-        path: a samples folder, or one file.
 
     Raises:
         RefusedError: there are none.

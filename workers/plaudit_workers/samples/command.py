@@ -78,7 +78,6 @@ def sample_lines(row: Row, full: bool) -> Iterator[Text]:
     """Yield the lines that show a sample; control characters of its texts are printed as escapes.
 
     Args:
-        row: the stored sample.
         full: show texts whole, and not only their first 1,000 characters.
     """
     score = "no score" if row["score"] is None else f"score {row['score']:g}"

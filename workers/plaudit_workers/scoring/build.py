@@ -27,7 +27,6 @@ async def build_pipeline(reward: RewardSpec, worker: str, context: BuildContext 
 
     Args:
         reward: the job's section, paths absolute.
-        worker: name of this process, for the records.
         context: the environment of the scorers. Default: outside a run.
 
     Raises:

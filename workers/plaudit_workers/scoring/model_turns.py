@@ -19,10 +19,9 @@ _LOOK_EVERY_S = 0.2
 
 
 class ModelTurns:
-    """The turns of one reward worker.
+    """Take one reward worker's turns with the models that sleep during updates.
 
     Args:
-        transport: the run's streams.
         gate: of the calls to models that sleep; closed until the first look.
     """
 

@@ -47,7 +47,7 @@ _GIVEN_UP = ScoringRecord("given_up", reason="it was not scored when its group w
 
 @dataclass(frozen=True)
 class ScoringOptions:
-    """The sizes and times of a worker, and the version of its scoring."""
+    """Hold the sizes and times of a worker, and the version of its scoring."""
 
     max_concurrent_samples: int = 256
     drain_grace_s: float = 20.0
@@ -118,7 +118,6 @@ class ScoringWorker:
         name: of this process, in heartbeats, records and the consumer groups.
         transport: the run's streams; closed by the caller.
         pipeline: the job's scorers, opened; closed here.
-        options: sizes and times.
         turns: of calls to models that sleep during updates; None: there are no such models.
     """
 

@@ -9,10 +9,9 @@ from plaudit_wire.limits import ADMISSION_MEMORY_SHARE
 
 @dataclass(frozen=True)
 class StreamLimits:
-    """The bounds that a trainer sets.
+    """Hold the bounds that a trainer sets.
 
     Attributes:
-        max_open_groups: training groups that may be open at a time.
         max_open_validation_groups: validation groups that may be open at a time, in addition.
         group_deadline_s: from a group's first published sample to its release.
         group_scoring_deadline_s: from a group's last sample to its release without group-scope scorers.

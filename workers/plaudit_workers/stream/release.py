@@ -9,10 +9,9 @@ from plaudit_workers.stream.transitions.trainer import release
 
 
 def release_call(group: Group, incarnation: int) -> Call[bool]:
-    """Return the transition that releases one group.
+    """Return the transition that releases one group, read after its deadline had passed.
 
     Args:
-        group: read after its deadline had passed.
         incarnation: of the trainer; 0 for a session's group, which has no trainer.
     """
     if group.phase != "group_scoring":

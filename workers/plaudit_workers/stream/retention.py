@@ -17,12 +17,7 @@ _SCANNED_AT_ONCE = 1000
 
 
 async def expire_run(transport: Transport, seconds: int) -> None:
-    """Let all keys of a run expire. A user of Redis that may not do so is reported; the run has succeeded.
-
-    Args:
-        transport: of the run.
-        seconds: time from now.
-    """
+    """Let all keys of a run expire. A user of Redis that may not do so is reported; the run has succeeded."""
     try:
         await transport.retry_through_outage(lambda: _expire(transport, seconds))
     except NoPermissionError as error:

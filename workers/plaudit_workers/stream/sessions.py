@@ -43,7 +43,7 @@ _NOT_GENERATED_HERE = msgspec.msgpack.encode(
 
 @dataclass(frozen=True)
 class SampleResult:
-    """The result of scoring one sample."""
+    """Hold the result of scoring one sample."""
 
     scoring: ScoringRecord
     seconds: float
@@ -54,7 +54,7 @@ class SampleResult:
 
 @dataclass(frozen=True)
 class GroupResult:
-    """The scores of one group, in the order of its samples; acknowledged by ``entry``."""
+    """Hold the scores of one group, in the order of its samples; acknowledged by ``entry``."""
 
     group: str
     entry: str
@@ -62,12 +62,9 @@ class GroupResult:
 
 
 class StreamSession:
-    """One client's session.
+    """Hold one client's session.
 
     Args:
-        transport: the run's.
-        name: of the session; without spaces and ``:``.
-        service: the offer of the run.
         keep_s: seconds that the session is kept without a keep-alive of its client.
         shared: several processes use the session at once, each with an object of its own; every one reads all results.
     """

@@ -10,14 +10,13 @@ _BURST_S = 10.0
 
 
 class SampleRate:
-    """A token bucket for each caller at one gateway.
+    """Limit each caller's samples at one gateway by a token bucket.
 
     A request is admitted whole while anything is left, so that it need not be smaller than the burst; what it takes too
     much must be earned before the next one.
 
     Args:
         per_minute: samples; None: no bound.
-        clock: monotonic seconds.
     """
 
     def __init__(self, per_minute: float | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,10 +27,6 @@ class SampleRate:
 
     def take(self, caller: str, count: int) -> float:
         """Take samples for a request.
-
-        Args:
-            caller: the name of a token.
-            count: of samples.
 
         Returns:
             0, or the seconds after which the request would be admitted.

@@ -42,13 +42,11 @@ _group_decoder = msgspec.json.Decoder(_ScoredGroup)
 
 
 class Canary:
-    """The other service. ``close`` ends its connections.
+    """Copy a share of the samples to another service and compare. ``close`` ends its connections.
 
     Args:
         url: of the service, without a route.
-        token: of the caller there.
         share: of the samples that are copied, 0 to 1.
-        series: of this process.
     """
 
     def __init__(self, url: str, token: str, share: float, series: CanarySeries) -> None:

@@ -13,7 +13,7 @@ from plaudit_workers.scoring.offline.lines import SampleInput, sample_input
 
 
 def samples(body: Mapping[str, Any]) -> list[SampleInput]:
-    """Return the samples of a request. Raises ``ValueError``."""
+    """Return the samples of a request. Raise ``ValueError``."""
     queries = body.get("query")
     if not isinstance(queries, list):
         raise ValueError(f"query: give a list of texts, not {type(queries).__name__}")

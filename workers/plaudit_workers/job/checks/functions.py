@@ -23,7 +23,6 @@ def check_functions(job: RLJob, broken: Collection[str] = ()) -> list[Problem]:
     """Find everything that would keep a reward function of the job from being called.
 
     Args:
-        job: resolved (``load_job``).
         broken: fields with a problem (``check_files``); a function whose file has one is not imported.
     """
     targets = {

@@ -23,7 +23,6 @@ def check_loss(job: RLJob, broken: Collection[str] = ()) -> Iterator[Problem]:
     """Find what would keep the user's loss from training: it raises, or gives no loss with a gradient for each token.
 
     Args:
-        job: resolved (``load_job``).
         broken: fields with a problem (``check_files``); a loss whose file has one is not tried.
     """
     loss = job.spec.algorithm.loss if job.spec.trains else None

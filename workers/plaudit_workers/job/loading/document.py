@@ -18,11 +18,7 @@ Location = Sequence[str | int]
 
 
 class Document:
-    """One YAML document.
-
-    Args:
-        text: the document.
-        path: for the messages.
+    """Hold one YAML document; ``path`` is for the messages.
 
     Raises:
         JobError: the text is not YAML, or not one mapping.

@@ -42,11 +42,7 @@ def examine_job(path: Path | str) -> Examination:
 
 
 def read_job(path: Path | str) -> RLJob:
-    """Read the job of a file with its paths as written, for Kubernetes.
-
-    Raises:
-        JobError: as ``load_job``.
-    """
+    """Read the job of a file with its paths as written, for Kubernetes; raise as ``load_job`` does."""
     return _job(Document(_text(Path(path)), path), path)
 
 

@@ -52,7 +52,6 @@ def node_problem(folder: str, expected: str) -> str:
     """Return why the node that this runs on cannot run processes of a run; empty when it can.
 
     Args:
-        folder: of the run.
         expected: version of plaudit-workers.
     """
     found = version("plaudit-workers")

@@ -32,7 +32,7 @@ _NO_SERVER = (
 
 @dataclass(frozen=True)
 class ServerAccess:
-    """The users of a Redis server."""
+    """Name the users of a Redis server."""
 
     admin_password: str
     acl: str
@@ -44,7 +44,6 @@ class RedisServer:
 
     Args:
         folder: holds its append-only file, configuration and log; a later start in the same folder loads the data.
-        host: the address to listen on.
         max_memory_bytes: Redis refuses writes beyond it (``noeviction``); 0 = no limit.
         persistence: ``appendfsync`` policy.
         access: password of ``admin`` and the ACL file of its users; None: one password for the user ``default``.

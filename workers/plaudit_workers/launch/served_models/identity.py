@@ -17,7 +17,7 @@ _EVERYWHERE = "0.0.0.0"  # noqa: S104
 
 @dataclass(frozen=True)
 class ServerIdentity:
-    """The identity of a server."""
+    """Identify a server."""
 
     scorer: str
     number: int | None

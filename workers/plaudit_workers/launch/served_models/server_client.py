@@ -17,10 +17,9 @@ class ServerDiedError(Exception):
 
 
 class ServerClient:
-    """A client of one server.
+    """Call one server.
 
     Args:
-        url: of the server.
         sleep_token: of its routes ``/sleep`` and ``/wake_up``.
     """
 
@@ -37,11 +36,7 @@ class ServerClient:
             return False
 
     async def sleep(self) -> None:
-        """Free the server's GPU; its weights move to host memory. Return once they have.
-
-        Raises:
-            ServerDiedError: the server did not do it.
-        """
+        """Free the server's GPU: move its weights to host memory. Raise ``ServerDiedError`` if it does not do it."""
         await self._post("sleep")
 
     async def wake_up(self) -> None:

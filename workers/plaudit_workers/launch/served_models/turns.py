@@ -22,12 +22,7 @@ _BEAT_EVERY_S = 5.0
 
 
 class ServerTurns:
-    """The turns of one server.
-
-    Args:
-        worker: name of this process, in its heartbeats.
-        transport: the run's streams; closed by the caller.
-    """
+    """Take one server's turns with the trainer. The caller closes the transport."""
 
     def __init__(self, worker: str, transport: Transport) -> None:
         self._worker = worker

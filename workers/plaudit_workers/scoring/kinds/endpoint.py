@@ -33,7 +33,6 @@ def limiter(scorer: ScorerSpec, endpoint: str, context: BuildContext) -> Limiter
     """Build the queue in front of an endpoint.
 
     Args:
-        scorer: with its limits.
         endpoint: names the endpoint; scorers of a run with the same one share a budget.
         context: with the run's Redis, which stores the budget.
 

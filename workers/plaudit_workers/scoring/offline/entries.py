@@ -36,7 +36,6 @@ def file_entries(path: Path, option: str = "") -> Iterator[RawSample]:
     """Yield the lines or rows of a file; Parquet is recognised by its content.
 
     Args:
-        path: the file.
         option: the option that names it, for messages.
 
     Raises:

@@ -77,9 +77,7 @@ async def scored_in_order(
     A sample gets its task when a slot is free, so that only the reader ever waits for one.
 
     Args:
-        pipeline: the scorers.
         units: samples that are scored together: single ones or, where ``pipeline.scores_groups``, groups.
-        max_concurrent: samples in work at a time.
 
     Raises:
         RefusedError: raised by ``units``, after the scorings of all earlier samples.

@@ -37,7 +37,7 @@ _SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True)
 class _Trial:
-    """One row: its answer, the answer's origin, and the samples with the answer and with an empty response."""
+    """Hold one row: its answer, the answer's origin, and the samples with the answer and with an empty response."""
 
     source: str
     samples: Sequence[Sample]

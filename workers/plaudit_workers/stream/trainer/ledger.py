@@ -12,11 +12,9 @@ class Ledger:
     """Count the admitted groups and their ends.
 
     Attributes:
-        admitted: groups that were admitted.
         trained: closed after a policy update.
         evaluated: validation groups, closed after their scores were read.
         dropped: closed without use, by reason.
-        open: not closed yet.
     """
 
     admitted: int = 0

@@ -50,11 +50,7 @@ class TakenGroups:
         self._entries.pop(group_id, None)
 
     async def take(self, count: int, block_s: float) -> list[Group]:
-        """Take at most ``count`` groups; [] if none arrived within ``block_s``.
-
-        Raises:
-            StaleIncarnationError: another trainer has taken over.
-        """
+        """Take at most ``count`` groups; [] if none arrived within ``block_s``."""
         rows = await self._take_rows(count)
         if not rows and block_s > 0:
             await self._wait(block_s)

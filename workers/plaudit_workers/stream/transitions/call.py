@@ -22,7 +22,7 @@ def new_call() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Answer]):
-    """One transition, ready to be sent, once or repeatedly.
+    """Describe one transition, ready to be sent, once or repeatedly.
 
     Attributes:
         script: file name in ``lua/`` without its ending.

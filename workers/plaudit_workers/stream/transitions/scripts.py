@@ -14,7 +14,7 @@ _SHARED = ("run", "session", "group")
 
 
 class Scripts:
-    """The code of the transitions.
+    """Hold the code of the transitions.
 
     Attributes:
         files: the text of each file, by name without ending (``shared/group`` included).

@@ -47,18 +47,16 @@ _PAYLOADS: dict[str, type[Any]] = {"prompts": Prompt, "samples": Sample}
 
 @dataclass(frozen=True)
 class ConsumerOptions:
-    """The times and limits of leases; the defaults are the protocol's.
+    """Set the times and limits of leases; the defaults are the protocol's.
 
     Attributes:
         lease_s: an entry that was not renewed for this long may be claimed by others.
-        renew_every_s: pause between renewals.
         poison_limit: an entry becomes a dead letter once this many workers have lost it, the last in isolation.
         suspect_from: from this delivery on, an entry is suspected of ending its workers, and worked on apart from
             entries that are not. A lower number isolates sooner and costs throughput after every killed worker.
         most_suspects: suspects that are worked on at once, so that killed workers, which make many, cost little;
             after each further loss a quarter as many, in the end one: only its own loss makes a dead letter.
         block_s: seconds that ``take`` waits for work, below the blocking client's timeout of 10 s; 0: no wait.
-        reclaim_every_s: interval of the search for lapsed leases.
         unreadable_pause_s: pause of ``take`` after an entry that the shared volume did not provide.
     """
 
@@ -76,13 +74,8 @@ class Consumer(Generic[T]):
     """Take entries of one stream for one worker. Use it as an async context; call ``take`` from one task at a time.
 
     Args:
-        transport: of this process.
         stream: payloads are ``Prompt`` (prompts), ``Sample`` (samples) or ``GroupDelivery`` (groups).
         worker: a name that no other process has or had (pod and boot).
-        options: times and limits.
-
-    Attributes:
-        stream: the stream it reads.
     """
 
     def __init__(
@@ -125,7 +118,7 @@ class Consumer(Generic[T]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hand back unfinished work and leave the consumer group. Raises the error that ended the renewals, if any."""
+        """Hand back unfinished work and leave the consumer group. Raise the error that ended the renewals, if any."""
         try:
             await self._tasks.__aexit__(kind, error, trace)
         finally:
@@ -205,7 +198,6 @@ class Consumer(Generic[T]):
         """Claim entries whose lease has lapsed, and own ones whose delivery was lost; ``take`` does it every second.
 
         Args:
-            slots: the most entries to claim.
             lease_s: replaces the options' lease (0: claim everything that others hold).
         """
         options = self._options
@@ -351,7 +343,7 @@ class Consumer(Generic[T]):
         self.finished(delivery)
 
     async def _discard_needless(self, deliveries: Iterable[Delivery[Any]]) -> None:
-        """Drop entries whose group has ended meanwhile. Checks only old entries: the transitions check all of them."""
+        """Drop entries whose group has ended meanwhile. Check only old entries: the transitions check all of them."""
         old = [
             d
             for d in deliveries

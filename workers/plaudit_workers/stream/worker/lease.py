@@ -34,7 +34,7 @@ async def discard(transport: Transport, delivery: Delivery[Any]) -> bool:
 
 
 class Leases(Generic[T]):
-    """The entries that one consumer works on."""
+    """Hold the entries that one consumer works on."""
 
     def __init__(self, transport: Transport, stream: Stream, worker: str) -> None:
         self._transport = transport
@@ -61,9 +61,6 @@ class Leases(Generic[T]):
 
     async def renew(self, *, even_if_empty: bool = False) -> None:
         """Renew every lease; set ``lost`` of entries that have ended or that another consumer now holds.
-
-        Args:
-            even_if_empty: call Redis also when there is no lease to renew.
 
         Raises:
             redis.RedisError: Redis is unavailable.

@@ -17,12 +17,10 @@ of 20 s to no less than two renewals."""
 
 @dataclass
 class ServerTime:
-    """One consumer's last reading of the server's clock. Monotonic and server times in seconds.
+    """Hold one consumer's last reading of the server's clock. Monotonic and server times in seconds.
 
     Attributes:
         answered: the server's time in the last answer; None before the first.
-        sent: when that call was sent.
-        received: when its answer came.
     """
 
     answered: float | None = None
