@@ -173,7 +173,7 @@ class Transport:
         await self.scripts.run(beat(record))
 
     async def workers(self) -> list[WorkerRecord]:
-        """Return the processes whose last heartbeat is at most 20 s old."""
+        """Return the processes whose last heartbeat is at most ``LIVE_WITHIN_S`` old."""
         since = await self.now() - LIVE_WITHIN_S
         names: Any = await self.commands.zrangebyscore(self.names.workers, since, "+inf")
         records: Any = await self.commands.hmget(self.names.worker_records, names) if names else []

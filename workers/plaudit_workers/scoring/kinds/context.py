@@ -37,4 +37,4 @@ class BuildContext:
 AnyScorer = Scorer | GroupScorer
 
 Maker = Callable[[ScorerSpec, BuildContext], AnyScorer]
-"""Makes a scorer without starting anything; ``open`` starts it. Raise ``ConfigurationError`` or ``RefusedError``."""
+"""Make a scorer without starting anything; ``open`` starts it. Raise ``ConfigurationError`` or ``RefusedError``."""

@@ -18,6 +18,7 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from plaudit_wire.codec import RecordError, SchemaVersionError, decode
+from plaudit_wire.limits import LEASE_S
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import GroupDelivery, Prompt
 from plaudit_wire.names import CONSUMER_GROUPS
@@ -60,7 +61,7 @@ class ConsumerOptions:
         unreadable_pause_s: pause of ``take`` after an entry that the shared volume did not provide.
     """
 
-    lease_s: float = 20.0
+    lease_s: float = LEASE_S
     renew_every_s: float = 5.0
     poison_limit: int = 3
     suspect_from: int = 3

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 _EARLY_S = 2.0
 _LATE_S = 10.0
 """A call waits at most about 5 s before its caller gives up, so a later time is a step. Smaller steps shorten a lease
-of 20 s to no less than two renewals."""
+(``LEASE_S``) to no less than two renewals."""
 
 
 @dataclass
