@@ -209,14 +209,12 @@ class RewardClient:
         try:
             items = iter(groups.items())
             while batch := dict(itertools.islice(items, _GROUPS_A_PIPELINE)):
-                await self._submit_batch({group: _samples(group, inputs) for group, inputs in batch.items()})
+                left = {group: _samples(group, inputs) for group, inputs in batch.items()}
+                while left:
+                    if not await self._offer(left):
+                        await self._change(_ROOM_PAUSE_S)
         finally:
             self._submitting -= 1
-
-    async def _submit_batch(self, left: dict[str, list[Sample]]) -> None:
-        while left:
-            if not await self._offer(left):
-                await self._change(_ROOM_PAUSE_S)
 
     async def _offer(self, left: dict[str, list[Sample]]) -> bool:
         """Submit the remaining groups and remove those that are accepted. Return False when there is no room now."""
@@ -265,7 +263,7 @@ class RewardClient:
                 await self._session.open()
                 self._check_losses_at = upkeep_at = 0.0
             finally:
-                self._wake()
+                self._changed.set()
 
     async def _maintain_session(self) -> None:
         """Keep the session alive, release overdue groups, end expired sessions, and periodically check for losses."""
@@ -311,9 +309,6 @@ class RewardClient:
             if error is not None:
                 raise error
         await set_within(self._changed, timeout_s)
-
-    def _wake(self) -> None:
-        self._changed.set()
 
     def _taken_over(self, error: SessionTakenError) -> ServiceError:
         return ServiceError(f"{error}: give each client a session of its own")

@@ -142,7 +142,12 @@ def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> d
     servers = {f"model-{each.name}": _servers(each, context, with_gpus=with_gpus) for each in models}
     environments = {f"environment-{each.name}": [_environment(each, context)] for each in spec.environments}
     ordered = {"metrics": plans.pop("metrics"), **environments, **servers, **plans}
-    return {role: [_without_gpus(plan) for plan in each] for role, each in ordered.items()} if with_gpus else ordered
+    if not with_gpus:
+        return ordered
+    return {
+        role: [plan if plan.gpus else replace(plan, environment={**plan.environment, **_NO_GPUS}) for plan in each]
+        for role, each in ordered.items()
+    }
 
 
 def _rollouts(
@@ -155,10 +160,6 @@ def _rollouts(
         gpus = _gpus(each.pod, each.engine.gpus) if with_gpus else 0
         environment = {**context.environment(name, "rollout"), **own} | ({ROLLOUT_GROUP: group} if group else {})
         yield ProcessPlan(name, "rollout", cpus, gpus, SERVE["rollout"], environment)
-
-
-def _without_gpus(plan: ProcessPlan) -> ProcessPlan:
-    return plan if plan.gpus else replace(plan, environment={**plan.environment, **_NO_GPUS})
 
 
 def _gateway(context: LaunchSettings) -> dict[str, str]:

@@ -53,7 +53,7 @@ def written_rows(target: Path | None, scorers: list[str]) -> Iterator[Write]:
         yield lambda stored, scoring: None
     elif target.suffix == ".jsonl":
         with whole_file(target) as temporary, temporary.open("wb") as file:
-            yield lambda stored, scoring: _write_line(file.write, _row(stored, scoring))
+            yield lambda stored, scoring: file.write(msgspec.json.encode(_row(stored, scoring)) + b"\n")
     else:
         with whole_file(target) as temporary, _ParquetRows(temporary, scorers) as rows:
             yield lambda stored, scoring: rows.add(_row(stored, scoring))
@@ -69,10 +69,6 @@ def _row(stored: StoredSample, scoring: ScoringRecord) -> dict[str, Any]:
     for name, scorer in scoring.scorers.items():
         row |= {f"scorer/{name}/{column}": getattr(scorer, column) for column in _SCORER_COLUMNS}
     return row
-
-
-def _write_line(write: Callable[[bytes], Any], row: dict[str, Any]) -> None:
-    write(msgspec.json.encode(row) + b"\n")
 
 
 class _ParquetRows:

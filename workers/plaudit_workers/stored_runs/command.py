@@ -20,7 +20,6 @@ from redis.exceptions import AuthenticationError, NoPermissionError, ResponseErr
 from plaudit_wire.limits import LIVE_WITHIN_S
 from plaudit_wire.names import Names
 from plaudit_wire.outage import OUTAGE
-from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, RefusedError, redis_from
 
 _SCANNED_AT_ONCE = 1000
@@ -58,13 +57,10 @@ async def _runs(arguments: argparse.Namespace) -> int:
     except ResponseError as error:
         raise RefusedError(f"Redis at {address.url} refuses: {error}") from error
     except OUTAGE as error:
-        raise RefusedError(await _unreachable(address, error)) from error
+        unreachable = f"Redis at {address.url} cannot be reached: {error}. Is it running?"
+        raise RefusedError(await address.tls_problem(error) or unreachable) from error
     finally:
         await client.aclose(close_connection_pool=True)
-
-
-async def _unreachable(address: RedisAddress, error: BaseException) -> str:
-    return await address.tls_problem(error) or f"Redis at {address.url} cannot be reached: {error}. Is it running?"
 
 
 async def _keys_of_runs(client: Redis) -> Counter[str]:

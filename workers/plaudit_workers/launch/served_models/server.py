@@ -50,7 +50,8 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
             free yet.
     """
     identity = ServerIdentity.from_environment()
-    model = _model(settings, identity.scorer)
+    scorers = load_job(settings.job_path).spec.reward.scorers
+    model = next(each.served for each in scorers if each.name == identity.scorer and each.served is not None)
     if not model.sleep_during_updates:
         await _serve(settings, identity, model, stop)
         return EXIT_DONE
@@ -91,11 +92,6 @@ async def _serve(
             if turns is not None:
                 tasks.start(turns.follow(client))
             await _watch(child, client, stop)
-
-
-def _model(settings: ProcessSettings, scorer: str) -> ServedModelSpec:
-    job = load_job(settings.job_path)
-    return next(each.served for each in job.spec.reward.scorers if each.name == scorer and each.served is not None)
 
 
 async def _start(

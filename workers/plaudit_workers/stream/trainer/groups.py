@@ -101,10 +101,11 @@ class TrainerStreams:
             self._transport.names.open, "-inf", await self._transport.now()
         )
         groups = [await read_group(self._transport, member.decode()) for member in due]
-        return [group.id for group in groups if group is not None and await self._release(group)]
-
-    async def _release(self, group: Group) -> bool:
-        return await self._fence.run(release_call(group, self.incarnation))
+        return [
+            group.id
+            for group in groups
+            if group is not None and await self._fence.run(release_call(group, self.incarnation))
+        ]
 
     async def close(self, group_id: str, end: GroupEnd, reason: str = "", record: GroupRecord | None = None) -> bool:
         """End a group: count it and free its memory. Samples that are not terminal are given up.

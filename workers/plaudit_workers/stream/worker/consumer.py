@@ -184,7 +184,7 @@ class Consumer(Generic[T]):
                 await self._arrive()
             if claimed:
                 return claimed
-        if self._waiting or self._works_on_suspects():
+        if self._waiting or any(map(self._is_suspect, self._leases.in_work.values())):
             return await self._next_suspects(slots)
         return await self._read(slots)
 
@@ -246,9 +246,6 @@ class Consumer(Generic[T]):
             pipeline.xrange(self._transport.names.stream(self.stream), entry.id, entry.id)
         found = await pipeline.execute()
         return [(entry, rows[0][1]) for entry, rows in zip(names, found, strict=True) if rows]
-
-    def _works_on_suspects(self) -> bool:
-        return any(map(self._is_suspect, self._leases.in_work.values()))
 
     async def _next_suspects(self, slots: int) -> list[Delivery[T]]:
         """Return the suspects, once no other entry is in work; a single one is recorded as isolated."""
