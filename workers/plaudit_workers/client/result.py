@@ -19,7 +19,6 @@ class Result:
         index: which sample of its group; 0 for a sample that was submitted by itself.
         outcome: ``scored`` · ``data_error`` · ``infra_error`` · ``timeout`` · ``skipped`` · ``poison`` · ``given_up``.
         seconds: from its submission to its score.
-        drop_group: a scorer's ``onFailure: dropGroup`` excludes its group from training.
         version: of the scoring; empty if no worker has scored the sample.
     """
 

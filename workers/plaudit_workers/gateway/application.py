@@ -68,11 +68,7 @@ class GatewayShape(Protocol):
 
 
 class Application:
-    """Serve a gateway as an ASGI application.
-
-    Args:
-        canary: gets copies of a share of the samples; None: there is none.
-    """
+    """Serve a gateway as an ASGI application; ``canary`` gets copies of a share of the samples."""
 
     def __init__(
         self,

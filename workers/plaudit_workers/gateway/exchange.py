@@ -27,7 +27,6 @@ class Exchange:
 
     Args:
         field: of the list in the answer, for a batch.
-        streams: answer line by line.
         answered: called with groups and their answers when these are sent.
     """
 

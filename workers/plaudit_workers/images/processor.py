@@ -120,7 +120,6 @@ class ImageProcessor:
 
         Args:
             ids: int32[P] as rendered, with ``token_id`` once for each image.
-            digests: of the images, in their order.
         """
         counts = np.ones(ids.size, dtype=np.int64)
         counts[ids == self.token_id] = [self.num_tokens(digest) for digest in digests]

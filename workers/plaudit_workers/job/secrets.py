@@ -15,10 +15,7 @@ SECRETS_FOLDER = "PLAUDIT_SECRETS_FOLDER"
 
 
 def secret_value(reference: SecretKey, field: str) -> str:
-    """Return the value of a Secret without the trailing line end.
-
-    Args:
-        field: the job's field, for the message.
+    """Return the value of a Secret without the trailing line end; ``field`` is for the message.
 
     Raises:
         RefusedError: the value is missing or empty.

@@ -29,10 +29,9 @@ _OF_A_LOCAL_RAY = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0", "
 
 
 def connect(address: str | None, *, num_cpus: float) -> None:
-    """Join the cluster at ``address``, or start a Ray with a token on this machine.
+    """Join the cluster at ``address``, or start a Ray with a token on this machine, which ``disconnect`` ends.
 
     Args:
-        address: of an existing cluster; None = start one here, which ``disconnect`` ends.
         num_cpus: that all processes of the job request; a laptop with fewer cores shares them.
 
     Raises:

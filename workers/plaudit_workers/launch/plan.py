@@ -95,12 +95,7 @@ class LaunchSettings:
 
 
 def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> dict[Role, list[ProcessPlan]]:
-    """Return the processes of each role, in the order in which they are started.
-
-    Args:
-        job: the resolved job; without rollout and trainer it is a scoring service.
-        with_gpus: whether the cluster has GPUs; without, everything runs on CPUs.
-    """
+    """Return the processes of each role, in the order in which they are started."""
     spec = job.spec
     ranks_per_pod = min(spec.trainer.ranks, spec.trainer.ranks_per_pod)
     counts: dict[Role, tuple[int, float, float]] = {  # processes, CPUs and GPUs of each

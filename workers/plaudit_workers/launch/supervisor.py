@@ -35,7 +35,6 @@ class Supervisor:
     """Run the processes of one run.
 
     Args:
-        plans: the processes of each role, in starting order.
         max_restarts: how often one process may crash without a step closing in between.
     """
 

@@ -56,11 +56,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class ScoreComparison:
-    """Collect pairs of scores; ``summary`` compares them.
-
-    Args:
-        num_changes: how many of the samples that changed most are listed.
-    """
+    """Collect pairs of scores; ``summary`` compares them and lists the ``num_changes`` that changed most."""
 
     def __init__(self, num_changes: int = 10) -> None:
         self._num_changes = num_changes

@@ -44,11 +44,7 @@ def check_ending(target: Path | None) -> None:
 
 @contextmanager
 def written_rows(target: Path | None, scorers: list[str]) -> Iterator[Write]:
-    """Yield a function that writes one sample; ``target`` appears when the block ends without an error.
-
-    Args:
-        target: ``….parquet`` or ``….jsonl``; None: nothing is written.
-    """
+    """Yield a function that writes one sample; ``target`` appears when the block ends without an error."""
     if target is None:
         yield lambda stored, scoring: None
     elif target.suffix == ".jsonl":

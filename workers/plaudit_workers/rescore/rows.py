@@ -46,10 +46,7 @@ class StoredSample(NamedTuple):
 
 
 def samples_path(given: Path, runs: Path) -> Path:
-    """Return the folder or file of samples that a user means.
-
-    Args:
-        given: a file, a samples folder, a run's folder, or a run's id.
+    """Return the folder or file of samples that a user means: a file, a folder of samples or of a run, or a run's id.
 
     Raises:
         RefusedError: there is none.

@@ -30,7 +30,6 @@ class StoredScorers(Protocol):
 
     Attributes:
         version: what decides a score; it changes with the scorers.
-        scores_groups: groups of training samples are scored as a whole.
     """
 
     names: list[str]

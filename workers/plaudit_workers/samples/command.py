@@ -75,11 +75,7 @@ def _of_step(files: list[Path], step: int) -> list[Path]:
 
 
 def sample_lines(row: Row, full: bool) -> Iterator[Text]:
-    """Yield the lines that show a sample; control characters of its texts are printed as escapes.
-
-    Args:
-        full: show texts whole, and not only their first 1,000 characters.
-    """
+    """Yield the lines that show a sample; control characters of its texts are printed as escapes."""
     score = "no score" if row["score"] is None else f"score {row['score']:g}"
     head = f"step {row['step']} · group {row['group']} sample {row['index']} · {row['data_source']} · {score}"
     yield Text(_printable(head), style="bold red" if row["score"] is None else "bold")

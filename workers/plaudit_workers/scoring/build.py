@@ -26,7 +26,6 @@ async def build_pipeline(reward: RewardSpec, worker: str, context: BuildContext 
     """Build and open every scorer of a job; if one is refused, close all others.
 
     Args:
-        reward: the job's section, paths absolute.
         context: the environment of the scorers. Default: outside a run.
 
     Raises:

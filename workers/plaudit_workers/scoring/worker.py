@@ -115,10 +115,8 @@ class ScoringWorker:
     """Score the samples and groups that it takes.
 
     Args:
-        name: of this process, in heartbeats, records and the consumer groups.
         transport: the run's streams; closed by the caller.
         pipeline: the job's scorers, opened; closed here.
-        turns: of calls to models that sleep during updates; None: there are no such models.
     """
 
     def __init__(

@@ -127,11 +127,7 @@ def users(*, trains: bool) -> tuple[str, ...]:
 
 
 def acl_file(run: str, passwords: Mapping[str, str]) -> str:
-    """Return the contents of Redis's ``aclfile``, with digests instead of passwords.
-
-    Args:
-        passwords: by user; ``default`` is off.
-    """
+    """Return the contents of Redis's ``aclfile``, with digests instead of passwords; the user ``default`` is off."""
     lines = [_line(run, user, password) for user, password in passwords.items()]
     return "\n".join([_NOBODY, *lines, ""])
 

@@ -44,7 +44,6 @@ class Transport:
         commands: a client for plain commands, which it sends again when a connection breaks.
         scripts: sends transitions; waits through outages of Redis.
         reads: sends transitions that must not run as usual after an outage; raises the outage instead.
-        volume: records that are too large for Redis.
     """
 
     def __init__(self, address: RedisAddress, run: str, spill: Path | None, scripts: Scripts) -> None:

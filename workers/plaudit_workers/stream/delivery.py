@@ -19,7 +19,6 @@ class Delivery(Generic[T]):
     Attributes:
         index: of the sample in its group; None for an entry that concerns the whole group.
         deliveries: the number of deliveries: the first one, and one for each lapsed lease, including this one.
-        digest: of the sample's body, in ``samples``.
         blamed: it has lost several workers, the last of which worked on nothing else.
         taken: monotonic seconds.
         lost: set when the lease went to another worker, or the entry has ended without this one: stop the work.

@@ -16,7 +16,6 @@ class StreamLimits:
         group_deadline_s: from a group's first published sample to its release.
         group_scoring_deadline_s: from a group's last sample to its release without group-scope scorers.
         min_samples_per_group: a training group with fewer scored samples is dropped.
-        has_group_scorers: group-scope scorers run after the samples' own.
         memory_share: admissions stop above this share of Redis's memory.
     """
 

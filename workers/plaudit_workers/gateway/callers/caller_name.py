@@ -25,9 +25,6 @@ def token_of(caller: str) -> str:
 def caller_name(of_token: str, named: str, known: Set[str]) -> str:
     """Return the caller of a request.
 
-    Args:
-        named: the request's header; empty if it has none.
-
     Raises:
         ValueError: the header is not a name.
     """

@@ -52,7 +52,6 @@ class Limits:
     Attributes:
         queued: samples that wait for room in Redis; more are refused.
         queued_bytes: bytes of their responses and prompts, about.
-        kept_s: seconds that a result nobody has fetched is kept.
     """
 
     queued: int = 16_384
@@ -143,11 +142,7 @@ class CallerSession:
         return awaited
 
     def leave(self, awaited: Iterable[Awaited], *, delivered: bool) -> None:
-        """End the wait for groups; a result that was not delivered waits in Redis for its id.
-
-        Args:
-            delivered: the caller has got their results, as far as the gateway can know.
-        """
+        """End the wait for groups; a result that was not delivered waits in Redis for its id."""
         now = time.monotonic()
         for each in awaited:
             each.num_requests -= 1

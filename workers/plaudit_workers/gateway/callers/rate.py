@@ -14,9 +14,6 @@ class SampleRate:
 
     A request is admitted whole while anything is left, so that it need not be smaller than the burst; what it takes too
     much must be earned before the next one.
-
-    Args:
-        per_minute: samples; None: no bound.
     """
 
     def __init__(self, per_minute: float | None, clock: Callable[[], float] = time.monotonic) -> None:

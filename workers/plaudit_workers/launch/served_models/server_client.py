@@ -17,11 +17,7 @@ class ServerDiedError(Exception):
 
 
 class ServerClient:
-    """Call one server.
-
-    Args:
-        sleep_token: of its routes ``/sleep`` and ``/wake_up``.
-    """
+    """Call one server; the token is for its routes ``/sleep`` and ``/wake_up``."""
 
     def __init__(self, url: str, sleep_token: str) -> None:
         self._url = url

@@ -12,8 +12,7 @@ from rich.console import Console
 class Interrupt:
     """Handle the two signals of a run on its event loop. Make it inside the task that runs the job.
 
-    Args:
-        saves: returns True while a stop means that the trainer writes a checkpoint first.
+    ``saves`` returns True while a stop means that the trainer writes a checkpoint first.
     """
 
     def __init__(self, console: Console, saves: Callable[[], bool]) -> None:

@@ -78,11 +78,7 @@ class LiveMessages:
         return self.waiting(snapshot.workers, waited_s) + self.problems(snapshot.workers)
 
     def waiting(self, workers: Sequence[WorkerRecord], waited_s: float) -> list[str]:
-        """Return a line that names the processes which are not ready, when there is news of them.
-
-        Args:
-            workers: the processes with a fresh heartbeat.
-        """
+        """Return a line that names the processes that are not ready, when there is news of them."""
         ready = {worker.worker.rpartition("-")[0] for worker in workers if worker.ready}
         self._loading -= ready
         reported, at_s = self._reported

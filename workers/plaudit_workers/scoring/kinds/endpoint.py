@@ -34,7 +34,6 @@ def limiter(scorer: ScorerSpec, endpoint: str, context: BuildContext) -> Limiter
 
     Args:
         endpoint: names the endpoint; scorers of a run with the same one share a budget.
-        context: with the run's Redis, which stores the budget.
 
     Raises:
         RefusedError: a Secret has no value.

@@ -32,7 +32,6 @@ class StoredReader:
 
     Args:
         by_source: name of a scorer that finds its rule by data source, or None.
-        grouped: groups are scored as a whole, so their samples must be adjacent.
     """
 
     def __init__(self, name: str, by_source: str | None, grouped: bool) -> None:

@@ -112,7 +112,6 @@ class TrainerStreams:
 
         Args:
             end: ``trained`` and ``evaluated`` only from phase ``ready``; ``dropped`` from any.
-            reason: the reason of a drop.
 
         Returns:
             False when there is no such group.

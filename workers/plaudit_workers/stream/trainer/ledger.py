@@ -9,13 +9,7 @@ from typing import Self
 
 @dataclass
 class Ledger:
-    """Count the admitted groups and their ends.
-
-    Attributes:
-        trained: closed after a policy update.
-        evaluated: validation groups, closed after their scores were read.
-        dropped: closed without use, by reason.
-    """
+    """Count the admitted groups and their ends; ``evaluated`` are validation groups."""
 
     admitted: int = 0
     trained: int = 0

@@ -19,11 +19,7 @@ logger = get_logger(__name__)
 
 
 class TakenGroups:
-    """Hold the groups that one trainer has taken and not closed.
-
-    Attributes:
-        groups: by id, in their state when taken, in the order of the stream.
-    """
+    """Hold the groups that one trainer has taken and not closed, as they were when taken, in the stream's order."""
 
     def __init__(self, transport: Transport, fence: Fence) -> None:
         self._transport = transport

@@ -27,7 +27,6 @@ class Call(Generic[Answer]):
     Attributes:
         script: file name in ``lua/`` without its ending.
         arguments: ARGV[2] and following.
-        read: converts Redis's answer.
         group: ARGV[1]; empty for transitions that concern no single group.
     """
 

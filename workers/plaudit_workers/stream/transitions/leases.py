@@ -44,11 +44,7 @@ class ClaimedEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class Claimed:
-    """Hold the answer to a claim.
-
-    Attributes:
-        entries: their payloads are read separately.
-    """
+    """Hold the answer to a claim; payloads are read separately."""
 
     server_time: float
     entries: list[ClaimedEntry]
@@ -66,7 +62,6 @@ def claim(
 
     Args:
         expected: the earliest and the latest server time of this call (``ServerTime``); None: any.
-        in_work: entries that this consumer works on.
     """
     earliest, latest = ("", "") if expected is None else (f"{expected[0]:.6f}", f"{expected[1]:.6f}")
     lease_ms = round(rules.lease_s * 1000) if rules.lease_s >= 0 else -1

@@ -18,7 +18,6 @@ class Scripts:
 
     Attributes:
         files: the text of each file, by name without ending (``shared/group`` included).
-        library: made of them.
 
     Args:
         overrides: replaces some of the files; the tests of the tests seed bugs with it.

@@ -42,10 +42,7 @@ class SubmittedGroup:
     """Hold the encoded parts of a submitted group.
 
     Attributes:
-        digest: of the whole group.
         prompt: encoded; for group-scope scorers.
-        generation: encoded; one for all samples.
-        tensors: encoded; one for all samples.
         samples: digest and encoded sample of each index.
     """
 
@@ -66,7 +63,6 @@ def open_session(session: str, floor: int, keep_s: float, *, shared: bool = Fals
 
     Args:
         floor: the epoch that the caller had before; a new epoch is above it.
-        keep_s: seconds that the session is kept without a keep-alive.
         shared: every process that opens it this way gets the same epoch, so none shuts the others out.
     """
     return Call("open_session", (_SHARED_CALL if shared else new_call(), session, floor, keep_s), int)

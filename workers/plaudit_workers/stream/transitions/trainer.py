@@ -83,11 +83,7 @@ def release(group: str, incarnation: int, scorings: Sequence[ScoringRecord] = ()
 
 
 def take_ready(incarnation: int, count: int, held: Sequence[str]) -> Call[list[tuple[str, str, int]]]:
-    """Take at most ``count`` groups; the answer has entry, group and number of samples of each.
-
-    Args:
-        held: entries that this trainer has taken already.
-    """
+    """Take at most ``count`` groups that this trainer does not hold; the answer has entry, group and size of each."""
     return Call("take_ready", (incarnation, count, *held), _rows)
 
 

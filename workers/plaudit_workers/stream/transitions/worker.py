@@ -83,7 +83,6 @@ def dead_letter(delivery: Delivery[Any], reason: str, scorings: Sequence[Scoring
     """Move an entry to the dead letters; the answer is False when another consumer now holds it.
 
     Args:
-        reason: for the dead letter, and for the samples that end as ``poison``.
         scorings: for an entry of ``groups``: one for each sample, without its group-scope scorers.
     """
     poison = _encode(ScoringRecord(outcome="poison", reason=reason, worker=delivery.consumer))

@@ -17,11 +17,7 @@ _LATE_S = 10.0
 
 @dataclass
 class ServerTime:
-    """Hold one consumer's last reading of the server's clock. Monotonic and server times in seconds.
-
-    Attributes:
-        answered: the server's time in the last answer; None before the first.
-    """
+    """Hold one consumer's last reading of the server's clock. Monotonic and server times in seconds."""
 
     answered: float | None = None
     sent: float = 0.0
