@@ -22,11 +22,7 @@ _CHECK_EVERY_S = 0.5
 
 
 def environment_url(name: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the URL of an environment of the job.
-
-    Raises:
-        RefusedError: this process has none.
-    """
+    """Return the URL of an environment of the job."""
     url = environment.get(url_variable(name), "")
     if not url:
         raise RefusedError(f"{url_variable(name)} is not set: 'plaudit run' and the operator set it for rollouts")

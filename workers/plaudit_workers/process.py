@@ -64,11 +64,7 @@ class ProcessSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ProcessSettings:
-        """Read the settings.
-
-        Raises:
-            RefusedError: a variable is missing or not a number.
-        """
+        """Read the settings."""
         missing = [
             n for n in ("PLAUDIT_JOB", "PLAUDIT_RUN", "PLAUDIT_RUN_FOLDER", "PLAUDIT_REDIS_URL") if n not in environment
         ]

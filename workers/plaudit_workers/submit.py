@@ -121,7 +121,7 @@ def _over_http(result: plaudit_client.Result) -> Result:
 
 
 class _Output:
-    """Write results in the order of the samples; hold those that arrive before their turn. A ``path`` of None is standard output."""
+    """Write results in the order of the samples (``path`` None: to standard output); hold those that come early."""
 
     def __init__(self, path: Path | None, samples: Sequence[SampleInput], source: Path) -> None:
         self._path = path

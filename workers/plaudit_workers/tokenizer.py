@@ -62,11 +62,7 @@ class ChatTemplate:
 
     @classmethod
     def of_model(cls, model: ModelSpec, tools: Sequence[dict[str, Any]]) -> ChatTemplate:
-        """Load the template of a job's model: trainer and rollouts render with the same arguments.
-
-        Raises:
-            RefusedError: the tokenizer cannot be loaded or the chat template cannot be read.
-        """
+        """Load the template of a job's model: trainer and rollouts render with the same arguments."""
         return cls(load_tokenizer(model), tools, model.chat_template_arguments)
 
     def render(self, messages: Sequence[dict[str, Any]], *, generate: bool) -> str:

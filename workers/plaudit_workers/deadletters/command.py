@@ -28,11 +28,7 @@ _REMEDIES = {
 
 
 def dead(arguments: argparse.Namespace) -> int:
-    """Run the command.
-
-    Raises:
-        RefusedError: the run is not there, or no letter is named where one is needed.
-    """
+    """Run the command."""
     if arguments.action != "list" and not arguments.letters:
         raise RefusedError(f"plaudit dead {arguments.action} needs ids of letters (plaudit dead list), or all")
     return asyncio.run(_dead(arguments))

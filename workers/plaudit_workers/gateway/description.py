@@ -23,11 +23,7 @@ class ServiceDescription:
     canary: CanarySeries | None = None
 
     async def read(self, transport: Transport, num_awaited: int) -> dict[str, Any]:
-        """Return the description with the service's present health.
-
-        Raises:
-            redis.RedisError: Redis is unavailable.
-        """
+        """Return the description with the service's present health."""
         workers = [worker for worker in await transport.workers() if worker.role == "reward"]
         return {
             "job": self.job.metadata.name,

@@ -79,11 +79,7 @@ class GatewaySettings:
 
 
 async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
-    """Run a gateway until ``stop`` is set.
-
-    Raises:
-        RefusedError: the job, the tokens, the certificate or the address cannot be used.
-    """
+    """Run a gateway until ``stop`` is set."""
     own = GatewaySettings.from_environment()
     job = load_job(settings.job_path)
     tokens = Tokens(own.tokens)

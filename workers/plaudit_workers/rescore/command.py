@@ -34,11 +34,7 @@ Compare = Callable[[StoredSample, ScoringRecord], None]
 
 
 def rescore(arguments: argparse.Namespace) -> int:
-    """Run the command.
-
-    Raises:
-        RefusedError: the job, the service, the samples or the output cannot be used.
-    """
+    """Run the command."""
     check_ending(arguments.output)
     opening: AbstractAsyncContextManager[StoredScorers]
     if arguments.url:

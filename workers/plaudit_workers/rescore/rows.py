@@ -46,11 +46,7 @@ class StoredSample(NamedTuple):
 
 
 def samples_path(given: Path, runs: Path) -> Path:
-    """Return the folder or file of samples that a user means: a file, a folder of samples or of a run, or a run's id.
-
-    Raises:
-        RefusedError: there is none.
-    """
+    """Return the folder or file of samples that a user means: a file, a folder of samples or of a run, or a run's id."""
     if given.is_file() or any(given.glob("step-*.parquet")):
         return given
     for folder in (given / "samples", runs / given / "samples"):
@@ -63,11 +59,7 @@ def samples_path(given: Path, runs: Path) -> Path:
 
 
 def sample_files(path: Path) -> list[Path]:
-    """Return the files of a run's samples by step, without those of steps that a resume rolled back.
-
-    Raises:
-        RefusedError: there are none.
-    """
+    """Return the files of a run's samples by step, without those of steps that a resume rolled back."""
     if path.is_file():
         return [path]
     files = surviving_files(path)

@@ -107,11 +107,7 @@ class ServiceScorers:
 
 @asynccontextmanager
 async def scorers_of_job(job: RLJob) -> AsyncIterator[JobScorers]:
-    """Open a job's scorers; close them afterwards.
-
-    Raises:
-        RefusedError: a scorer cannot be built as configured.
-    """
+    """Open a job's scorers; close them afterwards."""
     pipeline = await build_pipeline(job.spec.reward, "rescore")
     try:
         yield JobScorers(job, pipeline)

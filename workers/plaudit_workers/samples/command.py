@@ -24,11 +24,7 @@ _STEP = re.compile(r"step-(\d+)-")
 
 
 def samples(arguments: argparse.Namespace) -> int:
-    """Run the command.
-
-    Raises:
-        RefusedError: there is no such run, it has no stored samples, or none of the step.
-    """
+    """Run the command."""
     files = sample_files(samples_path(arguments.run, arguments.runs_folder))
     if arguments.step is not None:
         files = _of_step(files, arguments.step)

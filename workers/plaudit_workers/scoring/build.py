@@ -27,9 +27,6 @@ async def build_pipeline(reward: RewardSpec, worker: str, context: BuildContext 
 
     Args:
         context: the environment of the scorers. Default: outside a run.
-
-    Raises:
-        RefusedError: a scorer cannot be built as configured.
     """
     context = context or BuildContext(reward, worker, model_servers=model_servers())
     made = _made(reward, context)

@@ -58,11 +58,7 @@ class ScoringOptions:
 
 
 async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
-    """Run a reward worker until ``stop`` is set.
-
-    Raises:
-        RefusedError: the job, the transport or a scorer cannot work.
-    """
+    """Run a reward worker until ``stop`` is set."""
     forbid_inspection()  # by users' functions, which run in processes of the same user
     job = load_job(settings.job_path)
     workers: list[ScoringWorker] = []

@@ -28,11 +28,7 @@ _DAY_S = 86_400.0
 
 
 def runs(arguments: argparse.Namespace) -> int:
-    """Run the command.
-
-    Raises:
-        RefusedError: Redis cannot be used, or no run is named where one is needed.
-    """
+    """Run the command."""
     if arguments.action == "delete" and bool(arguments.runs) == bool(arguments.silent_for):
         raise RefusedError("plaudit runs delete needs the ids of runs (plaudit runs list), or --silent-for DAYS")
     return asyncio.run(_runs(arguments))

@@ -143,11 +143,7 @@ class StreamSession:
         await self._transport.scripts.run(transitions.acknowledge(self.name, self._epoch, results))
 
     async def find(self, groups: Sequence[str]) -> dict[str, GroupResult | None]:
-        """Return the groups that the session holds, of these; None for one that is in work.
-
-        Raises:
-            redis.RedisError: Redis is unavailable.
-        """
+        """Return the groups that the session holds, of these; None for one that is in work."""
         commands = self._transport.commands
         stored: Any = await commands.hmget(self._transport.names.session(self.name, "groups"), groups)
         entries = {
@@ -160,11 +156,7 @@ class StreamSession:
         return found
 
     async def oldest_results(self, older_than_s: float, count: int) -> list[tuple[str, str]]:
-        """Return the oldest results (group, entry) that are older than so many seconds, at most ``count``.
-
-        Raises:
-            redis.RedisError: Redis is unavailable.
-        """
+        """Return the oldest results (group, entry) that are older than so many seconds, at most ``count``."""
         before_ms = int((await self._transport.now() - older_than_s) * 1000)
         key = self._transport.names.session(self.name, "results")
         rows: Any = await self._transport.commands.xrange(key, "-", before_ms, count=count)

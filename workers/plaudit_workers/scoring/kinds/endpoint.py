@@ -34,9 +34,6 @@ def limiter(scorer: ScorerSpec, endpoint: str, context: BuildContext) -> Limiter
 
     Args:
         endpoint: names the endpoint; scorers of a run with the same one share a budget.
-
-    Raises:
-        RefusedError: a Secret has no value.
     """
     return Limiter(_budget(scorer, endpoint, context), scorer.name)
 

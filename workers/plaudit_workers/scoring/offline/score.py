@@ -41,11 +41,7 @@ _BEGUN_AT_A_TIME = 8
 
 
 def score(arguments: argparse.Namespace) -> int:
-    """Run the command.
-
-    Raises:
-        RefusedError: the job, a line or a file cannot be used.
-    """
+    """Run the command."""
     reward = load_job(arguments.job).spec.reward
     source, output = arguments.input, arguments.output
     if _STANDARD not in (source, output) and output.resolve() == source.resolve():

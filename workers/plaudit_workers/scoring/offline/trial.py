@@ -44,11 +44,7 @@ class _Trial:
 
 
 def try_scorers(arguments: argparse.Namespace) -> int:
-    """Run the command.
-
-    Raises:
-        RefusedError: the job, its data or a scorer cannot be used.
-    """
+    """Run the command."""
     job = load_job(arguments.job)
     reward = _with_servers(job.spec.reward)
     trials = _trials(job, arguments.data, arguments.rows)

@@ -15,13 +15,10 @@ logger = get_logger(__name__)
 
 
 async def dead_letter(transport: Transport, delivery: Delivery[Any], reason: str) -> bool:
-    """Move the entry to the dead letters and make its samples terminal.
+    """Move the entry to the dead letters and make its samples terminal; return False when another consumer holds it.
 
     A sample ends as ``poison``; of a prompt every index that was not published; a group's scores become
     ``infra_error``.
-
-    Returns:
-        False when another consumer now holds the entry.
     """
     group = await read_group(transport, delivery.group) if delivery.stream == "groups" else None
     scorings = without_group_scorers(group, "infra_error", reason) if group else []
