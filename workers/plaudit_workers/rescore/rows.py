@@ -46,7 +46,7 @@ class StoredSample(NamedTuple):
 
 
 def samples_path(given: Path, runs: Path) -> Path:
-    """Return the folder or file of samples that a user means: a file, a folder of samples or of a run, or a run's id."""
+    """Return the samples that a user means by a file, a folder of samples or of a run, or the id of a run."""
     if given.is_file() or any(given.glob("step-*.parquet")):
         return given
     for folder in (given / "samples", runs / given / "samples"):
