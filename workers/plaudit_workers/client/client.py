@@ -118,17 +118,14 @@ class RewardClient:
             if error is None and self._by_iteration:
                 self._inbox.handle_yielded()
             async with asyncio.timeout(_LEFT_WITHIN_S):
-                await self._leave()
+                if not self._ended:
+                    await self._acknowledge()
+                if not self._named and not self._ended:
+                    await self._session.end()
         except (ServiceError, SessionTakenError, *OUTAGE) as problem:  # a timeout is one of them
             logger.warning("cannot end the session", error=str(problem))
         finally:
             await self._transport.close()
-
-    async def _leave(self) -> None:
-        if not self._ended:
-            await self._acknowledge()
-        if not self._named and not self._ended:
-            await self._session.end()
 
     @property
     def outstanding(self) -> int:

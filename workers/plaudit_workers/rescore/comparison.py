@@ -85,10 +85,8 @@ class ScoreComparison:
             heapq.heappush(self._changes, (size, next(self._order), change))
             if len(self._changes) > self._num_changes:
                 heapq.heappop(self._changes)
-        self._keep((change.before, change.after))
-
-    def _keep(self, pair: tuple[float, float]) -> None:
-        """Keep a uniform random sample of the pairs (reservoir sampling)."""
+        # A uniform random sample of the pairs (reservoir sampling).
+        pair = change.before, change.after
         if len(self._pairs) < _MOST_RANKED:
             self._pairs.append(pair)
         elif (place := self._random.randrange(self._scored)) < _MOST_RANKED:

@@ -163,7 +163,10 @@ class ScoringWorker:
             async with asyncio.TaskGroup() as taking:
                 for loop in loops:
                     taking.create_task(loop)
-            await self._drain()
+            self.ready = False
+            if works := set(self._works):
+                finished, returned = await drained(works, self._options.drain_grace_s)
+                logger.info("drained", finished=finished, returned=returned)
 
     async def _take_samples(self, tasks: Supervised, consumer: Consumer[Sample], stop: asyncio.Event) -> None:
         while not stop.is_set():
@@ -236,12 +239,6 @@ class ScoringWorker:
             for task, delivery in self._works.items():
                 if delivery.lost.is_set():
                     task.cancel()
-
-    async def _drain(self) -> None:
-        self.ready = False
-        if works := set(self._works):
-            finished, returned = await drained(works, self._options.drain_grace_s)
-            logger.info("drained", finished=finished, returned=returned)
 
     async def _beats(self) -> None:
         while True:
