@@ -1,4 +1,4 @@
-"""How long an external Redis keeps the keys of a run whose trainer finished its last step.
+"""Limit how long an external Redis keeps the keys of a run whose trainer finished its last step.
 
 A job's own Redis ends with its run. In an external one, keys would stay for ever: streams, counters and the ledger's
 copy. They get a time to live at the end of the run, and lose it when the run is started again.

@@ -1,4 +1,4 @@
-"""Writes a job back as YAML: every default spelled out, nothing empty, no nulls; reading it gives the same job."""
+"""Write a job back as YAML: every default spelled out, nothing empty, no nulls; reading it gives the same job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what in the run's Redis: an address and a password file for each role, and for people the admin's."""
+"""Give each role its address and password file for the run's Redis, and people the admin's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which server of which model a process runs, and where that server's address is published."""
+"""Identify the model's server that a process runs, and publish the server's address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends transitions to Redis.
+"""Send transitions to Redis.
 
 Concurrent calls share a pipeline: a batch holds the calls that wait when it begins; no call waits for a batch to fill.
 Every transition is idempotent, so a call whose reply was lost is sent again until Redis has answered.
