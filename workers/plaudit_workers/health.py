@@ -32,7 +32,7 @@ class HealthServer:
     ) -> None:
         self._port = port
         self._pages = dict(pages or {})
-        self._answers = {"/readyz": ready, "/healthz": lambda: True}
+        self._answers: dict[str, Callable[[], bool]] = {"/readyz": ready, "/healthz": lambda: True}
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:

@@ -33,7 +33,7 @@ _COLUMNS: dict[str, pyarrow.DataType] = {
 }
 _SCORER_COLUMNS: dict[str, pyarrow.DataType] = {"value": _REAL, "outcome": _TEXT, "reason": _TEXT}
 
-Write = Callable[[StoredSample, ScoringRecord], None]
+Write = Callable[[StoredSample, ScoringRecord], object]
 
 
 def check_ending(target: Path | None) -> None:
