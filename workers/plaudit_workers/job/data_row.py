@@ -69,7 +69,11 @@ def is_prompt_with_images(value: Any) -> bool:
 
 
 def refused_media(images: bool) -> dict[str, str]:
-    """Return the columns that are refused, each with its remedy; ``images``: the job reads them (``data.images``)."""
+    """Return the columns that are refused, each with its remedy.
+
+    Args:
+        images: the job reads images (``data.images``).
+    """
     return {column: remedy for column, remedy in MEDIA_REMEDIES.items() if not (images and column == COLUMN)}
 
 

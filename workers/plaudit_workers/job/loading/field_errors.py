@@ -94,10 +94,13 @@ MessageOf = Callable[[Any, dict[str, Any], type[BaseModel], Location], tuple[str
 
 def _missing(_: Any, __: dict[str, Any], root: type[BaseModel], location: Location) -> tuple[str, str]:
     field = field_at(root, location)
-    is_choice = field is not None and get_origin(field.annotation) is Literal
-    options = [str(option) for option in get_args(field.annotation)] if field and is_choice else []
+    options = [str(option) for option in get_args(field.annotation)] if field and _is_choice(field) else []
     value = f"one of {', '.join(options)}" if len(options) > 1 else "".join(options) or "…"
     return "is missing", f"Add {location[-1]}: {value}"
+
+
+def _is_choice(field: FieldInfo) -> bool:
+    return get_origin(field.annotation) is Literal
 
 
 def _unknown(_: Any, __: dict[str, Any], root: type[BaseModel], location: Location) -> tuple[str, str]:
