@@ -7,6 +7,9 @@ from typing import Final
 LIVE_WITHIN_S: Final = 20.0
 """A process counts as dead when its last heartbeat is older than this."""
 
+LEASE_S: Final = 20.0
+"""An entry of a stream that its worker has not renewed for this long may be claimed by others."""
+
 ADMISSION_MEMORY_SHARE: Final = 0.7
 """Share of Redis's memory above which no group is admitted and no session submits."""
 

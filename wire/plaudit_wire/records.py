@@ -96,12 +96,27 @@ class GenerationRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
 
-class ScorerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One scorer's result for one sample, with its durations."""
+class _Result(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Hold the end of a scoring. ``value`` is present exactly when ``outcome`` is ``scored``."""
 
     outcome: Outcome
     value: float | None = None
     reason: str | None = None
+
+    @property
+    def is_scored(self) -> bool:
+        """Return True if there is a score."""
+        return self.value is not None
+
+    @property
+    def has_failed(self) -> bool:
+        """Return True if there is no score, and it was not skipped on purpose."""
+        return self.value is None and self.outcome != "skipped"
+
+
+class ScorerRecord(_Result, frozen=True, omit_defaults=True):
+    """Hold one scorer's result for one sample, with its durations."""
+
     limiter_s: float = 0.0
     """Seconds spent waiting for a rate or concurrency limit."""
     held_s: float = 0.0
@@ -116,12 +131,9 @@ class ScorerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     extra: dict[str, float | str] = {}
 
 
-class ScoringRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The scoring of one sample. ``value`` is present exactly when ``outcome`` is ``scored``."""
+class ScoringRecord(_Result, frozen=True, omit_defaults=True):
+    """Hold the scoring of one sample."""
 
-    outcome: Outcome
-    value: float | None = None
-    reason: str | None = None
     drop_group: bool = False
     """The failure policy of a failed scorer excludes the whole group from training."""
     scorers: dict[str, ScorerRecord] = {}

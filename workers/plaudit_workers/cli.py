@@ -26,7 +26,7 @@ EXIT_CLOSED_PIPE = 141
 
 @dataclass(frozen=True)
 class Subcommand:
-    """One command of ``plaudit``."""
+    """Describe one command of ``plaudit``."""
 
     module: str
     """Module of its function, imported when the command is called."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from plaudit_reward.errors import CallTimeoutError
@@ -21,13 +20,9 @@ _ANSWER_WITHIN_S = 5.0
 _CHECK_EVERY_S = 0.5
 
 
-def environment_url(name: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the URL of an environment of the job.
-
-    Raises:
-        RefusedError: this process has none.
-    """
-    url = environment.get(url_variable(name), "")
+def environment_url(name: str) -> str:
+    """Return the URL of an environment of the job."""
+    url = os.environ.get(url_variable(name), "")
     if not url:
         raise RefusedError(f"{url_variable(name)} is not set: 'plaudit run' and the operator set it for rollouts")
     return url
@@ -48,7 +43,6 @@ async def is_reachable(url: str, path: str) -> bool:
     """Return True if a server takes requests.
 
     Args:
-        url: of the server.
         path: answers GET with a status below 400; empty: its port accepts connections.
     """
     if not path:

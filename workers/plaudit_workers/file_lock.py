@@ -19,7 +19,7 @@ ABANDONED_AFTER_S = 3600.0
 
 
 class FileLock:
-    """A locked file; ``release`` deletes it. Made by ``acquire`` and ``try_acquire``."""
+    """Hold a locked file; ``release`` deletes it. Made by ``acquire`` and ``try_acquire``."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path

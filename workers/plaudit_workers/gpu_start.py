@@ -27,12 +27,7 @@ def shares_gpu(environment: Mapping[str, str] = os.environ) -> bool:
 
 @asynccontextmanager
 async def alone_on_gpu(run: str, environment: Mapping[str, str] = os.environ) -> AsyncIterator[None]:
-    """Hold the GPUs of this process within the context, if it shares them; wait until no other process does.
-
-    Args:
-        run: the run's id.
-        environment: ``CUDA_VISIBLE_DEVICES`` names the GPUs.
-    """
+    """Hold the GPUs of this process within the context, if it shares them; wait until no other process does."""
     devices = environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if shares_gpu(environment) else []
     with ExitStack() as stack:
         for device in sorted(devices):  # all processes in the same order

@@ -16,12 +16,11 @@ _REASONS = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
 
 
 class HealthServer:
-    """Respond with 200 or 503, and with 404 to other paths.
+    """Respond to ``/readyz`` with 200 or 503, to ``/healthz`` with 200, and to other paths with 404.
 
     Args:
         port: TCP port on all addresses, since the kubelet connects to the pod's; 0 = serve nothing.
-        ready: returns True while the process can take work (``/readyz``).
-        alive: returns False when the process should be restarted (``/healthz``).
+        ready: returns True while the process can take work.
         pages: further pages of plain text, by path.
     """
 
@@ -29,12 +28,11 @@ class HealthServer:
         self,
         port: int,
         ready: Callable[[], bool],
-        alive: Callable[[], bool] = lambda: True,
         pages: Mapping[str, Callable[[], bytes]] | None = None,
     ) -> None:
         self._port = port
         self._pages = dict(pages or {})
-        self._answers = {"/readyz": ready, "/healthz": alive}
+        self._answers: dict[str, Callable[[], bool]] = {"/readyz": ready, "/healthz": lambda: True}
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:

@@ -38,7 +38,7 @@ RESTARTED = "PLAUDIT_RESTARTED"
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """The settings of a process of a job, read once from its environment."""
+    """Hold the settings of a process of a job, read once from its environment."""
 
     job_path: Path
     """``PLAUDIT_JOB``: the resolved job file."""
@@ -64,11 +64,7 @@ class ProcessSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ProcessSettings:
-        """Read the settings.
-
-        Raises:
-            RefusedError: a variable is missing or not a number.
-        """
+        """Read the settings."""
         missing = [
             n for n in ("PLAUDIT_JOB", "PLAUDIT_RUN", "PLAUDIT_RUN_FOLDER", "PLAUDIT_REDIS_URL") if n not in environment
         ]
@@ -95,7 +91,7 @@ class ProcessSettings:
 
 
 def model_servers(environment: Mapping[str, str] = os.environ) -> dict[str, list[str]]:
-    """Read ``PLAUDIT_MODEL_SERVERS``; see ``ProcessSettings.model_servers``. Raises ``RefusedError``."""
+    """Read ``PLAUDIT_MODEL_SERVERS``; see ``ProcessSettings.model_servers``. Raise ``RefusedError``."""
     written = environment.get("PLAUDIT_MODEL_SERVERS", "")
     try:
         return msgspec.json.decode(written, type=dict[str, list[str]]) if written else {}
@@ -106,7 +102,7 @@ def model_servers(environment: Mapping[str, str] = os.environ) -> dict[str, list
 
 
 def redis_from(environment: Mapping[str, str], url: str = "") -> RedisAddress:
-    """Read the address of Redis from the environment. Raises ``RefusedError``."""
+    """Read the address of Redis from the environment. Raise ``RefusedError``."""
     try:
         return RedisAddress.from_environment(environment, url)
     except PasswordFileError as error:
@@ -118,7 +114,7 @@ Serve = Callable[[ProcessSettings, asyncio.Event], Awaitable[int]]
 
 @dataclass(frozen=True)
 class ProcessEnding:
-    """The end of a process: its exit code and, unless that is 0, the reason as a sentence."""
+    """Hold the end of a process: its exit code and, unless that is 0, the reason as a sentence."""
 
     code: int
     message: str = ""

@@ -22,7 +22,7 @@ _READ_AT_ONCE = 8
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """``probe.json``: a fixed sequence with the trainer's log-probabilities, which a rollout computes again."""
+    """Hold ``probe.json``: a fixed sequence with the trainer's log-probabilities, which a rollout computes again."""
 
     ids: list[int]
     """[L] token ids."""

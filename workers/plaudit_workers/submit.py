@@ -38,7 +38,7 @@ FoundService = tuple[RedisAddress, str]
 
 
 class _Line(SampleOutput, frozen=True, omit_defaults=True, kw_only=True):
-    """One line of the output."""
+    """Hold one line of the output."""
 
     digest: str = ""
     """Of the sample as submitted."""
@@ -121,17 +121,7 @@ def _over_http(result: plaudit_client.Result) -> Result:
 
 
 class _Output:
-    """Write results in the order of the samples; hold those that arrive before their turn.
-
-    Args:
-        path: the file; None = standard output.
-        samples: the input.
-        source: the file of the input, for messages.
-
-    Attributes:
-        written: complete lines in it.
-        progress: of this command.
-    """
+    """Write results in the order of the samples (``path`` None: to standard output); hold those that come early."""
 
     def __init__(self, path: Path | None, samples: Sequence[SampleInput], source: Path) -> None:
         self._path = path

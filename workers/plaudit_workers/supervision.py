@@ -47,11 +47,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 async def drained(works: Set[asyncio.Task[Any]], grace_s: float) -> tuple[int, int]:
-    """Let works end by themselves for ``grace_s`` seconds, then cancel the rest and wait for it.
-
-    Returns:
-        The number of works that ended by themselves, and of those that were cancelled.
-    """
+    """Let works end by themselves for ``grace_s`` seconds, then cancel the rest; return the numbers of both."""
     if not works:
         return 0, 0
     done, left = await asyncio.wait(works, timeout=grace_s)
@@ -72,11 +68,7 @@ async def set_within(event: asyncio.Event, timeout_s: float) -> None:
 
 
 async def unless_stopped(stop: asyncio.Event, work: Awaitable[object]) -> bool:
-    """Await ``work``, or cancel it when ``stop`` is set first.
-
-    Returns:
-        True when ``work`` ended by itself. An exception of ``work`` is raised.
-    """
+    """Await ``work``, or cancel it when ``stop`` is set first; return True when it ended by itself."""
     running = asyncio.ensure_future(work)
     stopped = asyncio.ensure_future(stop.wait())
     both: Set[asyncio.Future[Any]] = {running, stopped}

@@ -43,10 +43,9 @@ def loading_message(what: str, field: str, source: str, error: Exception) -> str
 
 
 class ChatTemplate:
-    """A tokenizer's chat template with the job's tools and arguments.
+    """Render with a tokenizer's chat template, and the job's tools and arguments.
 
     Args:
-        tokenizer: has the template.
         tools: descriptions of the tools in OpenAI's format; empty for none.
         arguments: ``model.chatTemplateArguments``.
     """
@@ -63,11 +62,7 @@ class ChatTemplate:
 
     @classmethod
     def of_model(cls, model: ModelSpec, tools: Sequence[dict[str, Any]]) -> ChatTemplate:
-        """Load the template of a job's model: trainer and rollouts render with the same arguments.
-
-        Raises:
-            RefusedError: the tokenizer cannot be loaded or the chat template cannot be read.
-        """
+        """Load the template of a job's model: trainer and rollouts render with the same arguments."""
         return cls(load_tokenizer(model), tools, model.chat_template_arguments)
 
     def render(self, messages: Sequence[dict[str, Any]], *, generate: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plaudit_workers.job.loading.load import JobError, load_job
+from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import RefusedError
 
@@ -15,10 +15,7 @@ def load_training_job(path: Path) -> RLJob:
     Raises:
         RefusedError: the job is invalid, or it only scores.
     """
-    try:
-        job = load_job(path)
-    except JobError as error:
-        raise RefusedError(str(error)) from error
+    job = load_job(path)
     if not job.spec.trains:
         raise RefusedError(
             f"{path}: spec.rollout and spec.trainer are missing, so this job only scores samples and has neither "

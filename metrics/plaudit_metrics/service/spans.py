@@ -58,7 +58,7 @@ def choose(samples: Iterable[SampleRecord], run: str, share: float) -> Chosen:
             slowest = sample
         if drawn(run, sample.group, sample.index, share):
             others.append(sample)
-        if sample.scoring.value is not None:
+        if sample.scoring.is_scored:
             judged[sample.group] = min(sample.index, judged.get(sample.group, sample.index))
     if slowest is None:
         return Chosen([], judged)

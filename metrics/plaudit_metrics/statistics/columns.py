@@ -180,13 +180,13 @@ class ColumnCollector:
         )
         if generation.turns:
             self._turns.add(generation.turns)
-        failed = scoring.value is None
+        failed = not scoring.is_scored
         for name, record in scoring.scorers.items():
             of_scorer = self._scorers.get(name)
             if of_scorer is None:
                 of_scorer = self._scorers[name] = _ScorerCollector()
             of_scorer.add(record)
-            failed = failed or record.value is None
+            failed = failed or not record.is_scored
         if failed:
             self._failures.add(scoring)
 

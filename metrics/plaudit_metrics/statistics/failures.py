@@ -56,15 +56,11 @@ class FailureCounts:
     def add(self, scoring: ScoringRecord) -> None:
         """Add one terminal sample. A scorer's failure counts even where the sample has a score without it."""
         self.samples += 1
-        self.unscored += scoring.value is None
-        failed = [
-            (name, record)
-            for name, record in scoring.scorers.items()
-            if record.value is None and record.outcome != "skipped"
-        ]
+        self.unscored += not scoring.is_scored
+        failed = [(name, record) for name, record in scoring.scorers.items() if record.has_failed]
         for name, record in failed:
             self.add_failure(name, record.outcome, record.reason or "")
-        if scoring.value is None and not failed:
+        if not scoring.is_scored and not failed:
             self.add_failure(NO_SCORER, scoring.outcome, scoring.reason or "")
 
     def failures(self) -> list[Failure]:

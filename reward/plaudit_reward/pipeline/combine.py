@@ -70,8 +70,8 @@ def weighted_sum(parts: Sequence[ScorerPart], *, provisional: bool = False) -> C
 def first_failure(parts: Sequence[ScorerPart]) -> Combined | None:
     """Return the outcome that one of the scorers decides: failures before skips, in the job's order."""
     deciding = [part for part in parts if _decides(part)]
-    for part in sorted(deciding, key=lambda part: not _is_failure(part)):
-        drops = _is_failure(part) and part.on_failure == "dropGroup"
+    for part in sorted(deciding, key=lambda part: not part.record.has_failed):
+        drops = part.record.has_failed and part.on_failure == "dropGroup"
         return Combined(Score.failed(part.record.outcome, f"{part.name}: {part.record.reason}"), drops)
     return None
 
@@ -83,24 +83,20 @@ def values_of(parts: Sequence[ScorerPart]) -> dict[str, float | None]:
 
 def counted_value(part: ScorerPart) -> float | None:
     """Return the part's value; 0 for a failure with policy ``zero``; None if it does not count."""
-    return 0.0 if _is_failure(part) and part.on_failure == "zero" else part.record.value
-
-
-def _is_failure(part: ScorerPart) -> bool:
-    return part.record.value is None and part.record.outcome != "skipped"
+    return 0.0 if part.record.has_failed and part.on_failure == "zero" else part.record.value
 
 
 def _decides(part: ScorerPart) -> bool:
-    if part.record.value is not None or part.held_back or part.on_failure == "ignore":
+    if part.record.is_scored or part.held_back or part.on_failure == "ignore":
         return False
-    return part.on_failure != "zero" or not _is_failure(part)
+    return part.on_failure != "zero" or not part.record.has_failed
 
 
 def _nothing(parts: Sequence[ScorerPart]) -> Combined:
     """Return the sample's outcome when no scorer with a weight has a value: that of the first of them."""
     if not parts:
         return Combined(Score.failed("skipped", "no scorer applies to this sample"))
-    failures = [part for part in parts if _is_failure(part)] or list(parts)
+    failures = [part for part in parts if part.record.has_failed] or list(parts)
     record = failures[0].record
     outcome = "skipped" if record.outcome == "scored" else record.outcome
     return Combined(Score.failed(outcome, f"{failures[0].name}: {record.reason or 'it has weight 0'}"))

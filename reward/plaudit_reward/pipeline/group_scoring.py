@@ -92,7 +92,7 @@ class GroupScoring:
         self, samples: Sequence[Sample], scorings: Sequence[ScoringRecord], *, normalize: bool
     ) -> list[ScoringRecord]:
         """Run the scorers that add a value, concurrently, and combine again."""
-        chosen = [i for i, scoring in enumerate(scorings) if scoring.value is not None]
+        chosen = [i for i, scoring in enumerate(scorings) if scoring.is_scored]
         if not chosen or not (self._adding or self._post_process or normalize):
             return list(scorings)
         seen = [samples[i] for i in chosen]
@@ -139,7 +139,7 @@ class GroupScoring:
         chosen = [
             i
             for i, scoring in enumerate(scorings)
-            if scoring.value is not None and name in scoring.scorers and scoring.scorers[name].value is not None
+            if scoring.is_scored and name in scoring.scorers and scoring.scorers[name].is_scored
         ]
         values = [value for i in chosen if (value := scorings[i].scorers[name].value) is not None]
         result = list(scorings)
@@ -154,7 +154,7 @@ class GroupScoring:
     async def _replaced(
         self, stage: GroupStage, samples: Sequence[Sample], scorings: Sequence[ScoringRecord]
     ) -> list[ScoringRecord]:
-        chosen = [i for i, scoring in enumerate(scorings) if scoring.value is not None]
+        chosen = [i for i, scoring in enumerate(scorings) if scoring.is_scored]
         result = list(scorings)
         if not chosen:
             return result
@@ -162,7 +162,7 @@ class GroupScoring:
         records = await self._ask(stage, [samples[i] for i in chosen], values)
         for i, record in zip(chosen, records, strict=True):
             scorers = {**scorings[i].scorers, stage.scorer.name: record}
-            if record.value is None and stage.rules.on_failure == "ignore":
+            if not record.is_scored and stage.rules.on_failure == "ignore":
                 result[i] = msgspec.structs.replace(scorings[i], scorers=scorers)
             else:
                 # Its weight is always 1: it returns the final values, not a share of them.

@@ -447,7 +447,7 @@ SCORERS: list[tuple[list[dict[str, Any]], str]] = [
     ),
     (
         judge(arguments={"stream": True}),
-        "spec.reward.scorers[0].judge.arguments.stream: is set by Plaudit. Remove it; every other member of the",
+        "spec.reward.scorers[0].judge.arguments.stream: is set by Plaudit. Remove it; any other member may be set",
     ),
     (
         [{**judge()[0], "limits": {}}],

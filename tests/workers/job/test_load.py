@@ -58,7 +58,7 @@ def test_validation_uses_the_length_of_training_by_default(
 ) -> None:
     spec = parse_job(changed({"data.validation": {"path": "v.jsonl"}, "rollout.sampling": {"maxTokens": 7}})).spec
     assert spec.data.validation is not None
-    sampling = spec.data.validation.sampling.over(spec.rollout.sampling)
+    sampling = spec.data.validation.sampling.filled_from(spec.rollout.sampling)
     assert (sampling.temperature, sampling.max_tokens) == (0.0, 7)
 
 

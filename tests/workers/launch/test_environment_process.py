@@ -81,14 +81,14 @@ async def test_a_server_that_dies_ends_its_process_which_the_supervisor_starts_a
     writer.write(b"GET /ready HTTP/1.0\r\n\r\n")
     os.kill(int((await reader.read()).split()[-1]), signal.SIGKILL)
     writer.close()
-    with pytest.raises(EnvironmentDiedError, match="environment code-box ended with -9"):
+    with pytest.raises(EnvironmentDiedError, match="environment code-box ended with exit code -9; its log: "):
         await serving
 
 
 @pytest.mark.parametrize(
     ("program", "limit", "message"),
     [
-        ("raise ValueError('no display')", 30, "ended with 1 at its start. Its log ends:.*no display"),
+        ("raise ValueError('no display')", 30, "ended with exit code 1 at its start. Its log ends:.*no display"),
         ("import time; time.sleep(60)", 0.4, r"was not ready at http://127.0.0.1:\d+/ready within 0.4 s"),
     ],
 )
@@ -99,10 +99,10 @@ async def test_a_server_that_does_not_start_is_refused_with_its_log(settings, pr
 
 async def test_a_server_that_ends_at_a_later_start_may_be_started_again(settings, monkeypatch) -> None:
     monkeypatch.setenv("PLAUDIT_RESTARTED", "1")
-    with pytest.raises(EnvironmentDiedError, match="ended with 1 at its start"):
+    with pytest.raises(EnvironmentDiedError, match="ended with exit code 1 at its start"):
         await serve(settings("raise ValueError('killed by a request')", 30), asyncio.Event())
 
 
 def test_a_process_without_the_url_of_an_environment_is_refused() -> None:
     with pytest.raises(RefusedError, match="PLAUDIT_ENVIRONMENT_CODE_BOX_URL is not set"):
-        environment_url("code-box", {})
+        environment_url("code-box")

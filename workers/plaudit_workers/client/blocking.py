@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class SyncRewardClient:
-    """Use it as a context, from one thread; arguments and methods are those of ``RewardClient``."""
+    """Score from one thread, as a context; arguments and methods are those of ``RewardClient``."""
 
     def __init__(self, url: str | RedisAddress, **arguments: Any) -> None:
         self._client = RewardClient(url, **arguments)

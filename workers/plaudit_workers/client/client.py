@@ -58,13 +58,11 @@ class RewardClient:
     Args:
         url: Redis of the service: ``redis://host:port/0`` or ``rediss://…``, without a password.
         run: id of the service's run; empty: the only service of ``job``, or the only one in this Redis.
-        job: name of the RLJob.
-        password: of Redis.
         username: of Redis; empty: the user ``default``.
         session: name under which a later client can continue after this one was killed; empty: a random name, whose
             unfinished work is given up when the context is left.
-            keep_s: seconds that the session and its results are kept without a keep-alive of a client.
-            wait_s: seconds to wait for a service that does not exist yet.
+        keep_s: seconds that the session and its results are kept without a keep-alive of a client.
+        wait_s: seconds to wait for a service that does not exist yet.
     """
 
     def __init__(
@@ -120,17 +118,14 @@ class RewardClient:
             if error is None and self._by_iteration:
                 self._inbox.handle_yielded()
             async with asyncio.timeout(_LEFT_WITHIN_S):
-                await self._leave()
+                if not self._ended:
+                    await self._acknowledge()
+                if not self._named and not self._ended:
+                    await self._session.end()
         except (ServiceError, SessionTakenError, *OUTAGE) as problem:  # a timeout is one of them
             logger.warning("cannot end the session", error=str(problem))
         finally:
             await self._transport.close()
-
-    async def _leave(self) -> None:
-        if not self._ended:
-            await self._acknowledge()
-        if not self._named and not self._ended:
-            await self._session.end()
 
     @property
     def outstanding(self) -> int:
@@ -140,8 +135,7 @@ class RewardClient:
     async def submit(self, samples: Iterable[SampleLike]) -> list[str]:
         """Submit samples, each on its own; wait while the session has as many in work as it may.
 
-        Returns:
-        Their ids, in the same order. A sample whose id was submitted before is not scored again.
+        Return their ids, in the same order. A sample whose id was submitted before is not scored again.
 
         Raises:
             ServiceError: a sample or an id is invalid; or another client has opened the session.
@@ -155,11 +149,10 @@ class RewardClient:
     async def submit_group(self, samples: Sequence[SampleLike], id: str = "") -> str:  # noqa: A002 (what it is)
         """Submit samples of one prompt, for group-scope scorers to score together; wait like ``submit``.
 
-        Returns:
-            The id of the group; its results come one after the other, with ``index`` 0, 1, ….
+        Return the id of the group; its results come one after the other, with ``index`` 0, 1, ….
 
         Raises:
-            ServiceError: see ``submit``; also for no samples, or more than 1,024.
+            ServiceError: as ``submit``; also for no samples, or more than 1,024.
         """
         if not 1 <= len(samples) <= LARGEST_GROUP:
             raise ServiceError(f"the group has {len(samples)} samples: submit 1 to {LARGEST_GROUP}")
@@ -175,7 +168,7 @@ class RewardClient:
         Args:
             follow: wait for more results instead of ending.
             acknowledge: acknowledge each result when the caller requests the next one; False: only when the caller
-            passes its id to ``acknowledge``.
+                passes its id to ``acknowledge``.
 
         Raises:
             ServiceError: another client has opened the session.
@@ -213,14 +206,12 @@ class RewardClient:
         try:
             items = iter(groups.items())
             while batch := dict(itertools.islice(items, _GROUPS_A_PIPELINE)):
-                await self._submit_batch({group: _samples(group, inputs) for group, inputs in batch.items()})
+                left = {group: _samples(group, inputs) for group, inputs in batch.items()}
+                while left:
+                    if not await self._offer(left):
+                        await self._change(_ROOM_PAUSE_S)
         finally:
             self._submitting -= 1
-
-    async def _submit_batch(self, left: dict[str, list[Sample]]) -> None:
-        while left:
-            if not await self._offer(left):
-                await self._change(_ROOM_PAUSE_S)
 
     async def _offer(self, left: dict[str, list[Sample]]) -> bool:
         """Submit the remaining groups and remove those that are accepted. Return False when there is no room now."""
@@ -269,7 +260,7 @@ class RewardClient:
                 await self._session.open()
                 self._check_losses_at = upkeep_at = 0.0
             finally:
-                self._wake()
+                self._changed.set()
 
     async def _maintain_session(self) -> None:
         """Keep the session alive, release overdue groups, end expired sessions, and periodically check for losses."""
@@ -315,9 +306,6 @@ class RewardClient:
             if error is not None:
                 raise error
         await set_within(self._changed, timeout_s)
-
-    def _wake(self) -> None:
-        self._changed.set()
 
     def _taken_over(self, error: SessionTakenError) -> ServiceError:
         return ServiceError(f"{error}: give each client a session of its own")

@@ -27,9 +27,7 @@ async def connect(address: RedisAddress, *, run: str, job: str, wait_s: float) -
     """Open the transport of a scoring service.
 
     Args:
-        address: of Redis.
         run: id of the run; empty: the only service of this ``job``, or the only one in this Redis.
-        job: name of the RLJob; empty for any.
         wait_s: seconds to wait for a service that does not exist yet.
 
     Raises:

@@ -21,7 +21,7 @@ _DONE_REMEMBERED = 100_000
 
 
 class Inbox:
-    """The groups of one session, by their ids in the run."""
+    """Hold the groups of one session, by their ids in the run."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[Sample] | None] = {}

@@ -22,11 +22,7 @@ def write_redis_address(folder: Path, redis: RedisAddress) -> None:
 
 
 def redis_address(folder: Path, url: str | None) -> RedisAddress:
-    """Return the address of a run's Redis.
-
-    Args:
-        folder: of the run.
-        url: given by hand instead; the rest is in ``PLAUDIT_REDIS_…``.
+    """Return the address of a run's Redis, or that of ``url`` with the rest in ``PLAUDIT_REDIS_…``.
 
     Raises:
         RefusedError: there is no such run, or its folder does not say.

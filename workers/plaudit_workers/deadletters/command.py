@@ -28,11 +28,7 @@ _REMEDIES = {
 
 
 def dead(arguments: argparse.Namespace) -> int:
-    """Run the command.
-
-    Raises:
-        RefusedError: the run is not there, or no letter is named where one is needed.
-    """
+    """Run the command."""
     if arguments.action != "list" and not arguments.letters:
         raise RefusedError(f"plaudit dead {arguments.action} needs ids of letters (plaudit dead list), or all")
     return asyncio.run(_dead(arguments))
@@ -46,7 +42,9 @@ async def _dead(arguments: argparse.Namespace) -> int:
         await _check_run(transport, arguments.run)
         letters = DeadLetters(transport)
         action = _ACTIONS[arguments.action]
-        fine = [await action(letters, name, found) for name, found in await _named(letters, arguments.letters)]
+        found = {letter.id: letter for letter in await letters.list()}
+        names = found if not arguments.letters or arguments.letters == [_ALL] else arguments.letters
+        fine = [await action(letters, name, found.get(name)) for name in names]
     finally:
         await transport.close()
     return EXIT_DONE if all(fine) else EXIT_REFUSED
@@ -72,11 +70,6 @@ async def _check_run(transport: Transport, run: str) -> None:
         ) from error
     if not there:
         raise RefusedError(f"there is no run {run} at {url}: 'plaudit run' prints the run's name")
-
-
-async def _named(letters: DeadLetters, names: list[str]) -> list[tuple[str, Letter | None]]:
-    there = {letter.id: letter for letter in await letters.list()}
-    return [(name, there.get(name)) for name in (there if not names or names == [_ALL] else names)]
 
 
 async def _list(_: DeadLetters, name: str, letter: Letter | None) -> bool:

@@ -20,7 +20,7 @@ Retried = Literal["retried", "unknown", "ended"]
 
 
 class Letter(msgspec.Struct, frozen=True):
-    """One dead letter."""
+    """Hold one dead letter."""
 
     id: str
     stream: Stream
@@ -44,11 +44,7 @@ class Letter(msgspec.Struct, frozen=True):
 
 
 class DeadLetters:
-    """The dead letters of a run.
-
-    Args:
-        transport: of the run.
-    """
+    """List, retry and delete the dead letters of a run."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport

@@ -58,26 +58,17 @@ Handler = Callable[[Request, str], Awaitable[Response | Exchange]]
 
 
 class GatewayShape(Protocol):
-    """The request and answer of another system's reward server; a module of ``shapes``."""
+    """Convert the request and answer of another system's reward server; a module of ``shapes``."""
 
     def samples(self, body: dict[str, Any]) -> list[SampleInput]:
-        """Return the samples of a request. Raises ``ValueError``."""
+        """Return the samples of a request. Raise ``ValueError``."""
 
     def answer(self, body: dict[str, Any], results: Sequence[SampleAnswer]) -> Any:
-        """Return the answer. Raises ``ValueError`` where the shape cannot express a missing score."""
+        """Return the answer. Raise ``ValueError`` where the shape cannot express a missing score."""
 
 
 class Application:
-    """A gateway as an ASGI application.
-
-    Args:
-        callers: the sessions of the callers.
-        tokens: the callers' tokens.
-        description: of the service.
-        series: of the process.
-        rate: of each token's samples.
-        canary: gets copies of a share of the samples; None: there is none.
-    """
+    """Serve a gateway as an ASGI application; ``canary`` gets copies of a share of the samples."""
 
     def __init__(
         self,
@@ -196,7 +187,7 @@ class Application:
 
 
 class _Endpoint:
-    """One route: authenticate, handle, answer; every error is an answer."""
+    """Serve one route: authenticate, handle, answer; every error is an answer."""
 
     def __init__(self, handler: Handler, tokens: Tokens, callers: Callers, series: GatewaySeries) -> None:
         self._handler = handler
@@ -241,7 +232,7 @@ async def _openapi(request: Request) -> Response:
 
 
 async def _body(request: Request) -> bytes:
-    """Return the body. Raises ``RefusedRequestError`` if it is compressed, too large or too slow."""
+    """Return the body. Raise ``RefusedRequestError`` if it is compressed, too large or too slow."""
     if request.headers.get("content-encoding", "identity") != "identity":
         raise RefusedRequestError(415, "compressed", "content-encoding: send the body uncompressed")
     too_large = RefusedRequestError(413, "too_large", f"the body has more than {MOST_BYTES >> 20} MiB: split it")

@@ -22,13 +22,7 @@ _ID = re.compile(r"[^\s:]\S{0,199}")
 
 @dataclass(frozen=True)
 class SubmittedSamples:
-    """A group that a caller submits; a sample by itself is a group of one.
-
-    Attributes:
-        id: of the sample or group.
-        samples: in their order.
-        is_group: submitted as a group.
-    """
+    """Hold a group that a caller submits; a sample by itself is a group of one."""
 
     id: str
     samples: Sequence[SampleInput]
@@ -37,10 +31,9 @@ class SubmittedSamples:
 
 @dataclass(frozen=True)
 class RequestBody:
-    """The content of a request.
+    """Hold the content of a request.
 
     Attributes:
-        groups: what is to be scored, in the request's order.
         is_batch: several were submitted in a list, so the answer is one.
     """
 
@@ -107,7 +100,7 @@ def new_id() -> str:
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """Read a body that is a JSON object. Raises ``RefusedRequestError``."""
+    """Read a body that is a JSON object. Raise ``RefusedRequestError``."""
     read: dict[str, Any] = _decoded(_plain, body)
     return read
 

@@ -14,15 +14,7 @@ from plaudit_workers.stream.connection import Transport
 
 @dataclass(frozen=True)
 class ServiceDescription:
-    """The description of one service.
-
-    Args:
-        job: its RLJob.
-        run: id of its run.
-        service: its offer.
-        limits: by name.
-        canary: the comparison with it; None: there is none.
-    """
+    """Describe one service."""
 
     job: RLJob
     run: str
@@ -31,11 +23,7 @@ class ServiceDescription:
     canary: CanarySeries | None = None
 
     async def read(self, transport: Transport, num_awaited: int) -> dict[str, Any]:
-        """Return the description with the service's present health.
-
-        Raises:
-            redis.RedisError: Redis is unavailable.
-        """
+        """Return the description with the service's present health."""
         workers = [worker for worker in await transport.workers() if worker.role == "reward"]
         return {
             "job": self.job.metadata.name,

@@ -23,14 +23,10 @@ _STREAM_HEADERS = [
 
 
 class Exchange:
-    """The samples of one request: submitted at once, answered when they are scored. An ASGI response.
+    """Submit the samples of one request at once and answer when they are scored. An ASGI response.
 
     Args:
-        session: of the caller.
-        body: of the request.
         field: of the list in the answer, for a batch.
-        streams: answer line by line.
-        timeout_s: seconds to wait for results.
         answered: called with groups and their answers when these are sent.
     """
 

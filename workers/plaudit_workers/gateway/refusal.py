@@ -10,7 +10,6 @@ class RefusedRequestError(Exception):
     """A request that the gateway does not serve.
 
     Attributes:
-        status: of HTTP.
         kind: for programs: ``invalid_sample``, ``unauthorized``, ``busy``, ….
         samples: by position in the request, what is wrong with each; the others were not refused.
         retry_after_s: seconds after which the same request may succeed; None: it will not.

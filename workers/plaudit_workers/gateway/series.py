@@ -14,7 +14,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 
 
 class GatewaySeries:
-    """The series of one process."""
+    """Hold the series of one process."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()

@@ -25,7 +25,7 @@ from plaudit_workers.gateway.canary.canary_series import CanarySeries
 from plaudit_workers.gateway.description import ServiceDescription
 from plaudit_workers.gateway.series import GatewaySeries
 from plaudit_workers.health import HealthServer
-from plaudit_workers.job.loading.load import JobError, load_job
+from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.job.secrets import secret_value
 from plaudit_workers.job.spec.rewards.reward import CanarySpec
 from plaudit_workers.job.spec.rljob import RLJob
@@ -44,7 +44,7 @@ _KEEP_ALIVE_S = 75
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """The environment of a gateway.
+    """Hold the environment of a gateway.
 
     Attributes:
         host: ``PLAUDIT_GATEWAY_HOST``: the address it listens on; default 127.0.0.1.
@@ -62,7 +62,7 @@ class GatewaySettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> GatewaySettings:
-        """Read the settings. Raises ``RefusedError`` if one is missing or no port."""
+        """Read the settings. Raise ``RefusedError`` if one is missing or no port."""
         port, tokens = environment.get("PLAUDIT_GATEWAY_PORT", ""), environment.get("PLAUDIT_GATEWAY_TOKENS", "")
         if not port.isdigit() or not tokens:
             raise RefusedError(
@@ -79,16 +79,9 @@ class GatewaySettings:
 
 
 async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
-    """Run a gateway until ``stop`` is set.
-
-    Raises:
-        RefusedError: the job, the tokens, the certificate or the address cannot be used.
-    """
+    """Run a gateway until ``stop`` is set."""
     own = GatewaySettings.from_environment()
-    try:
-        job = load_job(settings.job_path)
-    except JobError as error:
-        raise RefusedError(str(error)) from error
+    job = load_job(settings.job_path)
     tokens = Tokens(own.tokens)
     listener = listen(own)
     transport = Transport(settings.redis, settings.run, None, Scripts())
@@ -163,7 +156,7 @@ def _config(gateway: Application, own: GatewaySettings) -> uvicorn.Config:
 
 
 def listen(own: GatewaySettings) -> socket.socket:
-    """Listen on the gateway's address. Raises ``RefusedError`` if it is taken."""
+    """Listen on the gateway's address. Raise ``RefusedError`` if it is taken."""
     try:
         return listening_socket(own.host, own.port)
     except OSError as error:

@@ -11,7 +11,7 @@ Made = TypeVar("Made")
 
 
 class ImageCache(Generic[Made]):
-    """A bounded cache of objects made from images, by digest. Any thread may call it.
+    """Cache objects made from images, by digest, within a bound. Any thread may call it.
 
     Args:
         make: makes it of a digest; two threads may make the same.

@@ -29,10 +29,6 @@ def row_images(value: Any) -> list[Any]:
 def image_files(value: Any, folder: Path) -> Iterator[bytes]:
     """Yield the bytes of each image of a row.
 
-    Args:
-        value: of the column.
-        folder: of the data file.
-
     Raises:
         ImageError: an image is written in another form, or its file cannot be read; the message names its number.
     """

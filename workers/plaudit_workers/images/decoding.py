@@ -19,12 +19,7 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
 
 class ImageError(ValueError):
-    """An image cannot be used.
-
-    Args:
-        complaint: continues a sentence about it.
-        remedy: what to do.
-    """
+    """Report an image that cannot be used; ``complaint`` continues a sentence about it."""
 
     def __init__(self, complaint: str, remedy: str) -> None:
         super().__init__(f"{complaint}. {remedy}")

@@ -40,13 +40,13 @@ def _content(content: Any) -> Any:
 def _parts(content: Any) -> list[dict[str, Any]]:
     if not isinstance(content, list):
         pieces = re.split(f"({re.escape(PLACEHOLDER)})", str(content))
-        return [_image() if piece == PLACEHOLDER else _text(piece) for piece in pieces if piece]
+        return [_image() if piece == PLACEHOLDER else _text_part(piece) for piece in pieces if piece]
     return [_plain(part) for part in content]
 
 
 def _plain(part: Any) -> dict[str, Any]:
     if not isinstance(part, dict):
-        return _text(str(part))
+        return _text_part(str(part))
     if part.get("type") == "image":
         return _image()
     return {key: value for key, value in part.items() if value is not None}
@@ -56,5 +56,5 @@ def _image() -> dict[str, Any]:
     return {"type": "image"}
 
 
-def _text(text: str) -> dict[str, Any]:
+def _text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}

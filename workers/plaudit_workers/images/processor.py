@@ -32,7 +32,7 @@ _CACHE_BYTES = 1 << 29
 
 @dataclass(frozen=True)
 class Pixels:
-    """One image as the vision tower reads it."""
+    """Hold one image as the vision tower reads it."""
 
     values: Tensor
     """float32[patches, values of a patch]."""
@@ -46,13 +46,7 @@ class Pixels:
 
 
 class ImageProcessor:
-    """The processor of a job's model.
-
-    Args:
-        processor: transformers' own.
-        settings: ``data.images``.
-        store: the run's images.
-    """
+    """Convert images for a job's model by transformers' own processor."""
 
     def __init__(self, processor: Any, settings: ImagesSpec, store: ImageStore) -> None:
         self._processor = processor
@@ -66,12 +60,7 @@ class ImageProcessor:
 
     @classmethod
     def of_job(cls, job: RLJob, run_folder: Path) -> Self | None:
-        """Load the processor of a job that reads images; see ``of_model`` for the errors.
-
-        Args:
-            job: a resolved job.
-            run_folder: of the run.
-        """
+        """Load the processor of a resolved job that reads images; raise as ``of_model`` does."""
         settings = job.spec.data.images
         return None if settings is None else cls.of_model(job.spec.model, settings, ImageStore(run_folder))
 
@@ -131,7 +120,6 @@ class ImageProcessor:
 
         Args:
             ids: int32[P] as rendered, with ``token_id`` once for each image.
-            digests: of the images, in their order.
         """
         counts = np.ones(ids.size, dtype=np.int64)
         counts[ids == self.token_id] = [self.num_tokens(digest) for digest in digests]

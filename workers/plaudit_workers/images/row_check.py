@@ -14,12 +14,6 @@ from plaudit_workers.images.placeholders import PLACEHOLDER, num_placeholders
 def row_files(prompt: str | Sequence[dict[str, Any]], value: Any, folder: Path, most: int) -> list[bytes]:
     """Return the bytes of a row's images, of which each can be decoded and has its place in the prompt.
 
-    Args:
-        prompt: of the row, checked.
-        value: of the row's column ``images``.
-        folder: of the data file.
-        most: ``data.images.maxPerPrompt``.
-
     Raises:
         ImageError: an image is missing, has no place or cannot be decoded, or there are too many; the message continues
             a sentence about the column.

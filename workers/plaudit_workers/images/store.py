@@ -16,11 +16,7 @@ FOLDER = "images"
 
 
 class ImageStore:
-    """The images of one run.
-
-    Args:
-        run_folder: of the run.
-    """
+    """Store the images of one run."""
 
     def __init__(self, run_folder: Path) -> None:
         self._folder = run_folder / FOLDER

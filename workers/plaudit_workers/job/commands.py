@@ -18,11 +18,7 @@ from plaudit_workers.process import EXIT_DONE
 
 
 def validate(arguments: argparse.Namespace) -> int:
-    """Report every problem of a job, or that it is valid and which fields ``plaudit run`` ignores.
-
-    Raises:
-        JobError: with every problem that ``plaudit run`` would report.
-    """
+    """Report every problem of a job, or that it is valid and which fields ``plaudit run`` ignores."""
     path: Path = arguments.job
     notes: list[Problem] = []
     if arguments.kubernetes:

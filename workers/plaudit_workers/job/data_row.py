@@ -53,12 +53,7 @@ def extra_info_of(value: Any) -> dict[str, Any]:
 
 
 def is_prompt(value: Any, kinds: Collection[str] = ("text",)) -> bool:
-    """Return True for text, and for a non-empty list of messages with role and content.
-
-    Args:
-        value: of the column.
-        kinds: types that a part of a message's content may have.
-    """
+    """Return True for text, and for a non-empty list of messages with role and content of these kinds."""
     if isinstance(value, str):
         return True
     is_list = isinstance(value, list) and len(value) > 0

@@ -11,7 +11,7 @@ from plaudit_workers.errors import RefusedError
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing to fix."""
+    """Describe one thing to fix."""
 
     field: str
     """The field as written: ``spec.reward.scorers[1].weight``; empty for the file as a whole."""
@@ -41,7 +41,7 @@ class Problem:
 
 
 class JobError(RefusedError):
-    """The job is invalid; carries every problem, in the order of the file."""
+    """Report an invalid job, with every problem in the order of the file."""
 
     def __init__(self, problems: Sequence[Problem], path: Path | str = "") -> None:
         self.problems = sorted(problems, key=lambda problem: problem.line or 0)

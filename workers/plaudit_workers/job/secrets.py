@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from plaudit_workers.errors import RefusedError
@@ -14,23 +14,18 @@ SECRETS_FOLDER = "PLAUDIT_SECRETS_FOLDER"
 """Environment variable: a folder with a file ``<name>/<key>`` for each key that this process may read."""
 
 
-def secret_value(reference: SecretKey, field: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the value of a Secret without the trailing line end.
-
-    Args:
-        reference: name and key.
-        field: the job's field, for the message.
-        environment: the process's variables.
+def secret_value(reference: SecretKey, field: str) -> str:
+    """Return the value of a Secret without the trailing line end; ``field`` is for the message.
 
     Raises:
         RefusedError: the value is missing or empty.
     """
-    folder = environment.get(SECRETS_FOLDER)
+    folder = os.environ.get(SECRETS_FOLDER)
     file = Path(folder, reference.name, reference.key) if folder else None
     if file is not None and file.is_file():
         value, place = file.read_text(encoding="utf-8"), f"file {file}"
-    elif reference.variable in environment:
-        value, place = environment[reference.variable], f"environment variable {reference.variable}"
+    elif reference.variable in os.environ:
+        value, place = os.environ[reference.variable], f"environment variable {reference.variable}"
     else:
         raise RefusedError(
             f"{field}: key {reference.key!r} of Secret {reference.name!r} has no value. Under plaudit run set "

@@ -84,11 +84,7 @@ def _was_restarted() -> bool:
 
 
 async def serve_metrics(_: ProcessSettings, stop: asyncio.Event) -> int:
-    """Serve metrics under ``plaudit run``. The service is below workers in the import order, with its own settings.
-
-    Raises:
-        RefusedError: it cannot start.
-    """
+    """Serve metrics under ``plaudit run``. The service is below workers in the import order, with its own settings."""
     from plaudit_metrics.service.serve import CannotServeError, ServiceSettings, serve
 
     try:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from plaudit_reward.functions.environment import function_environment
 from plaudit_wire.logs import get_logger
 from plaudit_workers.environment_urls import is_reachable
-from plaudit_workers.job.loading.load import JobError, load_job
+from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.job.spec.environments import EnvironmentServerSpec
 from plaudit_workers.launch.redis.server import die_with_parent
 from plaudit_workers.process import EXIT_DONE, RESTARTED, ProcessSettings, RefusedError
@@ -41,7 +41,8 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
         RefusedError: it ended, or was not ready in time, at its first start.
         EnvironmentDiedError: it ended later, or at the start after that: a request may kill it before it is seen ready.
     """
-    server = _server(settings.job_path, os.environ[NAME])
+    name = os.environ[NAME]
+    server = next(each for each in load_job(settings.job_path).spec.environments if each.name == name)
     url = os.environ[server.variable]
     child = await _start(server, url, settings.log_file)
     ended = asyncio.ensure_future(child.wait())
@@ -51,19 +52,12 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
         logger.info("serving", environment=server.name, url=url, pid=child.pid)
         await _first(ended, stopped)
         if not stopped.done():
-            raise EnvironmentDiedError(f"environment {server.name} ended with {child.returncode}")
+            log = f"; its log: {settings.log_file}" if settings.log_file else ""
+            raise EnvironmentDiedError(f"environment {server.name} ended with exit code {child.returncode}{log}")
     finally:
         stopped.cancel()
         await _end(child, ended)
     return EXIT_DONE
-
-
-def _server(job_path: Path, name: str) -> EnvironmentServerSpec:
-    try:
-        job = load_job(job_path)
-    except JobError as error:
-        raise RefusedError(str(error)) from error
-    return next(server for server in job.spec.environments if server.name == name)
 
 
 async def _start(server: EnvironmentServerSpec, url: str, log_file: Path | None) -> asyncio.subprocess.Process:
@@ -97,7 +91,8 @@ async def _until_ready(
     while not await is_reachable(url, server.readiness.path):
         if ended.done():
             raise failure(
-                f"environment {server.name} ended with {ended.result()} at its start. Its log ends:\n{_tail(log_file)}"
+                f"environment {server.name} ended with exit code {ended.result()} at its start. Its log ends:\n"
+                f"{_tail(log_file)}"
             )
         if asyncio.get_running_loop().time() > deadline:
             raise failure(

@@ -35,8 +35,6 @@ def share_gpus(
     a GPU, which NCCL refuses. Engines of several GPUs share them in turns only.
 
     Args:
-        plans: of all processes.
-        devices: the GPUs of the machine, as ``CUDA_VISIBLE_DEVICES`` names them.
         in_turns: others free their memory while the trainer updates (``sleepDuringUpdates``), so they divide the
             whole of it; the trainer's share then only finds it a place.
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -29,10 +29,9 @@ _OF_A_LOCAL_RAY = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0", "
 
 
 def connect(address: str | None, *, num_cpus: float) -> None:
-    """Join the cluster at ``address``, or start a Ray with a token on this machine.
+    """Join the cluster at ``address``, or start a Ray with a token on this machine, which ``disconnect`` ends.
 
     Args:
-        address: of an existing cluster; None = start one here, which ``disconnect`` ends.
         num_cpus: that all processes of the job request; a laptop with fewer cores shares them.
 
     Raises:
@@ -56,7 +55,7 @@ def connect(address: str | None, *, num_cpus: float) -> None:
 
 
 def _start(**options: Any) -> None:
-    """Start a Ray; try a second time when a busy machine needed longer than the 30 s that Ray allows itself."""
+    """Start Ray; try a second time when a busy machine needed longer than the 30 s that Ray allows itself."""
     try:
         ray.init(**options)
     except Exception as error:
@@ -76,9 +75,9 @@ def gpus_available() -> float:
     return float(ray.cluster_resources().get("GPU", 0))
 
 
-def devices(count: int, environment: Mapping[str, str] = os.environ) -> list[str]:
+def devices(count: int) -> list[str]:
     """Return the first GPUs of this machine, as ``CUDA_VISIBLE_DEVICES`` names them."""
-    visible = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return (visible or [str(number) for number in range(count)])[:count]
 
 

@@ -49,7 +49,7 @@ _QUIET = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "VLLM_NO_US
 
 @dataclass(frozen=True)
 class ProcessPlan:
-    """One process, its resources and its environment. ``serve`` is ``module:function``."""
+    """Describe one process, its resources and its environment. ``serve`` is ``module:function``."""
 
     name: str
     role: Role
@@ -63,7 +63,7 @@ class ProcessPlan:
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """The settings that all processes of a run share."""
+    """Hold the settings that all processes of a run share."""
 
     run: str
     folder: Path
@@ -95,13 +95,7 @@ class LaunchSettings:
 
 
 def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> dict[Role, list[ProcessPlan]]:
-    """Return the processes of each role, in the order in which they are started.
-
-    Args:
-        job: the resolved job; without rollout and trainer it is a scoring service.
-        context: what all processes share.
-        with_gpus: whether the cluster has GPUs; without, everything runs on CPUs.
-    """
+    """Return the processes of each role, in the order in which they are started."""
     spec = job.spec
     ranks_per_pod = min(spec.trainer.ranks, spec.trainer.ranks_per_pod)
     counts: dict[Role, tuple[int, float, float]] = {  # processes, CPUs and GPUs of each
@@ -143,7 +137,12 @@ def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> d
     servers = {f"model-{each.name}": _servers(each, context, with_gpus=with_gpus) for each in models}
     environments = {f"environment-{each.name}": [_environment(each, context)] for each in spec.environments}
     ordered = {"metrics": plans.pop("metrics"), **environments, **servers, **plans}
-    return {role: [_without_gpus(plan) for plan in each] for role, each in ordered.items()} if with_gpus else ordered
+    if not with_gpus:
+        return ordered
+    return {
+        role: [plan if plan.gpus else replace(plan, environment={**plan.environment, **_NO_GPUS}) for plan in each]
+        for role, each in ordered.items()
+    }
 
 
 def _rollouts(
@@ -156,10 +155,6 @@ def _rollouts(
         gpus = _gpus(each.pod, each.engine.gpus) if with_gpus else 0
         environment = {**context.environment(name, "rollout"), **own} | ({ROLLOUT_GROUP: group} if group else {})
         yield ProcessPlan(name, "rollout", cpus, gpus, SERVE["rollout"], environment)
-
-
-def _without_gpus(plan: ProcessPlan) -> ProcessPlan:
-    return plan if plan.gpus else replace(plan, environment={**plan.environment, **_NO_GPUS})
 
 
 def _gateway(context: LaunchSettings) -> dict[str, str]:

@@ -83,11 +83,11 @@ _CPU_BUILD_NOTE = (
 
 
 class _RayNotUpError(Exception):
-    """Ctrl-C while Ray was starting."""
+    """Report a Ctrl-C while Ray was starting."""
 
 
 class _Launch:
-    """One run of a job, from its Redis to its summary."""
+    """Run a job once, from its Redis to its summary."""
 
     def __init__(self, job: RLJob, folder: Path, arguments: argparse.Namespace, console: Console) -> None:
         self._job = job
@@ -142,7 +142,7 @@ class _Launch:
 
     @contextlib.asynccontextmanager
     async def _ray(self, context: LaunchSettings, interrupt: Interrupt) -> AsyncIterator[dict[Role, list[ProcessPlan]]]:
-        """Connect to Ray; gives the processes to start there."""
+        """Connect to Ray; yield the processes to start there."""
         plans = plan_processes(self._job, context, with_gpus=False)
         cpus = sum(plan.cpus for role_plans in plans.values() for plan in role_plans)
         with reported_wait(self._console, f"the Ray cluster at {self._address}" if self._address else "Ray to start"):

@@ -28,12 +28,7 @@ _STRETCH_S = 600.0
 
 @dataclass(frozen=True)
 class GatewayAddress:
-    """The HTTP address of a service; empty without a gateway.
-
-    Attributes:
-        url: of the gateway.
-        token: of its one caller.
-    """
+    """Hold the HTTP address of a service and the token of its one caller; empty without a gateway."""
 
     url: str = ""
     token: str = field(default="", repr=False)

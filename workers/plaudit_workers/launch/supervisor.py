@@ -32,12 +32,10 @@ _NO_LAST_CHECKPOINT = "the trainer did not stop in time; --resume goes on from i
 
 
 class Supervisor:
-    """Runs the processes of one run.
+    """Run the processes of one run.
 
     Args:
-        plans: the processes of each role, in starting order.
         max_restarts: how often one process may crash without a step closing in between.
-        steps_closed: returns the number of steps that the run has closed so far.
     """
 
     def __init__(
@@ -54,7 +52,7 @@ class Supervisor:
         self.restarts: dict[str, int] = {}
 
     async def start(self) -> None:
-        """Place and start every process. Raises ``RefusedError`` when the cluster has no room."""
+        """Place and start every process. Raise ``RefusedError`` when the cluster has no room."""
         self._groups = [placement.reserve(plans) for plans in self._plans.values()]
         for (role, plans), group in zip(self._plans.items(), self._groups, strict=True):
             await placement.await_room(role, plans, group)
@@ -80,11 +78,7 @@ class Supervisor:
         return self._trainer.result() if self._trainer.done() else ProcessEnding(EXIT_CRASHED, _NO_LAST_CHECKPOINT)
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """Stop everything that still runs.
-
-        Args:
-            at_once: kill it, and do not let each process finish its work within a grace period first.
-        """
+        """Stop everything that still runs; ``at_once`` kills it, without a grace period to finish its work."""
         self._stopping = True
         waiting = [task for task in [self._trainer, *self._tasks] if task is not None and not task.done()]
         if at_once:

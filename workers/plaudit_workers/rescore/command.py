@@ -34,13 +34,13 @@ Compare = Callable[[StoredSample, ScoringRecord], None]
 
 
 def rescore(arguments: argparse.Namespace) -> int:
-    """Run the command.
-
-    Raises:
-        RefusedError: the job, the service, the samples or the output cannot be used.
-    """
+    """Run the command."""
     check_ending(arguments.output)
-    opening = _scorers(arguments)
+    opening: AbstractAsyncContextManager[StoredScorers]
+    if arguments.url:
+        opening = scorers_of_service(arguments.url, os.environ.get("PLAUDIT_TOKEN", ""))
+    else:
+        opening = scorers_of_job(load_job(arguments.job))
     files = sample_files(samples_path(arguments.samples, arguments.runs_folder))
     comparison, failures = ScoreComparison(arguments.changes), FailureCounts()
     show_logs()
@@ -63,12 +63,6 @@ def rescore(arguments: argparse.Namespace) -> int:
     summary = msgspec.structs.replace(comparison.summary(), failures=failures.failures())
     print(msgspec.json.encode(summary).decode() if arguments.json else readable(summary))
     return EXIT_DONE
-
-
-def _scorers(arguments: argparse.Namespace) -> AbstractAsyncContextManager[StoredScorers]:
-    if arguments.url:
-        return scorers_of_service(arguments.url, os.environ.get("PLAUDIT_TOKEN", ""))
-    return scorers_of_job(load_job(arguments.job))
 
 
 async def _rescore(scorers: StoredScorers, files: Iterable[Path], progress: Progress, compare: Compare) -> None:

@@ -25,7 +25,7 @@ _MOST_RANKED = 1_000_000
 
 
 class ScoreChange(msgspec.Struct, frozen=True):
-    """One sample whose score changed."""
+    """Hold one sample whose score changed."""
 
     step: int
     group: str
@@ -37,7 +37,7 @@ class ScoreChange(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """All samples."""
+    """Summarize all samples."""
 
     samples: int
     outcomes_before: dict[str, int]
@@ -56,16 +56,11 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class ScoreComparison:
-    """Collect pairs of scores; ``summary`` compares them.
+    """Collect pairs of scores; ``summary`` compares them and lists the ``num_changes`` that changed most."""
 
-    Args:
-        num_changes: how many of the samples that changed most are listed.
-        seed: of the choice of pairs that are ranked, where there are too many.
-    """
-
-    def __init__(self, num_changes: int = 10, seed: int = 0) -> None:
+    def __init__(self, num_changes: int = 10) -> None:
         self._num_changes = num_changes
-        self._random = random.Random(seed)
+        self._random = random.Random(0)
         self._before: Counter[str] = Counter()
         self._after: Counter[str] = Counter()
         self._scored = self._same = 0
@@ -90,10 +85,8 @@ class ScoreComparison:
             heapq.heappush(self._changes, (size, next(self._order), change))
             if len(self._changes) > self._num_changes:
                 heapq.heappop(self._changes)
-        self._keep((change.before, change.after))
-
-    def _keep(self, pair: tuple[float, float]) -> None:
-        """Keep a uniform random sample of the pairs (reservoir sampling)."""
+        # A uniform random sample of the pairs (reservoir sampling).
+        pair = change.before, change.after
         if len(self._pairs) < _MOST_RANKED:
             self._pairs.append(pair)
         elif (place := self._random.randrange(self._scored)) < _MOST_RANKED:

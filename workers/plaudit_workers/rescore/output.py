@@ -33,7 +33,7 @@ _COLUMNS: dict[str, pyarrow.DataType] = {
 }
 _SCORER_COLUMNS: dict[str, pyarrow.DataType] = {"value": _REAL, "outcome": _TEXT, "reason": _TEXT}
 
-Write = Callable[[StoredSample, ScoringRecord], None]
+Write = Callable[[StoredSample, ScoringRecord], object]
 
 
 def check_ending(target: Path | None) -> None:
@@ -44,17 +44,12 @@ def check_ending(target: Path | None) -> None:
 
 @contextmanager
 def written_rows(target: Path | None, scorers: list[str]) -> Iterator[Write]:
-    """Yield a function that writes one sample; ``target`` appears when the block ends without an error.
-
-    Args:
-        target: ``….parquet`` or ``….jsonl``; None: nothing is written.
-        scorers: names of the scorers, for the columns.
-    """
+    """Yield a function that writes one sample; ``target`` appears when the block ends without an error."""
     if target is None:
         yield lambda stored, scoring: None
     elif target.suffix == ".jsonl":
         with whole_file(target) as temporary, temporary.open("wb") as file:
-            yield lambda stored, scoring: _write_line(file.write, _row(stored, scoring))
+            yield lambda stored, scoring: file.write(msgspec.json.encode(_row(stored, scoring)) + b"\n")
     else:
         with whole_file(target) as temporary, _ParquetRows(temporary, scorers) as rows:
             yield lambda stored, scoring: rows.add(_row(stored, scoring))
@@ -70,10 +65,6 @@ def _row(stored: StoredSample, scoring: ScoringRecord) -> dict[str, Any]:
     for name, scorer in scoring.scorers.items():
         row |= {f"scorer/{name}/{column}": getattr(scorer, column) for column in _SCORER_COLUMNS}
     return row
-
-
-def _write_line(write: Callable[[bytes], Any], row: dict[str, Any]) -> None:
-    write(msgspec.json.encode(row) + b"\n")
 
 
 class _ParquetRows:

@@ -28,12 +28,11 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 class Progress:
-    """The units that are scored already, in order.
+    """Hold the units that are scored already, in order.
 
     Args:
         output: of the command; None: nothing is kept.
         samples: what is scored, in words that differ for other samples.
-        version: of the scorers.
 
     Attributes:
         attempt: name of this rescore, which a resumed command repeats and a new one does not.

@@ -37,7 +37,7 @@ _ADDED_COLUMNS = ["messages_json", "max_tokens", "completion_json", "agent_json"
 
 
 class StoredSample(NamedTuple):
-    """A sample with its outcome and score in the run."""
+    """Hold a sample with its outcome and score in the run."""
 
     step: int
     sample: Sample
@@ -46,15 +46,7 @@ class StoredSample(NamedTuple):
 
 
 def samples_path(given: Path, runs: Path) -> Path:
-    """Return the folder or file of samples that a user means.
-
-    Args:
-        given: a file, a samples folder, a run's folder, or a run's id.
-        runs: folder of the runs, for an id.
-
-    Raises:
-        RefusedError: there is none.
-    """
+    """Return the samples that a user means by a file, a folder of samples or of a run, or the id of a run."""
     if given.is_file() or any(given.glob("step-*.parquet")):
         return given
     for folder in (given / "samples", runs / given / "samples"):
@@ -67,14 +59,7 @@ def samples_path(given: Path, runs: Path) -> Path:
 
 
 def sample_files(path: Path) -> list[Path]:
-    """Return the files of a run's samples by step, without those of steps that a resume rolled back.
-
-    Args:
-        path: a samples folder, or one file.
-
-    Raises:
-        RefusedError: there are none.
-    """
+    """Return the files of a run's samples by step, without those of steps that a resume rolled back."""
     if path.is_file():
         return [path]
     files = surviving_files(path)

@@ -26,12 +26,10 @@ _IN_WORK = 1024
 
 
 class StoredScorers(Protocol):
-    """Scorers of stored samples.
+    """Score stored samples.
 
     Attributes:
-        names: of the scorers.
         version: what decides a score; it changes with the scorers.
-        scores_groups: groups of training samples are scored as a whole.
     """
 
     names: list[str]
@@ -44,7 +42,7 @@ class StoredScorers(Protocol):
 
 
 class JobScorers:
-    """The scorers of a job, in this process."""
+    """Score by the scorers of a job, in this process."""
 
     def __init__(self, job: RLJob, pipeline: Any) -> None:
         self.names = [scorer.name for scorer in job.spec.reward.scorers]
@@ -72,7 +70,7 @@ class JobScorers:
 
 
 class ServiceScorers:
-    """The scorers of a reward service, over HTTP and at its limits."""
+    """Score by a reward service, over HTTP and at its limits."""
 
     def __init__(self, client: plaudit_client.RewardClient, description: dict[str, Any]) -> None:
         scorers = description["scorers"]
@@ -109,11 +107,7 @@ class ServiceScorers:
 
 @asynccontextmanager
 async def scorers_of_job(job: RLJob) -> AsyncIterator[JobScorers]:
-    """Open a job's scorers; close them afterwards.
-
-    Raises:
-        RefusedError: a scorer cannot be built as configured.
-    """
+    """Open a job's scorers; close them afterwards."""
     pipeline = await build_pipeline(job.spec.reward, "rescore")
     try:
         yield JobScorers(job, pipeline)

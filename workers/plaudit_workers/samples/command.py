@@ -24,11 +24,7 @@ _STEP = re.compile(r"step-(\d+)-")
 
 
 def samples(arguments: argparse.Namespace) -> int:
-    """Run the command.
-
-    Raises:
-        RefusedError: there is no such run, it has no stored samples, or none of the step.
-    """
+    """Run the command."""
     files = sample_files(samples_path(arguments.run, arguments.runs_folder))
     if arguments.step is not None:
         files = _of_step(files, arguments.step)
@@ -75,12 +71,7 @@ def _of_step(files: list[Path], step: int) -> list[Path]:
 
 
 def sample_lines(row: Row, full: bool) -> Iterator[Text]:
-    """Yield the lines that show a sample; control characters of its texts are printed as escapes.
-
-    Args:
-        row: the stored sample.
-        full: show texts whole, and not only their first 1,000 characters.
-    """
+    """Yield the lines that show a sample; control characters of its texts are printed as escapes."""
     score = "no score" if row["score"] is None else f"score {row['score']:g}"
     head = f"step {row['step']} · group {row['group']} sample {row['index']} · {row['data_source']} · {score}"
     yield Text(_printable(head), style="bold red" if row["score"] is None else "bold")

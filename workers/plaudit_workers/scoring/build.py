@@ -26,12 +26,7 @@ async def build_pipeline(reward: RewardSpec, worker: str, context: BuildContext 
     """Build and open every scorer of a job; if one is refused, close all others.
 
     Args:
-        reward: the job's section, paths absolute.
-        worker: name of this process, for the records.
         context: the environment of the scorers. Default: outside a run.
-
-    Raises:
-        RefusedError: a scorer cannot be built as configured.
     """
     context = context or BuildContext(reward, worker, model_servers=model_servers())
     made = _made(reward, context)

@@ -19,12 +19,7 @@ _LOOK_EVERY_S = 0.2
 
 
 class ModelTurns:
-    """The turns of one reward worker.
-
-    Args:
-        transport: the run's streams.
-        gate: of the calls to models that sleep; closed until the first look.
-    """
+    """Take one reward worker's turns with models that sleep; ``gate`` is closed until the first look."""
 
     def __init__(self, transport: Transport, gate: CallGate) -> None:
         self._transport = transport
@@ -34,11 +29,7 @@ class ModelTurns:
         gate.close()
 
     async def watch(self, changed: Callable[[], Awaitable[None]]) -> None:
-        """Hold calls when a live server asks for it, until cancelled.
-
-        Args:
-            changed: reports this worker's heartbeat; called first, and after ``asleep`` changed.
-        """
+        """Hold calls when a live server asks for it, until cancelled; report each change by ``changed``."""
         await changed()  # a server that does not know this worker would not wait for its calls
         while True:
             before = self.asleep

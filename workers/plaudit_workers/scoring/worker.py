@@ -21,9 +21,9 @@ from plaudit_wire.messages import GroupDelivery
 from plaudit_wire.records import ScoringRecord, WorkerRecord
 from plaudit_wire.sample import Sample
 from plaudit_workers.health import HealthServer
-from plaudit_workers.job.loading.load import JobError, load_job
+from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
+from plaudit_workers.process import EXIT_DONE, ProcessSettings
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.kinds.context import BuildContext
 from plaudit_workers.scoring.model_turns import ModelTurns
@@ -47,7 +47,7 @@ _GIVEN_UP = ScoringRecord("given_up", reason="it was not scored when its group w
 
 @dataclass(frozen=True)
 class ScoringOptions:
-    """The sizes and times of a worker, and the version of its scoring."""
+    """Hold the sizes and times of a worker, and the version of its scoring."""
 
     max_concurrent_samples: int = 256
     drain_grace_s: float = 20.0
@@ -58,13 +58,9 @@ class ScoringOptions:
 
 
 async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
-    """Run a reward worker until ``stop`` is set.
-
-    Raises:
-        RefusedError: the job, the transport or a scorer cannot work.
-    """
+    """Run a reward worker until ``stop`` is set."""
     forbid_inspection()  # by users' functions, which run in processes of the same user
-    job = _read_job(settings)
+    job = load_job(settings.job_path)
     workers: list[ScoringWorker] = []
     gate = CallGate()
     async with HealthServer(settings.health_port, ready=lambda: any(worker.ready for worker in workers)):
@@ -111,22 +107,12 @@ def _version(job: RLJob, settings: ProcessSettings) -> str:
     return settings.scoring_version or scoring_version(job)
 
 
-def _read_job(settings: ProcessSettings) -> RLJob:
-    try:
-        return load_job(settings.job_path)
-    except JobError as error:
-        raise RefusedError(str(error)) from error
-
-
 class ScoringWorker:
     """Score the samples and groups that it takes.
 
     Args:
-        name: of this process, in heartbeats, records and the consumer groups.
         transport: the run's streams; closed by the caller.
         pipeline: the job's scorers, opened; closed here.
-        options: sizes and times.
-        turns: of calls to models that sleep during updates; None: there are no such models.
     """
 
     def __init__(
@@ -177,7 +163,10 @@ class ScoringWorker:
             async with asyncio.TaskGroup() as taking:
                 for loop in loops:
                     taking.create_task(loop)
-            await self._drain()
+            self.ready = False
+            if works := set(self._works):
+                finished, returned = await drained(works, self._options.drain_grace_s)
+                logger.info("drained", finished=finished, returned=returned)
 
     async def _take_samples(self, tasks: Supervised, consumer: Consumer[Sample], stop: asyncio.Event) -> None:
         while not stop.is_set():
@@ -250,12 +239,6 @@ class ScoringWorker:
             for task, delivery in self._works.items():
                 if delivery.lost.is_set():
                     task.cancel()
-
-    async def _drain(self) -> None:
-        self.ready = False
-        if works := set(self._works):
-            finished, returned = await drained(works, self._options.drain_grace_s)
-            logger.info("drained", finished=finished, returned=returned)
 
     async def _beats(self) -> None:
         while True:

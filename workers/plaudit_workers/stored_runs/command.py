@@ -20,7 +20,6 @@ from redis.exceptions import AuthenticationError, NoPermissionError, ResponseErr
 from plaudit_wire.limits import LIVE_WITHIN_S
 from plaudit_wire.names import Names
 from plaudit_wire.outage import OUTAGE
-from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, RefusedError, redis_from
 
 _SCANNED_AT_ONCE = 1000
@@ -29,11 +28,7 @@ _DAY_S = 86_400.0
 
 
 def runs(arguments: argparse.Namespace) -> int:
-    """Run the command.
-
-    Raises:
-        RefusedError: Redis cannot be used, or no run is named where one is needed.
-    """
+    """Run the command."""
     if arguments.action == "delete" and bool(arguments.runs) == bool(arguments.silent_for):
         raise RefusedError("plaudit runs delete needs the ids of runs (plaudit runs list), or --silent-for DAYS")
     return asyncio.run(_runs(arguments))
@@ -58,13 +53,10 @@ async def _runs(arguments: argparse.Namespace) -> int:
     except ResponseError as error:
         raise RefusedError(f"Redis at {address.url} refuses: {error}") from error
     except OUTAGE as error:
-        raise RefusedError(await _unreachable(address, error)) from error
+        unreachable = f"Redis at {address.url} cannot be reached: {error}. Is it running?"
+        raise RefusedError(await address.tls_problem(error) or unreachable) from error
     finally:
         await client.aclose(close_connection_pool=True)
-
-
-async def _unreachable(address: RedisAddress, error: BaseException) -> str:
-    return await address.tls_problem(error) or f"Redis at {address.url} cannot be reached: {error}. Is it running?"
 
 
 async def _keys_of_runs(client: Redis) -> Counter[str]:

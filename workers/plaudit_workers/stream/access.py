@@ -22,7 +22,7 @@ PROBE: Final = "probe"
 
 
 class Grant(NamedTuple):
-    """Commands allowed on keys. Both are separated by spaces; keys omit the run's prefix, ``*`` matches any ending."""
+    """Allow commands on keys. Both are separated by spaces; keys omit the run's prefix, ``*`` matches any ending."""
 
     keys: str
     commands: str
@@ -127,12 +127,7 @@ def users(*, trains: bool) -> tuple[str, ...]:
 
 
 def acl_file(run: str, passwords: Mapping[str, str]) -> str:
-    """Return the contents of Redis's ``aclfile``, with digests instead of passwords.
-
-    Args:
-        run: id of the run.
-        passwords: by user; ``default`` is off.
-    """
+    """Return the contents of Redis's ``aclfile``, with digests instead of passwords; the user ``default`` is off."""
     lines = [_line(run, user, password) for user, password in passwords.items()]
     return "\n".join([_NOBODY, *lines, ""])
 

@@ -38,15 +38,12 @@ _TRY_AGAIN_S = 0.5
 
 
 class Transport:
-    """A process's access to the run's streams. Open it with ``await Transport.open(address, run)``.
+    """Give a process access to the run's streams. Open it with ``await Transport.open(address, run)``.
 
     Attributes:
-        names: the run's keys.
         commands: a client for plain commands, which it sends again when a connection breaks.
         scripts: sends transitions; waits through outages of Redis.
         reads: sends transitions that must not run as usual after an outage; raises the outage instead.
-        outages: logs outages.
-        volume: records that are too large for Redis.
     """
 
     def __init__(self, address: RedisAddress, run: str, spill: Path | None, scripts: Scripts) -> None:
@@ -74,10 +71,7 @@ class Transport:
         """Connect, check the server and create the streams' consumer groups.
 
         Args:
-            address: of Redis.
-            run: the run's id.
             spill: folder on the shared volume for records above 256 KiB; None keeps all in Redis.
-            scripts: other texts of the transitions.
             stop: wait while Redis is unavailable, until this is set; None: raise at once.
 
         Raises:
@@ -178,7 +172,7 @@ class Transport:
         await self.scripts.run(beat(record))
 
     async def workers(self) -> list[WorkerRecord]:
-        """Return the processes whose last heartbeat is at most 20 s old."""
+        """Return the processes whose last heartbeat is at most ``LIVE_WITHIN_S`` old."""
         since = await self.now() - LIVE_WITHIN_S
         names: Any = await self.commands.zrangebyscore(self.names.workers, since, "+inf")
         records: Any = await self.commands.hmget(self.names.worker_records, names) if names else []
@@ -210,10 +204,6 @@ async def _pause(stop: asyncio.Event) -> None:
 
 def check_server(url: str, about: Mapping[str, Any]) -> None:
     """Check what Redis's ``INFO`` reports.
-
-    Args:
-        url: of Redis, for messages.
-        about: sections ``server`` and ``memory``.
 
     Raises:
         RefusedError: the server is a Sentinel or a node of a cluster, too old, or evicts keys.

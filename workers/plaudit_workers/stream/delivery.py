@@ -14,17 +14,11 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Delivery(Generic[T]):
-    """One entry of a stream, delivered to this process.
+    """Hold one entry of a stream, delivered to this process.
 
     Attributes:
-        stream: the stream of the entry.
-        entry_id: Redis's id of it.
-        payload: its decoded record.
-        group: the group it belongs to.
         index: of the sample in its group; None for an entry that concerns the whole group.
         deliveries: the number of deliveries: the first one, and one for each lapsed lease, including this one.
-        consumer: this worker.
-        digest: of the sample's body, in ``samples``.
         blamed: it has lost several workers, the last of which worked on nothing else.
         taken: monotonic seconds.
         lost: set when the lease went to another worker, or the entry has ended without this one: stop the work.

@@ -14,7 +14,7 @@ Phase = Literal["open", "group_scoring", "ready", "dropped"]
 
 
 class GroupSample(msgspec.Struct, frozen=True):
-    """One sample of a group, as read from the group's hash."""
+    """Hold one sample of a group, as read from the group's hash."""
 
     index: int
     stamps: Stamps
@@ -26,7 +26,7 @@ class GroupSample(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """A group, as read from its hash. Points in time as in ``plaudit_wire.records``."""
+    """Hold a group, as read from its hash. Points in time as in ``plaudit_wire.records``."""
 
     id: str
     phase: Phase

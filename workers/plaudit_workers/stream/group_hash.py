@@ -114,7 +114,7 @@ async def _sample(i: int, values: Values, volume: SpillFolder, admitted: float) 
 
 def _lost_body(scoring: ScoringRecord | None, reason: str) -> ScoringRecord | None:
     """Discard a score whose body cannot be read: there is nothing to train on."""
-    if scoring is None or scoring.outcome != "scored":
+    if scoring is None or not scoring.is_scored:
         return scoring
     return ScoringRecord(outcome="infra_error", reason=reason, scorers=scoring.scorers, worker=scoring.worker)
 
@@ -125,7 +125,7 @@ def without_group_scorers(group: Group, outcome: Outcome, reason: str) -> list[S
     A sample keeps the value that these scorers' ``onFailure`` leaves it, if any (``alone``); never a partial sum.
     """
     scorings = [sample.scoring for sample in group.samples if sample.scoring is not None]
-    return [_without(scoring, outcome, reason) if scoring.outcome == "scored" else scoring for scoring in scorings]
+    return [_without(scoring, outcome, reason) if scoring.is_scored else scoring for scoring in scorings]
 
 
 def _without(scoring: ScoringRecord, outcome: Outcome, reason: str) -> ScoringRecord:

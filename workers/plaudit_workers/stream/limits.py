@@ -9,15 +9,13 @@ from plaudit_wire.limits import ADMISSION_MEMORY_SHARE
 
 @dataclass(frozen=True)
 class StreamLimits:
-    """The bounds that a trainer sets.
+    """Hold the bounds that a trainer sets.
 
     Attributes:
-        max_open_groups: training groups that may be open at a time.
         max_open_validation_groups: validation groups that may be open at a time, in addition.
         group_deadline_s: from a group's first published sample to its release.
         group_scoring_deadline_s: from a group's last sample to its release without group-scope scorers.
         min_samples_per_group: a training group with fewer scored samples is dropped.
-        has_group_scorers: group-scope scorers run after the samples' own.
         memory_share: admissions stop above this share of Redis's memory.
     """
 

@@ -9,12 +9,7 @@ from plaudit_workers.stream.transitions.trainer import release
 
 
 def release_call(group: Group, incarnation: int) -> Call[bool]:
-    """Return the transition that releases one group.
-
-    Args:
-        group: read after its deadline had passed.
-        incarnation: of the trainer; 0 for a session's group, which has no trainer.
-    """
+    """Return the transition that releases an overdue group; a session's group has no trainer and incarnation 0."""
     if group.phase != "group_scoring":
         return release(group.id, incarnation)
     scorings = without_group_scorers(group, "timeout", "the group-scope scorers' deadline passed")

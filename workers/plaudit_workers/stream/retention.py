@@ -1,4 +1,4 @@
-"""How long an external Redis keeps the keys of a run whose trainer finished its last step.
+"""Limit how long an external Redis keeps the keys of a run whose trainer finished its last step.
 
 A job's own Redis ends with its run. In an external one, keys would stay for ever: streams, counters and the ledger's
 copy. They get a time to live at the end of the run, and lose it when the run is started again.
@@ -17,12 +17,7 @@ _SCANNED_AT_ONCE = 1000
 
 
 async def expire_run(transport: Transport, seconds: int) -> None:
-    """Let all keys of a run expire. A user of Redis that may not do so is reported; the run has succeeded.
-
-    Args:
-        transport: of the run.
-        seconds: time from now.
-    """
+    """Let all keys of a run expire. A user of Redis that may not do so is reported; the run has succeeded."""
     try:
         await transport.retry_through_outage(lambda: _expire(transport, seconds))
     except NoPermissionError as error:

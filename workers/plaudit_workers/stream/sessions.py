@@ -43,7 +43,7 @@ _NOT_GENERATED_HERE = msgspec.msgpack.encode(
 
 @dataclass(frozen=True)
 class SampleResult:
-    """The result of scoring one sample."""
+    """Hold the result of scoring one sample."""
 
     scoring: ScoringRecord
     seconds: float
@@ -54,7 +54,7 @@ class SampleResult:
 
 @dataclass(frozen=True)
 class GroupResult:
-    """The scores of one group, in the order of its samples; acknowledged by ``entry``."""
+    """Hold the scores of one group, in the order of its samples; acknowledged by ``entry``."""
 
     group: str
     entry: str
@@ -62,12 +62,9 @@ class GroupResult:
 
 
 class StreamSession:
-    """One client's session.
+    """Hold one client's session.
 
     Args:
-        transport: the run's.
-        name: of the session; without spaces and ``:``.
-        service: the offer of the run.
         keep_s: seconds that the session is kept without a keep-alive of its client.
         shared: several processes use the session at once, each with an object of its own; every one reads all results.
     """
@@ -146,11 +143,7 @@ class StreamSession:
         await self._transport.scripts.run(transitions.acknowledge(self.name, self._epoch, results))
 
     async def find(self, groups: Sequence[str]) -> dict[str, GroupResult | None]:
-        """Return the groups that the session holds, of these; None for one that is in work.
-
-        Raises:
-            redis.RedisError: Redis is unavailable.
-        """
+        """Return the groups that the session holds, of these; None for one that is in work."""
         commands = self._transport.commands
         stored: Any = await commands.hmget(self._transport.names.session(self.name, "groups"), groups)
         entries = {
@@ -163,11 +156,7 @@ class StreamSession:
         return found
 
     async def oldest_results(self, older_than_s: float, count: int) -> list[tuple[str, str]]:
-        """Return the oldest results (group, entry) that are older than so many seconds, at most ``count``.
-
-        Raises:
-            redis.RedisError: Redis is unavailable.
-        """
+        """Return the oldest results (group, entry) that are older than so many seconds, at most ``count``."""
         before_ms = int((await self._transport.now() - older_than_s) * 1000)
         key = self._transport.names.session(self.name, "results")
         rows: Any = await self._transport.commands.xrange(key, "-", before_ms, count=count)

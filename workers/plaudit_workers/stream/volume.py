@@ -49,7 +49,7 @@ class VolumeError(RecordError, OSError):
 
 
 class Spilled(msgspec.Struct, frozen=True, array_like=True):
-    """The reference in Redis to a record on the volume."""
+    """Refer in Redis to a record on the volume."""
 
     path: str
     """``<group>/<name>`` below the spill folder."""
@@ -63,7 +63,6 @@ class SpillFolder:
 
     Args:
         folder: the folder; None keeps every record in Redis.
-        limit_bytes: records above it are spilled.
         kept_s: seconds that the files of a closed group stay, and after which a missing file counts as lost.
     """
 

@@ -119,7 +119,6 @@ def listed(row: Row) -> ListedSample:
 def listed_open(record: SampleRecord) -> ListedSample:
     """Return a sample of a step that has not closed, from its record, which has no texts."""
     scoring, generation = record.scoring, record.generation
-    scored = scoring.outcome == "scored"
     return ListedSample(
         step=record.step,
         group=record.group,
@@ -127,8 +126,8 @@ def listed_open(record: SampleRecord) -> ListedSample:
         split=record.split,
         data_source=record.data_source,
         outcome=scoring.outcome,
-        score=scoring.value if scored else None,
-        reason="" if scored else (scoring.reason or "")[:_PREVIEW_CHARACTERS],
+        score=scoring.value,
+        reason="" if scoring.is_scored else (scoring.reason or "")[:_PREVIEW_CHARACTERS],
         response_tokens=generation.response_tokens if generation else None,
         turns=max(1, len(generation.turns)) if generation else 0,
         version_min=generation.version_min if generation else None,

@@ -25,11 +25,6 @@ def token_of(caller: str) -> str:
 def caller_name(of_token: str, named: str, known: Set[str]) -> str:
     """Return the caller of a request.
 
-    Args:
-        of_token: the caller that the token belongs to.
-        named: the request's header; empty if it has none.
-        known: the callers that have sessions now.
-
     Raises:
         ValueError: the header is not a name.
     """

@@ -39,7 +39,7 @@ _OUTAGE_PAUSE_S = 0.2
 
 
 class Missing(enum.Enum):
-    """The reason that a group has no result under its id."""
+    """Name the reason that a group has no result under its id."""
 
     conflict = "conflict"
     """Other samples were submitted under the id."""
@@ -47,12 +47,11 @@ class Missing(enum.Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """The bounds of one caller at one gateway.
+    """Hold the bounds of one caller at one gateway.
 
     Attributes:
         queued: samples that wait for room in Redis; more are refused.
         queued_bytes: bytes of their responses and prompts, about.
-        kept_s: seconds that a result nobody has fetched is kept.
     """
 
     queued: int = 16_384
@@ -61,13 +60,10 @@ class Limits:
 
 
 class Awaited:
-    """One group that requests of this gateway await.
+    """Hold one group that requests of this gateway await.
 
     Attributes:
-        group: its id in the run.
-        samples: for Redis.
         accepted: set once Redis holds the group, or never will.
-        result: resolved once.
     """
 
     __slots__ = ("accepted", "group", "num_bytes", "num_requests", "result", "samples", "since")
@@ -89,13 +85,10 @@ class Awaited:
 
 
 class CallerSession:
-    """One caller's samples. ``run`` must be running.
+    """Submit one caller's samples and wait for their results. ``run`` must be running.
 
     Args:
-        transport: the run's.
-        caller: its name.
         service: the offer of the run; its ``room`` bounds the caller's samples in work.
-        limits: of the caller.
     """
 
     def __init__(self, transport: Transport, caller: str, service: Service, limits: Limits = Limits()) -> None:
@@ -149,12 +142,7 @@ class CallerSession:
         return awaited
 
     def leave(self, awaited: Iterable[Awaited], *, delivered: bool) -> None:
-        """End the wait for groups; a result that was not delivered waits in Redis for its id.
-
-        Args:
-            awaited: the groups.
-            delivered: the caller has got their results, as far as the gateway can know.
-        """
+        """End the wait for groups; a result that was not delivered waits in Redis for its id."""
         now = time.monotonic()
         for each in awaited:
             each.num_requests -= 1
@@ -164,11 +152,7 @@ class CallerSession:
                 self._delivered.append((now, each.group, result.entry))
 
     async def find(self, own_id: str) -> tuple[bool, GroupResult | None]:
-        """Return (the service holds this id, its result if it has one).
-
-        Raises:
-            redis.RedisError: Redis is unavailable.
-        """
+        """Return (the service holds this id, its result if it has one)."""
         await self._open.wait()
         group = self._session.group_id(own_id)
         found = await self._session.find([group])

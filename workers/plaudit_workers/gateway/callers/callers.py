@@ -19,13 +19,7 @@ _IDLE_KEPT_S = 3600.0
 
 
 class Callers:
-    """The sessions by caller. ``run`` must be running.
-
-    Args:
-        transport: the run's.
-        service: the offer of the run.
-        limits: of each caller; None: the defaults.
-    """
+    """Hold the sessions by caller. ``run`` must be running."""
 
     def __init__(self, transport: Transport, service: Service, limits: Limits | None = None) -> None:
         self.transport = transport

@@ -10,14 +10,10 @@ _BURST_S = 10.0
 
 
 class SampleRate:
-    """A token bucket for each caller at one gateway.
+    """Limit each caller's samples at one gateway by a token bucket.
 
     A request is admitted whole while anything is left, so that it need not be smaller than the burst; what it takes too
     much must be earned before the next one.
-
-    Args:
-        per_minute: samples; None: no bound.
-        clock: monotonic seconds.
     """
 
     def __init__(self, per_minute: float | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,15 +23,7 @@ class SampleRate:
         """What each caller has left, and when that was computed."""
 
     def take(self, caller: str, count: int) -> float:
-        """Take samples for a request.
-
-        Args:
-            caller: the name of a token.
-            count: of samples.
-
-        Returns:
-            0, or the seconds after which the request would be admitted.
-        """
+        """Take samples for a request; return 0, or the seconds after which it would be admitted."""
         if self._per_s is None:
             return 0.0
         now, burst = self._clock(), max(1.0, self._per_s * _BURST_S)

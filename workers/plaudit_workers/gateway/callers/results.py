@@ -14,7 +14,7 @@ from plaudit_workers.stream.sessions import GroupResult
 
 
 class SampleAnswer(SampleOutput, frozen=True, omit_defaults=True, kw_only=True):
-    """The result of one sample, as callers get it."""
+    """Hold the result of one sample, as callers get it."""
 
     seconds: float
     index: int = 0
@@ -23,14 +23,14 @@ class SampleAnswer(SampleOutput, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class GroupAnswer(msgspec.Struct, frozen=True):
-    """The results of one group, in the order of its samples."""
+    """Hold the results of one group, in the order of its samples."""
 
     id: str
     results: list[SampleAnswer]
 
 
 class MissingAnswer(msgspec.Struct, frozen=True):
-    """A sample or group that the service cannot score under this id."""
+    """Name a sample or group that the service cannot score under this id."""
 
     id: str
     error: dict[str, Any]

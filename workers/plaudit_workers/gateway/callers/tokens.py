@@ -25,10 +25,7 @@ _SHORTEST = 16
 
 
 class Tokens:
-    """The tokens of all callers.
-
-    Args:
-        folder: of the files.
+    """Hold the tokens of all callers, read from a folder of files.
 
     Raises:
         RefusedError: there is no token, or one is too short to be a secret.

@@ -19,9 +19,7 @@ async def wait_for_all(awaited: Sequence[Awaited], receive: Receive, timeout_s: 
     """Wait for all results; return False when time is up first.
 
     Args:
-        awaited: the groups of the request.
         receive: of the request, whose body has been read: it returns when the caller leaves.
-        timeout_s: seconds to wait at most.
 
     Raises:
         DisconnectedError: the caller has left.

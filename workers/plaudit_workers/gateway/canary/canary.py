@@ -42,13 +42,11 @@ _group_decoder = msgspec.json.Decoder(_ScoredGroup)
 
 
 class Canary:
-    """The other service. ``close`` ends its connections.
+    """Copy a share of the samples to another service and compare. ``close`` ends its connections.
 
     Args:
         url: of the service, without a route.
-        token: of the caller there.
         share: of the samples that are copied, 0 to 1.
-        series: of this process.
     """
 
     def __init__(self, url: str, token: str, share: float, series: CanarySeries) -> None:
@@ -63,7 +61,10 @@ class Canary:
 
     def offer(self, submitted: SubmittedSamples, answer: GatewayAnswer) -> None:
         """Copy a sample or group that was scored here, if it belongs to the share. A group is copied as a whole."""
-        if not isinstance(answer, SampleAnswer | GroupAnswer) or not self._draws(submitted.id):
+        is_drawn = (
+            zlib.crc32(submitted.id.encode()) % _PARTS < self._share * _PARTS
+        )  # a repeated request draws the same
+        if not isinstance(answer, SampleAnswer | GroupAnswer) or not is_drawn:
             return
         num_samples = len(submitted.samples)
         if self._num_in_flight and self._num_in_flight + num_samples > _MOST_AT_ONCE:
@@ -80,10 +81,6 @@ class Canary:
             copy.cancel()
         await asyncio.gather(*self._copies, return_exceptions=True)
         await self._http.close()
-
-    def _draws(self, own_id: str) -> bool:
-        """Decide by the id: a repeated request draws the same."""
-        return zlib.crc32(own_id.encode()) % _PARTS < self._share * _PARTS
 
     def _end(self, num_samples: int, copy: asyncio.Task[None]) -> None:
         self._copies.discard(copy)

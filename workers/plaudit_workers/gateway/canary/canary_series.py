@@ -15,11 +15,7 @@ _EQUAL_WITHIN = 1e-6
 
 
 class CanarySeries:
-    """The figures of one process.
-
-    Args:
-        registry: of the process's series.
-    """
+    """Hold the figures of one process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._samples = prometheus_client.Counter(
@@ -48,14 +44,7 @@ class CanarySeries:
         self._results[result] += 1
 
     def compare(self, here: float | None, there: float | None, seconds: float, version: str) -> None:
-        """Count a sample that both have scored.
-
-        Args:
-            here: score of the service; None without one.
-            there: score of the canary.
-            seconds: that the canary took.
-            version: of the canary's scoring.
-        """
+        """Count a sample that both have scored; None means that the service has no score."""
         self._versions[version] = None
         self._seconds.observe(seconds)
         self._sum_of_seconds += seconds

@@ -16,7 +16,7 @@ _TRUTHS = ("ground_truth", "expected_answer", "label")
 
 
 def samples(body: Mapping[str, Any]) -> list[SampleInput]:
-    """Return the one sample of a request. Raises ``ValueError``."""
+    """Return the one sample of a request. Raise ``ValueError``."""
     response = body.get("response")
     if not isinstance(response, Mapping) or not isinstance(response.get("output"), list):
         raise ValueError("response.output: give the list of the policy's output items")

@@ -13,7 +13,7 @@ from plaudit_workers.scoring.offline.lines import SampleInput, sample_input
 
 
 def samples(body: Mapping[str, Any]) -> list[SampleInput]:
-    """Return the samples of a request. Raises ``ValueError``."""
+    """Return the samples of a request. Raise ``ValueError``."""
     queries = body.get("query")
     if not isinstance(queries, list):
         raise ValueError(f"query: give a list of texts, not {type(queries).__name__}")
@@ -32,11 +32,8 @@ def _sample(query: Any, prompt: Any, label: Any) -> SampleInput:
 def answer(body: Mapping[str, Any], results: Sequence[SampleAnswer]) -> dict[str, Any]:
     """Return the lists; a sample without a score has null in both."""
     scores = [result.score for result in results]
-    return {"rewards": scores, "scores": scores, "extra_logs": _logs(results)}
-
-
-def _logs(results: Sequence[SampleAnswer]) -> dict[str, list[float | None]]:
     names = {name for result in results for name in result.scorers}
-    return {
+    logs = {
         name: [result.scorers[name].value if name in result.scorers else None for result in results] for name in names
     }
+    return {"rewards": scores, "scores": scores, "extra_logs": logs}

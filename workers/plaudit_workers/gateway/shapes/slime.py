@@ -10,7 +10,7 @@ from plaudit_workers.scoring.offline.lines import SampleInput, sample_input
 
 
 def samples(body: Mapping[str, Any]) -> list[SampleInput]:
-    """Return the one sample of a request; ``metadata``, if present, becomes ``extra_info``. Raises ``ValueError``."""
+    """Return the one sample of a request; ``metadata``, if present, becomes ``extra_info``. Raise ``ValueError``."""
     metadata = body.get("metadata") or {}
     row = {
         "prompt": body.get("prompt"),

@@ -29,7 +29,7 @@ _NEEDED = "Rows need data_source, prompt (messages or text) and reward_model: {g
 
 
 class _RowError(Exception):
-    """A file or a row that is not what the columns promise: the complaint, and the remedy."""
+    """Report a file or a row that is not what the columns promise: the complaint, and the remedy."""
 
     def __init__(self, complaint: str, remedy: str = _NEEDED) -> None:
         super().__init__(complaint)
@@ -37,13 +37,7 @@ class _RowError(Exception):
 
 
 def data_problem(field: str, path: str, images: ImagesSpec | None = None) -> Problem | None:
-    """Return the first problem of a data file, or None.
-
-    Args:
-        field: the field of the job that names it.
-        path: the file, absolute.
-        images: ``data.images`` of the job; None: it reads none.
-    """
+    """Return the first problem of a data file, or None."""
     file = Path(path)
     if not os.path.isfile(file):
         message = f"{path} is a folder" if os.path.isdir(file) else f"there is no file {path}"

@@ -26,11 +26,7 @@ _RELATIVE = "Correct the path: it is relative to the job file"
 
 
 def check_files(job: RLJob) -> list[Problem]:
-    """Find every problem of the files that the job names: models, data, Python files, templates, checkpoints.
-
-    Args:
-        job: resolved (``load_job``): every path is absolute.
-    """
+    """Find every problem of the files that the job names: models, data, Python files, templates, checkpoints."""
     training = (_model, _data, _loss, _rollout, _checkpoint) if job.spec.trains else ()
     return [problem for check in (*training, _scorers) for problem in check(job)]
 

@@ -20,12 +20,7 @@ _AT_A_TIME = 4
 
 
 def check_functions(job: RLJob, broken: Collection[str] = ()) -> list[Problem]:
-    """Find everything that would keep a reward function of the job from being called.
-
-    Args:
-        job: resolved (``load_job``).
-        broken: fields with a problem (``check_files``); a function whose file has one is not imported.
-    """
+    """Find what would keep a reward function from being called; skip files of ``broken`` fields (``check_files``)."""
     targets = {
         field: target
         for field, target in _targets(job)

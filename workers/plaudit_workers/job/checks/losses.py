@@ -20,11 +20,9 @@ _TRIED_WITHIN_S = 120.0
 
 
 def check_loss(job: RLJob, broken: Collection[str] = ()) -> Iterator[Problem]:
-    """Find what would keep the user's loss from training: it raises, or gives no loss with a gradient for each token.
+    """Find what would keep the user's loss from training; skip it if its field is ``broken`` (``check_files``).
 
-    Args:
-        job: resolved (``load_job``).
-        broken: fields with a problem (``check_files``); a loss whose file has one is not tried.
+    Such a loss raises, or returns no value with a gradient for each token.
     """
     loss = job.spec.algorithm.loss if job.spec.trains else None
     if loss is None or loss.kind != "python" or any(field.startswith(_FIELD) for field in broken):

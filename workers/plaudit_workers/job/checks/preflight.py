@@ -15,7 +15,6 @@ def preflight(job: RLJob, *, imports: bool = True) -> list[Problem]:
     """Check what this machine supports, the files that the job names, and the functions in them.
 
     Args:
-        job: resolved (``load_job``): every path is absolute.
         imports: import the files of rewards and loss, each in a process of its own; False where they run on other
             machines.
     """

@@ -12,10 +12,7 @@ def python_problem(field: str, path: str, name: str, name_field: str) -> Problem
     """Return the problem of a file, or of the function or class that the job expects in it, or None.
 
     Args:
-        field: the section of the job that names both.
-        path: the file, absolute.
         name: function or class; only the first part of a dotted name is looked up.
-        name_field: the field with that name.
     """
     try:
         source = Path(path).read_bytes()

@@ -28,11 +28,6 @@ def class_problem(field: str, model: RewardModelSpec, architecture: str) -> Prob
 
     vLLM goes by the end of the class's name. ``…RewardModel`` and ``…ForRewardModeling`` become embedders: loading
     fails at the head's weights, and ``--convert classify`` is refused.
-
-    Args:
-        field: of the source.
-        model: its section.
-        architecture: its class.
     """
     base = _REWARD_CLASS.sub("", architecture)
     if model.engine != "vllm" or base == architecture or "hf_overrides" in model.arguments:

@@ -18,11 +18,7 @@ Location = Sequence[str | int]
 
 
 class Document:
-    """One YAML document.
-
-    Args:
-        text: the document.
-        path: for the messages.
+    """Hold one YAML document; ``path`` is for the messages.
 
     Raises:
         JobError: the text is not YAML, or not one mapping.
@@ -68,17 +64,14 @@ def _parse(text: str, path: Path | str) -> CommentedMap:
     except RecursionError as error:
         raise JobError([_syntax("nested too deeply", None)], path) from error
     if not isinstance(tree, CommentedMap):
-        found = "is empty" if tree is None else f"contains {_kind(tree)} instead of a mapping"
+        kind = "a list" if isinstance(tree, CommentedSeq) else "a single value"
+        found = "is empty" if tree is None else f"contains {kind} instead of a mapping"
         raise JobError([Problem("", f"the file {found}", "Start it with apiVersion: and kind: RLJob")], path)
     return tree
 
 
 def _syntax(message: str, line: int | None) -> Problem:
     return Problem("", f"not valid YAML: {message}", "Fix the syntax (indentation, quotes, brackets)", line)
-
-
-def _kind(tree: object) -> str:
-    return "a list" if isinstance(tree, CommentedSeq) else "a single value"
 
 
 def _plain(node: Any) -> Any:

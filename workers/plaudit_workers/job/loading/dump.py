@@ -1,4 +1,4 @@
-"""Writes a job back as YAML: every default spelled out, nothing empty, no nulls; reading it gives the same job."""
+"""Write a job back as YAML: every default spelled out, nothing empty, no nulls; reading it gives the same job."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _TEXT = "tag:yaml.org,2002:str"
 
 
 class _Representer(RoundTripRepresenter):
-    """Writes values so that readers of YAML 1.1 and 1.2 agree on them.
+    """Write values so that readers of YAML 1.1 and 1.2 agree on them.
 
     To the older version 1e-06 is text, and the texts ``NO`` and ``1:30`` are a boolean and a number.
     """

@@ -63,7 +63,6 @@ def problem_of(errors: Sequence[ErrorDetails], root: type[BaseModel], location: 
 
     Args:
         errors: one, or one for each type of a union.
-        root: the model that was validated, for names to suggest.
         location: keys and indices as written in the file.
     """
     kinds = [_TYPES[error["type"]][0] for error in errors if error["type"] in _TYPES]

@@ -27,7 +27,8 @@ def load_job(path: Path | str) -> RLJob:
     path = Path(path)
     document = Document(_text(path), path)
     _job(document, path)
-    return _resolved(document, path)
+    resolved = resolve_paths(document.data, path.resolve().parent)
+    return job_of(document_model(resolved).model_validate(resolved, by_alias=True, by_name=False))
 
 
 def examine_job(path: Path | str) -> Examination:
@@ -42,20 +43,12 @@ def examine_job(path: Path | str) -> Examination:
 
 
 def read_job(path: Path | str) -> RLJob:
-    """Read the job of a file with its paths as written, for Kubernetes.
-
-    Raises:
-        JobError: as ``load_job``.
-    """
+    """Read the job of a file with its paths as written, for Kubernetes; raise as ``load_job`` does."""
     return _job(Document(_text(Path(path)), path), path)
 
 
 def parse_job(written: Mapping[str, Any]) -> RLJob:
-    """Validate plain data with the names of the YAML form.
-
-    Raises:
-        JobError: with every problem, without lines.
-    """
+    """Validate plain data with the names of the YAML form; raise ``JobError`` with every problem, without lines."""
     job, problems = validate(written)
     if job is None:
         raise JobError(problems)
@@ -65,11 +58,6 @@ def parse_job(written: Mapping[str, Any]) -> RLJob:
 def locate(problems: Sequence[Problem], path: Path | str) -> list[Problem]:
     """Add the line of each problem's field in the job file."""
     return _located(problems, Document(_text(Path(path)), path))
-
-
-def _resolved(document: Document, path: Path) -> RLJob:
-    resolved = resolve_paths(document.data, path.resolve().parent)
-    return job_of(document_model(resolved).model_validate(resolved, by_alias=True, by_name=False))
 
 
 def _job(document: Document, path: Path | str) -> RLJob:

@@ -20,7 +20,6 @@ def resolve_paths(written: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
     Args:
         written: a job as plain data with the names of the YAML form; unknown fields and wrong types stay as they are.
-        folder: the folder of the job file.
     """
     return _resolved(written, RLJob, folder.resolve())
 

@@ -93,12 +93,9 @@ def _section(name: str, section: dict[str, Any], sections: dict[str, Any]) -> It
         mark = " ✎" if described.get("x-plaudit-mutable") else ""
         default = "required" if field in required else _default(described)
         meaning = described.get("description") or sections[_reference(described)[0]]["description"]
-        yield f"| `{field}`{mark} | {_type(described)} | {default} | {_cell(meaning)} |"
+        cell = meaning.replace("|", "\\|")
+        yield f"| `{field}`{mark} | {_type(described)} | {default} | {cell} |"
     yield ""
-
-
-def _cell(words: str) -> str:
-    return words.replace("|", "\\|")
 
 
 def _default(described: dict[str, Any]) -> str:

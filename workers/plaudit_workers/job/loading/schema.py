@@ -42,7 +42,7 @@ def _schema(model: type[Section]) -> dict[str, Any]:
 
 
 class _WithoutNulls(GenerateJsonSchema):
-    """Optional fields may be left out, never be null: the API server refuses null where a number is wanted."""
+    """Let optional fields be left out, never be null: the API server refuses null where a number is wanted."""
 
     def nullable_schema(self, schema: NullableSchema) -> JsonSchemaValue:
         return self.generate_inner(schema["schema"])

@@ -35,7 +35,7 @@ _ROUNDS = 20
 
 @dataclass(frozen=True)
 class Examination:
-    """The result of validating a job's data."""
+    """Hold the result of validating a job's data."""
 
     job: RLJob | None
     """The job; where there are problems, a job without the broken fields, for further checks. None: too broken."""

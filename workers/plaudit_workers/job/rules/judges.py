@@ -81,6 +81,4 @@ def _base_url(field: str, judge: JudgeSpec) -> Iterator[Problem]:
 def _arguments(field: str, judge: JudgeSpec) -> Iterator[Problem]:
     for name in _OWN_MEMBERS:
         if name in judge.arguments:
-            yield Problem(
-                f"{field}.{name}", "is set by Plaudit", "Remove it; every other member of the request is free"
-            )
+            yield Problem(f"{field}.{name}", "is set by Plaudit", "Remove it; any other member may be set")

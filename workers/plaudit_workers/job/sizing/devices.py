@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU."""
+    """Describe one GPU."""
 
     name: str
     """Model, variant if it has several, gigabytes; joined by hyphens."""

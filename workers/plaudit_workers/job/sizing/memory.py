@@ -41,7 +41,7 @@ _PREFILL_TOKENS = 8192
 
 @dataclass(frozen=True)
 class MemoryItem:
-    """One part of a memory."""
+    """Hold one part of a memory."""
 
     name: str
     num_bytes: float

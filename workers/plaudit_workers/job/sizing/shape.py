@@ -23,7 +23,7 @@ does not."""
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder of equal layers: attention with grouped heads, gated MLP or experts of such."""
+    """Describe a decoder of equal layers: attention with grouped heads, gated MLP or experts of such."""
 
     layers: int
     hidden: int
@@ -76,12 +76,12 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one layer."""
+        """Return the number of parameters of one layer."""
         return self._attention + self._expert * max(1, self.experts) + self.hidden * self.experts + 2 * self.hidden
 
     @property
     def edge_parameters(self) -> int:
-        """Parameters of embedding, last norm and output head."""
+        """Return the number of parameters of embedding, last norm and output head."""
         return self.vocabulary * self.hidden * (1 if self.tied else 2) + self.hidden
 
     @property
@@ -91,7 +91,7 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters of the matrices that compute a token: layers and output head."""
+        """Return the number of parameters of the matrices that compute a token: layers and output head."""
         idle = self._expert * (self.experts - self.active_experts) if self.experts else 0
         return self.layers * (self.layer_parameters - idle) + self.vocabulary * self.hidden
 

@@ -25,7 +25,7 @@ VOLUME_BYTES_PER_S = 1e9
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of each phase of a step."""
+    """Hold the seconds of each phase of a step."""
 
     generation: float
     update: float
@@ -47,14 +47,7 @@ class StepTimes:
 
 
 def step_times(spec: Spec, shape: ModelShape, device: Device, response_tokens: int) -> StepTimes:
-    """Estimate a step.
-
-    Args:
-        spec: of a job that fits.
-        shape: of its model.
-        device: of trainer and rollouts.
-        response_tokens: mean length of a response.
-    """
+    """Estimate a step of a job that fits, from the mean length of a response."""
     lora = spec.trainer.lora
     peak = _peak(device, FORWARD_BYTES[spec.model.dtype])
     passes_s = update_flops(spec, shape, response_tokens) / (spec.trainer.ranks * peak * TRAINING_SHARE)

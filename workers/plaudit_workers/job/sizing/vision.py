@@ -12,9 +12,6 @@ _MERGED = 2
 def vision_parameters(config: Mapping[str, Any]) -> int | None:
     """Return the number of parameters of a model's vision tower with its projection into the language model.
 
-    Args:
-        config: the model's ``config.json``.
-
     Returns:
         0 for a model without a tower; None for one of another form than Qwen2-VL's and Qwen2.5-VL's.
     """

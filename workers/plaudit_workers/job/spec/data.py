@@ -65,8 +65,8 @@ class ValidationSamplingSpec(Section):
     max_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
     """The most tokens of a response. Default: ``rollout.sampling.maxTokens``."""
 
-    def over(self, training: SamplingSpec) -> SamplingSpec:
-        """Return the sampling of validation; the response length defaults to training's."""
+    def filled_from(self, training: SamplingSpec) -> SamplingSpec:
+        """Return the sampling of validation, with the response length of training where none is given."""
         return SamplingSpec(
             temperature=self.temperature,
             top_p=self.top_p,

@@ -101,7 +101,16 @@ class Spec(Section):
     @model_validator(mode="before")
     @classmethod
     def _one_sample_is_enough_for_one(cls, written: object) -> object:
-        return _with_least_group(written)
+        """Default ``minSamplesPerGroup`` to 1 where a group has one sample."""
+        if not isinstance(written, dict):
+            return written
+        algorithm, reward = written.get("algorithm"), written.get("reward")
+        if not isinstance(algorithm, dict) or not isinstance(reward, dict):
+            return written
+        given = {"minSamplesPerGroup", "min_samples_per_group"} & reward.keys()
+        if given or algorithm.get("samplesPerPrompt", algorithm.get("samples_per_prompt")) != 1:
+            return written
+        return {**written, "reward": {**reward, "minSamplesPerGroup": 1}}
 
 
 class RLJob(Section):
@@ -115,16 +124,3 @@ class RLJob(Section):
     """The job's name."""
     spec: Spec
     """The specification of the job."""
-
-
-def _with_least_group(written: object) -> object:
-    """Default ``minSamplesPerGroup`` to 1 where a group has one sample."""
-    if not isinstance(written, dict):
-        return written
-    algorithm, reward = written.get("algorithm"), written.get("reward")
-    if not isinstance(algorithm, dict) or not isinstance(reward, dict):
-        return written
-    given = {"minSamplesPerGroup", "min_samples_per_group"} & reward.keys()
-    if given or algorithm.get("samplesPerPrompt", algorithm.get("samples_per_prompt")) != 1:
-        return written
-    return {**written, "reward": {**reward, "minSamplesPerGroup": 1}}

@@ -49,12 +49,7 @@ def _ask(node: str, folder: Path) -> Any:
 
 
 def node_problem(folder: str, expected: str) -> str:
-    """Return why the node that this runs on cannot run processes of a run; empty when it can.
-
-    Args:
-        folder: of the run.
-        expected: version of plaudit-workers.
-    """
+    """Return why this node cannot run processes of a run; empty when it can."""
     found = version("plaudit-workers")
     if found != expected:
         return f"has plaudit-workers {found}"

@@ -26,11 +26,7 @@ _LOCAL = "If it is a folder, write its path with ./ or /"
 
 
 def check_hub_models(job: RLJob) -> list[Problem]:
-    """Return a problem for each model that is neither in the hub's local cache nor on the hub, or served wrongly.
-
-    Args:
-        job: resolved; its files are checked (``check_files``).
-    """
+    """Return a problem for each model that is neither in the hub's local cache nor on the hub, or served wrongly."""
     on_hub = [each for each in _models(job) if is_hub_id(each.source)]
     found = (_cached_problem(each) if is_in_hub_cache(each.source) else asyncio.run(_problem(each)) for each in on_hub)
     return [problem for problem in found if problem]

@@ -42,7 +42,7 @@ _WITHOUT_MEANING = (
 
 @dataclass(frozen=True)
 class FieldChange:
-    """A field that differs; ``None`` stands for an absent one."""
+    """Hold a field that differs; ``None`` stands for an absent one."""
 
     field: str
     before: Any

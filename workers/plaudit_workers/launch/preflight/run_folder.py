@@ -30,11 +30,7 @@ def new_run(runs: Path, job_name: str, run: str | None) -> Path:
 
 
 def resumed_run(runs: Path, job_name: str, run: str | None) -> Path:
-    """Find the folder of the run to continue: ``run``, or the job's newest that closed a step, or else its newest.
-
-    Raises:
-        RefusedError: there is none.
-    """
+    """Find the folder of the run to continue: ``run``, or the job's newest that closed a step, or else its newest."""
     if run is not None:
         found = [runs / run] if (runs / run / "job.yaml").exists() else []
     else:
@@ -48,7 +44,7 @@ def resumed_run(runs: Path, job_name: str, run: str | None) -> Path:
 
 
 def _last_step_closed(folder: Path) -> tuple[bool, float]:
-    """Sort key: whether a run closed a step, and when it last did (else when it was started)."""
+    """Return a sort key: whether a run closed a step, and when it last did (else when it was started)."""
     steps = folder / "steps.jsonl"
     closed = steps.exists() and steps.stat().st_size > 0
     return closed, (steps if closed else folder / "job.yaml").stat().st_mtime

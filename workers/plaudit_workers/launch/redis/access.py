@@ -1,4 +1,4 @@
-"""Who may do what in the run's Redis: an address and a password file for each role, and for people the admin's."""
+"""Give each role its address and password file for the run's Redis, and people the admin's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FOLDER = "secrets"
 
 @dataclass(frozen=True)
 class RedisAccess:
-    """The addresses of one Redis.
+    """Hold the addresses of one Redis.
 
     Attributes:
         admin: may do everything; ``plaudit run`` itself and commands on a live run use it.
@@ -57,12 +57,6 @@ def new_passwords(*, trains: bool) -> dict[str, str]:
 
 
 def own_access(url: str, passwords: Mapping[str, str], folder: Path) -> RedisAccess:
-    """Return the access to a run's own Redis.
-
-    Args:
-        url: without a password.
-        passwords: by user, as ``new_passwords`` makes them.
-        folder: of the run.
-    """
+    """Return the access to a run's own Redis."""
     addresses = {user: RedisAddress(url, password, user) for user, password in passwords.items()}
     return RedisAccess(addresses.pop(ADMIN), folder, addresses)

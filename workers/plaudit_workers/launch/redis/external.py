@@ -16,11 +16,7 @@ def external_redis(job: RLJob, folder: Path) -> RedisAddress:
     """Return the address with user, password and certificates.
 
     Args:
-        job: with ``spec.transport.url``.
         folder: of the run; Secrets that have to be files are written into it, readable by this user only.
-
-    Raises:
-        RefusedError: a Secret's variable is not set.
     """
     transport = job.spec.transport
     secret = transport.password_secret

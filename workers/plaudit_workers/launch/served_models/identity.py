@@ -1,4 +1,4 @@
-"""Which server of which model a process runs, and where that server's address is published."""
+"""Identify the model's server that a process runs, and publish the server's address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EVERYWHERE = "0.0.0.0"  # noqa: S104
 
 @dataclass(frozen=True)
 class ServerIdentity:
-    """The identity of a server."""
+    """Identify a server."""
 
     scorer: str
     number: int | None

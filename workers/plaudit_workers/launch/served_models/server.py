@@ -19,7 +19,7 @@ from typing import Any
 from plaudit_reward.served.sleep_token import SLEEP_TOKEN_VARIABLE
 from plaudit_wire.logs import get_logger
 from plaudit_workers.gpu_start import GPU_SHARE, alone_on_gpu
-from plaudit_workers.job.loading.load import JobError, load_job
+from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.job.spec.rewards.scorers import ServedModelSpec
 from plaudit_workers.launch.redis.server import die_with_parent
 from plaudit_workers.launch.served_models.command import server_command, server_environment
@@ -50,7 +50,8 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
             free yet.
     """
     identity = ServerIdentity.from_environment()
-    model = _model(settings, identity.scorer)
+    scorers = load_job(settings.job_path).spec.reward.scorers
+    model = next(each.served for each in scorers if each.name == identity.scorer and each.served is not None)
     if not model.sleep_during_updates:
         await _serve(settings, identity, model, stop)
         return EXIT_DONE
@@ -83,7 +84,7 @@ async def _serve(
             stack.callback(identity.withdraw, settings.run_folder)
             stack.push_async_callback(client.close)
             logger.info("starting the model server", scorer=identity.scorer, pid=child.pid, url=identity.url)
-            if not await _until_ready(child, client, stop, settings):
+            if not await _until_ready(child, client, stop, settings, identity.scorer):
                 return
         logger.info("serving", url=identity.url)
         identity.publish(settings.run_folder)
@@ -91,14 +92,6 @@ async def _serve(
             if turns is not None:
                 tasks.start(turns.follow(client))
             await _watch(child, client, stop)
-
-
-def _model(settings: ProcessSettings, scorer: str) -> ServedModelSpec:
-    try:
-        job = load_job(settings.job_path)
-    except JobError as error:
-        raise RefusedError(str(error)) from error
-    return next(each.served for each in job.spec.reward.scorers if each.name == scorer and each.served is not None)
 
 
 async def _start(
@@ -121,13 +114,16 @@ async def _start(
 
 
 async def _until_ready(
-    child: asyncio.subprocess.Process, client: ServerClient, stop: asyncio.Event, settings: ProcessSettings
+    child: asyncio.subprocess.Process, client: ServerClient, stop: asyncio.Event, settings: ProcessSettings, scorer: str
 ) -> bool:
     """Wait until the engine has loaded, however long that takes. Return False when ``stop`` is set first."""
     while not stop.is_set():
         if child.returncode is not None:
             if child.returncode < 0:
-                raise ServerDiedError(f"killed by signal {-child.returncode} while it started")
+                cause = signal.Signals(-child.returncode).name
+                raise ServerDiedError(
+                    f"the server of scorer {scorer} was killed by {cause} while it started (out of memory?)"
+                )
             failure = ServerDiedError if os.environ.get(RESTARTED) else RefusedError
             raise failure(f"the model server did not start. Its log ends:\n{_tail(settings.log_file)}")
         if await client.healthy():
@@ -141,7 +137,7 @@ async def _watch(child: asyncio.subprocess.Process, client: ServerClient, stop: 
     answered_s = loop.time()
     while not stop.is_set():
         if child.returncode is not None:
-            raise ServerDiedError(f"the engine ended with {child.returncode}")
+            raise ServerDiedError(f"the engine ended with exit code {child.returncode}")
         if await client.healthy():
             answered_s = loop.time()
         elif loop.time() - answered_s > _UNRESPONSIVE_AFTER_S:

@@ -17,12 +17,7 @@ class ServerDiedError(Exception):
 
 
 class ServerClient:
-    """A client of one server.
-
-    Args:
-        url: of the server.
-        sleep_token: of its routes ``/sleep`` and ``/wake_up``.
-    """
+    """Call one server; the token is for its routes ``/sleep`` and ``/wake_up``."""
 
     def __init__(self, url: str, sleep_token: str) -> None:
         self._url = url
@@ -37,11 +32,7 @@ class ServerClient:
             return False
 
     async def sleep(self) -> None:
-        """Free the server's GPU; its weights move to host memory. Return once they have.
-
-        Raises:
-            ServerDiedError: the server did not do it.
-        """
+        """Free the server's GPU: move its weights to host memory. Raise ``ServerDiedError`` if it does not do it."""
         await self._post("sleep")
 
     async def wake_up(self) -> None:

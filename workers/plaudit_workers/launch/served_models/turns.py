@@ -7,10 +7,11 @@ is under way (``scoring.model_turns``). So no sample is with a server that sleep
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Protocol
+from typing import Final
 
 from plaudit_wire.logs import get_logger
 from plaudit_wire.records import WorkerRecord
+from plaudit_workers.launch.served_models.server_client import ServerClient
 from plaudit_workers.stream.connection import Transport
 
 logger = get_logger(__name__)
@@ -20,25 +21,8 @@ _LOOK_EVERY_S = 0.2
 _BEAT_EVERY_S = 5.0
 
 
-class Sleeper(Protocol):
-    """A server that can free its GPU."""
-
-    async def sleep(self) -> None:
-        """Return once the GPU is free."""
-        ...
-
-    async def wake_up(self) -> None:
-        """Return once requests are computed again."""
-        ...
-
-
 class ServerTurns:
-    """The turns of one server.
-
-    Args:
-        worker: name of this process, in its heartbeats.
-        transport: the run's streams; closed by the caller.
-    """
+    """Take one server's turns with the trainer. The caller closes the transport."""
 
     def __init__(self, worker: str, transport: Transport) -> None:
         self._worker = worker
@@ -61,19 +45,15 @@ class ServerTurns:
             await asyncio.sleep(_LOOK_EVERY_S)
         await self._report(held_for="", asleep="")
 
-    async def follow(self, server: Sleeper) -> None:
-        """Sleep during updates, until cancelled.
-
-        Args:
-            server: ready.
-        """
+    async def follow(self, server: ServerClient) -> None:
+        """Let the ready server sleep during updates, until cancelled."""
         self._serving = True
         await self._beat()
         while True:
             await self._take_turn(server)
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def _take_turn(self, server: Sleeper) -> None:
+    async def _take_turn(self, server: ServerClient) -> None:
         sleep = await self._announced()
         if sleep and not self._asleep:
             await self._report(held_for=sleep, asleep="")

@@ -26,7 +26,6 @@ class StepLines:
 
     Args:
         steps_file: ``steps.jsonl`` of the run; only lines added from now on are printed.
-        console: to print to.
         as_json: print the lines of ``steps.jsonl`` as they are, for programs, instead of a table.
     """
 

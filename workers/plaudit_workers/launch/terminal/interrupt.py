@@ -10,11 +10,9 @@ from rich.console import Console
 
 
 class Interrupt:
-    """The two signals of a run, handled on its event loop. Make it inside the task that runs the job.
+    """Handle the two signals of a run on its event loop. Make it inside the task that runs the job.
 
-    Args:
-        console: receives one line for each signal.
-        saves: returns True while a stop means that the trainer writes a checkpoint first.
+    ``saves`` returns True while a stop means that the trainer writes a checkpoint first.
     """
 
     def __init__(self, console: Console, saves: Callable[[], bool]) -> None:

@@ -36,7 +36,7 @@ class _Look(msgspec.Struct):
 
 
 class NewestSnapshot(msgspec.Struct):
-    """The service's newest snapshot of the run."""
+    """Hold the service's newest snapshot of the run."""
 
     looks: list[_Look]
     """The newest look at Redis; empty before the first."""
@@ -71,7 +71,6 @@ class LiveMessages:
         Args:
             snapshot: None without a response. One that was seen before says nothing about now: while Redis does not
                 respond, the service goes on returning its last one.
-            waited_s: seconds since the processes were started.
         """
         if snapshot is None or not snapshot.looks or snapshot.looks[-1].time <= self._seen:
             return self.waiting([], waited_s)
@@ -79,12 +78,7 @@ class LiveMessages:
         return self.waiting(snapshot.workers, waited_s) + self.problems(snapshot.workers)
 
     def waiting(self, workers: Sequence[WorkerRecord], waited_s: float) -> list[str]:
-        """Return a line that names the processes which are not ready, when there is news of them.
-
-        Args:
-            workers: the processes with a fresh heartbeat.
-            waited_s: seconds since the processes were started.
-        """
+        """Return a line that names the processes that are not ready, when there is news of them."""
         ready = {worker.worker.rpartition("-")[0] for worker in workers if worker.ready}
         self._loading -= ready
         reported, at_s = self._reported
@@ -113,13 +107,7 @@ class LiveMessages:
 
 
 async def print_live(url: str, messages: LiveMessages, console: Console) -> None:
-    """Print messages until cancelled.
-
-    Args:
-        url: of the run's metrics service.
-        messages: chooses the lines.
-        console: to print to.
-    """
+    """Print messages until cancelled."""
     started = time.monotonic()
     client = HttpClient(max_connections=1)
     try:

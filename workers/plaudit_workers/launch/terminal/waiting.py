@@ -13,9 +13,9 @@ REPORTED_AFTER_S = 3.0
 
 
 @contextmanager
-def reported_wait(console: Console, what: str, after_s: float = REPORTED_AFTER_S) -> Iterator[None]:
-    """Print ``waiting for <what> …`` once the body has taken ``after_s``."""
-    timer = threading.Timer(after_s, lambda: console.out(f"waiting for {what} …", highlight=False))
+def reported_wait(console: Console, what: str) -> Iterator[None]:
+    """Print ``waiting for <what> …`` once the body has taken ``REPORTED_AFTER_S``."""
+    timer = threading.Timer(REPORTED_AFTER_S, lambda: console.out(f"waiting for {what} …", highlight=False))
     timer.daemon = True
     timer.start()
     try:

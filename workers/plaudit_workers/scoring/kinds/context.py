@@ -14,7 +14,7 @@ from plaudit_workers.stream.connection import RedisAddress
 
 @dataclass(frozen=True)
 class BuildContext:
-    """The environment in which scorers run."""
+    """Describe the environment in which scorers run."""
 
     reward: RewardSpec
     """The job's section, paths absolute."""
@@ -37,4 +37,4 @@ class BuildContext:
 AnyScorer = Scorer | GroupScorer
 
 Maker = Callable[[ScorerSpec, BuildContext], AnyScorer]
-"""Makes a scorer without starting anything; ``open`` starts it. Raises ``ConfigurationError`` or ``RefusedError``."""
+"""Make a scorer without starting anything; ``open`` starts it. Raise ``ConfigurationError`` or ``RefusedError``."""

@@ -33,12 +33,7 @@ def limiter(scorer: ScorerSpec, endpoint: str, context: BuildContext) -> Limiter
     """Build the queue in front of an endpoint.
 
     Args:
-        scorer: with its limits.
         endpoint: names the endpoint; scorers of a run with the same one share a budget.
-        context: with the run's Redis, which stores the budget.
-
-    Raises:
-        RefusedError: a Secret has no value.
     """
     return Limiter(_budget(scorer, endpoint, context), scorer.name)
 

@@ -1,4 +1,4 @@
-"""Maps each kind of scorer to the function that makes it."""
+"""Map each kind of scorer to the function that makes it."""
 
 from __future__ import annotations
 

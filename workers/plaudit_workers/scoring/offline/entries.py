@@ -35,10 +35,6 @@ _GENERATED = "responses"
 def file_entries(path: Path, option: str = "") -> Iterator[RawSample]:
     """Yield the lines or rows of a file; Parquet is recognised by its content.
 
-    Args:
-        path: the file.
-        option: the option that names it, for messages.
-
     Raises:
         RefusedError: the file cannot be read, or is Parquet without responses.
     """

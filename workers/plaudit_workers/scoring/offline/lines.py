@@ -16,7 +16,7 @@ from plaudit_workers.scoring.offline.entries import RawSample, file_entries
 
 
 class SampleInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One response to score, with the columns of its data row (verl's names)."""
+    """Hold one response to score, with the columns of its data row (verl's names)."""
 
     response: str
     prompt: str | list[dict[str, Any]] = ""
@@ -86,7 +86,7 @@ def decode_entry(entry: RawSample, kind: type[Input]) -> Input:
 
 
 class ScorerOutput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The result of one scorer."""
+    """Hold the result of one scorer."""
 
     outcome: Outcome
     value: float | None = None
@@ -97,7 +97,7 @@ class ScorerOutput(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SampleOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The result of one sample; ``score`` is present exactly when ``outcome`` is ``scored``."""
+    """Hold the result of one sample; ``score`` is present exactly when ``outcome`` is ``scored``."""
 
     id: str = ""
     """The id of the input, where it has one."""

@@ -14,11 +14,7 @@ _SHOWN_FAILURES = 5
 
 
 class OfflineProgress:
-    """Count results, print a line every five seconds, and a summary at the end.
-
-    Args:
-        total: samples in all, if known.
-    """
+    """Count results, print a line every five seconds, and a summary at the end."""
 
     def __init__(self, total: int | None = None) -> None:
         self._began_s = self._reported_s = time.monotonic()

@@ -41,13 +41,11 @@ _BEGUN_AT_A_TIME = 8
 
 
 def score(arguments: argparse.Namespace) -> int:
-    """Run the command.
-
-    Raises:
-        RefusedError: the job, a line or a file cannot be used.
-    """
+    """Run the command."""
     reward = load_job(arguments.job).spec.reward
-    _check_files(arguments.input, arguments.output)
+    source, output = arguments.input, arguments.output
+    if _STANDARD not in (source, output) and output.resolve() == source.resolve():
+        raise RefusedError(f"--output {output} is the input: name another file, writing would destroy the samples")
     if arguments.input != _STANDARD:
         reader_for(arguments.input, reward).check(file_entries(arguments.input, "--input"))
     show_logs()
@@ -77,9 +75,7 @@ async def scored_in_order(
     A sample gets its task when a slot is free, so that only the reader ever waits for one.
 
     Args:
-        pipeline: the scorers.
         units: samples that are scored together: single ones or, where ``pipeline.scores_groups``, groups.
-        max_concurrent: samples in work at a time.
 
     Raises:
         RefusedError: raised by ``units``, after the scorings of all earlier samples.
@@ -145,11 +141,6 @@ def reader_for(path: Path, reward: RewardSpec) -> StoredReader:
     by_source = (scorer.name for scorer in reward.scorers if scorer.kind == "rule" and scorer.rule is None)
     name = "standard input" if path == _STANDARD else str(path)
     return StoredReader(name, next(by_source, None), has_group_scorers(reward))
-
-
-def _check_files(source: Path, output: Path) -> None:
-    if output != _STANDARD and source != _STANDARD and output.resolve() == source.resolve():
-        raise RefusedError(f"--output {output} is the input: name another file, writing would destroy the samples")
 
 
 @contextmanager

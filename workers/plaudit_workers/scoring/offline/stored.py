@@ -15,7 +15,7 @@ _MAX_REPORTED = 10
 
 
 class SampleLine(SampleInput, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line or row."""
+    """Hold one line or row."""
 
     group: str = ""
     """Samples of one group are adjacent; empty: the sample has no group."""
@@ -31,9 +31,7 @@ class StoredReader:
     """Convert the lines or rows of one file to samples, in order.
 
     Args:
-        name: name of the file, for messages.
         by_source: name of a scorer that finds its rule by data source, or None.
-        grouped: groups are scored as a whole, so their samples must be adjacent.
     """
 
     def __init__(self, name: str, by_source: str | None, grouped: bool) -> None:
@@ -86,11 +84,7 @@ class StoredReader:
             raise RefusedError("\n".join(reported))
 
     async def units(self, entries: AsyncIterator[RawSample]) -> AsyncIterator[list[Sample]]:
-        """Yield groups where groups are scored as a whole, else single samples.
-
-        Raises:
-            RefusedError: see ``parse``.
-        """
+        """Yield groups where groups are scored as a whole, else single samples; raise as ``parse`` does."""
         unit: list[Sample] = []
         async for entry in entries:
             stored = self.parse(entry)

@@ -37,18 +37,14 @@ _SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True)
 class _Trial:
-    """One row: its answer, the answer's origin, and the samples with the answer and with an empty response."""
+    """Hold one row: its answer, the answer's origin, and the samples with the answer and with an empty response."""
 
     source: str
     samples: Sequence[Sample]
 
 
 def try_scorers(arguments: argparse.Namespace) -> int:
-    """Run the command.
-
-    Raises:
-        RefusedError: the job, its data or a scorer cannot be used.
-    """
+    """Run the command."""
     job = load_job(arguments.job)
     reward = _with_servers(job.spec.reward)
     trials = _trials(job, arguments.data, arguments.rows)

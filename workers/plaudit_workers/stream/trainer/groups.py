@@ -30,7 +30,10 @@ _ENDED_REMEMBERED = 10_000
 
 
 class TrainerStreams:
-    """The streams' interface for one trainer. Call ``take_over`` first."""
+    """Serve one trainer's side of the streams. Call ``take_over`` first.
+
+    Its calls raise ``StaleIncarnationError`` once another trainer has taken over.
+    """
 
     def __init__(self, transport: Transport, limits: StreamLimits) -> None:
         self._transport = transport
@@ -66,11 +69,7 @@ class TrainerStreams:
         return self.incarnation
 
     async def admit(self, prompt: Prompt) -> Admission:
-        """Create the prompt's group and offer it to the rollouts; never wait for room.
-
-        Raises:
-            StaleIncarnationError: another trainer has taken over.
-        """
+        """Create the prompt's group and offer it to the rollouts; never wait for room."""
         record = encode(prompt)
         if self._transport.volume.needed(record):
             record = await self._transport.spill(prompt.group, "prompt", record)
@@ -80,9 +79,6 @@ class TrainerStreams:
         """Take groups in phase ``ready`` or ``dropped``, at most ``count``; [] if none arrived within ``block_s``.
 
         Each group is returned once; a trainer that takes over gets it again. ``close`` ends it.
-
-        Raises:
-            StaleIncarnationError: another trainer has taken over.
         """
         groups = await self._ready.take(count, block_s)
         again = {group.id for group in groups if group.id in self._ended}
@@ -100,34 +96,27 @@ class TrainerStreams:
         return await read_group(self._transport, group_id)
 
     async def release_expired(self) -> list[str]:
-        """Release overdue groups and return their ids; call it about once a second.
-
-        Raises:
-            StaleIncarnationError: another trainer has taken over.
-        """
+        """Release overdue groups and return their ids; call it about once a second."""
         due: Any = await self._transport.commands.zrangebyscore(
             self._transport.names.open, "-inf", await self._transport.now()
         )
         groups = [await read_group(self._transport, member.decode()) for member in due]
-        return [group.id for group in groups if group is not None and await self._release(group)]
-
-    async def _release(self, group: Group) -> bool:
-        return await self._fence.run(release_call(group, self.incarnation))
+        return [
+            group.id
+            for group in groups
+            if group is not None and await self._fence.run(release_call(group, self.incarnation))
+        ]
 
     async def close(self, group_id: str, end: GroupEnd, reason: str = "", record: GroupRecord | None = None) -> bool:
         """End a group: count it and free its memory. Samples that are not terminal are given up.
 
         Args:
-            group_id: the group.
             end: ``trained`` and ``evaluated`` only from phase ``ready``; ``dropped`` from any.
-            reason: the reason of a drop.
-            record: for the metrics.
 
         Returns:
             False when there is no such group.
 
         Raises:
-            StaleIncarnationError: another trainer has taken over.
             ValueError: a group that is not ready cannot end as trained or evaluated, nor be dropped without a reason.
         """
         if (end == "dropped") != bool(reason):
@@ -154,11 +143,7 @@ class TrainerStreams:
         return answer
 
     async def announce(self, announcement: Announcement) -> None:
-        """Announce the policy that rollouts must load, after its files are complete.
-
-        Raises:
-            StaleIncarnationError: another trainer has taken over.
-        """
+        """Announce the policy that rollouts must load, after its files are complete."""
         self._announcement = announcement
         self._announcing += 1
         try:
@@ -184,11 +169,7 @@ class TrainerStreams:
         return {**counted, "duplicates": duplicates}
 
     async def restore(self, ledger: dict[str, int], step: int) -> None:
-        """Replace Redis's ledger and step by those of a checkpoint (``Ledger.counters``).
-
-        Raises:
-            StaleIncarnationError: another trainer has taken over.
-        """
+        """Replace Redis's ledger and step by those of a checkpoint (``Ledger.counters``)."""
         await self._fence.run(transitions.restore(self.incarnation, step, ledger))
 
     async def missing(self, expected: Iterable[str]) -> list[str]:
@@ -198,9 +179,6 @@ class TrainerStreams:
         admits their prompts again under a new attempt. This call also repairs an older state of Redis: it ends
         reappeared groups again the way this trainer ended them, and repeats this trainer's last announcement if Redis
         holds another.
-
-        Raises:
-            StaleIncarnationError: another trainer has taken over.
         """
         ids, ended = list(expected), set(self._ended)
         known = None if self._announcing else self._announcement
@@ -216,9 +194,5 @@ class TrainerStreams:
         return [group_id for group_id, exists in zip(ids, found, strict=True) if not exists]
 
     async def record_step(self, record: StepRecord) -> None:
-        """Send a closed step to the metrics and set ``state.step``.
-
-        Raises:
-            StaleIncarnationError: another trainer has taken over.
-        """
+        """Send a closed step to the metrics and set ``state.step``."""
         await self._fence.run(transitions.record_step(self.incarnation, record))

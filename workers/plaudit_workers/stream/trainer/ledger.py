@@ -9,15 +9,7 @@ from typing import Self
 
 @dataclass
 class Ledger:
-    """Count the admitted groups and their ends.
-
-    Attributes:
-        admitted: groups that were admitted.
-        trained: closed after a policy update.
-        evaluated: validation groups, closed after their scores were read.
-        dropped: closed without use, by reason.
-        open: not closed yet.
-    """
+    """Count the admitted groups and their ends; ``evaluated`` are validation groups."""
 
     admitted: int = 0
     trained: int = 0

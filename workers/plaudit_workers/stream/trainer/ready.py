@@ -19,11 +19,7 @@ logger = get_logger(__name__)
 
 
 class TakenGroups:
-    """Hold the groups that one trainer has taken and not closed.
-
-    Attributes:
-        groups: by id, in their state when taken, in the order of the stream.
-    """
+    """Hold the groups that one trainer has taken and not closed, as they were when taken, in the stream's order."""
 
     def __init__(self, transport: Transport, fence: Fence) -> None:
         self._transport = transport
@@ -50,11 +46,7 @@ class TakenGroups:
         self._entries.pop(group_id, None)
 
     async def take(self, count: int, block_s: float) -> list[Group]:
-        """Take at most ``count`` groups; [] if none arrived within ``block_s``.
-
-        Raises:
-            StaleIncarnationError: another trainer has taken over.
-        """
+        """Take at most ``count`` groups; [] if none arrived within ``block_s``."""
         rows = await self._take_rows(count)
         if not rows and block_s > 0:
             await self._wait(block_s)

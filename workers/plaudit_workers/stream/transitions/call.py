@@ -22,12 +22,11 @@ def new_call() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Answer]):
-    """One transition, ready to be sent, once or repeatedly.
+    """Describe one transition, ready to be sent, once or repeatedly.
 
     Attributes:
         script: file name in ``lua/`` without its ending.
         arguments: ARGV[2] and following.
-        read: converts Redis's answer.
         group: ARGV[1]; empty for transitions that concern no single group.
     """
 

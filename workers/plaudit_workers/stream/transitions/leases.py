@@ -35,7 +35,7 @@ class ClaimRules:
 
 
 class ClaimedEntry(NamedTuple):
-    """A claimed entry: its id, its deliveries, and True if it is to blame for the loss of its workers."""
+    """Hold a claimed entry: its id, its deliveries, and True if it is to blame for the loss of its workers."""
 
     id: str
     deliveries: int
@@ -44,12 +44,7 @@ class ClaimedEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class Claimed:
-    """The answer to a claim.
-
-    Attributes:
-        server_time: seconds since the epoch.
-        entries: their payloads are read separately.
-    """
+    """Hold the answer to a claim; payloads are read separately."""
 
     server_time: float
     entries: list[ClaimedEntry]
@@ -66,12 +61,7 @@ def claim(
     """Take entries that were delivered before.
 
     Args:
-        stream: the stream of the entries.
-        consumer: the consumer that takes them.
-        count: the most entries to take.
-        rules: limits of the claim.
         expected: the earliest and the latest server time of this call (``ServerTime``); None: any.
-        in_work: entries that this consumer works on.
     """
     earliest, latest = ("", "") if expected is None else (f"{expected[0]:.6f}", f"{expected[1]:.6f}")
     lease_ms = round(rules.lease_s * 1000) if rules.lease_s >= 0 else -1

@@ -1,4 +1,4 @@
-"""Sends transitions to Redis.
+"""Send transitions to Redis.
 
 Concurrent calls share a pipeline: a batch holds the calls that wait when it begins; no call waits for a batch to fill.
 Every transition is idempotent, so a call whose reply was lost is sent again until Redis has answered.
@@ -28,7 +28,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 
 
 class _Request:
-    """The calls of one caller that wait for their answers."""
+    """Hold the calls of one caller that wait for their answers."""
 
     def __init__(self, calls: Sequence[Call[Any]]) -> None:
         self.calls = calls
@@ -64,9 +64,7 @@ class ScriptRunner:
 
     Args:
         client: without retries and timeouts; the runner applies its own.
-        prefix: of the run's keys.
         scripts: the code. Where this user may, the runner loads it into a Redis that lacks it; else it waits for it.
-        outages: logs outages.
         waits: retries calls through an outage, however long it lasts; False: raises it to the caller.
     """
 

@@ -14,11 +14,10 @@ _SHARED = ("run", "session", "group")
 
 
 class Scripts:
-    """The code of the transitions.
+    """Hold the code of the transitions.
 
     Attributes:
         files: the text of each file, by name without ending (``shared/group`` included).
-        library: made of them.
 
     Args:
         overrides: replaces some of the files; the tests of the tests seed bugs with it.

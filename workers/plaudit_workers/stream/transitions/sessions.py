@@ -21,7 +21,7 @@ class SessionGoneError(Exception):
 
 
 class Submission(enum.Enum):
-    """The answer to a submitted group."""
+    """Hold the answer to a submitted group."""
 
     submitted = b"submitted"
     """The group is in work; also when it was submitted before."""
@@ -39,15 +39,10 @@ class Submission(enum.Enum):
 
 @dataclass(frozen=True)
 class SubmittedGroup:
-    """The encoded parts of a submitted group.
+    """Hold the encoded parts of a submitted group.
 
     Attributes:
-        id: of the group in the run.
-        source: data source of its samples.
-        digest: of the whole group.
         prompt: encoded; for group-scope scorers.
-        generation: encoded; one for all samples.
-        tensors: encoded; one for all samples.
         samples: digest and encoded sample of each index.
     """
 
@@ -67,9 +62,7 @@ def open_session(session: str, floor: int, keep_s: float, *, shared: bool = Fals
     """Open a session; the answer is its epoch.
 
     Args:
-        session: its name.
         floor: the epoch that the caller had before; a new epoch is above it.
-        keep_s: seconds that the session is kept without a keep-alive.
         shared: every process that opens it this way gets the same epoch, so none shuts the others out.
     """
     return Call("open_session", (_SHARED_CALL if shared else new_call(), session, floor, keep_s), int)
@@ -105,7 +98,6 @@ def end_session(session: str, epoch: int | None) -> Call[bool]:
     """End a part of a session; the answer is True while a part remains. Reading raises as ``submit``.
 
     Args:
-        session: its name.
         epoch: of its client; None ends it only if it has expired.
     """
     arguments = (session, "" if epoch is None else epoch, _GROUPS_ENDED_A_CALL)

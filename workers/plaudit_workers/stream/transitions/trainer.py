@@ -22,7 +22,7 @@ _GROUP_ENDED = _encode(ScoringRecord(outcome="given_up", reason="its group was e
 
 
 class Admission(enum.Enum):
-    """The answer to the admission of a prompt."""
+    """Hold the answer to the admission of a prompt."""
 
     admitted = b"admitted"
     full = b"full"
@@ -34,7 +34,7 @@ class Admission(enum.Enum):
 
 
 class Closing(enum.Enum):
-    """The answer to the end of a group."""
+    """Hold the answer to the end of a group."""
 
     closed = b"closed"
     unknown = b"unknown"
@@ -49,14 +49,7 @@ def take_over(floor: int) -> Call[int]:
 
 
 def admit(incarnation: int, prompt: Prompt, record: bytes, limits: StreamLimits) -> Call[Admission]:
-    """Create the prompt's group and add it to ``prompts``.
-
-    Args:
-        incarnation: of the trainer.
-        prompt: supplies group, split, step and number of samples.
-        record: the encoded prompt, or its reference when it was spilled.
-        limits: the bound of the prompt's split, the deadlines and the completion rule.
-    """
+    """Create the prompt's group and add it to ``prompts``."""
     validation = prompt.split == "validation"
     arguments = (
         new_call(),
@@ -80,7 +73,6 @@ def release(group: str, incarnation: int, scorings: Sequence[ScoringRecord] = ()
     """Release a group that is past its deadline; the answer is False when it is not due.
 
     Args:
-        group: the group's id.
         incarnation: of the trainer; 0 for a session's group, which has none.
         scorings: for phase ``group_scoring``: one for each sample, without its group-scope scorers.
     """
@@ -91,13 +83,7 @@ def release(group: str, incarnation: int, scorings: Sequence[ScoringRecord] = ()
 
 
 def take_ready(incarnation: int, count: int, held: Sequence[str]) -> Call[list[tuple[str, str, int]]]:
-    """Take at most ``count`` groups; the answer has entry, group and number of samples of each.
-
-    Args:
-        incarnation: of the trainer.
-        count: the most groups to take.
-        held: entries that this trainer has taken already.
-    """
+    """Take at most ``count`` groups that this trainer does not hold; the answer has entry, group and size of each."""
     return Call("take_ready", (incarnation, count, *held), _rows)
 
 
@@ -109,9 +95,7 @@ def close(group: str, call: int, incarnation: int, end: tuple[GroupEnd, str, byt
     """End a group.
 
     Args:
-        group: the group's id.
         call: a number above those of all earlier calls.
-        incarnation: of the trainer.
         end: the end, the reason of a drop (else empty), and the encoded record for the metrics (may be empty).
         taken: this trainer took the group in phase ``ready``, or has ended it before.
     """

@@ -18,7 +18,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Publication(enum.Enum):
-    """The answer to a published sample."""
+    """Hold the answer to a published sample."""
 
     published = b"published"
     duplicate = b"duplicate"
@@ -28,7 +28,7 @@ class Publication(enum.Enum):
 
 
 class Commitment(enum.Enum):
-    """The answer to a committed score."""
+    """Hold the answer to a committed score."""
 
     committed = b"committed"
     duplicate = b"duplicate"
@@ -83,8 +83,6 @@ def dead_letter(delivery: Delivery[Any], reason: str, scorings: Sequence[Scoring
     """Move an entry to the dead letters; the answer is False when another consumer now holds it.
 
     Args:
-        delivery: the entry.
-        reason: for the dead letter, and for the samples that end as ``poison``.
         scorings: for an entry of ``groups``: one for each sample, without its group-scope scorers.
     """
     poison = _encode(ScoringRecord(outcome="poison", reason=reason, worker=delivery.consumer))

@@ -18,7 +18,7 @@ __all__ = ["Commitment", "commit", "commit_group", "discard", "read_group"]
 
 
 async def commit(transport: Transport, delivery: Delivery[Sample], scoring: ScoringRecord) -> Commitment:
-    """Commit the score of one sample; concurrent calls travel together. Waits through outages of Redis."""
+    """Commit the score of one sample; concurrent calls travel together. Wait through outages of Redis."""
     return await transport.scripts.run(transitions.commit(delivery, scoring))
 
 
@@ -28,8 +28,6 @@ async def commit_group(
     """Commit the results of the group-scope scorers for a group.
 
     Args:
-        transport: of this process.
-        delivery: the entry of ``groups``.
         group: the group as it was scored (``read_group``): its digests are checked.
         scorings: one for each sample, in the order of their indices; they replace those of the samples.
 

@@ -18,6 +18,7 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from plaudit_wire.codec import RecordError, SchemaVersionError, decode
+from plaudit_wire.limits import LEASE_S
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import GroupDelivery, Prompt
 from plaudit_wire.names import CONSUMER_GROUPS
@@ -47,22 +48,20 @@ _PAYLOADS: dict[str, type[Any]] = {"prompts": Prompt, "samples": Sample}
 
 @dataclass(frozen=True)
 class ConsumerOptions:
-    """The times and limits of leases; the defaults are the protocol's.
+    """Set the times and limits of leases; the defaults are the protocol's.
 
     Attributes:
         lease_s: an entry that was not renewed for this long may be claimed by others.
-        renew_every_s: pause between renewals.
         poison_limit: an entry becomes a dead letter once this many workers have lost it, the last in isolation.
         suspect_from: from this delivery on, an entry is suspected of ending its workers, and worked on apart from
             entries that are not. A lower number isolates sooner and costs throughput after every killed worker.
         most_suspects: suspects that are worked on at once, so that killed workers, which make many, cost little;
             after each further loss a quarter as many, in the end one: only its own loss makes a dead letter.
         block_s: seconds that ``take`` waits for work, below the blocking client's timeout of 10 s; 0: no wait.
-        reclaim_every_s: interval of the search for lapsed leases.
         unreadable_pause_s: pause of ``take`` after an entry that the shared volume did not provide.
     """
 
-    lease_s: float = 20.0
+    lease_s: float = LEASE_S
     renew_every_s: float = 5.0
     poison_limit: int = 3
     suspect_from: int = 3
@@ -76,13 +75,8 @@ class Consumer(Generic[T]):
     """Take entries of one stream for one worker. Use it as an async context; call ``take`` from one task at a time.
 
     Args:
-        transport: of this process.
         stream: payloads are ``Prompt`` (prompts), ``Sample`` (samples) or ``GroupDelivery`` (groups).
         worker: a name that no other process has or had (pod and boot).
-        options: times and limits.
-
-    Attributes:
-        stream: the stream it reads.
     """
 
     def __init__(
@@ -125,7 +119,7 @@ class Consumer(Generic[T]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hand back unfinished work and leave the consumer group. Raises the error that ended the renewals, if any."""
+        """Hand back unfinished work and leave the consumer group. Raise the error that ended the renewals, if any."""
         try:
             await self._tasks.__aexit__(kind, error, trace)
         finally:
@@ -190,7 +184,7 @@ class Consumer(Generic[T]):
                 await self._arrive()
             if claimed:
                 return claimed
-        if self._waiting or self._works_on_suspects():
+        if self._waiting or any(map(self._is_suspect, self._leases.in_work.values())):
             return await self._next_suspects(slots)
         return await self._read(slots)
 
@@ -205,7 +199,6 @@ class Consumer(Generic[T]):
         """Claim entries whose lease has lapsed, and own ones whose delivery was lost; ``take`` does it every second.
 
         Args:
-            slots: the most entries to claim.
             lease_s: replaces the options' lease (0: claim everything that others hold).
         """
         options = self._options
@@ -253,9 +246,6 @@ class Consumer(Generic[T]):
             pipeline.xrange(self._transport.names.stream(self.stream), entry.id, entry.id)
         found = await pipeline.execute()
         return [(entry, rows[0][1]) for entry, rows in zip(names, found, strict=True) if rows]
-
-    def _works_on_suspects(self) -> bool:
-        return any(map(self._is_suspect, self._leases.in_work.values()))
 
     async def _next_suspects(self, slots: int) -> list[Delivery[T]]:
         """Return the suspects, once no other entry is in work; a single one is recorded as isolated."""
@@ -351,7 +341,7 @@ class Consumer(Generic[T]):
         self.finished(delivery)
 
     async def _discard_needless(self, deliveries: Iterable[Delivery[Any]]) -> None:
-        """Drop entries whose group has ended meanwhile. Checks only old entries: the transitions check all of them."""
+        """Drop entries whose group has ended meanwhile. Check only old entries: the transitions check all of them."""
         old = [
             d
             for d in deliveries
@@ -385,7 +375,3 @@ class Consumer(Generic[T]):
         unseen = [self._delivery(*entry) for entry in await self._entries(names)]
         await self._leases.hand_back([*self._leases.in_work.values(), *unseen])
         await self._transport.reads.run(transitions.forget(self.stream, self._worker))
-
-
-def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))

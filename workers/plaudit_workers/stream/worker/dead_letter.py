@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from plaudit_wire.logs import get_logger
@@ -14,18 +15,16 @@ logger = get_logger(__name__)
 
 
 async def dead_letter(transport: Transport, delivery: Delivery[Any], reason: str) -> bool:
-    """Move the entry to the dead letters and make its samples terminal.
+    """Move the entry to the dead letters and make its samples terminal; return False when another consumer holds it.
 
     A sample ends as ``poison``; of a prompt every index that was not published; a group's scores become
     ``infra_error``.
-
-    Returns:
-        False when another consumer now holds the entry.
     """
     group = await read_group(transport, delivery.group) if delivery.stream == "groups" else None
     scorings = without_group_scorers(group, "infra_error", reason) if group else []
     moved = await transport.scripts.run(transitions.dead_letter(delivery, reason, scorings))
-    logger.error(
+    logger.log(
+        logging.ERROR if moved else logging.INFO,
         "entry moved to the dead letters" if moved else "another worker holds the entry",
         stream=delivery.stream,
         group=delivery.group,

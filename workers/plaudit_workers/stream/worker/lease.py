@@ -25,16 +25,12 @@ T = TypeVar("T")
 
 
 async def discard(transport: Transport, delivery: Delivery[Any]) -> bool:
-    """Acknowledge and delete an entry whose work is no longer needed (its group is gone or past it).
-
-    Returns:
-        True if the entry was deleted; False while the work is needed.
-    """
+    """Acknowledge and delete an entry whose group is gone or past it; return False while its work is needed."""
     return bool(await transport.scripts.run(transitions.discard(delivery.stream, [delivery])))
 
 
 class Leases(Generic[T]):
-    """The entries that one consumer works on."""
+    """Hold the entries that one consumer works on."""
 
     def __init__(self, transport: Transport, stream: Stream, worker: str) -> None:
         self._transport = transport
@@ -60,14 +56,7 @@ class Leases(Generic[T]):
         await set_within(self._changed, timeout_s)
 
     async def renew(self, *, even_if_empty: bool = False) -> None:
-        """Renew every lease; set ``lost`` of entries that have ended or that another consumer now holds.
-
-        Args:
-            even_if_empty: call Redis also when there is no lease to renew.
-
-        Raises:
-            redis.RedisError: Redis is unavailable.
-        """
+        """Renew every lease; set ``lost`` of entries that have ended or that another consumer now holds."""
         async with self._renewing:
             held = list(self.in_work.values())
             if not held and not even_if_empty:

@@ -14,7 +14,7 @@ _SPILL_ABOVE_MEMORY_SHARE = 0.8
 
 
 async def publish(transport: Transport, delivery: Delivery[Prompt], index: int, body: SampleBody) -> Publication:
-    """Publish one sample as soon as it is finished; concurrent calls travel together. Waits through outages."""
+    """Publish one sample as soon as it is finished; concurrent calls travel together. Wait through outages."""
     memory_share = await transport.retry_through_outage(transport.memory_share)
     encoded = await _spilled(transport, delivery.group, index, encode_body(body), memory_share)
     return await transport.scripts.run(transitions.publish(delivery, index, encoded))

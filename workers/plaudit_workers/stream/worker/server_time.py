@@ -12,18 +12,12 @@ from dataclasses import dataclass
 _EARLY_S = 2.0
 _LATE_S = 10.0
 """A call waits at most about 5 s before its caller gives up, so a later time is a step. Smaller steps shorten a lease
-of 20 s to no less than two renewals."""
+(``LEASE_S``) to no less than two renewals."""
 
 
 @dataclass
 class ServerTime:
-    """One consumer's last reading of the server's clock. Monotonic and server times in seconds.
-
-    Attributes:
-        answered: the server's time in the last answer; None before the first.
-        sent: when that call was sent.
-        received: when its answer came.
-    """
+    """Hold one consumer's last reading of the server's clock. Monotonic and server times in seconds."""
 
     answered: float | None = None
     sent: float = 0.0

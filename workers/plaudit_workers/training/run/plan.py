@@ -74,7 +74,7 @@ class RunPlan:
             else ValidationPlan(
                 every_steps=validation.every_steps,
                 samples_per_prompt=validation.samples_per_prompt,
-                sampling=_sampling(validation.sampling.over(spec.rollout.sampling)),
+                sampling=_sampling(validation.sampling.filled_from(spec.rollout.sampling)),
             ),
             checkpoint_every_steps=spec.trainer.checkpoint.every_steps,
             resume_from=spec.trainer.checkpoint.resume_from,

@@ -14,11 +14,7 @@ _FACTORS |= {f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KM
 
 
 def quantity(value: object) -> Decimal:
-    """Return a quantity as a number: ``0.5`` and ``500m`` are equal.
-
-    Raises:
-        ValueError: ``value`` is no quantity.
-    """
+    """Return a quantity as a number: ``0.5`` and ``500m`` are equal."""
     found = _QUANTITY.fullmatch(str(value))
     if found is None:
         raise ValueError(f"{value!r} is no quantity; write for example 2, 500m or 1.5Gi")

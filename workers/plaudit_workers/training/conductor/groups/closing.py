@@ -84,7 +84,7 @@ def group_record(group: Group, ending: GroupEnding, closed: float) -> GroupRecor
         step=ending.step,
         end=ending.end,
         num_samples=len(group.samples),
-        num_scored=sum(sample.scoring is not None and sample.scoring.value is not None for sample in group.samples),
+        num_scored=sum(sample.scoring is not None and sample.scoring.is_scored for sample in group.samples),
         admitted=group.admitted,
         closed=closed,
         terminal=group.terminal,

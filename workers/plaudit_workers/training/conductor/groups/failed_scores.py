@@ -12,7 +12,7 @@ _MOST_KINDS = 3
 
 def has_failed(sample: GroupSample) -> bool:
     """Return True if scoring the sample failed. A sample that its scorers skipped on purpose did not fail."""
-    return sample.scoring is None or (sample.scoring.value is None and sample.scoring.outcome != "skipped")
+    return sample.scoring is None or sample.scoring.has_failed
 
 
 def failed_samples(groups: Sequence[Group]) -> Iterator[GroupSample]:

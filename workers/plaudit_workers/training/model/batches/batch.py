@@ -204,17 +204,14 @@ def _scored_samples(group: Group, number: int, turn_weights: Mapping[str, float]
     return [
         _Scored(group, number, sample.index, sample.body, scoring.value, _turn_weight(scoring, turn_weights))
         for sample in group.samples
-        if sample.body is not None
-        and (scoring := sample.scoring) is not None
-        and scoring.outcome == "scored"
-        and scoring.value is not None
+        if sample.body is not None and (scoring := sample.scoring) is not None and scoring.value is not None
     ]
 
 
 def _turn_weight(scoring: ScoringRecord, weights: Mapping[str, float]) -> float:
     """Return the weight of those scorers that had a value for this sample."""
     scorers = scoring.scorers
-    return sum(weight for name, weight in weights.items() if name in scorers and scorers[name].outcome == "scored")
+    return sum(weight for name, weight in weights.items() if name in scorers and scorers[name].is_scored)
 
 
 def _turn_advantages(
