@@ -1,4 +1,4 @@
-"""Map each kind of scorer (``KINDS``) to the function that makes it."""
+"""Map each kind of scorer to the function that makes it."""
 
 from __future__ import annotations
 
