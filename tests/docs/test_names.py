@@ -1,9 +1,9 @@
-"""A public class name stands for one thing, and a folder holds at most 15 modules (CONTRIBUTING)."""
+"""A public class name stands for one thing (CONTRIBUTING)."""
 
 from __future__ import annotations
 
 import ast
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 import pages
 
@@ -23,13 +23,3 @@ def test_no_two_public_classes_have_one_name():
     several = {name: files for name, files in places.items() if len(files) > 1}
     assert {name: files for name, files in several.items() if name not in TWINS} == {}
     assert several.keys() == TWINS
-
-
-def test_no_folder_of_product_code_is_crowded():
-    files = Counter(
-        path.parent.relative_to(pages.ROOT).as_posix()
-        for part in distributions()
-        for path in part.rglob("*.py")
-        if path.name != "__init__.py"
-    )
-    assert {folder: number for folder, number in files.items() if number > 15} == {}
