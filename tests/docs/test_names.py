@@ -1,34 +1,25 @@
-"""A public class name stands for one thing, and a folder holds at most 15 modules (CONTRIBUTING)."""
+"""A public class name stands for one thing (CONTRIBUTING)."""
 
 from __future__ import annotations
 
 import ast
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 import pages
 
-PARTS = ("client", "wire", "metrics", "reward", "workers", "operator")
+from product_modules import distributions
+
 TWINS = {"RewardClient", "SyncRewardClient", "Result"}
 """The same interface over HTTP and over Redis."""
 
 
 def test_no_two_public_classes_have_one_name():
     places = defaultdict(list)
-    for part in PARTS:
-        for path in (pages.ROOT / part).rglob("*.py"):
+    for part in distributions():
+        for path in part.rglob("*.py"):
             for node in ast.parse(path.read_text()).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     places[node.name].append(str(path.relative_to(pages.ROOT)))
     several = {name: files for name, files in places.items() if len(files) > 1}
     assert {name: files for name, files in several.items() if name not in TWINS} == {}
     assert several.keys() == TWINS
-
-
-def test_no_folder_of_product_code_is_crowded():
-    files = Counter(
-        path.parent.relative_to(pages.ROOT).as_posix()
-        for part in PARTS
-        for path in (pages.ROOT / part).rglob("*.py")
-        if path.name != "__init__.py"
-    )
-    assert {folder: number for folder, number in files.items() if number > 15} == {}

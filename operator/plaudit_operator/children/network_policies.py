@@ -14,6 +14,7 @@ from plaudit_operator.children.roles import environments, gateway, reward_model,
 from plaudit_operator.runtime.kinds import NETWORK_POLICY
 from plaudit_workers.job.spec.environments import EnvironmentServerSpec
 from plaudit_workers.job.spec.rewards.reward import EgressRule
+from plaudit_workers.job.spec.rewards.scorers import KINDS
 from plaudit_workers.stream.access import users
 
 _PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "100.64.0.0/10")
@@ -92,11 +93,9 @@ def _to_role(context: JobContext, role: str, port: int) -> Manifest:
 
 
 def _endpoints(context: JobContext) -> list[str]:
-    """Return the distinct addresses that scorers name, in order."""
+    """Return the distinct addresses that scorers name, by their kind."""
     scorers = context.spec.reward.scorers
-    urls = [scorer.judge.base_url for scorer in scorers if scorer.judge and scorer.judge.base_url]
-    urls += [scorer.http.url for scorer in scorers if scorer.http]
-    urls += [scorer.service.url for scorer in scorers if scorer.service]
+    urls = [scorer.url for kind in KINDS for scorer in scorers if scorer.kind == kind and scorer.url]
     urls += [scorer.limits.shared.url for scorer in scorers if scorer.limits and scorer.limits.shared]
     return list(dict.fromkeys(urls))
 

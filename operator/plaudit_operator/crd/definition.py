@@ -19,7 +19,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from plaudit_operator.crd.rules import LISTS, RULES, immutability_rules, item_immutability, rules_at, service_rules
+from plaudit_operator.crd.rules import LISTS, immutability_rules, item_immutability, rules_at, service_rules
 from plaudit_operator.crd.status import PRINTER_COLUMNS, SERVICE_COLUMNS, SERVICE_STATUS, STATUS
 from plaudit_operator.runtime.kinds import REWARD_SERVICE, RLJOB, Kind
 from plaudit_workers.job.loading.schema import job_schema, reward_service_schema
@@ -100,7 +100,7 @@ def _rljob() -> dict[str, Any]:
     schema = job_schema()
     sections = schema["$defs"]
     spec = _structural(sections["Spec"], sections, "")
-    spec["x-kubernetes-validations"] = RULES[""] + immutability_rules(sections)
+    spec["x-kubernetes-validations"] += immutability_rules(sections)
     for path, section in LISTS.items():
         parent, _, name = path.partition(".")
         items = spec["properties"][parent]["properties"][name]["items"]
@@ -158,7 +158,7 @@ def _structural(node: Mapping[str, Any], sections: Mapping[str, Any], path: str)
             schema |= _list(node, sections, path)
         case "object":
             schema |= _object(node, sections, path)
-    if rules := rules_at(path):
+    if rules := rules_at(path, node, sections):
         schema["x-kubernetes-validations"] = rules
     return schema
 

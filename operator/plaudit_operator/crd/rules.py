@@ -2,10 +2,14 @@
 
 ``SpecValid`` checks the rest: rules that are long or costly in CEL (sums over sections, Redis's memory, GPUs), and
 rules for clusters only (a claim, absolute paths).
+
+The API server keeps an object without its defaults, so a rule reads a field that may be missing with
+``.?field.orDefault()``. That is not CEL: ``with_defaults`` puts the model's default in its place.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -39,8 +43,8 @@ def _field_rules() -> Iterator[CelRule]:
 _TRAINS = "(has(self.rollout) || has(self.trainer))"
 
 _ONE_SERVICE = [
-    _rule("(self.?name.orValue('') != '') != (self.?url.orValue('') != '')", "give exactly one of name and url"),
-    _rule("self.?url.orValue('') == '' || has(self.tokenSecret)", "with url tokenSecret is required"),
+    _rule("(self.?name.orDefault() != '') != (self.?url.orDefault() != '')", "give exactly one of name and url"),
+    _rule("self.?url.orDefault() == '' || has(self.tokenSecret)", "with url tokenSecret is required"),
 ]
 
 _OF_AN_ENDPOINT = "model and apiKeySecret are of an endpoint, but the job serves the judge: remove them"
@@ -58,15 +62,15 @@ RULES: dict[str, list[CelRule]] = {
     ],
     "algorithm": [
         _rule(
-            "self.?promptsPerStep.orValue(64) % self.?miniBatchesPerStep.orValue(1) == 0",
+            "self.?promptsPerStep.orDefault() % self.?miniBatchesPerStep.orDefault() == 0",
             "promptsPerStep must be a multiple of miniBatchesPerStep",
         ),
         _rule(
-            "self.?order.orValue('step') == 'step' || self.?maxStaleness.orValue(0) > 0",
+            "self.?order.orDefault() == 'step' || self.?maxStaleness.orDefault() > 0",
             "order ready trains groups across steps: set maxStaleness to 1 or more",
         ),
         _rule(
-            "self.?samplesPerPrompt.orValue(8) > 1 || self.?advantage.orValue('grpo') == 'reinforcePlusPlus'",
+            "self.?samplesPerPrompt.orDefault() > 1 || self.?advantage.orDefault() == 'reinforcePlusPlus'",
             "with samplesPerPrompt 1 a group has nothing to compare: give at least 2, or advantage reinforcePlusPlus",
         ),
     ],
@@ -76,30 +80,31 @@ RULES: dict[str, list[CelRule]] = {
             "clipRatioC must be more than 1, or 0 for no bound",
         ),
         _rule(
-            "self.?kind.orValue('ppo') != 'python' || (has(self.path) && has(self.function))",
+            "self.?kind.orDefault() != 'python' || (has(self.path) && has(self.function))",
             "kind python needs path and function",
         ),
         _rule(
-            "self.?correctionFloor.orValue(0.0) <= self.?correctionCap.orValue(2.0)",
+            "self.?correctionFloor.orDefault() <= self.?correctionCap.orDefault()",
             "correctionFloor must not be more than correctionCap",
         ),
         _rule(
-            "self.?correction.orValue('tis') != 'tis' || self.?correctionFloor.orValue(0.0) == 0.0",
+            "self.?correction.orDefault() != 'tis' || self.?correctionFloor.orDefault() == 0.0",
             "correction tis has no floor: set correction to decoupled or reject, or remove correctionFloor",
         ),
     ],
     "rollout": [
         _rule(
-            "!has(self.groups) || self.groups.size() == 0 || self.?replicas.orValue(1) == 1",
+            "!has(self.groups) || self.groups.size() == 0 || self.?replicas.orDefault() == 1",
             "replicas counts workers without groups: give each group replicas",
         ),
         _rule(
-            "!has(self.groups) || self.groups.size() == 0 || self.groups.exists(group, group.?replicas.orValue(1) > 0)",
+            "!has(self.groups) || self.groups.size() == 0 || "
+            "self.groups.exists(group, group.?replicas.orDefault() > 0)",
             "groups have no replicas at all: give one of them at least 1, or set spec.suspend",
         ),
         _rule(
-            "self.?engine.?kind.orValue('vllm') != 'vllm' || (self.?engine.?tensorParallelSize.orValue(1) * "
-            "self.?engine.?pipelineParallelSize.orValue(1)) % self.?podsPerReplica.orValue(1) == 0 || "
+            "self.?engine.?kind.orDefault() != 'vllm' || (self.?engine.?tensorParallelSize.orDefault() * "
+            "self.?engine.?pipelineParallelSize.orDefault()) % self.?podsPerReplica.orDefault() == 0 || "
             "(has(self.groups) && self.groups.size() > 0)",
             "podsPerReplica must divide tensorParallelSize × pipelineParallelSize, so that every pod has as many GPUs",
         ),
@@ -111,21 +116,21 @@ RULES: dict[str, list[CelRule]] = {
     ],
     "rollout.agent": [
         _rule(
-            "self.?kind.orValue('singleTurn') != 'tools' || (has(self.tools) && self.tools.size() > 0)",
+            "self.?kind.orDefault() != 'tools' || (has(self.tools) && self.tools.size() > 0)",
             "kind tools needs tools: [{path: …, function: …}]",
         ),
         _rule(
-            "self.?kind.orValue('singleTurn') != 'custom' || (has(self.path) && has(self.class))",
+            "self.?kind.orDefault() != 'custom' || (has(self.path) && has(self.class))",
             "kind custom needs path and class",
         ),
         _rule(
-            "self.?kind.orValue('singleTurn') != 'endpoint' || has(self.path) || has(self.command)",
+            "self.?kind.orDefault() != 'endpoint' || has(self.path) || has(self.command)",
             "kind endpoint needs path, path with function, or command",
         ),
         _rule("!has(self.function) || has(self.path)", "function names a function in path: give path as well"),
         _rule("!has(self.function) || !has(self.command)", "give at most one of function and command"),
         _rule(
-            "self.?kind.orValue('singleTurn') != 'environment' || "
+            "self.?kind.orDefault() != 'environment' || "
             "[has(self.path) && has(self.class), has(self.url), has(self.environment)]"
             ".filter(given, given).size() == 1",
             "kind environment needs exactly one of path and class, url, and environment",
@@ -158,8 +163,8 @@ RULES: dict[str, list[CelRule]] = {
     ],
     **dict.fromkeys(("reward.scorers[].service", "reward.gateway.canary.service"), _ONE_SERVICE),
     "reward.scorers[].judge": [
-        _rule("(self.?baseUrl.orValue('') != '') != has(self.serve)", "give exactly one of baseUrl and serve"),
-        _rule("has(self.serve) || self.?model.orValue('') != ''", "with baseUrl model is required"),
+        _rule("(self.?baseUrl.orDefault() != '') != has(self.serve)", "give exactly one of baseUrl and serve"),
+        _rule("has(self.serve) || self.?model.orDefault() != ''", "with baseUrl model is required"),
         _rule("!has(self.serve) || !(has(self.model) || has(self.apiKeySecret))", _OF_AN_ENDPOINT),
     ],
     "reward.scorers[].judge.parse": [
@@ -170,36 +175,36 @@ RULES: dict[str, list[CelRule]] = {
     ],
     "reward.combine": [
         _rule(
-            "self.?kind.orValue('weightedSum') != 'python' || (has(self.path) && has(self.function))",
+            "self.?kind.orDefault() != 'python' || (has(self.path) && has(self.function))",
             "kind python needs path and function",
         ),
     ],
     "reward.workers.autoscaling": [
         _rule(
-            "self.?minReplicas.orValue(1) <= self.?maxReplicas.orValue(32)",
+            "self.?minReplicas.orDefault() <= self.?maxReplicas.orDefault()",
             "minReplicas must not be more than maxReplicas",
         ),
     ],
     "scheduling": [
         _rule(
-            "self.?gang.orValue('none') == 'none' || self.?queueName.orValue('') == ''",
+            "self.?gang.orDefault() == 'none' || self.?queueName.orDefault() == ''",
             "gang cannot be combined with queueName: remove gang, a queue also admits the pods together",
         ),
     ],
     "trainer": [
         _rule(
-            "self.?strategy.orValue('single') != 'single' || self.?ranks.orValue(1) == 1",
+            "self.?strategy.orDefault() != 'single' || self.?ranks.orDefault() == 1",
             "strategy single runs one process: set strategy to fsdp2, or ranks to 1",
         ),
         _rule(
-            "self.?ranks.orValue(1) <= self.?ranksPerPod.orValue(8) || "
-            "self.?ranks.orValue(1) % self.?ranksPerPod.orValue(8) == 0",
+            "self.?ranks.orDefault() <= self.?ranksPerPod.orDefault() || "
+            "self.?ranks.orDefault() % self.?ranksPerPod.orDefault() == 0",
             "ranks must be a multiple of ranksPerPod, so that every pod has the same number",
         ),
     ],
     "transport": [
         _rule(
-            "self.?url.orValue('') != '' || !(has(self.username) || has(self.passwordSecret) || has(self.tls))",
+            "self.?url.orDefault() != '' || !(has(self.username) || has(self.passwordSecret) || has(self.tls))",
             "username, passwordSecret and tls apply to an external Redis only: give url, or remove them",
         ),
         _rule(
@@ -215,12 +220,12 @@ RULES: dict[str, list[CelRule]] = {
     ],
     "lifecycle.failurePolicy.backoff": [
         _rule(
-            "self.?initialSeconds.orValue(10.0) <= self.?maxSeconds.orValue(300.0)",
+            "self.?initialSeconds.orDefault() <= self.?maxSeconds.orDefault()",
             "initialSeconds must not be more than maxSeconds",
         ),
     ],
     "files": [
-        _rule("!has(self.items) || self.?configMap.orValue('') != ''", "items are listed, but configMap is empty"),
+        _rule("!has(self.items) || self.?configMap.orDefault() != ''", "items are listed, but configMap is empty"),
     ],
     "storage": [
         _rule("!has(self.mountPath) || self.mountPath != '/'", "mountPath must not be the root of the container"),
@@ -241,9 +246,79 @@ _POD_RULES = {
 """CEL rules of every ``pod`` section, by the end of the path."""
 
 
-def rules_at(path: str) -> list[CelRule]:
-    """Return the rules of a field, by its path under ``spec``."""
-    return [*RULES.get(path, []), *(rule for end in _POD_RULES if path.endswith(f".{end}") for rule in _POD_RULES[end])]
+def rules_at(path: str, node: Mapping[str, Any], sections: Mapping[str, Any]) -> list[CelRule]:
+    """Return the rules of a field in CEL, with the models' defaults.
+
+    Args:
+        path: of the field under ``spec``.
+        node: the field's JSON Schema, without a reference.
+        sections: the sections that it refers to, by name.
+    """
+    written = [
+        *RULES.get(path, []),
+        *(rule for end in _POD_RULES if path.endswith(f".{end}") for rule in _POD_RULES[end]),
+    ]
+    return [_filled(rule, node, sections) for rule in written]
+
+
+def _filled(rule: CelRule, node: Mapping[str, Any], sections: Mapping[str, Any]) -> CelRule:
+    return _rule(with_defaults(rule["rule"], node, sections), rule["message"])
+
+
+_DEFAULT = re.compile(r"(\w+)((?:\.\??\w+)+)\.orDefault\(\)")
+_ITEM = re.compile(r"(?:self|oldSelf)((?:\.\??\w+)+)\.(?:all|exists|exists_one|filter|map)\((\w+),")
+"""A list of the object, and the variable that stands for one of its items."""
+
+
+def with_defaults(rule: str, node: Mapping[str, Any], sections: Mapping[str, Any]) -> str:
+    """Return a rule in CEL: the default of the field before it in place of every ``orDefault()``.
+
+    Args:
+        rule: the rule; ``self`` and ``oldSelf`` are the field that ``node`` describes.
+        node: the field's JSON Schema, without a reference.
+        sections: the sections that it refers to, by name.
+
+    Raises:
+        ValueError: a field is unknown, or has no default.
+    """
+    roots = {"self": node, "oldSelf": node}
+    for chain, variable in _ITEM.findall(rule):
+        roots[variable] = _resolved(_field(node, chain, sections).get("items", {}), sections)
+
+    def filled(match: re.Match[str]) -> str:
+        root, chain = match.groups()
+        field = _field(roots.get(root, {}), chain, sections)
+        if "default" not in field:
+            raise ValueError(f"{root}{chain} has no default: the rule {rule!r} must ask for it with has()")
+        return f"{root}{chain}.orValue({_literal(field)})"
+
+    return _DEFAULT.sub(filled, rule)
+
+
+def _field(node: Mapping[str, Any], chain: str, sections: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the JSON Schema of ``.a.?b`` below a node."""
+    for name in re.findall(r"\w+", chain):
+        if name not in node.get("properties", {}):
+            raise ValueError(f"a rule reads {chain}, but there is no field {name}")
+        node = _resolved(node["properties"][name], sections)
+    return node
+
+
+def _resolved(node: Mapping[str, Any], sections: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**sections[node["$ref"].removeprefix("#/$defs/")], **node} if "$ref" in node else node
+
+
+def _literal(field: Mapping[str, Any]) -> str:
+    """Return the default of a text, a number or a flag as CEL writes it."""
+    match field["default"]:
+        case str(text):
+            return f"'{text}'"
+        case bool(flag):
+            return str(flag).lower()
+        case int() | float() as number:
+            return str(float(number) if field.get("type") == "number" else number)
+        case other:
+            raise ValueError(f"a rule cannot hold the default {other!r}")
 
 
 def immutability_rules(sections: Mapping[str, Any]) -> list[CelRule]:
@@ -256,21 +331,20 @@ def immutability_rules(sections: Mapping[str, Any]) -> list[CelRule]:
     rules.append(_rule(_unchanged("rollout.groups", ".map(group, group.name)"), message))
     names = "self.reward.scorers.map(scorer, scorer.name) == oldSelf.reward.scorers.map(scorer, scorer.name)"
     rules.append(_rule(names, "spec.reward.scorers cannot be added, removed or moved while the job exists"))
-    rules.append(_rule(f"{_NO_GANG} || {_SAME_REPLICAS}", _GANG_MESSAGE))
-    rules.append(_rule(f"{_NO_GANG} || {_SAME_GROUPS}", _GANG_MESSAGE))
-    return rules
+    rules += [_rule(f"{_NO_GANG} || {same}", _GANG_MESSAGE) for same in (_SAME_REPLICAS, _SAME_GROUPS)]
+    return [_filled(rule, sections["Spec"], sections) for rule in rules]
 
 
 _GANG_MESSAGE = "spec.rollout.replicas cannot change while the job exists: it is part of a gang"
 _NO_GANG = (
     "!has(self.scheduling) || "
-    "(self.scheduling.?gang.orValue('none') == 'none' && self.scheduling.?queueName.orValue('') == '')"
+    "(self.scheduling.?gang.orDefault() == 'none' && self.scheduling.?queueName.orDefault() == '')"
 )
-_SAME_REPLICAS = "self.?rollout.?replicas.orValue(1) == oldSelf.?rollout.?replicas.orValue(1)"
+_SAME_REPLICAS = "self.?rollout.?replicas.orDefault() == oldSelf.?rollout.?replicas.orDefault()"
 _SAME_GROUPS = (
     "!has(self.rollout) || !has(self.rollout.groups) || !has(oldSelf.rollout) || !has(oldSelf.rollout.groups) || "
     "self.rollout.groups.all(group, oldSelf.rollout.groups.exists(old, old.name == group.name && "
-    "old.?replicas.orValue(1) == group.?replicas.orValue(1)))"
+    "old.?replicas.orDefault() == group.?replicas.orDefault()))"
 )
 
 

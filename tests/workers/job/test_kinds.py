@@ -6,7 +6,7 @@ import pytest
 
 from plaudit_operator.crd.rules import RULES
 from plaudit_reward.remote.shapes.registry import SHAPES, ShapeName
-from plaudit_workers.job.spec.rewards.scorers import KINDS, HttpSpec, ScorerKind, ScorerSpec, kinds_with
+from plaudit_workers.job.spec.rewards.scorers import KINDS, HttpSpec, ScorerSpec, kinds_with
 from plaudit_workers.scoring.kinds.registry import MAKERS
 
 
@@ -15,11 +15,11 @@ def test_the_shapes_of_endpoints_are_those_that_can_be_called() -> None:
 
 
 def test_kinds_have_traits_and_makers() -> None:
-    assert set(KINDS) == set(MAKERS) == set(get_args(ScorerKind))
+    assert set(KINDS) == set(MAKERS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_fields_of_a_kind_are_fields_of_a_scorer_and_its_section_is_its_own(kind: ScorerKind) -> None:
+def test_fields_of_a_kind_are_fields_of_a_scorer_and_its_section_is_its_own(kind: str) -> None:
     written = {field.alias for field in ScorerSpec.model_fields.values()}
     assert set(KINDS[kind].fields) <= written
     assert not KINDS[kind].section or kinds_with(KINDS[kind].section) == [kind]
@@ -31,7 +31,7 @@ def test_the_crd_lets_only_judges_and_endpoints_have_limits() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_crd_requires_the_section_of_a_kind(kind: ScorerKind) -> None:
+def test_the_crd_requires_the_section_of_a_kind(kind: str) -> None:
     section = KINDS[kind].section
     rules = [rule["rule"] for rule in RULES["reward.scorers[]"]]
     assert (f"self.kind != '{kind}' || has(self.{section})" in rules) == bool(section)

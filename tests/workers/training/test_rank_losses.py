@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ import torch
 
 from forked_ranks import errors_in, exit_codes, free_port, start_ranks
 from plaudit_workers.job.spec.algorithm import AlgorithmSpec, LossSpec
+from plaudit_workers.job.spec.section import choices
 from plaudit_workers.training.model.batches.batch import make_batch
 from rank_losses import run_cases
 
@@ -69,12 +69,12 @@ def test_the_cases_are_all_that_a_job_can_choose():
 
     for field, alias in (("kind", "kind"), ("correction", "correction"), ("correction_level", "correctionLevel")):
         options = LossSpec.model_fields[field]
-        assert chosen("loss", alias, options.default) == set(get_args(options.annotation))
+        assert chosen("loss", alias, options.default) == set(choices(options))
     for field, alias in (("aggregation", "aggregation"), ("kl_estimator", "klEstimator")):
         options = LossSpec.model_fields[field]
-        assert chosen("loss", alias, options.default) == set(get_args(options.annotation))
+        assert chosen("loss", alias, options.default) == set(choices(options))
     options = AlgorithmSpec.model_fields["advantage"]
-    assert chosen("algorithm", "advantage", options.default) == set(get_args(options.annotation))
+    assert chosen("algorithm", "advantage", options.default) == set(choices(options))
 
 
 @pytest.mark.timeout(600)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from plaudit_workers.errors import RefusedError
 from plaudit_workers.job.spec.rewards.reward import RewardSpec
-from plaudit_workers.job.spec.section import SecretKey
+from plaudit_workers.job.spec.section import SecretKey, Section
 
 SECRETS_FOLDER = "PLAUDIT_SECRETS_FOLDER"
 """Environment variable: a folder with a file ``<name>/<key>`` for each key that this process may read."""
@@ -39,12 +39,14 @@ def secret_value(reference: SecretKey, field: str) -> str:
 def reward_secrets(reward: RewardSpec) -> Iterator[tuple[str, SecretKey]]:
     """Yield the Secrets that reward workers read, each with the field that names it."""
     for index, scorer in enumerate(reward.scorers):
-        field = f"spec.reward.scorers[{index}]"
-        if scorer.judge and scorer.judge.api_key_secret:
-            yield f"{field}.judge.apiKeySecret", scorer.judge.api_key_secret
-        if scorer.http and scorer.http.api_key_secret:
-            yield f"{field}.http.apiKeySecret", scorer.http.api_key_secret
-        if scorer.service and scorer.service.token_secret:
-            yield f"{field}.service.tokenSecret", scorer.service.token_secret
-        if scorer.limits and scorer.limits.shared and scorer.limits.shared.password_secret:
-            yield f"{field}.limits.shared.passwordSecret", scorer.limits.shared.password_secret
+        yield from _secrets(f"spec.reward.scorers[{index}]", scorer)
+
+
+def _secrets(field: str, section: Section) -> Iterator[tuple[str, SecretKey]]:
+    """Yield the Secrets that a section names, and those below it, in the order of the fields."""
+    for name, described in type(section).model_fields.items():
+        value, written = getattr(section, name), f"{field}.{described.alias}"
+        if isinstance(value, SecretKey):
+            yield written, value
+        elif isinstance(value, Section):
+            yield from _secrets(written, value)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plaudit_workers.job.problem import Problem
-from plaudit_workers.job.spec.algorithm import AlgorithmSpec, LossSpec, OptimizerSpec
+from plaudit_workers.job.spec.algorithm import LOSS_KINDS, AlgorithmSpec, LossSpec, OptimizerSpec
 from plaudit_workers.job.spec.rljob import RLJob
 
 _LOSS = "spec.algorithm.loss"
-_WITHOUT_DUAL_CLIP = ("gspo", "cispo")
 _OF_WEIGHTS = {
     "correction_cap": "correctionCap",
     "correction_floor": "correctionFloor",
@@ -44,11 +43,14 @@ def _clip(algorithm: AlgorithmSpec) -> Iterator[Problem]:
 
 
 def _dual_clip(loss: LossSpec) -> Iterator[Problem]:
-    if loss.kind in _WITHOUT_DUAL_CLIP and "clip_ratio_c" in loss.model_fields_set:
+    if loss.kind == "python" or LOSS_KINDS[loss.kind].dual_clip:
+        return
+    if "clip_ratio_c" in loss.model_fields_set:
+        others = " or ".join(kind for kind, traits in LOSS_KINDS.items() if traits.dual_clip)
         yield Problem(
             f"{_LOSS}.clipRatioC",
             f"kind {loss.kind} has no dual clip: {loss.clip_ratio_c:g} changes nothing",
-            "Remove it, or set kind to ppo or dppo",
+            f"Remove it, or set kind to {others}",
             also=(f"{_LOSS}.kind",),
         )
 

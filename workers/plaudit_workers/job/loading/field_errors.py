@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from plaudit_workers.job.problem import Problem
-from plaudit_workers.job.spec.section import BYTE_QUANTITY, DNS_LABEL, PYTHON_NAME, SCORER_NAME
+from plaudit_workers.job.spec.section import BYTE_QUANTITY, DNS_LABEL, PYTHON_NAME, SCORER_NAME, choices
 
 _PATTERNS = {
     DNS_LABEL: ("is not a valid name", "Use a-z, 0-9 and '-', for example my-job"),
@@ -94,13 +94,9 @@ MessageOf = Callable[[Any, dict[str, Any], type[BaseModel], Location], tuple[str
 
 def _missing(_: Any, __: dict[str, Any], root: type[BaseModel], location: Location) -> tuple[str, str]:
     field = field_at(root, location)
-    options = [str(option) for option in get_args(field.annotation)] if field and _is_choice(field) else []
+    options = [str(option) for option in choices(field)] if field else []
     value = f"one of {', '.join(options)}" if len(options) > 1 else "".join(options) or "…"
     return "is missing", f"Add {location[-1]}: {value}"
-
-
-def _is_choice(field: FieldInfo) -> bool:
-    return get_origin(field.annotation) is Literal
 
 
 def _unknown(_: Any, __: dict[str, Any], root: type[BaseModel], location: Location) -> tuple[str, str]:

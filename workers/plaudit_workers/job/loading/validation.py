@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -28,6 +28,7 @@ from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rules.fields import rule_problems
 from plaudit_workers.job.spec.reward_service import document_model, job_of
 from plaudit_workers.job.spec.rljob import RLJob
+from plaudit_workers.job.spec.section import choices
 
 _ROUNDS = 20
 """Most passes; each finds every error that one pass of pydantic can see."""
@@ -134,8 +135,8 @@ def _stand_in(field: FieldInfo | None) -> Any:
         return {}
     if get_origin(field.annotation) is list:
         return [{}]
-    if get_origin(field.annotation) is Literal:
-        return get_args(field.annotation)[0]
+    if values := choices(field):
+        return values[0]
     scalars: dict[Any, Any] = {str: "x", int: 1, float: 1.0, bool: False}
     return scalars.get(field.annotation, {})
 

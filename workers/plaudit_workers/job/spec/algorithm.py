@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from plaudit_workers.job.spec.section import FilePath, Section
+from plaudit_workers.job.spec.section import FilePath, KeyOf, Section
+
+
+@dataclass(frozen=True)
+class LossTraits:
+    """One policy loss."""
+
+    meaning: str
+    """What it computes, for the reference."""
+    dual_clip: bool = False
+    """It reads ``clipRatioC``."""
+
+
+LOSS_KINDS: dict[str, LossTraits] = {
+    "ppo": LossTraits("the clipped ratio of each token", dual_clip=True),
+    "gspo": LossTraits("one ratio a sequence (with clips of about 3e-4)"),
+    "cispo": LossTraits("the ratio is cut, but every token keeps its gradient"),
+    "dppo": LossTraits(
+        "a token is left out when its probability has moved by more than clipLow or clipHigh", dual_clip=True
+    ),
+    "python": LossTraits("your function"),
+}
+"""Every kind of policy loss. The function that computes it: ``LOSSES`` of ``training.model.losses``."""
+
+LossKind = Annotated[str, KeyOf(LOSS_KINDS, "Default ppo: what most published runs use.")]
 
 
 class AdaptiveKlSpec(Section):
@@ -22,10 +47,7 @@ class AdaptiveKlSpec(Section):
 class LossSpec(Section):
     """The policy loss: clipped ratio, optional KL and entropy terms, correction of stale samples."""
 
-    kind: Literal["ppo", "gspo", "cispo", "dppo", "python"] = "ppo"
-    """``ppo``: the clipped ratio of each token; ``gspo``: one ratio a sequence (with clips of about 3e-4); ``cispo``:
-    the ratio is cut, but every token keeps its gradient; ``dppo``: a token is left out when its probability has moved
-    by more than clipLow or clipHigh; ``python``: your function. Default ppo: what most published runs use."""
+    kind: LossKind = "ppo"
     path: FilePath = ""
     """Python file of the loss, for ``python``: relative to the job file; on Kubernetes a file of ``spec.files``, or an
     absolute path on the volume or in the image."""

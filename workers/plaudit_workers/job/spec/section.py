@@ -1,17 +1,20 @@
 """The base of every section of an RLJob, and the marks of fields.
 
 Marks sit in a field's ``Annotated`` metadata: ``MUTABLE`` (may change while the job runs), ``JobPath`` (a path that is
-resolved against the job file). The reference page, the JSON Schema and the CRD read them from the models.
+resolved against the job file), ``KeyOf`` (a key of a table). The reference page, the JSON Schema and the CRD read them
+from the models.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.alias_generators import to_camel
-from pydantic_core import CoreSchema
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 
 class Section(BaseModel):
@@ -49,6 +52,53 @@ class JobPath:
     """
 
     kind: Literal["file", "source", "command"]
+
+
+class HasMeaning(Protocol):
+    """A row of a table of values."""
+
+    @property
+    def meaning(self) -> str:
+        """The value's meaning, as the reference describes it."""
+
+
+@dataclass(frozen=True)
+class KeyOf:
+    """Marks a text that is a key of a table, which is the only list of the field's values.
+
+    Messages, the JSON Schema, the reference and the CRD read the values and their meanings from the table.
+    """
+
+    table: Mapping[str, HasMeaning]
+    default: str = ""
+    """The last sentence of the field's description: its default and why."""
+
+    @property
+    def description(self) -> str:
+        """Return the field's description: the values with their meanings, and the default."""
+        meanings = "; ".join(f"`{value}`: {row.meaning}" for value, row in self.table.items())
+        return f"{meanings}. {self.default}".strip()
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Accept the keys that the table has at the time."""
+        return core_schema.no_info_plain_validator_function(self._checked)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """List the keys and describe the field by their meanings."""
+        return {"description": self.description, "enum": [*self.table], "type": "string"}
+
+    def _checked(self, value: object) -> str:
+        if isinstance(value, str) and value in self.table:
+            return value
+        *others, last = (repr(key) for key in self.table)
+        raise PydanticKnownError("literal_error", {"expected": f"{', '.join(others)} or {last}"})
+
+
+def choices(field: FieldInfo) -> list[Any]:
+    """Return the values that a field can have, where they are listed; else an empty list."""
+    if get_origin(field.annotation) is Literal:
+        return [*get_args(field.annotation)]
+    return [key for mark in field.metadata if isinstance(mark, KeyOf) for key in mark.table]
 
 
 MUTABLE = Mutable()

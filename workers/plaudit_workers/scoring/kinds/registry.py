@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from plaudit_workers.job.spec.rewards.scorers import ScorerKind
 from plaudit_workers.scoring.kinds.context import Maker
 from plaudit_workers.scoring.kinds.environment import environment_scorer
 from plaudit_workers.scoring.kinds.http import http_scorer
@@ -12,7 +11,7 @@ from plaudit_workers.scoring.kinds.python import python_scorer
 from plaudit_workers.scoring.kinds.rule import rule_scorer
 from plaudit_workers.scoring.kinds.service import service_scorer
 
-MAKERS: dict[ScorerKind, Maker] = {
+MAKERS: dict[str, Maker] = {
     "rule": rule_scorer,
     "python": python_scorer,
     "model": model_scorer,

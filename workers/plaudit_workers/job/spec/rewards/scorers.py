@@ -13,20 +13,21 @@ from plaudit_workers.job.spec.section import (
     PYTHON_NAME,
     SCORER_NAME,
     FilePath,
+    KeyOf,
     Opaque,
     SecretKey,
     Section,
     SourcePath,
 )
 
-ScorerKind = Literal["rule", "python", "judge", "http", "service", "model", "environment"]
-
 
 @dataclass(frozen=True)
 class KindTraits:
-    """The fields of a scorer that belong to one kind. The rules of the job and the CEL rules of the CRD follow it."""
+    """One kind of scorer. The rules of the job, the CEL rules of the CRD and the reference follow from it."""
 
-    fields: tuple[str, ...]
+    meaning: str
+    """The source of its scores, for the reference."""
+    fields: tuple[str, ...] = ()
     """Fields, as written in YAML, that only this kind (or another that lists them) reads."""
     example: str = ""
     """A value for the first of ``fields``, where that field is required."""
@@ -39,25 +40,34 @@ class KindTraits:
         return self.fields[0] if self.example else ""
 
 
-KINDS: dict[ScorerKind, KindTraits] = {
-    "rule": KindTraits(("rule", "ruleArguments")),
+KINDS: dict[str, KindTraits] = {
+    "rule": KindTraits("built in, chosen by data source", ("rule", "ruleArguments")),
     "python": KindTraits(
-        ("python", "isolation", "cache"), "{path: rewards.py, function: compute_score}", scores_groups=True
+        "your function",
+        ("python", "isolation", "cache"),
+        "{path: rewards.py, function: compute_score}",
+        scores_groups=True,
     ),
     "judge": KindTraits(
+        "an OpenAI-compatible endpoint",
         ("judge", "limits", "cache"),
         "{baseUrl: …, model: …, promptTemplate: {path: …}, parse: {regex: …}} (or serve: {source: …} for baseUrl "
         "and model)",
         scores_groups=True,
     ),
-    "http": KindTraits(("http", "limits", "cache"), "{url: …, shape: plaudit}"),
-    "service": KindTraits(("service", "cache"), "{name: …}"),
-    "model": KindTraits(("model", "cache"), "{source: …}"),
-    "environment": KindTraits(()),
+    "http": KindTraits(
+        "an endpoint that answers with a score", ("http", "limits", "cache"), "{url: …, shape: plaudit}"
+    ),
+    "service": KindTraits("a reward service that jobs share", ("service", "cache"), "{name: …}"),
+    "model": KindTraits("a reward model served for the job", ("model", "cache"), "{source: …}"),
+    "environment": KindTraits("the reward that the sample's tools or environment gave"),
 }
+"""Every kind of scorer. The function that makes a scorer of it: ``scoring.kinds.registry``."""
+
+ScorerKind = Annotated[str, KeyOf(KINDS)]
 
 
-def kinds_with(field: str) -> list[ScorerKind]:
+def kinds_with(field: str) -> list[str]:
     """Return the kinds that read a field of ``KindTraits.fields``."""
     return [kind for kind, traits in KINDS.items() if field in traits.fields]
 
@@ -243,9 +253,6 @@ class ScorerSpec(Section):
     """Name in metrics, in stored samples and in ``when``, such as ``accuracy_reward``: at most 20 of a-z, 0-9, ``-``
     and ``_``, unique in the job. A scorer whose model the job serves allows no ``_``: its pods have the name."""
     kind: ScorerKind
-    """``rule``: built in, chosen by data source; ``python``: your function; ``judge``: an OpenAI-compatible endpoint;
-    ``http``: an endpoint that answers with a score; ``service``: a reward service that jobs share; ``model``: a reward
-    model served for the job; ``environment``: the reward that the sample's tools or environment gave."""
     weight: float = 1.0
     """Its share in the weighted sum; 0 computes and records it without effect on the reward. Default 1."""
     scope: Literal["sample", "group"] = "sample"
@@ -283,6 +290,14 @@ class ScorerSpec(Section):
     on_failure: Literal["mask", "zero", "dropGroup", "ignore"] | None = None
     """What it means when this scorer has no value; ``ignore`` leaves it out of the sum. Default: ``reward.onFailure``.
     """
+
+    @property
+    def url(self) -> str:
+        """Return the address of an endpoint elsewhere that scores; empty for none."""
+        if self.judge is not None:
+            return self.judge.base_url
+        section = self.http or self.service
+        return section.url if section is not None else ""
 
     @property
     def served(self) -> ServedModelSpec | None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from plaudit_workers.job.spec.algorithm import LossSpec
 
 LOSSES: dict[str, PolicyLoss] = {"ppo": ppo, "gspo": gspo, "cispo": cispo, "dppo": dppo}
-"""``loss.kind`` → its function."""
+"""Each ``loss.kind`` of ``LOSS_KINDS`` but ``python``, and its function."""
 
 
 _WEIGHT = "weight"
