@@ -16,6 +16,7 @@ import msgspec
 from plaudit_reward.code.sandbox.confinement.privileges import forbid_inspection
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.served.gate import CallGate
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import GroupDelivery
 from plaudit_wire.records import ScoringRecord, WorkerRecord
@@ -23,7 +24,7 @@ from plaudit_wire.sample import Sample
 from plaudit_workers.health import HealthServer
 from plaudit_workers.job.loading.load import JobError, load_job
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
+from plaudit_workers.process import EXIT_DONE, ProcessSettings
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.kinds.context import BuildContext
 from plaudit_workers.scoring.model_turns import ModelTurns
