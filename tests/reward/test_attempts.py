@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.errors import DataError, InfrastructureError, ScoreTimeoutError, WorkerKilledError
 from plaudit_reward.pipeline import attempts
 from plaudit_reward.pipeline.attempts import Allowance, attempt_until_answered
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.errors import DataError, InfrastructureError, ScoreTimeoutError, WorkerKilledError
 
 GENEROUS = Allowance(budget_s=60.0, call_s=math.inf, retries=2)
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 import redis
 
-from plaudit_reward.errors import InfrastructureError
 from plaudit_reward.functions.failure import failed_score, is_infrastructure
+from plaudit_wire.errors import InfrastructureError
 
 
 class _StatusError(Exception):

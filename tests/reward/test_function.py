@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from builders import make_sample
-from plaudit_reward.errors import ConfigurationError, DataError
 from plaudit_reward.functions.function import UserFunction, declares_post_process
 from plaudit_reward.functions.target import Target
+from plaudit_wire.errors import ConfigurationError, DataError
 
 BROKEN = [
     ("def f(sample)\n    return 1", "line 1: expected ':'"),

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.errors import DataError, InfrastructureError
 from plaudit_reward.isolation.function_scorer import PostProcess
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.pipeline.stage import GroupStage, Rules, Stage
 from plaudit_reward.score import Score
+from plaudit_wire.errors import DataError, InfrastructureError
 from plaudit_wire.records import ScoringRecord
 from plaudit_wire.sample import Sample
 from scripted_scorer import ScriptedScorer

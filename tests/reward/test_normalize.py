@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_reward.errors import InfrastructureError
 from plaudit_reward.pipeline.combine import ScorerPart, weighted_sum
 from plaudit_reward.pipeline.normalize import normalised
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.pipeline.stage import GroupStage, Rules, Stage
+from plaudit_wire.errors import InfrastructureError
 from plaudit_wire.records import ScorerRecord
 from plaudit_wire.sample import Sample
 from scripted_scorer import ScriptedScorer

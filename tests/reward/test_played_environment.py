@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from plaudit_reward.endpoint.score_cache import whole_sample_key
-from plaudit_reward.errors import DataError
 from plaudit_reward.functions.forms import trl_columns
 from plaudit_reward.functions.function import UserFunction
 from plaudit_reward.functions.played_environment import PlayedEnvironment
 from plaudit_reward.functions.target import Target
+from plaudit_wire.errors import DataError
 from plaudit_wire.sample import Sample
 
 MakeSample = Callable[..., Sample]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.function import UserFunction
 from plaudit_reward.functions.target import Target
+from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.sample import Sample
 
 FITTING = [

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.job.spec.trainer import LoraSpec
-from plaudit_workers.process import RefusedError
 from plaudit_workers.tokenizer import load_tokenizer
 from plaudit_workers.training.model.batches.packing import pack_single
 from plaudit_workers.training.model.lora import Adapters

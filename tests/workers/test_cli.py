@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from plaudit_wire.errors import RefusedError
 from plaudit_workers import cli
 from plaudit_workers.cli import COMMANDS, main
-from plaudit_workers.process import RefusedError
 
 HEAVY = ("torch", "vllm", "ray", "transformers", "pyarrow", "pydantic", "redis", "numpy", "asyncio", "rich")
 JOB = """

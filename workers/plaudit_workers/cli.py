@@ -298,7 +298,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as ended:
         return int(ended.code or 0)
     command = COMMANDS[arguments.command]
-    from plaudit_workers.errors import RefusedError
+    from plaudit_wire.errors import RefusedError
 
     try:
         function = getattr(importlib.import_module(command.module), command.function)

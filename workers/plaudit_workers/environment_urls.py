@@ -6,11 +6,10 @@ import asyncio
 import os
 from urllib.parse import urlsplit
 
-from plaudit_reward.errors import CallTimeoutError
 from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.errors import NoResponseError
+from plaudit_wire.errors import CallTimeoutError, RefusedError
 from plaudit_wire.logs import get_logger
-from plaudit_workers.errors import RefusedError
 from plaudit_workers.job.spec.environments import url_variable
 from plaudit_workers.job.spec.rljob import RLJob
 

@@ -21,11 +21,9 @@ from pathlib import Path
 
 import msgspec
 
+from plaudit_wire.errors import JobFailedError, RefusedError, StoppedError
 from plaudit_wire.logs import configure_logs, get_logger
 from plaudit_wire.redis_address import PasswordFileError, RedisAddress
-from plaudit_workers.errors import JobFailedError as JobFailedError
-from plaudit_workers.errors import RefusedError as RefusedError
-from plaudit_workers.errors import StoppedError
 
 EXIT_DONE = 0
 EXIT_CRASHED = 1

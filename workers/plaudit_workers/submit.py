@@ -21,10 +21,11 @@ from typing import BinaryIO, cast
 import msgspec
 
 import plaudit_client
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import Outcome
 from plaudit_workers.client import Result, RewardClient, SampleInput, ServiceError
 from plaudit_workers.launch.service import ADDRESS_FILE
-from plaudit_workers.process import EXIT_DONE, RefusedError, redis_from
+from plaudit_workers.process import EXIT_DONE, redis_from
 from plaudit_workers.scoring.offline.lines import SampleOutput, ScorerOutput, read_samples
 from plaudit_workers.scoring.offline.progress import OfflineProgress
 from plaudit_workers.stream.connection import RedisAddress

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.process import RefusedError
 
 
 def load_training_job(path: Path) -> RLJob:

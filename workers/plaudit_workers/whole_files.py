@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.file_lock import FileLock
-from plaudit_workers.process import RefusedError
 
 TEMPORARY = ".incomplete-"
 """Prefix of unfinished files and folders; readers ignore them."""

@@ -12,10 +12,10 @@ from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.roles import environments, gateway, reward_model, rollout, transport
 from plaudit_operator.runtime.kinds import NETWORK_POLICY
+from plaudit_wire.redis_access import users
 from plaudit_workers.job.spec.environments import EnvironmentServerSpec
 from plaudit_workers.job.spec.rewards.reward import EgressRule
 from plaudit_workers.job.spec.rewards.scorers import KINDS
-from plaudit_workers.stream.access import users
 
 _PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "100.64.0.0/10")
 _PRIVATE_6 = ("fc00::/7", "fe80::/10")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from plaudit_reward.errors import DataError
+from plaudit_wire.errors import DataError
 
 
 class Case(NamedTuple):

@@ -3,9 +3,9 @@
 verl's ``prime_code`` tries one comparison after another; these are its results. Printed text is right when it equals
 the expected one, but for blank lines and blanks around lines, or when all lines are numbers that are close.
 
-A result is compared in the JSON form that the program's process wrote (``asserts.plain``, ``sandbox.result``), which
-the program may have forged. It is never turned into a dict or set: keys are only looked up in those of the expected
-value, so that keys with equal hashes cost no more than others.
+A result is compared in the JSON form that the program's process wrote (``sandbox.plain_values``, ``sandbox.result``),
+which the program may have forged. It is never turned into a dict or set: keys are only looked up in those of the
+expected value, so that keys with equal hashes cost no more than others.
 """
 
 from __future__ import annotations

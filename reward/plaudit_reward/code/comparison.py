@@ -17,7 +17,7 @@ import sys
 import msgspec
 
 from plaudit_reward.code.judgement import OutputForm, judge
-from plaudit_reward.errors import InfrastructureError
+from plaudit_wire.errors import InfrastructureError
 
 _SMALL_BYTES = 1 << 16
 """Output up to this length is compared in the worker: a millisecond or two."""

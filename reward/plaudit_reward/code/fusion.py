@@ -27,11 +27,11 @@ from plaudit_reward.code.comparison import OutputComparison
 from plaudit_reward.code.sandbox.limits import ProgramLimits
 from plaudit_reward.code.sandbox.preamble import PREAMBLE
 from plaudit_reward.code.timer import SampleTimer
-from plaudit_reward.errors import CallTimeoutError, DataError, InfrastructureError
 from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.errors import NoResponseError, ResponseTooLargeError
 from plaudit_reward.http.proxy import proxy_for
 from plaudit_reward.http.response import excerpt, retry_after_s
+from plaudit_wire.errors import CallTimeoutError, DataError, InfrastructureError
 
 _ATTEMPTS = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0

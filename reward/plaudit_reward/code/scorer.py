@@ -16,12 +16,13 @@ from plaudit_reward.code.backend import Backend, CaseResult
 from plaudit_reward.code.cases import Case, cases_of, is_unicode
 from plaudit_reward.code.fusion import FusionBackend
 from plaudit_reward.code.local import LocalBackend
-from plaudit_reward.code.options import CodeOptions
+from plaudit_reward.code.sandbox.limits import ProgramLimits
 from plaudit_reward.code.timer import SampleTimer
-from plaudit_reward.errors import ScoreTimeoutError
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.errors import ScoreTimeoutError
 from plaudit_wire.sample import Sample
+from plaudit_workers.job.rule_arguments import CodeOptions
 
 
 class CodeScorer:
@@ -30,7 +31,7 @@ class CodeScorer:
     def __init__(self, name: str, options: CodeOptions, *, processes: int) -> None:
         self.name = name
         self._options = options
-        self._limits = options.limits()
+        self._limits = ProgramLimits(options.time_seconds, options.memory_bytes, options.output_bytes)
         self._backend = _backend(options, processes)
         self._num_in_work = 0
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from plaudit_reward.endpoint.score_cache import ScoreCache, sample_key
 from plaudit_reward.endpoint.usage import EndpointUsage, UsageReport
-from plaudit_reward.errors import CallTimeoutError
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt, Scorer
+from plaudit_wire.errors import CallTimeoutError
 from plaudit_wire.sample import Sample
 
 

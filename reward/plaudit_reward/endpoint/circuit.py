@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from plaudit_reward.endpoint.failures import BusyError, CircuitOpenError, EndpointRefusedError
-from plaudit_reward.errors import CallTimeoutError, InfrastructureError
+from plaudit_wire.errors import CallTimeoutError, InfrastructureError
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plaudit_reward.errors import DataError, InfrastructureError, ScoringError
 from plaudit_reward.http.response import retry_after_s
+from plaudit_wire.errors import DataError, InfrastructureError, ScoringError
 
 _REFUSALS = frozenset({401, 403, 404, 405, 407})
 _TRANSIENT = frozenset({408, 409, 425})

@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from plaudit_reward.endpoint.limits import NEVER_SENT, Budget, BudgetReport, ReservedRequest, Settled
-from plaudit_reward.errors import InfrastructureError
+from plaudit_wire.errors import InfrastructureError
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)

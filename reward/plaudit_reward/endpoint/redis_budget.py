@@ -12,7 +12,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from plaudit_reward.endpoint.limits import BudgetReport, Passed, RateLimits
-from plaudit_reward.errors import InfrastructureError
+from plaudit_wire.errors import InfrastructureError
 from plaudit_wire.function_library import FunctionLibrary, is_missing, missing_error
 
 LEASE_S = 15.0

@@ -13,9 +13,9 @@ from collections.abc import Awaitable
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from plaudit_reward.errors import CallTimeoutError
 from plaudit_reward.http.errors import NoResponseError
 from plaudit_reward.http.response import Response
+from plaudit_wire.errors import CallTimeoutError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.names import Names
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
-from plaudit_reward.errors import InfrastructureError, ScoreTimeoutError
 from plaudit_reward.score import Score
+from plaudit_wire.errors import InfrastructureError, ScoreTimeoutError
 
 _INFRASTRUCTURE = frozenset(
     {

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from plaudit_reward.errors import DataError
 from plaudit_reward.functions.logged import LOGGERS, call_with_loggers
 from plaudit_reward.functions.played_environment import PlayedEnvironment
 from plaudit_reward.functions.signature import VERL_PARAMETERS, named, parameters_of, takes_any, wants_sample
 from plaudit_reward.functions.target import CallingConvention
+from plaudit_wire.errors import DataError
 from plaudit_wire.sample import Sample
 
 Function = Callable[..., Any]

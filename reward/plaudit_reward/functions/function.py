@@ -13,7 +13,6 @@ from pathlib import Path
 from types import MethodType, ModuleType
 from typing import Any
 
-from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.failure import failed_score
 from plaudit_reward.functions.forms import ONE_SCORE, Caller, caller, required_columns
 from plaudit_reward.functions.logged import LoggedResult
@@ -23,6 +22,7 @@ from plaudit_reward.functions.signature import named, parameters_of, recognise, 
 from plaudit_reward.functions.target import Description, Target
 from plaudit_reward.functions.user_file import import_user_file
 from plaudit_reward.score import Score
+from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.sample import Sample
 
 POST_PROCESS = "post_process_scores"

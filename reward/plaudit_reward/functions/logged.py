@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from plaudit_reward.errors import DataError
 from plaudit_reward.functions.result import extra_of
 from plaudit_reward.score import Score
+from plaudit_wire.errors import DataError
 
 LOGGERS = ("log_extra", "log_metric")
 """The parameters through which a function logs."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.target import ServedModel
+from plaudit_wire.errors import ConfigurationError
 
 ADDRESS, TOKENIZER = "reward_router_address", "reward_model_tokenizer"
 SERVED_PARAMETERS = (ADDRESS, TOKENIZER)

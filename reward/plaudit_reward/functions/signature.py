@@ -20,9 +20,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.served_model import SERVED_PARAMETERS
 from plaudit_reward.functions.target import CallingConvention, Scope
+from plaudit_wire.errors import ConfigurationError
 
 VERL_PARAMETERS = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
 _VALUES_PARAMETERS = frozenset({"rewards", "scores", "values"})

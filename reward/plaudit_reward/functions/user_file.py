@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from plaudit_reward.errors import ConfigurationError
+from plaudit_wire.errors import ConfigurationError
 
 
 def import_user_file(path: str, what: str = "reward file") -> ModuleType:

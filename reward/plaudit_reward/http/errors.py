@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from plaudit_reward.errors import InfrastructureError
+from plaudit_wire.errors import InfrastructureError
 
 
 class NoResponseError(InfrastructureError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 
-from plaudit_reward.errors import ConfigurationError
+from plaudit_wire.errors import ConfigurationError
 
 _SPARE = 256
 """For everything else that this process opens: logs, Redis, child processes and their pipes."""

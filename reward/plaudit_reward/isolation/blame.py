@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from plaudit_reward.errors import ScoreTimeoutError, WorkerKilledError
 from plaudit_reward.functions.target import Isolation
 from plaudit_reward.isolation.cpu import process_cpu_s, thread_cpu_s
 from plaudit_reward.isolation.slot import PoolCall, RunningCall, Slot
+from plaudit_wire.errors import ScoreTimeoutError, WorkerKilledError
 
 GRACE_S = 1.0
 """How long a cancelled work may take to end."""

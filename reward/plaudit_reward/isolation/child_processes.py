@@ -8,10 +8,10 @@ import time
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.target import Description, Target
 from plaudit_reward.isolation.messages import FromChild, FunctionLoaded, FunctionRefused, LoadFunction
 from plaudit_reward.isolation.slot import Slot
+from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)

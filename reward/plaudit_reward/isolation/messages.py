@@ -10,14 +10,12 @@
 | ``Dropped`` | child | pool | these works were dropped before they began |
 | ``Blocked`` | child | pool | one work blocks the event loop |
 
-A frame is four bytes of length (little endian) and the msgpack of a list of messages: many small messages in one
-system call.
+They travel in frames (``plaudit_wire.frames``).
 """
 
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 from typing import Any
 
@@ -25,10 +23,8 @@ import msgspec
 
 from plaudit_reward.functions.target import Description, Target
 from plaudit_reward.score import Score
+from plaudit_wire.frames import READ_BYTES, Frames, frame
 from plaudit_wire.sample import Sample
-
-_LENGTH = struct.Struct("<I")
-READ_BYTES = 1 << 20
 
 
 class LoadFunction(msgspec.Struct, frozen=True, tag="Load", array_like=True):
@@ -109,36 +105,8 @@ class Blocked(msgspec.Struct, frozen=True, tag=True, array_like=True):
 FromPool = LoadFunction | Work | Drop
 FromChild = FunctionLoaded | FunctionRefused | Started | Finished | Dropped | Blocked
 
-_encoder = msgspec.msgpack.Encoder()
 _from_pool = msgspec.msgpack.Decoder(list[FromPool])
 _from_child = msgspec.msgpack.Decoder(list[FromChild])
-
-
-def frame(messages: list[Any]) -> bytes:
-    """Return one frame with these messages."""
-    body = _encoder.encode(messages)
-    return _LENGTH.pack(len(body)) + body
-
-
-class Frames:
-    """Split a stream of bytes into frames."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Add bytes; return the bodies of the frames that are complete now."""
-        self._buffer += data
-        bodies: list[bytes] = []
-        start = 0
-        while len(self._buffer) - start >= _LENGTH.size:
-            end = start + _LENGTH.size + _LENGTH.unpack_from(self._buffer, start)[0]
-            if len(self._buffer) < end:
-                break
-            bodies.append(bytes(self._buffer[start + _LENGTH.size : end]))
-            start = end
-        del self._buffer[:start]
-        return bodies
 
 
 def messages_from_child(body: bytes) -> list[FromChild]:

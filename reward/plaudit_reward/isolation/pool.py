@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from plaudit_reward.errors import InfrastructureError
 from plaudit_reward.functions.target import Description, Target
 from plaudit_reward.isolation.blame import judge_death, spare_neighbours, timed_out
 from plaudit_reward.isolation.child_processes import ChildProcesses
@@ -19,6 +18,7 @@ from plaudit_reward.isolation.slot import Pace, PoolCall, Slot
 from plaudit_reward.isolation.watch import Watch
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.errors import InfrastructureError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.sample import Sample
 

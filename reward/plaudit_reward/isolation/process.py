@@ -10,10 +10,11 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
-from plaudit_reward.isolation.messages import READ_BYTES, Frames, FromChild, LoadFunction, frame, messages_from_child
+from plaudit_reward.isolation.messages import FromChild, LoadFunction, messages_from_child
 from plaudit_reward.isolation.output import Output
-from plaudit_reward.isolation.signals import signal_name
 from plaudit_reward.isolation.start import start_child
+from plaudit_wire.frames import READ_BYTES, Frames, frame
+from plaudit_wire.signals import signal_name
 
 _EXIT_WITHIN_S = 1.0
 """How long a child that closed its connection may take to exit, so that the message can name its exit code."""

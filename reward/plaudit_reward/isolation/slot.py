@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from plaudit_reward.errors import ScoringError
 from plaudit_reward.isolation.messages import Blocked, Drop, Dropped, Finished, FromChild, LoadFunction, Started, Work
 from plaudit_reward.isolation.process import ChildProcess
+from plaudit_wire.errors import ScoringError
 
 _AHEAD_S = 0.02
 """Seconds of work that are sent ahead to a child that runs one at a time, so that it never waits for the next."""

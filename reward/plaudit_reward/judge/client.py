@@ -10,12 +10,12 @@ import msgspec
 
 from plaudit_reward.endpoint.failures import failure_of
 from plaudit_reward.endpoint.usage import EndpointUsage
-from plaudit_reward.errors import DataError, InfrastructureError
 from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.proxy import proxy_for
 from plaudit_reward.http.response import Response, error_message, excerpt
 from plaudit_reward.scorer import Attempt
 from plaudit_reward.served.pool import ServerPool, ServerResponseError
+from plaudit_wire.errors import DataError, InfrastructureError
 
 
 class _Message(msgspec.Struct):

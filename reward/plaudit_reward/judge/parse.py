@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import regex  # type: ignore[import-untyped]
-
-from plaudit_reward.endpoint.json_path import find_json, json_path, value_at
-from plaudit_reward.errors import ConfigurationError, DataError
 from plaudit_reward.functions.result import to_score, to_scores
 from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.errors import DataError
 from plaudit_wire.sample import Sample
+from plaudit_workers.job.json_path import find_json, value_at
+from plaudit_workers.job.judge_parse import score_path, score_pattern
 
 _MATCH_WITHIN_S = 1.0
 _EXCERPT_CHARACTERS = 200
@@ -43,14 +42,7 @@ class RegexParser:
     """
 
     def __init__(self, pattern: str, *, group: bool = False) -> None:
-        try:
-            self._pattern = regex.compile(pattern)
-        except regex.error as error:
-            raise ConfigurationError(f"judge.parse.regex {pattern!r} does not compile: {error}") from error
-        if self._pattern.groups < 1:
-            raise ConfigurationError(
-                f"judge.parse.regex {pattern!r} has no group: put the number in parentheses, like 'score: ([0-9.]+)'"
-            )
+        self._pattern = score_pattern(pattern)
         self._group = group
 
     async def open(self) -> None:
@@ -81,10 +73,7 @@ class JsonParser:
     """
 
     def __init__(self, path: str, *, group: bool = False) -> None:
-        try:
-            self._steps = json_path(path)
-        except ValueError as error:
-            raise ConfigurationError(f"judge.parse.jsonPath {error}") from error
+        self._steps = score_path(path)
         self._path = path
         self._group = group
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from plaudit_reward.errors import ConfigurationError, DataError
+from plaudit_wire.errors import ConfigurationError, DataError
 from plaudit_wire.sample import Sample
 
 _SHARED = ("prompt", "messages", "ground_truth", "data_source", "extra_info")

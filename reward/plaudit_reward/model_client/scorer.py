@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from plaudit_reward.errors import CallTimeoutError, DataError, InfrastructureError, ScoreTimeoutError
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
 from plaudit_reward.served.pool import ServerPool
+from plaudit_wire.errors import CallTimeoutError, DataError, InfrastructureError, ScoreTimeoutError
 from plaudit_wire.sample import Sample
 
 InputForm = Literal["chat", "text"]

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.model_server.batcher import BatchLimits, Forward, Occupy
 from plaudit_reward.model_server.front_process import with_front
 from plaudit_reward.model_server.process import spare_collector, tune
 from plaudit_reward.model_server.settings import ModelSettings
+from plaudit_wire.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from plaudit_reward.model_server.model import Classifier

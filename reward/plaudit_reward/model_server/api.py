@@ -19,7 +19,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from plaudit_reward.errors import DataError
 from plaudit_reward.model_server.access import Access, AccessError, check_token, read_body
 from plaudit_reward.model_server.batcher import Batcher, ForwardError, QueueFullError, ShuttingDownError
 from plaudit_reward.model_server.protocol import (
@@ -32,6 +31,7 @@ from plaudit_reward.model_server.protocol import (
 )
 from plaudit_reward.model_server.series import ModelServerSeries
 from plaudit_reward.served.sleep_token import is_permitted
+from plaudit_wire.errors import DataError
 
 if TYPE_CHECKING:
     from plaudit_reward.model_server.model import Classifier

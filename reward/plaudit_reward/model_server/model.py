@@ -18,10 +18,10 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from plaudit_reward.errors import ConfigurationError, DataError
 from plaudit_reward.model_server.onednn import use_onednn
 from plaudit_reward.model_server.packed import enable_packing, packed_logits
 from plaudit_reward.model_server.settings import ModelSettings
+from plaudit_wire.errors import ConfigurationError, DataError
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from plaudit_reward.errors import CallTimeoutError, DataError, InfrastructureError, ScoreTimeoutError, ScoringError
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.errors import CallTimeoutError, DataError, InfrastructureError, ScoreTimeoutError, ScoringError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.records import Outcome
 

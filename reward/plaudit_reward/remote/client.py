@@ -13,9 +13,7 @@ from typing import Any
 import msgspec
 
 from plaudit_reward.endpoint.failures import failure_of
-from plaudit_reward.endpoint.json_path import json_path, value_at
 from plaudit_reward.endpoint.usage import EndpointUsage
-from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.proxy import proxy_for
 from plaudit_reward.http.response import Response, error_message, excerpt
@@ -23,7 +21,9 @@ from plaudit_reward.remote.remedies import HTTP, Remedies
 from plaudit_reward.remote.session import NO_SESSIONS, cookie_header
 from plaudit_reward.remote.shapes.shape import EndpointShape, MalformedAnswerError, scored
 from plaudit_reward.score import Score
+from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.sample import Sample
+from plaudit_workers.job.json_path import json_path, value_at
 
 
 class RemoteClient:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from plaudit_reward.errors import ConfigurationError
 from plaudit_wire.sample import Sample
 
 
@@ -19,13 +18,3 @@ def matches_format(sample: Sample, *, pattern: str, match: Literal["full", "star
     expression = re.compile(pattern, re.DOTALL)
     methods = {"full": expression.fullmatch, "start": expression.match, "anywhere": expression.search}
     return 1.0 if methods[match](sample.response) else 0.0
-
-
-def check_format(*, pattern: str, match: str = "full") -> None:
-    """Raise ``ConfigurationError`` for a pattern that is not a regular expression."""
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ConfigurationError(
-            f"pattern {pattern!r} is not a regular expression: {error}. Fix it; in YAML, put it in single quotes"
-        ) from error

@@ -14,8 +14,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from plaudit_reward.errors import ConfigurationError, DataError
 from plaudit_reward.score import Score
+from plaudit_wire.errors import DataError
 from plaudit_wire.sample import Sample
 
 
@@ -44,11 +44,3 @@ def overlong(
     exceeding = sample.response_tokens - (longest - buffer_tokens)
     value = min(0.0, -exceeding / buffer_tokens * penalty_factor)
     return Score.scored(value, overlong=float(value < 0))
-
-
-def check_overlong(*, buffer_tokens: int, max_tokens: int | None = None, penalty_factor: float = 1.0) -> None:
-    """Raise ``ConfigurationError`` if the buffer is longer than the longest response."""
-    if max_tokens is not None and max_tokens < buffer_tokens:
-        raise ConfigurationError(
-            f"bufferTokens is {buffer_tokens}, more than maxTokens, {max_tokens}: set bufferTokens to at most maxTokens"
-        )

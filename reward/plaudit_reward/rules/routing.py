@@ -1,39 +1,39 @@
 """Map data sources to rules: verl's names and verl's table.
 
-A new rule is a file in this folder and a line in ``RULES``; a new data source is a line in ``SOURCES``.
+A new rule is a function in this folder, a line in ``RULES``, and a line in the job's ``RULE_ARGUMENTS``; a new data
+source is a line in ``SOURCES``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from plaudit_reward.code.rule import CodeRule
-from plaudit_reward.errors import ConfigurationError, DataError
-from plaudit_reward.rules.format import check_format, matches_format
+from plaudit_reward.rules.format import matches_format
 from plaudit_reward.rules.mathematics.geo3k import geo3k
 from plaudit_reward.rules.mathematics.gsm8k import gsm8k, gsm8k_flexible
 from plaudit_reward.rules.mathematics.math_dapo import math_dapo
 from plaudit_reward.rules.mathematics.math_reward import math_reward
 from plaudit_reward.rules.mathematics.math_verify import math_verify
 from plaudit_reward.rules.mathematics.prime_math import prime_math
-from plaudit_reward.rules.overlong import check_overlong, overlong
+from plaudit_reward.rules.overlong import overlong
 from plaudit_reward.rules.rule import FunctionRule, Rule
 from plaudit_reward.rules.search_r1_like_qa_em import search_r1_like_qa_em
+from plaudit_wire.errors import DataError
 
 _WARM_UP = ("The answer is \\boxed{\\sqrt{x} + 1}", "1 + \\sqrt{x}")
 """Parsed and simplified by every rule that does so."""
 
 RULES: dict[str, Rule] = {
     "code": CodeRule(),
-    "format": FunctionRule(matches_format, isolated=True, check=check_format),
+    "format": FunctionRule(matches_format, isolated=True),
     "geo3k": FunctionRule(geo3k, isolated=True, warm_up=_WARM_UP),
     "gsm8k": FunctionRule(gsm8k),
     "gsm8k_flexible": FunctionRule(gsm8k_flexible),
     "math_dapo": FunctionRule(math_dapo),
     "math_reward": FunctionRule(math_reward),
     "math_verify": FunctionRule(math_verify, isolated=True, warm_up=_WARM_UP),
-    "overlong": FunctionRule(overlong, check=check_overlong),
+    "overlong": FunctionRule(overlong),
     "prime_math": FunctionRule(prime_math, isolated=True, warm_up=_WARM_UP),
     "search_r1_like_qa_em": FunctionRule(search_r1_like_qa_em),
 }
@@ -79,27 +79,3 @@ def known_rule_of(data_source: str) -> str:
             "with a function (kind: python)"
         )
     return rule
-
-
-def read_arguments(rule: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments by rule name, from a scorer's ``rule`` and ``ruleArguments``.
-
-    Args:
-        given: the rule's arguments; by data source, a mapping from rule names to their arguments.
-
-    Raises:
-        ConfigurationError: the rule or an argument does not exist.
-    """
-    by_rule = {rule: given} if rule is not None else given
-    return {name: _read(name, arguments) for name, arguments in by_rule.items()}
-
-
-def _read(name: str, given: Any) -> Any:
-    if name not in RULES:
-        raise ConfigurationError(f"there is no rule {name!r}; rules are {', '.join(sorted(RULES))}")
-    if not isinstance(given, Mapping):
-        raise ConfigurationError(f"{name} is {given!r}: without rule, give each rule's arguments by its name")
-    try:
-        return RULES[name].read(given)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"rule {name}: {error}") from error

@@ -1,21 +1,17 @@
-"""Define the protocol of a rule: an entry of ``routing.RULES`` that reads its arguments from a job and makes a scorer.
+"""The protocol of a rule: an entry of ``routing.RULES`` that makes a scorer.
 
 Most rules are plain functions ``rule(sample, *, option=default, …)`` that return a number or a ``Score``. Their options
-are a job's ``ruleArguments``, in camelCase there; names, types and bounds are those of the function's signature.
+are a job's ``ruleArguments``; ``job.rule_arguments`` reads and checks them.
 """
 
 from __future__ import annotations
 
 import inspect
-import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-import msgspec
-
-from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.target import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.rules.child_rule import ChildRule
@@ -29,16 +25,14 @@ _ALWAYS_ROOM = 1_000_000
 class Rule(Protocol):
     """An entry of ``routing.RULES``."""
 
-    def read(self, given: Mapping[str, Any]) -> Any:
-        """Read the rule's arguments from a job's ``ruleArguments``; their type is up to the rule.
-
-        Raises:
-            ConfigurationError: they do not fit; the message names the argument and the remedy.
-        """
-        ...
-
     def scorer(self, name: str, arguments: Any, processes: int) -> Scorer:
-        """Return a scorer that is not opened yet; ``arguments`` is the result of ``read``."""
+        """Return a scorer that is not opened yet.
+
+        Args:
+            name: name of the scorer in the job.
+            arguments: of the rule, as its class in ``job.rule_arguments`` reads them.
+            processes: number of child processes.
+        """
         ...
 
 
@@ -51,23 +45,6 @@ class FunctionRule:
     """Run it in child processes, killed at the time limit, because it computes (SymPy, a user's regular expression)."""
     warm_up: tuple[str, str] | None = None
     """Response and ground truth of a sample for its children to score first; see ``ChildRule``."""
-    check: Callable[..., None] | None = None
-    """Validates the arguments; raises ``ConfigurationError`` if they contradict each other."""
-
-    def read(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the function's keyword arguments; see ``Rule``."""
-        parameters = _options(self.function)
-        unknown = sorted(given.keys() - parameters.keys())
-        if unknown:
-            known = f"they are {', '.join(parameters)}" if parameters else "it has none"
-            raise ConfigurationError(f"there is no argument {unknown[0]!r}: {known}")
-        missing = [name for name, option in parameters.items() if option.required and name not in given]
-        if missing:
-            raise ConfigurationError(f"{missing[0]} is missing: give it a value")
-        arguments = {parameters[name].python_name: _converted(name, parameters[name], given[name]) for name in given}
-        if self.check is not None:
-            self.check(**arguments)
-        return arguments
 
     def scorer(self, name: str, arguments: Any, processes: int) -> Scorer:
         """Return a scorer that calls the function in this process or in child processes."""
@@ -104,32 +81,3 @@ class InlineScorer:
 
     async def close(self) -> None:
         """Do nothing: there are no processes."""
-
-
-@dataclass(frozen=True)
-class _Option:
-    python_name: str
-    type: Any
-    required: bool
-
-
-def _options(function: Callable[..., Any]) -> dict[str, _Option]:
-    """Return the function's keyword-only parameters, by their names in a job."""
-    hints = typing.get_type_hints(function, include_extras=True)
-    return {
-        _camel_case(name): _Option(name, hints[name], parameter.default is parameter.empty)
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
-
-
-def _camel_case(name: str) -> str:
-    first, *others = name.split("_")
-    return first + "".join(word.capitalize() for word in others)
-
-
-def _converted(name: str, option: _Option, value: Any) -> Any:
-    try:
-        return msgspec.convert(value, option.type)
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{name} is {value!r}: {str(error).lower()}") from error

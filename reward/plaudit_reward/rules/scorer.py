@@ -9,11 +9,12 @@ from typing import Any
 
 import msgspec
 
-from plaudit_reward.errors import ConfigurationError, InfrastructureError
-from plaudit_reward.rules.routing import RULES, known_rule_of, read_arguments
+from plaudit_reward.rules.routing import RULES, known_rule_of
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt, Scorer
+from plaudit_wire.errors import ConfigurationError, InfrastructureError
 from plaudit_wire.sample import Sample
+from plaudit_workers.job.rule_arguments import RULE_ARGUMENTS, read_arguments
 
 _ALWAYS_ROOM = 1_000_000
 
@@ -74,7 +75,7 @@ class RuleScorer:
             attempt.queued_s += time.monotonic() - began_s
 
     async def _start(self, rule: str) -> Scorer:
-        arguments = self._arguments[rule] if rule in self._arguments else RULES[rule].read({})
+        arguments = self._arguments[rule] if rule in self._arguments else RULE_ARGUMENTS[rule].read({})
         scorer = RULES[rule].scorer(self.name, arguments, self._processes)
         await scorer.open()
         self._scorers[rule] = scorer

@@ -11,7 +11,7 @@ import re
 import string
 from typing import Any
 
-from plaudit_reward.errors import DataError
+from plaudit_wire.errors import DataError
 from plaudit_wire.sample import Sample
 
 _OPENING, _CLOSING = "<answer>", "</answer>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plaudit_reward.errors import DataError
+from plaudit_wire.errors import DataError
 
 
 def text_truth(ground_truth: Any, rule: str) -> str:

@@ -13,7 +13,6 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from plaudit_reward.errors import CallTimeoutError, ConfigurationError, InfrastructureError
 from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.errors import NoResponseError, UnreachableError
 from plaudit_reward.http.response import Response, error_message, retry_after_s
@@ -21,6 +20,7 @@ from plaudit_reward.scorer import Attempt
 from plaudit_reward.served.addresses import TOKEN_VARIABLE, find
 from plaudit_reward.served.gate import CallGate
 from plaudit_reward.served.replicas import Replica, Replicas
+from plaudit_wire.errors import CallTimeoutError, ConfigurationError, InfrastructureError
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from plaudit_reward.code.options import CodeOptions
 from plaudit_reward.code.scorer import CodeScorer
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.sample import Sample
+from plaudit_workers.job.rule_arguments import CodeOptions
 
 ScoreProgram = Callable[..., Score]
 
@@ -322,7 +322,7 @@ def score() -> Iterator[ScoreProgram]:
     async def run(program: str, ground_truth: Any, limit_s: float = 60.0, **options: Any) -> Score:
         arguments = {"timeSeconds": 0.4, "memory": "128Mi", "output": "1Mi", "cases": 1, **options}
         if str(arguments) not in scorers:
-            scorer = CodeScorer("code", CodeOptions.from_arguments(arguments), processes=1)
+            scorer = CodeScorer("code", CodeOptions.read(arguments), processes=1)
             await scorer.open()
             scorers[str(arguments)] = scorer
         sample = Sample("t-0-1.0", 0, "apps", "", f"```python\n{program}\n```", ground_truth=ground_truth)

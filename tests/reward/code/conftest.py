@@ -16,6 +16,7 @@ import pytest
 import plaudit_metrics
 import plaudit_reward
 import plaudit_wire
+import plaudit_workers
 
 WORKER = Path(__file__).parent / "worker_program.py"
 SECRET = "token-of-the-worker"
@@ -29,7 +30,10 @@ class Worker:
 
     def __init__(self, state: str) -> None:
         python, user = (sys.executable, None) if state == "ROOT" else (python_for_nobody(), nobody())
-        parts = [Path(part.__file__).parent.parent for part in (plaudit_reward, plaudit_metrics, plaudit_wire)]
+        parts = [
+            Path(part.__file__).parent.parent
+            for part in (plaudit_reward, plaudit_metrics, plaudit_wire, plaudit_workers)
+        ]
         packages = next(path for path in sys.path if path.endswith("site-packages"))
         self._process = subprocess.Popen(
             [python, "-P", str(WORKER), state],

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.code.options import CodeOptions
 from plaudit_reward.code.scorer import CodeScorer
-from plaudit_reward.errors import DataError, InfrastructureError, ScoreTimeoutError
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.errors import DataError, InfrastructureError, ScoreTimeoutError
 from plaudit_wire.sample import Sample
+from plaudit_workers.job.rule_arguments import CodeOptions
 
 Answer = tuple[int, dict[str, str], Any]
 TROUBLE: Answer = (503, {"Retry-After": "0"}, {})
@@ -101,7 +101,7 @@ async def score(server: Server) -> AsyncIterator[Callable[..., Awaitable[Score]]
 
     async def run(response: str, ground_truth: Any = SUMS, attempt: Attempt | None = None, **options: Any) -> Score:
         arguments = {"url": server.url, "timeSeconds": 5, **options}  # type: ignore[attr-defined]
-        opened.append(CodeScorer("code", CodeOptions.from_arguments(arguments), processes=1))
+        opened.append(CodeScorer("code", CodeOptions.read(arguments), processes=1))
         await opened[-1].open()
         sample = Sample("t-0-1.0", 0, "codecontests", "", response, ground_truth=ground_truth)
         return await opened[-1].score(sample, attempt or Attempt(60.0))

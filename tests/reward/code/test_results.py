@@ -11,10 +11,10 @@ import pytest
 from plaudit_reward.code.cases import Case, cases_of
 from plaudit_reward.code.compare import same_output, same_result
 from plaudit_reward.code.judgement import judge
-from plaudit_reward.code.options import CodeOptions
 from plaudit_reward.code.sandbox.result import encode_result
-from plaudit_reward.errors import ConfigurationError, DataError
-from plaudit_reward.rules.routing import RULES, rule_of
+from plaudit_reward.rules.routing import rule_of
+from plaudit_wire.errors import ConfigurationError, DataError
+from plaudit_workers.job.rule_arguments import RULE_ARGUMENTS, CodeOptions
 
 if TYPE_CHECKING:
     from conftest import Worker
@@ -167,9 +167,9 @@ def test_a_bad_ground_truth_is_reported(ground_truth: Any, words: str) -> None:
 )
 def test_a_bad_option_is_reported(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        CodeOptions.from_arguments(arguments)
+        CodeOptions.read(arguments)
 
 
 def test_verls_code_sources_have_the_rule() -> None:
     assert {rule_of(source) for source in ("codecontests", "apps", "codeforces", "taco")} == {"code"}
-    assert RULES["code"].read({"cases": 0}) == CodeOptions(cases=0)
+    assert RULE_ARGUMENTS["code"].read({"cases": 0}) == CodeOptions(cases=0)

@@ -20,12 +20,12 @@ from typing import Any
 
 import msgspec
 
-from plaudit_reward.code.options import CodeOptions
 from plaudit_reward.code.sandbox.confinement.seccomp import install
 from plaudit_reward.code.scorer import CodeScorer
-from plaudit_reward.errors import ScoringError
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.errors import ScoringError
 from plaudit_wire.sample import Sample
+from plaudit_workers.job.rule_arguments import CodeOptions
 
 UNSHARE = {"x86_64": 272, "aarch64": 97}[platform.machine()]
 LANDLOCK_CREATE_RULESET = 444
@@ -62,7 +62,7 @@ async def answer(asked: dict[str, Any], scorers: dict[str, CodeScorer]) -> dict[
     attempt = Attempt(asked.get("limit_s", 60.0))
     try:
         if key not in scorers:
-            scorer = CodeScorer("code", CodeOptions.from_arguments(asked["options"]), processes=1)
+            scorer = CodeScorer("code", CodeOptions.read(asked["options"]), processes=1)
             await scorer.open()
             scorers[key] = scorer
         score = await scorers[key].score(sample, attempt)

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.errors import CallTimeoutError, ConfigurationError, InfrastructureError
 from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.errors import ConnectionLostError, ResponseTooLargeError, UnreachableError
 from plaudit_reward.http.proxy import proxy_for
+from plaudit_wire.errors import CallTimeoutError, ConfigurationError, InfrastructureError
 
 KEY = "sk-hush-hush"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"

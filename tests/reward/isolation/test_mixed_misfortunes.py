@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.errors import InfrastructureError, ScoreTimeoutError
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.errors import InfrastructureError, ScoreTimeoutError
 from plaudit_wire.sample import Sample
 
 Open = Callable[..., Any]

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.errors import InfrastructureError, ScoreTimeoutError, WorkerKilledError
 from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.errors import InfrastructureError, ScoreTimeoutError, WorkerKilledError
 from plaudit_wire.sample import Sample
 
 Open = Callable[..., Any]

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from plaudit_reward.errors import InfrastructureError, ScoreTimeoutError
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.errors import InfrastructureError, ScoreTimeoutError
 from plaudit_wire.sample import Sample
 
 Open = Callable[..., Any]

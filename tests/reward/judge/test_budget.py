@@ -21,7 +21,7 @@ from plaudit_reward.endpoint.limiter import Limiter
 from plaudit_reward.endpoint.limits import NEVER_SENT, BudgetReport, Passed, RateLimits, ReservedRequest, Settled
 from plaudit_reward.endpoint.local_budget import LocalBudget
 from plaudit_reward.endpoint.redis_budget import RedisBudget
-from plaudit_reward.errors import InfrastructureError
+from plaudit_wire.errors import InfrastructureError
 from plaudit_workers.launch.redis.server import RedisServer
 
 Make = Callable[..., RedisBudget]

@@ -12,12 +12,12 @@ import pytest
 
 from plaudit_reward.endpoint.failures import BusyError, CircuitOpenError, EndpointRefusedError
 from plaudit_reward.endpoint.usage import EndpointUsage
-from plaudit_reward.errors import CallTimeoutError, DataError, InfrastructureError
 from plaudit_reward.http.errors import ConnectionLostError, ResponseTooLargeError
 from plaudit_reward.http.response import retry_after_s
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.pipeline.stage import Rules, Stage
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.errors import CallTimeoutError, DataError, InfrastructureError
 from plaudit_wire.sample import Sample
 
 Make = Callable[..., Any]

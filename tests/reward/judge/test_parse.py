@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.errors import ConfigurationError, DataError
 from plaudit_reward.functions.target import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.judge.parse import FunctionParser, JsonParser, Parser, RegexParser
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.errors import ConfigurationError, DataError
 from plaudit_wire.sample import Sample
 
 Make = Callable[..., Any]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.errors import ConfigurationError, DataError
 from plaudit_reward.judge.prompt import PromptTemplate
+from plaudit_wire.errors import ConfigurationError, DataError
 from plaudit_wire.sample import Sample
 
 Make = Callable[..., Sample]

@@ -20,15 +20,15 @@ from plaudit_reward.endpoint.limiter import Limiter
 from plaudit_reward.endpoint.limits import RateLimits
 from plaudit_reward.endpoint.local_budget import LocalBudget
 from plaudit_reward.endpoint.usage import EndpointUsage
-from plaudit_reward.errors import DataError
 from plaudit_reward.judge.client import JudgeClient
 from plaudit_reward.judge.estimate import TokenEstimate
 from plaudit_reward.judge.parse import RegexParser
 from plaudit_reward.judge.prompt import PromptTemplate
 from plaudit_reward.judge.scorer import JudgeScorer
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.errors import DataError
+from plaudit_workers.job.model_server_command import server_environment
 from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
-from plaudit_workers.launch.served_models.command import server_environment
 
 PREPARE = Path(__file__).parents[3] / "examples" / "01-copy-digits" / "prepare.py"
 pytestmark = pytest.mark.timeout(600)

@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from plaudit_reward.served.sleep_token import SLEEP_TOKEN_VARIABLE
+from plaudit_workers.job.model_server_command import server_command, server_environment
 from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
 from plaudit_workers.launch.redis.server import free_port
-from plaudit_workers.launch.served_models.command import server_command, server_environment
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TEMPLATE = "{% for message in messages %}{{ message['role'][0] }}:{{ message['content'] }}{{ '\\n' }}{% endfor %}"

@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from plaudit_reward.errors import InfrastructureError
 from plaudit_reward.model_client.scorer import ModelScorer
 from plaudit_reward.model_server.access import Access
 from plaudit_reward.model_server.batcher import BatchLimits
@@ -20,6 +19,7 @@ from plaudit_reward.model_server.serve import Address, serve
 from plaudit_reward.model_server.settings import ModelSettings
 from plaudit_reward.scorer import Attempt
 from plaudit_reward.served.pool import ServerPool
+from plaudit_wire.errors import InfrastructureError
 from plaudit_wire.sample import Sample
 from plaudit_workers.launch.redis.server import free_port
 

@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from plaudit_reward.errors import DataError
 from plaudit_reward.model_client.scorer import ModelScorer
 from plaudit_reward.scorer import Attempt
 from plaudit_reward.served.pool import ServerPool
+from plaudit_wire.errors import DataError
 from plaudit_wire.sample import Sample
 
 pytestmark = pytest.mark.timeout(560)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from plaudit_reward.errors import ConfigurationError, DataError
 from plaudit_reward.model_server.model import Classifier
 from plaudit_reward.model_server.settings import ModelSettings
+from plaudit_wire.errors import ConfigurationError, DataError
 
 # transformers' own DeBERTa still uses it.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from plaudit_workers.job.checks.reward_classes import class_problem
+from plaudit_workers.job.model_server_command import server_command, server_environment
 from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
-from plaudit_workers.launch.served_models.command import server_command, server_environment
 
 pytestmark = [
     pytest.mark.timeout(560),

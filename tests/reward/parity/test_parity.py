@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.errors import DataError
 from plaudit_reward.rules.routing import PREFIXES, RULES, SOURCES, rule_of
 from plaudit_reward.rules.rule import FunctionRule
 from plaudit_reward.score import Score
+from plaudit_wire.errors import DataError
 from plaudit_wire.sample import Sample
+from plaudit_workers.job.rule_arguments import RULE_ARGUMENTS
 
 FOLDER = Path(__file__).parent
 CASES = runpy.run_path(str(FOLDER / "cases.py"))["CASES"]
@@ -31,11 +32,12 @@ def results() -> list[Result]:
 
 
 def _result(case: Any, arguments: dict[str, Any]) -> Result:
-    rule = RULES[case.rule or rule_of(case.data_source)]
+    name = case.rule or rule_of(case.data_source)
+    rule = RULES[name]
     assert isinstance(rule, FunctionRule)
     sample = Sample("g", 0, case.data_source, "?", case.response, case.ground_truth)
     try:
-        result = rule.function(sample, **rule.read(arguments))
+        result = rule.function(sample, **RULE_ARGUMENTS[name].read(arguments))
     except DataError:
         return "data_error", {}
     return (result.value, result.extra) if isinstance(result, Score) else (result, {})

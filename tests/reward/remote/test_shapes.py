@@ -19,7 +19,6 @@ from plaudit_reward.endpoint.limiter import Limiter
 from plaudit_reward.endpoint.limits import RateLimits
 from plaudit_reward.endpoint.local_budget import LocalBudget
 from plaudit_reward.endpoint.usage import EndpointUsage
-from plaudit_reward.errors import CallTimeoutError, ConfigurationError, DataError, InfrastructureError
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.pipeline.stage import Rules, Stage
 from plaudit_reward.remote.client import RemoteClient
@@ -28,6 +27,7 @@ from plaudit_reward.remote.shapes.registry import SHAPES, ShapeName
 from plaudit_reward.remote.shapes.shape import MalformedAnswerError
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.errors import CallTimeoutError, ConfigurationError, DataError, InfrastructureError
 from plaudit_wire.sample import Sample
 
 SAMPLE = Sample(

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from plaudit_reward.errors import DataError
 from plaudit_reward.rules.mathematics.gsm8k import gsm8k, gsm8k_flexible
+from plaudit_wire.errors import DataError
 from plaudit_wire.sample import Sample
 
 # response, ground truth, strict result, flexible result; the results are those of verl 0.9.1's gsm8k.compute_score.

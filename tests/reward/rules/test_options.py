@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import pytest
 
-from plaudit_reward.errors import DataError
 from plaudit_reward.rules.cpu_limit import OutOfTimeError, cpu_limit
 from plaudit_reward.rules.format import matches_format
 from plaudit_reward.rules.mathematics.math_verify import math_verify, verified
 from plaudit_reward.rules.overlong import overlong
+from plaudit_wire.errors import DataError
 from plaudit_wire.sample import Sample
 
 MakeSample = Callable[..., Sample]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.pipeline.stage import Rules, Stage
 from plaudit_reward.rules.routing import PREFIXES, RULES, SOURCES, rule_of, unknown_sources
 from plaudit_reward.rules.scorer import RuleScorer
+from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.sample import Sample
 
 MakeSample = Callable[..., Sample]

@@ -12,12 +12,12 @@ import pyarrow.parquet
 import pytest
 import yaml
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.sample import Sample
 from plaudit_workers.cli import main
 from plaudit_workers.job.loading.load import parse_job
 from plaudit_workers.job.problem import JobError
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.process import RefusedError
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.kinds.context import BuildContext
 from plaudit_workers.training.run.stored_samples import _COLUMNS

@@ -5,7 +5,8 @@ import os
 import signal
 from pathlib import Path
 
-from plaudit_workers.process import JobFailedError, ProcessSettings, RefusedError
+from plaudit_wire.errors import JobFailedError, RefusedError
+from plaudit_workers.process import ProcessSettings
 
 
 def _starts(settings: ProcessSettings, name: str) -> int:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.job.loading.load import parse_job
 from plaudit_workers.launch.gpu_shares import share_gpus
 from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role, plan_processes
 from plaudit_workers.launch.redis.access import RedisAccess, new_passwords, own_access
-from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.connection import RedisAddress
 
 PASSWORDS = new_passwords(trains=True)

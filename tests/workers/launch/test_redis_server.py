@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import redis
 
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.launch.redis.server import RedisServer, server_program
-from plaudit_workers.process import RefusedError
 
 OWNER = """
 import sys, time

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import uvloop
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion, Prompt, Sampling
 from plaudit_workers.agent_processes.messages import AgentClass
 from plaudit_workers.agent_processes.processes import AgentProcesses
-from plaudit_workers.process import RefusedError
 from plaudit_workers.rollout.agents.agent import AgentError, Trajectory
 from plaudit_workers.rollout.agents.custom import CustomAgent
 from plaudit_workers.rollout.engines.protocol import FinishedSample

@@ -12,11 +12,11 @@ import pytest
 import pytest_asyncio
 
 from chat_tokenizer import chat_tokenizer
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion, Prompt, Sampling
 from plaudit_wire.sample import AgentReward
 from plaudit_workers.agent_processes.messages import Program
 from plaudit_workers.agent_processes.processes import AgentProcesses
-from plaudit_workers.errors import RefusedError
 from plaudit_workers.rollout.agents.endpoint.agent import EndpointAgent
 from plaudit_workers.rollout.agents.endpoint.chat_format import ChatFormats
 from plaudit_workers.rollout.agents.endpoint.request import RequestError, parse_request

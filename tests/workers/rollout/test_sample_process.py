@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from plaudit_reward.isolation.messages import frame
+from plaudit_wire.frames import frame
 from plaudit_workers.agent_processes.messages import AgentFailed, FromSample
 from plaudit_workers.agent_processes.processes import SampleProcess
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion, Sampling
-from plaudit_workers.process import RefusedError
 from plaudit_workers.rollout.engines.protocol import Engine, SampleRequest
 from plaudit_workers.rollout.engines.script import Constant, Exponential, LogNormal, Script, Uniform
 from plaudit_workers.rollout.engines.scripted import ScriptedEngine

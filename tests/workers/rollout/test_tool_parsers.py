@@ -8,9 +8,9 @@ import pytest
 
 import episodes
 from chat_tokenizer import CHATML, SPECIAL, chat_tokenizer
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.agent_processes.messages import FunctionTool
 from plaudit_workers.agent_processes.processes import AgentProcesses
-from plaudit_workers.errors import RefusedError
 from plaudit_workers.rollout.agents.chat.suffix import ChatSuffix
 from plaudit_workers.rollout.agents.chat.tool_calls import ToolCallParser
 from plaudit_workers.rollout.agents.tools import ToolAgent, ToolLimits

@@ -11,11 +11,11 @@ import pytest
 import pytest_asyncio
 
 from chat_tokenizer import chat_tokenizer
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import Sampling
 from plaudit_wire.sample import AgentReward
 from plaudit_workers.agent_processes.messages import FunctionTool, McpServer, VerlTools
 from plaudit_workers.agent_processes.processes import AgentProcesses
-from plaudit_workers.errors import RefusedError
 from plaudit_workers.rollout.agents.chat.tool_calls import ToolCallParser
 from plaudit_workers.rollout.agents.tools import ToolAgent, ToolLimits
 from plaudit_workers.rollout.engines.script import Constant, Script

@@ -6,7 +6,7 @@ import os
 import pytest
 from transformers import Qwen3MoeConfig
 
-from plaudit_workers.process import RefusedError
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.rollout.engines.vllm_arguments import (
     GPU_SHARE,
     VllmSettings,

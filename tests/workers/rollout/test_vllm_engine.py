@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from delta_series import DeltaSeries
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion, Sampling, Transfer, TransferPart
-from plaudit_workers.process import RefusedError
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
 from plaudit_workers.rollout.engines.protocol import (
     EngineFailedError,

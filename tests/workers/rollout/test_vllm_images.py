@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion, Sampling
-from plaudit_workers.process import RefusedError
 from plaudit_workers.rollout.engines.protocol import RequestRefusedError, SampleRequest
 from plaudit_workers.rollout.engines.vllm_arguments import VllmSettings
 from plaudit_workers.rollout.engines.vllm_engine import VllmEngine

@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.sample import Sample
-from plaudit_workers.process import RefusedError
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.group_scope import has_group_scorers
 

@@ -14,12 +14,12 @@ import pytest
 
 from faulty_server import Reply
 from plaudit_metrics.sources.run_snapshot import take_snapshot
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.names import Names
 from plaudit_wire.records import WorkerRecord
 from plaudit_wire.sample import Sample
 from plaudit_wire.trace_context import traceparent
 from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.process import RefusedError
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.kinds.context import BuildContext
 from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker

@@ -16,11 +16,11 @@ import httpx
 import pytest
 
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.sample import Sample
+from plaudit_workers.job.model_server_command import server_command, server_environment
 from plaudit_workers.job.spec.rewards.scorers import ServedChatModelSpec
 from plaudit_workers.launch.redis.server import free_port
-from plaudit_workers.launch.served_models.command import server_command, server_environment
-from plaudit_workers.process import RefusedError
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.kinds.context import BuildContext
 from plaudit_workers.scoring.kinds.registry import MAKERS

@@ -24,14 +24,15 @@ from plaudit_metrics.sources.run_snapshot import take_snapshot
 from plaudit_reward.endpoint.limits import NEVER_SENT, BudgetReport, RateLimits, ReservedRequest, Settled
 from plaudit_reward.endpoint.redis_budget import RedisBudget
 from plaudit_reward.endpoint.usage import EndpointUsage, UsageReport
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.function_library import FunctionLibrary
 from plaudit_wire.names import CONSUMER_GROUPS, Names
+from plaudit_wire.redis_access import ADMIN, GRANTS, PROBE, acl_file, users
 from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.client import RewardClient
 from plaudit_workers.launch.redis.server import free_port
-from plaudit_workers.process import ProcessSettings, RefusedError
+from plaudit_workers.process import ProcessSettings
 from plaudit_workers.scoring.worker import serve as serve_reward
-from plaudit_workers.stream.access import ADMIN, GRANTS, PROBE, acl_file, users
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.libraries import libraries
 from plaudit_workers.stream.transitions.scripts import Scripts

@@ -12,12 +12,12 @@ from redis import Redis
 
 from plaudit_reward.endpoint.limits import BudgetReport, RateLimits
 from plaudit_reward.endpoint.redis_budget import BUDGET, RedisBudget
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.function_library import FunctionLibrary
 from plaudit_wire.records import WorkerRecord
+from plaudit_wire.redis_access import ADMIN, acl_file
 from plaudit_wire.redis_address import RedisAddress
-from plaudit_workers.errors import RefusedError
 from plaudit_workers.launch.redis.server import RedisServer, ServerAccess
-from plaudit_workers.stream.access import ADMIN, acl_file
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.libraries import libraries
 from plaudit_workers.stream.transitions.process import beat, open_streams

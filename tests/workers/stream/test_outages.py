@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from redis.exceptions import ResponseError
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import Announcement, PolicyVersion, Prompt
 from plaudit_wire.outage import OUTAGE
 from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.trainer.groups import Admission, StreamLimits, TrainerStreams
 from plaudit_workers.stream.volume import SpillFolder, VolumeError

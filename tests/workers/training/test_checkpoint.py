@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.trainer.groups import StaleIncarnationError
 from plaudit_workers.training.backend.checkpoint import (
     checkpoints,

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from plaudit_workers.process import RefusedError
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.training.model.batches.batch import make_batch
 from plaudit_workers.training.model.losses.loss import choose_loss
 from plaudit_workers.training.model.losses.tokens import TokenInputs

@@ -10,10 +10,10 @@ import pyarrow.parquet
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.job.checks.data_files import data_problem
 from plaudit_workers.job.spec.data import DataSpec, TrainDataSpec, ValidationDataSpec
 from plaudit_workers.job.spec.model import ModelSpec
-from plaudit_workers.process import RefusedError
 from plaudit_workers.tokenizer import ChatTemplate, load_tokenizer
 from plaudit_workers.training.data.dataset import PromptData
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.cli import main
 from plaudit_workers.job.loading.dump import dump_job
-from plaudit_workers.process import RefusedError
 from plaudit_workers.published_weights import Probe, weights_digest
 from plaudit_workers.training.backend.checkpoint import load_checkpoint
 from plaudit_workers.training.backend.publish import prune_weights

@@ -13,10 +13,10 @@ import yaml
 from transformers import AutoModelForImageTextToText, AutoProcessor, Qwen2Config, Qwen2ForCausalLM
 
 from builders import make_body, make_prompt
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion
 from plaudit_wire.records import Stamps
 from plaudit_workers.images.store import ImageStore
-from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.group import Group, GroupSample
 from plaudit_workers.training.backend.checkpoint import load_checkpoint
 from plaudit_workers.training.backend.publish import write_weights

@@ -7,9 +7,9 @@ import torch
 from peft import PeftModel, inject_adapter_in_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.cli import main
-from plaudit_workers.errors import RefusedError
 from plaudit_workers.job.loading.dump import dump_job
 from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.job.spec.trainer import LoraSpec

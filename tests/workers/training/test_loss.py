@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.job.spec.algorithm import LossSpec
-from plaudit_workers.process import RefusedError
 from plaudit_workers.training.model.losses.aggregation import token_weights
 from plaudit_workers.training.model.losses.correction import correct
 from plaudit_workers.training.model.losses.divergence import k3

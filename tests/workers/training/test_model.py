@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from plaudit_reward.packed_attention import PACKED_ATTENTION
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.job.spec.model import ModelSpec
-from plaudit_workers.process import RefusedError
 from plaudit_workers.tokenizer import load_tokenizer
 from plaudit_workers.training.model.model import load_model, refuse_long_packed, refuse_unpackable
 

@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 from transformers import AutoTokenizer
 
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.job.spec.data import PassRateSpec, TrainDataSpec
-from plaudit_workers.process import RefusedError
 from plaudit_workers.tokenizer import ChatTemplate
 from plaudit_workers.training.data.dataset import PromptData
 

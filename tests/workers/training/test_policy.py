@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, GraniteConfig, Qwen3Config
 
 from plaudit_reward.packed_attention import PACKED_ATTENTION
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.algorithm import OptimizerSpec
-from plaudit_workers.process import RefusedError
 from plaudit_workers.published_weights import Probe
 from plaudit_workers.training.backend.checkpoint import load_checkpoint
 from plaudit_workers.training.backend.publish import write_weights

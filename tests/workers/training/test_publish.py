@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import Announcement, PolicyVersion, Transfer, TransferPart
-from plaudit_workers.process import RefusedError
 from plaudit_workers.published_weights import weights_digest
 from plaudit_workers.training.backend.publish import (
     offer_weights,

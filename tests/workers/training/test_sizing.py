@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from live_bytes import LiveBytes
 from plaudit_reward.packed_attention import PACKED_ATTENTION
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.cli import main
-from plaudit_workers.errors import RefusedError
 from plaudit_workers.job.rules.fields import rule_problems
 from plaudit_workers.job.sizing.command import known_problems, read_shape
 from plaudit_workers.job.sizing.devices import DEVICES, find_device

@@ -9,8 +9,8 @@ import msgspec
 import pyarrow.parquet
 import pytest
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import GroupRecord
-from plaudit_workers.process import RefusedError
 from plaudit_workers.training.run.stored_samples import store_groups
 
 

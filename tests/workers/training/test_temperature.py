@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.job.spec.rollout import SamplingSpec
-from plaudit_workers.process import RefusedError
 from plaudit_workers.training.model.temperature import refuse_cut_sampling
 from plaudit_workers.training.model.token_head import reduced
 

@@ -12,11 +12,12 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from plaudit_reward.isolation.messages import Frames, frame
 from plaudit_reward.isolation.output import Output
-from plaudit_reward.isolation.signals import signal_name
 from plaudit_reward.isolation.start import start_child
+from plaudit_wire.errors import RefusedError
+from plaudit_wire.frames import Frames, frame
 from plaudit_wire.logs import get_logger
+from plaudit_wire.signals import signal_name
 from plaudit_workers.agent_processes.messages import (
     Ended,
     EnvironmentKind,
@@ -35,7 +36,6 @@ from plaudit_workers.agent_processes.messages import (
     from_sample,
     from_template,
 )
-from plaudit_workers.errors import RefusedError
 
 logger = get_logger(__name__)
 

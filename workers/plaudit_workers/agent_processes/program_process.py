@@ -21,9 +21,9 @@ from typing import IO, Any, Literal
 
 import msgspec
 
-from plaudit_reward.isolation.messages import Frames, frame
-from plaudit_reward.isolation.signals import signal_name
+from plaudit_wire.frames import Frames, frame
 from plaudit_wire.sample import AgentReward
+from plaudit_wire.signals import signal_name
 from plaudit_workers.agent_processes.messages import ProgramEnded, RunAgentProgram, to_sample
 from plaudit_workers.agent_processes.sources.program import RunnableProgram
 from plaudit_workers.agent_processes.sources.user_code import error_text

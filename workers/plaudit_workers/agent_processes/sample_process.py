@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from plaudit_reward.errors import InfrastructureError
 from plaudit_reward.isolation.child.lifetime import end_when_closed
-from plaudit_reward.isolation.messages import Frames, frame
+from plaudit_wire.errors import InfrastructureError
+from plaudit_wire.frames import Frames, frame
 from plaudit_workers.agent_processes.messages import (
     AgentDone,
     AgentFailed,

@@ -6,6 +6,7 @@ import os
 import re
 from typing import Any
 
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.agent_processes.messages import (
     AgentClass,
     EnvironmentClass,
@@ -18,7 +19,6 @@ from plaudit_workers.agent_processes.messages import (
 )
 from plaudit_workers.agent_processes.processes import AgentProcesses
 from plaudit_workers.environment_urls import environment_url
-from plaudit_workers.errors import RefusedError
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.rollout import ToolSpec
 

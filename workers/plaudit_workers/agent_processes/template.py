@@ -23,9 +23,9 @@ import time
 import traceback
 from typing import Any
 
-from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.isolation.child.lifetime import end_with
-from plaudit_reward.isolation.messages import Frames, frame
+from plaudit_wire.errors import ConfigurationError
+from plaudit_wire.frames import Frames, frame
 from plaudit_workers.agent_processes import process_trees
 from plaudit_workers.agent_processes.confinement import adopt_orphans, confine, machine_memory_bytes
 from plaudit_workers.agent_processes.messages import (

@@ -9,10 +9,10 @@ from typing import Any
 from redis.exceptions import AuthenticationError, ResponseError
 
 from plaudit_wire.codec import RecordError, decode
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import Service
 from plaudit_wire.names import Names
 from plaudit_wire.outage import OUTAGE
-from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.transitions.scripts import Scripts
 

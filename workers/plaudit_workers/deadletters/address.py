@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from plaudit_workers.process import RefusedError, redis_from
+from plaudit_wire.errors import RefusedError
+from plaudit_workers.process import redis_from
 from plaudit_workers.stream.connection import RedisAddress
 
 _FILE = "redis.json"

@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 from redis.exceptions import AuthenticationError, ResponseError
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.outage import OUTAGE
 from plaudit_workers.deadletters.address import redis_address
 from plaudit_workers.deadletters.letters import DeadLetters, Letter
-from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, RefusedError
+from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.transitions.scripts import Scripts
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import uvicorn
 
 from plaudit_metrics.service.http_server import HttpServer, listening_socket
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
-from plaudit_workers.errors import RefusedError
 from plaudit_workers.gateway.application import LONGEST_WAIT_S, MOST_BYTES, Application
 from plaudit_workers.gateway.bodies import MOST_SAMPLES
 from plaudit_workers.gateway.callers.callers import Callers

@@ -8,8 +8,6 @@ from typing import Any
 
 from plaudit_workers.images.decoding import MOST_BYTES, ImageError
 
-COLUMN = "images"
-
 _REMEDY = "Give {bytes: …}, {path: …} or a path; paths are relative to the data file"
 
 

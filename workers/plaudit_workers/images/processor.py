@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoProcessor
 
-from plaudit_workers.errors import RefusedError
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.images.cache import ImageCache
 from plaudit_workers.images.decoding import decode_image, image_size
 from plaudit_workers.images.store import ImageStore

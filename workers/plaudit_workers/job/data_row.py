@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
-from plaudit_workers.images.column import COLUMN
-
 REQUIRED_COLUMNS = ("data_source", "prompt", "reward_model")
 """Columns that every row must have; ``extra_info`` is optional, further columns are ignored."""
+
+IMAGES_COLUMN = "images"
+"""The column that is read where a job sets ``data.images``."""
 
 MEDIA_REMEDIES = {
     "images": "Set spec.data.images to train a model with a vision tower on them, or remove the column",
@@ -74,7 +75,7 @@ def refused_media(images: bool) -> dict[str, str]:
     Args:
         images: the job reads images (``data.images``).
     """
-    return {column: remedy for column, remedy in MEDIA_REMEDIES.items() if not (images and column == COLUMN)}
+    return {column: remedy for column, remedy in MEDIA_REMEDIES.items() if not (images and column == IMAGES_COLUMN)}
 
 
 def _has_kinds(content: Any, kinds: Collection[str]) -> bool:

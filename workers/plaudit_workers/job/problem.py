@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from plaudit_workers.errors import RefusedError
+from plaudit_wire.errors import RefusedError
 
 
 @dataclass(frozen=True)

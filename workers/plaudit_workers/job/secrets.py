@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from plaudit_workers.errors import RefusedError
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.job.spec.rewards.reward import RewardSpec
 from plaudit_workers.job.spec.section import SecretKey, Section
 

@@ -8,16 +8,9 @@ import os
 import uuid
 from pathlib import Path
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import configure_logs
-from plaudit_workers.process import (
-    EXIT_CRASHED,
-    EXIT_DONE,
-    RESTARTED,
-    ProcessEnding,
-    ProcessSettings,
-    RefusedError,
-    serve_guarded,
-)
+from plaudit_workers.process import EXIT_CRASHED, EXIT_DONE, RESTARTED, ProcessEnding, ProcessSettings, serve_guarded
 
 
 class ProcessActor:

@@ -15,9 +15,9 @@ from ray._raylet import Config  # type: ignore[attr-defined]
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.launch.actor import ProcessActor
 from plaudit_workers.launch.plan import ProcessPlan
-from plaudit_workers.process import RefusedError
 
 _ROOM_WITHIN_S = 60.0
 

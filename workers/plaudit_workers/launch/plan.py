@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from plaudit_workers.job.metrics_environment import metrics_environment
+from plaudit_workers.job.model_server_command import HOST_VARIABLE, SERVER_VARIABLE
 from plaudit_workers.job.spec.environments import EnvironmentServerSpec, url_variable
 from plaudit_workers.job.spec.kubernetes.pod import PodSpec
 from plaudit_workers.job.spec.kubernetes.quantity import quantity
@@ -14,9 +16,7 @@ from plaudit_workers.job.spec.rewards.scorers import ScorerSpec
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.rollout import RolloutSpec
 from plaudit_workers.launch.environment_process import NAME as ENVIRONMENT_NAME
-from plaudit_workers.launch.metrics_environment import metrics_environment
 from plaudit_workers.launch.redis.access import RedisAccess
-from plaudit_workers.launch.served_models.command import HOST_VARIABLE, SERVER_VARIABLE
 from plaudit_workers.launch.served_models.identity import FOLDER
 from plaudit_workers.launch.served_models.turns import ROLE as MODEL_ROLE
 from plaudit_workers.rollout.replica import ROLLOUT_GROUP

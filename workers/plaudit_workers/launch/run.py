@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.deadletters.address import write_redis_address
 from plaudit_workers.job.checks.support import ignored
 from plaudit_workers.job.secrets import reward_secrets, secret_value
@@ -38,7 +39,7 @@ from plaudit_workers.launch.terminal.console import StepLines, print_summary
 from plaudit_workers.launch.terminal.interrupt import Interrupt
 from plaudit_workers.launch.terminal.live import LiveMessages, print_live
 from plaudit_workers.launch.terminal.waiting import reported_wait
-from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, ProcessEnding, RefusedError
+from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, ProcessEnding
 from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build
 from plaudit_workers.supervision import unless_stopped
 from plaudit_workers.training.run.lineage import Lineage

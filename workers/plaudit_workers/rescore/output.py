@@ -11,8 +11,8 @@ import msgspec
 import pyarrow
 import pyarrow.parquet
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import ScoringRecord
-from plaudit_workers.process import RefusedError
 from plaudit_workers.rescore.rows import StoredSample
 from plaudit_workers.whole_files import whole_file
 

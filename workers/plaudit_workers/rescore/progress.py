@@ -12,8 +12,8 @@ from types import TracebackType
 
 import msgspec
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import ScoringRecord
-from plaudit_workers.process import RefusedError
 
 
 class _Head(msgspec.Struct, frozen=True):

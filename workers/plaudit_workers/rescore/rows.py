@@ -13,8 +13,8 @@ import pyarrow.parquet
 
 from plaudit_metrics.sources.samples.conversation import agent_of
 from plaudit_metrics.sources.samples.files import surviving_files
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.sample import Sample
-from plaudit_workers.process import RefusedError
 
 _ROWS_AT_A_TIME = 256
 _COLUMNS = [

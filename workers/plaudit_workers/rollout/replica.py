@@ -11,8 +11,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.process import RefusedError
 
 ROLLOUT_GROUP = "PLAUDIT_ROLLOUT_GROUP"
 REPLICA_RANK = "PLAUDIT_REPLICA_RANK"

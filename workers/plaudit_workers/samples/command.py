@@ -15,7 +15,8 @@ from plaudit_metrics.sources.samples.conversation import completion_messages
 from plaudit_metrics.sources.samples.files import UnreadableFileError
 from plaudit_metrics.sources.samples.query import FAILED, SampleQuery
 from plaudit_metrics.sources.samples.texts import MOST_CHARACTERS, TextBudget
-from plaudit_workers.process import EXIT_DONE, RefusedError
+from plaudit_wire.errors import RefusedError
+from plaudit_workers.process import EXIT_DONE
 from plaudit_workers.rescore.rows import sample_files, samples_path
 from plaudit_workers.samples.selection import Row, first_samples, lowest_samples, scorer_values
 

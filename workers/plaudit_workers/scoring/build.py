@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from typing import cast
 
 from plaudit_reward.endpoint.cached_scorer import CachedScorer
-from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.target import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer, PostProcess
 from plaudit_reward.pipeline.combiner import Combiner, FunctionCombiner, WeightedSum
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.pipeline.stage import GroupStage, Rules, Stage, When
 from plaudit_reward.scorer import GroupScorer, Scorer
+from plaudit_wire.errors import ConfigurationError, RefusedError
 from plaudit_workers.job.spec.rewards.reward import RewardSpec
 from plaudit_workers.job.spec.rewards.scorers import ScorerSpec
-from plaudit_workers.process import RefusedError, model_servers
+from plaudit_workers.process import model_servers
 from plaudit_workers.scoring.kinds.context import AnyScorer, BuildContext
 from plaudit_workers.scoring.kinds.python import function_scorer
 from plaudit_workers.scoring.kinds.registry import MAKERS

@@ -13,15 +13,15 @@ from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from plaudit_wire.codec import decode, decoder
+from plaudit_wire.errors import RefusedError, StoppedError
 from plaudit_wire.function_library import NEEDED_PERMISSIONS, LibraryMissingError
 from plaudit_wire.limits import LIVE_WITHIN_S
 from plaudit_wire.messages import Announcement
 from plaudit_wire.names import Names
 from plaudit_wire.outage import OUTAGE, Outages
 from plaudit_wire.records import WorkerRecord
+from plaudit_wire.redis_access import GRANTS
 from plaudit_wire.redis_address import RedisAddress
-from plaudit_workers.errors import RefusedError, StoppedError
-from plaudit_workers.stream.access import GRANTS
 from plaudit_workers.stream.transitions.process import beat, open_streams
 from plaudit_workers.stream.transitions.runner import ScriptRunner
 from plaudit_workers.stream.transitions.scripts import Scripts

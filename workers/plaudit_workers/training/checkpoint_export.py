@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plaudit_workers.errors import RefusedError
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.published_weights import ADAPTER_FILE, WEIGHTS_FILE
 

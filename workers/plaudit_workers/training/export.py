@@ -9,7 +9,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from plaudit_workers.errors import RefusedError
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import EXIT_DONE

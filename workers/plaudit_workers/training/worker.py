@@ -6,12 +6,13 @@ import asyncio
 import os
 from collections.abc import Mapping, MutableMapping
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_workers.agent_processes.sources_of import described_tools
 from plaudit_workers.environment_urls import await_environments
 from plaudit_workers.health import HealthServer
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
+from plaudit_workers.process import EXIT_DONE, ProcessSettings
 from plaudit_workers.scoring.group_scope import has_group_scorers
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.retention import expire_run, keep_run

@@ -6,7 +6,7 @@ from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment, service
 from plaudit_operator.children.pod import RolePod, http_probe, pod_template
-from plaudit_workers.launch.metrics_environment import metrics_environment
+from plaudit_workers.job.metrics_environment import metrics_environment
 
 ROLE = "metrics"
 

@@ -10,14 +10,14 @@ from plaudit_operator.admission.admission import digest
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment, service
 from plaudit_operator.children.pod import RolePod, http_probe, pod_template
-from plaudit_workers.job.spec.rewards.scorers import ScorerSpec
-from plaudit_workers.launch.served_models.command import (
+from plaudit_workers.job.model_server_command import (
     HOST_VARIABLE,
     PORT_VARIABLE,
     SERVER_VARIABLE,
     server_command,
     server_environment,
 )
+from plaudit_workers.job.spec.rewards.scorers import ScorerSpec
 
 ROLE = "model"
 _HOST = "0.0.0.0"  # noqa: S104

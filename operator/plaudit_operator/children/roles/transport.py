@@ -10,7 +10,7 @@ from plaudit_operator.children.deployment import service
 from plaudit_operator.children.pod import RolePod, pod_template, small_container
 from plaudit_operator.children.redis_access import REDIS_FOLDER, mount, secret_source, volume
 from plaudit_operator.runtime.kinds import SECRET, STATEFUL_SET
-from plaudit_workers.stream.access import ADMIN, PROBE, acl_file, users
+from plaudit_wire.redis_access import ADMIN, PROBE, acl_file, users
 
 ROLE = "redis"
 

@@ -16,7 +16,7 @@ from plaudit_reward.code.cases import Case
 from plaudit_reward.code.comparison import OutputComparison
 from plaudit_reward.code.sandbox.messages import Ending
 from plaudit_reward.code.sandbox.preamble import PREAMBLE
-from plaudit_reward.errors import DataError
+from plaudit_wire.errors import DataError
 
 _MOST_ROUNDS = 64
 _MOST_VERDICT_BYTES = 1 << 20

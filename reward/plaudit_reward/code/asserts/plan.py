@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-from plaudit_reward.code.asserts.plain import encode
+from plaudit_reward.code.sandbox.plain_values import encode
 from plaudit_reward.code.sandbox.preamble import PREAMBLE
-from plaudit_reward.errors import DataError
+from plaudit_wire.errors import DataError
 
 _ALIASES = {"np": "numpy", "pd": "pandas", "numpy": "numpy", "pandas": "pandas", "pytest": "pytest"}
 

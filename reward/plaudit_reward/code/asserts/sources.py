@@ -6,9 +6,11 @@ import inspect
 from functools import cache
 from typing import Literal
 
-from plaudit_reward.code.asserts import calls, evaluation, plain
+from plaudit_reward.code.sandbox import assert_calls, assert_evaluation, plain_values
 
 Part = Literal["calls", "evaluation"]
+
+_MODULES = {"calls": assert_calls, "evaluation": assert_evaluation}
 
 
 def script_of(part: Part, text: str, payload: str) -> str:
@@ -19,7 +21,7 @@ def script_of(part: Part, text: str, payload: str) -> str:
 
 @cache
 def _modules(part: Part) -> str:
-    sources = [inspect.getsource(module) for module in (plain, {"calls": calls, "evaluation": evaluation}[part])]
+    sources = [inspect.getsource(module) for module in (plain_values, _MODULES[part])]
     lines = [line for source in sources for line in source.splitlines()]
-    kept = [line for line in lines if not line.startswith(("from __future__", "from plaudit_reward"))]
+    kept = [line for line in lines if not line.startswith(("from __future__", "from plaudit_"))]
     return "\n".join(["from __future__ import annotations", *kept])

@@ -26,8 +26,8 @@ from plaudit_reward.code.sandbox.limits import offer_to_the_oom_killer
 from plaudit_reward.code.sandbox.messages import FromServer, Prepare, Ready, RunProgram, ToServer, Unable
 from plaudit_reward.code.sandbox.supervision import Pipes, supervise
 from plaudit_reward.code.sandbox.template import Template, start_template
-from plaudit_reward.errors import ConfigurationError
-from plaudit_reward.isolation.messages import Frames, frame
+from plaudit_wire.errors import ConfigurationError
+from plaudit_wire.frames import Frames, frame
 
 _PR_SET_PDEATHSIG = 1
 _READ_BYTES = 1 << 20

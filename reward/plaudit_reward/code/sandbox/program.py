@@ -21,8 +21,8 @@ import threading
 import types
 from typing import Any
 
-from plaudit_reward.code.asserts.calls import perform_calls
-from plaudit_reward.code.asserts.evaluation import evaluate
+from plaudit_reward.code.sandbox.assert_calls import perform_calls
+from plaudit_reward.code.sandbox.assert_evaluation import evaluate
 from plaudit_reward.code.sandbox.messages import RunProgram
 from plaudit_reward.code.sandbox.preamble import PREAMBLE
 from plaudit_reward.code.sandbox.result import encode_result

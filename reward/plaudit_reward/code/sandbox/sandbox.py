@@ -18,8 +18,8 @@ import msgspec
 
 from plaudit_reward.code.sandbox.messages import FromServer, Prepare, Ran, Ready, RunProgram, Unable
 from plaudit_reward.code.sandbox.oom import num_oom_kills
-from plaudit_reward.errors import ConfigurationError, InfrastructureError, WorkerKilledError
-from plaudit_reward.isolation.messages import frame
+from plaudit_wire.errors import ConfigurationError, InfrastructureError, WorkerKilledError
+from plaudit_wire.frames import frame
 
 _START_WITHIN_S = 60.0
 _ANSWER_WITHIN_S = 30.0

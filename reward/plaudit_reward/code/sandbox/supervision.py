@@ -20,7 +20,7 @@ from plaudit_reward.code.sandbox.limits import ProgramLimits
 from plaudit_reward.code.sandbox.messages import Ending, Ran, RunProgram
 from plaudit_reward.code.sandbox.oom import num_oom_kills
 from plaudit_reward.code.sandbox.template import Exit, ProgramProcess, Template
-from plaudit_reward.isolation.signals import signal_name
+from plaudit_wire.signals import signal_name
 
 _LOOK_EVERY_S = 0.02
 """Between two looks at the number of threads."""

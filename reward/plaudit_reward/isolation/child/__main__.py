@@ -12,12 +12,12 @@ import os
 import socket
 import sys
 
-from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.function import UserFunction
 from plaudit_reward.isolation.child.lifetime import end_when_closed, end_with
 from plaudit_reward.isolation.child.sequential import run_sequential
 from plaudit_reward.isolation.child.threads import run_threads
 from plaudit_reward.isolation.messages import Channel, FunctionLoaded, FunctionRefused, LoadFunction
+from plaudit_wire.errors import ConfigurationError
 
 
 def main() -> int:

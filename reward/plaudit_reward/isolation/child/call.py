@@ -8,8 +8,9 @@ from typing import Any
 
 from plaudit_reward.functions.function import UserFunction
 from plaudit_reward.functions.trace import within_trace
-from plaudit_reward.isolation.messages import Finished, Work, frame
+from plaudit_reward.isolation.messages import Finished, Work
 from plaudit_reward.score import Score
+from plaudit_wire.frames import frame
 
 Resolve = Callable[[Any], Any]
 """Turns the return value of a call into its result (awaits it)."""

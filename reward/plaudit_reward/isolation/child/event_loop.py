@@ -14,7 +14,6 @@ import time
 import traceback
 from typing import Any
 
-from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.function import UserFunction
 from plaudit_reward.functions.target import Description
 from plaudit_reward.functions.trace import within_trace
@@ -22,6 +21,7 @@ from plaudit_reward.isolation.child.call import finished, num_scores
 from plaudit_reward.isolation.child.sequential import run_sequential
 from plaudit_reward.isolation.messages import Blocked, Channel, Drop, FromPool, FunctionLoaded, Started, Work
 from plaudit_reward.score import Score
+from plaudit_wire.errors import ConfigurationError
 
 _LOOK_EVERY_S = 0.25
 _BLOCKED_AFTER_S = 0.25

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from plaudit_reward.errors import DataError, InfrastructureError
 from plaudit_reward.functions.result import extra_of
 from plaudit_reward.score import Score
+from plaudit_wire.errors import DataError, InfrastructureError
 from plaudit_wire.sample import Sample
 
 

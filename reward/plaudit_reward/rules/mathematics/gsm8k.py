@@ -13,8 +13,8 @@ from __future__ import annotations
 import re
 from decimal import Decimal, InvalidOperation
 
-from plaudit_reward.errors import DataError
 from plaudit_reward.rules.truth import text_truth
+from plaudit_wire.errors import DataError
 from plaudit_wire.sample import Sample
 
 NUM_TAIL_CHARACTERS = 300

@@ -14,11 +14,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from plaudit_reward.errors import DataError
 from plaudit_reward.rules.cpu_limit import shown_within
 from plaudit_reward.rules.mathematics.boxed import closing_brace
 from plaudit_reward.rules.mathematics.math_equal import ComparisonOptions, math_equal
 from plaudit_reward.rules.mathematics.prm800k import PRIME, same_answer
+from plaudit_wire.errors import DataError
 from plaudit_wire.sample import Sample
 
 _BEFORE = ("answer:", "answer is", "answers are")

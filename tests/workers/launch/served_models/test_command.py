@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from plaudit_workers.job.model_server_command import server_command, server_environment
 from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec, ServedChatModelSpec
-from plaudit_workers.launch.served_models.command import server_command, server_environment
 
 
 def command(*, with_gpu: bool = False, **fields: Any) -> str:

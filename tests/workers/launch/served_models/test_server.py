@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.launch.served_models.server import ServerIdentity, serve
 from plaudit_workers.launch.served_models.server_client import ServerDiedError
-from plaudit_workers.process import ProcessSettings, RefusedError
+from plaudit_workers.process import ProcessSettings
 
 JOB = """
 apiVersion: plaudit.dev/v1alpha1

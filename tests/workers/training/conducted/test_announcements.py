@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import Announcement, PolicyVersion, Transfer, TransferPart
 from plaudit_wire.records import WorkerRecord
-from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
 from plaudit_workers.training.backend.publish import write_offered
 from plaudit_workers.training.backend.scripted import ScriptedBackend

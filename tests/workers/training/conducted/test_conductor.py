@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from plaudit_workers.process import JobFailedError
+from plaudit_wire.errors import JobFailedError
 from plaudit_workers.stream.group import Group
 from plaudit_workers.training.backend.scripted import ScriptedBackend
 

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from plaudit_metrics.sources.samples.files import samples_file
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.group_hash import read_groups

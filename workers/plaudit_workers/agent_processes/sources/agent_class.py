@@ -9,8 +9,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.user_file import import_user_file
+from plaudit_wire.errors import ConfigurationError
 from plaudit_workers.agent_processes.messages import AgentClass
 
 

@@ -13,8 +13,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.user_file import import_user_file
+from plaudit_wire.errors import ConfigurationError
 from plaudit_workers.agent_processes.messages import FunctionTool, Tool
 from plaudit_workers.agent_processes.sources.tool import ToolAnswer
 from plaudit_workers.agent_processes.sources.user_code import run_user_code

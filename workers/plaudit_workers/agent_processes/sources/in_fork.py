@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from plaudit_reward.errors import ConfigurationError
+from plaudit_wire.errors import ConfigurationError
 from plaudit_workers.agent_processes.sources.user_code import error_text
 
 Result = TypeVar("Result")

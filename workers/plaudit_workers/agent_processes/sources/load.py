@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from plaudit_reward.errors import ConfigurationError
+from plaudit_wire.errors import ConfigurationError
 from plaudit_workers.agent_processes.messages import (
     AgentClass,
     EnvironmentClass,

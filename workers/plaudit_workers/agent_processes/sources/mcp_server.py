@@ -12,7 +12,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from plaudit_reward.errors import ConfigurationError, InfrastructureError
+from plaudit_wire.errors import ConfigurationError, InfrastructureError
 from plaudit_workers.agent_processes.messages import McpServer, Tool
 from plaudit_workers.agent_processes.sources.in_fork import first_cause, in_fork
 from plaudit_workers.agent_processes.sources.tool import ToolAnswer

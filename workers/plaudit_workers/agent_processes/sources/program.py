@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.user_file import import_user_file
+from plaudit_wire.errors import ConfigurationError
 from plaudit_workers.agent_processes.messages import Program
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from plaudit_reward.errors import ConfigurationError
+from plaudit_wire.errors import ConfigurationError
 from plaudit_workers.agent_processes.messages import Tool, VerlTools
 from plaudit_workers.agent_processes.sources.functions import finite, to_text
 from plaudit_workers.agent_processes.sources.tool import ToolAnswer

@@ -14,8 +14,8 @@ import re
 import time
 from pathlib import Path
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
-from plaudit_workers.errors import RefusedError
 
 logger = get_logger(__name__)
 

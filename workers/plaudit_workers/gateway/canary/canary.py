@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from plaudit_reward.errors import CallTimeoutError, InfrastructureError
 from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.errors import NoResponseError
+from plaudit_wire.errors import CallTimeoutError, InfrastructureError
 from plaudit_workers.gateway.bodies import SubmittedSamples
 from plaudit_workers.gateway.callers.results import GatewayAnswer, GroupAnswer, SampleAnswer
 from plaudit_workers.gateway.canary.canary_series import CanarySeries

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from plaudit_workers.images.column import COLUMN
 from plaudit_workers.images.decoding import ImageError
 from plaudit_workers.images.row_check import row_files
 from plaudit_workers.job.data_row import (
     CHECKS,
     CHECKS_WITH_IMAGES,
+    IMAGES_COLUMN,
     REMEDIES,
     REQUIRED_COLUMNS,
     extra_info_of,
@@ -46,7 +46,7 @@ def data_problem(field: str, path: str, images: ImagesSpec | None = None) -> Pro
         return Problem(field, f"{path} ends with {file.suffix!r}", "Give a .parquet or a .jsonl file")
     num_rows = 0
     try:
-        columns = (*REQUIRED_COLUMNS, "extra_info", *([COLUMN] if images else []))
+        columns = (*REQUIRED_COLUMNS, "extra_info", *([IMAGES_COLUMN] if images else []))
         for num_rows, row in enumerate(data_rows(path, columns), 1):  # counted
             _check(num_rows, row, images=images is not None)
             if images:
@@ -85,7 +85,7 @@ def _parquet(file: Path, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
         with pyarrow.parquet.ParquetFile(file) as opened:
             names = opened.schema_arrow.names
             _refuse_columns(names, columns)
-            at_a_time = _ROWS_WITH_IMAGES if COLUMN in columns else _ROWS_AT_A_TIME
+            at_a_time = _ROWS_WITH_IMAGES if IMAGES_COLUMN in columns else _ROWS_AT_A_TIME
             for batch in opened.iter_batches(at_a_time, columns=[name for name in columns if name in names]):
                 yield from batch.to_pylist()
     except pyarrow.ArrowException as error:
@@ -116,7 +116,7 @@ def _refuse_columns(names: list[str], columns: tuple[str, ...], place: str = "")
     if missing:
         noun = "column" if len(missing) == 1 else "columns"
         raise _RowError(f"lacks {noun} {', '.join(missing)}{place} (it has {', '.join(names) or 'none'})")
-    media = [(name, remedy) for name, remedy in refused_media(COLUMN in columns).items() if name in names]
+    media = [(name, remedy) for name, remedy in refused_media(IMAGES_COLUMN in columns).items() if name in names]
     if media and "prompt" in columns:
         name, remedy = media[0]
         raise _RowError(f"has column {name}{place}", remedy)
@@ -133,6 +133,6 @@ def _check(number: int, row: dict[str, Any], *, images: bool) -> None:
 
 def _check_images(number: int, row: dict[str, Any], folder: Path, images: ImagesSpec) -> None:
     try:
-        row_files(row["prompt"], row.get(COLUMN), folder, images.max_per_prompt)
+        row_files(row["prompt"], row.get(IMAGES_COLUMN), folder, images.max_per_prompt)
     except ImageError as error:
-        raise _RowError(f"row {number}: column {COLUMN} {error.complaint}", error.remedy) from error
+        raise _RowError(f"row {number}: column {IMAGES_COLUMN} {error.complaint}", error.remedy) from error

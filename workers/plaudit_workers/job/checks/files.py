@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from plaudit_reward.judge.prompt import PromptTemplate
 from plaudit_reward.rules.routing import unknown_sources
+from plaudit_wire.errors import ConfigurationError
 from plaudit_workers.job.checks.data_files import data_problem, data_sources
 from plaudit_workers.job.checks.python_files import python_problem
 from plaudit_workers.job.checks.reward_classes import architecture_of, class_problem, writes_no_text
 from plaudit_workers.job.data_row import REMEDIES
 from plaudit_workers.job.loading.paths import is_hub_id
 from plaudit_workers.job.problem import Problem
-from plaudit_workers.job.rules.judges import template_problem
 from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec, ServedModelSpec
 from plaudit_workers.job.spec.rljob import RLJob
 
@@ -119,7 +120,7 @@ def _scorers(job: RLJob) -> Iterator[Problem]:
             yield from _python(f"{field}.python", scorer.python.path, scorer.python.function)
         if scorer.judge:
             template = f"{field}.judge.promptTemplate.path"
-            problem = template_problem(template, scorer.judge.prompt_template.path, group=scorer.scope == "group")
+            problem = _template_problem(template, scorer.judge.prompt_template.path, group=scorer.scope == "group")
             yield from [problem] if problem else []
         if scorer.judge and scorer.judge.parse.python:
             parse = scorer.judge.parse.python
@@ -131,6 +132,14 @@ def _scorers(job: RLJob) -> Iterator[Problem]:
     combine = job.spec.reward.combine
     if combine.kind == "python":
         yield from _python("spec.reward.combine", combine.path, combine.function)
+
+
+def _template_problem(field: str, path: str, *, group: bool) -> Problem | None:
+    try:
+        PromptTemplate(path, group=group)
+    except ConfigurationError as error:
+        return Problem(field, str(error), "Fix the template. Its path is relative to the job file")
+    return None
 
 
 def _reward_model(field: str, model: RewardModelSpec) -> Iterator[Problem]:

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from plaudit_reward.endpoint.json_path import json_path
+from plaudit_workers.job.json_path import json_path
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.spec.rewards.scorers import ScorerSpec, ServiceSpec
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from plaudit_reward.errors import ConfigurationError
-from plaudit_reward.judge.parse import JsonParser, RegexParser
-from plaudit_reward.judge.prompt import PromptTemplate
+from plaudit_wire.errors import ConfigurationError
+from plaudit_workers.job.judge_parse import score_path, score_pattern
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rules.endpoints import address_problems
 from plaudit_workers.job.spec.rewards.scorers import JudgeSpec, ScorerSpec
@@ -25,15 +24,6 @@ def judge_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
     yield from _arguments(f"{field}.judge.arguments", scorer.judge)
 
 
-def template_problem(field: str, path: str, *, group: bool) -> Problem | None:
-    """Return the problem of a prompt template on disk, or None."""
-    try:
-        PromptTemplate(path, group=group)
-    except ConfigurationError as error:
-        return Problem(field, str(error), "Fix the template. Its path is relative to the job file")
-    return None
-
-
 def _parse(field: str, judge: JudgeSpec) -> Iterator[Problem]:
     ways = [name for name, given in judge.parse.model_dump(exclude_none=True).items() if given]
     if len(ways) != 1:
@@ -45,9 +35,9 @@ def _parse(field: str, judge: JudgeSpec) -> Iterator[Problem]:
         return
     try:
         if judge.parse.regex:
-            RegexParser(judge.parse.regex)
+            score_pattern(judge.parse.regex)
         elif judge.parse.json_path:
-            JsonParser(judge.parse.json_path)
+            score_path(judge.parse.json_path)
     except ConfigurationError as error:
         yield Problem(f"{field}.{ways[0]}", str(error), "Fix it")
 

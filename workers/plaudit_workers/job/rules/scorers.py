@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plaudit_reward.errors import ConfigurationError
-from plaudit_reward.rules.routing import RULES, read_arguments
+from plaudit_wire.errors import ConfigurationError
 from plaudit_workers.job.problem import Problem
+from plaudit_workers.job.rule_arguments import RULE_ARGUMENTS, read_arguments
 from plaudit_workers.job.rules.endpoints import cache_problems, http_problems, limits_problems, service_problems
 from plaudit_workers.job.rules.judges import judge_problems
 from plaudit_workers.job.spec.rewards.scorers import KINDS, ScorerSpec, kinds_with
@@ -62,8 +62,10 @@ def _kind(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
                 f"Set kind to {kinds[0]}, or remove {name}",
                 also=(f"{field}.kind",),
             )
-    if scorer.kind == "rule" and scorer.rule is not None and scorer.rule not in RULES:
-        yield Problem(f"{field}.rule", f"there is no rule {scorer.rule!r}", f"Rules are {', '.join(sorted(RULES))}")
+    if scorer.kind == "rule" and scorer.rule is not None and scorer.rule not in RULE_ARGUMENTS:
+        yield Problem(
+            f"{field}.rule", f"there is no rule {scorer.rule!r}", f"Rules are {', '.join(sorted(RULE_ARGUMENTS))}"
+        )
     elif scorer.kind == "rule":
         yield from _rule_arguments(field, scorer)
 

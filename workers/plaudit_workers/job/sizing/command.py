@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from plaudit_workers.errors import RefusedError
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.job.loading.load import load_job, locate
 from plaudit_workers.job.problem import JobError, Problem
 from plaudit_workers.job.sizing.devices import DEVICES, Device, find_device

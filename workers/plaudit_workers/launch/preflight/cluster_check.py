@@ -16,7 +16,7 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from plaudit_workers.process import RefusedError
+from plaudit_wire.errors import RefusedError
 
 _ANSWER_WITHIN_S = 60.0
 _MARK = "job.yaml"

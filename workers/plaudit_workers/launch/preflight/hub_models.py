@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-from plaudit_reward.errors import CallTimeoutError
 from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.errors import NoResponseError
 from plaudit_reward.http.proxy import proxy_for
+from plaudit_wire.errors import CallTimeoutError
 from plaudit_workers.job.checks.files import hub_cache, is_in_hub_cache
 from plaudit_workers.job.checks.reward_classes import architecture_of, class_problem
 from plaudit_workers.job.loading.paths import is_hub_id

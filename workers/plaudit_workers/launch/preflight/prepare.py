@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.job.checks.preflight import all_problems, preflight
 from plaudit_workers.job.loading.dump import dump_job
 from plaudit_workers.job.loading.load import examine_job, load_job, locate
@@ -17,7 +18,6 @@ from plaudit_workers.launch.preflight import run_folder
 from plaudit_workers.launch.preflight.hub_models import check_hub_models
 from plaudit_workers.launch.preflight.job_changes import job_changes
 from plaudit_workers.launch.terminal.waiting import reported_wait
-from plaudit_workers.process import RefusedError
 
 
 def prepare(arguments: argparse.Namespace, console: Console) -> tuple[RLJob, Path] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from plaudit_workers.process import RefusedError
+from plaudit_wire.errors import RefusedError
 
 PARTS = ("samples", "checkpoints", "weights", "logs")
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from plaudit_wire.redis_access import ADMIN, PROBE, users
 from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.launch.redis.private_files import write_private
-from plaudit_workers.stream.access import ADMIN, PROBE, users
 
 _FOLDER = "secrets"
 

@@ -16,9 +16,9 @@ from typing import Self
 
 import redis
 
+from plaudit_wire.errors import RefusedError
+from plaudit_wire.redis_access import ADMIN
 from plaudit_workers.launch.redis.private_files import write_private
-from plaudit_workers.process import RefusedError
-from plaudit_workers.stream.access import ADMIN
 from plaudit_workers.stream.libraries import libraries
 
 _READY_WITHIN_S = 20.0

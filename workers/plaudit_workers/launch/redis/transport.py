@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from plaudit_wire.logs import get_logger
+from plaudit_wire.redis_access import ADMIN, acl_file
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.launch.redis.access import RedisAccess, new_passwords, own_access
 from plaudit_workers.launch.redis.external import external_redis
 from plaudit_workers.launch.redis.server import RedisServer, ServerAccess
-from plaudit_workers.stream.access import ADMIN, acl_file
 from plaudit_workers.stream.connection import Transport
 
 logger = get_logger(__name__)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from plaudit_workers.job.model_server_command import HOST_VARIABLE, PORT_VARIABLE, SERVER_VARIABLE
 from plaudit_workers.launch.redis.server import free_port
-from plaudit_workers.launch.served_models.command import HOST_VARIABLE, PORT_VARIABLE, SERVER_VARIABLE
 
 FOLDER = "model-servers"
 """In the run's folder: one folder a scorer, one file a server."""

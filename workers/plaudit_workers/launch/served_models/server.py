@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from plaudit_reward.served.sleep_token import SLEEP_TOKEN_VARIABLE
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_workers.gpu_start import GPU_SHARE, alone_on_gpu
 from plaudit_workers.job.loading.load import load_job
+from plaudit_workers.job.model_server_command import server_command, server_environment
 from plaudit_workers.job.spec.rewards.scorers import ServedModelSpec
 from plaudit_workers.launch.redis.server import die_with_parent
-from plaudit_workers.launch.served_models.command import server_command, server_environment
 from plaudit_workers.launch.served_models.identity import ServerIdentity
 from plaudit_workers.launch.served_models.server_client import ServerClient, ServerDiedError
 from plaudit_workers.launch.served_models.turns import ServerTurns
-from plaudit_workers.process import EXIT_DONE, RESTARTED, ProcessSettings, RefusedError
+from plaudit_workers.process import EXIT_DONE, RESTARTED, ProcessSettings
 from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.supervision import Supervised, unless_stopped

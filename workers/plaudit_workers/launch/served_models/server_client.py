@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from plaudit_reward.errors import CallTimeoutError
 from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.errors import NoResponseError
 from plaudit_reward.http.response import error_message
+from plaudit_wire.errors import CallTimeoutError
 
 _RESPONSE_WITHIN_S = 5.0
 _MOVED_WITHIN_S = 600.0

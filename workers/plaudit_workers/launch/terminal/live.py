@@ -15,9 +15,9 @@ import msgspec
 from rich.console import Console
 
 from plaudit_metrics.statistics.failures import Failure
-from plaudit_reward.errors import CallTimeoutError
 from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.errors import NoResponseError
+from plaudit_wire.errors import CallTimeoutError
 from plaudit_wire.printable import printable
 from plaudit_wire.records import WorkerRecord
 from plaudit_workers.launch.plan import Role

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from plaudit_workers.process import RefusedError
+from plaudit_wire.errors import RefusedError
 
 
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="constant"):

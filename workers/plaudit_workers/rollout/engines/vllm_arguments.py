@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.gpu_start import GPU_SHARE
 from plaudit_workers.job.spec.data import ImagesSpec
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.process import RefusedError
 from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build
 from plaudit_workers.rollout.replica import WHOLE, ReplicaMember
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
-from plaudit_workers.process import RefusedError
+from plaudit_wire.errors import RefusedError
 
 
 def is_cpu_build(environment: Mapping[str, str] = os.environ) -> bool:

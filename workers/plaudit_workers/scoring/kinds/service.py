@@ -9,7 +9,7 @@ from plaudit_reward.remote.scorer import RemoteScorer
 from plaudit_reward.remote.shapes.plaudit import CALLER_HEADER
 from plaudit_reward.remote.shapes.registry import SHAPES
 from plaudit_reward.scorer import Scorer
-from plaudit_workers.errors import RefusedError
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.job.secrets import secret_value
 from plaudit_workers.job.spec.rewards.scorers import ScorerSpec
 from plaudit_workers.scoring.kinds.context import BuildContext

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from plaudit_workers.process import RefusedError
+from plaudit_wire.errors import RefusedError
 
 RawSample = bytes | Mapping[str, Any]
 """One line, not decoded yet, or one row."""

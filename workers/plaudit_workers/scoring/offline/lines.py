@@ -8,10 +8,10 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import Outcome, ScoringRecord
 from plaudit_wire.sample import Sample
 from plaudit_workers.job.data_row import extra_info_of
-from plaudit_workers.process import RefusedError
 from plaudit_workers.scoring.offline.entries import RawSample, file_entries
 
 

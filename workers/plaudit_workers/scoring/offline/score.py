@@ -20,11 +20,12 @@ from typing import BinaryIO
 import msgspec
 
 from plaudit_reward.pipeline.pipeline import Pipeline
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import ScoringRecord
 from plaudit_wire.sample import Sample
 from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.job.spec.rewards.reward import RewardSpec
-from plaudit_workers.process import EXIT_DONE, RefusedError
+from plaudit_workers.process import EXIT_DONE
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.group_scope import has_group_scorers
 from plaudit_workers.scoring.offline.entries import RawSample, file_entries

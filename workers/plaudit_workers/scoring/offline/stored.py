@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable
 
 from plaudit_reward.rules.routing import rule_of
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.sample import Sample
-from plaudit_workers.process import RefusedError
 from plaudit_workers.scoring.offline.entries import RawSample
 from plaudit_workers.scoring.offline.lines import EXPECTED, SampleInput, decode_entry
 

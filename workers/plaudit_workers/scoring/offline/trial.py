@@ -17,17 +17,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import ScoringRecord
 from plaudit_wire.sample import Sample
-from plaudit_workers.images.column import COLUMN
 from plaudit_workers.images.placeholders import without_files
 from plaudit_workers.job.checks.data_files import data_problem, data_rows
-from plaudit_workers.job.data_row import REQUIRED_COLUMNS, extra_info_of
+from plaudit_workers.job.data_row import IMAGES_COLUMN, REQUIRED_COLUMNS, extra_info_of
 from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.job.problem import JobError
 from plaudit_workers.job.spec.rewards.reward import RewardSpec
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.process import EXIT_DONE, RefusedError, model_servers
+from plaudit_workers.process import EXIT_DONE, model_servers
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.offline.printed import show_logs
 
@@ -93,7 +93,7 @@ def _trials(job: RLJob, data: Path | None, num_rows: int) -> list[_Trial]:
     images = job.spec.data.images if job.spec.trains else None
     if problem := data_problem(field, path, images):
         raise JobError([problem])
-    rows = islice(data_rows(path, (*_COLUMNS, *([COLUMN] if images else []))), num_rows)
+    rows = islice(data_rows(path, (*_COLUMNS, *([IMAGES_COLUMN] if images else []))), num_rows)
     return [_trial(f"row-{number}", row, job) for number, row in enumerate(rows, 1)]
 
 

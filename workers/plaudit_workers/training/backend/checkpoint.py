@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from plaudit_workers.process import RefusedError
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.training.model.policy_model import PolicyModel
 from plaudit_workers.training.model.state_copy import StateCopy
 from plaudit_workers.training.run.lineage import refuse_replaced

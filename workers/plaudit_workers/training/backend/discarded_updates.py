@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from plaudit_wire.errors import JobFailedError
 from plaudit_wire.logs import get_logger
-from plaudit_workers.errors import JobFailedError
 from plaudit_workers.job.spec.algorithm import AlgorithmSpec, LossSpec
 
 MOST_IN_A_ROW = 5

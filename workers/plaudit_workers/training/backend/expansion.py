@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from plaudit_workers.errors import RefusedError
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.images.processor import ImageProcessor
 from plaudit_workers.stream.group import Group
 

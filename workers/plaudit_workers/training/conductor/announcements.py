@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement
 from plaudit_wire.outage import OUTAGE
-from plaudit_workers.process import RefusedError
 from plaudit_workers.training.conductor.backend_thread import BackendThread
 from plaudit_workers.training.run.state import RunContext, RunState
 from plaudit_workers.weight_deltas.folders import DELTA_SUFFIX, is_whole

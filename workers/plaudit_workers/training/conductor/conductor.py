@@ -17,10 +17,10 @@ import asyncio
 import time
 from typing import Any
 
+from plaudit_wire.errors import JobFailedError, RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
 from plaudit_wire.outage import OUTAGE
-from plaudit_workers.process import JobFailedError, RefusedError
 from plaudit_workers.training.conductor.announcements import Announcements, published_bytes
 from plaudit_workers.training.conductor.backend_thread import BackendThread
 from plaudit_workers.training.conductor.background_tasks import BackgroundTasks

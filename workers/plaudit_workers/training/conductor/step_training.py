@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from plaudit_wire.errors import JobFailedError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.records import PAUSE, GroupRecord, WaitRecord
-from plaudit_workers.process import JobFailedError
 from plaudit_workers.stream.group import Group
 from plaudit_workers.training.conductor.backend_thread import BackendThread
 from plaudit_workers.training.conductor.background_tasks import BackgroundTasks

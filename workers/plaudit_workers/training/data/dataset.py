@@ -17,12 +17,12 @@ from jinja2 import TemplateError
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_workers.images.placeholders import with_parts, without_files
 from plaudit_workers.images.processor import ImageProcessor
 from plaudit_workers.job.data_row import extra_info_of
 from plaudit_workers.job.spec.data import DataSpec, TrainDataSpec
-from plaudit_workers.process import RefusedError
 from plaudit_workers.tokenizer import ChatTemplate
 from plaudit_workers.training.data.image_rows import expanded_lengths, store_images
 from plaudit_workers.training.data.pass_rate import within_pass_rate

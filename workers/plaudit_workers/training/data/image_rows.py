@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plaudit_workers.images.column import COLUMN
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.images.decoding import ImageError
 from plaudit_workers.images.processor import ImageProcessor
 from plaudit_workers.images.row_check import row_files
-from plaudit_workers.process import RefusedError
+from plaudit_workers.job.data_row import IMAGES_COLUMN
 from plaudit_workers.training.data.rows import Rows, image_column
 
 _AT_A_TIME = 64
@@ -72,7 +72,7 @@ def expanded_lengths(
 
 
 def _refusal(path: Path, number: int, complaint: str, remedy: str) -> RefusedError:
-    return RefusedError(f"data file {path}, row {number}: column {COLUMN!r} {complaint}. {remedy}")
+    return RefusedError(f"data file {path}, row {number}: column {IMAGES_COLUMN!r} {complaint}. {remedy}")
 
 
 def _parts(rows: Iterator[tuple[int, tuple[Any, Any]]]) -> Iterator[list[tuple[int, tuple[Any, Any]]]]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.job.data_row import extra_info_of
 from plaudit_workers.job.spec.data import PassRateSpec
-from plaudit_workers.process import RefusedError
 from plaudit_workers.training.data.rows import Rows
 
 

@@ -15,9 +15,15 @@ import msgspec
 import pyarrow
 import pyarrow.parquet
 
-from plaudit_workers.images.column import COLUMN
-from plaudit_workers.job.data_row import CHECKS, CHECKS_WITH_IMAGES, REMEDIES, REQUIRED_COLUMNS, refused_media
-from plaudit_workers.process import RefusedError
+from plaudit_wire.errors import RefusedError
+from plaudit_workers.job.data_row import (
+    CHECKS,
+    CHECKS_WITH_IMAGES,
+    IMAGES_COLUMN,
+    REMEDIES,
+    REQUIRED_COLUMNS,
+    refused_media,
+)
 
 OPTIONAL_COLUMNS = ("extra_info",)
 _IMAGES_AT_A_TIME = 64
@@ -91,13 +97,13 @@ def read_rows(path: Path, *, images: bool = False) -> Rows:
 def image_column(path: Path, rows: Rows) -> Iterator[Any]:
     """Yield the column ``images`` of each row, null without it, and hold few of a Parquet file's at a time."""
     if path.suffix != ".parquet":
-        yield from rows.column(COLUMN)
+        yield from rows.column(IMAGES_COLUMN)
         return
     with pyarrow.parquet.ParquetFile(path) as file:
-        if COLUMN not in file.schema_arrow.names:
+        if IMAGES_COLUMN not in file.schema_arrow.names:
             yield from [None] * len(rows)
             return
-        for batch in file.iter_batches(_IMAGES_AT_A_TIME, columns=[COLUMN]):
+        for batch in file.iter_batches(_IMAGES_AT_A_TIME, columns=[IMAGES_COLUMN]):
             yield from batch.column(0).to_pylist()
 
 

@@ -17,7 +17,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from plaudit_reward.packed_attention import PACKED_ATTENTION, packed_attention
 from plaudit_reward.varlen_attention import VARLEN_ATTENTION, varlen_attention
-from plaudit_workers.errors import RefusedError
+from plaudit_wire.errors import RefusedError
 
 
 def refuse_without_compiler(device: str, environment: Mapping[str, str]) -> None:

@@ -20,7 +20,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from transformers import PreTrainedModel
 
-from plaudit_workers.errors import RefusedError
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.job.spec.trainer import LoraSpec
 from plaudit_workers.published_weights import ADAPTER_CONFIG_FILE
 

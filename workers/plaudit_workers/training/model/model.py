@@ -33,7 +33,7 @@ from plaudit_reward.packed_attention import (
     UnsupportedAttentionError,
     length_limits,
 )
-from plaudit_workers.errors import RefusedError
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.images.processor import ImageProcessor
 from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.tokenizer import load_tokenizer, loading_message

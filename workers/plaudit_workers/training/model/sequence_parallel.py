@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 from transformers import PretrainedConfig
 
 from plaudit_reward.packed_attention import UnsupportedAttentionError
-from plaudit_workers.errors import RefusedError
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.job.sizing.shape import divides_heads
 from plaudit_workers.training.model.batches.packing import MicroBatch
 

@@ -9,8 +9,8 @@ refused, not approximated.
 
 from __future__ import annotations
 
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.job.spec.rollout import SamplingSpec
-from plaudit_workers.process import RefusedError
 
 
 def refuse_cut_sampling(sampling: SamplingSpec) -> None:

@@ -22,7 +22,7 @@ from plaudit_reward.code.sandbox.confinement.syscalls import (
     OPENING,
     Architecture,
 )
-from plaudit_reward.errors import ConfigurationError
+from plaudit_wire.errors import ConfigurationError
 
 _LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16

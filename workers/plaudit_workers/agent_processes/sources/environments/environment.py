@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from plaudit_reward.errors import DataError
+from plaudit_wire.errors import DataError
 from plaudit_wire.messages import Prompt
 from plaudit_workers.agent_processes.messages import AskEnvironment, EnvironmentReply
 from plaudit_workers.agent_processes.sources.tool import LoadedTool

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from plaudit_reward.errors import DataError, InfrastructureError
+from plaudit_wire.errors import DataError, InfrastructureError
 from plaudit_wire.messages import Prompt
 from plaudit_workers.agent_processes.messages import EnvironmentServer, Tool
 from plaudit_workers.agent_processes.sources.environments.environment import Messages, Observation, prompt_messages

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from plaudit_reward.errors import ConfigurationError, InfrastructureError
+from plaudit_wire.errors import ConfigurationError, InfrastructureError
 from plaudit_wire.messages import Prompt
 from plaudit_workers.agent_processes.messages import EnvironmentServer, Tool
 from plaudit_workers.agent_processes.sources.environments.environment import (

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from plaudit_reward.errors import ConfigurationError, InfrastructureError
+from plaudit_wire.errors import ConfigurationError, InfrastructureError
 from plaudit_workers.agent_processes.messages import EnvironmentServer
 from plaudit_workers.agent_processes.sources.in_fork import first_cause, in_fork
 

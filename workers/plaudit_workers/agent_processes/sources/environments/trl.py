@@ -10,8 +10,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.signature import named, parameters_of, takes_any
+from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.messages import Prompt
 from plaudit_workers.agent_processes.messages import EnvironmentClass, Tool
 from plaudit_workers.agent_processes.sources.environments.attributes import public_attributes

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from plaudit_workers.errors import RefusedError
+from plaudit_wire.errors import RefusedError
 
 if TYPE_CHECKING:  # the image without vLLM has no transformers
     from plaudit_workers.tokenizer import ChatTemplate

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
-from plaudit_workers.errors import RefusedError
 from plaudit_workers.rollout.agents.chat import harmony
 
 logger = get_logger(__name__)

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from plaudit_reward.packed_attention import PackedLayout
-from plaudit_workers.errors import RefusedError
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.images.processor import Pixels
 from plaudit_workers.training.model.images.rows import ImageRows, joined
 from plaudit_workers.training.model.model import NO_LEAK, PACKING_TOLERANCE, ROUGH_PACKING_TOLERANCE, forward_logits

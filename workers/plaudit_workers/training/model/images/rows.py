@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from plaudit_workers.errors import RefusedError
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.images.processor import ImageProcessor, Pixels
 from plaudit_workers.training.model.batches.batch import TrainingSequence
 from plaudit_workers.training.model.batches.packing import RowImages, shortest

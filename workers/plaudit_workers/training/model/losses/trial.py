@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from plaudit_workers.errors import RefusedError
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.job.spec.algorithm import LossSpec
 from plaudit_workers.training.model.losses.correction import correct
 from plaudit_workers.training.model.losses.custom import PolicyLoss

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import StepRecord
-from plaudit_workers.process import RefusedError
 from plaudit_workers.training.run.sinks.configuration import Configuration
 from plaudit_workers.training.run.sinks.mlflow_runs import MLflow
 from plaudit_workers.training.run.sinks.sink import Sink

@@ -15,9 +15,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.records import StepRecord
-from plaudit_workers.process import RefusedError
 from plaudit_workers.training.run.sinks.configuration import Configuration
 from plaudit_workers.training.run.sinks.sample_table import SampleTable, sample_table
 from plaudit_workers.training.run.sinks.sink import newest_written, package_of

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from plaudit_metrics.sources.history import FILE_NAME, decode_step
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import StepRecord
-from plaudit_workers.process import RefusedError
 
 
 class Sink(Protocol):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from plaudit_metrics.sources.history import FILE_NAME, append_step
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import StepRecord
-from plaudit_workers.process import RefusedError
 from plaudit_workers.whole_files import is_full
 
 

@@ -12,8 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import StepRecord
-from plaudit_workers.process import RefusedError
 from plaudit_workers.training.run.sinks.configuration import Configuration
 from plaudit_workers.training.run.sinks.sample_table import sample_table
 from plaudit_workers.training.run.sinks.sink import newest_written, package_of

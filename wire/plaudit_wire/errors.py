@@ -1,14 +1,16 @@
-"""Define the error tree of scoring; the type decides whether a retry is useful.
+"""Errors that several parts of Plaudit raise and catch.
 
-::
+The tree of scoring; the type decides whether a retry is useful::
 
-    RewardError
+    ScoringError
     ├── ConfigurationError     the job is invalid: refused before anything runs (file, function, argument, remedy)
     ├── DataError              this sample cannot be scored; never retried
     ├── InfrastructureError    the service that scores is broken or unreachable; retried within the sample's budget
     │   └── WorkerKilledError  the process that ran the scorer died
     └── ScoreTimeoutError      the time limit passed; the call was stopped
         └── CallTimeoutError   a service did not answer one call in time; retried
+
+A process of a job ends itself with ``RefusedError``, ``JobFailedError`` or ``StoppedError``.
 """
 
 from __future__ import annotations
@@ -48,3 +50,15 @@ class ScoreTimeoutError(ScoringError):
 
 class CallTimeoutError(ScoreTimeoutError):
     """A service did not answer one call within its time limit. Retried like an infrastructure failure."""
+
+
+class RefusedError(Exception):
+    """The job or its environment is wrong, and a restart would not help. The message names the remedy."""
+
+
+class JobFailedError(Exception):
+    """The job ran and failed for good (too many failed scores, restarts used up)."""
+
+
+class StoppedError(Exception):
+    """The process was stopped before it began its work."""

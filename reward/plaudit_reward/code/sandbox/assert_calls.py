@@ -18,7 +18,7 @@ import sys
 import types
 from typing import Any
 
-from plaudit_reward.code.asserts.plain import decode, encode
+from plaudit_reward.code.sandbox.plain_values import decode, encode
 
 
 def perform_calls(source: str, payload: str) -> None:

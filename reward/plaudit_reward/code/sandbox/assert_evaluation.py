@@ -17,7 +17,7 @@ import os
 import sys
 from typing import Any
 
-from plaudit_reward.code.asserts.plain import decode, encode
+from plaudit_reward.code.sandbox.plain_values import decode, encode
 
 MOST_NEEDED = 1_000
 """Operations that are collected beyond the answered ones."""

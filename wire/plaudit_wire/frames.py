@@ -1,0 +1,45 @@
+"""Frames of messages between a process and its child processes.
+
+A frame is four bytes of length (little endian) and the msgpack of a list of messages: many small messages in one
+system call.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+
+READ_BYTES = 1 << 20
+"""Bytes to read from a connection at a time."""
+
+_LENGTH = struct.Struct("<I")
+_encoder = msgspec.msgpack.Encoder()
+
+
+def frame(messages: list[Any]) -> bytes:
+    """Return one frame with these messages."""
+    body = _encoder.encode(messages)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Frames:
+    """Splits a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Add bytes; return the bodies of the frames that are complete now."""
+        self._buffer += data
+        bodies: list[bytes] = []
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            end = start + _LENGTH.size + _LENGTH.unpack_from(self._buffer, start)[0]
+            if len(self._buffer) < end:
+                break
+            bodies.append(bytes(self._buffer[start + _LENGTH.size : end]))
+            start = end
+        del self._buffer[:start]
+        return bodies
