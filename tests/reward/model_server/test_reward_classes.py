@@ -18,6 +18,7 @@ from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
 from plaudit_workers.launch.served_models.command import server_command, server_environment
 
 pytestmark = [
+    pytest.mark.engines,
     pytest.mark.timeout(560),
     pytest.mark.filterwarnings("ignore:.torch.distributed.reduce_op. is deprecated:FutureWarning"),
 ]
