@@ -19,8 +19,8 @@ from hypothesis import settings
 import faulty_server
 from plaudit_workers.launch.redis.server import RedisServer
 
-EXAMPLES = int(os.environ.get("PLAUDIT_EXAMPLES", "40"))
-"""Number of examples for each property; for an occasional long search: ``PLAUDIT_EXAMPLES=1000 make test``."""
+EXAMPLES = int(os.environ.get("PLAUDIT_EXAMPLES", "10"))
+"""Examples for each property: 40 in CI, and for an occasional long search ``PLAUDIT_EXAMPLES=1000 make test``."""
 settings.register_profile("plaudit", max_examples=EXAMPLES, deadline=None)
 settings.load_profile("plaudit")
 
@@ -57,9 +57,13 @@ ROOMS = {
 process, and files that take long; the longest rooms first."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before the choice by -m
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begins with the rooms in their order, so that the processes end at about the same time."""
+    """Begins with the rooms in their order, so that the processes end at about the same time; marks tests with Ray."""
     starts = list(ROOMS)
+    for item in items:
+        if "ray_cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.engines)
 
     def place(item: pytest.Item) -> int:
         return next((number for number, start in enumerate(starts) if item.nodeid.startswith(start)), len(starts))
