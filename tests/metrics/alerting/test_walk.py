@@ -121,6 +121,11 @@ class Walk:
         found: set[str] = self._prometheus.firing(self.simulation.name)
         return found
 
+    def ran_an_hour_ago(self) -> bool:
+        """Return True once the run's figures reach back an hour, in shortened windows."""
+        ago = f"offset {self._prometheus.windows.duration('1h')}"
+        return bool(self._prometheus.query(f'plaudit_last_step_truncated_share{{run="{self.simulation.name}"}} {ago}'))
+
     def waiting(self) -> float:
         """Return the number of samples that no worker has taken."""
         found = self._prometheus.query(f'plaudit_stream_undelivered{{stream="samples", run="{self.simulation.name}"}}')
@@ -221,14 +226,17 @@ async def test_a_policy_that_collapses_into_long_responses_without_reward(walk: 
     broken = walk.simulation.broken_file
     long = walk.simulation.folder / "long"
     walk.simulation.engine_class = type("_Engine", (_LongWinded,), {"since": long})
+    # The runbook shows 50 steps: they must reach back to before the collapse when the alert fires.
+    walk.simulation.update_s = lambda groups: 0.5 if broken.exists() else 0.1
     async with walk.observed(), walk.training():
-        await asyncio.sleep(20)  # the day before, in shortened windows: truncation is compared with an hour ago
+        await walk.until(walk.ran_an_hour_ago)  # truncation is compared with then
         broken.touch()
         long.touch()
-        await walk.fires("RewardCollapsed", "RewardsUniform", "TruncationHigh")
+        await walk.fires("RewardCollapsed")
         rewards = [step["r"] for step in objects(await walk.look("RewardCollapsed"))]
         assert max(rewards) > 0.3
         assert rewards[-1] == 0.0
+        await walk.fires("RewardCollapsed", "RewardsUniform", "TruncationHigh")
         uniform = series(await walk.look("RewardsUniform"))
         assert uniform[next(name for name in uniform if name.startswith("plaudit_reward_std"))] == 0.0
         truncated = [step["t"] for step in objects(await walk.look("TruncationHigh"))]
