@@ -13,7 +13,7 @@ import pytest
 from cluster_model import ClusterModel
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from world import World, rljob
+from world import World, rljob, settled
 
 from plaudit_operator.runtime.errors import ApiUnavailableError, ConflictError, GoneError
 
@@ -177,8 +177,7 @@ def kill_at(cluster: ClusterModel, number: int, call: str) -> None:
 
 
 def test_a_stale_cache_never_makes_two_attempts_run():
-    world = World(rljob())
-    world.settle()
+    world = settled()
     world.cluster.end_trainer(1)
     world.cluster.run_controllers()
     for _ in range(30):
