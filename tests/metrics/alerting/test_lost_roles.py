@@ -95,9 +95,8 @@ async def test_a_run_that_ended_raises_no_alert_where_an_operator_reports_its_en
             assert await trainer.wait() == 0
         alert = f'ALERTS{{alertname="NoTrainer", alertstate="firing", run="{run.name}"}}'
         without = f'sum without (role, state) (plaudit_workers{{role="trainer", run="{run.name}"}}) == 0'
-        await until_in_thread(lambda: bool(prometheus.query(without)))
-        await asyncio.sleep(8)  # the alert holds for two seconds here, and is kept for as long
-        await until_in_thread(lambda: bool(prometheus.query(without)))  # not at once: a scrape may be late
+        # Long enough for an alert that holds for two seconds here, and is kept for as long.
+        await until_in_thread(lambda: bool(prometheus.query(f"count_over_time(({without})[7s:500ms]) >= 14")))
         assert not prometheus.query(f"max_over_time({alert}[3s])")
 
 
