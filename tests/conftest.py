@@ -36,6 +36,7 @@ ROOMS = {
     "tests/metrics/alerting/test_lost_roles.py": "lost roles",
     "tests/metrics/alerting/test_prometheus.py": "lost roles",
     "tests/metrics/alerting/test_matrix.py": "simulated runs",
+    "tests/workers/training/conducted/test_turns.py": "turns",
     "tests/metrics/alerting/": "observed run",
     "tests/metrics/test_exemplars.py": "observed run",
     "tests/metrics/test_spans.py": "observed run",
@@ -53,8 +54,10 @@ ROOMS = {
     "tests/metrics/page/": "page",
     "tests/workers/training/conducted/test_conductor.py": "conductor",
     "tests/workers/training/conducted/test_resume.py": "resumed runs",
-    "tests/workers/stream/test_session_invariants.py": "search in sessions",
-    "tests/workers/stream/test_acl.py": "search with rights",
+    "tests/workers/rollout/test_environments.py": "environments",
+    "tests/workers/rollout/test_endpoint.py": "endpoint",
+    "tests/workers/rollout/test_tools.py": "tools",
+    "tests/reward/attacks/test_wrong_programs.py": "attacks",
     "tests/workers/stream/test_invariants.py": "search",
 }
 """Files that share something expensive (a Chromium, a run, a vLLM, a server that forks ranks) and so belong into one
