@@ -4,6 +4,7 @@ UV := .uv/bin/uv
 BIN := .venv/bin
 # The tests start hundreds of interpreters: each would compile every module anew where no bytecode may be written.
 TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q --numprocesses 3 --no-loadscope-reorder
+OF_PARTS := --ignore tests/e2e --ignore tests/e2e_trainers
 PARTS := client wire metrics reward workers operator
 # GPU=1 installs vLLM's GPU build; an environment that holds it keeps it, and GPU= goes back to the CPU build.
 GPU ?= $(if $(wildcard .venv/installed-gpu),1)
@@ -18,7 +19,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo wheels check test e2e-local cluster-up cluster-build cluster-down cluster-packages e2e e2e-controllers e2e-alerts controllers-build plugin chart chart-push images images-gpu trainers-build e2e-trainers trainers-requirements bench bench-operator generate requirements redis promtool chromium clean
+.PHONY: help install demo wheels check test test-engines e2e-local cluster-up cluster-build cluster-down cluster-packages e2e e2e-controllers e2e-alerts controllers-build plugin chart chart-push images images-gpu trainers-build e2e-trainers trainers-requirements bench bench-operator generate requirements redis promtool chromium clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,11 +47,15 @@ check: install ## format, lint, types, import order, generated files
 	$(BIN)/python -m plaudit_operator.crd.definition --check
 	$(BIN)/python -m plaudit_metrics.generate --check
 
-test: install promtool chromium ## the tests of every part, against real Redis, vLLM, Ray, Prometheus, Chromium (minutes)
-	$(TESTS) --ignore tests/e2e --ignore tests/e2e_trainers
+test: install promtool chromium ## the tests of every part, against real Redis, child processes, Prometheus, Chromium (5 minutes)
+	$(TESTS) $(OF_PARTS) -m "not engines and not bench"
 
-e2e-local: install ## whole runs on this machine: kills, outages, the examples, a model that learns (minutes)
-	$(TESTS) tests/e2e
+test-engines: install ## the tests that start vLLM, Ray, served models, or a trainer on several ranks (minutes)
+	$(TESTS) $(OF_PARTS) -m engines
+
+# The shortened benchmarks lie beside the tests of their parts.
+e2e-local: install ## whole runs on this machine: kills, outages, the examples, a model that learns; shortened benchmarks (minutes)
+	$(TESTS) tests/e2e $(shell grep -rl --include 'test_*.py' --exclude-dir e2e 'pytest.mark.bench' tests)
 
 cluster-up: cluster-packages ## a real Kubernetes on this machine, for tests (root; its first build takes minutes)
 	@tests/cluster/cluster up --nodes 2 --gpus-per-node 4

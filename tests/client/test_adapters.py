@@ -48,13 +48,11 @@ def answer(request: Request) -> Reply:
 
 @pytest.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FaultyServer]:
-    server = FaultyServer("/v1/score", "/v1/groups")
-    server.reply = lambda request, number: answer(request)
-    await server.start()
-    monkeypatch.setenv("PLAUDIT_URL", server.url.removesuffix("/v1"))
-    monkeypatch.setenv("PLAUDIT_TOKEN", "secret")
-    yield server
-    await server.stop()
+    async with FaultyServer("/v1/score", "/v1/groups") as server:
+        server.reply = lambda request, number: answer(request)
+        monkeypatch.setenv("PLAUDIT_URL", server.url.removesuffix("/v1"))
+        monkeypatch.setenv("PLAUDIT_TOKEN", "secret")
+        yield server
 
 
 def sent(server: FaultyServer) -> list[dict[str, Any]]:

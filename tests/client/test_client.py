@@ -45,11 +45,9 @@ def refused(status: int, message: str = "no", **more: Any) -> Reply:
 
 @pytest.fixture
 async def server() -> AsyncIterator[FaultyServer]:
-    server = FaultyServer("/v1/score", "/v1/groups")
-    server.reply = lambda request, number: scored(request)
-    await server.start()
-    yield server
-    await server.stop()
+    async with FaultyServer("/v1/score", "/v1/groups") as server:
+        server.reply = lambda request, number: scored(request)
+        yield server
 
 
 def address(server: FaultyServer) -> str:

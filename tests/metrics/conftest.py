@@ -176,9 +176,9 @@ class Prometheus:
     """
 
     def __init__(self, folder: Path, program: str) -> None:
-        windows = Windows(scale=1 / 300, least_s=2)
-        (folder / "rules.yaml").write_text(yaml_of(recording_rules(windows)))
-        (folder / "alerts.yaml").write_text(yaml_of(alert_rules("run", windows, _VALUES)))
+        self.windows = Windows(scale=1 / 300, least_s=2)
+        (folder / "rules.yaml").write_text(yaml_of(recording_rules(self.windows)))
+        (folder / "alerts.yaml").write_text(yaml_of(alert_rules("run", self.windows, _VALUES)))
         (folder / "targets").mkdir()
         (folder / "prometheus.yaml").write_text(
             "global: {scrape_interval: 250ms, evaluation_interval: 250ms}\n"

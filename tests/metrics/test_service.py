@@ -29,6 +29,7 @@ from plaudit_wire.records import ScorerRecord, StepRecord, WorkerRecord
 from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.launch.actor import serve_metrics
 from plaudit_workers.launch.redis.server import RedisServer, free_port
+from waiting import until
 
 Build = Callable[..., Any]
 
@@ -100,12 +101,6 @@ async def answers(client: httpx.AsyncClient, path: str) -> bool:
 def connections_of(port: int) -> list[Any]:
     """The server's ends of connections, in this process."""
     return [each for each in psutil.Process().net_connections("tcp") if each.laddr.port == port and each.raddr]
-
-
-async def until(condition: Callable[[], Any], within_s: float = 20.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not await condition():
-            await asyncio.sleep(0.02)
 
 
 async def metric(client: httpx.AsyncClient, series: str) -> float | None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from world import World, rljob
+from world import World, rljob, settled
 
 
 def scaled(autoscaling: dict[str, Any], **spec: Any) -> World:
     """A settled job whose reward workers an autoscaler counts."""
     pod = {"resources": {"requests": {"cpu": "1"}}}
     reward = rljob()["spec"]["reward"] | {"workers": {"autoscaling": autoscaling, "pod": pod}}
-    world = World(rljob(reward=reward, **spec))
-    world.settle()
-    return world
+    return settled(reward=reward, **spec)
 
 
 def spec_of(world: World, kind: str) -> dict[str, Any]:

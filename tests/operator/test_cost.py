@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from world import World, rljob
+from world import World, rljob, settled
 
 from plaudit_operator.gpu_time import gpu_seconds
 from plaudit_operator.plugin.job import summary
@@ -17,9 +17,7 @@ def running(**sections: Any) -> World:
     scorers = [*rljob()["spec"]["reward"]["scorers"], MODEL]
     rollout = {"replicas": 2, "engine": {"tensorParallelSize": 4}}
     trainer = {"ranks": 8, "strategy": "fsdp2"}
-    world = World(rljob(reward={"scorers": scorers}, rollout=rollout, trainer=trainer, **sections))
-    world.settle()
-    return world
+    return settled(reward={"scorers": scorers}, rollout=rollout, trainer=trainer, **sections)
 
 
 def spent(world: World) -> dict[str, int]:
@@ -88,6 +86,5 @@ def test_waiting_for_rewards_costs_the_trainers_gpus():
 
 def test_a_job_without_gpus_has_no_cost():
     none = {"resources": {"limits": {"nvidia.com/gpu": 0}}}
-    world = World(rljob(rollout={"pod": none}, trainer={"pod": none}))
-    world.settle()
+    world = settled(rollout={"pod": none}, trainer={"pod": none})
     assert "cost" not in world.status

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from world import World, rljob
+from world import World, rljob, settled
 
 from plaudit_operator.names import ConditionType
 
@@ -16,8 +16,7 @@ def trainer_of(world: World) -> dict[str, Any]:
 
 def deleted_while_the_trainer_saves() -> World:
     """Return a world whose job was deleted; the trainer's pod has its grace period, as all Redis's objects."""
-    world = World()
-    world.settle()
+    world = settled()
     pod = trainer_of(world)
 
     def terminating(pod: dict[str, Any]) -> None:
@@ -69,8 +68,7 @@ def test_a_new_job_of_the_same_name_starts_once_the_old_one_is_gone():
 
 
 def test_redis_is_owned_by_the_first_pod_of_the_present_attempt():
-    world = World(rljob(trainer={"ranks": 2, "ranksPerPod": 1, "strategy": "fsdp2"}))
-    world.settle()
+    world = settled(trainer={"ranks": 2, "ranksPerPod": 1, "strategy": "fsdp2"})
     for _ in range(2):
         for kind in ("StatefulSet", "Service"):
             redis = world.cluster.find(kind, "job-redis")

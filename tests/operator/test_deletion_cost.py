@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from world import World, rljob
+from world import World, settled
 
 from plaudit_operator import names
 from plaudit_operator.observed import annotations_of, labels
@@ -26,9 +26,7 @@ def scale(world: World, replicas: int) -> None:
 
 def running(**spec: Any) -> World:
     """Return a running job with four rollouts."""
-    world = World(rljob(**{"rollout": {"replicas": 4}, **spec}))
-    world.settle()
-    return world
+    return settled(**{"rollout": {"replicas": 4}, **spec})
 
 
 def written_costs(world: World) -> list[str]:

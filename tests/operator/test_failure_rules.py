@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 from test_backoff import reject
-from world import World, rljob
+from world import World, settled
 
 from plaudit_operator.names import ConditionType
 
 
 def running(*rules: dict[str, Any], **policy: Any) -> World:
-    world = World(rljob(lifecycle={"failurePolicy": {"rules": list(rules), **policy}}))
-    world.settle()
-    return world
+    return settled(lifecycle={"failurePolicy": {"rules": list(rules), **policy}})
 
 
 def codes(*values: int, operator: str = "In") -> dict[str, Any]:

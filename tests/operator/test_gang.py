@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cluster_model import ClusterModel
-from world import World, rljob
+from world import World, rljob, settled
 
 from plaudit_operator.names import ConditionType
 from plaudit_operator.runtime.errors import InvalidError, NotFoundError
@@ -69,8 +69,7 @@ def test_a_gang_counts_the_reward_models_that_were_in_it_when_the_job_was_admitt
 
 
 def test_a_job_without_gang_has_no_pod_group():
-    world = World()
-    world.settle()
+    world = settled()
     assert not world.cluster.of_kind("PodGroup")
 
 

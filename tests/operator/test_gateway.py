@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from world import World, rljob
+from world import World, rljob, settled
 
 
 def service(**gateway: Any) -> dict[str, Any]:
@@ -55,8 +55,7 @@ def test_only_clients_reach_it_and_it_reaches_redis_only(world: World):
 
 
 def test_a_job_with_a_trainer_has_none():
-    world = World(rljob())
-    world.settle()
+    world = settled()
     assert world.cluster.find("Deployment", "job-gateway") is None
     assert "url" not in world.job["status"]
 

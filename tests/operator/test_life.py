@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from world import World, rljob
+from world import World, rljob, settled
 
 from plaudit_operator.names import KEDA_PAUSE, ConditionType
 from plaudit_operator.observed import timestamp
 
 
 def test_a_job_gets_all_its_children_and_runs():
-    world = World()
-    world.settle()
+    world = settled()
     assert world.children() == {
         ("ConfigMap", "job-job"),
         ("ServiceAccount", "job-pods"),
@@ -37,8 +36,7 @@ def test_a_job_gets_all_its_children_and_runs():
 
 
 def test_a_job_at_rest_is_not_written():
-    world = World()
-    world.settle()
+    world = settled()
     world.cluster.calls.clear()
     for _ in range(5):
         world.reconcile()
@@ -46,8 +44,7 @@ def test_a_job_at_rest_is_not_written():
 
 
 def test_the_trainers_end_completes_the_job_and_nothing_is_left_but_the_secret_of_the_job():
-    world = World()
-    world.settle()
+    world = settled()
     world.cluster.end_trainer(0)
     world.settle()
     assert world.status["phase"] == "Complete"
@@ -57,8 +54,7 @@ def test_the_trainers_end_completes_the_job_and_nothing_is_left_but_the_secret_o
 
 
 def test_terminal_is_terminal():
-    world = World()
-    world.settle()
+    world = settled()
     world.cluster.end_trainer(0)
     world.settle()
     world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(lifecycle={"ttlSecondsAfterFinished": 100}))
@@ -75,8 +71,7 @@ def test_terminal_is_terminal():
     ],
 )
 def test_cleanup_lists_the_remaining_objects(cleanup: str, left: set[tuple[str, str]]):
-    world = World(rljob(lifecycle={"cleanup": cleanup}))
-    world.settle()
+    world = settled(lifecycle={"cleanup": cleanup})
     world.cluster.end_trainer(3, "too many failed scores")
     world.settle()
     assert world.status["phase"] == "Failed"
@@ -84,8 +79,7 @@ def test_cleanup_lists_the_remaining_objects(cleanup: str, left: set[tuple[str, 
 
 
 def test_cleanup_none_keeps_every_object():
-    world = World(rljob(lifecycle={"cleanup": "None"}))
-    world.settle()
+    world = settled(lifecycle={"cleanup": "None"})
     before = world.children()
     world.cluster.end_trainer(0)
     world.settle()
@@ -93,8 +87,7 @@ def test_cleanup_none_keeps_every_object():
 
 
 def test_time_to_live_deletes_the_job():
-    world = World(rljob(lifecycle={"ttlSecondsAfterFinished": 100}))
-    world.settle()
+    world = settled(lifecycle={"ttlSecondsAfterFinished": 100})
     world.cluster.end_trainer(0)
     world.settle()
     world.cluster.now += 99
@@ -107,8 +100,7 @@ def test_time_to_live_deletes_the_job():
 
 
 def test_a_failed_attempt_is_followed_by_another_once_its_pods_are_gone():
-    world = World()
-    world.settle()
+    world = settled()
     world.cluster.end_trainer(1, "ValueError: boom")
     world.cluster.run_controllers()
     world.deliver()
@@ -145,8 +137,7 @@ def test_disruptions_do_not_count(ending: dict[str, int]):
 
 
 def test_a_trainer_pod_deleted_by_hand_is_a_disruption():
-    world = World(rljob(lifecycle={"failurePolicy": {"maxRestarts": 0}}))
-    world.settle()
+    world = settled(lifecycle={"failurePolicy": {"maxRestarts": 0}})
     pod = next(p for p in world.cluster.of_kind("Pod") if "trainer" in p["metadata"]["name"])
     world.cluster.remove("Pod", pod["metadata"]["name"])
     world.settle()
@@ -167,8 +158,7 @@ def test_a_trainer_pod_deleted_by_hand_is_a_disruption():
 def test_a_trainer_that_ends_because_its_pod_is_deleted_is_disrupted(
     seconds_after_the_deletion: int, code: int, counters: tuple[int, int]
 ):
-    world = World()
-    world.settle()
+    world = settled()
     (pod,) = (p for p in world.cluster.of_kind("Pod") if "trainer" in p["metadata"]["name"])
     deleted = {"deletionTimestamp": timestamp(world.cluster.now + 600), "deletionGracePeriodSeconds": 600}
     world.cluster.put({**pod, "metadata": {**pod["metadata"], **deleted}})
@@ -183,8 +173,7 @@ def test_a_trainer_that_ends_because_its_pod_is_deleted_is_disrupted(
 
 
 def test_the_first_request_of_a_deletion_counts_although_the_api_server_moves_its_time():
-    world = World()
-    world.settle()
+    world = settled()
     (pod,) = (p for p in world.cluster.of_kind("Pod") if "trainer" in p["metadata"]["name"])
     deleted = {"deletionTimestamp": timestamp(world.cluster.now + 600), "deletionGracePeriodSeconds": 600}
     world.cluster.put({**pod, "metadata": {**pod["metadata"], **deleted}})
@@ -208,8 +197,7 @@ def test_the_first_request_of_a_deletion_counts_although_the_api_server_moves_it
     ],
 )
 def test_of_several_ranks_the_first_that_ends_decides(deleted_s: int, crash_s: int, counters: tuple[int, int]):
-    world = World(rljob(trainer={"ranks": 2, "ranksPerPod": 1, "strategy": "fsdp2"}))
-    world.settle()
+    world = settled(trainer={"ranks": 2, "ranksPerPod": 1, "strategy": "fsdp2"})
     deleted, crashed = (p for p in world.cluster.of_kind("Pod") if "trainer" in p["metadata"]["name"])
     removal = timestamp(world.cluster.now + deleted_s + 600)
     deleted["metadata"] |= {"deletionTimestamp": removal, "deletionGracePeriodSeconds": 600}
@@ -228,8 +216,7 @@ def test_of_several_ranks_the_first_that_ends_decides(deleted_s: int, crash_s: i
 
 @pytest.mark.parametrize(("code", "reason"), [(42, "DoNotRetry"), (3, "TooManyFailedScores")])
 def test_exit_codes_that_end_the_job(code: int, reason: str):
-    world = World()
-    world.settle()
+    world = settled()
     world.cluster.end_trainer(code, "because")
     world.settle()
     assert world.condition(ConditionType.FAILED)["reason"] == reason
@@ -237,8 +224,7 @@ def test_exit_codes_that_end_the_job(code: int, reason: str):
 
 
 def test_suspend_gives_back_everything_but_redis_and_metrics_and_resume_takes_it_again():
-    world = World()
-    world.settle()
+    world = settled()
     world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=True))
     world.settle()
     roles = {pod["metadata"]["labels"]["plaudit.dev/role"] for pod in world.cluster.of_kind("Pod")}
@@ -252,8 +238,7 @@ def test_suspend_gives_back_everything_but_redis_and_metrics_and_resume_takes_it
 
 
 def test_a_job_is_suspended_when_its_last_pod_has_ended():
-    world = World()
-    world.settle()
+    world = settled()
     [ending, *_] = [pod for pod in world.cluster.of_kind("Pod") if "rollout" in pod["metadata"]["name"]]
     ending["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": []}
     ending["status"]["conditions"] = [{"type": "Ready", "status": "False"}]  # it holds its GPU still
@@ -267,8 +252,7 @@ def test_a_job_is_suspended_when_its_last_pod_has_ended():
 
 
 def test_time_in_suspension_counts_for_no_deadline():
-    world = World(rljob(lifecycle={"activeDeadlineSeconds": 100}))
-    world.settle()
+    world = settled(lifecycle={"activeDeadlineSeconds": 100})
     for suspend in (True, False):
         world.cluster.now += 90
         world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=suspend))  # noqa: B023
@@ -277,8 +261,7 @@ def test_time_in_suspension_counts_for_no_deadline():
 
 
 def test_a_job_that_is_made_suspended_holds_nothing():
-    world = World(rljob(suspend=True))
-    world.settle()
+    world = settled(suspend=True)
     roles = {pod["metadata"]["labels"]["plaudit.dev/role"] for pod in world.cluster.of_kind("Pod")}
     assert roles == {"redis", "metrics"}
     world.cluster.now += 100_000
@@ -287,8 +270,7 @@ def test_a_job_that_is_made_suspended_holds_nothing():
 
 
 def test_replicas_follow_the_job_and_a_hand_that_changes_them_is_corrected():
-    world = World()
-    world.settle()
+    world = settled()
     world.cluster.edit("RLJob", "job", lambda job: job["spec"]["rollout"].update(replicas=5))
     world.settle()
     assert world.status["replicas"]["rollout"] == "5/5"
@@ -300,8 +282,7 @@ def test_replicas_follow_the_job_and_a_hand_that_changes_them_is_corrected():
 def test_an_autoscalers_replicas_are_left_alone():
     workers = {"autoscaling": {"provider": "keda", "minReplicas": 2}}
     reward = rljob()["spec"]["reward"] | {"workers": workers}
-    world = World(rljob(reward=reward))
-    world.settle()
+    world = settled(reward=reward)
     assert world.cluster.find("ScaledObject", "job-reward")
     assert world.status["replicas"]["reward"] == "2/2"
     world.cluster.edit("Deployment", "job-reward", lambda item: item["spec"].update(replicas=7))
@@ -313,8 +294,7 @@ def test_an_autoscalers_replicas_are_left_alone():
 def test_an_hpas_workers_rest_and_come_back():
     autoscaling = {"provider": "hpa", "minReplicas": 2}
     workers = {"autoscaling": autoscaling, "pod": {"resources": {"requests": {"cpu": "1"}}}}
-    world = World(rljob(reward=rljob()["spec"]["reward"] | {"workers": workers}))
-    world.settle()
+    world = settled(reward=rljob()["spec"]["reward"] | {"workers": workers})
     world.cluster.edit("Deployment", "job-reward", lambda item: item["spec"].update(replicas=6))
     world.settle()
     assert world.status["replicas"]["reward"] == "6/6"
@@ -326,8 +306,7 @@ def test_an_hpas_workers_rest_and_come_back():
 
 def test_keda_is_paused_while_the_job_is_suspended():
     reward = rljob()["spec"]["reward"] | {"workers": {"autoscaling": {"provider": "keda"}}}
-    world = World(rljob(reward=reward, suspend=True))
-    world.settle()
+    world = settled(reward=reward, suspend=True)
     paused = world.cluster.find("ScaledObject", "job-reward")
     assert paused
     assert paused["metadata"]["annotations"][KEDA_PAUSE] == "0"
@@ -340,8 +319,7 @@ def test_keda_is_paused_while_the_job_is_suspended():
 
 
 def test_children_deleted_or_edited_by_hand_come_back():
-    world = World()
-    world.settle()
+    world = settled()
     before = world.children()
     for kind, name in sorted(before - {c for c in before if c[0] in ("Secret", "ConfigMap", "Job")}):
         world.cluster.remove(kind, name)
@@ -368,8 +346,7 @@ def test_a_job_that_never_runs_fails_at_its_deadline_and_says_why():
 
 
 def test_a_job_that_runs_too_long_fails():
-    world = World(rljob(lifecycle={"activeDeadlineSeconds": 100}))
-    world.settle()
+    world = settled(lifecycle={"activeDeadlineSeconds": 100})
     world.cluster.now += 101
     world.settle()
     assert world.condition(ConditionType.FAILED)["reason"] == "ActiveDeadlineExceeded"
@@ -393,16 +370,14 @@ def test_a_name_that_is_taken_is_never_adopted():
 
 
 def test_a_bad_job_is_reported_and_creates_nothing():
-    world = World(rljob(algorithm={"steps": 3, "promptsPerStep": 10, "miniBatchesPerStep": 3}))
-    world.settle()
+    world = settled(algorithm={"steps": 3, "promptsPerStep": 10, "miniBatchesPerStep": 3})
     assert world.status["phase"] == "Invalid"
     assert "is not a multiple of miniBatchesPerStep" in world.condition(ConditionType.SPEC_VALID)["message"]
     assert not world.children()
 
 
 def test_a_forbidden_change_is_reported_and_changes_nothing():
-    world = World()
-    world.settle()
+    world = settled()
     world.cluster.edit("RLJob", "job", lambda job: job["spec"]["model"].update(source="/plaudit/other"))
     world.settle()
     assert world.condition(ConditionType.SPEC_VALID)["reason"] == "ImmutableFieldChanged"
@@ -416,8 +391,7 @@ def test_a_forbidden_change_is_reported_and_changes_nothing():
 def test_an_upgraded_operator_restarts_nothing():
     from dataclasses import replace
 
-    world = World()
-    world.settle()
+    world = settled()
     uids = {pod["metadata"]["uid"] for pod in world.cluster.of_kind("Pod")}
     world.cluster.calls.clear()
     images = replace(world.settings.images, worker="worker:2", gpu="gpu:2", redis="redis:2")
@@ -429,8 +403,7 @@ def test_an_upgraded_operator_restarts_nothing():
 
 
 def test_a_job_deleted_and_made_again_under_its_name_waits_for_the_old_ones_children():
-    world = World()
-    world.settle()
+    world = settled()
     old = world.job["metadata"]["uid"]
     leftover = dict(world.cluster.find("Service", "job-redis") or {})
     world.cluster.remove("RLJob", "job")
@@ -502,8 +475,7 @@ def test_files_are_copied_once_with_their_digests():
 
 def test_a_job_that_only_scores_runs_without_trainer_and_rollouts():
     training = dict.fromkeys(("model", "data", "algorithm", "rollout", "trainer", "storage"))
-    world = World(rljob(**training))
-    world.settle()
+    world = settled(**training)
     assert world.status["phase"] == "Running"
     assert not world.cluster.of_kind("Job")
     assert {d["metadata"]["name"] for d in world.cluster.of_kind("Deployment")} == {
@@ -514,8 +486,7 @@ def test_a_job_that_only_scores_runs_without_trainer_and_rollouts():
 
 
 def test_each_event_is_recorded_once():
-    world = World()
-    world.settle()
+    world = settled()
     world.cluster.end_trainer(1, "boom")
     world.settle()
     world.cluster.end_trainer(0)

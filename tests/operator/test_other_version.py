@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from world import World, rljob
+from world import World, rljob, settled
 
 from plaudit_operator.names import ConditionType
 
@@ -36,8 +36,7 @@ def pods(world: World) -> set[str]:
 
 
 def test_another_default_restarts_nothing_and_stays_out_of_the_job_file():
-    world = World()
-    world.settle()
+    world = settled()
     before = pods(world)
     # The version that admitted it had another default, a field that is gone since, and none of maxDisruptions.
     rewrite(world, "job.yaml", lambda job: job["spec"]["rollout"]["engine"].update(oldField=1, tensorParallelSize=1))
@@ -60,8 +59,7 @@ def test_another_default_restarts_nothing_and_stays_out_of_the_job_file():
 
 
 def test_an_edit_after_an_upgrade_keeps_the_images_of_the_jobs_admission():
-    world = World(rljob(reward={"scorers": rljob()["spec"]["reward"]["scorers"], "timeoutSeconds": 30}))
-    world.settle()
+    world = settled(reward={"scorers": rljob()["spec"]["reward"]["scorers"], "timeoutSeconds": 30})
     world.settings = replace(world.settings, images=replace(world.settings.images, worker="worker:2"))
     world.start_operator()
     world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(metrics={"rewardLatency": {"target": 0.5}}))
@@ -74,8 +72,7 @@ def test_an_edit_after_an_upgrade_keeps_the_images_of_the_jobs_admission():
 
 
 def test_a_mutable_field_that_the_admitting_version_did_not_know_stays_out_of_its_processes_file():
-    world = World()
-    world.settle()
+    world = settled()
     newer = ("metrics.rewardLatency", "metrics.rewardLatency.target", "rollout.replicas")
 
     def of_older_version(fields: Any) -> None:
@@ -99,8 +96,7 @@ def test_a_mutable_field_that_the_admitting_version_did_not_know_stays_out_of_it
 
 def admitted_with_zero_steps() -> World:
     """A running job whose ``algorithm.steps`` this version rejects."""
-    world = World()
-    world.settle()
+    world = settled()
     for key in ("spec.json", "current.json"):
         rewrite(world, key, lambda spec: spec["algorithm"].update(steps=0))
     world.cluster.edit("RLJob", "job", lambda job: job["spec"]["algorithm"].update(steps=0))
@@ -139,8 +135,7 @@ def test_its_valid_edits_apply_and_only_the_new_part_of_an_invalid_one_is_reject
 
 
 def test_a_rollback_that_takes_fields_of_the_newer_version_out_of_the_spec_changes_nothing():
-    world = World()
-    world.settle()
+    world = settled()
     before = pods(world)
     for key in ("spec.json", "current.json"):
         rewrite(world, key, lambda spec: spec["rollout"].update(newField=1))

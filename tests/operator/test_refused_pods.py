@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from cluster_model import ClusterModel
-from world import World, rljob
+from world import World, rljob, settled
 
 from plaudit_operator.cache import Key
 from plaudit_operator.names import ConditionType
@@ -119,8 +119,7 @@ def test_jobs_of_a_namespace_share_one_list_of_its_events():
 
 def leaving(grace_s: int) -> World:
     """Return a running job whose trainer's pod is being deleted with this grace period."""
-    world = World()
-    world.settle()
+    world = settled()
     (pod,) = (p for p in world.cluster.of_kind("Pod") if p["metadata"]["labels"]["plaudit.dev/role"] == "trainer")
     gone = copy.deepcopy(pod)
     gone["metadata"] |= {"deletionTimestamp": timestamp(world.cluster.now + grace_s)}

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import World, rljob
+from world import World, rljob, settled
 
 from plaudit_operator.planning import rendering
 from plaudit_operator.planning.rendering import Rendering
@@ -57,8 +57,7 @@ def test_a_cached_rendering_equals_a_fresh_one(world: Any):
 
 
 def test_an_edit_is_rendered_anew():
-    world = World()
-    world.settle()
+    world = settled()
     for replicas in (5, 1, 5):
         world.cluster.edit(
             "RLJob", "job", lambda job, replicas=replicas: job["spec"]["rollout"].update(replicas=replicas)

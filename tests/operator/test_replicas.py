@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from world import World, rljob
+from world import World, settled
 
 from plaudit_operator import names
 from plaudit_operator.observed import labels
@@ -16,9 +16,7 @@ ROLLOUT = {"replicas": 2, "podsPerReplica": 2, "engine": ENGINE}
 
 def running(**spec: Any) -> World:
     """Return a world with a running job of two replicas of two pods."""
-    world = World(rljob(**{"rollout": ROLLOUT, **spec}))
-    world.settle()
-    return world
+    return settled(**{"rollout": ROLLOUT, **spec})
 
 
 def rollout_jobs(world: World) -> list[dict[str, Any]]:

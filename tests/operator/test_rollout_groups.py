@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from world import World, rljob
+from world import World, rljob, settled
 
 from plaudit_operator import names
 from plaudit_operator.names import ConditionType
@@ -29,9 +29,7 @@ ROLLOUT = {
 
 
 def running(**spec: Any) -> World:
-    world = World(rljob(**{"rollout": ROLLOUT, **spec}))
-    world.settle()
-    return world
+    return settled(**{"rollout": ROLLOUT, **spec})
 
 
 def template_of(world: World, kind: str, name: str) -> dict[str, Any]:

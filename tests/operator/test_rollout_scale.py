@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from world import World, rljob
+from world import settled
 
 from plaudit_operator.crd.definition import custom_resource_definition
 
@@ -25,8 +25,7 @@ def at(job: dict[str, Any], path: str) -> Any:
 @pytest.mark.parametrize("pods", [1, 2])
 def test_a_scaled_job_reports_as_many_rollouts_as_were_asked_for(pods: int):
     engine = {"tensorParallelSize": 2}
-    world = World(rljob(rollout={"replicas": 2, "podsPerReplica": pods, "engine": engine}))
-    world.settle()
+    world = settled(rollout={"replicas": 2, "podsPerReplica": pods, "engine": engine})
     paths = scale_paths()
     assert (at(world.job, paths["specReplicasPath"]), at(world.job, paths["statusReplicasPath"])) == (2, 2)
     wanted = dict(pair.split("=") for pair in at(world.job, paths["labelSelectorPath"]).split(","))

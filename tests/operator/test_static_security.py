@@ -10,7 +10,7 @@ from typing import get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
-from world import World, rljob
+from world import settled
 
 from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.job.spec.kubernetes.pod import PodSpec
@@ -52,8 +52,7 @@ def test_there_is_no_default_password():
     assert "password" not in values.lower()
     found = []
     for _ in range(2):
-        world = World(rljob())
-        world.settle()
+        world = settled()
         found.append(world.cluster.of_kind("Secret")[0]["stringData"])
     before, after = found
     assert all(before[user] != after[user] for user in before if user not in ("users.acl", "keda-username"))

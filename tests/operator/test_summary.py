@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 from test_backoff import reject, stuck
-from world import World, rljob
+from world import World, rljob, settled
 
 from plaudit_operator.names import ConditionType
 from plaudit_workers.launch.redis.server import RedisServer
@@ -25,6 +25,10 @@ def summary(world: World) -> tuple[str, str, str]:
     return ready, reconciling, stalled
 
 
+def running() -> World:
+    return settled()
+
+
 def starting() -> World:
     world = World()
     world.deliver()
@@ -32,22 +36,12 @@ def starting() -> World:
     return world
 
 
-def running() -> World:
-    world = World()
-    world.settle()
-    return world
-
-
 def suspended() -> World:
-    world = World(rljob(suspend=True))
-    world.settle()
-    return world
+    return settled(suspend=True)
 
 
 def invalid() -> World:
-    world = World(rljob(storage=None))
-    world.settle()
-    return world
+    return settled(storage=None)
 
 
 def edited_badly() -> World:
@@ -138,8 +132,7 @@ def test_a_job_of_another_controller_is_left_alone():
 
 
 def test_a_job_that_names_this_operator_runs():
-    world = World(rljob(managedBy="plaudit.dev/rljob-operator"))
-    world.settle()
+    world = settled(managedBy="plaudit.dev/rljob-operator")
     assert world.status["phase"] == "Running"
     config = world.cluster.find("ConfigMap", "job-job")
     assert config

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cluster_model import START
-from world import World
+from world import World, settled
 
 from plaudit_operator.names import ConditionType
 from plaudit_operator.observed import timestamp
@@ -53,8 +53,7 @@ def pods_of(world: World, role: str) -> list[dict[str, Any]]:
 
 
 def test_a_trainer_on_a_lost_node_does_not_wait_for_its_ten_minutes_of_grace():
-    world = World()
-    world.settle()
+    world = settled()
     lose_node_of(world, "trainer", grace_s=600)
     turns(world)
     assert len(pods_of(world, "trainer")) == 1  # the node may come back
@@ -66,8 +65,7 @@ def test_a_trainer_on_a_lost_node_does_not_wait_for_its_ten_minutes_of_grace():
 
 
 def test_a_trainer_that_is_drained_keeps_its_grace():
-    world = World()
-    world.settle()
+    world = settled()
     drained = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
     conditions = [{"type": "ContainersReady", "status": "True"}, {"type": "Ready", "status": "True"}, drained]
     change_pods(world, "trainer", {"conditions": conditions}, deletionTimestamp=timestamp(START + 600))
@@ -78,8 +76,7 @@ def test_a_trainer_that_is_drained_keeps_its_grace():
 
 
 def test_redis_on_a_lost_node_is_reported_and_never_forced():
-    world = World()
-    world.settle()
+    world = settled()
     lose_node_of(world, "redis", grace_s=30)
     world.cluster.edit("StatefulSet", "job-redis", lambda item: item["status"].update(readyReplicas=0))
     world.cluster.now += 3600
@@ -90,8 +87,7 @@ def test_redis_on_a_lost_node_is_reported_and_never_forced():
 
 
 def test_redis_that_is_deleted_by_hand_has_not_lost_its_node():
-    world = World()
-    world.settle()
+    world = settled()
     change_pods(world, "redis", {}, deletionTimestamp=timestamp(START + 30))
     world.cluster.edit("StatefulSet", "job-redis", lambda item: item["status"].update(readyReplicas=0))
     turns(world)
@@ -122,8 +118,7 @@ def container(**status: Any) -> dict[str, Any]:
     ],
 )
 def test_trouble_is_reported_once_with_its_remedy(role: str, kind: str, pods: dict[str, Any], reason: str, words: str):
-    world = World()
-    world.settle()
+    world = settled()
     change_pods(world, role, pods)
     world.cluster.edit("Deployment", f"job-{role}", lambda item: item["status"].update(readyReplicas=0))
     turns(world, 8)
@@ -137,8 +132,7 @@ def test_trouble_is_reported_once_with_its_remedy(role: str, kind: str, pods: di
 def test_a_problem_reported_by_metrics_degrades_a_job_until_it_is_solved(monkeypatch: pytest.MonkeyPatch):
     found = troubles({"quality"}, 70, 100)
     monkeypatch.setattr(World, "read", lambda *_: {"step": 1, "troubles": found})
-    world = World()
-    world.settle()
+    world = settled()
     world.cluster.now += 10
     world.settle()
     degraded = world.condition(ConditionType.DEGRADED)
@@ -157,8 +151,7 @@ def test_a_redis_without_a_limit_is_never_full():
 
 
 def test_a_running_job_whose_lost_service_the_cluster_refuses_is_degraded_until_it_is_there_again():
-    world = World()
-    world.settle()
+    world = settled()
 
     def forbids(call: str) -> None:
         if call == "create Service job-metrics":

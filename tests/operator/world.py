@@ -134,3 +134,10 @@ class World:
         """Everything that the job owns, without pods and events."""
         left_out = ("RLJob", "RewardService", "Pod", "Event", "Lease")
         return {(kind, name) for kind, _, name in self.cluster.objects if kind not in left_out}
+
+
+def settled(**sections: Any) -> World:
+    """Return the world of ``rljob(**sections)`` once operator and controllers have nothing more to do."""
+    world = World(rljob(**sections))
+    world.settle()
+    return world

@@ -70,6 +70,13 @@ class FaultyServer:
     def origin(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
+    async def __aenter__(self) -> FaultyServer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
     async def start(self) -> None:
         """Listen; after ``stop``, on the same port again."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)

@@ -2,49 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 EOS = 14
+
+
+def make_tiny_policy(
+    symbols: Sequence[str], seed: int, *, bos: str | None = None, **sizes: Any
+) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
+    """Return a random 2-layer Qwen2 and its tokenizer, not saved yet (both are made in milliseconds).
+
+    Args:
+        symbols: one token each; among them ``<pad>``, ``<unk>``, ``<eos>`` at ``EOS``, and ``bos``.
+        seed: of the weights.
+        bos: the symbol at the beginning of a text.
+        **sizes: of the model's configuration.
+    """
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    vocabulary = {symbol: number for number, symbol in enumerate(symbols)}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"} | ({"bos_token": bos} if bos else {})
+    config = Qwen2Config(
+        vocab_size=len(symbols),
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        eos_token_id=EOS,
+        bos_token_id=None,
+        **sizes,
+    )
+    torch.manual_seed(seed)
+    return Qwen2ForCausalLM(config), PreTrainedTokenizerFast(tokenizer_object=words, **special)
 
 
 def save_tiny_model(folder: Path, seed: int, *, tied: bool = False) -> Path:
     """Writes a 2-layer, 128-wide Qwen2 of 16 symbols whose weights are large enough that versions differ visibly."""
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from tokenizers import decoders
 
-    symbols = [*"0123456789+=", "<pad>", "<bos>", "<eos>", "<unk>"]
-    vocabulary = {symbol: number for number, symbol in enumerate(symbols)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>"
+    model, tokenizer = make_tiny_policy(
+        [*"0123456789+=", "<pad>", "<bos>", "<eos>", "<unk>"],
+        seed,
+        bos="<bos>",
+        hidden_size=128,
+        intermediate_size=256,
+        num_key_value_heads=4,
+        max_position_embeddings=512,
+        initializer_range=0.1,
+        tie_word_embeddings=tied,
     )
-    fast.save_pretrained(folder)
-    torch.manual_seed(seed)
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=16,
-            hidden_size=128,
-            intermediate_size=256,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            max_position_embeddings=512,
-            initializer_range=0.1,
-            tie_word_embeddings=tied,
-            eos_token_id=EOS,
-        )
-    )
+    tokenizer.backend_tokenizer.decoder = decoders.Fuse()
     with torch.no_grad():
         model.lm_head.weight *= 2.5
         model.lm_head.weight[EOS] = 0.0  # an improbable end at temperature 1: most responses are long
+    tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
     return folder
-
-
-EOS = 14
 
 
 def reference_logprobs(

@@ -13,7 +13,7 @@ from aiohttp.abc import AbstractStreamWriter
 from multidict import CIMultiDict
 from yarl import URL
 
-from plaudit_reward.http.errors import ConnectionLostError, NoResponseError, ResponseTooLargeError, UnreachableError
+from plaudit_reward.http.errors import ConnectionLostError, ResponseTooLargeError, UnreachableError
 from plaudit_reward.http.open_files import allow_connections
 from plaudit_reward.http.response import Response, one_line
 from plaudit_wire.errors import CallTimeoutError, ConfigurationError

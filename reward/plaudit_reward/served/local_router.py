@@ -8,7 +8,6 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from plaudit_reward.http.response import Response
 from plaudit_reward.scorer import Attempt
 from plaudit_reward.served.pool import ServerPool
 from plaudit_wire.errors import CallTimeoutError, InfrastructureError

@@ -6,8 +6,7 @@ While an alert fires, the first command of its entry in the runbook gives the an
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,19 +20,10 @@ from plaudit_operator.runtime.kinds import RLJOB
 from plaudit_operator.series import OperatorSeries
 from plaudit_workers.launch.redis.server import RedisServer
 from simulated_run import Simulation
+from waiting import until_in_thread
 
 TRAINING = {"PLAUDIT_SCHEDULE": "on-policy", "PLAUDIT_MAX_STALENESS": "0"}
 PLAN = {"steps": 100_000, "prompts_per_step": 4}
-_WITHIN_S = 120
-
-
-async def until(holds: Callable[[], bool]) -> float:
-    """Wait until it holds; return the seconds."""
-    began = time.monotonic()
-    async with asyncio.timeout(_WITHIN_S):
-        while not await asyncio.to_thread(holds):
-            await asyncio.sleep(0.2)
-    return time.monotonic() - began
 
 
 @pytest.fixture
@@ -60,21 +50,23 @@ async def trainer_of(simulation: Any, **plan: Any) -> asyncio.subprocess.Process
     """Start a trainer as a process; return when a step has closed."""
     process = await simulation.trainer_process({"update_s": 0.2, "plan": PLAN | plan})
     closed = len(simulation.steps())
-    await until(lambda: len(simulation.steps()) > closed)
+    await until_in_thread(lambda: len(simulation.steps()) > closed)
     return process
 
 
 async def test_a_killed_trainer_raises_its_alert_until_another_one_trains(run: Any, prometheus: Any) -> None:
     async with run.workers():
         trainer = await trainer_of(run)
-        await until(lambda: "NoTrainer" not in prometheus.firing(run.name))  # it fired before the first heartbeat
+        await until_in_thread(
+            lambda: "NoTrainer" not in prometheus.firing(run.name)
+        )  # it fired before the first heartbeat
         trainer.kill()
         await trainer.wait()
-        await until(lambda: "NoTrainer" in prometheus.firing(run.name))
+        await until_in_thread(lambda: "NoTrainer" in prometheus.firing(run.name))
         _, roles = await looked(run)
         assert roles == {"rollout", "reward"}
         trainer = await trainer_of(run)
-        await until(lambda: "NoTrainer" not in prometheus.firing(run.name))
+        await until_in_thread(lambda: "NoTrainer" not in prometheus.firing(run.name))
         trainer.kill()
         await trainer.wait()
 
@@ -82,14 +74,16 @@ async def test_a_killed_trainer_raises_its_alert_until_another_one_trains(run: A
 async def test_a_run_without_rollouts_raises_their_alert_and_not_that_of_the_trainer(run: Any, prometheus: Any) -> None:
     async with run.workers():
         trainer = await trainer_of(run)
-        await until(lambda: "NoReadyRollout" not in prometheus.firing(run.name))  # it fired before the first heartbeat
-    await until(lambda: "NoReadyRollout" in prometheus.firing(run.name))
+        await until_in_thread(
+            lambda: "NoReadyRollout" not in prometheus.firing(run.name)
+        )  # it fired before the first heartbeat
+    await until_in_thread(lambda: "NoReadyRollout" in prometheus.firing(run.name))
     streams, roles = await looked(run)
     assert streams["prompts"]["undelivered"] + streams["prompts"]["in_flight"] > 0
     assert "rollout" not in roles
     assert not prometheus.firing(run.name) & {"NoTrainer", "NoRewardWorkers"}
     async with run.workers():
-        await until(lambda: "NoReadyRollout" not in prometheus.firing(run.name))
+        await until_in_thread(lambda: "NoReadyRollout" not in prometheus.firing(run.name))
         trainer.kill()
         await trainer.wait()
 
@@ -101,9 +95,8 @@ async def test_a_run_that_ended_raises_no_alert_where_an_operator_reports_its_en
             assert await trainer.wait() == 0
         alert = f'ALERTS{{alertname="NoTrainer", alertstate="firing", run="{run.name}"}}'
         without = f'sum without (role, state) (plaudit_workers{{role="trainer", run="{run.name}"}}) == 0'
-        await until(lambda: bool(prometheus.query(without)))
-        await asyncio.sleep(8)  # the alert holds for two seconds here, and is kept for as long
-        await until(lambda: bool(prometheus.query(without)))  # not at once: a scrape may be late
+        # Long enough for an alert that holds for two seconds here, and is kept for as long.
+        await until_in_thread(lambda: bool(prometheus.query(f"count_over_time(({without})[7s:500ms]) >= 14")))
         assert not prometheus.query(f"max_over_time({alert}[3s])")
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from metrics_process import MetricsProcess
 from plaudit_workers.launch.redis.server import RedisServer
 from simulated_run import Simulation, make_plan
+from waiting import until_in_thread
 
 SCORER = """
 import asyncio, pathlib
@@ -44,12 +45,6 @@ def firing(prometheus: Any, run: str) -> set[tuple[str, str]]:
     return {(alert["metric"]["alertname"], alert["metric"]["severity"]) for alert in alerts}
 
 
-async def until(condition: Callable[[set[tuple[str, str]]], bool], prometheus: Any, run: str) -> None:
-    async with asyncio.timeout(120):
-        while not condition(await asyncio.to_thread(firing, prometheus, run)):
-            await asyncio.sleep(0.2)
-
-
 async def test_alerts_fire_while_scoring_is_slow_and_clear_when_it_recovers(
     redis_server: RedisServer, run_name: str, prometheus: Any, tmp_path: Path
 ) -> None:
@@ -63,12 +58,12 @@ async def test_alerts_fire_while_scoring_is_slow_and_clear_when_it_recovers(
     plan = make_plan(steps=1000, prompts_per_step=8)
     try:
         async with going_on(simulation, plan):
-            await until(lambda fires: fires >= BOTH, prometheus, run_name)
+            await until_in_thread(lambda: firing(prometheus, run_name) >= BOTH)
             await service.kill()
             simulation.broken_file.unlink()
             await simulation.until_steps(len(simulation.steps()) + 2)  # that no service has seen
             await service.start()
-            await until(lambda fires: not fires & BOTH, prometheus, run_name)
+            await until_in_thread(lambda: not firing(prometheus, run_name) & BOTH)
             await simulation.until_steps(len(simulation.steps()) + 2)
         await no_step_is_lost(simulation, service)
     finally:

@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,12 @@ from plaudit_workers.training.backend.scripted import ScriptedBackend
 from runbook import answer
 from scoring_service import StartService, start_service
 from simulated_run import Simulation, make_plan
+from waiting import until_in_thread
 
 pytestmark = pytest.mark.skipif(not shutil.which("jq"), reason="jq is not installed (Debian: apt-get install jq)")
 
 __all__ = ["start_service"]
 
-_WITHIN_S = 120
 _SLOW = """
 import asyncio
 
@@ -103,16 +103,10 @@ class Walk:
         finally:
             await transport.close()
 
-    async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until it holds."""
-        async with asyncio.timeout(_WITHIN_S):
-            while not await asyncio.to_thread(holds):
-                await asyncio.sleep(0.2)
-
     async def fires(self, *names: str) -> None:
         """Wait until all these alerts fire at once."""
         try:
-            await self.until(lambda: set(names) <= self.firing())
+            await until_in_thread(lambda: set(names) <= self.firing())
         except TimeoutError:
             pytest.fail(f"of {sorted(names)} these do not fire: {sorted(set(names) - self.firing())}")
 
@@ -120,6 +114,11 @@ class Walk:
         """Return the names of the run's alerts that fire now."""
         found: set[str] = self._prometheus.firing(self.simulation.name)
         return found
+
+    def ran_an_hour_ago(self) -> bool:
+        """Return True once the run's figures reach back an hour, in shortened windows."""
+        ago = f"offset {self._prometheus.windows.duration('1h')}"
+        return bool(self._prometheus.query(f'plaudit_last_step_truncated_share{{run="{self.simulation.name}"}} {ago}'))
 
     def waiting(self) -> float:
         """Return the number of samples that no worker has taken."""
@@ -221,14 +220,17 @@ async def test_a_policy_that_collapses_into_long_responses_without_reward(walk: 
     broken = walk.simulation.broken_file
     long = walk.simulation.folder / "long"
     walk.simulation.engine_class = type("_Engine", (_LongWinded,), {"since": long})
+    # The runbook shows 50 steps: they must reach back to before the collapse when the alert fires.
+    walk.simulation.update_s = lambda groups: 0.5 if broken.exists() else 0.1
     async with walk.observed(), walk.training():
-        await asyncio.sleep(20)  # the day before, in shortened windows: truncation is compared with an hour ago
+        await until_in_thread(walk.ran_an_hour_ago)  # truncation is compared with then
         broken.touch()
         long.touch()
-        await walk.fires("RewardCollapsed", "RewardsUniform", "TruncationHigh")
+        await walk.fires("RewardCollapsed")
         rewards = [step["r"] for step in objects(await walk.look("RewardCollapsed"))]
         assert max(rewards) > 0.3
         assert rewards[-1] == 0.0
+        await walk.fires("RewardCollapsed", "RewardsUniform", "TruncationHigh")
         uniform = series(await walk.look("RewardsUniform"))
         assert uniform[next(name for name in uniform if name.startswith("plaudit_reward_std"))] == 0.0
         truncated = [step["t"] for step in objects(await walk.look("TruncationHigh"))]
@@ -374,7 +376,7 @@ async def test_a_service_that_receives_more_than_it_scores(
 
         try:
             async with meanwhile(feeding()):
-                await walk.until(lambda: walk.waiting() > 2 * THRESHOLDS["backlogEntries"])
+                await until_in_thread(lambda: walk.waiting() > 2 * THRESHOLDS["backlogEntries"])
                 backlog = json.loads(await walk.look("BacklogGrowing"))
         finally:
             let_go.touch()

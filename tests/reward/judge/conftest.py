@@ -26,10 +26,8 @@ from plaudit_workers.launch.redis.server import RedisServer
 
 @pytest.fixture
 async def server(faults: ModuleType) -> AsyncIterator[Any]:
-    server = faults.FaultyServer()
-    await server.start()
-    yield server
-    await server.stop()
+    async with faults.FaultyServer() as server:
+        yield server
 
 
 @pytest.fixture

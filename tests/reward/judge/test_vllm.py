@@ -31,7 +31,7 @@ from plaudit_workers.job.model_server_command import server_environment
 from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
 
 PREPARE = Path(__file__).parents[3] / "examples" / "01-copy-digits" / "prepare.py"
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 READY_WITHIN_S = 400.0
 
 

@@ -23,6 +23,8 @@ from plaudit_wire.errors import InfrastructureError
 from plaudit_wire.sample import Sample
 from plaudit_workers.launch.redis.server import free_port
 
+pytestmark = pytest.mark.engines
+
 CHAT = [{"role": "user", "content": "hi"}]
 BAD = [
     (b"{", "truncated"),

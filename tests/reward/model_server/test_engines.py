@@ -17,7 +17,7 @@ from plaudit_reward.served.pool import ServerPool
 from plaudit_wire.errors import DataError
 from plaudit_wire.sample import Sample
 
-pytestmark = pytest.mark.timeout(560)
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(560)]
 
 Plain = Callable[[str, list[str]], list[list[float]]]
 

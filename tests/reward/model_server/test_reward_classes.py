@@ -18,6 +18,7 @@ from plaudit_workers.job.model_server_command import server_command, server_envi
 from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
 
 pytestmark = [
+    pytest.mark.engines,
     pytest.mark.timeout(560),
     pytest.mark.filterwarnings("ignore:.torch.distributed.reduce_op. is deprecated:FutureWarning"),
 ]

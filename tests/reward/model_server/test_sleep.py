@@ -13,7 +13,7 @@ from plaudit_workers.launch.served_models.server_client import ServerClient, Ser
 
 TEXTS = ["a text that waits", "another one"]
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("name", ["server", "vllm_server"])

@@ -45,10 +45,8 @@ Ask = Callable[..., Any]
 
 @pytest.fixture
 async def server(faults: ModuleType) -> AsyncIterator[Any]:
-    server = faults.FaultyServer("/reward")
-    await server.start()
-    yield server
-    await server.stop()
+    async with faults.FaultyServer("/reward") as server:
+        yield server
 
 
 @pytest.fixture

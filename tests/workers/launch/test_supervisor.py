@@ -12,7 +12,7 @@ from plaudit_workers.launch.supervisor import Supervisor
 from plaudit_workers.process import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, ProcessEnding
 from plaudit_workers.stream.connection import RedisAddress
 
-pytestmark = pytest.mark.usefixtures("ray_cluster")
+pytestmark = [pytest.mark.engines, pytest.mark.usefixtures("ray_cluster")]
 
 
 def plan(folder: Path, role: Role, function: str) -> ProcessPlan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
 from plaudit_workers.stream.worker.consumer import ConsumerOptions
 from tiny_policy import reference_logprobs, save_tiny_model
+from waiting import until
 
 PROMPT_IDS = [4, 5, 6, 7]
 QUICK = ConsumerOptions(block_s=0.05, reclaim_every_s=0.05, renew_every_s=0.1)
@@ -95,15 +96,8 @@ class Run:
             found[:] = [read] if read is not None else []
             return read is not None and sum(sample.body is not None for sample in read.samples) >= count
 
-        await eventually(enough, within_s)
+        await until(enough, within_s)
         return found[0]
-
-
-async def eventually(check: Callable[[], Awaitable[bool]], within_s: float = 20.0) -> None:
-    """Waits until the check holds."""
-    async with asyncio.timeout(within_s):
-        while not await check():
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -128,11 +122,6 @@ def make_training_job() -> Callable[..., RLJob]:
         return RLJob.model_validate(document)
 
     return make
-
-
-@pytest.fixture(name="eventually")
-def eventually_fixture() -> Callable[..., Awaitable[None]]:
-    return eventually
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from plaudit_workers.agent_processes.messages import FunctionTool, ProcessLimits
 from plaudit_workers.agent_processes.processes import AgentProcesses
 from plaudit_workers.rollout.agents.chat.tool_calls import ParsedCall
 from plaudit_workers.rollout.agents.tool_process import CallEnd, ToolProcess
+from waiting import until
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # transformers warns when it is imported
@@ -322,7 +323,7 @@ async def test_the_sample_beside_them_keeps_its_process_and_its_state(ends) -> N
     assert [(end.outcome, end.text) for end in counted] == [("ok", str(n + 1)) for n in range(len(counted))]
 
 
-async def test_a_daemon_ends_with_its_sample(processes, eventually) -> None:
+async def test_a_daemon_ends_with_its_sample(processes) -> None:
     tools = {tool.name: tool for tool in await processes.open()}
     async with ToolProcess(processes, tools, {}) as process:
         (end,) = await process.call([ParsedCall("starts_a_daemon", {})])
@@ -332,10 +333,10 @@ async def test_a_daemon_ends_with_its_sample(processes, eventually) -> None:
     async def ended() -> bool:
         return not daemon.exists()
 
-    await eventually(ended)
+    await until(ended)
 
 
-async def test_closing_the_processes_ends_what_running_samples_started(tmp_path, eventually) -> None:
+async def test_closing_the_processes_ends_what_running_samples_started(tmp_path) -> None:
     (tmp_path / "daemon.py").write_text(_described(TOOLS))
     processes = AgentProcesses([FunctionTool(str(tmp_path / "daemon.py"), "starts_a_daemon")])
     tools = {tool.name: tool for tool in await processes.open()}
@@ -347,4 +348,4 @@ async def test_closing_the_processes_ends_what_running_samples_started(tmp_path,
     async def ended() -> bool:
         return not Path(f"/proc/{int(end.text)}").exists()
 
-    await eventually(ended)
+    await until(ended)

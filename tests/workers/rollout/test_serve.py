@@ -12,6 +12,7 @@ from plaudit_workers.process import ProcessSettings
 from plaudit_workers.rollout.follower import until_closed
 from plaudit_workers.rollout.worker import serve
 from plaudit_workers.training import worker as training
+from waiting import until
 
 JOB = """
 apiVersion: plaudit.dev/v1alpha1
@@ -69,16 +70,16 @@ async def readiness(port: int) -> str:
     return answer.split(b" ")[1].decode()
 
 
-async def test_it_gets_ready_with_the_announcement_works_and_drains(settings, run, eventually) -> None:
+async def test_it_gets_ready_with_the_announcement_works_and_drains(settings, run) -> None:
     port, stop = free_port(), asyncio.Event()
     serving = asyncio.create_task(serve(settings(health_port=port), stop))
 
     async def answers(code: str) -> bool:
         return await readiness(port) == code
 
-    await eventually(lambda: answers("503"))
+    await until(lambda: answers("503"))
     await run.announce(0)
-    await eventually(lambda: answers("200"))
+    await until(lambda: answers("200"))
     await run.admit("t-0-1.0", n=2)
     await run.published("t-0-1.0", 2)
     stop.set()

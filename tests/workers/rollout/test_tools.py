@@ -23,6 +23,7 @@ from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 from plaudit_workers.rollout.engines.vllm_arguments import prepare_environment
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.tokenizer import ChatTemplate
+from waiting import until
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # vLLM and torch warn when they are imported
@@ -422,7 +423,7 @@ async def test_tools_that_cannot_be_described_are_refused(open_agent, tool_file)
                 pass
 
 
-async def test_samples_in_tools_leave_their_places_in_the_engine(open_agent, run, start_worker, tokenizer, eventually):
+async def test_samples_in_tools_leave_their_places_in_the_engine(open_agent, run, start_worker, tokenizer):
     async with open_agent() as agent:
         agent.tools = {name: replace_timeout(tool) for name, tool in agent.tools.items()}
         await run.announce(0)
@@ -435,7 +436,7 @@ async def test_samples_in_tools_leave_their_places_in_the_engine(open_agent, run
             async def busy() -> bool:
                 return worker.busy >= 5
 
-            await eventually(busy)
+            await until(busy)
             assert worker.busy <= 6
 
 

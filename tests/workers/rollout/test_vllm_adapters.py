@@ -14,6 +14,7 @@ from plaudit_workers.rollout.engines.vllm_arguments import VllmSettings
 from plaudit_workers.rollout.engines.vllm_engine import VllmEngine
 
 pytestmark = [
+    pytest.mark.engines,
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore:.torch.distributed.reduce_op. is deprecated:FutureWarning"),
 ]

@@ -19,6 +19,7 @@ from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build, refuse_h
 from plaudit_workers.rollout.replica import ReplicaMember
 
 pytestmark = [
+    pytest.mark.engines,
     pytest.mark.timeout(300),  # importing vLLM takes 10 s, and much more beside other work
     pytest.mark.filterwarnings("ignore:.torch.distributed.reduce_op. is deprecated:FutureWarning"),
 ]

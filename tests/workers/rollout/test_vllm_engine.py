@@ -33,6 +33,7 @@ from plaudit_workers.weight_transfer.receiver import Reception
 from plaudit_workers.weight_transfer.server import WeightServer
 
 pytestmark = [
+    pytest.mark.engines,
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.timeout(300),  # importing vLLM takes 10 s, and much more beside other work
     # vLLM looks at every attribute of torch.distributed when it is imported.

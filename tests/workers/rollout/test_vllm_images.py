@@ -20,6 +20,7 @@ from tiny_vision import noise_image, save_vision_policy
 from vision_policy import opened, sequence, vision_job
 
 pytestmark = [
+    pytest.mark.engines,
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore:.torch.distributed.reduce_op. is deprecated:FutureWarning"),

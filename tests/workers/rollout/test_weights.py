@@ -319,7 +319,7 @@ async def test_a_rollout_that_can_receive_ignores_the_files_of_others(run, offer
     assert weights.held == version
 
 
-async def test_a_rollout_samples_with_its_version_while_it_receives_the_next(run, offer, eventually) -> None:
+async def test_a_rollout_samples_with_its_version_while_it_receives_the_next(run, offer) -> None:
     weights = follower(run, Recording())
     old = await offer(0)
     await weights.follow()

@@ -12,6 +12,7 @@ from plaudit_workers.rollout.engines.protocol import EngineFailedError
 from plaudit_workers.rollout.engines.script import Constant, Script, Uniform
 from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
+from waiting import until
 
 LONG = Sampling(max_tokens=100)
 
@@ -55,7 +56,7 @@ async def test_a_sample_is_published_when_it_finishes_not_when_its_group_does(ru
     assert published[-1] - published[0] > 0.2
 
 
-async def test_nothing_is_taken_before_a_policy_is_announced(run, start_worker, eventually) -> None:
+async def test_nothing_is_taken_before_a_policy_is_announced(run, start_worker) -> None:
     await run.admit("t-0-1.0")
     async with start_worker(engine()) as (worker, _):
         await asyncio.sleep(0.5)
@@ -81,11 +82,11 @@ async def test_a_prompt_waits_for_the_version_that_may_generate_it(run, start_wo
     assert [sample.body.generation.version_min for sample in group.samples] == [2, 2]
 
 
-async def test_a_switch_in_the_middle_of_a_sample_shows_in_its_spans(run, start_worker, eventually) -> None:
+async def test_a_switch_in_the_middle_of_a_sample_shows_in_its_spans(run, start_worker) -> None:
     await run.announce(0)
     await run.admit("t-0-1.0", n=1, sampling=LONG)
     async with start_worker(engine(latency_s=2.0, tokens=100)) as (worker, _):
-        await eventually(lambda: busy(worker, 1))
+        await until(lambda: busy(worker, 1))
         await asyncio.sleep(0.1)  # some tokens, and time enough for the others on a busy machine
         await run.announce(1)
         group = await run.published("t-0-1.0", 1)
@@ -120,7 +121,7 @@ class Probed(ScriptedEngine):
 
 @pytest.mark.parametrize("agrees", [True, False])
 async def test_a_sample_is_published_when_the_probe_of_its_weights_agrees(
-    run, start_worker, probe_file, eventually, agrees
+    run, start_worker, probe_file, agrees
 ) -> None:
     for number, second in ((0, -2.0), (1, -2.0 if agrees else -5.0)):
         folder = run.folder / str(PolicyVersion(run.trainer.incarnation, number))
@@ -138,10 +139,10 @@ async def test_a_sample_is_published_when_the_probe_of_its_weights_agrees(
 
     async def work() -> None:
         async with start_worker(probed) as (worker, _):
-            await eventually(lambda: busy(worker, 4))
+            await until(lambda: busy(worker, 4))
             await run.announce(1)
             await probed.asked.wait()
-            await eventually(finished)
+            await until(finished)
             await asyncio.sleep(0.3)
             assert await published() == [False] * 4
             probed.answer.set()
@@ -209,42 +210,42 @@ class HangsOnSecond(SingleTurn):
         return await super().run(prompt, generate)
 
 
-async def test_a_stopped_worker_finishes_samples_in_time_and_releases_the_rest(run, start_worker, eventually) -> None:
+async def test_a_stopped_worker_finishes_samples_in_time_and_releases_the_rest(run, start_worker) -> None:
     await run.announce(0)
     await run.admit("t-0-1.0", n=1)
     await run.admit("t-1-1.0", n=1)
     async with start_worker(engine(0.4), agent=HangsOnSecond(), drain_grace_s=2.0) as (worker, stop):
-        await eventually(lambda: busy(worker, 2))
+        await until(lambda: busy(worker, 2))
         stop.set()
         assert (await run.trainer.read("t-0-1.0")).samples[0].body is None
     assert not worker.ready
     assert (await run.trainer.read("t-0-1.0")).samples[0].body is not None
     options = ConsumerOptions(block_s=0.05, renew_every_s=0.1)
     async with Consumer(run.transport, "prompts", "rollout-1", options) as successor:
-        await eventually(lambda: takes(successor, "t-1-1.0"))
+        await until(lambda: takes(successor, "t-1-1.0"))
 
 
-async def test_a_lost_lease_ends_the_work_and_frees_its_places(run, start_worker, eventually) -> None:
+async def test_a_lost_lease_ends_the_work_and_frees_its_places(run, start_worker) -> None:
     await run.announce(0)
     await run.admit("t-0-1.0", n=4)
     slow = Counting(Script(Constant(60.0)))
     async with start_worker(slow) as (worker, _):
-        await eventually(lambda: busy(worker, 4))
+        await until(lambda: busy(worker, 4))
         async with Consumer(run.transport, "prompts", "thief") as thief:
             (stolen,) = await thief.reclaim(1, lease_s=0.0)
             assert stolen.payload.group == "t-0-1.0"
-            await eventually(lambda: busy(worker, 0))
+            await until(lambda: busy(worker, 0))
             assert slow.unfinished == 0
 
 
-async def test_work_on_a_group_that_is_gone_stops(run, start_worker, eventually) -> None:
+async def test_work_on_a_group_that_is_gone_stops(run, start_worker) -> None:
     await run.announce(0)
     await run.admit("t-0-1.0", n=5)
     slow = Counting(Script(Uniform(0.2, 60.0)))
     async with start_worker(slow) as (worker, _):
-        await eventually(lambda: busy(worker, 5))
+        await until(lambda: busy(worker, 5))
         await run.trainer.close("t-0-1.0", "dropped", "rolled_back")
-        await eventually(lambda: busy(worker, 0), within_s=60.0)
+        await until(lambda: busy(worker, 0), within_s=60.0)
         assert slow.unfinished == 0
         assert await run.transport.commands.xlen(run.transport.names.prompts) == 0
 
@@ -261,7 +262,7 @@ class FailsOnOdd:
         return trajectory
 
 
-async def test_an_agent_that_raises_costs_its_own_samples_only(run, start_worker, eventually) -> None:
+async def test_an_agent_that_raises_costs_its_own_samples_only(run, start_worker) -> None:
     await run.announce(0)
     await run.admit("t-0-1.0", n=8)
 
@@ -270,7 +271,7 @@ async def test_an_agent_that_raises_costs_its_own_samples_only(run, start_worker
         return all(sample.body or sample.scoring for sample in group.samples)
 
     async with start_worker(engine(), agent=FailsOnOdd()) as (worker, _):
-        await eventually(all_decided)
+        await until(all_decided)
         await run.admit("t-1-1.0", n=1, seed=12)
         assert worker.ready
     group = await run.trainer.read("t-0-1.0")
@@ -314,19 +315,19 @@ async def test_a_prompt_without_room_in_one_worker_goes_to_another(run, start_wo
     assert sorted(workers, key=str) == [{"rollout-0"}] * 4 + [{"rollout-1"}] * 4
 
 
-async def test_no_more_is_taken_than_there_is_room_for(run, start_worker, eventually) -> None:
+async def test_no_more_is_taken_than_there_is_room_for(run, start_worker) -> None:
     await run.announce(0)
     for number in range(10):
         await run.admit(f"t-{number}-1.0", n=4)
     async with start_worker(engine(0.3), max_concurrent_samples=8, samples_per_prompt=4) as (worker, _):
-        await eventually(lambda: busy(worker, 12))
+        await until(lambda: busy(worker, 12))
         pending = await run.transport.commands.xpending(run.transport.names.prompts, "rollout")
         assert pending["pending"] == 3
         for number in range(10):
             await run.published(f"t-{number}-1.0", 4)
 
 
-async def test_the_heartbeat_tells_version_and_load(run, start_worker, eventually) -> None:
+async def test_the_heartbeat_tells_version_and_load(run, start_worker) -> None:
     version = await run.announce(0)
     loading = []
 
@@ -336,7 +337,7 @@ async def test_the_heartbeat_tells_version_and_load(run, start_worker, eventuall
 
     slow_to_load = ScriptedEngine(Script(Constant(0.02), load_seconds=0.5))
     async with start_worker(slow_to_load, max_concurrent_samples=9):
-        await eventually(seen_loading)
+        await until(seen_loading)
         assert loading[0] == str(version)
         await run.admit("t-0-1.0")
         await run.published("t-0-1.0", 2)

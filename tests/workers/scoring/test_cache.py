@@ -25,11 +25,9 @@ Start = Callable[..., AbstractAsyncContextManager[Pipeline]]
 
 @pytest.fixture
 async def server(faults: ModuleType) -> AsyncIterator[Any]:
-    server = faults.FaultyServer("/rm")
-    server.reply = lambda request, number: Reply(body={"score": float(number)})
-    await server.start()
-    yield server
-    await server.stop()
+    async with faults.FaultyServer("/rm") as server:
+        server.reply = lambda request, number: Reply(body={"score": float(number)})
+        yield server
 
 
 @pytest.fixture

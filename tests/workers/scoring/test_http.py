@@ -21,11 +21,9 @@ from plaudit_workers.stream.connection import RedisAddress, Transport
 
 @pytest.fixture
 async def server(faults: ModuleType) -> AsyncIterator[Any]:
-    server = faults.FaultyServer("/rm")
-    server.reply = lambda request, number: Reply(body={"score": 0.5})
-    await server.start()
-    yield server
-    await server.stop()
+    async with faults.FaultyServer("/rm") as server:
+        server.reply = lambda request, number: Reply(body={"score": 0.5})
+        yield server
 
 
 async def test_workers_of_a_run_share_the_limits_of_an_endpoint_and_send_its_key(

@@ -32,10 +32,8 @@ SAMPLE = Sample("t-0-1.0", 0, "d", "2 + 2?", "4")
 
 @pytest.fixture
 async def server(faults: ModuleType) -> AsyncIterator[Any]:
-    server = faults.FaultyServer()
-    await server.start()
-    yield server
-    await server.stop()
+    async with faults.FaultyServer() as server:
+        yield server
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import textwrap
-import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ import psutil
 import pytest
 
 from plaudit_workers.launch.redis.server import RedisServer, free_port
+from waiting import until
 
 Make = Callable[..., Any]
 
@@ -71,13 +71,6 @@ def status(url: str) -> int:
         return error.code
     except OSError:
         return 0
-
-
-async def until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        await asyncio.sleep(0.02)
 
 
 def children_of(pid: int) -> list[int]:

@@ -31,7 +31,7 @@ SAMPLE = Sample("t-0-1.0", 0, "digits", "2718", "314", ground_truth="314")
 DIGITS = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "logit_bias": {"10": -100, "11": -100}}
 """A random model, made to write digits."""
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 # As in verl's recipes of generative reward models: the router's address, the model by its path, the model's tokenizer.
 ASYNC = """

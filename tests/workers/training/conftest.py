@@ -11,16 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Split
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from builders import make_body, make_prompt
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import ScorerRecord, ScoringRecord, Stamps
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.stream.group import Group, GroupSample
+from tiny_policy import make_tiny_policy
 
 SYMBOLS = [str(digit) for digit in range(10)] + ["=", "u", "a", "<pad>", "<eos>", "<unk>"]
 
@@ -31,24 +28,17 @@ torch.set_num_threads(1)
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """2 layers x 32, vocabulary 16, random weights, a tokenizer of one symbol a token."""
     folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(7)
-    config = Qwen2Config(
-        vocab_size=len(SYMBOLS),
+    model, tokenizer = make_tiny_policy(
+        SYMBOLS,
+        7,
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=128,
         tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=14,
         initializer_range=0.3,
     )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    words = Tokenizer(WordLevel({symbol: number for number, symbol in enumerate(SYMBOLS)}, unk_token="<unk>"))
-    words.pre_tokenizer = Split("", "isolated")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+    model.save_pretrained(folder)
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{% endfor %}"
         "{% if add_generation_prompt %}a{% endif %}"

@@ -13,6 +13,8 @@ from plaudit_workers.training.model.activations import checkpoint_layers
 from plaudit_workers.training.model.compilation import compile_layers, refuse_without_compiler
 from plaudit_workers.training.model.model import forward_logits
 
+pytestmark = pytest.mark.engines
+
 ROWS = [[9, 5], [30, 20, 3, 3], [40], [7, 7, 7], [12, 3, 1], [50, 9, 8, 4, 4, 2]]
 GRAPHS = 8
 """A layer before, in and behind its attention, in two modules: four, with and without gradients."""

@@ -19,7 +19,7 @@ from plaudit_workers.job.spec.section import choices
 from plaudit_workers.training.model.batches.batch import make_batch
 from rank_losses import run_cases
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None], [0.2, 0.4, 0.6, 0.8], [1.0, 1.0, 1.0]]
 OWN_LOSS = "def mine(tokens, anchor, settings):\n    return -(tokens.logprobs - anchor).tanh() * tokens.advantages\n"

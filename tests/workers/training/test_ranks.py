@@ -25,7 +25,7 @@ from tiny_vision import save_vision_policy
 from vision_policy import opened, random_batch, vision_job
 from whole_state import full_state, save_checkpoint
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None], [0.2, 0.4, 0.6, 0.8]]
 FSDP = {"strategy": "fsdp2", "ranks": 2, "activationCheckpointing": "layers"}

@@ -19,7 +19,7 @@ from plaudit_workers.training.model.batches.batch import make_batch
 from plaudit_workers.training.model.policy_model import build_model
 from rank_losses import run_cases
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None], [0.2, 0.4, 0.6, 0.8], [1.0, 1.0, 1.0]]
 SIZES = {

@@ -27,7 +27,7 @@ from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.training.model.model import build_empty
 from rank_starts import load_models
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 
 SIZES = {
     "vocab_size": 23,  # an odd number of rows: the ranks' shards differ

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from safetensors.torch import save_file
@@ -59,7 +59,6 @@ def delta_of(old, new):
     return TensorDelta.between(*(as_bits(bytes_of(each), each.element_size()) for each in (old, new)))
 
 
-@settings(deadline=None, max_examples=150)
 @given(tensors=st.lists(versions_of_a_tensor(), min_size=1, max_size=4))
 def test_any_tensors_are_restored_bit_by_bit_over_several_versions(tmp_path_factory, tensors):
     folder = tmp_path_factory.mktemp("weights")

@@ -16,7 +16,6 @@ import msgspec
 from plaudit_reward.code.sandbox.confinement.privileges import forbid_inspection
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.served.gate import CallGate
-from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import GroupDelivery
 from plaudit_wire.records import ScoringRecord, WorkerRecord

@@ -21,7 +21,6 @@ from plaudit_wire.errors import RefusedError
 from plaudit_wire.limits import LIVE_WITHIN_S
 from plaudit_wire.names import Names
 from plaudit_wire.outage import OUTAGE
-from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, redis_from
 
 _SCANNED_AT_ONCE = 1000
