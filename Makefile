@@ -5,7 +5,7 @@ BIN := .venv/bin
 # The tests start hundreds of interpreters: each would compile every module anew where no bytecode may be written.
 TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q --numprocesses 3 --no-loadscope-reorder
 OF_PARTS := --ignore tests/e2e --ignore tests/e2e_trainers
-PARTS := client wire metrics reward workers operator
+PARTS := client wire job metrics sandbox reward model_server workers operator
 # GPU=1 installs vLLM's GPU build; an environment that holds it keeps it, and GPU= goes back to the CPU build.
 GPU ?= $(if $(wildcard .venv/installed-gpu),1)
 INSTALLED := .venv/installed$(if $(GPU),-gpu)
@@ -30,7 +30,7 @@ demo: install ## a language model learns to copy digits; prints what each step w
 	@$(BIN)/python examples/01-copy-digits/prepare.py
 	@$(BIN)/plaudit run examples/01-copy-digits/job.yaml
 
-wheels: install ## the six distributions as wheels, in dist/
+wheels: install ## the nine distributions as wheels, in dist/
 	@rm -rf dist
 	@for part in $(PARTS); do \
 	  $(UV) build -q --wheel --no-build-isolation --offline --python $(BIN)/python --out-dir dist $$part || exit 1; \
@@ -43,8 +43,8 @@ check: install ## format, lint, types, import order, generated files
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m plaudit_workers.job.loading.reference --check
-	$(BIN)/python -m plaudit_operator.crd.definition --check
+	$(BIN)/python -m plaudit_job.reference --check
+	$(BIN)/python -m plaudit_operator.crd --check
 	$(BIN)/python -m plaudit_metrics.generate --check
 
 test: install promtool chromium ## the tests of every part, against real Redis, child processes, Prometheus, Chromium (5 minutes)
@@ -87,8 +87,8 @@ bench-operator: install cluster-build ## the operator with 1,000 jobs on a real 
 	$(BIN)/python benchmarks/operator_scale.py --json benchmarks/results/operator_scale.json
 
 generate: install ## write the generated files anew
-	$(BIN)/python -m plaudit_workers.job.loading.reference
-	$(BIN)/python -m plaudit_operator.crd.definition
+	$(BIN)/python -m plaudit_job.reference
+	$(BIN)/python -m plaudit_operator.crd
 	$(BIN)/python -m plaudit_metrics.generate
 
 e2e: install $(if $(PLAUDIT_E2E_KUBECONFIG),,cluster-build) ## tests on a real Kubernetes (root), or on that of PLAUDIT_E2E_KUBECONFIG
@@ -107,7 +107,7 @@ e2e-alerts: controllers-build ## faults in real runs on a real Kubernetes, and t
 	  $(BIN)/pytest -q tests/e2e_controllers/test_alert_cells.py tests/e2e_controllers/test_training_alerts.py
 
 plugin: install ## kubectl plaudit as one file, and its manifest for krew, in dist/ (PLUGIN_URL: address of the archive)
-	@$(BIN)/python -m plaudit_operator.plugin.bundle dist --url "$(PLUGIN_URL)"
+	@$(BIN)/python -m plaudit_operator.plugin_bundle dist --url "$(PLUGIN_URL)"
 
 chart: ## the Helm chart as an archive, in dist/
 	@command -v helm > /dev/null || { echo "helm is not on the PATH: install it (https://helm.sh/docs/intro/install)"; exit 2; }
@@ -148,7 +148,7 @@ requirements: $(UV) ## compile requirements/*.txt anew from requirements/*.in an
 	$(UV) pip compile -q --python-version 3.11 --python-platform x86_64-manylinux_2_31 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command 'make requirements' .uv/all-gpu.in -o requirements/all-gpu.txt
 	$(COMPILE_IMAGE) requirements/operator.in -o requirements/operator.txt
-	$(COMPILE_IMAGE) --extra traces $(foreach part,client wire metrics reward workers,--no-emit-package plaudit-$(part) $(part)/pyproject.toml) \
+	$(COMPILE_IMAGE) --extra traces $(foreach part,$(filter-out model_server operator,$(PARTS)),--no-emit-package plaudit-$(subst _,-,$(part)) $(part)/pyproject.toml) \
 	  -o requirements/workers.txt
 	$(COMPILE_GPU) --no-annotate requirements/vllm.in -o requirements/vllm.txt
 	@awk -F '==' 'NR == FNR {held[$$1]; next} /^[a-z].*==/ && !($$1 in held) {sub(/ .*/, "", $$2); print $$1 "==" $$2}' \
@@ -156,7 +156,7 @@ requirements: $(UV) ## compile requirements/*.txt anew from requirements/*.in an
 	$(COMPILE_GPU) --generate-hashes -c requirements/vllm.txt -c .uv/gpu-constraints.txt \
 	  $$(sed -n 's/^\([a-z0-9._-]*\)==.*/--no-emit-package \1/p' requirements/vllm.txt) \
 	  $(foreach extra,traces training tensorboard wandb,--extra $(extra)) \
-	  $(foreach part,client wire metrics reward workers,--no-emit-package plaudit-$(part) $(part)/pyproject.toml) -o requirements/gpu.txt
+	  $(foreach part,$(filter-out model_server operator,$(PARTS)),--no-emit-package plaudit-$(subst _,-,$(part)) $(part)/pyproject.toml) -o requirements/gpu.txt
 
 # What an image holds is a part of the environment, in the same versions.
 COMPILE_IMAGE = $(UV) pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \

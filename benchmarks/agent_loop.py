@@ -36,15 +36,16 @@ from typing import Any
 
 import numpy as np
 
+from plaudit_job.load import load_job
+from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.messages import Announcement, PolicyVersion, Prompt, Sampling
-from plaudit_workers.job.loading.load import load_job
-from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.published_weights import weights_digest
-from plaudit_workers.rollout.factory import build_engine, open_agent
-from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker, build_engine, open_agent
+from plaudit_workers.stream.calls import StreamLimits
+from plaudit_workers.stream.trainer import TrainerStreams
+from plaudit_workers.stream.transport import Transport
+from plaudit_workers.weights.published import weights_digest
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "10-agent"
 SAMPLES_PER_PROMPT = 8

@@ -27,8 +27,8 @@ import pyarrow.parquet as parquet
 import redis
 import yaml
 
-from plaudit_metrics.sources.history import read_steps
-from plaudit_workers.deadletters.address import redis_address
+from plaudit_metrics.sources.steps import read_steps
+from plaudit_workers.launch.transport import redis_address
 
 VICTIMS = ("rollout", "reward", "trainer", "redis")
 EXAMPLE = Path(__file__).parent.parent / "examples" / "01-copy-digits"

@@ -53,17 +53,16 @@ import numpy as np
 import pyarrow.parquet
 import yaml
 
-from plaudit_metrics.sources.history import read_steps
-from plaudit_workers.job.loading.load import load_job
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.trainer.groups import TrainerStreams
-from plaudit_workers.training.backend.scripted import ScriptedBackend
-from plaudit_workers.training.conductor.conductor import conduct
-from plaudit_workers.training.run.plan import RunPlan
-from plaudit_workers.training.run.server_clock import ServerClock
-from plaudit_workers.training.run.sinks import Sinks
-from plaudit_workers.training.run.state import RunContext
+from plaudit_job.load import load_job
+from plaudit_metrics.sources.steps import read_steps
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.stream.trainer import TrainerStreams
+from plaudit_workers.stream.transport import Transport
+from plaudit_workers.training.conductor import conduct
+from plaudit_workers.training.scripted import ScriptedBackend
+from plaudit_workers.training.sinks import Sinks
+from plaudit_workers.training.state import RunContext, RunPlan, ServerClock
 from plaudit_workers.training.worker import stream_limits
 
 GOALS = {"none": 1.10, "256": 1.05}

@@ -29,9 +29,10 @@ from typing import Any
 
 from transport_streams import GROUP_SIZE, ROLES
 
-from plaudit_workers.launch.redis.server import RedisServer, free_port
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.transitions.scripts import Scripts
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer, free_port
+from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.transport import Transport
 
 VARIANTS = ("without", "events", "events and service")
 BOUND = 0.97

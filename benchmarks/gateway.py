@@ -37,7 +37,7 @@ import yaml
 from reward_loop import run_verl
 
 from plaudit_client import RewardClient
-from plaudit_workers.launch.redis.server import RedisServer, free_port
+from plaudit_workers.launch.redis import RedisServer, free_port
 
 SAMPLES, CALLERS, REPEATS = 20_000, 2_000, 3
 RATE_PER_S, PACED_S = 200, 15.0

@@ -28,19 +28,13 @@ from typing import Any
 
 import redis
 
-from plaudit_reward.endpoint.limiter import Limiter
-from plaudit_reward.endpoint.limits import TRAVEL_S, RateLimits
-from plaudit_reward.endpoint.redis_budget import RedisBudget
-from plaudit_reward.endpoint.usage import EndpointUsage
-from plaudit_reward.judge.client import JudgeClient
-from plaudit_reward.judge.estimate import TokenEstimate
-from plaudit_reward.judge.parse import RegexParser
-from plaudit_reward.judge.prompt import PromptTemplate
-from plaudit_reward.judge.scorer import JudgeScorer
+from plaudit_reward.endpoint.access import EndpointUsage
+from plaudit_reward.endpoint.budget import TRAVEL_S, Limiter, RateLimits, RedisBudget
+from plaudit_reward.endpoint.judge import JudgeClient, JudgeScorer, PromptTemplate, RegexParser, TokenEstimate
 from plaudit_reward.scorer import Attempt
-from plaudit_wire.redis_connection import redis_client
-from plaudit_wire.sample import Sample
-from plaudit_workers.launch.redis.server import RedisServer
+from plaudit_wire.records import Sample
+from plaudit_wire.redis import redis_client
+from plaudit_workers.launch.redis import RedisServer
 
 OFFERED = 10
 """Times the budget that the processes want."""

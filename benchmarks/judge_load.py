@@ -181,7 +181,7 @@ class DelayedTimers(asyncio.DefaultEventLoopPolicy):
 
 def run_score(given: dict[str, Any]) -> None:
     """``plaudit score``."""
-    from plaudit_workers.scoring.offline.score import score
+    from plaudit_workers.commands.score import score
 
     with measured():
         score(argparse.Namespace(job=Path(given["job"]), input=Path(given["input"]), output=Path(given["output"])))

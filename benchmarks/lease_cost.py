@@ -16,9 +16,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.worker.consumer import Consumer
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.stream.consumer import Consumer
+from plaudit_workers.stream.transport import Transport
 
 
 async def hold(consumer: Consumer[Any], count: int) -> None:

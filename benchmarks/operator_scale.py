@@ -50,9 +50,8 @@ sys.path[:0] = [str(ROOT / "tests" / "e2e_cluster")]  # an operator with the cha
 from operator_process import OperatorProcess, kubeconfig_of_the_chart  # noqa: E402
 from real_cluster import Cluster  # noqa: E402
 
-from plaudit_operator.runtime.errors import NotFoundError  # noqa: E402
 from plaudit_operator.runtime.kinds import JOB, STATEFUL_SET, Kind, kind_of  # noqa: E402
-from plaudit_operator.runtime.kube import ApiServer  # noqa: E402
+from plaudit_operator.runtime.kube import ApiServer, NotFoundError  # noqa: E402
 
 NAMESPACE = "jobs"
 CHILDREN = {

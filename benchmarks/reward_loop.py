@@ -30,14 +30,13 @@ from typing import Any
 
 from reward_loop_cases import GIVE_UP_S, Case, cases, rows
 
-from plaudit_reward.functions.target import Target
-from plaudit_reward.isolation.cpu import process_cpu_s
+from plaudit_reward.attempts import Rules, Stage
+from plaudit_reward.functions.result import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer
-from plaudit_reward.pipeline.pipeline import Pipeline
-from plaudit_reward.pipeline.stage import Rules, Stage
+from plaudit_reward.isolation.pool import process_cpu_s
+from plaudit_reward.pipeline import Pipeline
 from plaudit_reward.rules.scorer import RuleScorer
-from plaudit_wire.records import ScoringRecord
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample, ScoringRecord
 
 PROCESSES = 2
 REPEATS = 5

@@ -39,9 +39,9 @@ from typing import Any
 
 import httpx
 
-from plaudit_workers.job.model_server_command import server_command, server_environment
-from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
-from plaudit_workers.launch.redis.server import free_port
+from plaudit_job.environments import server_command, server_environment
+from plaudit_job.spec.rewards import RewardModelSpec
+from plaudit_workers.launch.redis import free_port
 
 ONE_BY_ONE = "loop, one by one"
 LOOP_GOAL, VLLM_GOAL = 3.0, 1.0

@@ -38,10 +38,12 @@ from typing import Any
 import numpy as np
 
 from plaudit_wire.messages import Announcement, Prompt, Sampling
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.rollout.engines.vllm_arguments import VllmSettings, engine_arguments, prepare_environment
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.rollout.vllm_arguments import VllmSettings, engine_arguments, prepare_environment
+from plaudit_workers.stream.calls import StreamLimits
+from plaudit_workers.stream.trainer import TrainerStreams
+from plaudit_workers.stream.transport import Transport
 
 GOAL = 0.95
 PROMPT_TOKENS = 64
@@ -230,7 +232,7 @@ class Worker:
 
     async def _announce(self) -> Any:
         from plaudit_wire.messages import PolicyVersion
-        from plaudit_workers.published_weights import weights_digest
+        from plaudit_workers.weights.published import weights_digest
 
         version = PolicyVersion(await self.streams.take_over(), 0)
         digest = weights_digest(self._model)

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from plaudit_metrics.sources.history import read_steps
+from plaudit_metrics.sources.steps import read_steps
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "01-copy-digits"
 LEARNT = 0.75

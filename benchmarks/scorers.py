@@ -26,10 +26,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from plaudit_reward.pipeline.pipeline import Pipeline
-from plaudit_reward.pipeline.stage import Stage
+from plaudit_reward.attempts import Stage
+from plaudit_reward.pipeline import Pipeline
 from plaudit_reward.rules.scorer import RuleScorer
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample
 
 REPEATS = 3
 PROCESSES = (1, 2)

@@ -49,8 +49,8 @@ import redis
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from bad_network import BadNetwork
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.stream.trainer.groups import StaleIncarnationError
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.stream.trainer import StaleIncarnationError
 from simulated_run import Simulation, make_plan
 from stepped_clock import SteppedClock
 

@@ -32,11 +32,12 @@ from typing import Any
 from redis import Redis
 from step_statistics import make_step
 
-from plaudit_metrics.service.serve import ServiceSettings, serve
+from plaudit_metrics.service.serve import serve
+from plaudit_metrics.service.settings import ServiceSettings
 from plaudit_wire.names import Names
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
-from plaudit_workers.launch.redis.server import RedisServer, free_port
-from plaudit_workers.stream.connection import RedisAddress
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer, free_port
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from event_entries import encode_event

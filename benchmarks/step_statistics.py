@@ -29,11 +29,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from plaudit_metrics.sources.collector import Collector
-from plaudit_metrics.sources.kept_steps import KeptSteps
-from plaudit_metrics.statistics.agent_loop import AgentLoopColumns, agent_loop_statistics
+from plaudit_metrics.sources.steps import Collector, KeptSteps
 from plaudit_metrics.statistics.columns import ColumnCollector, SampleColumns
-from plaudit_metrics.statistics.steps import step_statistics
+from plaudit_metrics.statistics.steps import AgentLoopColumns, agent_loop_statistics, step_statistics
 from plaudit_wire.records import (
     GenerationRecord,
     GroupRecord,

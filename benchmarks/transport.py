@@ -33,8 +33,9 @@ from typing import Any
 import numpy as np
 from transport_streams import GROUP_SIZE, RATE_PER_S, ROLES, Hops
 
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.stream.transport import Transport
 
 Flow = tuple[float, float, Hops]
 """Seconds, CPU seconds, and of each hop the seconds it took."""

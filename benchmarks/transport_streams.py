@@ -9,15 +9,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from plaudit_wire.messages import PolicyVersion, Prompt, SampleBody, Sampling
-from plaudit_wire.records import GenerationRecord, ScorerRecord, ScoringRecord
-from plaudit_wire.sample import Sample
-from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.group import Group
-from plaudit_workers.stream.trainer.groups import Admission, StreamLimits, TrainerStreams
-from plaudit_workers.stream.worker.commits import commit
-from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
-from plaudit_workers.stream.worker.lease import Delivery
-from plaudit_workers.stream.worker.producer import publish
+from plaudit_wire.records import GenerationRecord, Sample, ScorerRecord, ScoringRecord
+from plaudit_workers.stream.calls import Admission, Delivery, StreamLimits
+from plaudit_workers.stream.consumer import Consumer, ConsumerOptions, commit, publish
+from plaudit_workers.stream.groups import Group
+from plaudit_workers.stream.trainer import TrainerStreams
+from plaudit_workers.stream.transport import Transport
 
 TOKENS = 512
 GROUP_SIZE = 8

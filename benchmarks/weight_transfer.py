@@ -28,23 +28,24 @@ from typing import Any
 import msgspec
 import torch
 
+from plaudit_job.spec.algorithm import AlgorithmSpec
 from plaudit_wire.messages import Announcement, PolicyVersion, Transfer, TransferPart
-from plaudit_workers.job.spec.algorithm import AlgorithmSpec
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.published_weights import combined_digest
-from plaudit_workers.rollout.agents.single_turn import SingleTurn
-from plaudit_workers.rollout.engines.script import Script
-from plaudit_workers.rollout.engines.scripted import ScriptedEngine
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.files import remove, whole_folder
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.rollout.agents.agent import SingleTurn
+from plaudit_workers.rollout.scripted import Script, ScriptedEngine
 from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
+from plaudit_workers.stream.calls import StreamLimits
+from plaudit_workers.stream.trainer import TrainerStreams
+from plaudit_workers.stream.transport import Transport
 from plaudit_workers.training.model.optimizer import PolicyOptimizer
 from plaudit_workers.training.model.weight_offer import layout_of, part_of, shapes_of
-from plaudit_workers.training.shards.weight_files import WeightFiles
-from plaudit_workers.training.shards.weight_image import WeightForm, WeightImage
-from plaudit_workers.weight_deltas.folders import DELTA_FILE, DeltaRecord
-from plaudit_workers.weight_transfer.server import WeightServer
-from plaudit_workers.whole_files import remove, whole_folder
+from plaudit_workers.weights.deltas import DELTA_FILE, DeltaRecord
+from plaudit_workers.weights.files import WeightFiles
+from plaudit_workers.weights.image import WeightForm, WeightImage
+from plaudit_workers.weights.published import combined_digest
+from plaudit_workers.weights.send import WeightServer
 
 _LAYERS, _HIDDEN, _INNER, _KEYS, _VOCABULARY = 24, 896, 4864, 128, 151_936
 _ROLLOUTS = 2

@@ -17,7 +17,7 @@ import redis
 from hypothesis import settings
 
 import faulty_server
-from plaudit_workers.launch.redis.server import RedisServer
+from plaudit_workers.launch.redis import RedisServer
 
 EXAMPLES = int(os.environ.get("PLAUDIT_EXAMPLES", "10"))
 """Examples for each property: 40 in CI, and for an occasional long search ``PLAUDIT_EXAMPLES=1000 make test``."""
@@ -130,11 +130,11 @@ def ray_cluster() -> Iterator[str]:
     """A real one-node Ray (it takes 6 s to start); gives its address."""
     import ray
 
-    from plaudit_workers.launch import placement
+    from plaudit_workers.launch.supervisor import connect_to_ray, disconnect
 
-    placement.connect(None, num_cpus=16)
+    connect_to_ray(None, num_cpus=16)
     yield ray.get_runtime_context().gcs_address
-    placement.disconnect()
+    disconnect()
 
 
 @pytest.fixture(scope="session")

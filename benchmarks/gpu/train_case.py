@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from plaudit_workers.job.sizing.memory import trainer_parts
-from plaudit_workers.job.sizing.shape import ModelShape
-from plaudit_workers.training.model.losses.loss import policy_loss
-from plaudit_workers.training.model.losses.tokens import TokenInputs
+from plaudit_job.model_shape import ModelShape
+from plaudit_workers.commands.sizing import trainer_parts
+from plaudit_workers.training.model.losses import TokenInputs, policy_loss
 
 
 def _sizes(hidden: int, intermediate: int, layers: int, heads: int, key_value_heads: int) -> dict[str, int]:

@@ -17,10 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from train_case import Case
 from transformers import PreTrainedModel
 
-from plaudit_reward.packed_attention import PACKED_ATTENTION, PackedLayout
-from plaudit_reward.varlen_attention import VARLEN_ATTENTION, problem_of
-from plaudit_workers.training.model.activations import checkpoint_layers
-from plaudit_workers.training.model.token_head import TokenHead
+from plaudit_reward.attention import PACKED_ATTENTION, VARLEN_ATTENTION, PackedLayout, problem_of
+from plaudit_workers.training.model.head import TokenHead
+from plaudit_workers.training.model.memory import checkpoint_layers
 
 CHUNK_TOKENS = 1024
 """Tokens whose logits ``chunked_logits`` holds at a time."""

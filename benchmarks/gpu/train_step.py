@@ -33,9 +33,8 @@ sys.path.extend(str(Path(__file__).parents[2] / part) for part in ("wire", "metr
 from train_case import ALGORITHM, SIZES, Case
 from train_sides import Side, sides
 
-from plaudit_workers.job.sizing.devices import find_device
-from plaudit_workers.training.model.optimizer import PolicyOptimizer
-from plaudit_workers.training.model.utilization import training_flops
+from plaudit_job.model_shape import find_device
+from plaudit_workers.training.model.optimizer import PolicyOptimizer, training_flops
 
 Figures = dict[str, Any]
 

@@ -13,15 +13,16 @@ the service are retried under the same ids, so no sample is lost or scored twice
 
 from plaudit_client.blocking import SyncRewardClient
 from plaudit_client.client import RewardClient
-from plaudit_client.errors import (
+from plaudit_client.result import (
     AuthenticationError,
     InvalidSampleError,
     NoScoreError,
     ProtocolError,
+    Result,
     RewardError,
+    ScorerResult,
     UnavailableError,
 )
-from plaudit_client.result import Result, ScorerResult
 
 __all__ = [
     "AuthenticationError",

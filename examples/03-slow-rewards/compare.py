@@ -11,8 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from plaudit_metrics.sources.history import read_steps
-from plaudit_workers.job.loading.load import dump_job, load_job
+from plaudit_job.load import dump_job, load_job
+from plaudit_metrics.sources.steps import read_steps
 
 HERE = Path(__file__).parent
 STRATEGIES = {

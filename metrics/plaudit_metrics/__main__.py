@@ -6,7 +6,8 @@ import asyncio
 import signal
 import sys
 
-from plaudit_metrics.service.serve import CannotServeError, ServiceSettings, ServiceSettingsError, serve
+from plaudit_metrics.service.serve import CannotServeError, serve
+from plaudit_metrics.service.settings import ServiceSettings, ServiceSettingsError
 from plaudit_wire.logs import configure_logs, get_logger
 
 

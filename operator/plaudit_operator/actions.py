@@ -1,10 +1,42 @@
-"""The actions of a plan: plain data, carried out by ``planning/apply.py``."""
+"""The actions of a plan: plain data, carried out by ``operator/planning/apply.py``.
+
+Clean up after an ended job: keep the RLJob alone (All), its Redis too (KeepTransport), or everything (None).
+
+Order the end of a deleted job: its trainer finishes its update and saves, then Redis goes.
+
+Garbage collection deletes the children of a deleted RLJob at once, also while no operator runs. Redis's StatefulSet and
+Service therefore name the trainer's first pod as a second owner: an object is collected when all of its owners are
+gone. The trainer's grace period is shortened from ten minutes to two, so that GPUs are free soon. To keep the last
+steps of a longer update, suspend a job before deleting it.
+
+A lost node keeps its pods: StatefulSet and Job pods stay Terminating until it is back.
+
+Pods of the trainer, rollouts and reward models there are deleted by force, without their grace period: the run's
+incarnation fences processes that still run, and a queue counts a pod until it is gone. Pods on a reachable node keep
+their grace period. Redis pods are never deleted by force: two on one volume would corrupt it.
+
+Set replica counts and suspend jobs: only on transitions, never as part of an applied Deployment.
+
+Suspended: no trainer, rollouts, reward workers or reward models; Redis, metrics and volumes stay.
+
+Choose the rollouts that leave when a job gets fewer of them: those with the fewest samples in flight.
+
+A ReplicaSet deletes pods that are not ready first, and then those with the lowest ``pod-deletion-cost``. The costs are
+written only right before a Deployment of rollouts is scaled down, so that a job at rest causes no writes. Replicas of
+several pods are Jobs with numbers; the highest numbers leave.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from plaudit_job.spec.rljob import Spec
+from plaudit_operator import names
+from plaudit_operator.observed import Object, Observed, attempt_of, labels, seconds
+from plaudit_operator.pod_state import evicted_since, is_disrupted, is_leaving, is_node_lost, is_over
+from plaudit_operator.runtime.kinds import CHILDREN
 
 Manifest = dict[str, Any]
 
@@ -78,3 +110,169 @@ class Plan:
     requeue_after_s: float | None = None
     delete_job: bool = False
     """True to delete the RLJob itself, whose ``ttlSecondsAfterFinished`` has passed."""
+
+
+def cleanup_actions(observed: Observed) -> list[Action]:
+    """Return the deletions and stops that are due; empty once they are done."""
+    policy = (observed.job["spec"].get("lifecycle") or {}).get("cleanup", "All")
+    if policy == "None":
+        return _stop_trainer(observed)
+    kept = names.role_object(observed.name, "redis") if policy == "KeepTransport" else ""
+    return [
+        Delete(kind.kind, child["metadata"]["name"], child["metadata"]["uid"])
+        for kind in CHILDREN
+        for child in observed.own(kind.kind)
+        if child["metadata"]["name"] != kept and not child["metadata"].get("deletionTimestamp")
+    ]
+
+
+def _stop_trainer(observed: Observed) -> list[Action]:
+    """Keep the objects for inspection, but stop the trainer of a failed job."""
+    running = [job for job in observed.jobs_of("trainer") if (job.get("status") or {}).get("active")]
+    return [
+        Patch("Job", job["metadata"]["name"], {"metadata": {"uid": job["metadata"]["uid"]}, "spec": {"suspend": True}})
+        for job in running
+        if not job["spec"].get("suspend")
+    ]
+
+
+_GRACE_S = 120
+
+_OUTLIVING = ("StatefulSet", "Service")
+
+"""Kinds of Redis's objects that a trainer needs to its end; its pod has mounted the Secret already."""
+
+
+def outliving_trainer(manifest: Manifest, observed: Observed) -> Manifest:
+    """Return the manifest of a child, owned by the trainer's first pod too if the trainer needs it to its end."""
+    if manifest["kind"] not in _OUTLIVING or labels(manifest).get(names.LABEL_ROLE) != "redis":
+        return manifest
+    pods = [pod for pod in observed.pods_of("trainer") if not is_leaving(pod)]
+    if not pods:
+        return manifest
+    first = min(pods, key=lambda pod: (-attempt_of(pod), str(pod["metadata"]["name"])))["metadata"]
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": first["name"], "uid": first["uid"]}
+    metadata = manifest["metadata"]
+    return {**manifest, "metadata": {**metadata, "ownerReferences": [*metadata["ownerReferences"], owner]}}
+
+
+def hurry(pods: Iterable[Object]) -> list[Delete]:
+    """Return the deletions that shorten the grace period of the trainers among the pods of deleted jobs."""
+    return [
+        Delete("Pod", pod["metadata"]["name"], pod["metadata"]["uid"], grace_s=_GRACE_S)
+        for pod in pods
+        if labels(pod).get(names.LABEL_ROLE) == "trainer"
+        and int(pod["metadata"].get("deletionGracePeriodSeconds") or 0) > _GRACE_S
+    ]
+
+
+_AFTER_GRACE_S = 30.0
+
+_AFTER_LOSS_S = 15.0
+
+"""Grace period before pods are deleted by force: a node that returns within it ends its pods itself."""
+
+_ROLES = ("trainer", "rollout", "model")
+
+
+def lost_pods(observed: Observed, now: float) -> tuple[list[Delete], float | None]:
+    """Return the forced deletions that are due, and the seconds until the next one."""
+    due, waits = [], []
+    for role in _ROLES:
+        for pod in observed.pods_of(role):
+            end = _forced_at(pod)
+            if end is None:
+                continue
+            if end > now:
+                waits.append(end - now)
+            else:
+                due.append(Delete("Pod", pod["metadata"]["name"], pod["metadata"]["uid"], grace_s=0))
+    return due, min(waits, default=None)
+
+
+def _forced_at(pod: Object) -> float | None:
+    # deletionTimestamp is the end of the grace period already.
+    leaving = seconds(pod["metadata"].get("deletionTimestamp"))
+    if leaving is None or not is_disrupted(pod):
+        return None
+    evicted = evicted_since(pod)
+    if evicted is not None and is_node_lost(pod):
+        return min(leaving + _AFTER_GRACE_S, evicted + _AFTER_LOSS_S)
+    return leaving + _AFTER_GRACE_S
+
+
+def scale_actions(
+    observed: Observed, counts: Mapping[str, int | None], spec: Spec, rests: Callable[[str], bool]
+) -> list[Action]:
+    """Return corrections of the replica counts of existing Deployments.
+
+    Args:
+        counts: replicas by Deployment while the job runs; None if only an autoscaler sets them.
+        rests: returns True if a Deployment is to have no pods now.
+    """
+    actions: list[Action] = []
+    for name, count in counts.items():
+        deployment = observed.child("Deployment", name)
+        if deployment is None or deployment["metadata"].get("deletionTimestamp"):
+            continue
+        present = int(deployment["spec"].get("replicas", 1))
+        wanted = 0 if rests(name) else count
+        if count is None:
+            wanted = _of_autoscaler(spec, present, resting=rests(name))
+        if wanted is not None and wanted != present:
+            actions.append(Scale("Deployment", name, wanted))
+    return actions
+
+
+def _of_autoscaler(spec: Spec, present: int, *, resting: bool) -> int | None:
+    """Return a correction for an HPA, which ignores 0 replicas; None for KEDA, which an annotation pauses."""
+    scaling = spec.reward.workers.autoscaling
+    if scaling is None or scaling.provider == "keda":
+        return None
+    if resting:
+        return 0
+    return max(1, scaling.min_replicas) if present == 0 else None
+
+
+def suspend_job(job_name: str, uid: str, *, suspend: bool) -> Patch:
+    """Return the patch that stops the pods of an attempt, or lets them start."""
+    return Patch("Job", job_name, {"metadata": {"uid": uid}, "spec": {"suspend": suspend}})
+
+
+_ROLE = "rollout"
+
+
+def chooses_rollouts(observed: Observed, actions: Sequence[Action]) -> bool:
+    """Return True if some, but not all, pods of a Deployment of rollouts are to leave."""
+    return any(_candidates(observed, action) for action in actions)
+
+
+def with_deletion_costs(observed: Observed, actions: Sequence[Action], busy: Mapping[str, int]) -> list[Action]:
+    """Return the actions of a job's plan with the costs of the pods among which a ReplicaSet chooses.
+
+    Args:
+        busy: samples in flight by name of the rollout worker. Without any, the ReplicaSet chooses by itself.
+    """
+    # A worker's name is its pod's, a process id and random digits.
+    by_pod = {worker.rsplit("-", 2)[0]: count for worker, count in busy.items()}
+    with_costs: list[Action] = []
+    for action in actions:
+        candidates = _candidates(observed, action)
+        if isinstance(action, Scale) and by_pod.keys() & set(candidates):
+            # A worker that sent no heartbeat yet has nothing in flight.
+            action = replace(action, deletion_costs={pod: by_pod.get(pod, 0) for pod in candidates})
+        with_costs.append(action)
+    return with_costs
+
+
+def _candidates(observed: Observed, action: Action) -> list[str]:
+    """Return the pods of rollouts among which a ReplicaSet chooses; none if all of them leave, or none does."""
+    if not isinstance(action, Scale) or action.replicas == 0:
+        return []
+    deployment = observed.child(action.kind, action.name)
+    if deployment is None or labels(deployment).get(names.LABEL_ROLE) != _ROLE:
+        return []
+    selected = deployment["spec"]["selector"]["matchLabels"].items()
+    pods = [pod for pod in observed.pods_of(_ROLE) if selected <= labels(pod).items()]
+    present = [str(pod["metadata"]["name"]) for pod in pods if not (is_leaving(pod) or is_over(pod))]
+    return sorted(present) if len(present) > action.replicas else []

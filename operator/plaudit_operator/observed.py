@@ -1,8 +1,13 @@
-"""The objects of one job in the cluster, as plain data: the planner's only input."""
+"""The objects of one job in the cluster, as plain data: the planner's only input.
+
+Read ``status.cost``: the GPU time of a job until now.
+
+Read the conditions of any Kubernetes object.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +17,9 @@ from plaudit_operator import names
 Object = Mapping[str, Any]
 
 NO_SUCH_KIND = "this cluster has no"
+
 """Prefix of a refusal if the cluster does not serve a child's kind."""
+
 _NO_PROGRESS: Mapping[str, Any] = {}
 
 
@@ -123,3 +130,19 @@ def seconds(timestamp: str | None) -> float | None:
 def timestamp(now: float) -> str:
     """Return seconds since the epoch as a Kubernetes timestamp."""
     return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def gpu_seconds(cost: Mapping[str, Any], now: float) -> dict[str, int]:
+    """Return the seconds of GPU time of each role until ``now``, from ``status.cost``."""
+    since_s = max(0, int(now) - int(seconds(cost.get("countedTime")) or now))
+    return {role["name"]: int(role["gpuSeconds"]) + int(role["gpus"]) * since_s for role in cost.get("roles") or []}
+
+
+def conditions_of(item: Object) -> Sequence[Object]:
+    """Return the conditions of an object; none before its controller reported any."""
+    return (item.get("status") or {}).get("conditions") or ()
+
+
+def holds(item: Object, *kinds: str) -> bool:
+    """Return True if one of these conditions is true."""
+    return any(found["type"] in kinds and found["status"] == "True" for found in conditions_of(item))

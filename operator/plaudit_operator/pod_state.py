@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator
 
 from plaudit_operator.names import Reason
-from plaudit_operator.observed import Object, seconds
-from plaudit_operator.runtime.conditions import conditions_of, holds
+from plaudit_operator.observed import Object, conditions_of, holds, seconds
 
 _IMAGE_REASONS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 _GANG_DOES_NOT_FIT = "pod group is unschedulable"

@@ -1,13 +1,47 @@
-"""Define the protocols of scorers, and the limits of one attempt."""
+"""Define the protocols of scorers, and the limits of one attempt.
+
+The result of one scorer for one sample.
+
+``kind: environment``: return the reward that a sample's tools or environment gave it.
+
+The sample that reward functions receive. Defined in ``plaudit_wire.records``; import it from here.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
-from plaudit_reward.score import Score
-from plaudit_wire.sample import Sample
+import msgspec
+
+from plaudit_wire.records import Outcome, Sample
+
+
+class Score(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A typed result: a value exists only with outcome ``scored``, so a failure can never look like a zero."""
+
+    outcome: Outcome
+    value: float | None = None
+    reason: str | None = None
+    extra: dict[str, float | str] = {}
+
+    def __post_init__(self) -> None:
+        if (self.value is not None) != (self.outcome == "scored"):
+            raise ValueError(f"a score has a value exactly when its outcome is 'scored', not {self!r}")
+
+    @classmethod
+    def scored(cls, value: float, **extra: float | str) -> Self:
+        """Return a score with a value; NaN and infinities become a ``data_error``."""
+        if not math.isfinite(value):
+            return cls("data_error", reason=f"the value {value} is not finite", extra=extra)
+        return cls("scored", float(value), extra=extra)
+
+    @classmethod
+    def failed(cls, outcome: Outcome, reason: str) -> Self:
+        """Return a score without a value."""
+        return cls(outcome, reason=reason)
 
 
 @dataclass
@@ -74,3 +108,32 @@ class GroupScorer(Protocol):
     async def close(self) -> None:
         """Stop processes and connections; called once."""
         ...
+
+
+_ALWAYS_ROOM = 1_000_000
+
+
+class AgentRewardScorer:
+    """Return the agent's reward; a sample without one is ``skipped``, never zero."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def open(self) -> None:
+        """Start nothing."""
+
+    async def score(self, sample: Sample, attempt: Attempt) -> Score:
+        """Return the reward that travelled with the sample."""
+        reward = sample.agent_reward
+        if reward is None:
+            return Score.failed("skipped", "neither the tools nor the environment gave a reward")
+        if reward.outcome != "scored" or reward.value is None:
+            return Score.failed(reward.outcome, reward.reason or "")
+        return Score.scored(reward.value)
+
+    def room(self) -> int:
+        """Return a large number: it never waits."""
+        return _ALWAYS_ROOM
+
+    async def close(self) -> None:
+        """Stop nothing."""

@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from plaudit_operator.crd.definition import custom_resource_definition, reward_service_definition
-from plaudit_workers.job.loading.load import parse_job
+from plaudit_job.load import parse_job
+from plaudit_operator.crd import custom_resource_definition, reward_service_definition
 
 CHART = Path(__file__).parents[2] / "charts" / "plaudit"
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from plaudit_metrics.alerting.alerts import ALERTS
-from plaudit_metrics.alerting.thresholds import THRESHOLDS
+from plaudit_metrics.monitoring.alerts import ALERTS
+from plaudit_metrics.monitoring.rules import THRESHOLDS
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "plaudit"

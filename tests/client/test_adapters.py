@@ -15,8 +15,7 @@ import pytest
 from faulty_server import FaultyServer, Reply, Request
 from plaudit_client import NoScoreError, Result
 from plaudit_client.adapters import verifiers, verl
-from plaudit_client.adapters.failures import number
-from plaudit_client.adapters.missing_scores import MissingScores
+from plaudit_client.adapters.service import MissingScores, number
 from plaudit_client.adapters.trl import reward
 
 MESSAGES = [{"role": "user", "content": "2 + 2?"}]
@@ -170,7 +169,7 @@ async def test_adapters_warn_of_samples_without_a_score(
         "verl": lambda: verl.compute_score("d", "fail", "4", on_failure=0.0),
     }
     for way, score in ways.items():
-        monkeypatch.setattr("plaudit_client.adapters.missing_scores._OF_THIS_PROCESS", MissingScores())
+        monkeypatch.setattr("plaudit_client.adapters.service._OF_THIS_PROCESS", MissingScores())
         caplog.clear()
         await score()
         (record,) = caplog.records

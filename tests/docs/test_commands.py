@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import pages
 import pytest
 
-from plaudit_operator.plugin import commands as plugin
+from plaudit_operator import plugin
 from plaudit_workers import cli
 
 COMMANDS = sorted(

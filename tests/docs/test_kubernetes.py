@@ -14,11 +14,11 @@ import pages
 import pytest
 from ruamel.yaml import YAML
 
+from plaudit_job.checks import kubernetes_problems
+from plaudit_job.load import parse_job
+from plaudit_job.reference import job_schema
+from plaudit_job.spec.rljob import Spec
 from plaudit_operator.names import ConditionType, Reason
-from plaudit_workers.job.checks.kubernetes import kubernetes_problems
-from plaudit_workers.job.loading.load import parse_job
-from plaudit_workers.job.loading.schema import job_schema
-from plaudit_workers.job.spec.rljob import Spec
 
 CHART = pages.ROOT / "charts" / "plaudit"
 KUBERNETES = [pages.ROOT / "README.md", pages.ROOT / "docs" / "operator.md", *sorted(pages.KUBERNETES.glob("*.md"))]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from plaudit_metrics.sources.history import read_steps
+from plaudit_metrics.sources.steps import read_steps
 from plaudit_wire.records import StepRecord
 
 ROOT = Path(__file__).parents[2]

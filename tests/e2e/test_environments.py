@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plaudit_metrics.sources.history import read_steps
+from plaudit_metrics.sources.steps import read_steps
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from plaudit_wire.messages import PolicyVersion, Sampling
-from plaudit_workers.rollout.engines.protocol import SampleRequest
-from plaudit_workers.rollout.engines.vllm_arguments import VllmSettings
-from plaudit_workers.rollout.engines.vllm_engine import VllmEngine
-from plaudit_workers.rollout.replica import ReplicaMember
+from plaudit_workers.rollout.engine import SampleRequest
+from plaudit_workers.rollout.vllm_arguments import ReplicaMember, VllmSettings
+from plaudit_workers.rollout.vllm_engine import VllmEngine
 from tiny_policy import reference_logprobs, save_tiny_model
 
 pytestmark = [

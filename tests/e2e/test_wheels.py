@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from plaudit_metrics.sources.history import read_steps
+from plaudit_metrics.sources.steps import read_steps
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("client", "wire", "metrics", "reward", "workers", "operator")

@@ -22,7 +22,7 @@ NEW_FIELD, MOST_STEPS = "lookAhead", 100
 _SITE = "opt/plaudit/lib/python3.11/site-packages"
 _PARTS = {"plaudit_wire": "wire", "plaudit_workers": "workers", "plaudit_operator": "operator"}
 _CHANGES = {
-    "plaudit_workers/job/spec/rollout.py": (
+    "job/spec/rollout.py": (
         ("max_concurrent_samples: int = Field(default=256,", "max_concurrent_samples: int = Field(default=64,"),
         (
             "    arguments: Opaque = Field(default={})\n",
@@ -30,10 +30,8 @@ _CHANGES = {
             "    arguments: Opaque = Field(default={})\n",
         ),
     ),
-    "plaudit_workers/job/spec/algorithm.py": (
-        ("steps: int = Field(ge=1, le=10_000_000)", "steps: int = Field(ge=1, le=100)"),
-    ),
-    "plaudit_wire/codec.py": (("SCHEMA_VERSION: Final = 1", "SCHEMA_VERSION: Final = 2"),),
+    "job/spec/algorithm.py": (("steps: int = Field(ge=1, le=10_000_000)", "steps: int = Field(ge=1, le=100)"),),
+    "wire/messages.py": (("SCHEMA_VERSION: Final = 1", "SCHEMA_VERSION: Final = 2"),),
 }
 
 
@@ -79,9 +77,7 @@ def _chart(folder: Path, sources: Path) -> Path:
     """Return a copy of the chart with the definition of the changed sources."""
     copy = folder / "chart"
     shutil.copytree(chart.CHART, copy)
-    print_template = (
-        "import sys; from plaudit_operator.crd.definition import chart_template; sys.stdout.write(chart_template())"
-    )
+    print_template = "import sys; from plaudit_operator.crd import chart_template; sys.stdout.write(chart_template())"
     environment = {**os.environ, "PYTHONPATH": str(sources)}
     template = subprocess.run(
         [sys.executable, "-c", print_template], env=environment, capture_output=True, text=True, check=True

@@ -17,7 +17,7 @@ import pyarrow.parquet as parquet
 import training
 from real_cluster import Cluster
 
-from plaudit_metrics.sources.history import read_steps
+from plaudit_metrics.sources.steps import read_steps
 
 NAMESPACE = training.NAMESPACE
 PROMPTS, SAMPLES = 4, 4

@@ -9,7 +9,7 @@ from bad_specs import BAD, bad_job
 from real_cluster import ROOT, Cluster
 from world import rljob
 
-from plaudit_operator.admission.admission import RefusedJob, admit
+from plaudit_operator.admission import RefusedJob, admit
 
 EXAMPLES = sorted((ROOT / "examples").glob("*/job.yaml"))
 

@@ -118,7 +118,7 @@ def test_an_unreachable_cluster_is_reported_in_kubectls_message(plaudit: Cluster
     empty.write_text("apiVersion: v1\nkind: Config\n")
     options = ["status", "scores", "--kubeconfig", str(empty)]
     done = subprocess.run(
-        [sys.executable, "-m", "plaudit_operator.plugin.commands", *options],
+        [sys.executable, "-m", "plaudit_operator.plugin", *options],
         env={**plaudit.environment, "KUBECONFIG": os.devnull},
         capture_output=True,
         text=True,

@@ -13,7 +13,7 @@ from typing import Any
 from real_cluster import Cluster
 from scoring_job import JUDGED, NAMESPACE, PORT, ScoringJob, judged
 
-from plaudit_workers.client import RewardClient
+from plaudit_workers.service.client import RewardClient
 
 FILES = "alert-cells"
 _REWARDS = """\

@@ -27,8 +27,8 @@ from plaudit_operator.names import redis_secret
 from plaudit_operator.runtime.kinds import DEPLOYMENT
 from plaudit_operator.runtime.kube import ApiServer
 from plaudit_wire.names import CONSUMER_GROUPS, Names
-from plaudit_wire.redis_address import RedisAddress
-from plaudit_workers.client import Result, RewardClient
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.service.client import Result, RewardClient
 
 Measured = Callable[[str, float], None]
 NAMESPACE = "training"

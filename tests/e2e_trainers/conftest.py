@@ -16,7 +16,7 @@ import pytest
 import yaml
 from trainer_environments import CACHE, python
 
-from plaudit_workers.launch.redis.server import RedisServer, free_port
+from plaudit_workers.launch.redis import RedisServer, free_port
 
 HERE = Path(__file__).parent
 CLIENT = HERE.parents[1] / "client"

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from trainer_environments import python
 
+from plaudit_job.load import load_job
 from plaudit_wire.messages import PolicyVersion, Prompt, SampleBody, Sampling
-from plaudit_wire.sample import AgentReward
-from plaudit_workers.job.loading.load import load_job
-from plaudit_workers.rollout.factory import build_engine, open_agent
-from plaudit_workers.rollout.sample_run import SampleRun, sample_body
+from plaudit_wire.records import AgentReward
+from plaudit_workers.rollout.prompt_work import SampleRun, sample_body
+from plaudit_workers.rollout.worker import build_engine, open_agent
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "10-agent"
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'

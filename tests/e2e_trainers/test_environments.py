@@ -18,14 +18,13 @@ from trainer_environments import CACHE, python
 
 import episodes
 from chat_tokenizer import chat_tokenizer
-from plaudit_reward.endpoint.usage import EndpointUsage
-from plaudit_reward.remote.client import RemoteClient
-from plaudit_reward.remote.shapes.registry import SHAPES
-from plaudit_wire.sample import AgentReward, Sample
-from plaudit_workers.agent_processes.messages import EnvironmentClass, EnvironmentServer, Source
-from plaudit_workers.agent_processes.processes import AgentProcesses
-from plaudit_workers.launch.redis.server import free_port
-from plaudit_workers.rollout.engines.vllm_arguments import prepare_environment
+from plaudit_reward.endpoint.access import EndpointUsage
+from plaudit_reward.endpoint.remote import SHAPES, RemoteClient
+from plaudit_wire.records import AgentReward, Sample
+from plaudit_workers.agents.messages import EnvironmentClass, EnvironmentServer, Source
+from plaudit_workers.agents.processes import AgentProcesses
+from plaudit_workers.launch.redis import free_port
+from plaudit_workers.rollout.vllm_arguments import prepare_environment
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM and torch warn when they are imported
 

@@ -17,7 +17,7 @@ from trainer_environments import CACHE, python
 
 from chat_tokenizer import chat_tokenizer
 from conversations import conversation, sampled, words, written
-from plaudit_workers.rollout.agents.chat.suffix import ChatSuffix
+from plaudit_workers.rollout.agents.chat import ChatSuffix
 from plaudit_workers.tokenizer import ChatTemplate
 
 FAMILIES = {

@@ -20,12 +20,12 @@ import pytest
 
 from faulty_server import FaultyServer
 from otlp_receiver import Receiver
-from plaudit_metrics.alerting.alerts import alert_rules
-from plaudit_metrics.alerting.recording import recording_rules
-from plaudit_metrics.alerting.thresholds import THRESHOLDS
-from plaudit_metrics.alerting.windows import Windows
+from plaudit_job.spec.rewards import RewardSpec
 from plaudit_metrics.generate import yaml_of
-from plaudit_metrics.service.serve import ServiceSettings, serve
+from plaudit_metrics.monitoring.alerts import alert_rules, recording_rules
+from plaudit_metrics.monitoring.rules import THRESHOLDS, Windows
+from plaudit_metrics.service.serve import serve
+from plaudit_metrics.service.settings import ServiceSettings
 from plaudit_wire.messages import Announcement, PolicyVersion, Prompt
 from plaudit_wire.records import (
     CallRecord,
@@ -40,18 +40,17 @@ from plaudit_wire.records import (
     Stamps,
     TurnRecord,
 )
-from plaudit_workers.job.spec.rewards.reward import RewardSpec
-from plaudit_workers.launch.redis.server import RedisServer, free_port
-from plaudit_workers.rollout.agents.agent import Generate, Trajectory
-from plaudit_workers.rollout.agents.single_turn import SingleTurn
-from plaudit_workers.rollout.engines.scripted import ScriptedEngine
-from plaudit_workers.scoring.build import build_pipeline
-from plaudit_workers.scoring.kinds.context import BuildContext
-from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.group import Group
-from plaudit_workers.stream.worker.consumer import ConsumerOptions
-from plaudit_workers.training.backend.scripted import ScriptedBackend
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.agents.messages import Trajectory
+from plaudit_workers.launch.redis import RedisServer, free_port
+from plaudit_workers.rollout.agents.agent import Generate, SingleTurn
+from plaudit_workers.rollout.scripted import ScriptedEngine
+from plaudit_workers.service.build import BuildContext, build_pipeline
+from plaudit_workers.service.worker import ScoringOptions, ScoringWorker
+from plaudit_workers.stream.consumer import ConsumerOptions
+from plaudit_workers.stream.groups import Group
+from plaudit_workers.stream.transport import Transport
+from plaudit_workers.training.scripted import ScriptedBackend
 from simulated_run import Simulation, make_plan
 
 ADMITTED = 1_000_000.0

@@ -10,7 +10,7 @@ import msgspec
 
 from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.service.view import RunView
-from plaudit_metrics.sources.kept_steps import KeptSteps
+from plaudit_metrics.sources.steps import KeptSteps
 from plaudit_wire.records import (
     GenerationRecord,
     GroupRecord,

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plaudit_metrics.statistics.agent_loop import AgentLoopColumns, agent_loop_statistics
-from plaudit_metrics.statistics.steps import step_statistics
+from plaudit_metrics.statistics.steps import AgentLoopColumns, agent_loop_statistics, step_statistics
 from plaudit_wire.records import SampleRecord
 
 SECONDS = st.floats(0, 1000, allow_nan=False)

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plaudit_metrics.sources.collector import Arrival, Collector
-from plaudit_metrics.sources.events import EventRecord
-from plaudit_metrics.sources.kept_steps import ClosedStep, KeptSteps
+from plaudit_metrics.sources.steps import Arrival, ClosedStep, Collector, KeptSteps
+from plaudit_metrics.sources.stream import EventRecord
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
 
 Build = Callable[..., Any]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from event_entries import encode_event
-from plaudit_metrics.sources.events import EventRecord, decode_event
+from plaudit_metrics.sources.stream import EventRecord, decode_event
 from plaudit_wire.records import SampleRecord, StepRecord
 
 Build = Callable[..., Any]

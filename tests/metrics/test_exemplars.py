@@ -12,10 +12,10 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Exemplar
 
-from plaudit_metrics.service.series.exemplars import Naming
+from plaudit_metrics.service.series.collectors import Naming
 from plaudit_metrics.service.series.run import RunSeries
+from plaudit_wire.logs import drawn, sample_ids
 from plaudit_wire.records import ScorerRecord, StepRecord
-from plaudit_wire.trace_context import drawn, sample_ids
 
 Build = Callable[..., Any]
 ADMITTED = 1_000_000.0

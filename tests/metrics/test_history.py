@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plaudit_metrics.sources.history import append_step, decode_step, encode_step, read_steps
+from plaudit_metrics.sources.steps import append_step, decode_step, encode_step, read_steps
 from plaudit_wire.records import StepRecord, WaitRecord
 
 

@@ -17,12 +17,11 @@ from plaudit_metrics.service.api import RunApi
 from plaudit_metrics.service.openapi import document
 from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.service.view import RunView
-from plaudit_metrics.sources.kept_steps import KeptSteps
-from plaudit_metrics.sources.queue_history import QueueHistory
-from plaudit_metrics.sources.run_snapshot import RunSnapshot, StreamDepth
+from plaudit_metrics.sources.snapshot import QueueHistory, RunSnapshot, StreamDepth
+from plaudit_metrics.sources.steps import KeptSteps
 from plaudit_metrics.statistics.steps import step_record
 from plaudit_wire.records import WaitRecord, WorkerRecord
-from plaudit_workers.training.run.stored_samples import store_groups
+from plaudit_workers.training.stored_samples import store_groups
 
 Build = Callable[..., Any]
 PATHS: dict[str, Any] = document("demo")["paths"]

@@ -12,27 +12,27 @@ from redis.asyncio import Redis
 from builders import make_body, make_prompt
 from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.service.view import RunView
-from plaudit_metrics.sources.kept_steps import KeptSteps
-from plaudit_metrics.sources.run_snapshot import take_snapshot
+from plaudit_metrics.sources.snapshot import take_snapshot
+from plaudit_metrics.sources.steps import KeptSteps
 from plaudit_metrics.sources.stream import EventReader
 from plaudit_wire.messages import Announcement, PolicyVersion, Prompt
 from plaudit_wire.names import Names
 from plaudit_wire.records import (
     GroupRecord,
+    Sample,
     SampleRecord,
     ScorerRecord,
     ScoringRecord,
     StepRecord,
     WorkerRecord,
 )
-from plaudit_wire.sample import Sample
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.group import Group
-from plaudit_workers.stream.trainer.groups import Admission, StreamLimits, TrainerStreams
-from plaudit_workers.stream.worker.commits import commit
-from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
-from plaudit_workers.stream.worker.producer import publish
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.stream.calls import Admission, StreamLimits
+from plaudit_workers.stream.consumer import Consumer, ConsumerOptions, commit, publish
+from plaudit_workers.stream.groups import Group
+from plaudit_workers.stream.trainer import TrainerStreams
+from plaudit_workers.stream.transport import Transport
 
 SCORING = ScoringRecord(
     "scored", 0.5, scorers={"rule": ScorerRecord("scored", 0.5, call_s=0.01)}, call_s=0.01, worker="reward-0"

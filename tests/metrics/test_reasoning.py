@@ -5,9 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_metrics.statistics.reasoning import reasoning
-from plaudit_metrics.statistics.verdict import HELD_KEY, LIMITER_KEY, verdict
-from plaudit_metrics.statistics.waits import CAUSES
+from plaudit_metrics.statistics.verdict import CAUSES, HELD_KEY, LIMITER_KEY, reasoning, verdict
 
 SECONDS = st.sampled_from([0.0, 1.0, 2.0, 5.0, 6.0, 10.0]) | st.floats(0, 1e5)
 OUTCOMES = ("reward_pipeline/outcome/scored", "reward_pipeline/outcome/data_error")

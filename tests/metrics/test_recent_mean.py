@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_metrics.service.series.recent_mean import RecentMean
+from plaudit_metrics.service.series.collectors import RecentMean
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 50))

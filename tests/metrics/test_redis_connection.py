@@ -4,8 +4,8 @@ import asyncio
 
 from redis.asyncio import Redis
 
-from plaudit_wire.redis_connection import redis_client
-from plaudit_workers.launch.redis.server import RedisServer
+from plaudit_wire.redis import redis_client
+from plaudit_workers.launch.redis import RedisServer
 
 
 async def swallowed_cancellations(client: Redis, tasks: int) -> int:

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from builders import make_sample_record
 from plaudit_metrics.statistics.columns import SampleColumns
-from plaudit_metrics.statistics.rewards import reward_statistics
-from plaudit_metrics.statistics.steps import step_record
-from plaudit_metrics.statistics.validation import best_of, majority
+from plaudit_metrics.statistics.stages import best_of, majority
+from plaudit_metrics.statistics.steps import reward_statistics, step_record
 from plaudit_wire.records import GenerationRecord, ScoringRecord, Stamps
 
 

@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.exposition import generate_latest
 
 from plaudit_metrics.service.series.run import RunInfo, RunSeries
-from plaudit_metrics.sources.run_snapshot import RunSnapshot, StreamDepth
-from plaudit_metrics.statistics.batch_histogram import BUCKETS, BatchHistogram
+from plaudit_metrics.sources.snapshot import RunSnapshot, StreamDepth
+from plaudit_metrics.statistics.columns import MOST_TOOLS
+from plaudit_metrics.statistics.stages import BUCKETS, BatchHistogram
 from plaudit_metrics.statistics.steps import step_record
-from plaudit_metrics.statistics.turns import MOST_TOOLS
 from plaudit_wire.records import (
     CallRecord,
     EngineStatus,

@@ -20,15 +20,16 @@ import pytest
 from redis.asyncio import Redis
 
 from event_entries import encode_event
-from plaudit_metrics.service.serve import CannotServeError, ServiceSettings, serve
-from plaudit_metrics.sources.events import EventRecord
-from plaudit_metrics.sources.history import append_step
+from plaudit_metrics.service.serve import CannotServeError, serve
+from plaudit_metrics.service.settings import ServiceSettings
+from plaudit_metrics.sources.steps import append_step
+from plaudit_metrics.sources.stream import EventRecord
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.names import Names
 from plaudit_wire.records import ScorerRecord, StepRecord, WorkerRecord
-from plaudit_wire.redis_address import RedisAddress
-from plaudit_workers.launch.actor import serve_metrics
-from plaudit_workers.launch.redis.server import RedisServer, free_port
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer, free_port
+from plaudit_workers.launch.supervisor import serve_metrics
 from waiting import until
 
 Build = Callable[..., Any]

@@ -13,11 +13,11 @@ from google.protobuf.json_format import MessageToJson
 
 from otlp_receiver import Receiver
 from plaudit_metrics.service.settings import ServiceSettings
-from plaudit_metrics.service.spans import SpanSender, choose
-from plaudit_metrics.sources.step_samples import EncodedStep, StepSamples, encode_sample, encoded_step
+from plaudit_metrics.service.traces import SpanSender, choose
+from plaudit_metrics.sources.steps import EncodedStep, StepSamples, encode_sample, encoded_step
+from plaudit_wire.logs import sample_ids, traceparent
 from plaudit_wire.records import CallRecord, ScorerRecord, StepRecord, TurnRecord
-from plaudit_wire.redis_address import RedisAddress
-from plaudit_wire.trace_context import sample_ids, traceparent
+from plaudit_wire.redis import RedisAddress
 
 Build = Callable[..., Any]
 STEP = StepRecord(7, 1, 0.0, 60.0, 4, 2, {})

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plaudit_metrics.statistics.columns import SampleColumns
-from plaudit_metrics.statistics.waits import CAUSES, split_waits
+from plaudit_metrics.statistics.verdict import CAUSES, split_waits
 from plaudit_wire.records import GenerationRecord, GroupRecord, SampleRecord, ScoringRecord, Stamps, WaitRecord
 
 MOMENTS = st.floats(0, 100)

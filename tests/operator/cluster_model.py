@@ -15,8 +15,8 @@ from typing import Any
 
 from plaudit_operator import names
 from plaudit_operator.observed import annotations_of, labels, owner_uid, timestamp
-from plaudit_operator.runtime.errors import AlreadyExistsError, ConflictError, NotFoundError
 from plaudit_operator.runtime.kinds import Kind
+from plaudit_operator.runtime.kube import AlreadyExistsError, ConflictError, NotFoundError
 
 Object = dict[str, Any]
 START = 1_780_000_000.0

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from world import rljob
 
-from plaudit_operator.admission.admission import Admitted, RefusedJob, admit
-from plaudit_operator.admission.mutable import frozen_changes, overlaid
+from plaudit_operator.admission import Admitted, RefusedJob, admit, frozen_changes, overlaid
 
 
 @pytest.mark.parametrize(("changes", "words"), BAD, ids=lambda value: "")

@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 from world import World, rljob
 
+from plaudit_job.spec.rljob import BackoffSpec
+from plaudit_operator.attempts import pause_s
 from plaudit_operator.names import ConditionType
-from plaudit_operator.policies.backoff import pause_s
-from plaudit_workers.job.spec.kubernetes.lifecycle import BackoffSpec
 
 
 def stuck(world: World) -> World:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from plaudit_operator.plugin import bundle
+from plaudit_operator import plugin_bundle
 
 KUBECTL = """\
 #!/bin/sh
@@ -26,7 +26,7 @@ esac
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with the bundle and a kubectl that knows of one job."""
-    command = [sys.executable, "-m", "plaudit_operator.plugin.bundle", str(tmp_path), "--version", "1.2.3"]
+    command = [sys.executable, "-m", "plaudit_operator.plugin_bundle", str(tmp_path), "--version", "1.2.3"]
     subprocess.run([*command, "--url", "https://example.com/plugin.tar.gz"], check=True, capture_output=True)
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(KUBECTL)
@@ -61,4 +61,4 @@ def test_krews_manifest_describes_the_archive(folder: Path):
 
 
 def test_the_same_sources_give_the_same_archive():
-    assert bundle.archive(bundle.program()) == bundle.archive(bundle.program())
+    assert plugin_bundle.archive(plugin_bundle.program()) == plugin_bundle.archive(plugin_bundle.program())

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from world import World, rljob
 
-from plaudit_operator.children.merge import strategic_merge
+from plaudit_job.load import load_job
+from plaudit_operator.children.pod import strategic_merge
 from plaudit_wire.redis_access import users
-from plaudit_workers.job.loading.load import load_job
 
 MODEL = {"name": "helpful", "kind": "model", "model": {"source": "/plaudit/rm", "replicas": 2}}
 JUDGE = {

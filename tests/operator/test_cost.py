@@ -6,8 +6,8 @@ from typing import Any
 
 from world import World, rljob, settled
 
-from plaudit_operator.gpu_time import gpu_seconds
-from plaudit_operator.plugin.job import summary
+from plaudit_operator.observed import gpu_seconds
+from plaudit_operator.plugin import summary
 
 MODEL = {"name": "helpful", "kind": "model", "model": {"source": "/plaudit/rm"}}
 

@@ -12,10 +12,10 @@ from typing import Any, get_args
 
 import pytest
 
-from plaudit_operator.crd.definition import DEFINITIONS, chart_template, custom_resource_definition
-from plaudit_operator.crd.rules import with_defaults
-from plaudit_workers.job.spec.rljob import Spec
-from plaudit_workers.job.spec.section import Section
+from plaudit_job.spec.rljob import Spec
+from plaudit_job.spec.section import Section
+from plaudit_operator.crd import DEFINITIONS, chart_template, custom_resource_definition
+from plaudit_operator.crd_rules import with_defaults
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

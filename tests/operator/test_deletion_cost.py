@@ -9,7 +9,7 @@ from world import World, settled
 
 from plaudit_operator import names
 from plaudit_operator.observed import annotations_of, labels
-from plaudit_operator.runtime.errors import error_of
+from plaudit_operator.runtime.kube import error_of
 
 
 def rollouts(world: World) -> list[str]:

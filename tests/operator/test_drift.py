@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_operator.planning.drift import differs
+from plaudit_operator.planning.plan import differs
 
 SCALARS = st.one_of(st.booleans(), st.integers(), st.text(max_size=5))
 TREES = st.recursive(

@@ -15,7 +15,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from world import World, rljob, settled
 
-from plaudit_operator.runtime.errors import ApiUnavailableError, ConflictError, GoneError
+from plaudit_operator.runtime.kube import ApiUnavailableError, ConflictError, GoneError
 
 
 class KilledError(BaseException):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plaudit_operator.runtime.field_ownership import applied_fields
+from plaudit_operator.runtime.kube import applied_fields
 
 
 def entry(manager: str, operation: str, fields: dict[str, Any], **more: str) -> dict[str, Any]:

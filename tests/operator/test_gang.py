@@ -11,7 +11,7 @@ from cluster_model import ClusterModel
 from world import World, rljob, settled
 
 from plaudit_operator.names import ConditionType
-from plaudit_operator.runtime.errors import InvalidError, NotFoundError
+from plaudit_operator.runtime.kube import InvalidError, NotFoundError
 
 GANG = {"gang": "native"}
 FSDP = {"ranks": 4, "ranksPerPod": 2, "strategy": "fsdp2"}

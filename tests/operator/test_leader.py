@@ -6,7 +6,7 @@ import random
 
 from cluster_model import ClusterModel
 
-from plaudit_operator.runtime.errors import ApiUnavailableError
+from plaudit_operator.runtime.kube import ApiUnavailableError
 from plaudit_operator.runtime.leader import DURATION_S, Leader
 
 

@@ -38,4 +38,4 @@ def test_the_operator_loads_nothing_but_jobs_and_names() -> None:
     assert "plaudit_operator.operator" in loaded
     assert not _NEVER & {name.partition(".")[0] for name in loaded}
     of_workers = {name for name in loaded if name.startswith("plaudit_workers.")}
-    assert {name for name in of_workers if not name.startswith("plaudit_workers.job")} == set()
+    assert {name for name in of_workers if not name.startswith("plaudit_job")} == set()

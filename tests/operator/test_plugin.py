@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from plaudit_operator.names import Reason
-from plaudit_operator.plugin.commands import main
-from plaudit_operator.plugin.job import ended, is_ready, missing_pods, summary, unknown_job
+from plaudit_operator.plugin import ended, is_ready, main, missing_pods, summary, unknown_job
 from plaudit_wire.printable import printable
 
 NOW = 1_767_225_600.0  # 2026-01-01T00:00:00Z
@@ -122,7 +121,7 @@ def test_control_sequences_of_the_cluster_do_not_reach_the_terminal():
 
 
 def test_help_loads_nothing_heavy():
-    command = [sys.executable, "-X", "importtime", "-m", "plaudit_operator.plugin.commands", "--help"]
+    command = [sys.executable, "-X", "importtime", "-m", "plaudit_operator.plugin", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "plaudit_operator" in loaded

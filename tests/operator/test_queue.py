@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plaudit_operator.runtime.queue import WorkQueue
+from plaudit_operator.runtime.loop import WorkQueue
 
 
 class Clock:

@@ -12,7 +12,7 @@ from world import World, rljob
 
 from plaudit_operator.names import ConditionType
 from plaudit_operator.observed import Observed, labels, timestamp
-from plaudit_operator.policies.gang_admission import awaited
+from plaudit_operator.policies import awaited
 
 QUEUE, GROUP = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/pod-group-name"
 COUNT, PARENT = "kueue.x-k8s.io/pod-group-total-count", "kueue.x-k8s.io/pod-suspending-parent"

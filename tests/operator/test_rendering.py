@@ -10,7 +10,7 @@ from world import World, rljob, settled
 
 from plaudit_operator.planning import rendering
 from plaudit_operator.planning.rendering import Rendering
-from plaudit_operator.runtime.latest import Latest
+from plaudit_operator.runtime.threads import Latest
 
 FILES = {"metadata": {"name": "code", "namespace": "default"}, "apiVersion": "v1", "kind": "ConfigMap"}
 REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n"

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from world import World, rljob, settled
 
+from plaudit_job.load import parse_job
+from plaudit_job.problem import JobError
 from plaudit_operator import names
 from plaudit_operator.names import ConditionType
-from plaudit_workers.job.loading.load import parse_job
-from plaudit_workers.job.problem import JobError
 
 ROLLOUT = {
     "engine": {"tensorParallelSize": 4, "arguments": {"block_size": 16}},

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from world import settled
 
-from plaudit_operator.crd.definition import custom_resource_definition
+from plaudit_operator.crd import custom_resource_definition
 
 
 def scale_paths() -> dict[str, str]:

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from plaudit_operator.runtime.errors import NotFoundError
 from plaudit_operator.runtime.kinds import POD_GROUP
-from plaudit_operator.runtime.kube import ApiServer
+from plaudit_operator.runtime.kube import ApiServer, NotFoundError
 
 GROUP = "scheduling.k8s.io"
 MANIFEST = {

@@ -12,10 +12,10 @@ import pytest
 from pydantic import BaseModel
 from world import settled
 
-from plaudit_wire.redis_address import RedisAddress
-from plaudit_workers.job.spec.kubernetes.pod import PodSpec
-from plaudit_workers.job.spec.reward_service import RewardServiceSpec
-from plaudit_workers.job.spec.rljob import Spec
+from plaudit_job.spec.pod import PodSpec
+from plaudit_job.spec.reward_service import RewardServiceSpec
+from plaudit_job.spec.rljob import Spec
+from plaudit_wire.redis import RedisAddress
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("metrics", "operator", "reward", "workers")

@@ -13,7 +13,7 @@ from test_backoff import reject, stuck
 from world import World, rljob, settled
 
 from plaudit_operator.names import ConditionType
-from plaudit_workers.launch.redis.server import RedisServer
+from plaudit_workers.launch.redis import RedisServer
 
 PAGE = Path(__file__).parents[2] / "docs" / "kubernetes" / "gitops.md"
 

@@ -16,7 +16,7 @@ from world import World, rljob
 
 from plaudit_operator import names
 from plaudit_wire.redis_access import ADMIN, PROBE, users
-from plaudit_workers.launch.redis.server import free_port
+from plaudit_workers.launch.redis import free_port
 from plaudit_workers.stream.libraries import libraries
 
 ROLES = {"trainer": "job-trainer-0", "rollout": "job-rollout", "reward": "job-reward", "metrics": "job-metrics"}

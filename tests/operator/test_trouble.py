@@ -11,7 +11,7 @@ from world import World, settled
 
 from plaudit_operator.names import ConditionType
 from plaudit_operator.observed import timestamp
-from plaudit_operator.runtime.errors import InvalidError
+from plaudit_operator.runtime.kube import InvalidError
 from plaudit_operator.status.progress import troubles
 
 

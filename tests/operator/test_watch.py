@@ -11,9 +11,9 @@ import pytest
 from watched_server import WatchedServer
 
 from plaudit_operator.cache import Cache, Key
-from plaudit_operator.runtime.errors import error_of
 from plaudit_operator.runtime.kinds import RLJOB, Kind
-from plaudit_operator.runtime.watch import Informer
+from plaudit_operator.runtime.kube import error_of
+from plaudit_operator.runtime.loop import Informer
 
 
 class RecordingCache(Cache):

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from plaudit_operator.runtime.errors import ApiUnavailableError, GoneError
 from plaudit_operator.runtime.kinds import Kind
+from plaudit_operator.runtime.kube import ApiUnavailableError, GoneError
 
 Object = dict[str, Any]
 

@@ -11,8 +11,8 @@ from plaudit_operator.cache import Cache, Key
 from plaudit_operator.observed import seconds
 from plaudit_operator.planning import rendering
 from plaudit_operator.planning.reconcile import Reconciler, ReconcileResult
-from plaudit_operator.runtime.errors import KubeError
 from plaudit_operator.runtime.kinds import OWNERS, WATCHED, kind_of
+from plaudit_operator.runtime.kube import KubeError
 from plaudit_operator.settings import Images, OperatorSettings
 
 SETTINGS = OperatorSettings(Images("worker:1", "gpu:1", "redis:1"), "plaudit-system")

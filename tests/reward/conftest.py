@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import scripted_scorer
-from plaudit_reward.functions.target import Target
+from plaudit_reward import attempts
+from plaudit_reward.functions.result import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer
-from plaudit_reward.pipeline import attempts
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample
 from scripted_server import ScriptedServer
 
 

@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from plaudit_reward.agent_reward import AgentRewardScorer
 from plaudit_reward.functions.forms import trl_columns
 from plaudit_reward.functions.function import UserFunction
-from plaudit_reward.functions.target import Target
+from plaudit_reward.functions.result import Target
 from plaudit_reward.rules.scorer import RuleScorer
-from plaudit_reward.scorer import Attempt
-from plaudit_wire.sample import AgentReward, Sample
+from plaudit_reward.scorer import AgentRewardScorer, Attempt
+from plaudit_wire.records import AgentReward, Sample
 
 MakeSample = Callable[..., Sample]
 

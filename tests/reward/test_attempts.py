@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.pipeline import attempts
-from plaudit_reward.pipeline.attempts import Allowance, attempt_until_answered
+from plaudit_reward import attempts
+from plaudit_reward.attempts import Allowance, attempt_until_answered
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.errors import DataError, InfrastructureError, ScoreTimeoutError, WorkerKilledError
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plaudit_reward.functions.check import check
-from plaudit_reward.functions.target import Target
+from plaudit_reward.functions.result import Target
 
 VERL = "def compute_score(data_source, solution_str, ground_truth, extra_info=None, k=1): return 1"
 NEEDS = "def compute_score(data_source, solution_str, ground_truth, api_key): return 1"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_reward.pipeline.combine import FailurePolicy, ScorerPart, values_of, weighted_sum
+from plaudit_reward.attempts import FailurePolicy, ScorerPart, values_of, weighted_sum
 from plaudit_wire.records import ScorerRecord
 
 

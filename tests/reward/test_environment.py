@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from plaudit_reward.functions.environment import function_environment
+from plaudit_reward.functions.function import function_environment
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "WANDB_API_KEY", "PGPASSWORD"])

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import redis
 
-from plaudit_reward.functions.failure import failed_score, is_infrastructure
+from plaudit_reward.functions.function import failed_score, is_infrastructure
 from plaudit_wire.errors import InfrastructureError
 
 

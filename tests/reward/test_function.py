@@ -9,7 +9,7 @@ import pytest
 
 from builders import make_sample
 from plaudit_reward.functions.function import UserFunction, declares_post_process
-from plaudit_reward.functions.target import Target
+from plaudit_reward.functions.result import Target
 from plaudit_wire.errors import ConfigurationError, DataError
 
 BROKEN = [

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
+from plaudit_reward.attempts import GroupStage, Rules, Stage
 from plaudit_reward.isolation.function_scorer import PostProcess
-from plaudit_reward.pipeline.pipeline import Pipeline
-from plaudit_reward.pipeline.stage import GroupStage, Rules, Stage
-from plaudit_reward.score import Score
+from plaudit_reward.pipeline import Pipeline
+from plaudit_reward.scorer import Score
 from plaudit_wire.errors import DataError, InfrastructureError
-from plaudit_wire.records import ScoringRecord
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample, ScoringRecord
 from scripted_scorer import ScriptedScorer
 
 MakeSample = Callable[..., Sample]

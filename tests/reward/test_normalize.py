@@ -10,13 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_reward.pipeline.combine import ScorerPart, weighted_sum
-from plaudit_reward.pipeline.normalize import normalised
-from plaudit_reward.pipeline.pipeline import Pipeline
-from plaudit_reward.pipeline.stage import GroupStage, Rules, Stage
+from plaudit_reward.attempts import GroupStage, Rules, ScorerPart, Stage, weighted_sum
+from plaudit_reward.pipeline import Pipeline, normalised
 from plaudit_wire.errors import InfrastructureError
-from plaudit_wire.records import ScorerRecord
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample, ScorerRecord
 from scripted_scorer import ScriptedScorer
 
 

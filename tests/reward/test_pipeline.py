@@ -11,13 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_reward.pipeline.combiner import FunctionCombiner
-from plaudit_reward.pipeline.pipeline import Pipeline
-from plaudit_reward.pipeline.stage import Rules, Stage, When
-from plaudit_reward.score import Score
+from plaudit_reward.attempts import FunctionCombiner, Rules, Stage, When
+from plaudit_reward.pipeline import Pipeline
+from plaudit_reward.scorer import Score
 from plaudit_wire.errors import DataError, InfrastructureError, ScoreTimeoutError, ScoringError
-from plaudit_wire.records import ScorerWork, ScoringRecord
-from plaudit_wire.sample import AgentReward, Sample
+from plaudit_wire.records import AgentReward, Sample, ScorerWork, ScoringRecord
 from scripted_scorer import ScriptedAnswer, ScriptedScorer
 
 MakeSample = Callable[..., Sample]

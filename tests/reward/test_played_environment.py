@@ -10,13 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from plaudit_reward.endpoint.score_cache import whole_sample_key
-from plaudit_reward.functions.forms import trl_columns
+from plaudit_reward.endpoint.cache import whole_sample_key
+from plaudit_reward.functions.forms import PlayedEnvironment, trl_columns
 from plaudit_reward.functions.function import UserFunction
-from plaudit_reward.functions.played_environment import PlayedEnvironment
-from plaudit_reward.functions.target import Target
+from plaudit_reward.functions.result import Target
 from plaudit_wire.errors import DataError
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample
 
 MakeSample = Callable[..., Sample]
 

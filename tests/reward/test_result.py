@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit_reward.functions.result import to_score, to_scores
-from plaudit_reward.score import Score
+from plaudit_reward.scorer import Score
 
 VALUES = [
     (1, 1.0),

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from plaudit_reward.functions.function import UserFunction
-from plaudit_reward.functions.target import Target
+from plaudit_reward.functions.result import Target
 from plaudit_wire.errors import ConfigurationError
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample
 
 FITTING = [
     # source, scope, arguments, form

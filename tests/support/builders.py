@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from plaudit_wire.messages import PolicyVersion, Prompt, SampleBody, Sampling
-from plaudit_wire.records import GenerationRecord, GroupRecord, SampleRecord, ScoringRecord, Stamps
-from plaudit_wire.sample import Sample
-from plaudit_workers.stream.group import Group, GroupSample
+from plaudit_wire.records import GenerationRecord, GroupRecord, Sample, SampleRecord, ScoringRecord, Stamps
+from plaudit_workers.stream.groups import Group, GroupSample
 
 
 def make_prompt(group: str = "t-0-1.0", n: int = 2, **changes: Any) -> Prompt:

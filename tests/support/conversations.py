@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from plaudit_workers.rollout.agents.chat.suffix import tool_call, tool_message
+from plaudit_workers.rollout.agents.chat import tool_call, tool_message
 from plaudit_workers.tokenizer import ChatTemplate
 
 

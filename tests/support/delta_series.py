@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from plaudit_wire.messages import Announcement, PolicyVersion
-from plaudit_workers.published_weights import combined_digest
 from plaudit_workers.training.model.weight_offer import shapes_of
-from plaudit_workers.training.shards.weight_files import WeightFiles
-from plaudit_workers.training.shards.weight_image import CopiedWeights, WeightForm, WeightImage
-from plaudit_workers.weight_deltas.folders import DELTA_FILE, DeltaRecord
+from plaudit_workers.weights.deltas import DELTA_FILE, DeltaRecord
+from plaudit_workers.weights.files import WeightFiles
+from plaudit_workers.weights.image import CopiedWeights, WeightForm, WeightImage
+from plaudit_workers.weights.published import combined_digest
 
 
 class DeltaSeries:

@@ -8,15 +8,12 @@ from typing import Any
 import numpy as np
 
 from plaudit_wire.messages import PolicyVersion, Prompt, SampleBody, Sampling
-from plaudit_workers.agent_processes.processes import AgentProcesses
-from plaudit_workers.rollout.agents.agent import Agent
-from plaudit_workers.rollout.agents.chat.tool_calls import ToolCallParser
-from plaudit_workers.rollout.agents.custom import CustomAgent
-from plaudit_workers.rollout.agents.environment import EnvironmentAgent
-from plaudit_workers.rollout.agents.tools import ToolLimits
-from plaudit_workers.rollout.engines.script import Constant, Script
-from plaudit_workers.rollout.engines.scripted import ScriptedEngine
-from plaudit_workers.rollout.sample_run import SampleRun, sample_body
+from plaudit_workers.agents.processes import AgentProcesses
+from plaudit_workers.rollout.agents.agent import Agent, CustomAgent
+from plaudit_workers.rollout.agents.chat import ToolCallParser
+from plaudit_workers.rollout.agents.tools import EnvironmentAgent, ToolLimits
+from plaudit_workers.rollout.prompt_work import SampleRun, sample_body
+from plaudit_workers.rollout.scripted import Constant, Script, ScriptedEngine
 from plaudit_workers.tokenizer import ChatTemplate
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from plaudit_metrics.sources.events import EventRecord
-from plaudit_wire.records import GroupRecord, SampleRecord
-from plaudit_wire.sample_fields import write_fields
+from plaudit_metrics.sources.stream import EventRecord
+from plaudit_wire.records import GroupRecord, SampleRecord, write_fields
 
 
 def encode_event(record: EventRecord) -> dict[str, bytes]:

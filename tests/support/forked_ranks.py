@@ -20,9 +20,7 @@ Program = Callable[..., None]
 
 _SERVER = multiprocessing.get_context("forkserver")
 # Modules outside of packages would be left out: the server's path is Python's own.
-_SERVER.set_forkserver_preload(
-    ["transformers.models.qwen2.modeling_qwen2", "plaudit_workers.training.backend.torch_backend"]
-)
+_SERVER.set_forkserver_preload(["transformers.models.qwen2.modeling_qwen2", "plaudit_workers.training.backend"])
 _WITHIN_S = 240.0
 
 

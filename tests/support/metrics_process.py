@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from plaudit_workers.launch.redis.server import RedisServer, free_port
+from plaudit_workers.launch.redis import RedisServer, free_port
 
 
 class MetricsProcess:

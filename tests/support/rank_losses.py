@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.training.model.batches.batch import TrainingBatch
+from plaudit_workers.training.model.batch import TrainingBatch
 from plaudit_workers.training.model.policy_model import PolicyModel, build_model
 from whole_state import gather
 

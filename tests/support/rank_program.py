@@ -16,14 +16,14 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
+from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.images.processor import ImageProcessor
-from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.training.backend.checkpoint import load_checkpoint, write_checkpoint
-from plaudit_workers.training.backend.publish import offer_weights, write_weights
-from plaudit_workers.training.backend.torch_backend import TorchBackend
+from plaudit_workers.image_processor import ImageProcessor
+from plaudit_workers.training.backend import TorchBackend
+from plaudit_workers.training.checkpoint import load_checkpoint, write_checkpoint
 from plaudit_workers.training.model.policy_model import PolicyModel, build_model
-from plaudit_workers.weight_transfer.receiver import Reception
+from plaudit_workers.training.publish import offer_weights, write_weights
+from plaudit_workers.weights.receive import Reception
 from whole_state import full_state, save_checkpoint
 
 

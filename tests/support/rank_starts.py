@@ -14,24 +14,18 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from plaudit_job.spec.algorithm import ModelSpec
+from plaudit_job.spec.rljob import LoraSpec
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.job.spec.model import ModelSpec
-from plaudit_workers.job.spec.trainer import LoraSpec
 from plaudit_workers.tokenizer import load_tokenizer
-from plaudit_workers.training.model.batches.packing import pack_single
+from plaudit_workers.training.model.head import LoadedModel, companion_files, forward_logits, load_by_rows, load_model
 from plaudit_workers.training.model.lora import Adapters
-from plaudit_workers.training.model.model import (
-    LoadedModel,
-    companion_files,
-    forward_logits,
-    load_by_rows,
-    load_model,
-)
+from plaudit_workers.training.model.packing import pack_single
 from plaudit_workers.training.model.policy_model import placed
 from plaudit_workers.training.model.sharding import Ranks, gathered, join_ranks, leave_ranks
 from plaudit_workers.training.model.weight_offer import shapes_of
-from plaudit_workers.training.shards.model_files import ModelFiles
-from plaudit_workers.training.shards.weight_files import WeightFiles
+from plaudit_workers.weights.files import WeightFiles
+from plaudit_workers.weights.parameters import ModelFiles
 from whole_state import gather
 
 

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from plaudit_metrics.alerting.alert import RUNBOOK
+from plaudit_metrics.monitoring.rules import RUNBOOK
 
 TEXT = (Path(__file__).parents[2] / RUNBOOK).read_text()
 SECTIONS = {part.partition("\n")[0]: part for part in TEXT.split("\n## ")[1:]}

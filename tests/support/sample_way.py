@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(Path(__file__).parent), *(str(each.parent) for each in sorted(ROOT.glob("*/pyproject.toml")))]
 
-from plaudit_workers.launch.redis.server import RedisServer  # noqa: E402
+from plaudit_workers.launch.redis import RedisServer  # noqa: E402
 from product_modules import distributions  # noqa: E402
 from simulated_run import SAMPLES, Simulation, make_plan  # noqa: E402
 

@@ -6,11 +6,10 @@ import torch
 import torch.distributed as dist
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from plaudit_reward.packed_attention import PACKED_ATTENTION, PackedLayout
-from plaudit_workers.training.model.activations import checkpoint_layers
-from plaudit_workers.training.model.model import forward_logits
+from plaudit_reward.attention import PACKED_ATTENTION, PackedLayout
+from plaudit_workers.training.model.head import TokenHead, forward_logits
+from plaudit_workers.training.model.memory import checkpoint_layers
 from plaudit_workers.training.model.sequence_parallel import HeadExchange
-from plaudit_workers.training.model.token_head import TokenHead
 
 QWEN_7B = Qwen2Config(
     vocab_size=152_064,

@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
-from plaudit_workers.client import RewardClient
-from plaudit_workers.job.loading.load import load_job
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.scoring.build import build_pipeline
-from plaudit_workers.scoring.offer import offering
-from plaudit_workers.scoring.version import scoring_version
-from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.worker.consumer import ConsumerOptions
+from plaudit_job.load import load_job
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.service.build import build_pipeline, scoring_version
+from plaudit_workers.service.client import RewardClient
+from plaudit_workers.service.worker import ScoringOptions, ScoringWorker, offering
+from plaudit_workers.stream.consumer import ConsumerOptions
+from plaudit_workers.stream.transport import Transport
 
 REWARD = """
 import pathlib, time

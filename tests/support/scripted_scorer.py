@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from plaudit_reward.score import Score
-from plaudit_reward.scorer import Attempt
+from plaudit_reward.scorer import Attempt, Score
 from plaudit_wire.errors import ScoringError
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample
 
 ScriptedAnswer = float | Score | ScoringError
 

@@ -18,32 +18,28 @@ from typing import Any
 
 import numpy as np
 
-from plaudit_metrics.sources.history import read_steps
+from plaudit_job.spec.rewards import RewardSpec
+from plaudit_metrics.sources.steps import read_steps
 from plaudit_wire.messages import Sampling
 from plaudit_wire.records import StepRecord
-from plaudit_workers.job.spec.rewards.reward import RewardSpec
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.rollout.agents.agent import Agent
-from plaudit_workers.rollout.agents.single_turn import SingleTurn
-from plaudit_workers.rollout.engines.script import Script
-from plaudit_workers.rollout.engines.scripted import ScriptedEngine
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.rollout.agents.agent import Agent, SingleTurn
+from plaudit_workers.rollout.scripted import Script, ScriptedEngine
 from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
-from plaudit_workers.scoring.build import build_pipeline
-from plaudit_workers.scoring.kinds.context import BuildContext
-from plaudit_workers.scoring.model_turns import ModelTurns
-from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.group import Group
-from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
+from plaudit_workers.service.build import BuildContext, build_pipeline
+from plaudit_workers.service.worker import ModelTurns, ScoringOptions, ScoringWorker
+from plaudit_workers.stream.calls import StreamLimits
+from plaudit_workers.stream.consumer import ConsumerOptions
+from plaudit_workers.stream.groups import Group
+from plaudit_workers.stream.trainer import TrainerStreams
+from plaudit_workers.stream.transport import Transport
 from plaudit_workers.stream.volume import SpillFolder
-from plaudit_workers.stream.worker.consumer import ConsumerOptions
-from plaudit_workers.training.backend.scripted import ScriptedBackend
-from plaudit_workers.training.conductor.conductor import conduct
-from plaudit_workers.training.run.plan import RunPlan, ValidationPlan
-from plaudit_workers.training.run.schedule import Schedule
-from plaudit_workers.training.run.server_clock import ServerClock
-from plaudit_workers.training.run.sinks import Sinks
-from plaudit_workers.training.run.state import RunContext
+from plaudit_workers.training.conductor import conduct
+from plaudit_workers.training.schedule import Schedule
+from plaudit_workers.training.scripted import ScriptedBackend
+from plaudit_workers.training.sinks import Sinks
+from plaudit_workers.training.state import RunContext, RunPlan, ServerClock, ValidationPlan
 
 SAMPLES = 4
 

@@ -6,10 +6,18 @@ import random
 from pathlib import Path
 
 from builders import make_body, make_generation, make_prompt, make_sample
-from plaudit_wire.records import CallRecord, GroupRecord, Outcome, ScorerRecord, ScoringRecord, Stamps, TurnRecord
-from plaudit_wire.sample import AgentReward
-from plaudit_workers.stream.group import Group, GroupSample
-from plaudit_workers.training.run.stored_samples import store_groups
+from plaudit_wire.records import (
+    AgentReward,
+    CallRecord,
+    GroupRecord,
+    Outcome,
+    ScorerRecord,
+    ScoringRecord,
+    Stamps,
+    TurnRecord,
+)
+from plaudit_workers.stream.groups import Group, GroupSample
+from plaudit_workers.training.stored_samples import store_groups
 
 STEPS, GROUPS, SIZE = 6, 4, 4
 OPENED = 1_780_000_000.0

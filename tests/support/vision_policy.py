@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.images.processor import ImageProcessor
-from plaudit_workers.job.spec.rljob import RLJob
+from plaudit_workers.image_processor import ImageProcessor
 from plaudit_workers.tokenizer import ChatTemplate
-from plaudit_workers.training.data.dataset import DatasetRow, PromptData
-from plaudit_workers.training.model.batches.batch import TrainingBatch, TrainingSequence
+from plaudit_workers.training.data import DatasetRow, PromptData
+from plaudit_workers.training.model.batch import TrainingBatch, TrainingSequence
 from tiny_vision import mixed_rows, write_rows
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
-from plaudit_workers.training.backend.checkpoint import write_checkpoint
+from plaudit_workers.training.checkpoint import write_checkpoint
+from plaudit_workers.training.model.head import DTYPES
 from plaudit_workers.training.model.lora import published_name
-from plaudit_workers.training.model.model import DTYPES
 from plaudit_workers.training.model.policy_model import PolicyModel
 from plaudit_workers.training.model.sharding import gathered
-from plaudit_workers.training.shards.index import MODEL_PREFIX
-from plaudit_workers.training.shards.reader import ShardReader
+from plaudit_workers.weights.files import ShardReader
+from plaudit_workers.weights.index import MODEL_PREFIX
 
 
 def gather(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

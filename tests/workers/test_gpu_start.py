@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 
-from plaudit_workers.gpu_start import alone_on_gpu
+from plaudit_workers.process import alone_on_gpu
 
 RUN = f"test-{uuid.uuid4().hex[:8]}"
 

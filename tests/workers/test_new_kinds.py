@@ -12,20 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from plaudit_operator.crd.definition import DEFINITIONS
-from plaudit_reward.score import Score
-from plaudit_reward.scorer import Attempt
-from plaudit_wire.sample import Sample
-from plaudit_workers.job.checks.ineffective import without_effect
-from plaudit_workers.job.loading.load import parse_job
-from plaudit_workers.job.loading.reference import reference
-from plaudit_workers.job.problem import JobError
-from plaudit_workers.job.spec.algorithm import LOSS_KINDS, LossSpec, LossTraits
-from plaudit_workers.job.spec.rewards.scorers import KINDS, KindTraits
-from plaudit_workers.scoring.build import build_pipeline
-from plaudit_workers.scoring.kinds.registry import MAKERS
-from plaudit_workers.training.model.losses.loss import LOSSES, choose_loss, policy_loss
-from plaudit_workers.training.model.losses.tokens import TokenInputs, TokenLosses
+from plaudit_job.checks import without_effect
+from plaudit_job.load import parse_job
+from plaudit_job.problem import JobError
+from plaudit_job.reference import reference
+from plaudit_job.spec.algorithm import LOSS_KINDS, LossSpec, LossTraits
+from plaudit_job.spec.rewards import KINDS, KindTraits
+from plaudit_operator.crd import DEFINITIONS
+from plaudit_reward.scorer import Attempt, Score
+from plaudit_wire.records import Sample
+from plaudit_workers.service.build import MAKERS, build_pipeline
+from plaudit_workers.training.model.losses import LOSSES, TokenInputs, TokenLosses, choose_loss, policy_loss
 
 JOB = {
     "apiVersion": "plaudit.dev/v1alpha1",

@@ -2,7 +2,7 @@ import hashlib
 
 import pytest
 
-from plaudit_workers.published_weights import combined_digest, weights_digest
+from plaudit_workers.weights.published import combined_digest, weights_digest
 
 
 def test_the_digest_is_over_the_digests_of_the_files_in_the_order_of_their_names(tmp_path) -> None:

@@ -9,7 +9,7 @@ import redis
 
 from plaudit_wire.names import Names
 from plaudit_workers.cli import EXIT_REFUSED, main
-from plaudit_workers.launch.redis.server import RedisServer
+from plaudit_workers.launch.redis import RedisServer
 
 
 def test_finished_runs_are_listed_and_deleted_and_running_ones_stay(

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.whole_files import recover_all, remove, remove_leftovers, whole_file, whole_folder
+from plaudit_workers.files import recover_all, remove, remove_leftovers, whole_file, whole_folder
 
 KILLED_WHILE_WRITING = """
 import os, pathlib, signal, sys

@@ -2,19 +2,24 @@
 
 A frame is four bytes of length (little endian) and the msgpack of a list of messages: many small messages in one
 system call.
+
+Names of signals.
 """
 
 from __future__ import annotations
 
+import signal
 import struct
 from typing import Any
 
 import msgspec
 
 READ_BYTES = 1 << 20
+
 """Bytes to read from a connection at a time."""
 
 _LENGTH = struct.Struct("<I")
+
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -43,3 +48,14 @@ class Frames:
             start = end
         del self._buffer[:start]
         return bodies
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name, such as ``SIGSEGV`` or ``SIGRTMIN+6``; Python names only two of the real-time ones."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        pass
+    if signal.SIGRTMIN < number < signal.SIGRTMAX:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+    return f"signal {number}"

@@ -12,15 +12,27 @@
 
 Points in time are seconds since the epoch on the **transport's** clock (one clock for all processes); durations are
 monotonic seconds measured inside one process. ``None`` means "did not happen", never "zero".
+
+The input of a scorer: one finished sample. Rollouts write it to the stream ``samples``, reward workers read it.
+
+Read and write a sample's two values in its group's hash, each a line of text fields, then msgpack.
+
+``published``: call, digest, taken, published, entry; the generation (may be empty). ``ended``: call, outcome, taken,
+committed, deliveries, first taken; the scoring. ``-`` stands for a missing field. The transitions write them
+(``plaudit_workers/stream/transitions/lua/shared/group.lua``).
+
+Limits that more than one part applies.
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from itertools import pairwise
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
 Outcome = Literal["scored", "data_error", "infra_error", "timeout", "skipped", "poison", "given_up"]
+
 """The end of a sample's scoring. Only ``scored`` carries a value. ``given_up``: its group's deadline passed."""
 
 OUTCOMES: tuple[Outcome, ...] = (
@@ -34,13 +46,15 @@ OUTCOMES: tuple[Outcome, ...] = (
 )
 
 NO_STEP = -1
+
 """The step of samples that belong to no step: a client of a scoring service submitted them."""
 
 Split = Literal["train", "validation"]
+
 GroupEnd = Literal["trained", "evaluated", "dropped"]
 
-
 CallOutcome = Literal["ok", "error", "timeout", "killed", "refused"]
+
 """The end of a tool call. ``error``: the tool raised. ``timeout``: it passed its limit. ``killed``: its process ended.
 ``refused``: it was never run, because the tool is unknown, its arguments are invalid or a limit was reached."""
 
@@ -202,6 +216,7 @@ class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 PAUSE: Final = "pause"
+
 """``WaitRecord.cause``: too many samples of the step had no score, so the trainer paused before admitting their
 prompts again."""
 
@@ -283,3 +298,147 @@ class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """A rollout's engine; None before it has started and for other roles."""
     problem: str = ""
     """The reason that this process makes no progress, as a sentence for people; empty while it works."""
+
+
+class AgentReward(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The reward that an agent's tools or environment gave a sample, or the reason that there is none.
+
+    ``value`` is present exactly when ``outcome`` is ``scored``.
+    """
+
+    outcome: Literal["scored", "data_error", "infra_error", "timeout", "skipped"]
+    value: float | None = None
+    reason: str | None = None
+
+
+class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One finished response with everything that a scorer may need."""
+
+    group: str
+    """Id of the group (the prompt's n samples)."""
+    index: int
+    """Index among the group's n samples, from 0."""
+    data_source: str
+    prompt: str
+    """The prompt as the model saw it (chat template applied)."""
+    response: str
+    """The generated text, without special tokens."""
+    ground_truth: Any = None
+    """``reward_model.ground_truth`` of the data row."""
+    extra_info: dict[str, Any] = {}
+    """``extra_info`` of the data row."""
+    messages: list[dict[str, Any]] = []
+    """The prompt's chat messages, where the data holds messages."""
+    response_tokens: int = 0
+    max_tokens: int = 0
+    """The limit on the response's tokens (``sampling.maxTokens``), for length penalties."""
+    finish_reason: str = "stop"
+    """``stop`` or ``length``."""
+    split: Literal["train", "validation"] = "train"
+    completion: list[dict[str, Any]] = []
+    """The chat messages after the prompt (assistant, tool, user), where an agent held a conversation; ``response`` is
+    its text from the first sampled token to the last."""
+    tool_rewards: list[float] = []
+    """Rewards that tools returned with their results, in the order of the calls."""
+    turn_rewards: list[float] = []
+    """Rewards that an environment gave for each turn."""
+    agent_reward: AgentReward | None = None
+    """The reward of the tools or the environment for the whole sample; None: the agent gives no rewards."""
+    environment: dict[str, Any] | None = None
+    """Public attributes of the environment's instance at the end of the episode, plain data only; None: there is no
+    instance, or it gave no answer."""
+    failure: AgentReward | None = None
+    """The reason that the conversation broke off: no scorer runs, and the sample gets this outcome without a value."""
+
+    @property
+    def num_turns(self) -> int | None:
+        """Return the number of messages as verl counts them: user, assistant and tool turns; None without an agent."""
+        if not self.completion:
+            return None
+        num_assistant = len([message for message in self.completion if message.get("role") == "assistant"])
+        return 1 + num_assistant + _num_answers(self.completion)
+
+    @property
+    def answer(self) -> str:
+        """Return the text of the policy's last turn; without an agent the whole response."""
+        turns = (message for message in reversed(self.completion) if message.get("role") == "assistant")
+        last = next(turns, None)
+        return self.response if last is None else str(last.get("content") or "")
+
+
+def _num_answers(completion: list[dict[str, Any]]) -> int:
+    """Count runs of consecutive messages that are not the policy's: the results of parallel calls are one turn."""
+    roles = ["assistant", *(message.get("role") for message in completion)]
+    return sum(before == "assistant" != after for before, after in pairwise(roles))
+
+
+class SampleFields(NamedTuple):
+    """One sample as its group's hash stores it; msgpack parts stay encoded."""
+
+    stamps: Stamps
+    digest: str
+    """Digest of its body; empty: it was not published."""
+    deliveries: int
+    generation: bytes
+    """Empty: none."""
+    scoring: bytes | None
+    """None: it is not terminal."""
+
+
+def read_fields(admitted: float, published: bytes | None, ended: bytes | None) -> SampleFields:
+    """Read the two values of a sample whose group was admitted at ``admitted``; damage raises ``ValueError``."""
+    head, _, generation = (published or b"").partition(b"\n")
+    _, digest, taken, published_at, _ = head.split() if published else (b"", b"", b"-", b"-", b"")
+    head, _, scoring = (ended or b"").partition(b"\n")
+    _, _, score_taken, committed, deliveries, first = head.split() if ended else (b"", b"", b"-", b"-", b"1", b"-")
+    stamps = Stamps(
+        admitted=admitted,
+        taken=_time(taken),
+        published=_time(published_at),
+        score_first_taken=_time(first),
+        score_taken=_time(score_taken),
+        committed=_time(committed),
+    )
+    return SampleFields(stamps, digest.decode(), int(deliveries), generation, scoring if ended else None)
+
+
+def write_fields(record: SampleRecord) -> tuple[bytes | None, bytes]:
+    """Return the two values of a terminal sample, as ``read_fields`` reads them; None for an unpublished sample."""
+    stamps, scoring = record.stamps, record.scoring
+    ended = _words(
+        "-", scoring.outcome, stamps.score_taken, stamps.committed, record.deliveries, stamps.score_first_taken
+    )
+    published = None
+    if stamps.published is not None:
+        generation = b"" if record.generation is None else msgspec.msgpack.encode(record.generation)
+        published = _words("-", "-", stamps.taken, stamps.published, "-") + generation
+    return published, ended + msgspec.msgpack.encode(scoring)
+
+
+def _words(*words: str | float | None) -> bytes:
+    return " ".join("-" if word is None else str(word) for word in words).encode() + b"\n"
+
+
+def _time(word: bytes) -> float | None:
+    return None if word == b"-" else float(word)
+
+
+LIVE_WITHIN_S: Final = 20.0
+
+"""A process counts as dead when its last heartbeat is older than this."""
+
+LEASE_S: Final = 20.0
+
+"""An entry of a stream that its worker has not renewed for this long may be claimed by others."""
+
+ADMISSION_MEMORY_SHARE: Final = 0.7
+
+"""Share of Redis's memory above which no group is admitted and no session submits."""
+
+INLINE_LIMIT_BYTES: Final = 256 * 1024
+
+"""Larger records are spilled to the shared volume; Redis holds a path and a checksum instead."""
+
+EVENTS_MEMORY_SHARE: Final = 0.1
+
+"""Share of Redis's memory that the stream ``events`` may take."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from plaudit_metrics.terminal.commands import report_arguments, steps_arguments, top_arguments, trace_arguments
+from plaudit_wire.logs import VERSION
 from plaudit_wire.records import OUTCOMES
-from plaudit_wire.version import VERSION
 
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
@@ -208,37 +208,40 @@ COMMANDS: dict[str, Subcommand] = {
         "plaudit_workers.launch.run", "run", "run a job on this machine or on a Ray cluster", _run_arguments
     ),
     "submit": Subcommand(
-        "plaudit_workers.submit", "submit", "score a file of samples on a running scoring service", _submit_arguments
+        "plaudit_workers.commands.submit",
+        "submit",
+        "score a file of samples on a running scoring service",
+        _submit_arguments,
     ),
     "score": Subcommand(
-        "plaudit_workers.scoring.offline.score", "score", "score a file of samples on this machine", _score_arguments
+        "plaudit_workers.commands.score", "score", "score a file of samples on this machine", _score_arguments
     ),
     "try": Subcommand(
-        "plaudit_workers.scoring.offline.trial",
+        "plaudit_workers.commands.trial",
         "try_scorers",
         "score the first rows of a job's data",
         _try_arguments,
     ),
     "rescore": Subcommand(
-        "plaudit_workers.rescore.command",
+        "plaudit_workers.commands.rescore",
         "rescore",
         "score the stored samples of a run again and compare",
         _rescore_arguments,
     ),
     "samples": Subcommand(
-        "plaudit_workers.samples.command",
+        "plaudit_workers.commands.samples",
         "samples",
         "print stored samples of a run: texts, scores, reasons",
         _samples_arguments,
     ),
     "dead": Subcommand(
-        "plaudit_workers.deadletters.command",
+        "plaudit_workers.commands.dead",
         "dead",
         "list, show, retry or drop a live run's dead letters",
         _dead_arguments,
     ),
     "runs": Subcommand(
-        "plaudit_workers.stored_runs.command",
+        "plaudit_workers.commands.samples",
         "runs",
         "list the runs in an external Redis, delete finished ones",
         _runs_arguments,
@@ -250,19 +253,19 @@ COMMANDS: dict[str, Subcommand] = {
         _export_arguments,
     ),
     "validate": Subcommand(
-        "plaudit_workers.job.commands",
+        "plaudit_workers.commands.validate",
         "validate",
         "report every problem of a job file, with lines",
         _validate_arguments,
     ),
     "plan": Subcommand(
-        "plaudit_workers.job.sizing.command",
+        "plaudit_workers.commands.plan",
         "plan",
         "compute the memory and time that a job needs",
         _plan_arguments,
     ),
     "schema": Subcommand(
-        "plaudit_workers.job.commands", "schema", "print the JSON Schema of a job, for editors", _no_arguments
+        "plaudit_workers.commands.validate", "schema", "print the JSON Schema of a job, for editors", _no_arguments
     ),
     "steps": Subcommand(
         "plaudit_metrics.terminal.commands",

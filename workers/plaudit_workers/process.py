@@ -5,32 +5,53 @@ environment variables, runs ``async def serve(settings, stop)`` and exits with t
 
 Exit codes: 0 done · 1 crashed, may be restarted · 2 the job or its environment is wrong (one message) · 3 the job
 failed for good.
+
+Serve ``/healthz`` and ``/readyz`` of a process to the kubelet, and pages such as its series. Used by every role.
+
+Plain HTTP/1.1 over asyncio, because every connection here has a deadline: uvicorn lets a client that never finishes its
+request hold a connection for good, and anyone in the cluster can reach this port.
+
+Run tasks that end together, and wait under a stop signal. Used by the workers of every role.
+
+Start engines on a shared GPU one after the other. Used by rollouts and the servers of models under ``plaudit run``.
+
+vLLM measures its memory as the change of what is free on the whole device: an engine that starts beside another one
+counts the other's memory as its own, and gets a smaller cache for the whole run.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import secrets
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence, Set
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
 
 import msgspec
 
 from plaudit_wire.errors import JobFailedError, RefusedError, StoppedError
 from plaudit_wire.logs import configure_logs, get_logger
-from plaudit_wire.redis_address import PasswordFileError, RedisAddress
+from plaudit_wire.redis import PasswordFileError, RedisAddress
 
 EXIT_DONE = 0
+
 EXIT_CRASHED = 1
+
 EXIT_REFUSED = 2
+
 EXIT_FAILED = 3
 
 RESTARTED = "PLAUDIT_RESTARTED"
+
 """Variable of a process that takes the place of one that died: what fails at its start now was possible before."""
 
 
@@ -163,3 +184,184 @@ async def _with_signals(serve: Serve, settings: ProcessSettings) -> ProcessEndin
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     return await serve_guarded(serve, settings, stop)
+
+
+_REQUEST_TIMEOUT_S = 5.0
+
+_REASONS = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
+
+
+class HealthServer:
+    """Respond to ``/readyz`` with 200 or 503, to ``/healthz`` with 200, and to other paths with 404.
+
+    Args:
+        port: TCP port on all addresses, since the kubelet connects to the pod's; 0 = serve nothing.
+        ready: returns True while the process can take work.
+        pages: further pages of plain text, by path.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        ready: Callable[[], bool],
+        pages: Mapping[str, Callable[[], bytes]] | None = None,
+    ) -> None:
+        self._port = port
+        self._pages = dict(pages or {})
+        self._answers: dict[str, Callable[[], bool]] = {"/readyz": ready, "/healthz": lambda: True}
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._port:
+            self._server = await asyncio.start_server(self._answer, "0.0.0.0", self._port)  # noqa: S104
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                path = _path(await reader.readuntil(b"\r\n\r\n"))
+                page = self._pages.get(path)
+                writer.write(_response(200, page()) if page else _response(self._status(path)))
+                await writer.drain()
+        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass
+        finally:
+            writer.close()
+
+    def _status(self, path: str) -> int:
+        check = self._answers.get(path)
+        if check is None:
+            return 404
+        return 200 if check() else 503
+
+
+def _path(request: bytes) -> str:
+    parts = request.split(b" ", 2)
+    return parts[1].split(b"?", 1)[0].decode("latin-1") if len(parts) == 3 else ""
+
+
+def _response(status: int, page: bytes | None = None) -> bytes:
+    body = f"{_REASONS[status]}\n".encode() if page is None else page
+    head = (
+        f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: text/plain; version=0.0.4\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+class Supervised(AbstractAsyncContextManager["Supervised"]):
+    """Run tasks beside a body: when one fails, the others and the body are cancelled; when the body ends, all are.
+
+    On exit it raises the exception of the first task that failed, not an exception group.
+    """
+
+    def __init__(self) -> None:
+        self._group = asyncio.TaskGroup()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work`` beside the body."""
+        task = self._group.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        try:
+            await self._group.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+async def drained(works: Set[asyncio.Task[Any]], grace_s: float) -> tuple[int, int]:
+    """Let works end by themselves for ``grace_s`` seconds, then cancel the rest; return the numbers of both."""
+    if not works:
+        return 0, 0
+    done, left = await asyncio.wait(works, timeout=grace_s)
+    for work in left:
+        work.cancel()
+    await asyncio.wait(works)
+    return len(done), len(left)
+
+
+async def set_within(event: asyncio.Event, timeout_s: float) -> None:
+    """Return when ``event`` is set after this call, or after ``timeout_s``."""
+    event.clear()
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return
+
+
+async def unless_stopped(stop: asyncio.Event, work: Awaitable[object]) -> bool:
+    """Await ``work``, or cancel it when ``stop`` is set first; return True when it ended by itself."""
+    running = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stop.wait())
+    both: Set[asyncio.Future[Any]] = {running, stopped}
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            return False
+        running.result()
+        return True
+    finally:
+        for future in both:
+            future.cancel()
+        await asyncio.wait(both)
+
+
+GPU_SHARE = "PLAUDIT_GPU_SHARE"
+
+"""Variable with this process's share of its GPU's memory, where ``plaudit run`` lets processes share one."""
+
+_LOOK_EVERY_S = 0.2
+
+
+def shares_gpu(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return True if other processes of the run use this one's GPUs too."""
+    return GPU_SHARE in environment
+
+
+@asynccontextmanager
+async def alone_on_gpu(run: str, environment: Mapping[str, str] = os.environ) -> AsyncIterator[None]:
+    """Hold the GPUs of this process within the context, if it shares them; wait until no other process does."""
+    devices = environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if shares_gpu(environment) else []
+    with ExitStack() as stack:
+        for device in sorted(devices):  # all processes in the same order
+            path = Path(tempfile.gettempdir(), f"plaudit-{run}-gpu-{device}.lock")
+            await _locked(stack.enter_context(_opened(path)))
+        yield
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return path.open("wb")
+
+
+async def _locked(file: IO[bytes]) -> None:
+    """Return once this process has the lock, which ends with it."""
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            await asyncio.sleep(_LOOK_EVERY_S)

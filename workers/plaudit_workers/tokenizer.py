@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from plaudit_job.spec.algorithm import ModelSpec
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.job.spec.model import ModelSpec
 
 
 def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:

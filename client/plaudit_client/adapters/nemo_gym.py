@@ -23,9 +23,7 @@ from nemo_gym.base_resources_server import (
     SimpleResourcesServer,
 )
 
-from plaudit_client.adapters.connection import client
-from plaudit_client.adapters.messages import ground_truth_of, text_of
-from plaudit_client.adapters.missing_scores import note
+from plaudit_client.adapters.service import client, ground_truth_of, note, text_of
 
 
 class PlauditServerConfig(BaseResourcesServerConfig):  # type: ignore[misc]

@@ -22,9 +22,7 @@ from nemo_rl.distributed.virtual_cluster import PY_EXECUTABLES
 from nemo_rl.environments.interfaces import EnvironmentInterface, EnvironmentReturn
 from nemo_rl.environments.utils import register_env
 
-from plaudit_client.adapters.connection import client
-from plaudit_client.adapters.failures import number
-from plaudit_client.adapters.messages import ground_truth_of, text_of
+from plaudit_client.adapters.service import client, ground_truth_of, number, text_of
 
 NAME = "plaudit"
 _OWN_FIELDS = frozenset({"data_source", "prompt", "reward_spec", "reward_model", "ground_truth", "extra_info"})

@@ -17,9 +17,7 @@ from typing import Any
 from skyrl_gym import register as register_environment
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput, ConversationType
 
-from plaudit_client.adapters.connection import blocking_client
-from plaudit_client.adapters.failures import number
-from plaudit_client.adapters.messages import ground_truth_of
+from plaudit_client.adapters.service import blocking_client, ground_truth_of, number
 
 NAME = "plaudit"
 _OWN_FIELDS = frozenset({"data_source", "reward_spec", "reward_model", "ground_truth", "extra_info", "max_turns"})

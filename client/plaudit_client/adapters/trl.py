@@ -17,9 +17,7 @@ import functools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from plaudit_client.adapters.connection import client
-from plaudit_client.adapters.messages import ground_truth_of, text_of
-from plaudit_client.adapters.missing_scores import note
+from plaudit_client.adapters.service import client, ground_truth_of, note, text_of
 from plaudit_client.client import RewardClient
 from plaudit_client.result import Result
 

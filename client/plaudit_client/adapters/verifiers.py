@@ -14,9 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plaudit_client.adapters.connection import client
-from plaudit_client.adapters.messages import ground_truth_of, plain_messages
-from plaudit_client.adapters.missing_scores import note
+from plaudit_client.adapters.service import client, ground_truth_of, note, plain_messages
 
 _OF_THE_RUNNER = frozenset(
     {

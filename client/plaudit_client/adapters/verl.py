@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plaudit_client.adapters.connection import client
-from plaudit_client.adapters.failures import number
+from plaudit_client.adapters.service import client, number
 from plaudit_client.result import Result
 
 

@@ -18,8 +18,7 @@ from typing import Any
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
-from plaudit_client.adapters.connection import client
-from plaudit_client.adapters.messages import ground_truth_of, plain_messages
+from plaudit_client.adapters.service import client, ground_truth_of, plain_messages
 from plaudit_client.adapters.verl import columns, plain
 
 

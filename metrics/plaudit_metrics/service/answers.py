@@ -9,12 +9,10 @@ from typing import Any
 import msgspec
 
 from plaudit_metrics.service.trace import chrome_trace
-from plaudit_metrics.sources.history import flat_step
-from plaudit_metrics.sources.kept_steps import ClosedStep
-from plaudit_metrics.statistics.reasoning import reasoning
+from plaudit_metrics.sources.steps import ClosedStep, flat_step
 from plaudit_metrics.statistics.stages import stages_of
 from plaudit_metrics.statistics.steps import slowest_samples, wall_seconds
-from plaudit_metrics.statistics.verdict import explain, verdict_over
+from plaudit_metrics.statistics.verdict import explain, reasoning, verdict_over
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
 
 RECENT_STEPS = 10

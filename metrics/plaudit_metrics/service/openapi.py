@@ -1,38 +1,143 @@
-"""The OpenAPI document of the metrics service: routes, parameters and responses."""
+"""The OpenAPI document of the metrics service: routes, parameters and responses.
+
+Read the parameters of requests; a wrong one is refused with its name, value and remedy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, get_args
 
 import msgspec
+from starlette.requests import Request
 
-from plaudit_metrics.service.parameters import MOST_CHARACTERS as TEXT_CHARACTERS
-from plaudit_metrics.sources.queue_history import MOST_LOOKS
-from plaudit_metrics.sources.samples.detail import SampleDetail
-from plaudit_metrics.sources.samples.query import FAILED, SampleOrder
-from plaudit_metrics.sources.samples.texts import MOST_CHARACTERS
+from plaudit_metrics.sources.samples import MOST_CHARACTERS, SampleDetail
+from plaudit_metrics.sources.search import FAILED, SampleOrder
+from plaudit_metrics.sources.snapshot import MOST_LOOKS
 from plaudit_metrics.statistics.stages import STAGES
 from plaudit_metrics.statistics.verdict import VERDICTS
+from plaudit_wire.logs import VERSION
 from plaudit_wire.records import OUTCOMES, Split
-from plaudit_wire.version import VERSION
+
+_MOST_DIGITS = 18
+
+_SHOWN = 80
+
+"""Characters of a wrong parameter that its error repeats."""
+
+TEXT_CHARACTERS = 1000
+
+"""Characters of a text parameter."""
+
+
+class RefusedQueryError(Exception):
+    """The service refuses a request, with this status and message."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def shown(text: str) -> str:
+    """Return the beginning of a wrong parameter, for its error."""
+    return text[:_SHOWN]
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number; None for other text (``²`` is a digit too) and for numbers of more digits than any count."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
+
+
+def count(request: Request, name: str, default: int, most: int) -> int:
+    """Return a number from 1 to ``most``; raise ``RefusedQueryError`` for anything else."""
+    text = request.query_params.get(name, str(default))
+    number = whole_number(text)
+    if number is None or not 1 <= number <= most:
+        raise RefusedQueryError(400, f"{name} is {shown(text)!r}; give a whole number from 1 to {most}")
+    return number
+
+
+def step_number(request: Request, name: str) -> int | None:
+    """Return the number of a step, None without the parameter; raise ``RefusedQueryError`` for other text."""
+    text = request.query_params.get(name)
+    if not text:
+        return None
+    number = whole_number(text)
+    if number is None:
+        raise RefusedQueryError(400, f"{name} is {shown(text)!r}; give the number of a step")
+    return number
+
+
+def real_number(request: Request, name: str) -> float | None:
+    """Return a finite number, None without the parameter; raise ``RefusedQueryError`` for other text."""
+    text = request.query_params.get(name)
+    if not text:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        number = float("nan")
+    if not float("-inf") < number < float("inf"):
+        raise RefusedQueryError(400, f"{name} is {shown(text)!r}; give a number such as 0.5")
+    return number
+
+
+def point_in_time(request: Request, name: str) -> float:
+    """Return seconds since the epoch, 0 without the parameter; raise ``RefusedQueryError`` for less or other text."""
+    text = request.query_params.get(name, "0")
+    try:
+        time = float(text)
+    except ValueError:
+        time = -1.0
+    if not 0 <= time < float("inf"):
+        raise RefusedQueryError(400, f"{name} is {shown(text)!r}; give seconds since the epoch, at least 0")
+    return time
+
+
+def text(request: Request, name: str) -> str:
+    """Return a text, empty without the parameter; raise ``RefusedQueryError`` beyond ``MOST_CHARACTERS``."""
+    given = request.query_params.get(name, "")
+    if len(given) > TEXT_CHARACTERS:
+        raise RefusedQueryError(400, f"{name} has {len(given)} characters; give at most {TEXT_CHARACTERS}")
+    return given
+
+
+def choice(request: Request, name: str, choices: Collection[str]) -> str:
+    """Return one of the choices, empty without the parameter; raise ``RefusedQueryError`` for other text."""
+    given = request.query_params.get(name, "")
+    if given and given not in choices:
+        raise RefusedQueryError(400, f"{name} is {shown(given)!r}; give one of {', '.join(choices)}")
+    return given
+
 
 MOST_STEPS = 500
+
 """Number of steps that are kept and served."""
+
 MOST_SAMPLES = 100
+
 """Number of slowest samples that are kept with a step."""
+
 MOST_TRACED = 5000
+
 """Number of samples in a timeline, the slowest first: more would overwhelm a browser."""
 
 MOST_LISTED = 200
+
 """Number of stored samples on one page of a search."""
+
 CHARACTERS = 20_000
+
 """Number of characters of each text of a stored sample, unless the request asks for more."""
+
 ORDERS = get_args(SampleOrder)
+
 SAMPLE_OUTCOMES = (*OUTCOMES, FAILED)
 
 _NUMBER = {"type": "number"}
+
 _INTEGER = {"type": "integer"}
+
 _TEXT = {"type": "string"}
 
 

@@ -2,6 +2,8 @@
 
 Runs as ``python -m plaudit_metrics``, or as a coroutine in another process's event loop (a Ray actor's): it installs no
 signal handlers and ends when ``stop`` is set. Exit codes: 0 stopped, 2 refused with one message.
+
+uvicorn inside an event loop that the caller runs, on a socket that answers at once.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import asyncio
 import contextlib
 import socket
 import time
+from collections.abc import Iterator
 
 import uvicorn
 from prometheus_client import disable_created_metrics
@@ -17,28 +20,63 @@ from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from plaudit_metrics.service.api import RunApi
-from plaudit_metrics.service.http_server import HttpServer, listening_socket
-from plaudit_metrics.service.series.exemplars import Naming
+from plaudit_metrics.service.series.collectors import Naming
 from plaudit_metrics.service.series.run import SERVICE, RunInfo, RunSeries
-from plaudit_metrics.service.settings import ServiceSettings, ServiceSettingsError
-from plaudit_metrics.service.spans import MissingPackageError, SpanSender
+from plaudit_metrics.service.settings import ServiceSettings
+from plaudit_metrics.service.traces import MissingPackageError, SpanSender
 from plaudit_metrics.service.view import RunView
-from plaudit_metrics.sources.history import FILE_NAME, read_steps
-from plaudit_metrics.sources.kept_steps import KeptSteps
-from plaudit_metrics.sources.run_snapshot import take_snapshot
+from plaudit_metrics.sources.snapshot import take_snapshot
+from plaudit_metrics.sources.steps import FILE_NAME, KeptSteps, read_steps
 from plaudit_metrics.sources.stream import EventReader
 from plaudit_wire.logs import get_logger
 from plaudit_wire.names import Names
-from plaudit_wire.outage import OUTAGE, Outages
+from plaudit_wire.redis import OUTAGE, Outages
 
-__all__ = ["ServiceSettings", "ServiceSettingsError", "serve"]
+_BACKLOG = 2048
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address; port 0 is any free one.
+
+    A response leaves in two packets, headers and body. asyncio switches Nagle's algorithm off only for sockets that
+    were made with the number of the protocol, and ``create_server`` makes them without: the second packet would wait
+    40 ms for the client's delayed acknowledgement. Accepted connections inherit the option.
+
+    Raises:
+        OSError: the port is taken, or the address is not one of this machine.
+    """
+    listener = socket.create_server((host, port), backlog=_BACKLOG)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+class HttpServer(uvicorn.Server):
+    """Run uvicorn without signal handlers; the caller ends it with ``should_exit``."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture no signals."""
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Shut down as uvicorn does, then close all connections: one whose client reads nothing would stay open."""
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+        await asyncio.sleep(0)  # a transport is closed in the loop's next round
+
 
 logger = get_logger(__name__)
 
 _LOOK_EVERY_S = 2.0
+
 _END_WITHIN_S = 2
+
 """Open connections of scrapers delay the shutdown no longer."""
+
 _REDIS_WITHIN_S = 30.0
+
 """After as long without a response from Redis the service is not ready."""
 
 

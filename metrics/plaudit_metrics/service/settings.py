@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from plaudit_wire.redis_address import PasswordFileError, RedisAddress
+from plaudit_wire.redis import PasswordFileError, RedisAddress
 
 
 class ServiceSettingsError(ValueError):

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
+from plaudit_metrics.statistics.columns import turns_began
 from plaudit_metrics.statistics.stages import stages_of
-from plaudit_metrics.statistics.turns import turns_began
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord, TurnRecord
 
 _QUEUES = "queues"

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from plaudit_metrics.alerting.thresholds import RECENT_STEPS
+from plaudit_metrics.monitoring.rules import RECENT_STEPS
 from plaudit_metrics.service.series.run import RunSeries
-from plaudit_metrics.sources.collector import Arrival, Collector
-from plaudit_metrics.sources.events import EventRecord
-from plaudit_metrics.sources.kept_steps import KeptSteps
-from plaudit_metrics.sources.queue_history import QueueHistory
-from plaudit_metrics.sources.run_snapshot import RunSnapshot
-from plaudit_metrics.sources.step_samples import EncodedStep
-from plaudit_metrics.statistics.failures import FailureCounts
+from plaudit_metrics.sources.snapshot import QueueHistory, RunSnapshot
+from plaudit_metrics.sources.steps import Arrival, Collector, EncodedStep, KeptSteps
+from plaudit_metrics.sources.stream import EventRecord
+from plaudit_metrics.statistics.columns import FailureCounts
 from plaudit_wire.records import NO_STEP, GroupRecord, SampleRecord, StepRecord
 
 

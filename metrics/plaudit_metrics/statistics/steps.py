@@ -2,26 +2,162 @@
 
 The trainer calls ``step_record`` when it closes a step, with complete records from the groups' hashes. The metrics
 service calls ``step_statistics`` with events, for steps whose record has no figures.
+
+Compute verl's keys for a step's samples, with verl's meaning, so that its dashboards and notebooks keep working.
+
+Sources: verl pull requests #5971 (``compute_score`` beside ``generate_sequences`` and ``tool_calls``; the slowest
+sample is the one with the largest sum of the three) and #5896 (the name ``reward`` for the same figure). One
+difference: an unknown number of preemptions (-1) is left out here, while verl counts it as minus one.
+
+Compute statistics of a step's rewards: spread, groups without a signal, length against reward. Pure.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from plaudit_metrics.statistics.agent_loop import AgentLoopColumns, agent_loop_statistics
-from plaudit_metrics.statistics.columns import Floats, SampleColumns, ScorerColumns
-from plaudit_metrics.statistics.failures import failure_labels
-from plaudit_metrics.statistics.rewards import reward_statistics
+from plaudit_metrics.statistics.columns import (
+    Floats,
+    Integers,
+    SampleColumns,
+    ScorerColumns,
+    failure_labels,
+    turn_statistics,
+)
 from plaudit_metrics.statistics.stages import group_stage_seconds, sample_stage_seconds
-from plaudit_metrics.statistics.turns import turn_statistics
-from plaudit_metrics.statistics.verdict import HELD_KEY, LIMITER_KEY, verdict
-from plaudit_metrics.statistics.waits import split_waits
+from plaudit_metrics.statistics.verdict import HELD_KEY, LIMITER_KEY, split_waits, verdict
 from plaudit_wire.records import OUTCOMES, GroupRecord, SampleRecord, StepRecord, WaitRecord
 
+_PREFIX = "timing_s/agent_loop"
+
+
+@dataclass(frozen=True)
+class AgentLoopColumns:
+    """Hold the measures of verl's agent loop for each sample; arrays of shape [number of samples]."""
+
+    generate_sequences: Floats
+    """Seconds in the engine, tool calls excluded."""
+    tool_calls: Floats
+    """Seconds in tools."""
+    compute_score: Floats
+    """Seconds in the scorers, waits for limits and retries included."""
+    num_preempted: Integers
+    """Preemptions by the engine; -1 = unknown."""
+    prompt_length: Integers | None = None
+    """Tokens; None leaves out both lengths of the slowest sample."""
+    response_length: Integers | None = None
+
+    @classmethod
+    def from_samples(cls, samples: SampleColumns) -> AgentLoopColumns:
+        """Take the samples that were generated; verl knows no others."""
+        kept = slice(None) if samples.generated.all() else samples.generated
+        return cls(
+            generate_sequences=samples.generate_s[kept],
+            tool_calls=samples.tool_s[kept],
+            compute_score=(samples.limiter_s + samples.retry_s + samples.call_s)[kept],
+            num_preempted=samples.num_preempted[kept],
+            prompt_length=samples.prompt_tokens[kept],
+            response_length=samples.response_tokens[kept],
+        )
+
+
+def agent_loop_statistics(columns: AgentLoopColumns) -> dict[str, float]:
+    """Compute verl's ``timing_s/agent_loop/…`` keys.
+
+    Returns:
+        Per measure ``min``, ``max`` and ``mean``, and under ``slowest/`` the measures of the slowest sample (of equal
+        ones the first). Without samples nothing; keys of preemptions only where they are known.
+    """
+    if len(columns.generate_sequences) == 0:
+        return {}
+    statistics: dict[str, float] = {}
+    measures = {
+        "generate_sequences": columns.generate_sequences,
+        "tool_calls": columns.tool_calls,
+        "compute_score": columns.compute_score,
+    }
+    slowest = int(np.argmax(columns.generate_sequences + columns.tool_calls + columns.compute_score))
+    for name, values in measures.items():
+        statistics |= _spread(name, values)
+        statistics[f"{_PREFIX}/slowest/{name}"] = float(values[slowest])
+    statistics |= _spread("num_preempted", columns.num_preempted[columns.num_preempted >= 0])
+    if columns.num_preempted[slowest] >= 0:
+        statistics[f"{_PREFIX}/slowest/num_preempted"] = float(columns.num_preempted[slowest])
+    for name in ("prompt_length", "response_length"):
+        lengths = getattr(columns, name)
+        if lengths is not None:
+            statistics[f"{_PREFIX}/slowest/{name}"] = float(lengths[slowest])
+    for measure in ("min", "max", "mean"):
+        statistics[f"{_PREFIX}/reward/{measure}"] = statistics[f"{_PREFIX}/compute_score/{measure}"]
+    statistics[f"{_PREFIX}/slowest/reward"] = statistics[f"{_PREFIX}/slowest/compute_score"]
+    return statistics
+
+
+def _spread(name: str, values: Floats | Integers) -> dict[str, float]:
+    if len(values) == 0:
+        return {}
+    return {
+        f"{_PREFIX}/{name}/min": float(values.min()),
+        f"{_PREFIX}/{name}/max": float(values.max()),
+        f"{_PREFIX}/{name}/mean": float(values.mean()),
+    }
+
+
+def reward_statistics(columns: SampleColumns) -> dict[str, float]:
+    """Return the ``reward/…`` figures over the samples that have a score; empty if there are none."""
+    scored = ~np.isnan(columns.value)
+    if not scored.any():
+        return {}
+    value, group = columns.value[scored], columns.group[scored]
+    return {
+        "reward/mean": float(value.mean()),
+        "reward/std": float(value.std()),
+        "reward/min": float(value.min()),
+        "reward/max": float(value.max()),
+        **_group_shares(value, group, len(columns.groups)),
+        **_length_correlation(value, group, columns.response_tokens[scored].astype(np.float64)),
+    }
+
+
+def _group_shares(value: Floats, group: NDArray[np.int64], num_groups: int) -> dict[str, float]:
+    """Return shares of the groups with at least two scores: all equal, all solved (at least 1), none (at most 0)."""
+    least, most = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
+    np.minimum.at(least, group, value)
+    np.maximum.at(most, group, value)
+    compared = np.bincount(group, minlength=num_groups) >= 2
+    if not compared.any():
+        return {}
+    return {
+        "reward/zero_variance_share": float((least == most)[compared].mean()),
+        "reward/solved_all_share": float((least >= 1)[compared].mean()),
+        "reward/solved_none_share": float((most <= 0)[compared].mean()),
+    }
+
+
+def _length_correlation(value: Floats, group: NDArray[np.int64], tokens: Floats) -> dict[str, float]:
+    """Return Pearson's correlation of reward and response length within groups.
+
+    Each is taken relative to the mean of its group: hard prompts have long responses and low rewards, which says
+    nothing about length. Degenerate: without differences within a group there is no figure.
+    """
+    reward, length = _centred(value, group), _centred(tokens, group)
+    scale = float(np.sqrt((reward**2).sum() * (length**2).sum()))
+    return {"reward/length_correlation": float((reward * length).sum()) / scale} if scale > 1e-9 else {}
+
+
+def _centred(values: Floats, group: NDArray[np.int64]) -> Floats:
+    sums, counts = np.bincount(group, values), np.bincount(group)
+    centred: Floats = values - (sums / np.maximum(counts, 1))[group]
+    return centred
+
+
 _PIPELINE = "reward_pipeline"
+
 _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from plaudit_metrics.sources.history import FILE_NAME, flat_step, read_steps
-from plaudit_metrics.sources.samples.files import UnreadableFileError
+from plaudit_metrics.sources.samples import UnreadableFileError
+from plaudit_metrics.sources.steps import FILE_NAME, flat_step, read_steps
 from plaudit_wire.printable import printable
 from plaudit_wire.records import StepRecord
 
@@ -144,7 +144,7 @@ def _write_trace(folder: Path, arguments: argparse.Namespace) -> None:
     import msgspec
 
     from plaudit_metrics.service.trace import chrome_trace
-    from plaudit_metrics.sources.stored import read_step_samples
+    from plaudit_metrics.sources.samples import read_step_samples
 
     record = next((each for each in _steps_of(folder) if each.step == arguments.step), None)
     if record is None:

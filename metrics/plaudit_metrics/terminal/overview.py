@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from plaudit_metrics.service.answers import RECENT_STEPS, sample_details, step_summary, verdict_detail
-from plaudit_metrics.sources.history import FILE_NAME, read_steps
-from plaudit_metrics.sources.kept_steps import ClosedStep, KeptSteps
-from plaudit_metrics.sources.step_samples import encode_sample
+from plaudit_metrics.sources.steps import FILE_NAME, ClosedStep, KeptSteps, encode_sample, read_steps
 
 _WITHIN_S = 5.0
 _STEPS = 20
@@ -107,7 +105,7 @@ class RunFolder:
         )
 
     def _with_samples(self, step: ClosedStep) -> ClosedStep:
-        from plaudit_metrics.sources.stored import read_step_samples
+        from plaudit_metrics.sources.samples import read_step_samples
 
         try:
             stored = read_step_samples(self._folder, step.record.step, step.record.incarnation)

@@ -2,6 +2,8 @@
 
 The file is self-contained: styles, scripts and chart library are inside, and its content security policy forbids the
 browser to fetch anything. It also works for a run that continues or was cut short: it contains the closed steps.
+
+Choose the stored samples that a report contains, since a file can hold only some of them.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -27,25 +30,56 @@ from plaudit_metrics.service.answers import (
 )
 from plaudit_metrics.service.page import FOLDER as PAGE
 from plaudit_metrics.service.page import library
-from plaudit_metrics.sources.history import FILE_NAME, read_steps
-from plaudit_metrics.sources.kept_steps import ClosedStep
-from plaudit_metrics.sources.samples.files import FOLDER
-from plaudit_metrics.sources.step_samples import StepSamples
-from plaudit_metrics.sources.stored import read_step_samples
+from plaudit_metrics.sources.samples import FOLDER, detail, listed, read_step_samples, surviving_files
+from plaudit_metrics.sources.search import few_samples
+from plaudit_metrics.sources.steps import FILE_NAME, ClosedStep, StepSamples, read_steps
 from plaudit_metrics.statistics.steps import slowest_samples
-from plaudit_metrics.terminal.carried_samples import report_samples
 from plaudit_wire.records import StepRecord
 
+_STEPS = 10
+
+_CHARACTERS = 4000
+
+"""Of each text."""
+
+
+def report_samples(folder: Path) -> dict[str, Any]:
+    """Return the API's responses about some samples of the newest ten steps; an empty mapping where none are stored.
+
+    Of each step these are the first 16, and the first four that have no score.
+
+    Raises:
+        UnreadableFileError: a file is damaged.
+    """
+    files = surviving_files(folder)
+    rows = [row for step in sorted(files, reverse=True)[:_STEPS] for row in few_samples(files[step])]
+    if not rows:
+        return {}
+    page = {"samples": [listed(row) for row in rows], "first_step": min(files), "last_step": max(files)}
+    details = {
+        f"samples/{row['step']}/{quote(row['group'], safe='')}/{row['index']}": detail(row, _CHARACTERS) for row in rows
+    }
+    return {"samples": page, **details}
+
+
 MOST_STEPS = 2000
+
 """The newest steps that a report contains."""
+
 _WITH_SAMPLES = 30
+
 """The newest steps whose slowest samples are in the file."""
+
 _WITH_TIMELINE = 5
+
 _SLOWEST = 20
+
 _DRAWN = 60
 
 _IMPORT = re.compile(r"^import (?P<names>{.*?}) from \"\./(?P<file>[a-z]+\.js)\";\n", re.MULTILINE | re.DOTALL)
+
 _EXPORT = re.compile(r"^export (?:async )?(?:function|class|const|let) (\w+)", re.MULTILINE)
+
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {scripts}; base-uri 'none'"
 
 

@@ -6,19 +6,33 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from plaudit_operator import names
-from plaudit_operator.admission.admission import digest
-from plaudit_operator.children import autoscaling, gang, job_config, network_policies
+from plaudit_operator.admission import digest
+from plaudit_operator.children import autoscaling, job_config, network_policies, pod, transport
 from plaudit_operator.children.context import JobContext, Manifest
-from plaudit_operator.children.deployment import disruption_budget
+from plaudit_operator.children.pod import disruption_budget
 from plaudit_operator.children.roles import (
-    environments,
-    gateway,
-    metrics,
-    reward,
-    reward_model,
-    rollout,
-    trainer,
-    transport,
+    environment_manifests,
+    environment_object,
+    environment_template,
+    gateway_manifests,
+    gateway_settings,
+    gateway_template,
+    is_served,
+    metrics_manifests,
+    metrics_template,
+    model_generation,
+    model_manifests,
+    model_object,
+    model_template,
+    reward_manifests,
+    reward_template,
+    rollout_groups,
+    rollout_manifests,
+    rollout_service,
+    rollout_template,
+    trainer_service,
+    trainer_template,
+    written_model,
 )
 
 Templates = Mapping[str, Any]
@@ -42,27 +56,27 @@ def _templates(context: JobContext) -> Iterator[tuple[str, str, Callable[[], Man
     spec = context.admitted.current  # as the user wrote it: a default of another version is no change
     workers = {k: v for k, v in (spec["reward"].get("workers") or {}).items() if k not in ("replicas", "autoscaling")}
     reward_inputs = {k: v for k, v in spec["reward"].items() if k != "gateway"} | {"workers": workers}
-    yield "reward", context.revision or digest(reward_inputs), lambda: reward.template(context)
-    yield "metrics", digest(spec.get("metrics")), lambda: metrics.template(context)
+    yield "reward", context.revision or digest(reward_inputs), lambda: reward_template(context)
+    yield "metrics", digest(spec.get("metrics")), lambda: metrics_template(context)
     if transport.managed(context):
         yield "redis", digest(spec.get("transport")), lambda: transport.template(context)
     for scorer in context.spec.reward.model_scorers:
-        inputs = reward_model.generation(context, scorer) or digest(reward_model.written(context, scorer))
-        yield f"model/{scorer.name}", inputs, lambda scorer=scorer: reward_model.template(context, scorer)  # type: ignore[misc]
+        inputs = model_generation(context, scorer) or digest(written_model(context, scorer))
+        yield f"model/{scorer.name}", inputs, lambda scorer=scorer: model_template(context, scorer)  # type: ignore[misc]
     for server in context.spec.environments:
         written = next(each for each in spec["environments"] if each["name"] == server.name)
         inputs = digest({k: v for k, v in written.items() if k != "replicas"})
-        yield f"environment/{server.name}", inputs, lambda server=server: environments.template(context, server)  # type: ignore[misc]
-    if gateway.is_served(context):
-        own = gateway.settings(context)
+        yield f"environment/{server.name}", inputs, lambda server=server: environment_template(context, server)  # type: ignore[misc]
+    if is_served(context):
+        own = gateway_settings(context)
         inputs = digest([own, context.revision] if context.revision else own)
-        yield "gateway", inputs, lambda: gateway.template(context)
+        yield "gateway", inputs, lambda: gateway_template(context)
     if context.spec.trains:
         shared = {k: v for k, v in (spec.get("rollout") or {}).items() if k not in ("replicas", "groups")}
-        for group in rollout.groups(context):
+        for group in rollout_groups(context):
             inputs = digest(shared | _own_inputs(spec, group.name))
-            yield group.child, inputs, lambda group=group: rollout.template(context, group)  # type: ignore[misc]
-        yield "trainer", digest(spec.get("trainer")), lambda: trainer.template(context)
+            yield group.child, inputs, lambda group=group: rollout_template(context, group)  # type: ignore[misc]
+        yield "trainer", digest(spec.get("trainer")), lambda: trainer_template(context)
 
 
 def _own_inputs(spec: Mapping[str, Any], group: str) -> dict[str, Any]:
@@ -87,9 +101,9 @@ def manifests(context: JobContext, templates: Templates, *, suspended: bool, wai
     children = [
         job_config.config_map(context, templates),
         job_config.service_account(context),
-        *metrics.manifests(context, *frozen("metrics")),
-        *reward.manifests(context, *frozen("reward")),
-        *gang.pod_groups(context, templates),
+        *metrics_manifests(context, *frozen("metrics")),
+        *reward_manifests(context, *frozen("reward")),
+        *pod.pod_groups(context, templates),
         *autoscaling.manifests(context, suspended=suspended or waits),
         *network_policies.manifests(context),
     ]
@@ -98,15 +112,15 @@ def manifests(context: JobContext, templates: Templates, *, suspended: bool, wai
     if transport.managed(context):
         children += transport.manifests(context, *frozen("redis"), rests=suspended and context.spec.scheduling.whole)
     for scorer in context.spec.reward.model_scorers:
-        children += reward_model.manifests(context, scorer, *frozen(f"model/{scorer.name}"))
+        children += model_manifests(context, scorer, *frozen(f"model/{scorer.name}"))
     for server in context.spec.environments:
-        children += environments.manifests(context, server, *frozen(f"environment/{server.name}"))
-    if gateway.is_served(context):
-        children += gateway.manifests(context, *frozen("gateway"))
+        children += environment_manifests(context, server, *frozen(f"environment/{server.name}"))
+    if is_served(context):
+        children += gateway_manifests(context, *frozen("gateway"))
     if context.spec.trains:
-        for group in rollout.groups(context):
-            children += rollout.manifests(context, group, *frozen(group.child))
-        children += [*rollout.service(context), trainer.service(context)]
+        for group in rollout_groups(context):
+            children += rollout_manifests(context, group, *frozen(group.child))
+        children += [*rollout_service(context), trainer_service(context)]
     children += [disruption_budget(context, role) for role, count in _budgeted(context).items() if count >= 2]
     return children
 
@@ -114,18 +128,18 @@ def manifests(context: JobContext, templates: Templates, *, suspended: bool, wai
 def _budgeted(context: JobContext) -> dict[str, int]:
     workers = context.spec.reward.workers
     counts = {"reward": workers.autoscaling.min_replicas if workers.autoscaling else workers.replicas}
-    if gateway.is_served(context):
+    if is_served(context):
         counts["gateway"] = context.spec.reward.gateway.replicas
     # A budget with maxUnavailable does not apply to Jobs.
-    single = [group for group in rollout.groups(context) if not group.spans_pods] if context.spec.trains else []
+    single = [group for group in rollout_groups(context) if not group.spans_pods] if context.spec.trains else []
     return counts | {"rollout": sum(group.spec.replicas for group in single)}
 
 
 def gang_deployments(context: JobContext, templates: Templates) -> frozenset[str]:
     """Return the names of the Deployments whose pods belong to the job's gang."""
-    objects = {group.child: names.rollout_object(context.name, group.name) for group in rollout.groups(context)}
-    objects |= {f"model/{s.name}": reward_model.object_name(context, s) for s in context.spec.reward.model_scorers}
-    members = (child for child in objects if child in templates and gang.is_member(templates[child]["template"]))
+    objects = {group.child: names.rollout_object(context.name, group.name) for group in rollout_groups(context)}
+    objects |= {f"model/{s.name}": model_object(context, s) for s in context.spec.reward.model_scorers}
+    members = (child for child in objects if child in templates and pod.is_member(templates[child]["template"]))
     return frozenset(objects[child] for child in members)
 
 
@@ -138,12 +152,12 @@ def fixed_replicas(context: JobContext) -> dict[str, int | None]:
     }
     for scorer in context.spec.reward.model_scorers:
         assert scorer.served is not None
-        counts[reward_model.object_name(context, scorer)] = scorer.served.replicas
+        counts[model_object(context, scorer)] = scorer.served.replicas
     for server in context.spec.environments:
-        counts[environments.object_name(context, server)] = server.replicas
-    if gateway.is_served(context):
+        counts[environment_object(context, server)] = server.replicas
+    if is_served(context):
         counts[names.role_object(context.name, "gateway")] = context.spec.reward.gateway.replicas
     if context.spec.trains:
-        single = (group for group in rollout.groups(context) if not group.spans_pods)
+        single = (group for group in rollout_groups(context) if not group.spans_pods)
         counts |= {names.rollout_object(context.name, group.name): group.spec.replicas for group in single}
     return counts

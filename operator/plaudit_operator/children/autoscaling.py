@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
+from plaudit_job.spec.rewards import AutoscalingSpec
+from plaudit_job.spec.section import SecretKey
+from plaudit_job.spec.transport import ConfigMapKey, TlsSpec
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
-from plaudit_operator.children.roles.reward import ROLE
-from plaudit_operator.children.roles.transport import KEDA_USERNAME
+from plaudit_operator.children.roles import REWARD_ROLE
+from plaudit_operator.children.transport import KEDA_USERNAME
 from plaudit_operator.runtime.kinds import HPA, SCALED_OBJECT, TRIGGER_AUTHENTICATION
 from plaudit_wire.names import Names, Stream
-from plaudit_workers.job.spec.rewards.reward import AutoscalingSpec
-from plaudit_workers.job.spec.section import SecretKey
-from plaudit_workers.job.spec.transport import ConfigMapKey, TlsSpec
 
 _CPU_PERCENT = 70
 _POLL_S = 5
@@ -45,7 +45,7 @@ def _behavior(scaling: AutoscalingSpec) -> Manifest:
 
 
 def _hpa(context: JobContext, scaling: AutoscalingSpec) -> Manifest:
-    name = names.role_object(context.name, ROLE)
+    name = names.role_object(context.name, REWARD_ROLE)
     spec = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
         "minReplicas": max(1, scaling.min_replicas),
@@ -58,13 +58,13 @@ def _hpa(context: JobContext, scaling: AutoscalingSpec) -> Manifest:
             }
         ],
     }
-    return context.manifest(HPA, context.metadata(name, ROLE), spec)
+    return context.manifest(HPA, context.metadata(name, REWARD_ROLE), spec)
 
 
 def _authentication(context: JobContext) -> Manifest:
-    name = names.role_object(context.name, ROLE)
+    name = names.role_object(context.name, REWARD_ROLE)
     spec = {key: list(found) for key, found in _references(context).items() if found}
-    return context.manifest(TRIGGER_AUTHENTICATION, context.metadata(name, ROLE), spec)
+    return context.manifest(TRIGGER_AUTHENTICATION, context.metadata(name, REWARD_ROLE), spec)
 
 
 def _references(context: JobContext) -> dict[str, Sequence[Manifest]]:
@@ -92,8 +92,8 @@ def _reference(parameter: str, key: SecretKey | ConfigMapKey) -> Manifest:
 
 
 def _scaled_object(context: JobContext, scaling: AutoscalingSpec, *, suspended: bool) -> Manifest:
-    name = names.role_object(context.name, ROLE)
-    metadata = context.metadata(name, ROLE)
+    name = names.role_object(context.name, REWARD_ROLE)
+    metadata = context.metadata(name, REWARD_ROLE)
     if suspended:
         metadata["annotations"] = {names.KEDA_PAUSE: "0"}
     quiet_s = scaling.scale_down_after_seconds
@@ -130,5 +130,5 @@ def _trigger(context: JobContext, stream: Stream, count: str) -> Manifest:
     }
     if context.spec.transport.username:
         metadata["usernameFromEnv"] = "PLAUDIT_REDIS_USERNAME"
-    reference = {"name": names.role_object(context.name, ROLE)}
+    reference = {"name": names.role_object(context.name, REWARD_ROLE)}
     return {"type": "redis-streams", "name": stream, "metadata": metadata, "authenticationRef": reference}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from plaudit_job.spec.rljob import RLJob, Spec
 from plaudit_operator import names
-from plaudit_operator.admission.admission import Admitted, JobFile
+from plaudit_operator.admission import Admitted, JobFile
 from plaudit_operator.platform import Platform, platform_of
 from plaudit_operator.runtime.kinds import Kind
 from plaudit_operator.settings import OperatorSettings
-from plaudit_workers.job.spec.rljob import RLJob, Spec
 
 Manifest = dict[str, Any]
 

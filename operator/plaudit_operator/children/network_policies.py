@@ -8,14 +8,21 @@ from __future__ import annotations
 import ipaddress
 from urllib.parse import urlsplit
 
+from plaudit_job.spec.rewards import KINDS, EgressRule
+from plaudit_job.spec.rljob import EnvironmentServerSpec
 from plaudit_operator import names
+from plaudit_operator.children import transport
 from plaudit_operator.children.context import JobContext, Manifest
-from plaudit_operator.children.roles import environments, gateway, reward_model, rollout, transport
+from plaudit_operator.children.roles import (
+    ENVIRONMENT_ROLE,
+    GATEWAY_ROLE,
+    MODEL_ROLE,
+    environment_labels,
+    is_served,
+    rollout_service,
+)
 from plaudit_operator.runtime.kinds import NETWORK_POLICY
 from plaudit_wire.redis_access import users
-from plaudit_workers.job.spec.environments import EnvironmentServerSpec
-from plaudit_workers.job.spec.rewards.reward import EgressRule
-from plaudit_workers.job.spec.rewards.scorers import KINDS
 
 _PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "100.64.0.0/10")
 _PRIVATE_6 = ("fc00::/7", "fe80::/10")
@@ -38,11 +45,11 @@ def manifests(context: JobContext) -> list[Manifest]:
         policies.append(_model(context))
     if context.spec.environments:
         policies.append(_environments(context))
-    if gateway.is_served(context):
+    if is_served(context):
         policies.append(_gateway(context))
     if context.spec.trains:
         policies.append(_trainer(context))
-    if context.spec.trains and rollout.service(context):
+    if context.spec.trains and rollout_service(context):
         policies.append(_from_role(context, "rollout", "rollout", []))
     return policies
 
@@ -56,7 +63,7 @@ def _reward(context: JobContext) -> Manifest:
     """Close ingress (policies do not apply to kubelets' probes); open egress to what the job declares."""
     egress = [_DNS, _to_redis(context)]
     if context.spec.reward.model_scorers:
-        egress.append(_to_role(context, reward_model.ROLE, names.MODEL_PORT))
+        egress.append(_to_role(context, MODEL_ROLE, names.MODEL_PORT))
     egress += [_to_environment(context, server) for server in context.spec.environments]
     egress += [_to_endpoint(context, url) for url in _endpoints(context)]
     egress += [_declared(rule) for rule in context.spec.reward.network_policy.egress]
@@ -64,7 +71,7 @@ def _reward(context: JobContext) -> Manifest:
 
 
 def _to_environment(context: JobContext, server: EnvironmentServerSpec) -> Manifest:
-    pods = {**context.labels(environments.ROLE), **environments.labels(server)}
+    pods = {**context.labels(ENVIRONMENT_ROLE), **environment_labels(server)}
     return {"to": [{"podSelector": {"matchLabels": pods}}], "ports": [_tcp(server.port)]}
 
 
@@ -76,7 +83,7 @@ def _environments(context: JobContext) -> Manifest:
     }
     ports = sorted({server.port for server in context.spec.environments})
     allowed: Manifest = {"from": [{"podSelector": of_job}], "ports": [_tcp(port) for port in ports]}
-    return _policy(context, environments.ROLE, {"policyTypes": ["Ingress"], "ingress": [allowed]})
+    return _policy(context, ENVIRONMENT_ROLE, {"policyTypes": ["Ingress"], "ingress": [allowed]})
 
 
 def _to_redis(context: JobContext) -> Manifest:
@@ -156,7 +163,7 @@ def _model(context: JobContext) -> Manifest:
     if namespace := context.settings.monitoring_namespace:
         peers.append(_namespace(namespace))
     allowed: Manifest = {"from": peers, "ports": [_tcp(names.MODEL_PORT)]}
-    return _policy(context, reward_model.ROLE, {"policyTypes": ["Ingress"], "ingress": [allowed]})
+    return _policy(context, MODEL_ROLE, {"policyTypes": ["Ingress"], "ingress": [allowed]})
 
 
 def _trainer(context: JobContext) -> Manifest:
@@ -182,7 +189,7 @@ def _from_role(context: JobContext, role: str, sender: str, ports: list[Manifest
 def _redis(context: JobContext) -> Manifest:
     roles = [role for role in users(trains=context.spec.trains) if role in _ROLES_WITH_PODS]
     if context.spec.reward.sleeping_models:
-        roles.append(reward_model.ROLE)
+        roles.append(MODEL_ROLE)
     of_job = {
         "matchLabels": {names.LABEL_JOB: context.name},
         "matchExpressions": [{"key": names.LABEL_ROLE, "operator": "In", "values": roles}],
@@ -207,7 +214,7 @@ def _gateway(context: JobContext) -> Manifest:
     egress = [_DNS, _to_redis(context)]
     if canary := context.spec.reward.gateway.canary:
         egress.append(_to_endpoint(context, canary.service.url))
-    return _policy(context, gateway.ROLE, {"policyTypes": ["Ingress", "Egress"], "ingress": ingress, "egress": egress})
+    return _policy(context, GATEWAY_ROLE, {"policyTypes": ["Ingress", "Egress"], "ingress": ingress, "egress": egress})
 
 
 def _clients(context: JobContext) -> list[Manifest]:

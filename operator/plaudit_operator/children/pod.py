@@ -1,25 +1,155 @@
-"""Build the pod template of each process of a job: security, folders, the job's files, the user's ``pod`` section."""
+"""Build the pod template of each process of a job: security, folders, the job's files, the user's ``pod`` section.
+
+Apply ``pod.template`` to a finished pod template as a Kubernetes strategic merge patch.
+
+Place the pods of a role in one domain of the network: by Kueue in a queue, else by affinity among the pods.
+
+Schedule trainer, rollouts, reward models and Redis all or nothing, as a PodGroup of Kubernetes or of Kueue.
+
+These are all pods of a job that may hold GPUs. Both groups have the name of the run, so that pods of an earlier job of
+the same name never count. Reward workers and metrics belong to neither group: reward workers start once the group is
+scheduled (``operator/policies.py``).
+
+Build the Deployments, Services and disruption budgets of a job.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from plaudit_job.spec.pod import PodSpec, TopologySpec
+from plaudit_job.spec.section import SecretKey
 from plaudit_operator import names
-from plaudit_operator.children import job_config, redis_access
+from plaudit_operator.children import job_config
 from plaudit_operator.children.context import JobContext, Manifest
-from plaudit_operator.children.gang import joined
-from plaudit_operator.children.merge import strategic_merge
-from plaudit_operator.children.topology import in_one_domain
-from plaudit_workers.job.spec.kubernetes.pod import PodSpec
-from plaudit_workers.job.spec.section import SecretKey
+from plaudit_operator.runtime.kinds import DEPLOYMENT, PDB, POD_GROUP, SERVICE
+
+_MERGE_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "imagePullSecrets": "name",
+    "ports": "containerPort",
+    "volumeMounts": "mountPath",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+}
+
+"""The ``patchMergeKey`` of the lists of a pod; all other lists are replaced as a whole."""
+
+
+def strategic_merge(base: Any, patch: Any, field: str = "") -> Any:
+    """Return ``base`` with ``patch`` applied; a null removes a field."""
+    if isinstance(base, Mapping) and isinstance(patch, Mapping):
+        merged = {**base}
+        for key, value in patch.items():
+            if value is None:
+                merged.pop(key, None)
+            else:
+                merged[key] = strategic_merge(base[key], value, key) if key in base else value
+        return merged
+    key = _MERGE_KEYS.get(field)
+    if key and isinstance(base, list) and isinstance(patch, list):
+        patches = {item.get(key): item for item in patch}
+        pairs = [(item, patches.pop(item.get(key), None)) for item in base]
+        kept = [item if change is None else strategic_merge(item, change) for item, change in pairs]
+        return kept + list(patches.values())
+    return patch
+
+
+_WEIGHT = 100
+
+
+def in_one_domain(context: JobContext, role: str, topology: TopologySpec) -> Manifest:
+    """Return the fields of a pod template that keep the pods of a role together; empty if none is asked for."""
+    asked = {"required": topology.required, "preferred": topology.preferred}
+    given = {kind: label for kind, label in asked.items() if label}
+    if not given:
+        return {}
+    if context.spec.scheduling.queue_name:
+        return {"metadata": {"annotations": {f"{names.KUEUE_TOPOLOGY}-{kind}-topology": given[kind] for kind in given}}}
+    pods = {"labelSelector": {"matchLabels": {**context.labels(role), names.LABEL_RUN: context.run}}}
+    affinity: Manifest = {}
+    if topology.required:
+        term = {**pods, "topologyKey": topology.required}
+        affinity["requiredDuringSchedulingIgnoredDuringExecution"] = [term]
+    if topology.preferred:
+        wish = {"weight": _WEIGHT, "podAffinityTerm": {**pods, "topologyKey": topology.preferred}}
+        affinity["preferredDuringSchedulingIgnoredDuringExecution"] = [wish]
+    return {"spec": {"affinity": {"podAffinity": affinity}}}
+
+
+_ROLES = ("trainer", "rollout", "model", "redis")
+
+
+def _pods(context: JobContext) -> dict[str, int]:
+    """Return the number of pods of each member of the group, by child."""
+    spec = context.spec
+    models = {f"model/{scorer.name}": scorer.served.replicas for scorer in spec.reward.scorers if scorer.served}
+    redis = {} if spec.transport.url else {"redis": 1}
+    groups = spec.rollout.by_group.items()
+    rollouts = {
+        f"rollout/{name}" if name else "rollout": each.replicas * each.pods_per_replica for name, each in groups
+    }
+    return {"trainer": spec.trainer.pods, **rollouts, **models, **redis}
+
+
+def is_member(template: Manifest) -> bool:
+    """Return True if the pods of a frozen template belong to the job's group."""
+    return "schedulingGroup" in template["spec"] or names.KUEUE_GROUP in template["metadata"]["labels"]
+
+
+def pod_groups(context: JobContext, templates: Mapping[str, Any]) -> list[Manifest]:
+    """Return the PodGroup of a gang (KEP-4671). Its count is immutable, and so are replicas of rollouts.
+
+    The trainer's next attempt and the replacement of a rollout join it again: running pods count.
+    """
+    if context.spec.scheduling.gang == "none":
+        return []
+    # Of the templates as frozen: the operator that froze them may have left other roles outside.
+    count = sum(pods for child, pods in _pods(context).items() if is_member(templates[child]["template"]))
+    spec = {"schedulingPolicy": {"gang": {"minCount": count}}}
+    return [context.manifest(POD_GROUP, context.metadata(context.run, "gang"), spec)]
+
+
+def joined(context: JobContext, role: str) -> Manifest:
+    """Return the fields by which a pod template joins the job's group; empty for roles outside it."""
+    scheduling = context.spec.scheduling
+    if role not in _ROLES or not scheduling.whole:
+        return {}
+    if scheduling.gang == "native":
+        return {"spec": {"schedulingGroup": {"podGroupName": context.run}}}
+    # Kueue's webhook would set this gate too. Without Kueue in the cluster, it keeps the job from bypassing its queue.
+    return {
+        "metadata": {
+            "labels": {
+                names.KUEUE_QUEUE: scheduling.queue_name,
+                names.KUEUE_MANAGED: "true",
+                names.KUEUE_GROUP: context.run,
+            },
+            "annotations": {
+                names.KUEUE_COUNT: str(sum(_pods(context).values())),
+                names.KUEUE_PARENT: f"{names.GROUP}/rljob",
+                names.KUEUE_SERVING: "true",
+            },
+        },
+        "spec": {"schedulingGates": [{"name": names.KUEUE_GATE}]},
+    }
+
 
 HOME = "/home/plaudit"
+
 SECRETS_FOLDER = "/run/plaudit/secrets"
 
 _LOST_NODE_TOLERATED_S = 30
+
 _STARTS_WITHIN_S = 300
+
 """No process is killed before its first successful probe: on a busy node imports alone take a minute."""
+
 _READ_ONLY = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 _PREPARE = """\
@@ -43,6 +173,7 @@ if "PLAUDIT_SCORING_VERSION" in os.environ:
     for scorer, urls in json.loads(os.environ.get("PLAUDIT_MODEL_SERVERS", "{}")).items():
         wait_for(f"the model of {scorer}", urlsplit(urls[0]), 80)
 """
+
 """Create the run's folder and wait for Redis: a process without Redis exits, and a trainer's exit counts as a failure.
 
 Reward workers of a RewardService also wait for their models: until they are ready, those of the last revision go on.
@@ -191,11 +322,11 @@ def _environment(context: JobContext, process: RolePod) -> list[Manifest]:
     }
     if process.joins_run:
         values |= {
-            "PLAUDIT_JOB": f"{redis_access.JOB_FOLDER}/job.yaml",
+            "PLAUDIT_JOB": f"{job_config.JOB_FOLDER}/job.yaml",
             "PLAUDIT_RUN": context.run,
             "PLAUDIT_RUN_FOLDER": context.run_folder,
             "PLAUDIT_SECRETS_FOLDER": SECRETS_FOLDER,
-            **redis_access.environment(context, process.role),
+            **job_config.environment(context, process.role),
         }
     if process.gpus and not process.pod.uses_gpus(context.platform.gpu_resource):
         values["NVIDIA_VISIBLE_DEVICES"] = "void"  # else NVIDIA's runtime shows a container without a limit all GPUs
@@ -239,9 +370,9 @@ def _mounts(context: JobContext, process: RolePod) -> list[Manifest]:
     ]
     if process.joins_run:
         mounts += [
-            {"name": "job", "mountPath": redis_access.JOB_FOLDER, "readOnly": True},
+            {"name": "job", "mountPath": job_config.JOB_FOLDER, "readOnly": True},
             {"name": "run", "mountPath": context.spec.storage.mount_path},
-            *redis_access.mounts(context, process.role),
+            *job_config.mounts(context, process.role),
         ]
     mounts += [
         {"name": _secret_volume(i), "mountPath": folder, "readOnly": True}
@@ -271,7 +402,7 @@ def _volumes(context: JobContext, process: RolePod) -> list[Manifest]:
         source = {"secretName": secret, "items": keys, "defaultMode": 0o440}
         volumes.append({"name": _secret_volume(i), "secret": source})
     if process.joins_run:
-        volumes += redis_access.volumes(context, process.role)
+        volumes += job_config.volumes(context, process.role)
     return [*volumes, *process.pod.volumes]
 
 
@@ -318,3 +449,53 @@ def _lost_node_tolerations() -> list[Manifest]:
 def http_probe(path: str, port: str) -> Manifest:
     """Return an HTTP probe."""
     return {"httpGet": {"path": path, "port": port}}
+
+
+def deployment(
+    context: JobContext,
+    name: str,
+    role: str,
+    template: Manifest,
+    inputs: str,
+    strategy: Manifest,
+    **labels: str,
+) -> Manifest:
+    """Return a Deployment without ``replicas``, which are set at creation and then through the scale subresource.
+
+    Args:
+        template: frozen pod template.
+        inputs: digest of the part of the spec that the template is rendered from.
+        **labels: separate its pods from others of the role.
+    """
+    metadata = context.metadata(name, role, **labels)
+    metadata["annotations"] = {names.INPUTS: inputs}
+    spec = {
+        "selector": {"matchLabels": {**context.labels(role), **labels}},
+        "revisionHistoryLimit": 2,
+        "strategy": strategy,
+        "template": template,
+    }
+    return context.manifest(DEPLOYMENT, metadata, spec)
+
+
+def service(
+    context: JobContext, name: str, role: str, ports: dict[str, int], *, headless: bool = False, **labels: str
+) -> Manifest:
+    """Return a Service that selects the pods of a role with these labels."""
+    spec: Manifest = {
+        "selector": {**context.labels(role), **labels},
+        "ports": [{"name": key, "port": port, "targetPort": port} for key, port in ports.items()],
+    }
+    if headless:
+        spec["clusterIP"] = "None"
+    return context.manifest(SERVICE, context.metadata(name, role, **labels), spec)
+
+
+def disruption_budget(context: JobContext, role: str) -> Manifest:
+    """Return a budget that evicts one pod of a role at a time.
+
+    Only for Deployments of two or more replicas: with one, it would block a drain.
+    """
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": context.labels(role)}}
+    name = names.role_object(context.name, role)
+    return context.manifest(PDB, context.metadata(name, role), spec)

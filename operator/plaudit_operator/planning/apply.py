@@ -11,9 +11,8 @@ from typing import Any
 from plaudit_operator.actions import Action, Apply, Create, Delete, EmitEvent, Patch, Scale
 from plaudit_operator.names import DELETION_COST, LABEL_JOB
 from plaudit_operator.observed import NO_SUCH_KIND, Observed, labels, owner_uid
-from plaudit_operator.runtime.errors import AlreadyExistsError, InvalidError, KubeError, NotFoundError
 from plaudit_operator.runtime.kinds import POD, kind_of
-from plaudit_operator.runtime.kube import ApiServer
+from plaudit_operator.runtime.kube import AlreadyExistsError, ApiServer, InvalidError, KubeError, NotFoundError
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)

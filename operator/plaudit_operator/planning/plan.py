@@ -1,45 +1,128 @@
 """Plan the next actions for a job: a pure function of the observed objects and the time.
 
 Equal observations give equal plans, and a cluster that already is as planned gives an empty one.
+
+Detect drift: an object has drifted if it does not contain its manifest.
+
+Fields that the API server adds (defaults, status) do not count. Quantities and empty values in another notation are
+equal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
-from plaudit_operator import names
-from plaudit_operator.actions import Action, Apply, Create, Delete, Plan
-from plaudit_operator.admission.admission import RefusedJob
+from plaudit_job.spec.pod import quantity
+from plaudit_operator import attempts, names
+from plaudit_operator.actions import (
+    Action,
+    Apply,
+    Create,
+    Delete,
+    Plan,
+    cleanup_actions,
+    lost_pods,
+    outliving_trainer,
+    scale_actions,
+    suspend_job,
+)
+from plaudit_operator.admission import RefusedJob
+from plaudit_operator.attempts import TrainerAttempt, decide, exhausted, present_attempt
+from plaudit_operator.children import transport
 from plaudit_operator.children.context import JobContext, Manifest
-from plaudit_operator.children.roles import gateway, rollout, trainer, transport
+from plaudit_operator.children.roles import (
+    GATEWAY_ROLE,
+    gateway_secret,
+    makes_gateway_secret,
+    rollout_groups,
+    rollout_job,
+    trainer_job,
+)
 from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import Observed, attempt_of, owner_uid
-from plaudit_operator.planning.drift import differs
 from plaudit_operator.planning.rendering import Rendering, rendering
-from plaudit_operator.policies import backoff
-from plaudit_operator.policies.cleanup import cleanup_actions
-from plaudit_operator.policies.deadlines import next_deadline
-from plaudit_operator.policies.deletion import outliving_trainer
-from plaudit_operator.policies.earlier_revisions import is_in_use
-from plaudit_operator.policies.failure import TrainerAttempt, exhausted, present_attempt
-from plaudit_operator.policies.lost_nodes import lost_pods
-from plaudit_operator.policies.managed_by import is_managed_elsewhere
-from plaudit_operator.policies.rollouts.replicas import decide
-from plaudit_operator.policies.suspend import scale_actions, suspend_job
-from plaudit_operator.policies.ttl import time_left_s
+from plaudit_operator.policies import is_in_use, is_managed_elsewhere, next_deadline, time_left_s
 from plaudit_operator.runtime.kinds import CHILDREN
 from plaudit_operator.settings import OperatorSettings
 from plaudit_operator.status.roles import RoleState, role_states
 from plaudit_operator.status.status import JobEnd, ended_status, refused_status, status
 
+_QUANTITY_MAPS = ("requests", "limits", "hard")
+
+_EMPTY: tuple[Any, ...] = (None, "", [], {}, 0, False)
+
+_KEYS = ("name", "containerPort", "mountPath", "uid", "key")
+
+"""Keys that identify items of a list; the first one that all items have applies."""
+
+
+def differs(wanted: Any, observed: Any, field: str = "") -> bool:
+    """Return True if ``observed`` lacks a part of ``wanted``.
+
+    Args:
+        wanted: the manifest, or a part of it.
+        observed: the same part of the object in the API server.
+        field: name of the field that both are values of.
+    """
+    if wanted == observed:
+        return False
+    if isinstance(wanted, dict):
+        if observed is None:
+            return any(value not in _EMPTY for value in wanted.values())
+        if not isinstance(observed, dict):
+            return True
+        return any(_value_differs(key, value, observed.get(key), field) for key, value in wanted.items())
+    if isinstance(wanted, list):
+        return _list_differs(wanted, observed or [], field)
+    return not (wanted in _EMPTY and observed in _EMPTY)
+
+
+def _value_differs(key: str, wanted: Any, observed: Any, parent: str) -> bool:
+    if (parent in _QUANTITY_MAPS or key == "sizeLimit") and observed is not None:
+        return bool(_amount(wanted) != _amount(observed))
+    return differs(wanted, observed, key)
+
+
+def _list_differs(wanted: list[Any], observed: Any, field: str) -> bool:
+    if not isinstance(observed, list):
+        return True
+    key = _key(wanted)
+    if key is None:
+        return len(wanted) != len(observed) or any(differs(a, b, field) for a, b in zip(wanted, observed, strict=True))
+    by_key = {item.get(key): item for item in observed if isinstance(item, dict)}
+    return any(item[key] not in by_key or differs(item, by_key[item[key]], field) for item in wanted)
+
+
+def _key(items: list[Any]) -> str | None:
+    if not items or not all(isinstance(item, dict) for item in items):
+        return None
+    return next((key for key in _KEYS if all(key in item for item in items)), None)
+
+
+def _amount(value: Any) -> Any:
+    """Return a quantity as a number, anything else as it is."""
+    try:
+        return quantity(value)
+    except ValueError:
+        return value
+
+
 PROGRESS_EVERY_S = 10.0
+
 _LOOK_FOR_OTHERS_EVERY_S = 15.0
+
 _LACKS_OTHERS = (Reason.FILES_MISSING, Reason.FILES_INVALID, Reason.SERVICE_MISSING)
+
 """Reasons that pass when another object is created or changed, which the operator does not watch for this job."""
+
 _AFTER_A_COUNT_S = 1.0
+
 """The watch usually reports the written status sooner."""
+
 _GRACE_OF_A_BROKEN_RANK_S = 10
+
 """Ranks of a broken group hang in a collective and have nothing to save."""
 
 
@@ -88,7 +171,7 @@ def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
     actions += replicas
     pause_s = 0.0
     if attempt:
-        pause_s = backoff.left_s(observed, now) if attempt.verdict == "absent" else 0.0
+        pause_s = attempts.left_s(observed, now) if attempt.verdict == "absent" else 0.0
         actions += _trainer_actions(rendered, observed, attempt, pauses=pause_s > 0)
         if pause_s > 0 and not suspended:
             roles["trainer"] = _backing_off(roles["trainer"], observed)
@@ -117,7 +200,7 @@ def _next_attempt(rendered: Rendering, observed: Observed, attempt: TrainerAttem
     counter = "restarts" if attempt.verdict == "failed" else "disruptions"
     counted = {**observed.status, counter: int(observed.status.get(counter, 0)) + 1, "attempt": attempt.number + 1}
     policy = context.spec.lifecycle.failure_policy.backoff
-    counted |= backoff.after_attempt(observed, attempt, policy, now)
+    counted |= attempts.after_attempt(observed, attempt, policy, now)
     after = replace(observed, job={**observed.job, "status": counted})
     roles = role_states(context, after, TrainerAttempt(attempt.number + 1, "absent"), now)
     roles["trainer"] = replace(roles["trainer"], reason=attempt.reason, problem=attempt.message)
@@ -129,10 +212,10 @@ def _children(rendered: Rendering, observed: Observed) -> Iterator[Action]:
     context = rendered.context
     if transport.managed(context) and not observed.child("StatefulSet", names.role_object(context.name, "redis")):
         yield Create(transport.secret(context), first=True)
-    if gateway.makes_secret(context) and not observed.child(
-        "Deployment", names.role_object(context.name, gateway.ROLE)
+    if makes_gateway_secret(context) and not observed.child(
+        "Deployment", names.role_object(context.name, GATEWAY_ROLE)
     ):
-        yield Create(gateway.secret(context), first=True)
+        yield Create(gateway_secret(context), first=True)
     for manifest in rendered.manifests:
         yield from _child(rendered, observed, outliving_trainer(manifest, observed))
     yield from _obsolete(observed, rendered.manifests, context.revision)
@@ -180,7 +263,7 @@ def _replicas(rendered: Rendering, observed: Observed, now: float) -> tuple[list
     """Return the changes of rollout replicas of several pods, and the seconds until the next pause is over."""
     context, actions, waits = rendered.context, list[Action](), list[float | None]()
     policy = context.spec.lifecycle.failure_policy.backoff
-    for group in rollout.groups(context) if context.spec.trains else ():
+    for group in rollout_groups(context) if context.spec.trains else ():
         if not group.spans_pods:
             continue
         count = 0 if rendered.suspended else group.spec.replicas
@@ -188,7 +271,7 @@ def _replicas(rendered: Rendering, observed: Observed, now: float) -> tuple[list
         template = rendered.templates[group.child]["template"]
         for attempt in decision.starts:
             # The number of an attempt is kept by its Job: the next one is made before the one before is deleted.
-            made = rollout.job(context, group, template, attempt, suspend=attempt.number > 0)
+            made = rollout_job(context, group, template, attempt, suspend=attempt.number > 0)
             actions.append(Create(made, first=True))
         actions += decision.changes
         waits.append(decision.wait_s)
@@ -216,7 +299,7 @@ def _trainer_actions(
             yield Delete("Pod", metadata["name"], metadata["uid"], grace_s=_GRACE_OF_A_BROKEN_RANK_S)
     if attempt.verdict == "absent" and not (earlier or pods or rendered.suspended or pauses):
         template = rendered.templates["trainer"]["template"]
-        yield Create(trainer.job(rendered.context, template, attempt.number, suspend=False))
+        yield Create(trainer_job(rendered.context, template, attempt.number, suspend=False))
     if attempt.job is not None and bool(attempt.job["spec"].get("suspend")) != rendered.suspended:
         metadata = attempt.job["metadata"]
         yield suspend_job(metadata["name"], metadata["uid"], suspend=rendered.suspended)

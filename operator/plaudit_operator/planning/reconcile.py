@@ -1,39 +1,163 @@
-"""Reconcile one job: observe, plan, apply, report."""
+"""Reconcile one job: observe, plan, apply, report.
+
+Events on an RLJob, as ``kubectl describe`` shows them.
+
+Look up why Jobs and StatefulSets lack pods, from their events; called by the reconciler.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from plaudit_operator.actions import Plan
-from plaudit_operator.admission.reward_service import needs_files
-from plaudit_operator.admission.service_references import referenced
+from plaudit_operator.actions import EmitEvent, Manifest, Plan, chooses_rollouts, hurry, with_deletion_costs
+from plaudit_operator.attempts import pods_missing
 from plaudit_operator.cache import Cache, Key, trimmed
-from plaudit_operator.names import LABEL_RUN, SELECTOR, run_id
-from plaudit_operator.observed import Object, Observed
+from plaudit_operator.names import FIELD_MANAGER, LABEL_RUN, SELECTOR, run_id
+from plaudit_operator.observed import Object, Observed, timestamp
 from plaudit_operator.planning.apply import ApplyResults, AwaitedError, carry_out
-from plaudit_operator.planning.events import event_manifest
 from plaudit_operator.planning.plan import PROGRESS_EVERY_S, plan
-from plaudit_operator.planning.pod_refusals import Look, PodRefusals
-from plaudit_operator.policies.deletion import hurry
-from plaudit_operator.policies.failure import pods_missing
-from plaudit_operator.policies.managed_by import is_managed_elsewhere
-from plaudit_operator.policies.rollouts.deletion_cost import chooses_rollouts, with_deletion_costs
-from plaudit_operator.runtime.errors import ConflictError, KubeError, NotFoundError
-from plaudit_operator.runtime.kinds import CONFIG_MAP, POD, REWARD_SERVICE, kind_of
-from plaudit_operator.runtime.kube import ApiServer
+from plaudit_operator.policies import (
+    FIRST_LOOK_AFTER_S,
+    REASON_OF_EVENTS,
+    is_managed_elsewhere,
+    is_overdue,
+    lacking,
+    refusal_of,
+)
+from plaudit_operator.runtime.kinds import CONFIG_MAP, EVENT, POD, REWARD_SERVICE, kind_of
+from plaudit_operator.runtime.kube import ApiServer, ConflictError, KubeError, NotFoundError
+from plaudit_operator.services import needs_files, referenced
 from plaudit_operator.settings import OperatorSettings
 from plaudit_operator.status.progress import ProgressReader
 from plaudit_operator.status.status import transitions
 from plaudit_wire.logs import get_logger
 
+_MOST_CHARACTERS = 1024
+
+"""The API server rejects longer messages."""
+
+
+def event_manifest(job: Object, event: EmitEvent, now: float) -> Manifest:
+    """Return the Event object of an RLJob; ``now`` is in seconds since the epoch."""
+    metadata: dict[str, Any] = job["metadata"]
+    return {
+        "apiVersion": EVENT.api_version,
+        "kind": EVENT.kind,
+        "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
+        "involvedObject": {
+            "apiVersion": job["apiVersion"],
+            "kind": job["kind"],
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "uid": metadata["uid"],
+        },
+        "type": event.kind,
+        "reason": event.reason,
+        "message": event.message[:_MOST_CHARACTERS],
+        "source": {"component": FIELD_MANAGER},
+        "firstTimestamp": timestamp(now),
+        "lastTimestamp": timestamp(now),
+        "count": 1,
+    }
+
+
+_PAUSE_S = 10.0
+
+_LONGEST_PAUSE_S = 300.0
+
+_SHARED_FOR_S = 2.0
+
+
+@dataclass(frozen=True)
+class Look:
+    """Hold what one look at the events of a job's objects without pods found.
+
+    Attributes:
+        refusals: messages by kind and name of the owner; owners without one are left out.
+        again_after_s: until the next look; None if nothing lacks pods.
+    """
+
+    refusals: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    again_after_s: float | None = None
+
+
+@dataclass(frozen=True)
+class _Earlier:
+    at: float
+    pause_s: float
+    refusals: Mapping[tuple[str, str], str]
+
+
+@dataclass(frozen=True)
+class _List:
+    """Hold the refusals of a namespace, by the uid of the object whose pods were refused."""
+
+    at: float
+    refusals: Mapping[str, str]
+
+
+class PodRefusals:
+    """Keep refusals by job. Each look waits twice as long as the one before, from 10 s to 5 minutes.
+
+    The wait may grow because the watch reports every pod that is created at last. Jobs of a namespace share a list of
+    events for 2 s: the API server reads all events of the namespace for each, however few it returns. Safe to use from
+    several threads.
+    """
+
+    def __init__(self, kube: ApiServer) -> None:
+        self._kube = kube
+        self._lock = threading.Lock()
+        self._earlier: dict[str, _Earlier] = {}
+        self._lists: dict[str, _List] = {}
+
+    def look(self, observed: Observed, now: float) -> Look:
+        """Return why the API server refuses pods of a job; raise ``KubeError`` if the events cannot be listed."""
+        without_pods = lacking(observed)
+        overdue = [owner for owner in without_pods if is_overdue(owner, now)]
+        with self._lock:
+            if not overdue:
+                self._earlier.pop(observed.uid, None)
+                return Look(again_after_s=FIRST_LOOK_AFTER_S if without_pods else None)
+            earlier = self._earlier.get(observed.uid)
+        if earlier is None or now - earlier.at >= earlier.pause_s:
+            pause_s = min(_LONGEST_PAUSE_S, 2 * earlier.pause_s) if earlier else _PAUSE_S
+            events = self._events(observed.namespace, now)
+            found = {(o["kind"], o["metadata"]["name"]): events.get(o["metadata"]["uid"], "") for o in overdue}
+            earlier = _Earlier(now, pause_s, {key: refusal for key, refusal in found.items() if refusal})
+            with self._lock:
+                self._earlier[observed.uid] = earlier
+        return Look(earlier.refusals, max(1.0, earlier.at + earlier.pause_s - now))
+
+    def forget(self, now: float) -> None:
+        """Forget jobs that were not looked at for long: they are gone."""
+        with self._lock:
+            self._earlier = {uid: e for uid, e in self._earlier.items() if now - e.at < 2 * _LONGEST_PAUSE_S}
+
+    def _events(self, namespace: str, now: float) -> Mapping[str, str]:
+        """Return the newest refusal of each object of a namespace that has one, by its uid."""
+        with self._lock:
+            self._lists = {name: each for name, each in self._lists.items() if now - each.at < _SHARED_FOR_S}
+            shared = self._lists.get(namespace)
+        if shared is None:
+            events: dict[str, list[Object]] = defaultdict(list)
+            for event in self._kube.list(EVENT, namespace, "", f"reason={REASON_OF_EVENTS}")[0]:
+                events[event["involvedObject"].get("uid", "")].append(event)
+            shared = _List(now, {uid: refusal_of(own) for uid, own in events.items()})
+            with self._lock:
+                self._lists[namespace] = shared
+        return shared.refusals
+
+
 logger = get_logger(__name__)
 
 _REFUSED_AGAIN_AFTER_S = 30.0
+
 _AWAITED_S = 1.0
 
 

@@ -14,17 +14,16 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from plaudit_operator import names
-from plaudit_operator.admission.admission import Admitted, RefusedJob, admit, digest, with_data, without_data
-from plaudit_operator.admission.node_size import beyond_a_node
-from plaudit_operator.admission.reward_service import admit_service, is_service
-from plaudit_operator.admission.service_references import resolved, token_secrets
+from plaudit_operator.admission import Admitted, RefusedJob, admit, digest, with_data, without_data
 from plaudit_operator.children import job_config
 from plaudit_operator.children.all import Templates, fixed_replicas, frozen_templates, gang_deployments, manifests
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed
-from plaudit_operator.policies.gang_admission import GangWait, awaited
-from plaudit_operator.runtime.latest import Latest
+from plaudit_operator.platform import beyond_a_node
+from plaudit_operator.policies import GangWait, awaited
+from plaudit_operator.runtime.threads import Latest
+from plaudit_operator.services import admit_service, is_service, resolved, token_secrets
 from plaudit_operator.settings import Images, OperatorSettings
 
 _KEPT = 1024

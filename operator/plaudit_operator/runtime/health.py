@@ -16,8 +16,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from plaudit_operator.runtime.background_loop import BackgroundLoop
-from plaudit_operator.runtime.errors import KubeError
+from plaudit_operator.runtime.kube import KubeError
+from plaudit_operator.runtime.threads import BackgroundLoop
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)

@@ -1,12 +1,28 @@
 """Call the API server with plain dictionaries, over the connections of the official client.
 
 The client's own models drop fields that their version does not know, and cost several times as much.
+
+Errors of the API server, by whether a retry helps.
+
+KubeError                  any response but success
+├── NotFoundError          404: the object is missing
+├── AlreadyExistsError     409 on create: another object has this name
+├── ConflictError          409 otherwise: the object changed or was replaced
+├── GoneError              410: the server no longer has the version of the watch; list again
+├── InvalidError           400, 403, 422: a retry fails in the same way
+└── UnavailableError       429, 5xx, no response: retry later
+
+Own the fields of created objects as server-side apply does, so that a later apply removes what it omits.
+
+A POST records its fields for the operation Update, which an apply by the same manager leaves alone. The operator still
+creates by POST: only that fails if any object has the name. So the first apply moves these fields to its operation.
 """
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
@@ -15,22 +31,114 @@ import msgspec
 import urllib3
 from kubernetes import client, config
 
-from plaudit_operator.runtime.errors import ApiUnavailableError, KubeError, error_of
-from plaudit_operator.runtime.field_ownership import applied_fields
 from plaudit_operator.runtime.kinds import Kind, kind_of
+
+
+class KubeError(Exception):
+    """The API server did not report success.
+
+    Attributes:
+        status: HTTP status; 0 without a response.
+        retry_after_s: seconds that the server asks to wait; 0 if it does not.
+    """
+
+    def __init__(self, message: str, status: int = 0, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class NotFoundError(KubeError):
+    """The object, or its kind, is missing."""
+
+
+class AlreadyExistsError(KubeError):
+    """An object with this name exists."""
+
+
+class ConflictError(KubeError):
+    """A precondition (uid, resourceVersion) did not hold."""
+
+
+class GoneError(KubeError):
+    """The resourceVersion of a watch is too old."""
+
+
+class InvalidError(KubeError):
+    """The server rejects the request for its content or its sender."""
+
+
+class ApiUnavailableError(KubeError):
+    """The API server is overloaded, broken or unreachable."""
+
+
+_TOO_LARGE = "Too large resource version"
+
+"""The 504 of a server that was restored from a backup, for a version newer than its own."""
+
+
+def error_of(status: int, message: str, reason: str = "", retry_after_s: float = 0.0) -> KubeError:
+    """Return the error for an HTTP status and the ``reason`` of a Status object."""
+    kind: type[KubeError] = InvalidError
+    if status == 404:
+        kind = NotFoundError
+    elif status == 409:
+        kind = AlreadyExistsError if reason == "AlreadyExists" else ConflictError
+    elif status == 410 or _TOO_LARGE in message:
+        kind = GoneError
+    elif status == 429 or status >= 500:
+        kind = ApiUnavailableError
+    return kind(message, status, retry_after_s)
+
+
+ManagedFields = Mapping[str, Any]
+
+
+def applied_fields(entries: Sequence[ManagedFields], manager: str) -> list[ManagedFields] | None:
+    """Return ``metadata.managedFields`` with all fields of a manager under the operation Apply; None if they are.
+
+    ``spec.replicas`` is left without an owner: an apply without it would set it to 1.
+    """
+    own = [entry for entry in entries if entry.get("manager") == manager and not entry.get("subresource")]
+    if all(entry.get("operation") == "Apply" for entry in own):
+        return None
+    fields: dict[str, Any] = {}
+    for entry in own:
+        fields = _union(fields, entry.get("fieldsV1") or {})
+    fields.get("f:spec", {}).pop("f:replicas", None)
+    applied = {**own[-1], "operation": "Apply", "fieldsV1": fields}
+    return [*(entry for entry in entries if entry not in own), applied]
+
+
+def _union(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
+    union = {**copy.deepcopy(dict(left))}
+    for key, value in right.items():
+        union[key] = _union(union.get(key, {}), value)
+    return union
+
 
 Object = dict[str, Any]
 
 _CONNECT_TIMEOUT_S = 5.0
+
 _READ_TIMEOUT_S = 30.0
+
 _SILENT_WATCH_S = 120.0
+
 """A watch that sends nothing for this long, not even a bookmark (one a minute), is broken."""
+
 _PAGE = 200
+
 _CONNECTIONS = 32
+
 """Connections kept open."""
+
 _STRICT = {"fieldValidation": "Strict"}
+
 """By default the API server drops unknown fields: a typo in ``pod.template`` would have no effect and no error."""
+
 _CREDENTIALS_FOR_S = 60.0
+
 """The client renews a token when a fifth of its hour is left."""
 
 

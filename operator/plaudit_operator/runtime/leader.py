@@ -12,9 +12,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from plaudit_operator.runtime.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError
 from plaudit_operator.runtime.kinds import LEASE
-from plaudit_operator.runtime.kube import ApiServer
+from plaudit_operator.runtime.kube import AlreadyExistsError, ApiServer, ConflictError, KubeError, NotFoundError
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)

@@ -1,21 +1,44 @@
-"""The conditions of a job, and the phase that follows from them."""
+"""The conditions of a job, and the phase that follows from them.
+
+The conditions that every tool understands (kstatus): ``Ready``, ``Reconciling``, ``Stalled``.
+
+They follow from the other conditions:
+
+| the job                                                         | Ready | Reconciling | Stalled |
+| all roles run, or it is complete                                | True  | False       | False   |
+| starts, waits in its queue, or recovers                         | False | True        | False   |
+| suspended by its user                                           | False | False       | False   |
+| failed, was rejected, or waits after attempts that ended early  | False | False       | True    |
+| runs, but its last edit was rejected                            | as its roles | False | True    |
+| a service whose new revision is being rolled out                | as its roles | True  | False   |
+| a service whose roll-out does not proceed                       | as its roles | False | True    |
+
+The condition ``Degraded``: a running job lacks pods or an object, or its metrics report trouble.
+
+Trouble that the autoscaler of the reward workers reports about itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from plaudit_operator.names import ConditionType
-from plaudit_operator.observed import timestamp
+from plaudit_operator.names import ConditionType, Reason
+from plaudit_operator.observed import Object, Observed, seconds, timestamp
+from plaudit_operator.pod_state import evicted_since
+from plaudit_operator.runtime.kinds import HPA, SCALED_OBJECT
+from plaudit_operator.status.roles import RoleState, lack_of
 
 _MOST_CHARACTERS = 4000
+
 NEEDED = (
     ConditionType.TRANSPORT_READY,
     ConditionType.ROLLOUT_READY,
     ConditionType.REWARD_READY,
     ConditionType.TRAINER_RUNNING,
 )
+
 """Conditions that are all true while a job runs, as far as it has them."""
 
 
@@ -97,3 +120,165 @@ def phase(conditions: Sequence[Mapping[str, Any]], *, started: bool) -> str:
     if not holds.get(ConditionType.ADMITTED, False):
         return "Pending" if holds.get(ConditionType.SPEC_VALID) else "Invalid"
     return "Running" if started else "Starting"
+
+
+_NEEDS_A_PERSON = (Reason.NAME_TAKEN, Reason.GANG_UNAVAILABLE)
+
+"""Reasons of ``Admitted`` that do not pass by themselves."""
+
+_Reported = Mapping[str, Any]
+
+
+def summary(conditions: Sequence[_Reported]) -> list[Condition]:
+    """Return the three conditions that follow from all others, as these are reported."""
+    known = {condition["type"]: condition for condition in conditions}
+    lack = next(_lacks(known), None)
+    stall = next(_stalls(known), None)
+    rests = (
+        _is(known, ConditionType.SUSPENDED, "True")
+        and known[ConditionType.SUSPENDED]["reason"] == Reason.SUSPENDED_BY_USER
+    )
+    rolling = _is(known, ConditionType.ROLLED_OUT, "False") and not lack
+    works = (bool(lack) or rolling) and not stall and not rests
+    work = lack or (_why(known[ConditionType.ROLLED_OUT]) if rolling else None)
+    ready = Condition(ConditionType.READY, "False", *lack) if lack else _ready(known)
+    nothing = (Reason.STALLED if stall else Reason.SUSPENDED_BY_USER if rests else Reason.READY, "")
+    return [
+        ready,
+        Condition.of(ConditionType.RECONCILING, works, *(work if works and work else nothing)),
+        Condition.of(ConditionType.STALLED, bool(stall), *(stall or (Reason.NOT_STALLED, ""))),
+    ]
+
+
+def _ready(known: Mapping[str, _Reported]) -> Condition:
+    complete = known.get(ConditionType.COMPLETE)
+    if complete:
+        return Condition(ConditionType.READY, "True", *_why(complete))
+    return Condition(ConditionType.READY, "True", Reason.READY, "all roles run")
+
+
+def _lacks(known: Mapping[str, _Reported]) -> Iterator[tuple[str, str]]:
+    """Yield reason and message of each condition that keeps the job from being ready, the most telling one first."""
+    if _is(known, ConditionType.COMPLETE, "True"):
+        return
+    for kind in (ConditionType.FAILED, ConditionType.SUSPENDED):
+        if _is(known, kind, "True"):
+            yield _why(known[kind])
+    for kind in (ConditionType.ADMITTED, *NEEDED):
+        if _is(known, kind, "False"):
+            yield _why(known[kind])
+
+
+def _stalls(known: Mapping[str, _Reported]) -> Iterator[tuple[str, str]]:
+    """Yield reason and message of each condition that will not pass by itself."""
+    if _is(known, ConditionType.COMPLETE, "True"):
+        return
+    if _is(known, ConditionType.FAILED, "True"):
+        yield _why(known[ConditionType.FAILED])
+    if _is(known, ConditionType.SPEC_VALID, "False"):
+        yield _why(known[ConditionType.SPEC_VALID])
+    for kind, reasons in _STALLING:
+        if _is(known, kind, "False") and known[kind]["reason"] in reasons:
+            yield _why(known[kind])
+
+
+_STALLING = (
+    (ConditionType.ADMITTED, _NEEDS_A_PERSON),
+    (ConditionType.TRAINER_RUNNING, (Reason.BACK_OFF,)),
+    (ConditionType.ROLLED_OUT, (Reason.ROLL_OUT_STUCK,)),
+)
+
+
+def _is(known: Mapping[str, _Reported], kind: str, status: str) -> bool:
+    return kind in known and known[kind]["status"] == status
+
+
+def _why(condition: _Reported) -> tuple[str, str]:
+    return condition["reason"], condition["message"]
+
+
+_FAILS = {
+    SCALED_OBJECT.kind: {("Ready", "False"), ("Ready", "Unknown"), ("HPAActive", "False"), ("Fallback", "True")},
+    HPA.kind: {("AbleToScale", "False"), ("ScalingActive", "False")},
+}
+
+"""Type and status of their conditions in trouble: KEDA 2.21, autoscaling/v2."""
+
+_LOOK_AT = {
+    SCALED_OBJECT.kind: "KEDA's pods and its network access to Redis",
+    HPA.kind: "metrics-server (kubectl top pods)",
+}
+
+_NO_WORKERS = "ScalingDisabled"
+
+"""The reason of an HPA whose Deployment is scaled to zero."""
+
+
+def autoscaler_troubles(observed: Observed) -> Iterator[dict[str, str]]:
+    """Yield reason and message, the same for as long as the trouble lasts."""
+    for kind in _FAILS:
+        for autoscaler in observed.own(kind):
+            name = autoscaler["metadata"]["name"]
+            reported = ", ".join(
+                f"{c['reason']}: {c.get('message', '')}".rstrip(" .:") for c in _failing(kind, autoscaler)
+            )
+            if reported:
+                problem = f"{kind} {name} cannot follow the load, so the number of reward workers is fixed: {reported}"
+                remedy = f"Check {_LOOK_AT[kind]}; kubectl describe {kind.lower()} {name} shows more"
+                yield {"reason": Reason.AUTOSCALER_FAILING, "message": f"{problem}. {remedy}"}
+
+
+def _failing(kind: str, autoscaler: Object) -> Iterator[Object]:
+    for condition in autoscaler.get("status", {}).get("conditions") or []:
+        reason = condition.get("reason")  # without one it has not looked yet
+        if (condition["type"], condition["status"]) in _FAILS[kind] and reason and reason != _NO_WORKERS:
+            yield condition
+
+
+_AUTOSCALER_KNOWS_AFTER_S = 120.0
+
+"""Time from the last pod's readiness until an autoscaler can be expected to have metrics."""
+
+
+def healthy() -> Condition:
+    """Return the condition of a job without trouble, or that is still starting."""
+    return Condition.of(ConditionType.DEGRADED, False, Reason.HEALTHY, "all pods are ready")
+
+
+def degraded(observed: Observed, roles: Mapping[str, RoleState], admitted: Condition, now: float) -> Condition:
+    """Return the condition of a job that ran before.
+
+    Args:
+        admitted: whether all objects of the job exist.
+        now: seconds since the epoch.
+    """
+    missing = [role for role in roles.values() if not role.is_ready]
+    redis_lost = any(evicted_since(pod) is not None for pod in observed.pods_of("redis"))
+    if redis_lost and any(role.name == "transport" for role in missing):
+        message = (
+            "the node of Redis is lost; the job waits for it. Redis's pod is never deleted by force: two of them on "
+            "one volume would corrupt it. If the node will not return, delete the Node object"
+        )
+        return Condition.of(ConditionType.DEGRADED, True, Reason.NODE_LOST, message)
+    if missing:
+        return Condition.of(ConditionType.DEGRADED, True, *lack_of(missing))
+    if admitted.status == "False":  # pods may all run and lack a Service or an autoscaler
+        return Condition.of(ConditionType.DEGRADED, True, admitted.reason, admitted.message)
+    if troubles := _troubles(observed, now):
+        message = "; ".join(trouble["message"] for trouble in troubles)
+        return Condition.of(ConditionType.DEGRADED, True, troubles[0]["reason"], message)
+    return healthy()
+
+
+def _troubles(observed: Observed, now: float) -> list[dict[str, str]]:
+    """Return reason and message of trouble that no pod shows."""
+    known = {**observed.status.get("progress", {}), **observed.progress}.get("troubles") or []
+    settled = now - _all_ready_since(observed, now) >= _AUTOSCALER_KNOWS_AFTER_S
+    return [*known, *(autoscaler_troubles(observed) if settled else [])]
+
+
+def _all_ready_since(observed: Observed, now: float) -> float:
+    needed = [condition for kind in NEEDED if (condition := observed.condition(kind))]
+    if any(condition["status"] != "True" for condition in needed):
+        return now
+    return max((seconds(condition["lastTransitionTime"]) or now for condition in needed), default=now)

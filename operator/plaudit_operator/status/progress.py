@@ -18,9 +18,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from plaudit_operator.children.roles.metrics import address
+from plaudit_operator.children.roles import metrics_address
 from plaudit_operator.names import Reason
-from plaudit_operator.runtime.background_loop import BackgroundLoop
+from plaudit_operator.runtime.threads import BackgroundLoop
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
@@ -82,7 +82,7 @@ class ProgressReader:
         address_of: maps a job's name and namespace to the base URL of its service.
     """
 
-    def __init__(self, address_of: Callable[[str, str], str] = address) -> None:
+    def __init__(self, address_of: Callable[[str, str], str] = metrics_address) -> None:
         self._address_of = address_of
         self._lock = threading.Lock()
         self._pending: dict[tuple[str, str], Future[JobProgress]] = {}

@@ -1,4 +1,7 @@
-"""The state of each role of a job: pods wanted, ready, failing."""
+"""The state of each role of a job: pods wanted, ready, failing.
+
+The remedy for a role whose pods are not ready, by reason: the end of the condition's message.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,55 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from plaudit_operator import names
+from plaudit_operator.attempts import TrainerAttempt, group_of, replica_of
+from plaudit_operator.children import transport
 from plaudit_operator.children.context import JobContext
-from plaudit_operator.children.roles import environments, gateway, reward_model, rollout, transport
+from plaudit_operator.children.roles import (
+    ENVIRONMENT_ROLE,
+    RolloutGroup,
+    environment_labels,
+    environment_object,
+    is_served,
+    model_labels,
+    model_object,
+    rollout_groups,
+)
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed, attempt_of, labels
 from plaudit_operator.pod_state import is_over, is_ready, is_running, problem_of, restarts_of
-from plaudit_operator.policies.failure import TrainerAttempt
-from plaudit_operator.policies.refused_pods import without_pod_name
-from plaudit_operator.replica import group_of, replica_of
-from plaudit_operator.status.remedies import remedy
+from plaudit_operator.policies import without_pod_name
+
+_PODS = {
+    "rollout": "spec.rollout.pod",
+    "reward": "spec.reward.workers.pod",
+    "gateway": "spec.reward.gateway.pod",
+    "trainer": "spec.trainer.pod",
+    "transport": "spec.transport.managed.pod",
+    "metrics": "spec.metrics.pod",
+}
+
+
+def remedy(reason: str, role: str, job: str) -> str:
+    """Return a sentence; empty if there is nothing to do but wait.
+
+    Args:
+        reason: of ``names.Reason``.
+        role: as it is named in the status; a reward model is ``model/<scorer>``, an environment
+            ``environment/<name>``.
+    """
+    other = "the environment's pod" if role.startswith("environment/") else "the scorer's model.pod"
+    pod = _PODS.get(role, other)
+    limit = "spec.transport.managed.memory" if role == "transport" else f"{pod}.resources.limits.memory"
+    logs = {"transport": "redis"}.get(role, role.partition("/")[0])
+    sentences = {
+        Reason.UNSCHEDULABLE: f"Add nodes, or lower {pod}.resources, or change its nodeSelector or tolerations",
+        Reason.IMAGE_PULL: f"Correct the chart's images and images.pullSecret, or set {pod}.image in a new job",
+        Reason.CONFIG_MISSING: "Create it; the pods then start without further action",
+        Reason.OUT_OF_MEMORY: f"Raise {limit} in a new job",
+        Reason.CRASHING: f"See kubectl plaudit logs {job} {logs}",
+        Reason.REFUSED_BY_CLUSTER: "Raise the namespace's quota or lower the pod's resources; the operator retries",
+    }
+    return sentences.get(reason, "")
 
 
 @dataclass(frozen=True)
@@ -80,17 +123,17 @@ def role_states(
         states["rollout"] = _rollouts(context, observed, now)
         states["trainer"] = _trainer(context, observed, attempt, now)
     states["reward"] = _of_deployment(context, observed, "reward", now)
-    if gateway.is_served(context):
+    if is_served(context):
         states["gateway"] = _of_deployment(context, observed, "gateway", now)
     for scorer in context.spec.reward.model_scorers:
-        owner = observed.child("Deployment", reward_model.object_name(context, scorer))
-        own = reward_model.labels(context, scorer).items()
+        owner = observed.child("Deployment", model_object(context, scorer))
+        own = model_labels(context, scorer).items()
         pods = [pod for pod in observed.pods_of("model") if own <= labels(pod).items()]
         states[f"model/{scorer.name}"] = _of_workload(f"model/{scorer.name}", owner, pods, now)
     for server in context.spec.environments:
-        owner = observed.child("Deployment", environments.object_name(context, server))
-        own = environments.labels(server).items()
-        pods = [pod for pod in observed.pods_of(environments.ROLE) if own <= labels(pod).items()]
+        owner = observed.child("Deployment", environment_object(context, server))
+        own = environment_labels(server).items()
+        pods = [pod for pod in observed.pods_of(ENVIRONMENT_ROLE) if own <= labels(pod).items()]
         name = f"environment/{server.name}"
         states[name] = _of_workload(name, owner, pods, now)
     states["metrics"] = _of_deployment(context, observed, "metrics", now)
@@ -116,7 +159,7 @@ def _of_workload(role: str, owner: Object | None, pods: list[Object], now: float
 def _rollouts(context: JobContext, observed: Observed, now: float) -> RoleState:
     """Return the state of the rollouts of all groups together."""
     states = []
-    for group in rollout.groups(context):
+    for group in rollout_groups(context):
         pods = [pod for pod in observed.pods_of("rollout") if group_of(pod) == group.name]
         if group.spans_pods:
             states.append(_of_replicas(context, observed, group, pods, now))
@@ -135,7 +178,7 @@ def _together(one: RoleState, other: RoleState) -> RoleState:
 
 
 def _of_replicas(
-    context: JobContext, observed: Observed, group: rollout.RolloutGroup, pods: list[Object], now: float
+    context: JobContext, observed: Observed, group: RolloutGroup, pods: list[Object], now: float
 ) -> RoleState:
     """Return the state of replicas of several pods, each a Job."""
     jobs = [job for job in observed.jobs_of("rollout") if group_of(job) == group.name]

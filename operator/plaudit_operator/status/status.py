@@ -1,4 +1,17 @@
-"""Compute ``status`` of an RLJob from what is observed: pure, and equal for equal observations."""
+"""Compute ``status`` of an RLJob from what is observed: pure, and equal for equal observations.
+
+``status.cost``: the GPU time of a job by role, and what waiting for rewards cost.
+
+Time counts while a pod is bound to a node. It is added up whenever the status changes for another reason, and from the
+number of GPUs that was last reported: a job at rest is not written, and nothing is counted twice or lost over restarts
+of the operator. Readers add ``gpus`` × the time since ``countedTime``.
+
+The condition ``RolledOut`` of a RewardService: all reward workers and gateways are of the present revision.
+
+What the ``scale`` subresource of an RLJob reports: its rollout workers, and the labels of their pods.
+
+``kubectl scale rlj``, an HPA and KEDA read and change ``spec.rollout.replicas`` through it.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +19,141 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from plaudit_job.spec.pod import GPU, PodSpec
+from plaudit_operator import names
 from plaudit_operator.actions import EmitEvent
-from plaudit_operator.admission.admission import RefusedJob
+from plaudit_operator.admission import RefusedJob
+from plaudit_operator.attempts import group_of, replica_of
+from plaudit_operator.children import transport
 from plaudit_operator.children.context import JobContext
-from plaudit_operator.children.roles import gateway, transport
+from plaudit_operator.children.roles import ROLLOUT_ROLE, gateway_address, is_served, rollout_groups
 from plaudit_operator.names import ConditionType, Reason, run_id
-from plaudit_operator.observed import NO_SUCH_KIND, Observed, timestamp
-from plaudit_operator.policies.gang_admission import GangWait
+from plaudit_operator.observed import NO_SUCH_KIND, Object, Observed, gpu_seconds, labels, timestamp
+from plaudit_operator.pod_state import is_leaving, is_over, is_scheduled
+from plaudit_operator.policies import GangWait
 from plaudit_operator.runtime.kinds import POD_GROUP, RLJOB
-from plaudit_operator.status.conditions import NEEDED, Condition, merged, phase
-from plaudit_operator.status.cost import held_gpus, with_cost
-from plaudit_operator.status.degraded import degraded, healthy
+from plaudit_operator.status.conditions import NEEDED, Condition, degraded, healthy, merged, phase, summary
 from plaudit_operator.status.roles import RoleState, lack_of
-from plaudit_operator.status.rolled_out import rolled_out
-from plaudit_operator.status.rollout_scale import count_rollouts, rollout_selector
-from plaudit_operator.status.summary import summary
+
+
+def held_gpus(context: JobContext, observed: Observed) -> dict[str, int]:
+    """Return the GPUs that each role holds now; roles whose pods ask for none are left out."""
+    spec, templates = context.spec, context.admitted.templates
+    pods: dict[str, PodSpec] = {"reward": spec.reward.workers.pod}
+    if spec.trains:
+        pods |= {"trainer": spec.trainer.pod}
+        pods |= {group.child: group.spec.pod for group in rollout_groups(context)}
+    for scorer in context.spec.reward.model_scorers:
+        assert scorer.served is not None
+        pods[f"model/{scorer.name}"] = scorer.served.pod
+    held = {}
+    for role, pod in pods.items():
+        each = _gpus(templates.get(role) or {}, pod.gpu_resource or context.platform.gpu_resource)
+        if each:
+            held[role] = each * sum(is_scheduled(held_by) and not is_over(held_by) for held_by in _pods(observed, role))
+    return held
+
+
+def _gpus(frozen: Mapping[str, Any], resource: str) -> int:
+    containers = (frozen.get("template") or {}).get("spec", {}).get("containers") or []
+    limits = (container.get("resources", {}).get("limits") or {} for container in containers)
+    return sum(int(each.get(resource) or each.get(GPU) or 0) for each in limits)
+
+
+def _pods(observed: Observed, role: str) -> list[Object]:
+    kind, _, name = role.partition("/")
+    label = names.LABEL_SCORER if kind == "model" else names.LABEL_ROLLOUT_GROUP
+    return [pod for pod in observed.pods_of(kind) if not name or labels(pod).get(label) == name]
+
+
+def with_cost(before: Mapping[str, Any], report: dict[str, Any], held: Mapping[str, int], now: float) -> dict[str, Any]:
+    """Return a status with its cost.
+
+    Args:
+        before: the status as last reported.
+        report: the status as it is now, with the cost of ``before`` or without one.
+        held: GPUs by role.
+        now: seconds since the epoch.
+    """
+    cost = before.get("cost") or {}
+    gpus = {role["name"]: int(role["gpus"]) for role in cost.get("roles") or []}
+    wanted = {**dict.fromkeys(gpus, 0), **held}
+    unchanged = all(before.get(name) == value for name, value in report.items() if name != "cost")
+    if not wanted or (unchanged and gpus == wanted):
+        return report
+    spent = gpu_seconds(cost, now)
+    roles = [{"name": name, "gpus": wanted[name], "gpuSeconds": spent.get(name, 0)} for name in sorted(wanted)]
+    waited = int(cost.get("exposedRewardGpuSeconds", 0)) + _exposed_gpu_s(before, report, gpus.get("trainer", 0))
+    return {**report, "cost": {"roles": roles, "exposedRewardGpuSeconds": waited, "countedTime": timestamp(now)}}
+
+
+def _exposed_gpu_s(before: Mapping[str, Any], report: Mapping[str, Any], trainer_gpus: int) -> int:
+    """Return the GPU seconds that the trainer waited for rewards in the steps closed since the last report.
+
+    The metrics service reports the wait of the last step; steps that closed since the last report count alike.
+    """
+    progress = report.get("progress") or {}
+    steps = int(progress.get("step") or 0) - int((before.get("progress") or {}).get("step") or 0)
+    return max(0, round(steps * float(progress.get("exposedRewardSeconds") or 0.0) * trainer_gpus))
+
+
+ROLES = ("reward", "gateway")
+
+
+def rolled_out(context: JobContext, observed: Observed, roles: Mapping[str, RoleState]) -> Condition:
+    """Return the condition of a service."""
+    deployments = {role: observed.child("Deployment", names.role_object(context.name, role)) for role in ROLES}
+    behind = {role: found for role, found in deployments.items() if not _is_current(found, context.revision)}
+    if not behind:
+        message = f"all pods are of revision {context.revision}"
+        return Condition.of(ConditionType.ROLLED_OUT, True, Reason.ROLLED_OUT, message)
+    stuck = any(_is_stuck(found) for found in behind.values())
+    reason = Reason.ROLL_OUT_STUCK if stuck else Reason.ROLLING_OUT
+    parts = [_part(role, found, roles, context.revision) for role, found in behind.items()]
+    return Condition.of(ConditionType.ROLLED_OUT, False, reason, "; ".join(parts))
+
+
+def _is_current(deployment: Object | None, revision: str) -> bool:
+    if deployment is None or _revision(deployment) != revision:
+        return False
+    metadata, status = deployment["metadata"], deployment.get("status") or {}
+    if int(status.get("observedGeneration", 0)) < int(metadata.get("generation", 0)):
+        return False
+    desired = int(deployment["spec"].get("replicas", 1))
+    return int(status.get("updatedReplicas", 0)) >= desired and int(status.get("replicas", 0)) <= desired
+
+
+def _revision(deployment: Object) -> str:
+    return labels(deployment["spec"]["template"]).get(names.LABEL_REVISION, "")
+
+
+def _is_stuck(deployment: Object | None) -> bool:
+    conditions = ((deployment or {}).get("status") or {}).get("conditions") or []
+    return any(condition.get("reason") == "ProgressDeadlineExceeded" for condition in conditions)
+
+
+def _part(role: str, deployment: Object | None, roles: Mapping[str, RoleState], revision: str) -> str:
+    status = (deployment or {}).get("status") or {}
+    updated = int(status.get("updatedReplicas", 0)) if deployment and _revision(deployment) == revision else 0
+    state = roles[role]
+    parts = [f"{role}: {updated} of {state.desired} pods are of revision {revision}", state.problem, state.remedy]
+    return ". ".join(part for part in parts if part)
+
+
+def count_rollouts(observed: Observed) -> int:
+    """Return the number of rollout workers whose pods exist; the pods of a replica count as one."""
+    pods = [pod for pod in observed.pods_of(ROLLOUT_ROLE) if not (is_over(pod) or is_leaving(pod))]
+    single = [pod for pod in pods if replica_of(pod) < 0]
+    return len(single) + len({(group_of(pod), replica_of(pod)) for pod in pods if replica_of(pod) >= 0})
+
+
+def rollout_selector(context: JobContext) -> str:
+    """Return the labels of one pod of each rollout worker of a job without groups."""
+    labels = context.labels(ROLLOUT_ROLE)
+    if context.spec.rollout.pods_per_replica > 1:
+        labels |= {names.COMPLETION_INDEX: "0"}
+    return ",".join(f"{key}={value}" for key, value in labels.items())
+
 
 Status = dict[str, Any]
 
@@ -87,8 +220,8 @@ def status(
     }
     if context.spec.trains:
         fields |= {"rollouts": count_rollouts(observed), "rolloutSelector": rollout_selector(context)}
-    if gateway.is_served(context):
-        fields["url"] = gateway.address(context)
+    if is_served(context):
+        fields["url"] = gateway_address(context)
     if ready and not rest:
         fields.setdefault("startTime", observed.status.get("startTime") or timestamp(now))
     started = "startTime" in {**observed.status, **fields}
@@ -102,6 +235,7 @@ def status(
 
 
 _Rest = Literal["", "suspended", "queue", "room"]
+
 """The reason why roles have no pods although nothing is wrong."""
 
 _RESTS = {
@@ -109,6 +243,7 @@ _RESTS = {
     "queue": (Reason.QUEUED, "waiting in the queue of scheduling.queueName"),
     "room": (Reason.WAITING_FOR_ROOM, "waiting until trainer, rollouts, reward models and Redis are scheduled"),
 }
+
 _COUNTERS = ("attempt", "restarts", "disruptions")
 
 
@@ -240,6 +375,7 @@ _EVENT_TYPES = {
     (ConditionType.COMPLETE, "True"): "Normal",
     (ConditionType.FAILED, "True"): "Warning",
 }
+
 _TROUBLES = {
     Reason.UNSCHEDULABLE,
     Reason.IMAGE_PULL,
@@ -248,7 +384,9 @@ _TROUBLES = {
     Reason.CRASHING,
     Reason.REFUSED_BY_CLUSTER,
 }
+
 """Reasons of a role that is not ready for which a Warning event is emitted."""
+
 _SILENT_AT_FIRST = {
     (ConditionType.SPEC_VALID, "True"),
     (ConditionType.DEGRADED, "False"),

@@ -4,13 +4,22 @@ The ground truth is an object, or its JSON text: ``inputs`` and ``outputs``, lis
 ``fn_name`` each input is what the program reads and each output what it prints (text, or a list of lines). With
 ``fn_name`` each input is the arguments, one JSON text a line, and each output the JSON text of the result.
 ``assert_case`` (a list of texts, each an assert about what the program defines) may take the place of both.
+
+Limit the time of one sample to the time in which at least one of its test cases runs.
+
+The interface of the local sandbox and of Sandbox Fusion: both run test cases.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Any, NamedTuple
+import time
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
+from plaudit_reward.scorer import Attempt
+from plaudit_sandbox.sandbox import Ending, ProgramLimits
 from plaudit_wire.errors import DataError
 
 
@@ -120,3 +129,114 @@ def _check_json(inputs: list[str], expected: list[str | None]) -> None:
                 f"ground_truth: case {index} is not JSON ({error}); with fn_name an input is one JSON text an argument "
                 "and line, an output the JSON text of the result"
             ) from error
+
+
+class SampleTimer:
+    """End the block that it surrounds with ``TimeoutError`` when the sample's programs have run for too long.
+
+    Args:
+        attempt: its limit; ``report`` adds the time of waiting to it.
+    """
+
+    def __init__(self, attempt: Attempt, waits_for: Literal["process", "limit"]) -> None:
+        self._attempt = attempt
+        self._waits_for = waits_for
+        self._entered_s = time.monotonic()
+        self._spent_s = 0.0
+        self._since_s = 0.0
+        self._num_running = 0
+        self._timeout = asyncio.timeout(None)
+
+    async def __aenter__(self) -> Self:
+        await self._timeout.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._timeout.__aexit__(kind, error, trace)
+
+    def begin(self) -> None:
+        """Note that a program begins."""
+        if self._num_running == 0:
+            self._since_s = time.monotonic()
+            left_s = self._attempt.limit_s - self._spent_s
+            self._reschedule(asyncio.get_running_loop().time() + left_s)
+        self._num_running += 1
+
+    def end(self) -> None:
+        """Note that a program that began has ended."""
+        self._num_running -= 1
+        if self._num_running == 0:
+            self._spent_s += time.monotonic() - self._since_s
+            self._reschedule(None)
+
+    def _reschedule(self, when: float | None) -> None:
+        if not self._timeout.expired():
+            self._timeout.reschedule(when)
+
+    def report(self) -> None:
+        """Add to the attempt how long the sample waited."""
+        waited_s = max(0.0, time.monotonic() - self._entered_s - self._spent_s)
+        if self._waits_for == "process":
+            self._attempt.queued_s += waited_s
+        else:
+            self._attempt.waited_s += waited_s
+
+
+class CaseResult(NamedTuple):
+    """The result of one test case."""
+
+    passed: bool
+    ending: Ending
+    reason: str = ""
+
+    def failure(self) -> str:
+        """Return why the case did not pass, as text that can be encoded whatever the program raised."""
+        how = "wrong answer" if self.ending == "finished" else self.ending
+        reason = self.reason.encode("utf-8", "replace").decode()
+        return f"{how}: {reason}" if reason else how
+
+
+class Backend(Protocol):
+    """Run test cases, many at a time."""
+
+    waits_for: Literal["process", "limit"]
+    """What a test case waits for before it begins."""
+    num_samples: int
+    """How many samples it can work on at a time."""
+
+    async def open(self) -> None:
+        """Start its processes.
+
+        Raises:
+            ConfigurationError: it cannot work on this machine.
+        """
+        ...
+
+    def program(self, response: str) -> str | None:
+        """Return the program in a model's response; None when there is none."""
+        ...
+
+    async def run(
+        self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: SampleTimer
+    ) -> CaseResult:
+        """Run one test case.
+
+        Args:
+            function: to call, or None for a program that reads and prints.
+            timer: of the sample; begun and ended around everything that runs the program.
+
+        Raises:
+            DataError: the case cannot be judged.
+            InfrastructureError: no program can be run at present.
+        """
+        ...
+
+    def blames_program(self, num_done: int) -> bool:
+        """Return True when a sample whose time is up, with ``num_done`` cases done, has used that time itself."""
+        ...
+
+    async def close(self) -> None:
+        """End processes and connections."""
+        ...

@@ -19,18 +19,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from plaudit_reward.code.asserts.check import AssertCheck, Executed
-from plaudit_reward.code.asserts.sources import Part, script_of
-from plaudit_reward.code.backend import CaseResult
-from plaudit_reward.code.cases import Case
-from plaudit_reward.code.comparison import OutputComparison
-from plaudit_reward.code.sandbox.limits import ProgramLimits
-from plaudit_reward.code.sandbox.preamble import PREAMBLE
-from plaudit_reward.code.timer import SampleTimer
-from plaudit_reward.http.client import HttpClient
-from plaudit_reward.http.errors import NoResponseError, ResponseTooLargeError
-from plaudit_reward.http.proxy import proxy_for
-from plaudit_reward.http.response import excerpt, retry_after_s
+from plaudit_reward.code.asserts import AssertCheck, Executed, Part, script_of
+from plaudit_reward.code.cases import Case, CaseResult, SampleTimer
+from plaudit_reward.code.outputs import OutputComparison
+from plaudit_reward.http import HttpClient, NoResponseError, ResponseTooLargeError, excerpt, proxy_for, retry_after_s
+from plaudit_sandbox.sandbox import PREAMBLE, ProgramLimits
 from plaudit_wire.errors import CallTimeoutError, DataError, InfrastructureError
 
 _ATTEMPTS = 3

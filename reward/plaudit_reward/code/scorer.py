@@ -3,6 +3,10 @@
 A program that fails, whatever it tried, is a wrong answer: that test case counts 0, and the score's ``failure`` names
 the reason. A sample gets no value only when it could not be tested: its row has no test cases, or the sandbox is
 broken.
+
+Register the rule ``code`` in ``rules.routing``.
+
+Run test cases in the local sandbox, with the results of verl's ``prime_code``.
 """
 
 from __future__ import annotations
@@ -10,19 +14,89 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
-from plaudit_reward.code.backend import Backend, CaseResult
-from plaudit_reward.code.cases import Case, cases_of, is_unicode
+from plaudit_job.rules.arguments import CodeOptions
+from plaudit_reward.code.asserts import AssertCheck, Executed, Part
+from plaudit_reward.code.cases import Backend, Case, CaseResult, SampleTimer, cases_of, is_unicode
 from plaudit_reward.code.fusion import FusionBackend
-from plaudit_reward.code.local import LocalBackend
-from plaudit_reward.code.sandbox.limits import ProgramLimits
-from plaudit_reward.code.timer import SampleTimer
-from plaudit_reward.score import Score
-from plaudit_reward.scorer import Attempt
+from plaudit_reward.code.outputs import OutputComparison
+from plaudit_reward.scorer import Attempt, Score, Scorer
+from plaudit_sandbox.sandbox import PREAMBLE, ProgramLimits, Ran, RunProgram, Sandbox
 from plaudit_wire.errors import ScoreTimeoutError
-from plaudit_wire.sample import Sample
-from plaudit_workers.job.rule_arguments import CodeOptions
+from plaudit_wire.records import Sample
+
+_SAMPLES_PER_PROCESS = 4
+
+"""Test cases are short, and a process must not wait for the next sample."""
+
+
+class LocalBackend:
+    """Run test cases in processes of this machine; ``as_script``: as ``python program.py`` does."""
+
+    waits_for: Literal["process", "limit"] = "process"
+
+    def __init__(self, processes: int, *, as_script: bool = False, allow_without_landlock: bool = False) -> None:
+        self._sandbox = Sandbox(processes, allow_without_landlock=allow_without_landlock)
+        self._as_script = as_script
+        self._comparison = OutputComparison()
+        self._asserts = AssertCheck(self._comparison, PREAMBLE)
+        self.num_samples = processes * _SAMPLES_PER_PROCESS
+
+    async def open(self) -> None:
+        """Start the sandbox; raise ``ConfigurationError`` where programs cannot be confined on this machine."""
+        await self._sandbox.open()
+
+    def program(self, response: str) -> str | None:
+        """Return the last block of Python; the whole response where it has no fence."""
+        return response.rpartition("```python")[2].partition("```")[0]
+
+    async def run(
+        self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: SampleTimer
+    ) -> CaseResult:
+        """Run one test case; the expected output or value never enters the program's process."""
+        call = partial(self._run, program, function, case, limits, timer)
+        if not case.behind:
+            return await call()
+
+        async def execute(part: Part, text: str, payload: str, stdin: str) -> Executed:
+            ran = await self._sandboxed(RunProgram(text, stdin, part=part, payload=payload, limits=limits), timer)
+            return Executed(ran.ending, ran.stdout, ran.reason)
+
+        return await self._asserts.check_then_call(execute, program, case, call if function is not None else None)
+
+    async def _run(
+        self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: SampleTimer
+    ) -> CaseResult:
+        ran = await self._sandboxed(RunProgram(program, case.stdin, function, self._as_script, limits=limits), timer)
+        if ran.ending != "finished":
+            return CaseResult(False, ran.ending, ran.reason)
+        assert case.expected is not None
+        form: Literal["printed", "result"] = "printed" if function is None else "result"
+        return CaseResult(await self._comparison.compare(form, ran.stdout, case.expected), "finished")
+
+    async def _sandboxed(self, run: RunProgram, timer: SampleTimer) -> Ran:
+        begun = False
+
+        def begin() -> None:
+            nonlocal begun
+            begun = True
+            timer.begin()
+
+        try:
+            return await self._sandbox.run(run, begin)
+        finally:
+            if begun:
+                timer.end()
+
+    def blames_program(self, num_done: int) -> bool:
+        """Return True: the sandbox measures the program's own time."""
+        return True
+
+    async def close(self) -> None:
+        """End the sandbox."""
+        await self._comparison.close()
+        await self._sandbox.close()
 
 
 class CodeScorer:
@@ -128,3 +202,11 @@ def _score(results: Sequence[CaseResult | None], num_cases: int, *, shares: bool
             extra["failure"] = f"case {index}: {result.failure()}"
             break
     return Score.scored(value, **extra)
+
+
+class CodeRule:
+    """Score programs by their test cases."""
+
+    def scorer(self, name: str, arguments: Any, processes: int) -> Scorer:
+        """Return a scorer that is not opened yet."""
+        return CodeScorer(name, arguments, processes=processes)

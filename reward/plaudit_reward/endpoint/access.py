@@ -1,18 +1,277 @@
-"""Admit requests to one endpoint: the circuit first, then the limits. Record how each request ended."""
+"""Admit requests to one endpoint: the circuit first, then the limits. Record how each request ended.
+
+Break a circuit: stop requests to an endpoint that keeps failing, then probe it with one at a time.
+
+Map an endpoint's refusals to errors: retry, stop asking, or give this sample up.
+
+::
+
+    InfrastructureError
+    ├── BusyError               429, or 503 with Retry-After: the endpoint works and has too many requests
+    ├── EndpointRefusedError    401, 403, 404, 405, 407, a redirect: its address, key or model is wrong
+    └── CircuitOpenError        no request was sent: too many had failed
+
+Count the use of an endpoint (requests by result, tokens) and of a cache (hits, misses).
+
+Each worker counts for itself and adds its counts to the sums of all workers in Redis, which the metrics service reads
+(``plaudit_wire.names``). A killed worker loses the counts of its last two seconds, never a sample.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import math
+import random
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
-from plaudit_reward.endpoint.circuit import Circuit
-from plaudit_reward.endpoint.failures import BusyError, CircuitOpenError, EndpointRefusedError
-from plaudit_reward.endpoint.limiter import Limiter, Passage
-from plaudit_reward.endpoint.limits import NEVER_SENT
-from plaudit_reward.endpoint.usage import UsageReport
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from plaudit_reward.endpoint.budget import NEVER_SENT, Limiter, Passage
+from plaudit_reward.http import NoResponseError, Response, retry_after_s
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.errors import CallTimeoutError, DataError, InfrastructureError, ScoringError
+from plaudit_wire.logs import get_logger
+from plaudit_wire.names import Names
+
+_REFUSALS = frozenset({401, 403, 404, 405, 407})
+
+_TRANSIENT = frozenset({408, 409, 425})
+
+
+class BusyError(InfrastructureError):
+    """The endpoint asks for fewer requests."""
+
+
+class EndpointRefusedError(InfrastructureError):
+    """The endpoint refuses every request as configured; no sample is to blame."""
+
+
+class CircuitOpenError(InfrastructureError):
+    """No request was sent."""
+
+
+def failure_of(
+    url: str, status: int, headers: Mapping[str, str], message: str, remedies: Mapping[int, str]
+) -> ScoringError:
+    """Return the error for a response other than 200.
+
+    Args:
+        headers: of the response; names in lower case, or a mapping that ignores case.
+        remedies: what to do about a status that refuses every request.
+    """
+    text = f"{url} responded {status}: {message}" if message else f"{url} responded {status}"
+    wait_s = retry_after_s(headers)
+    if status == 429 or (status == 503 and wait_s is not None):
+        return BusyError(text, retry_after_s=wait_s)
+    if status in _REFUSALS or status < 400:
+        remedy = remedies.get(status, "check the address")
+        return EndpointRefusedError(f"{text} ({remedy})", retry_after_s=wait_s)
+    if status >= 500 or status in _TRANSIENT:
+        return InfrastructureError(text, retry_after_s=wait_s)
+    return DataError(text)
+
+
+logger = get_logger(__name__)
+
+FAILURES_IN_A_ROW = 5
+
+_FIRST_PAUSE_S = 1.0
+
+_LONGEST_PAUSE_S = 15.0
+
+_WHILE_PROBING_S = 1.0
+
+
+class Circuit:
+    """Stop one worker's requests to an endpoint that fails: the circuit is closed, open, or half open.
+
+    ::
+
+        closed ── 5 failures in a row, or one refusal (401, 403, 404) ──▶ open ── pause is over ──▶ half open
+          ▲                                                                ▲                            │
+          └──────────────────────── the probe gets a response ─────────────┼────────────────────────────┤
+                                                                           └── it fails: pause doubled ─┘
+
+    A 429 is not a failure: a busy endpoint is up. Nor is a request that fails after others, sent later or earlier, got
+    a response while it was in flight: with hundreds in flight some hang at any time, and time out together.
+    """
+
+    def __init__(self, name: str, base_url: str) -> None:
+        self._name = name
+        self._base_url = base_url
+        self._failures = 0
+        self._last_failure = ""
+        self._responded_at = -math.inf
+        self._pause_s = 0.0
+        self._probe_at: float | None = None
+        self._probing = False
+
+    @property
+    def is_open(self) -> bool:
+        """Return True while requests are stopped, or only probes are sent."""
+        return self._probe_at is not None
+
+    @property
+    def probe_due(self) -> bool:
+        """Return True when it is half open and no probe is in flight."""
+        return self._probe_at is not None and not self._probing and time.monotonic() >= self._probe_at
+
+    def check(self) -> None:
+        """Raise ``CircuitOpenError`` while requests are stopped."""
+        if self._probe_at is None or self.probe_due:
+            return
+        wait_s = max(0.0, _WHILE_PROBING_S if self._probing else self._probe_at - time.monotonic())
+        raise CircuitOpenError(f"{self._reason()}; next try in {wait_s:.0f} s", retry_after_s=wait_s)
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Record the result of one request, which the block sends; raises ``CircuitOpenError`` as ``check`` does."""
+        self.check()
+        probe = self._probe_at is not None
+        self._probing = probe
+        sent_at = time.monotonic()
+        try:
+            yield
+        except EndpointRefusedError as error:
+            self._failed(str(error), probe, at_once=True)
+            raise
+        except BusyError:
+            self._responded()
+            raise
+        except (InfrastructureError, CallTimeoutError) as error:
+            if probe or self._responded_at <= sent_at:
+                self._failed(str(error), probe)
+            raise
+        except Exception:
+            self._responded()
+            raise
+        else:
+            self._responded()
+        finally:
+            if probe:
+                self._probing = False
+
+    def _responded(self) -> None:
+        if self._probe_at is not None:
+            logger.warning("endpoint responds again", scorer=self._name, url=self._base_url)
+        self._failures, self._pause_s, self._probe_at, self._responded_at = 0, 0.0, None, time.monotonic()
+
+    def _failed(self, reason: str, probe: bool, *, at_once: bool = False) -> None:
+        self._failures += 1
+        if self._probe_at is not None and not probe:
+            return  # the request was sent before the circuit opened
+        if not probe and not at_once and self._failures < FAILURES_IN_A_ROW:
+            return
+        self._pause_s = min(_LONGEST_PAUSE_S, self._pause_s * 2 or _FIRST_PAUSE_S)
+        # Workers that saw the same outage must not come back together.
+        self._probe_at = time.monotonic() + random.uniform(0.75, 1.0) * self._pause_s
+        self._last_failure = reason
+        fields = {"scorer": self._name, "reason": self._reason(), "pause_s": round(self._pause_s, 1)}
+        logger.warning("endpoint fails; requests to it stop", **fields)
+
+    def _reason(self) -> str:
+        if self._failures > 1:
+            return f"endpoint {self._base_url}: {self._failures} failures in a row (last: {self._last_failure})"
+        return f"endpoint {self._base_url}: {self._last_failure}"
+
+
+_REPORT_EVERY_S = 2.0
+
+
+class EndpointUsage:
+    """Count the requests, tokens and cache hits of one scorer in one worker since the last report.
+
+    Attributes:
+        requests: by HTTP status, ``timeout`` or ``unreachable``.
+        tokens: ``prompt`` and ``completion``.
+        cache: ``cache_hits`` and ``cache_misses``.
+    """
+
+    def __init__(self) -> None:
+        self.requests: Counter[str] = Counter()
+        self.tokens: Counter[str] = Counter()
+        self.cache: Counter[str] = Counter()
+
+    def count_request(self, status: str) -> None:
+        """Count one request."""
+        self.requests[status] += 1
+
+    async def counted(self, request: Awaitable[Response]) -> Response:
+        """Await a request and count how it ended. Raises what the request raises."""
+        try:
+            response = await request
+        except CallTimeoutError:
+            self.count_request("timeout")
+            raise
+        except NoResponseError:
+            self.count_request("unreachable")
+            raise
+        self.count_request(str(response.status))
+        return response
+
+    def count_tokens(self, prompt: int, completion: int) -> None:
+        """Count the tokens that the endpoint reports for one request."""
+        self.tokens["prompt"] += prompt
+        self.tokens["completion"] += completion
+
+
+class UsageReport:
+    """Add a worker's counts to the run's every two seconds and at the end.
+
+    Args:
+        usage: its counts; reduced by what was reported.
+        client: of the run's Redis; closed here.
+    """
+
+    def __init__(self, scorer: str, usage: EndpointUsage, client: Redis, run: str) -> None:
+        self._scorer = scorer
+        self._usage = usage
+        self._client = client
+        self._keys = Names(run)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start to report."""
+        self._task = asyncio.create_task(self._go_on())
+
+    async def stop(self) -> None:
+        """Report the remaining counts and close the connection."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._send()
+        await self._client.aclose()
+
+    async def _go_on(self) -> None:
+        while True:
+            await asyncio.sleep(_REPORT_EVERY_S)
+            await self._send()
+
+    async def _send(self) -> None:
+        requests, tokens = Counter(self._usage.requests), Counter(self._usage.tokens)
+        cache = Counter(self._usage.cache)
+        if not requests and not tokens and not cache:
+            return
+        try:
+            async with self._client.pipeline(transaction=True) as pipeline:
+                for status, count in requests.items():
+                    pipeline.hincrby(self._keys.judges, f"{self._scorer}:{status}", count)
+                for kind, count in tokens.items():
+                    pipeline.hincrby(self._keys.judge_tokens, f"{self._scorer}:{kind}", count)
+                for read, count in cache.items():
+                    pipeline.hincrby(self._keys.counters, f"{read}:{self._scorer}", count)
+                await pipeline.execute()
+        except (RedisError, OSError) as error:
+            logger.warning("Redis is unavailable; keeping a scorer's counts until it returns", error=str(error))
+            return
+        self._usage.requests -= requests
+        self._usage.tokens -= tokens
+        self._usage.cache -= cache
 
 
 class EndpointAccess:

@@ -12,9 +12,8 @@ import sys
 
 import msgspec
 
-from plaudit_reward.functions.environment import function_environment
-from plaudit_reward.functions.function import UserFunction
-from plaudit_reward.functions.target import Target
+from plaudit_reward.functions.function import UserFunction, function_environment
+from plaudit_reward.functions.result import Target
 from plaudit_wire.errors import ConfigurationError
 
 _IMPORTED_WITHIN_S = 60.0

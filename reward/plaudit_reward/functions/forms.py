@@ -1,27 +1,290 @@
-"""Call a user's function in the form that ``signature`` recognised."""
+"""Call a user's function in the form that ``signature`` recognised.
+
+Recognise the calling convention of a user's function by the names of its parameters.
+
+| form | parameters | scope |
+| --- | --- | --- |
+| ``verl`` | any of ``data_source, solution_str, ground_truth, extra_info``, ``solution_str`` among them | sample |
+| ``trl`` | ``completions``, usually ``prompts``, and columns | group; sample: lists of one |
+| ``sample`` | one parameter, any other name | sample |
+| ``samples`` | one parameter, any other name | group |
+| ``values`` | one parameter ``rewards``, ``scores`` or ``values`` (#2854's ``post_process_scores``) | group |
+| ``combine`` | ``values``, then perhaps the sample | combine |
+| ``answer`` | a judge's answer, then perhaps ``sample`` | answer |
+| ``answers`` | a judge's answer, then perhaps ``samples`` | answers |
+
+Every other parameter gets its value from the job's ``arguments`` or has a default.
+
+Pass the environment of a finished sample to reward functions of TRL's form, in ``environments``.
+
+TRL passes the instances themselves. Here the instance ended with the process of its sample; its public attributes of
+plain data came along.
+
+Pass a served model to a function as verl passes its reward model: the address of its router, and its tokenizer.
+
+Serve TRL's ``log_extra`` and ``log_metric``: values that a function logs become extras of its scores.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from plaudit_reward.functions.logged import LOGGERS, call_with_loggers
-from plaudit_reward.functions.played_environment import PlayedEnvironment
-from plaudit_reward.functions.signature import VERL_PARAMETERS, named, parameters_of, takes_any, wants_sample
-from plaudit_reward.functions.target import CallingConvention
-from plaudit_wire.errors import DataError
-from plaudit_wire.sample import Sample
+import msgspec
+
+from plaudit_reward.functions.result import CallingConvention, Scope, ServedModel, extra_of
+from plaudit_reward.scorer import Score
+from plaudit_wire.errors import ConfigurationError, DataError
+from plaudit_wire.records import Sample
+
+ADDRESS, TOKENIZER = "reward_router_address", "reward_model_tokenizer"
+
+SERVED_PARAMETERS = (ADDRESS, TOKENIZER)
+
+"""verl's names. The address is ``host:port``; ``http://{reward_router_address}/v1/chat/completions`` answers."""
+
+
+def served_arguments(served: ServedModel, accepted: Iterable[str]) -> dict[str, Any]:
+    """Return the values of the parameters that a function accepts; the tokenizer is loaded only where it is accepted.
+
+    Raises:
+        ConfigurationError: the tokenizer cannot be loaded.
+    """
+    values: dict[str, Any] = {}
+    for name in accepted:
+        values[name] = served.address if name == ADDRESS else _tokenizer(served)
+    return values
+
+
+def _tokenizer(served: ServedModel) -> Any:
+    try:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(
+            served.source, revision=served.revision, trust_remote_code=served.trust_remote_code
+        )
+    except Exception as error:  # transformers raises errors of many kinds
+        raise ConfigurationError(
+            f"{TOKENIZER}: the tokenizer of {served.source} cannot be loaded: {type(error).__name__}: {error}. It is "
+            "that of python.serve, and transformers must be installed where the reward workers run"
+        ) from error
+
+
+VERL_PARAMETERS = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
+
+_VALUES_PARAMETERS = frozenset({"rewards", "scores", "values"})
+
+_TRL_UNAVAILABLE = frozenset({"completion_ids", "completions_ids", "trainer_state"})
+
+"""Arguments that only TRL's trainer can pass: accepted with a default, refused without."""
+
+_ONE_FORM: dict[Scope, CallingConvention] = {"combine": "combine", "answer": "answer", "answers": "answers"}
+
+"""Scopes with a single form."""
+
+_SECOND: dict[CallingConvention, str] = {"combine": "sample", "answer": "sample", "answers": "samples"}
+
+"""Forms whose second parameter, if it has this name, is filled as well."""
+
+_FORMS = (
+    "verl's (data_source, solution_str, ground_truth, extra_info), TRL's (prompts, completions, **columns), "
+    "or Plaudit's (sample); with scope: group TRL's, (samples), or (rewards)"
+)
+
+
+def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters by name, without ``self``; none if the signature cannot be read."""
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return {}
+
+
+def takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Return True if there is a ``**keywords`` parameter."""
+    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+
+
+def named(parameters: Mapping[str, inspect.Parameter]) -> dict[str, inspect.Parameter]:
+    """Return the named parameters (without ``*`` and ``**``)."""
+    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return {name: p for name, p in parameters.items() if p.kind not in variable}
+
+
+def recognise(
+    function: Callable[..., Any], scope: Scope, arguments: Mapping[str, Any], where: str
+) -> CallingConvention:
+    """Find the form of ``function`` and check that the job's arguments complete it.
+
+    Args:
+        where: the function, for messages: ``compute_score in rewards.py``.
+
+    Raises:
+        ConfigurationError: no form fits, or parameters and arguments do not match.
+    """
+    parameters = parameters_of(function)
+    form = _form(named(parameters), takes_any(parameters), scope, where)
+    if form == "verl" and scope == "group":
+        raise ConfigurationError(f"{where} has verl's signature, which scores one sample: remove 'scope: group'")
+    if form == "values" and scope == "sample":
+        raise ConfigurationError(f"{where} takes the scores of a group: set 'scope: group' for this scorer")
+    _check_arguments(form, parameters, arguments, where)
+    return form
+
+
+def _form(names: Mapping[str, inspect.Parameter], any_keyword: bool, scope: Scope, where: str) -> CallingConvention:
+    if scope in _ONE_FORM:
+        return _ONE_FORM[scope]
+    if "solution_str" in names:
+        return "verl"
+    if "completions" in names:
+        return "trl"
+    first = next(iter(names.values()), None)
+    if first is None and any_keyword:
+        return "verl" if scope == "sample" else "trl"
+    if first is None or first.kind is inspect.Parameter.KEYWORD_ONLY:
+        raise ConfigurationError(f"{where} takes no sample; its parameters must be {_FORMS}")
+    if first.name in _VALUES_PARAMETERS:
+        return "values"
+    return "sample" if scope == "sample" else "samples"
+
+
+def _check_arguments(
+    form: CallingConvention, parameters: Mapping[str, inspect.Parameter], arguments: Mapping[str, Any], where: str
+) -> None:
+    names = named(parameters)
+    filled = _filled_by_plaudit(form, names)
+    for name in arguments:
+        if name in filled:
+            raise ConfigurationError(
+                f"{where}: argument {name!r} is filled with the sample; remove it from python.arguments"
+            )
+        if name not in names and not takes_any(parameters):
+            raise ConfigurationError(
+                f"{where} has no parameter {name!r}: remove it from python.arguments, or add it to the function "
+                f"(it has {', '.join(names) or 'none'})"
+            )
+    for name, parameter in names.items():
+        missing = parameter.default is inspect.Parameter.empty and name not in filled and name not in arguments
+        if missing and form == "trl" and name not in _TRL_UNAVAILABLE:
+            continue  # a column of the data, looked up when the samples are there
+        if missing and name in SERVED_PARAMETERS:
+            raise ConfigurationError(
+                f"{where}: parameter {name!r} is of a model that verl serves for the function: add "
+                "python.serve: {source: …} to the scorer, and the job serves it"
+            )
+        if missing:
+            raise ConfigurationError(
+                f"{where}: nothing gives parameter {name!r} a value: set python.arguments.{name} in the job, give it a "
+                f"default, or use one of the known signatures: {_FORMS}"
+            )
+
+
+def _filled_by_plaudit(form: CallingConvention, names: Mapping[str, inspect.Parameter]) -> frozenset[str]:
+    if form == "verl":
+        return VERL_PARAMETERS
+    if form == "trl":
+        return frozenset({"prompts", "completions"})
+    num_positional = 2 if form in _SECOND and list(names)[1:2] == [_SECOND[form]] else 1
+    return frozenset(list(names)[:num_positional])
+
+
+def wants_sample(function: Callable[..., Any], name: str = "sample") -> bool:
+    """Return True if a function of values or of an answer has ``sample`` (or ``samples``) as its second parameter."""
+    return list(named(parameters_of(function)))[1:2] == [name]
+
+
+class PlayedEnvironment:
+    """Hold the public attributes of an environment's instance at the end of its episode."""
+
+    def __init__(self, attributes: Mapping[str, Any]) -> None:
+        self.__dict__.update(attributes)
+
+    def __getattr__(self, name: str) -> Any:
+        """Explain why an attribute is missing."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"the environment of this sample has no {name!r}: its instance has ended, so methods cannot be called, "
+            "and only its public attributes of plain data (what JSON holds, 64 KiB together) travel with the sample. "
+            f"It has {', '.join(sorted(self.__dict__)) or 'none'}. Store what the reward needs in such an attribute, "
+            "or return the reward from get_reward (scorer of kind environment)"
+        )
+
+    def __repr__(self) -> str:
+        return f"PlayedEnvironment({self.__dict__!r})"
+
+
+LOGGERS = ("log_extra", "log_metric")
+
+"""The parameters through which a function logs."""
+
+
+class LoggedResult(NamedTuple):
+    """The result of a function, and the values that it logged."""
+
+    result: Any
+    columns: dict[str, list[Any]]
+    """Name → one value for each sample."""
+    metrics: dict[str, float]
+
+    def add_to(self, scores: Sequence[Score]) -> list[Score]:
+        """Return the scores with the logged values as extras.
+
+        Raises:
+            DataError: a column has not one value for each sample.
+        """
+        for name, values in self.columns.items():
+            if len(values) != len(scores):
+                raise DataError(f"log_extra({name!r}, …) got {len(values)} values for {len(scores)} samples")
+        return [
+            msgspec.structs.replace(score, extra={**score.extra, **extra_of({**self._of(place), **self.metrics})})
+            for place, score in enumerate(scores)
+        ]
+
+    def _of(self, place: int) -> dict[str, Any]:
+        return {name: values[place] for name, values in self.columns.items()}
+
+
+def call_with_loggers(function: Callable[..., Any], passed: dict[str, Any], loggers: Sequence[str]) -> Any:
+    """Call a function of TRL's form that may log, for a ``LoggedResult``; an async one returns its coroutine."""
+    columns: dict[str, list[Any]] = {}
+    metrics: dict[str, float] = {}
+
+    def log_extra(column: str, values: Sequence[Any]) -> None:
+        columns.setdefault(str(column), []).extend(values)
+
+    def log_metric(name: str, value: float) -> None:
+        metrics[str(name)] = float(value)
+
+    available = {"log_extra": log_extra, "log_metric": log_metric}
+    returned = function(**passed, **{name: available[name] for name in loggers})
+    if not inspect.isawaitable(returned):
+        return LoggedResult(returned, columns, metrics)
+
+    async def awaited() -> LoggedResult:
+        return LoggedResult(await returned, columns, metrics)
+
+    return awaited()
+
 
 Function = Callable[..., Any]
+
 Caller = Callable[[Sequence[Sample], Any], Any]
+
 """Takes the samples of one call and their values; returns the function's result."""
 
 ONE_SCORE: frozenset[CallingConvention] = frozenset({"verl", "sample", "combine", "answer"})
+
 """Forms that return one score; the others return a list with one score for each sample."""
 
 ENVIRONMENTS = "environments"
+
 """TRL's argument for the environments of the samples."""
+
 _SOLUTION_COLUMNS = ("solution", "answer")
+
 """Names of the ground truth in TRL's datasets."""
 
 

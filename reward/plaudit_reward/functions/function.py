@@ -1,31 +1,149 @@
 """Load a user's file, find the function, recognise its signature, call it, and type its result.
 
 Runs only in the child processes of ``isolation``; a worker never imports a user's file.
+
+Import Python files of users.
+
+Distinguish a broken sample from a broken service by the exception that a user's function raised.
+
+Client libraries are recognised by the names of their exception classes, so none of them must be installed.
+
+Choose the environment variables for the processes of user functions by an allow-list, so that no key leaks.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import operator
+import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MethodType, ModuleType
 from typing import Any
 
-from plaudit_reward.functions.failure import failed_score
-from plaudit_reward.functions.forms import ONE_SCORE, Caller, caller, required_columns
-from plaudit_reward.functions.logged import LoggedResult
-from plaudit_reward.functions.result import to_score, to_scores
-from plaudit_reward.functions.served_model import SERVED_PARAMETERS, served_arguments
-from plaudit_reward.functions.signature import named, parameters_of, recognise, takes_any
-from plaudit_reward.functions.target import Description, Target
-from plaudit_reward.functions.user_file import import_user_file
-from plaudit_reward.score import Score
-from plaudit_wire.errors import ConfigurationError
-from plaudit_wire.sample import Sample
+from plaudit_reward.functions.forms import (
+    ONE_SCORE,
+    SERVED_PARAMETERS,
+    Caller,
+    LoggedResult,
+    caller,
+    named,
+    parameters_of,
+    recognise,
+    required_columns,
+    served_arguments,
+    takes_any,
+)
+from plaudit_reward.functions.result import Description, Target, to_score, to_scores
+from plaudit_reward.scorer import Score
+from plaudit_wire.errors import ConfigurationError, InfrastructureError, ScoreTimeoutError
+from plaudit_wire.records import Sample
+
+
+def import_user_file(path: str, what: str = "reward file") -> ModuleType:
+    """Import a Python file; files beside it can be imported as well.
+
+    Raises:
+        ConfigurationError: it is missing, or importing it raises.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigurationError(
+            f"{what} {path} does not exist. Paths in a job are relative to the job file; on Kubernetes the file "
+            "comes from spec.files, the image or the volume"
+        )
+    folder = str(file.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    name = f"plaudit_user_file_{file.stem}"
+    specification = importlib.util.spec_from_file_location(name, file)
+    if specification is None or specification.loader is None:
+        raise ConfigurationError(f"{path} is not a Python file: its name must end in .py")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module
+    try:
+        specification.loader.exec_module(module)
+    except SyntaxError as error:
+        raise ConfigurationError(f"{path}, line {error.lineno}: {error.msg}") from error
+    except BaseException as error:  # the user's module: sys.exit at import included
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        line = f" (line {lines[-1]})" if lines else ""
+        raise ConfigurationError(f"{path} cannot be imported: {type(error).__name__}: {error}{line}") from error
+    return module
+
+
+_INFRASTRUCTURE = frozenset(
+    {
+        "requests.exceptions.ConnectionError",
+        "requests.exceptions.Timeout",
+        "urllib3.exceptions.HTTPError",
+        "httpx.TransportError",
+        "aiohttp.client_exceptions.ClientConnectionError",
+        "aiohttp.client_exceptions.ServerTimeoutError",
+        "openai.APIConnectionError",
+        "openai.RateLimitError",
+        "openai.InternalServerError",
+        "anthropic.APIConnectionError",
+        "anthropic.RateLimitError",
+        "anthropic.InternalServerError",
+        "redis.exceptions.ConnectionError",
+        "socket.gaierror",
+        "urllib.error.URLError",
+    }
+)
+
+_BUILT_IN_INFRASTRUCTURE = (InfrastructureError, ConnectionError, TimeoutError, MemoryError)
+
+_RETRIABLE_STATUS = frozenset({408, 425, 429})
+
+_MAX_REASON_CHARACTERS = 500
+
+
+def is_infrastructure(error: BaseException) -> bool:
+    """Return True if a service that the function called failed, False if the sample did."""
+    if isinstance(error, _BUILT_IN_INFRASTRUCTURE):
+        return True
+    status = _status(error)
+    if status is not None:
+        return status >= 500 or status in _RETRIABLE_STATUS
+    return any(_qualified(base) in _INFRASTRUCTURE for base in type(error).__mro__)
+
+
+def failed_score(error: BaseException, path: str) -> Score:
+    """Return the score of a call that raised; the reason names the line in the user's file ``path``."""
+    reason = f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARACTERS] + _place(error, path)
+    if isinstance(error, ScoreTimeoutError):
+        return Score.failed("timeout", reason)
+    return Score.failed("infra_error" if is_infrastructure(error) else "data_error", reason)
+
+
+def _place(error: BaseException, path: str) -> str:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return f" ({path}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+
+
+def _status(error: Any) -> int | None:
+    for holder in (error, getattr(error, "response", None)):
+        for field in ("status_code", "status", "code"):
+            status = getattr(holder, field, None)
+            if isinstance(status, int) and 400 <= status < 600:
+                return status
+    return None
+
+
+def _qualified(kind: type) -> str:
+    # httpx and openai show their classes under the package's own name, whatever file defines them.
+    package = kind.__module__.split(".", 1)[0]
+    name = f"{kind.__module__}.{kind.__name__}"
+    return name if name in _INFRASTRUCTURE else f"{package}.{kind.__name__}"
+
 
 POST_PROCESS = "post_process_scores"
+
 """The method of a stateful class that sees the values of a whole group (verl pull request #2854)."""
 
 _METHODS = ("compute_score", "score", "__call__")
@@ -213,3 +331,47 @@ def _method_of(found: Any, where: str) -> Callable[..., Any]:
 
 def _is_async(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+FURTHER = "PLAUDIT_FUNCTION_ENVIRONMENT"
+
+"""Variable of the worker: names that user functions get besides, separated by commas; ``MY_*`` stands for many."""
+
+_SECRET = ("PLAUDIT_SECRET*", "PLAUDIT_REDIS*")
+
+"""Passwords and keys of the job, and the files that hold them: no name in ``FURTHER`` lets these through."""
+
+_ALLOWED = (
+    # the user, the system and Python
+    "PATH HOME USER LOGNAME SHELL PWD HOSTNAME TERM LANG LANGUAGE LC_* TZ TMPDIR TMP TEMP XDG_*",
+    "VIRTUAL_ENV LD_LIBRARY_PATH LD_PRELOAD PYTHON* MALLOC_*",
+    # the network
+    "HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY http_proxy https_proxy all_proxy no_proxy",
+    "SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE",
+    # threads, devices and caches of numerical libraries
+    "OMP_* KMP_* GOMP_* MKL_* OPENBLAS_* NUMEXPR_* CUDA_* NVIDIA_* NCCL_* TORCH* PYTORCH_*",
+    "HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_ENDPOINT HF_DATASETS_CACHE HF_DATASETS_OFFLINE",
+    "TRANSFORMERS_CACHE TRANSFORMERS_OFFLINE TOKENIZERS_PARALLELISM NLTK_DATA MPLCONFIGDIR",
+    # what a function may want to write beside its output
+    "PLAUDIT_RUN PLAUDIT_WORKER",
+    # the URLs of the job's environments
+    "PLAUDIT_ENVIRONMENT_*",
+)
+
+
+def function_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for a process that runs user functions.
+
+    Args:
+        environment: of the worker. ``HF_TOKEN``, ``AWS_…``, ``OPENAI_API_KEY`` and the like stay there unless
+            ``PLAUDIT_FUNCTION_ENVIRONMENT`` in it names them.
+    """
+    further = [name.strip() for name in environment.get(FURTHER, "").split(",") if name.strip()]
+    allowed = [*" ".join(_ALLOWED).split(), *further]
+    return {
+        name: value for name, value in environment.items() if _matches(name, allowed) and not _matches(name, _SECRET)
+    }
+
+
+def _matches(name: str, patterns: list[str] | tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

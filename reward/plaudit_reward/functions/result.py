@@ -1,15 +1,29 @@
-"""Convert the return value of a user's function into typed scores; a failure never becomes a number."""
+"""Convert the return value of a user's function into typed scores; a failure never becomes a number.
+
+Describe the user function of a scorer. Written by the job, read by the process that loads the file.
+
+Give a user's function the trace of the sample that it scores.
+
+``current_traceparent`` returns it as a W3C ``traceparent``. Where OpenTelemetry is installed it is the current context
+too, so that spans of the function and requests of instrumented clients belong to the sample's trace.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal
 
-from plaudit_reward.score import Score
+import msgspec
+
+from plaudit_reward.scorer import Score
 
 _MAX_TEXT_CHARACTERS = 2_000
+
 """Longer texts in ``extra`` are cut, because every score carries them."""
 
 _EXPECTED = "return a number, None, a dict with 'score', a (score, request_text, explanation) tuple, or a Score"
@@ -100,3 +114,104 @@ def _plain(item: Any) -> float | str | None:
             return str(item)[:_MAX_TEXT_CHARACTERS]
         return number if math.isfinite(number) else None
     return json.dumps(item, default=str)[:_MAX_TEXT_CHARACTERS]
+
+
+Scope = Literal["sample", "group", "combine", "answer", "answers"]
+
+"""What one call of the function sees: a sample, the samples of a group, the values of one sample's scorers, a judge's
+answer about one sample, or about the samples of a group."""
+
+Isolation = Literal["process", "thread", "inline"]
+
+CallingConvention = Literal["verl", "trl", "sample", "samples", "values", "combine", "answer", "answers"]
+
+"""The calling convention of a function; see ``signature``."""
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """The model that the job serves for a function, as verl serves its reward model."""
+
+    source: str
+    """Hub id or folder, with its tokenizer."""
+    revision: str = "main"
+    trust_remote_code: bool = False
+    address: str = ""
+    """``host:port`` of a server that speaks OpenAI's API; empty until it is known."""
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A function in a user's file."""
+
+    path: str
+    function: str
+    """Name of a function, of a class, or of a callable object in the file."""
+    arguments: dict[str, Any] = {}
+    """Keyword arguments from the job: to the class where its ``__init__`` names them, else to each call."""
+    scope: Scope = "sample"
+    isolation: Isolation | None = None
+    """None: ``inline`` for an async function, ``process`` for any other."""
+    served: ServedModel | None = None
+    """The function gets its address and tokenizer, under verl's names (``served_model``)."""
+
+
+class Description(msgspec.Struct, frozen=True):
+    """The function as found in the file."""
+
+    form: CallingConvention
+    is_async: bool
+    isolation: Isolation
+    """The place where it runs, with the default applied."""
+    post_processes: bool = False
+    """Its class has ``post_process_scores``."""
+
+
+VARIABLE = "TRACEPARENT"
+
+"""Environment variable in which programs expect the trace of their caller."""
+
+_current: ContextVar[str] = ContextVar("traceparent", default="")
+
+
+def current_traceparent() -> str:
+    """Return the ``traceparent`` of the sample that is being scored; empty where nothing is traced."""
+    return _current.get()
+
+
+@contextmanager
+def within_trace(traceparent: str, *, alone: bool) -> Iterator[None]:
+    """Make a trace the current one while the context lasts.
+
+    Args:
+        alone: nothing else runs in this process, so that its environment can hold ``TRACEPARENT`` for programs.
+    """
+    if not traceparent:
+        yield
+        return
+    token = _current.set(traceparent)
+    before = os.environ.get(VARIABLE)
+    if alone:
+        os.environ[VARIABLE] = traceparent
+    try:
+        with _opentelemetry(traceparent):
+            yield
+    finally:
+        _current.reset(token)
+        if alone and before is None:
+            os.environ.pop(VARIABLE, None)
+        elif alone and before is not None:
+            os.environ[VARIABLE] = before
+
+
+@contextmanager
+def _opentelemetry(traceparent: str) -> Iterator[None]:
+    try:
+        from opentelemetry import context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+    except ImportError:
+        yield
+        return
+    token = context.attach(TraceContextTextMapPropagator().extract({"traceparent": traceparent}))
+    try:
+        yield
+    finally:
+        context.detach(token)

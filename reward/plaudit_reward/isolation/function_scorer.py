@@ -8,12 +8,11 @@ from typing import Protocol
 import msgspec
 
 from plaudit_reward.functions.function import POST_PROCESS, declares_post_process
-from plaudit_reward.functions.target import Description, Target
+from plaudit_reward.functions.result import Description, Target
 from plaudit_reward.isolation.pool import Pool
-from plaudit_reward.score import Score
-from plaudit_reward.scorer import Attempt
+from plaudit_reward.scorer import Attempt, Score
 from plaudit_wire.errors import ConfigurationError, InfrastructureError
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample
 
 
 class Router(Protocol):

@@ -21,10 +21,10 @@ from typing import Any
 
 import msgspec
 
-from plaudit_reward.functions.target import Description, Target
-from plaudit_reward.score import Score
+from plaudit_reward.functions.result import Description, Target
+from plaudit_reward.scorer import Score
 from plaudit_wire.frames import READ_BYTES, Frames, frame
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample
 
 
 class LoadFunction(msgspec.Struct, frozen=True, tag="Load", array_like=True):

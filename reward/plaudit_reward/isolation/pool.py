@@ -1,31 +1,285 @@
-"""Run one user function in a pool of child processes: queue works and assign them. ``watch`` enforces the limits."""
+"""Run one user function in a pool of child processes: queue works and assign them. ``watch`` enforces the limits.
+
+Watch the children of a pool: end works that pass their limit, start more children when some hang.
+
+Decide which work is to blame when a work passes its limit or a child dies: only that one fails.
+
+process
+    A work passes its limit: it is to blame, and its child is killed. A child dies: the work that it ran is to blame.
+thread
+    A work passes its limit: it is to blame, unless another one took the processor from it; then it is excused once. Its
+    child is replaced; the others finish there. A child dies: all works that it ran are excused once.
+inline
+    A work passes its limit: it is cancelled. If it does not end, its child is replaced and the others finish there; if
+    it blocks the event loop, its child is killed and the others run again. A child dies: as for threads.
+
+An excused work runs again, because the evidence does not show which of several is to blame. Works that have not begun
+always run again.
+
+Read the CPU time of another process and of one of its threads (Linux ``/proc``).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import math
+import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from plaudit_reward.functions.target import Description, Target
-from plaudit_reward.isolation.blame import judge_death, spare_neighbours, timed_out
-from plaudit_reward.isolation.child_processes import ChildProcesses
+from plaudit_reward.functions.result import Description, Isolation, Target
+from plaudit_reward.isolation.children import ChildProcesses, Pace, PoolCall, RunningCall, Slot
 from plaudit_reward.isolation.messages import Blocked, Dropped, Finished, FromChild, Started, Work
-from plaudit_reward.isolation.slot import Pace, PoolCall, Slot
-from plaudit_reward.isolation.watch import Watch
-from plaudit_reward.score import Score
-from plaudit_reward.scorer import Attempt
-from plaudit_wire.errors import InfrastructureError
+from plaudit_reward.scorer import Attempt, Score
+from plaudit_wire.errors import InfrastructureError, ScoreTimeoutError, WorkerKilledError
 from plaudit_wire.logs import get_logger
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def process_cpu_s(pid: int) -> float:
+    """Return the CPU seconds that the process has used so far; 0 when it has ended."""
+    return _cpu_s(Path(f"/proc/{pid}/stat"))
+
+
+def thread_cpu_s(pid: int, thread: int) -> float:
+    """Return the CPU seconds that one of its threads has used so far; 0 when it has ended."""
+    return _cpu_s(Path(f"/proc/{pid}/task/{thread}/stat"))
+
+
+def _cpu_s(stat: Path) -> float:
+    try:
+        # The name in the second field may contain spaces and parentheses; fields after the last one are regular.
+        fields = stat.read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+GRACE_S = 1.0
+
+"""How long a cancelled work may take to end."""
+
+_STARVED_PROCESS_SHARE = 0.5
+
+_STARVED_THREAD_SHARE = 0.1
+
+
+@dataclass
+class SlotActions:
+    """The actions that one slot needs."""
+
+    again: list[PoolCall] = field(default_factory=list)
+    """Calls to run again."""
+    retire: bool = False
+    """Give the slot no more works and start another one."""
+    kill: bool = False
+    """Kill its child now, whatever it runs."""
+
+
+def judge_limits(slot: Slot, isolation: Isolation, now_s: float) -> SlotActions:
+    """End the works of a slot that have passed their limit."""
+    actions = SlotActions()
+    for run in [run for run in slot.running.values() if now_s >= run.deadline_s]:
+        if actions.kill:
+            break
+        if isolation == "process":
+            _end(slot, run, "")
+            actions.retire = actions.kill = True
+        elif isolation == "thread":
+            _judge_thread(slot, run, now_s, actions)
+        elif not run.cancelled:
+            run.cancelled = True
+            run.deadline_s = now_s + GRACE_S
+            slot.drop([run.call.work.id])
+        else:
+            _judge_task(slot, run, now_s, actions)
+    if actions.kill:
+        actions.again += [run.call for run in slot.running.values()]
+        slot.running.clear()
+    return actions
+
+
+def judge_death(slot: Slot, how: str) -> list[PoolCall]:
+    """Fail the calls that are to blame for a child's death; return the others, in order, to run again."""
+    runs = list(slot.running.values())
+    excused = [run.call for run in runs if len(runs) > 1 and run.call.num_excused == 0]
+    for run in runs:
+        if run.call in excused:
+            run.call.num_excused += 1
+        else:
+            run.call.fail(WorkerKilledError(f"the process that ran it {how}"))
+    return [*excused, *slot.waiting.values()]
+
+
+def spare_neighbours(slot: Slot, seconds: float) -> None:
+    """Extend the limits of all works but the one that blocked the event loop, by the ``seconds`` that it did."""
+    for run in slot.running.values():
+        if slot.blocked is None or run.call.work.id != slot.blocked.id:
+            run.deadline_s += seconds
+
+
+def timed_out(call: PoolCall, why: str = "") -> ScoreTimeoutError:
+    """Return the error of a call that passed its limit; ``why`` is appended."""
+    return ScoreTimeoutError(f"no result within {call.limit_s:g} s{why}")
+
+
+def _judge_thread(slot: Slot, run: RunningCall, now_s: float, actions: SlotActions) -> None:
+    actions.retire = True
+    if run.call.num_excused == 0 and _starved(slot, run, now_s):
+        run.call.num_excused += 1
+        del slot.running[run.call.work.id]
+        actions.again.append(run.call)
+    else:
+        _end(slot, run, "")
+
+
+def _judge_task(slot: Slot, run: RunningCall, now_s: float, actions: SlotActions) -> None:
+    actions.retire = True
+    if slot.last_message_s < run.deadline_s - GRACE_S and run.call.num_excused == 0 and len(slot.running) > 1:
+        # Not even the watchdog thread reports: one of the works holds the interpreter lock.
+        actions.kill = True
+        for other in slot.running.values():
+            other.call.num_excused += 1
+    elif slot.blocked is not None and now_s - slot.last_message_s < GRACE_S and slot.blocked.id == run.call.work.id:
+        actions.kill = True
+        _end(
+            slot,
+            run,
+            f": it blocks the event loop in {slot.blocked.where}. Await there, or set isolation: process for this "
+            "scorer (isolation: thread with a function that is not async)",
+        )
+    else:
+        _end(slot, run, ": it did not end when it was cancelled")
+
+
+def _starved(slot: Slot, run: RunningCall, now_s: float) -> bool:
+    """Return True when other works kept the interpreter busy while this one hardly ran."""
+    wall_s = now_s - run.started_s
+    process_s = process_cpu_s(slot.child.pid) - run.report.process_cpu_s
+    thread_s = thread_cpu_s(slot.child.pid, run.report.thread) - run.report.thread_cpu_s
+    return process_s > _STARVED_PROCESS_SHARE * wall_s and thread_s < _STARVED_THREAD_SHARE * process_s
+
+
+def _end(slot: Slot, run: RunningCall, why: str) -> None:
+    del slot.running[run.call.work.id]
+    run.call.fail(timed_out(run.call, why))
+
+
+_TICK_S = 0.05
+
+_STALLED_AFTER_S = 0.5
+
+"""A tick later than this means that this process was stopped or starved; all limits are extended by as much."""
+
+_LATE_TIMES = 10
+
+"""A work that has run for this multiple of the mean is late: works that wait behind it move to other children."""
+
+_LATE_AFTER_S = 0.1
+
+_VERY_LATE_AFTER_S = 0.25
+
+"""A child whose work is later than this may hang for good: another one is started."""
+
+_SPARES = 2
+
+
+class Watch:
+    """Tick while works run or wait."""
+
+    def __init__(
+        self,
+        children: ChildProcesses,
+        pace: Pace,
+        queue: deque[PoolCall],
+        run_again: Callable[[Sequence[PoolCall]], None],
+    ) -> None:
+        self._children = children
+        self._pace = pace
+        self._queue = queue
+        self._run_again = run_again
+        self._ticker: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+
+    def go_on(self) -> None:
+        """Tick again soon, and for as long as needed."""
+        if self._ticker is None:
+            self._due_s = time.monotonic() + _TICK_S
+            self._ticker = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+
+    def stop(self) -> None:
+        """Stop ticking."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+
+    def _tick(self) -> None:
+        self._ticker = None
+        now_s = time.monotonic()
+        if now_s - self._due_s > _STALLED_AFTER_S:
+            for slot in self._children.slots:
+                for run in slot.running.values():
+                    run.deadline_s += now_s - self._due_s
+        for slot in list(self._children.slots):
+            self._check(slot, now_s)
+        self._replace_hung(now_s)
+        self._children.tidy(now_s)
+        if self._queue or not self._children.settled() or any(slot.num_given for slot in self._children.slots):
+            self.go_on()
+
+    def _check(self, slot: Slot, now_s: float) -> None:
+        description = self._children.description
+        if description is None:
+            return
+        actions = judge_limits(slot, description.isolation, now_s)
+        if actions.retire:
+            slot.draining = True
+            self._run_again([*actions.again, *slot.take_back()])
+        if actions.kill:
+            self._children.end(slot)
+        if actions.retire:
+            self._children.fill()
+        elif description.isolation == "process" and self._runs_for(slot, now_s) > self._late(_LATE_AFTER_S):
+            slot.late = True
+            self._run_again(slot.take_back())
+
+    def _replace_hung(self, now_s: float) -> None:
+        """Start children to replace those that may hang in a work that never ends, and a few spare ones.
+
+        Functions often hang several at a time, and a child takes a while to load: spare ones are ready for the next.
+        """
+        if not self._children.one_at_a_time or not self._queue:
+            return
+        slots = [slot for slot in self._children.slots if not slot.draining]
+        num_hung = sum(self._runs_for(slot, now_s) > self._very_late(slot) for slot in slots)
+        wanted = min(self._children.processes + num_hung + _SPARES, self._children.max_children) if num_hung else 0
+        for _ in range(wanted - len(slots)):
+            self._children.spawn()
+
+    def _runs_for(self, slot: Slot, now_s: float) -> float:
+        return max((now_s - run.started_s for run in slot.running.values()), default=-math.inf)
+
+    def _late(self, at_least_s: float) -> float:
+        return max(at_least_s, _LATE_TIMES * (self._pace.mean_s or 0.0))
+
+    def _very_late(self, slot: Slot) -> float:
+        if self._pace.mean_s is not None:
+            return self._late(_VERY_LATE_AFTER_S)
+        return min((run.call.limit_s / 4 for run in slot.running.values()), default=math.inf)
+
 
 logger = get_logger(__name__)
 
 _LOOK_AHEAD_S = 0.25
+
 """Seconds of work that may wait in a pool: more would wait here while another worker is idle."""
+
 _UNKNOWN_PACE_S = 0.05
 
 

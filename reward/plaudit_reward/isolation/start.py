@@ -1,13 +1,20 @@
-"""Start a child process on one end of a connection. Used by ``process`` and by the processes of agents."""
+"""Start a child process on one end of a connection. Used by ``process`` and by the processes of agents.
+
+Read what a child process prints: log a part of it, keep the end for the message when the child dies.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
 import sys
+import time
+from typing import cast
 
-from plaudit_reward.functions.environment import function_environment
+from plaudit_reward.functions.function import function_environment
+from plaudit_wire.logs import get_logger
 
 
 def start_child(module: str) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
@@ -38,3 +45,86 @@ def start_child(module: str) -> tuple[subprocess.Popen[bytes], socket.socket, in
         theirs.close()
         os.close(write_end)
     return process, ours, read_end
+
+
+logger = get_logger(__name__)
+
+_TAIL_BYTES = 2_000
+
+_LINES_PER_WINDOW = 50
+
+_WINDOW_S = 10.0
+
+_LINE_CHARACTERS = 500
+
+_PAUSE_AFTER_BYTES = 4 << 20
+
+_PAUSE_S = 0.05
+
+"""A child that prints more is slowed down to 80 MB/s: reading a flood would take a core from the event loop."""
+
+
+class Output(asyncio.Protocol):
+    """Read a child's standard output and error; a flood of it does not affect others.
+
+    Args:
+        event: message of the log.
+        field: field of the log that has the name.
+    """
+
+    def __init__(self, name: str, event: str = "reward function printed", field: str = "scorer") -> None:
+        self._name = name
+        self._event = event
+        self._field = field
+        self._tail = b""
+        self._begun = b""
+        self._transport: asyncio.ReadTransport | None = None
+        self._window_ends = 0.0
+        self._num_logged = 0
+        self._unpaused_bytes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the open pipe."""
+        # A cast: the transports of uvloop, which Ray's actors use, are no subclasses of asyncio's.
+        self._transport = cast(asyncio.ReadTransport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Log the first lines of each ten seconds and keep the tail."""
+        self._tail = (self._tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+        now = time.monotonic()
+        if now >= self._window_ends:
+            self._window_ends, self._num_logged = now + _WINDOW_S, 0
+        if self._num_logged < _LINES_PER_WINDOW:
+            *lines, rest = (self._begun + data).split(b"\n", _LINES_PER_WINDOW - self._num_logged)
+            self._begun = rest[:_LINE_CHARACTERS]
+            self._num_logged += len(lines)
+            self._log([line for line in lines if line.strip()])
+        else:
+            self._begun = b""
+        self._unpaused_bytes += len(data)
+        if self._unpaused_bytes >= _PAUSE_AFTER_BYTES:
+            self._pause()
+
+    def _pause(self) -> None:
+        self._unpaused_bytes = 0
+        if self._transport is not None:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(_PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _log(self, lines: list[bytes]) -> None:
+        for line in lines:
+            text = line[:_LINE_CHARACTERS].decode(errors="replace")
+            logger.info(self._event, **{self._field: self._name, "line": text})
+
+    def tail(self) -> str:
+        """Return the last of it as text."""
+        return self._tail.decode(errors="replace").strip()
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._transport is not None:
+            self._transport.close()

@@ -2,22 +2,46 @@
 
 Most rules are plain functions ``rule(sample, *, option=default, …)`` that return a number or a ``Score``. Their options
 are a job's ``ruleArguments``; ``job.rule_arguments`` reads and checks them.
+
+Run a rule in a child process of ``isolation``; ``rule.FunctionRule`` loads this class there.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any, Protocol
 
-from plaudit_reward.functions.target import Target
+from plaudit_reward.functions.result import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer
-from plaudit_reward.rules.child_rule import ChildRule
-from plaudit_reward.score import Score
-from plaudit_reward.scorer import Attempt, Scorer
-from plaudit_wire.sample import Sample
+from plaudit_reward.scorer import Attempt, Score, Scorer
+from plaudit_wire.records import Sample
+
+
+class ChildRule:
+    """Call a rule's function.
+
+    Args:
+        warm_up: response and ground truth of a sample that is scored at the start, to import and cache everything
+            before the first sample: otherwise that sample takes so long that it looks hung.
+    """
+
+    def __init__(
+        self, module: str, function: str, arguments: Mapping[str, Any], warm_up: Sequence[str] | None = None
+    ) -> None:
+        self._function = partial(getattr(import_module(module), function), **arguments)
+        if warm_up is not None:
+            response, ground_truth = warm_up
+            self._function(Sample("warm-up", 0, "", "", response, ground_truth))
+
+    def score(self, sample: Sample) -> float | Score:
+        """Score one sample."""
+        result: float | Score = self._function(sample)
+        return result
+
 
 _ALWAYS_ROOM = 1_000_000
 

@@ -11,15 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from plaudit_metrics.alerting.alert import RUNBOOK
-from plaudit_metrics.alerting.alerts import ALERTS
-from plaudit_metrics.alerting.recording import recording_rules
-from plaudit_metrics.alerting.thresholds import THRESHOLDS
-from plaudit_metrics.alerting.windows import Windows
 from plaudit_metrics.generate import files
+from plaudit_metrics.monitoring.alerts import ALERTS, recording_rules
+from plaudit_metrics.monitoring.rules import RUNBOOK, THRESHOLDS, Windows
 from plaudit_metrics.service.series.run import RunSeries
 from plaudit_operator.cache import Cache
-from plaudit_operator.series import OperatorSeries
+from plaudit_operator.operator import OperatorSeries
 
 REPOSITORY = Path(__file__).parents[3]
 PROMETHEUS_FILES = ("rules/plaudit.yaml", "alerts/run.yaml", "alerts/operator.yaml")

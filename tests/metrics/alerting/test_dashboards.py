@@ -16,13 +16,13 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client import start_http_server
 
-from plaudit_metrics.alerting.alerts import ALERTS
-from plaudit_metrics.dashboards.panels import PAGE, panel_id
+from plaudit_metrics.monitoring.alerts import ALERTS
+from plaudit_metrics.monitoring.panels import PAGE, panel_id
 from plaudit_metrics.service.series.run import RunSeries
+from plaudit_model_server.batcher import ModelServerSeries
 from plaudit_operator.cache import Cache
+from plaudit_operator.operator import OperatorSeries
 from plaudit_operator.runtime.kinds import RLJOB
-from plaudit_operator.series import OperatorSeries
-from plaudit_reward.model_server.series import ModelServerSeries
 
 REPOSITORY = Path(__file__).parents[3]
 DASHBOARDS = {

@@ -11,8 +11,8 @@ import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.alerting import Rule
 
-from plaudit_metrics.alerting.alerts import ALERTS
-from plaudit_metrics.alerting.thresholds import filled
+from plaudit_metrics.monitoring.alerts import ALERTS
+from plaudit_metrics.monitoring.rules import filled
 
 FOLDER = Path(__file__).parents[3] / "metrics" / "alerts"
 PROVISIONED: dict[str, Any] = yaml.safe_load((FOLDER / "grafana.yaml").read_text())

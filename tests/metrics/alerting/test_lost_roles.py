@@ -16,9 +16,9 @@ from prometheus_client import start_http_server
 
 from metrics_process import MetricsProcess
 from plaudit_operator.cache import Cache
+from plaudit_operator.operator import OperatorSeries
 from plaudit_operator.runtime.kinds import RLJOB
-from plaudit_operator.series import OperatorSeries
-from plaudit_workers.launch.redis.server import RedisServer
+from plaudit_workers.launch.redis import RedisServer
 from simulated_run import Simulation
 from waiting import until_in_thread
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from plaudit_metrics.alerting.alerts import ALERTS
+from plaudit_metrics.monitoring.alerts import ALERTS
 from simulated_series import Cell, input_series
 
 REPOSITORY = Path(__file__).parents[3]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from metrics_process import MetricsProcess
-from plaudit_workers.launch.redis.server import RedisServer
+from plaudit_workers.launch.redis import RedisServer
 from simulated_run import Simulation, make_plan
 from waiting import until_in_thread
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from plaudit_metrics.alerting.alerts import ALERTS
+from plaudit_metrics.monitoring.alerts import ALERTS
 from plaudit_metrics.service.openapi import document
 from plaudit_metrics.service.series.run import RunSeries
 from runbook import SECTIONS, TEXT, commands

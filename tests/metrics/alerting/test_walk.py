@@ -20,19 +20,19 @@ from typing import Any
 import pytest
 
 from metrics_process import MetricsProcess
-from plaudit_metrics.alerting.thresholds import THRESHOLDS
+from plaudit_metrics.monitoring.rules import THRESHOLDS
 from plaudit_wire.messages import PolicyVersion, Prompt
 from plaudit_wire.names import CONSUMER_GROUPS
 from plaudit_wire.records import CallRecord
-from plaudit_workers.deadletters.address import write_redis_address
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.rollout.agents.agent import Generate, Trajectory
-from plaudit_workers.rollout.agents.single_turn import SingleTurn
-from plaudit_workers.rollout.engines.protocol import FinishedSample, SampleRequest
-from plaudit_workers.rollout.engines.scripted import ScriptedEngine
-from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.group import Group
-from plaudit_workers.training.backend.scripted import ScriptedBackend
+from plaudit_workers.agents.messages import FinishedSample, Trajectory
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.launch.transport import write_redis_address
+from plaudit_workers.rollout.agents.agent import Generate, SingleTurn
+from plaudit_workers.rollout.engine import SampleRequest
+from plaudit_workers.rollout.scripted import ScriptedEngine
+from plaudit_workers.stream.groups import Group
+from plaudit_workers.stream.transport import Transport
+from plaudit_workers.training.scripted import ScriptedBackend
 from runbook import answer
 from scoring_service import StartService, start_service
 from simulated_run import Simulation, make_plan

@@ -30,13 +30,14 @@ from redis import Redis
 from websockets.sync.client import ClientConnection, connect
 
 from event_entries import encode_event
-from plaudit_metrics.service.serve import ServiceSettings, serve
-from plaudit_metrics.sources.events import EventRecord
+from plaudit_metrics.service.serve import serve
+from plaudit_metrics.service.settings import ServiceSettings
+from plaudit_metrics.sources.stream import EventRecord
 from plaudit_metrics.statistics.steps import step_record
 from plaudit_wire.names import CONSUMER_GROUPS, Names
 from plaudit_wire.records import GroupRecord, SampleRecord, ScorerRecord, StepRecord, WaitRecord, WorkerRecord
-from plaudit_wire.redis_address import RedisAddress
-from plaudit_workers.launch.redis.server import RedisServer, free_port
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer, free_port
 from stored_conversations import write_conversations
 
 Build = Callable[..., Any]

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from builders import make_group
-from plaudit_metrics.sources.history import append_step
+from plaudit_metrics.sources.steps import append_step
 from plaudit_metrics.terminal.commands import report, report_arguments
-from plaudit_workers.training.run.stored_samples import store_groups
+from plaudit_workers.training.stored_samples import store_groups
 
 Tab = Any
 RunBuilder = Any

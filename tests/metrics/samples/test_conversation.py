@@ -8,12 +8,11 @@ from typing import Any
 import msgspec
 
 from builders import make_body, make_generation, make_prompt, make_sample
-from plaudit_metrics.sources.samples.detail import SampleDetail, detail, listed
-from plaudit_metrics.sources.samples.sample_file import SampleFile
-from plaudit_wire.records import CallRecord, GroupRecord, ScorerRecord, ScoringRecord, Stamps, TurnRecord
-from plaudit_wire.sample import AgentReward
-from plaudit_workers.stream.group import Group, GroupSample
-from plaudit_workers.training.run.stored_samples import store_groups
+from plaudit_metrics.sources.samples import SampleDetail, detail, listed
+from plaudit_metrics.sources.search import SampleFile
+from plaudit_wire.records import AgentReward, CallRecord, GroupRecord, ScorerRecord, ScoringRecord, Stamps, TurnRecord
+from plaudit_workers.stream.groups import Group, GroupSample
+from plaudit_workers.training.stored_samples import store_groups
 
 MESSAGES = [{"role": "system", "content": "Use the tools."}, {"role": "user", "content": "6 * 7?"}]
 COMPLETION = [

@@ -12,7 +12,7 @@ import pytest
 from plaudit_metrics.service.api import RunApi
 from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.service.view import RunView
-from plaudit_metrics.sources.kept_steps import KeptSteps
+from plaudit_metrics.sources.steps import KeptSteps
 from plaudit_metrics.statistics.steps import step_record
 
 Build = Callable[..., Any]

@@ -13,13 +13,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from plaudit_metrics.sources.samples import search
-from plaudit_metrics.sources.samples.detail import LISTED_COLUMNS
-from plaudit_metrics.sources.samples.files import UnreadableFileError, surviving_files
-from plaudit_metrics.sources.samples.query import SampleQuery
-from plaudit_metrics.sources.samples.sample_file import SampleFile
-from plaudit_metrics.sources.samples.search import Place, SampleSearch
-from plaudit_workers.training.run.stored_samples import store_groups, write_samples
+from plaudit_metrics.sources import search
+from plaudit_metrics.sources.samples import LISTED_COLUMNS, UnreadableFileError, surviving_files
+from plaudit_metrics.sources.search import Place, SampleFile, SampleQuery, SampleSearch
+from plaudit_workers.training.stored_samples import store_groups, write_samples
 
 Row = dict[str, Any]
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from plaudit_reward.code.sandbox.limits import ProgramLimits
-from plaudit_reward.code.sandbox.messages import RunProgram
-from plaudit_reward.code.sandbox.sandbox import Sandbox
+from plaudit_sandbox.sandbox import ProgramLimits, RunProgram, Sandbox
 
 ANSWER = hashlib.sha256(b"the answer of a hard problem").hexdigest()
 PRINTS_IT = "import hashlib\nprint(('ANS:' + hashlib.sha256(b'the answer of a hard problem').hexdigest()) * 40)"

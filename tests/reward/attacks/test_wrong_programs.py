@@ -9,11 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from plaudit_job.rules.arguments import CodeOptions
 from plaudit_reward.code.scorer import CodeScorer
-from plaudit_reward.score import Score
-from plaudit_reward.scorer import Attempt
-from plaudit_wire.sample import Sample
-from plaudit_workers.job.rule_arguments import CodeOptions
+from plaudit_reward.scorer import Attempt, Score
+from plaudit_wire.records import Sample
 
 ScoreProgram = Callable[..., Score]
 

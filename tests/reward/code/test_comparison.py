@@ -8,9 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from plaudit_reward.code.compare import equals
-from plaudit_reward.code.comparison import OutputComparison
-from plaudit_reward.code.judgement import OutputForm, judge
+from plaudit_reward.code.outputs import OutputComparison, OutputForm, equals, judge
 
 EQUAL_HASHES = [[k * sys.hash_info.modulus, 0] for k in range(1, 300_000)]
 """Keys that a dict would compare with one another: hours for so many."""

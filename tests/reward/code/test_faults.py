@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from plaudit_reward.code.sandbox.oom import num_oom_kills
+from plaudit_sandbox.sandbox import num_oom_kills
 
 if TYPE_CHECKING:
     from conftest import Worker

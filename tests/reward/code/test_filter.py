@@ -7,8 +7,7 @@ import struct
 
 import pytest
 
-from plaudit_reward.code.sandbox.confinement.seccomp import filter_program
-from plaudit_reward.code.sandbox.confinement.syscalls import ALLOWED, ARCHITECTURES, CHECKED, OPENING
+from plaudit_sandbox.confinement import ALLOWED, ARCHITECTURES, CHECKED, OPENING, filter_program
 
 PID = 4321
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
+from plaudit_job.rules.arguments import CodeOptions
 from plaudit_reward.code.scorer import CodeScorer
-from plaudit_reward.score import Score
-from plaudit_reward.scorer import Attempt
+from plaudit_reward.scorer import Attempt, Score
 from plaudit_wire.errors import DataError, InfrastructureError, ScoreTimeoutError
-from plaudit_wire.sample import Sample
-from plaudit_workers.job.rule_arguments import CodeOptions
+from plaudit_wire.records import Sample
 
 Answer = tuple[int, dict[str, str], Any]
 TROUBLE: Answer = (503, {"Retry-After": "0"}, {})

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from plaudit_job.rules.arguments import RULE_ARGUMENTS, CodeOptions
 from plaudit_reward.code.cases import Case, cases_of
-from plaudit_reward.code.compare import same_output, same_result
-from plaudit_reward.code.judgement import judge
-from plaudit_reward.code.sandbox.result import encode_result
-from plaudit_reward.rules.routing import rule_of
+from plaudit_reward.code.outputs import judge, same_output, same_result
+from plaudit_reward.rules.scorer import rule_of
+from plaudit_sandbox.program import encode_result
 from plaudit_wire.errors import ConfigurationError, DataError
-from plaudit_workers.job.rule_arguments import RULE_ARGUMENTS, CodeOptions
 
 if TYPE_CHECKING:
     from conftest import Worker

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from plaudit_job.rules.arguments import CodeOptions
 from plaudit_reward.code.scorer import CodeScorer
 from plaudit_reward.scorer import Attempt
-from plaudit_wire.sample import Sample
-from plaudit_workers.job.rule_arguments import CodeOptions
+from plaudit_wire.records import Sample
 
 ROWS = [json.loads(line) for line in Path(__file__).with_name("verl_0.9.1.jsonl").read_text().splitlines()]
 

@@ -20,12 +20,12 @@ from typing import Any
 
 import msgspec
 
-from plaudit_reward.code.sandbox.confinement.seccomp import install
+from plaudit_job.rules.arguments import CodeOptions
 from plaudit_reward.code.scorer import CodeScorer
 from plaudit_reward.scorer import Attempt
+from plaudit_sandbox.confinement import install
 from plaudit_wire.errors import ScoringError
-from plaudit_wire.sample import Sample
-from plaudit_workers.job.rule_arguments import CodeOptions
+from plaudit_wire.records import Sample
 
 UNSHARE = {"x86_64": 272, "aarch64": 97}[platform.machine()]
 LANDLOCK_CREATE_RULESET = 444

@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.http.client import HttpClient
-from plaudit_reward.http.errors import ConnectionLostError, ResponseTooLargeError, UnreachableError
-from plaudit_reward.http.proxy import proxy_for
+from plaudit_reward.http import ConnectionLostError, HttpClient, ResponseTooLargeError, UnreachableError, proxy_for
 from plaudit_wire.errors import CallTimeoutError, ConfigurationError, InfrastructureError
 
 KEY = "sk-hush-hush"

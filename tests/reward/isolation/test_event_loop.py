@@ -11,7 +11,7 @@ import pytest
 
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.errors import ConfigurationError, ScoreTimeoutError
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample
 
 Open = Callable[..., Any]
 MakeSample = Callable[..., Sample]

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from plaudit_reward.isolation.function_scorer import FunctionScorer
-from plaudit_reward.score import Score
-from plaudit_reward.scorer import Attempt
+from plaudit_reward.scorer import Attempt, Score
 from plaudit_wire.errors import InfrastructureError, ScoreTimeoutError, WorkerKilledError
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample
 
 Open = Callable[..., Any]
 MakeSample = Callable[..., Sample]

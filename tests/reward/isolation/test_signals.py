@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from plaudit_wire.signals import signal_name
+from plaudit_wire.frames import signal_name
 
 
 def test_every_signal_has_a_name() -> None:

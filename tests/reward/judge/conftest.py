@@ -10,18 +10,11 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from plaudit_reward.endpoint.limiter import Limiter
-from plaudit_reward.endpoint.limits import Budget, RateLimits
-from plaudit_reward.endpoint.local_budget import LocalBudget
-from plaudit_reward.endpoint.redis_budget import RedisBudget
-from plaudit_reward.endpoint.usage import EndpointUsage
-from plaudit_reward.judge.client import JudgeClient
-from plaudit_reward.judge.estimate import TokenEstimate
-from plaudit_reward.judge.parse import Parser, RegexParser
-from plaudit_reward.judge.prompt import PromptTemplate
-from plaudit_reward.judge.scorer import JudgeScorer
-from plaudit_wire.redis_connection import redis_client
-from plaudit_workers.launch.redis.server import RedisServer
+from plaudit_reward.endpoint.access import EndpointUsage
+from plaudit_reward.endpoint.budget import Budget, Limiter, LocalBudget, RateLimits, RedisBudget
+from plaudit_reward.endpoint.judge import JudgeClient, JudgeScorer, Parser, PromptTemplate, RegexParser, TokenEstimate
+from plaudit_wire.redis import redis_client
+from plaudit_workers.launch.redis import RedisServer
 
 
 @pytest.fixture

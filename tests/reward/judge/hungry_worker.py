@@ -25,10 +25,8 @@ def shift_clocks(seconds: float) -> None:
 
 
 async def main(given: dict[str, Any]) -> None:
-    from plaudit_reward.endpoint.limiter import Limiter
-    from plaudit_reward.endpoint.limits import RateLimits
-    from plaudit_reward.endpoint.redis_budget import RedisBudget
-    from plaudit_wire.redis_connection import redis_client
+    from plaudit_reward.endpoint.budget import Limiter, RateLimits, RedisBudget
+    from plaudit_wire.redis import redis_client
 
     limits = RateLimits(given["requests"], given["tokens"], given["concurrency"], given["window_s"])
     client = redis_client(given["url"], password=given["password"])

@@ -17,12 +17,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from plaudit_reward.endpoint.limiter import Limiter
-from plaudit_reward.endpoint.limits import NEVER_SENT, BudgetReport, Passed, RateLimits, ReservedRequest, Settled
-from plaudit_reward.endpoint.local_budget import LocalBudget
-from plaudit_reward.endpoint.redis_budget import RedisBudget
+from plaudit_reward.endpoint.budget import (
+    NEVER_SENT,
+    BudgetReport,
+    Limiter,
+    LocalBudget,
+    Passed,
+    RateLimits,
+    RedisBudget,
+    ReservedRequest,
+    Settled,
+)
 from plaudit_wire.errors import InfrastructureError
-from plaudit_workers.launch.redis.server import RedisServer
+from plaudit_workers.launch.redis import RedisServer
 
 Make = Callable[..., RedisBudget]
 
@@ -249,7 +256,7 @@ async def test_the_budget_of_one_process_decides_as_the_one_in_redis(
     redis_server: RedisServer, limits: RateLimits, moves: list[tuple[list[int], int, int]]
 ) -> None:
     """``moves``: tokens of those that come, how many end, and what the first of these cost (-1: never sent)."""
-    from plaudit_wire.redis_connection import redis_client
+    from plaudit_wire.redis import redis_client
 
     client = redis_client(redis_server.url, password=redis_server.password)
     shared = RedisBudget(client, f"plaudit:{{test-{time.monotonic_ns()}}}", "w", limits, lease_s=0.1)

@@ -10,15 +10,13 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.endpoint.failures import BusyError, CircuitOpenError, EndpointRefusedError
-from plaudit_reward.endpoint.usage import EndpointUsage
-from plaudit_reward.http.errors import ConnectionLostError, ResponseTooLargeError
-from plaudit_reward.http.response import retry_after_s
-from plaudit_reward.pipeline.pipeline import Pipeline
-from plaudit_reward.pipeline.stage import Rules, Stage
+from plaudit_reward.attempts import Rules, Stage
+from plaudit_reward.endpoint.access import BusyError, CircuitOpenError, EndpointRefusedError, EndpointUsage
+from plaudit_reward.http import ConnectionLostError, ResponseTooLargeError, retry_after_s
+from plaudit_reward.pipeline import Pipeline
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.errors import CallTimeoutError, DataError, InfrastructureError
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample
 
 Make = Callable[..., Any]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.functions.target import Target
+from plaudit_reward.endpoint.judge import FunctionParser, JsonParser, Parser, RegexParser
+from plaudit_reward.functions.result import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer
-from plaudit_reward.judge.parse import FunctionParser, JsonParser, Parser, RegexParser
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.errors import ConfigurationError, DataError
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample
 
 Make = Callable[..., Any]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.judge.prompt import PromptTemplate
+from plaudit_reward.endpoint.judge import PromptTemplate
 from plaudit_wire.errors import ConfigurationError, DataError
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample
 
 Make = Callable[..., Sample]
 

@@ -15,20 +15,13 @@ from typing import Any
 import httpx
 import pytest
 
-from plaudit_reward.endpoint.failures import EndpointRefusedError
-from plaudit_reward.endpoint.limiter import Limiter
-from plaudit_reward.endpoint.limits import RateLimits
-from plaudit_reward.endpoint.local_budget import LocalBudget
-from plaudit_reward.endpoint.usage import EndpointUsage
-from plaudit_reward.judge.client import JudgeClient
-from plaudit_reward.judge.estimate import TokenEstimate
-from plaudit_reward.judge.parse import RegexParser
-from plaudit_reward.judge.prompt import PromptTemplate
-from plaudit_reward.judge.scorer import JudgeScorer
+from plaudit_job.environments import server_environment
+from plaudit_job.spec.rewards import RewardModelSpec
+from plaudit_reward.endpoint.access import EndpointRefusedError, EndpointUsage
+from plaudit_reward.endpoint.budget import Limiter, LocalBudget, RateLimits
+from plaudit_reward.endpoint.judge import JudgeClient, JudgeScorer, PromptTemplate, RegexParser, TokenEstimate
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.errors import DataError
-from plaudit_workers.job.model_server_command import server_environment
-from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
 
 PREPARE = Path(__file__).parents[3] / "examples" / "01-copy-digits" / "prepare.py"
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]

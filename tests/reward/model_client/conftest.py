@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.model_client.scorer import ModelScorer
-from plaudit_reward.served.pool import ServerPool
+from plaudit_reward.endpoint.served import ModelScorer, ServerPool
 
 
 @pytest.fixture

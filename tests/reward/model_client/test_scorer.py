@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.model_client.scorer import ModelScorer, request_body
-from plaudit_reward.pipeline.pipeline import Pipeline
-from plaudit_reward.pipeline.stage import Rules, Stage
+from plaudit_reward.attempts import Rules, Stage
+from plaudit_reward.endpoint.served import ModelScorer, ServerPool, find, request_body
+from plaudit_reward.pipeline import Pipeline
 from plaudit_reward.scorer import Attempt
-from plaudit_reward.served.addresses import find
-from plaudit_reward.served.pool import ServerPool
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError, ScoreTimeoutError, ScoringError
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample
 
 Servers = Callable[[int], Awaitable[list[Any]]]
 Open = Callable[..., Awaitable[ModelScorer]]

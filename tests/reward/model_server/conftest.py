@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
-from plaudit_reward.served.sleep_token import SLEEP_TOKEN_VARIABLE
-from plaudit_workers.job.model_server_command import server_command, server_environment
-from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
-from plaudit_workers.launch.redis.server import free_port
+from plaudit_job.environments import server_command, server_environment
+from plaudit_job.spec.rewards import RewardModelSpec
+from plaudit_reward.endpoint.sleep_token import SLEEP_TOKEN_VARIABLE
+from plaudit_workers.launch.redis import free_port
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TEMPLATE = "{% for message in messages %}{{ message['role'][0] }}:{{ message['content'] }}{{ '\\n' }}{% endfor %}"

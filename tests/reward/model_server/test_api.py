@@ -11,17 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-from plaudit_reward.model_client.scorer import ModelScorer
-from plaudit_reward.model_server.access import Access
-from plaudit_reward.model_server.batcher import BatchLimits
-from plaudit_reward.model_server.model import Classifier
-from plaudit_reward.model_server.serve import Address, serve
-from plaudit_reward.model_server.settings import ModelSettings
+from plaudit_model_server.api import Access, Address, serve
+from plaudit_model_server.batcher import BatchLimits, ModelSettings
+from plaudit_model_server.model import Classifier
+from plaudit_reward.endpoint.served import ModelScorer, ServerPool
 from plaudit_reward.scorer import Attempt
-from plaudit_reward.served.pool import ServerPool
 from plaudit_wire.errors import InfrastructureError
-from plaudit_wire.sample import Sample
-from plaudit_workers.launch.redis.server import free_port
+from plaudit_wire.records import Sample
+from plaudit_workers.launch.redis import free_port
 
 pytestmark = pytest.mark.engines
 

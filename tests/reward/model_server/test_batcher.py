@@ -9,8 +9,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from plaudit_reward.model_server.batcher import Batcher, BatchLimits, ForwardError, QueueFullError, ShuttingDownError
-from plaudit_reward.model_server.series import ModelServerSeries
+from plaudit_model_server.batcher import (
+    Batcher,
+    BatchLimits,
+    ForwardError,
+    ModelServerSeries,
+    QueueFullError,
+    ShuttingDownError,
+)
 
 
 class Sums:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_reward.model_server.batching import choose_neighbours, choose_oldest
+from plaudit_model_server.batcher import choose_neighbours, choose_oldest
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=60).map(sorted)
 

@@ -11,11 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from plaudit_reward.model_client.scorer import ModelScorer
+from plaudit_reward.endpoint.served import ModelScorer, ServerPool
 from plaudit_reward.scorer import Attempt
-from plaudit_reward.served.pool import ServerPool
 from plaudit_wire.errors import DataError
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(560)]
 

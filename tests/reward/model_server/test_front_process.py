@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from plaudit_reward.model_server.__main__ import main
-from plaudit_workers.launch.redis.server import free_port
+from plaudit_model_server.__main__ import main
+from plaudit_workers.launch.redis import free_port
 
 PREAMBLE = """
 import os, select, signal, sys, time

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from plaudit_reward.model_server.model import Classifier
-from plaudit_reward.model_server.settings import ModelSettings
+from plaudit_model_server.batcher import ModelSettings
+from plaudit_model_server.model import Classifier
 from plaudit_wire.errors import ConfigurationError, DataError
 
 # transformers' own DeBERTa still uses it.

@@ -13,7 +13,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from plaudit_reward.model_server.packed import enable_packing
+from plaudit_model_server.model import enable_packing
 
 SIZES = {
     "vocab_size": 50,

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from plaudit_workers.job.checks.reward_classes import class_problem
-from plaudit_workers.job.model_server_command import server_command, server_environment
-from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
+from plaudit_job.environments import server_command, server_environment
+from plaudit_job.spec.rewards import RewardModelSpec
+from plaudit_workers.launch.checks import class_problem
 
 pytestmark = [
     pytest.mark.engines,

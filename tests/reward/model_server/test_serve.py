@@ -13,12 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from plaudit_reward.model_server.__main__ import main
-from plaudit_reward.model_server.batcher import BatchLimits
-from plaudit_reward.model_server.model import Classifier
-from plaudit_reward.model_server.serve import Address, serve
-from plaudit_reward.model_server.settings import ModelSettings
-from plaudit_workers.launch.redis.server import free_port
+from plaudit_model_server.__main__ import main
+from plaudit_model_server.api import Address, serve
+from plaudit_model_server.batcher import BatchLimits, ModelSettings
+from plaudit_model_server.model import Classifier
+from plaudit_workers.launch.redis import free_port
 
 
 class Gated(Classifier):
@@ -78,6 +77,6 @@ def test_a_model_that_cannot_be_loaded_is_refused_in_one_line(
 
 
 def test_help_and_arguments_need_no_torch() -> None:
-    code = "import sys; import plaudit_reward.model_server.__main__ as m; print('torch' in sys.modules)"
+    code = "import sys; import plaudit_model_server.__main__ as m; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from plaudit_workers.launch.served_models.server_client import ServerClient, ServerDiedError
+from plaudit_workers.launch.served_models import ServerClient, ServerDiedError
 
 TEXTS = ["a text that waits", "another one"]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.rules.routing import PREFIXES, RULES, SOURCES, rule_of
+from plaudit_job.rules.arguments import RULE_ARGUMENTS
 from plaudit_reward.rules.rule import FunctionRule
-from plaudit_reward.score import Score
+from plaudit_reward.rules.scorer import PREFIXES, RULES, SOURCES, rule_of
+from plaudit_reward.scorer import Score
 from plaudit_wire.errors import DataError
-from plaudit_wire.sample import Sample
-from plaudit_workers.job.rule_arguments import RULE_ARGUMENTS
+from plaudit_wire.records import Sample
 
 FOLDER = Path(__file__).parent
 CASES = runpy.run_path(str(FOLDER / "cases.py"))["CASES"]

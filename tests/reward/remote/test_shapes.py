@@ -14,21 +14,14 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from faulty_server import Reply
-from plaudit_reward.endpoint.failures import CircuitOpenError, EndpointRefusedError
-from plaudit_reward.endpoint.limiter import Limiter
-from plaudit_reward.endpoint.limits import RateLimits
-from plaudit_reward.endpoint.local_budget import LocalBudget
-from plaudit_reward.endpoint.usage import EndpointUsage
-from plaudit_reward.pipeline.pipeline import Pipeline
-from plaudit_reward.pipeline.stage import Rules, Stage
-from plaudit_reward.remote.client import RemoteClient
-from plaudit_reward.remote.scorer import RemoteScorer
-from plaudit_reward.remote.shapes.registry import SHAPES, ShapeName
-from plaudit_reward.remote.shapes.shape import MalformedAnswerError
-from plaudit_reward.score import Score
-from plaudit_reward.scorer import Attempt
+from plaudit_reward.attempts import Rules, Stage
+from plaudit_reward.endpoint.access import CircuitOpenError, EndpointRefusedError, EndpointUsage
+from plaudit_reward.endpoint.budget import Limiter, LocalBudget, RateLimits
+from plaudit_reward.endpoint.remote import SHAPES, MalformedAnswerError, RemoteClient, RemoteScorer, ShapeName
+from plaudit_reward.pipeline import Pipeline
+from plaudit_reward.scorer import Attempt, Score
 from plaudit_wire.errors import CallTimeoutError, ConfigurationError, DataError, InfrastructureError
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample
 
 SAMPLE = Sample(
     "t-0-1.0",

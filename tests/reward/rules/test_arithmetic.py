@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from plaudit_reward.rules.mathematics.arithmetic import evaluate
-from plaudit_reward.rules.mathematics.prime_math import prime_math
-from plaudit_wire.sample import Sample
+from plaudit_reward.rules.sympy import evaluate, prime_math
+from plaudit_wire.records import Sample
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from plaudit_reward.rules.routing import PREFIXES, RULES, SOURCES
 from plaudit_reward.rules.rule import FunctionRule
+from plaudit_reward.rules.scorer import PREFIXES, RULES, SOURCES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "rewards" / "rules.md").read_text()
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from plaudit_reward.rules.mathematics.gsm8k import gsm8k, gsm8k_flexible
+from plaudit_reward.rules.plain import gsm8k, gsm8k_flexible
 from plaudit_wire.errors import DataError
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample
 
 # response, ground truth, strict result, flexible result; the results are those of verl 0.9.1's gsm8k.compute_score.
 CASES = [

@@ -9,12 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from plaudit_reward.rules.cpu_limit import OutOfTimeError, cpu_limit
-from plaudit_reward.rules.format import matches_format
-from plaudit_reward.rules.mathematics.math_verify import math_verify, verified
-from plaudit_reward.rules.overlong import overlong
+from plaudit_reward.rules.plain import matches_format, overlong
+from plaudit_reward.rules.sympy import OutOfTimeError, cpu_limit, math_verify, verified
 from plaudit_wire.errors import DataError
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample
 
 MakeSample = Callable[..., Sample]
 

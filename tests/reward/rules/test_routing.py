@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.pipeline.pipeline import Pipeline
-from plaudit_reward.pipeline.stage import Rules, Stage
-from plaudit_reward.rules.routing import PREFIXES, RULES, SOURCES, rule_of, unknown_sources
-from plaudit_reward.rules.scorer import RuleScorer
+from plaudit_reward.attempts import Rules, Stage
+from plaudit_reward.pipeline import Pipeline
+from plaudit_reward.rules.scorer import PREFIXES, RULES, SOURCES, RuleScorer, rule_of, unknown_sources
 from plaudit_wire.errors import ConfigurationError
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample
 
 MakeSample = Callable[..., Sample]
 OpenRule = Callable[..., Awaitable[Pipeline]]

@@ -8,9 +8,9 @@ import typing
 import msgspec
 import pytest
 
-from plaudit_reward.rules.routing import RULES
+from plaudit_job.rules.arguments import RULE_ARGUMENTS
 from plaudit_reward.rules.rule import FunctionRule
-from plaudit_workers.job.rule_arguments import RULE_ARGUMENTS
+from plaudit_reward.rules.scorer import RULES
 
 
 def test_a_job_can_name_every_rule_and_no_other() -> None:

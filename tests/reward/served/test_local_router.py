@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from plaudit_reward.served.local_router import LocalRouter
-from plaudit_reward.served.pool import ServerPool
+from plaudit_reward.endpoint.served import LocalRouter, ServerPool
 
 Servers = Callable[[int], Awaitable[list[Any]]]
 Open = Callable[..., Awaitable[httpx.AsyncClient]]

@@ -1,6 +1,6 @@
 """Which server is next, and when one is left out."""
 
-from plaudit_reward.served.replicas import FAILURES_BEFORE_EJECTION, Replica, Replicas
+from plaudit_reward.endpoint.served import FAILURES_BEFORE_EJECTION, Replica, Replicas
 
 
 def healthy(*urls: str) -> tuple[Replicas, list[Replica]]:

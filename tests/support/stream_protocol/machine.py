@@ -7,7 +7,7 @@ import uuid
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from plaudit_workers.stream.trainer.groups import StreamLimits
+from plaudit_workers.stream.calls import StreamLimits
 from stream_protocol.watched_machine import WatchedMachine
 
 

@@ -7,7 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from plaudit_workers.launch.redis.server import die_with_parent, free_port
+from plaudit_workers.launch.redis import die_with_parent, free_port
 
 
 class OwnRedis:

@@ -11,14 +11,13 @@ import random
 from collections import Counter
 from typing import Any
 
-from plaudit_metrics.sources.events import decode_event
-from plaudit_wire.codec import encode
-from plaudit_wire.messages import Service
-from plaudit_wire.records import SampleRecord
-from plaudit_wire.sample import Sample
-from plaudit_workers.stream.connection import RedisAddress
-from plaudit_workers.stream.sessions import SessionGoneError, SessionTakenError, StreamSession, Submission
-from plaudit_workers.stream.transitions.scripts import Scripts
+from plaudit_metrics.sources.stream import decode_event
+from plaudit_wire.messages import Service, encode
+from plaudit_wire.records import Sample, SampleRecord
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.stream.calls import SessionGoneError, SessionTakenError, Submission
+from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.sessions import StreamSession
 from stream_protocol.world import Worker, World, score_of
 
 ROOM = 6

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, Phase, reject, settings
 from hypothesis.stateful import RuleBasedStateMachine
 from redis.exceptions import ResponseError
 
-from plaudit_workers.stream.connection import RedisAddress
-from plaudit_workers.stream.transitions.scripts import Scripts
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.stream.scripts import Scripts
 
 SEARCH = settings(
     deadline=None,

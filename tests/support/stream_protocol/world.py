@@ -13,20 +13,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from builders import make_body
-from plaudit_metrics.sources.events import decode_event
+from plaudit_metrics.sources.stream import decode_event
 from plaudit_wire.messages import PolicyVersion, Prompt, SampleBody, Sampling, encode_body
 from plaudit_wire.records import SampleRecord, ScoringRecord
-from plaudit_workers.deadletters.letters import DeadLetters
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.group import Group
-from plaudit_workers.stream.trainer.groups import Admission, StaleIncarnationError, StreamLimits, TrainerStreams
-from plaudit_workers.stream.trainer.ledger import Ledger
-from plaudit_workers.stream.transitions.call import Call
-from plaudit_workers.stream.transitions.scripts import Scripts
-from plaudit_workers.stream.worker.commits import commit, commit_group, discard, read_group
-from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
-from plaudit_workers.stream.worker.lease import Delivery
-from plaudit_workers.stream.worker.producer import publish, unpublished
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.commands.dead import DeadLetters
+from plaudit_workers.stream.calls import Admission, Call, Delivery, StreamLimits
+from plaudit_workers.stream.consumer import (
+    Consumer,
+    ConsumerOptions,
+    commit,
+    commit_group,
+    discard,
+    publish,
+    unpublished,
+)
+from plaudit_workers.stream.groups import Group, read_group
+from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.trainer import Ledger, StaleIncarnationError, TrainerStreams
+from plaudit_workers.stream.transport import Transport
 
 # Nothing lapses by itself: the machine decides whose lease has lapsed.
 PATIENT = ConsumerOptions(lease_s=1e6, renew_every_s=1e6, block_s=0.0, reclaim_every_s=0.0)

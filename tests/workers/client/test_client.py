@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from plaudit_workers.client import Result, RewardClient, SampleInput, ServiceError, SyncRewardClient
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.service.blocking_client import SyncRewardClient
+from plaudit_workers.service.client import Result, RewardClient, ServiceError
+from plaudit_workers.service.lines import SampleInput
+from plaudit_workers.stream.transport import Transport
 
 GROUP = {"name": "share", "kind": "python", "scope": "group", "python": {"path": "reward.py", "function": "share"}}
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from plaudit_wire.records import ScoringRecord
-from plaudit_wire.sample import Sample
-from plaudit_workers.client.inbox import Inbox
+from plaudit_wire.records import Sample, ScoringRecord
+from plaudit_workers.service.client import Inbox
 from plaudit_workers.stream.sessions import GroupResult, SampleResult
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from plaudit_wire.redis import RedisAddress
 from plaudit_workers.cli import main
-from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.transport import Transport
 
 SLOW = {"name": "slow", "kind": "python", "python": {"path": "reward.py", "function": "slow"}, "isolation": "thread"}
 

@@ -16,14 +16,14 @@ import httpx
 import pytest
 
 from plaudit_client import RewardClient
-from plaudit_workers.gateway.callers.caller_session import Limits
-from plaudit_workers.gateway.callers.callers import Callers
-from plaudit_workers.gateway.callers.tokens import Tokens
-from plaudit_workers.gateway.worker import GatewaySettings, application, listen, serve_on
-from plaudit_workers.launch.redis.server import free_port
-from plaudit_workers.scoring.offer import service_of
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.transitions.scripts import Scripts
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import free_port
+from plaudit_workers.service.callers import Callers, Limits
+from plaudit_workers.service.gateway import GatewaySettings, application, listen, serve_on
+from plaudit_workers.service.tokens import Tokens
+from plaudit_workers.service.worker import service_of
+from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.transport import Transport
 from scoring_service import Running, start_service
 
 __all__ = ["start_service"]

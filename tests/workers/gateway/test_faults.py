@@ -10,7 +10,7 @@ import pytest
 
 from plaudit_client import Result, RewardClient, UnavailableError
 from plaudit_workers.cli import main
-from plaudit_workers.launch.redis.server import RedisServer
+from plaudit_workers.launch.redis import RedisServer
 
 COUNT = 400
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from plaudit_client import RewardClient
-from plaudit_workers.gateway.callers.caller_session import Limits
-from plaudit_workers.gateway.callers.rate import SampleRate
+from plaudit_workers.service.callers import Limits
+from plaudit_workers.service.tokens import SampleRate
 from stream_protocol.secure_redis import Authority
 
 RIGHT = {"response": "4", "ground_truth": "4"}

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from plaudit_client import RewardClient
-from plaudit_workers.launch.redis.server import RedisServer, free_port
+from plaudit_workers.launch.redis import RedisServer, free_port
 
 TOKEN = "token-of-one-caller"
 CALLERS, EACH, KILLS = 40, 10, 2

@@ -17,7 +17,7 @@ import pyarrow.parquet
 import pytest
 
 from plaudit_workers.cli import EXIT_REFUSED, main
-from plaudit_workers.training.run.stored_samples import _COLUMNS
+from plaudit_workers.training.stored_samples import _COLUMNS
 
 TOKEN = "token-of-one-caller"
 RIGHT, WRONG = "4", "5"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from plaudit_client import AuthenticationError, InvalidSampleError, RewardClient
-from plaudit_workers.scoring.version import scoring_version
+from plaudit_workers.service.build import scoring_version
 
 RIGHT = {"response": "4", "ground_truth": "4"}
 GROUP = {"name": "share", "kind": "python", "scope": "group", "python": {"path": "reward.py", "function": "share"}}

@@ -12,15 +12,14 @@ import pyarrow.parquet
 import pytest
 import yaml
 
+from plaudit_job.load import parse_job
+from plaudit_job.problem import JobError
+from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.errors import RefusedError
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import Sample
 from plaudit_workers.cli import main
-from plaudit_workers.job.loading.load import parse_job
-from plaudit_workers.job.problem import JobError
-from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.scoring.build import build_pipeline
-from plaudit_workers.scoring.kinds.context import BuildContext
-from plaudit_workers.training.run.stored_samples import _COLUMNS
+from plaudit_workers.service.build import BuildContext, build_pipeline
+from plaudit_workers.training.stored_samples import _COLUMNS
 
 TOKEN = "token-of-one-caller"
 SECRET = {"name": "shared", "key": "client"}

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from plaudit_workers.job.loading.document import Document
-from plaudit_workers.job.loading.load import parse_job
-from plaudit_workers.job.problem import JobError, Problem
+from plaudit_job.load import Document, parse_job
+from plaudit_job.problem import JobError, Problem
 
 SMALL_JOB = """
 apiVersion: plaudit.dev/v1alpha1

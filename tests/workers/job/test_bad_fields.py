@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from plaudit_workers.job.problem import Problem
-from plaudit_workers.job.rules.endpoints import is_private
+from plaudit_job.problem import Problem
+from plaudit_job.rules.scorers import is_private
 
 RULE = {"name": "first", "kind": "rule"}
 PYTHON = {"name": "second", "kind": "python", "python": {"path": "r.py"}}

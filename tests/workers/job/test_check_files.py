@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from plaudit_workers.job.checks.files import check_files
-from plaudit_workers.job.loading.load import load_job
+from plaudit_job.load import load_job
+from plaudit_workers.launch.checks import check_files
 
 ROW = {
     "data_source": "openai/gsm8k",

@@ -10,8 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_workers.job.loading.dump import dump_json, job_data
-from plaudit_workers.job.loading.load import dump_job, load_job, parse_job, read_job
+from plaudit_job.load import dump_job, dump_json, job_data, load_job, parse_job, read_job
 
 text = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=20)
 json_like = st.recursive(

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from plaudit_workers.job.loading.load import load_job
-from plaudit_workers.job.problem import JobError, Problem
+from plaudit_job.load import load_job
+from plaudit_job.problem import JobError, Problem
 
 BAD = """\
 apiVersion: plaudit.dev/v1

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from plaudit_workers.job.checks.files import check_files
-from plaudit_workers.job.checks.support import ignored, unsupported
-from plaudit_workers.job.loading.load import load_job
+from plaudit_job.load import load_job
+from plaudit_workers.launch.checks import check_files
+from plaudit_workers.launch.code_checks import ignored, unsupported
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = ("01-copy-digits", "02-verl-reward", "03-slow-rewards", "04-judge")

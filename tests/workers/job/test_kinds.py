@@ -4,10 +4,10 @@ from typing import get_args
 
 import pytest
 
-from plaudit_operator.crd.rules import RULES
-from plaudit_reward.remote.shapes.registry import SHAPES, ShapeName
-from plaudit_workers.job.spec.rewards.scorers import KINDS, HttpSpec, ScorerSpec, kinds_with
-from plaudit_workers.scoring.kinds.registry import MAKERS
+from plaudit_job.spec.rewards import KINDS, HttpSpec, ScorerSpec, kinds_with
+from plaudit_operator.crd_rules import RULES
+from plaudit_reward.endpoint.remote import SHAPES, ShapeName
+from plaudit_workers.service.build import MAKERS
 
 
 def test_the_shapes_of_endpoints_are_those_that_can_be_called() -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from plaudit_job.load import load_job, locate, parse_job, read_job
+from plaudit_job.problem import JobError, Problem
+from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.job.checks.files import check_files
-from plaudit_workers.job.loading.load import load_job, locate, parse_job, read_job
-from plaudit_workers.job.problem import JobError, Problem
-from plaudit_workers.job.spec.rljob import RLJob
+from plaudit_workers.launch.checks import check_files
 
 
 def test_a_short_job_is_filled_with_defaults(small_job: str, write_job: Callable[..., Path]) -> None:

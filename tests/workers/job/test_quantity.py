@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from plaudit_workers.job.spec.kubernetes.quantity import quantity
+from plaudit_job.spec.pod import quantity
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from plaudit_workers.job.loading.load import JobError, load_job, parse_job
+from plaudit_job.load import load_job, parse_job
+from plaudit_job.problem import JobError
 
 
 def service(**spec: Any) -> dict[str, Any]:

@@ -9,11 +9,11 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from plaudit_workers.job.loading import reference
-from plaudit_workers.job.loading.field_errors import section_of
-from plaudit_workers.job.loading.schema import job_schema
-from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.job.spec.section import KeyOf
+from plaudit_job import reference
+from plaudit_job.fields import section_of
+from plaudit_job.reference import job_schema
+from plaudit_job.spec.rljob import RLJob
+from plaudit_job.spec.section import KeyOf
 
 MUTABLE = {
     "spec.suspend",

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from plaudit_workers.job.checks.ineffective import without_effect
-from plaudit_workers.job.checks.kubernetes import kubernetes_problems
-from plaudit_workers.job.checks.support import ignored, unsupported
-from plaudit_workers.job.loading.load import parse_job, read_job
+from plaudit_job.checks import kubernetes_problems, without_effect
+from plaudit_job.load import parse_job, read_job
+from plaudit_workers.launch.code_checks import ignored, unsupported
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from plaudit_job.load import load_job
 from plaudit_reward.functions.check import check
-from plaudit_reward.functions.target import Target
-from plaudit_workers.job.checks.support import unsupported
-from plaudit_workers.job.loading.load import load_job
+from plaudit_reward.functions.result import Target
+from plaudit_workers.launch.code_checks import unsupported
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "06-trl-reward"
 

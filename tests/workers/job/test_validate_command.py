@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from plaudit_job.problem import Problem
 from plaudit_workers.cli import main
-from plaudit_workers.job.problem import Problem
 
 REWARDS = """
 import nowhere_to_be_found

@@ -2,8 +2,8 @@
 
 import pytest
 
-from plaudit_workers.job.spec.section import SecretKey
-from plaudit_workers.job.spec.transport import ManagedRedisSpec
+from plaudit_job.spec.section import SecretKey
+from plaudit_job.spec.transport import ManagedRedisSpec
 
 
 @pytest.mark.parametrize(

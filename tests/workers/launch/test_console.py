@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from plaudit_metrics.sources.history import append_step
+from plaudit_metrics.sources.steps import append_step
 from plaudit_wire.records import StepRecord
-from plaudit_workers.launch.terminal.console import StepLines
+from plaudit_workers.launch.run import StepLines
 
 
 def step(number: int, **statistics: float) -> StepRecord:

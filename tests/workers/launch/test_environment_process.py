@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from plaudit_job.load import load_job
 from plaudit_wire.errors import RefusedError
-from plaudit_wire.redis_address import RedisAddress
-from plaudit_workers.environment_urls import await_environments, environment_url, is_reachable
-from plaudit_workers.job.loading.load import load_job
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.job_start import await_environments, environment_url, is_reachable
 from plaudit_workers.launch.environment_process import EnvironmentDiedError, serve
-from plaudit_workers.launch.redis.server import free_port
+from plaudit_workers.launch.redis import free_port
 from plaudit_workers.process import ProcessSettings
 
 SERVER = """

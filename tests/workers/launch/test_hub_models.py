@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from plaudit_workers.job.loading.load import parse_job
-from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.launch.preflight.hub_models import check_hub_models
+from plaudit_job.load import parse_job
+from plaudit_job.spec.rljob import RLJob
+from plaudit_workers.launch.preflight import check_hub_models
 
 CLASSES = {
     "model": "Qwen2ForSequenceClassification",

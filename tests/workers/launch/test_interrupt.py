@@ -7,7 +7,7 @@ import signal
 
 from rich.console import Console
 
-from plaudit_workers.launch.terminal.interrupt import Interrupt
+from plaudit_workers.launch.live import Interrupt
 
 
 def test_a_signal_handler_that_a_library_installed_is_replaced() -> None:

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from plaudit_workers.launch.log_errors import last_error
+from plaudit_workers.launch.supervisor import last_error
 
 PROGRAM = """
 import sys

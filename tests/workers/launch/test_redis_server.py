@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.launch.redis.server import RedisServer, server_program
+from plaudit_workers.launch.redis import RedisServer, server_program
 
 OWNER = """
 import sys, time

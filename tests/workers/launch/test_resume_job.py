@@ -11,9 +11,9 @@ import pytest
 import yaml
 from rich.console import Console
 
+from plaudit_job.problem import JobError
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.job.problem import JobError
-from plaudit_workers.launch.preflight.prepare import prepare
+from plaudit_workers.launch.preflight import prepare
 
 
 def job_file(folder: Path, **algorithm: Any) -> Path:

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from plaudit_workers.job.spec.rewards.reward import GatewaySpec
-from plaudit_workers.launch.service import GatewayAddress, gateway_address, write_address
-from plaudit_workers.stream.connection import RedisAddress
+from plaudit_job.spec.rewards import GatewaySpec
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.run import GatewayAddress, gateway_address, write_address
 
 
 def test_a_resumed_run_keeps_port_and_token(tmp_path: Path) -> None:

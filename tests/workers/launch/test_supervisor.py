@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role
-from plaudit_workers.launch.redis.access import RedisAccess
 from plaudit_workers.launch.supervisor import Supervisor
+from plaudit_workers.launch.transport import RedisAccess
 from plaudit_workers.process import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, ProcessEnding
-from plaudit_workers.stream.connection import RedisAddress
 
 pytestmark = [pytest.mark.engines, pytest.mark.usefixtures("ray_cluster")]
 

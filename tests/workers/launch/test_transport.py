@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from plaudit_wire.redis_address import RedisAddress
-from plaudit_workers.job.loading.load import parse_job
-from plaudit_workers.launch.redis.transport import run_redis
-from plaudit_workers.stream.connection import Transport
+from plaudit_job.load import parse_job
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.transport import run_redis
+from plaudit_workers.stream.transport import Transport
 
 JOB = parse_job(
     {

@@ -14,12 +14,11 @@ import pyarrow.parquet
 import pytest
 
 from builders import make_body, make_generation, make_prompt, make_sample
-from plaudit_wire.records import CallRecord, GroupRecord, ScoringRecord, Stamps, TurnRecord
-from plaudit_wire.sample import AgentReward
+from plaudit_wire.records import AgentReward, CallRecord, GroupRecord, ScoringRecord, Stamps, TurnRecord
 from plaudit_workers.cli import EXIT_REFUSED, main
-from plaudit_workers.rescore.comparison import ScoreChange, ScoreComparison, rank_correlation
-from plaudit_workers.stream.group import Group, GroupSample
-from plaudit_workers.training.run.stored_samples import _COLUMNS, store_groups
+from plaudit_workers.commands.rescore import ScoreChange, ScoreComparison, rank_correlation
+from plaudit_workers.stream.groups import Group, GroupSample
+from plaudit_workers.training.stored_samples import _COLUMNS, store_groups
 
 REWARDS = """
 def length(solution_str):

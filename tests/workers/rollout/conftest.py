@@ -11,20 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.messages import Announcement, PolicyVersion, Prompt, Sampling
-from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.published_weights import weights_digest
-from plaudit_workers.rollout.agents.agent import Agent
-from plaudit_workers.rollout.agents.single_turn import SingleTurn
-from plaudit_workers.rollout.engines.protocol import Engine
-from plaudit_workers.rollout.engines.script import Constant, Script
-from plaudit_workers.rollout.engines.scripted import ScriptedEngine
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.rollout.agents.agent import Agent, SingleTurn
+from plaudit_workers.rollout.engine import Engine
+from plaudit_workers.rollout.scripted import Constant, Script, ScriptedEngine
 from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.group import Group
-from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
-from plaudit_workers.stream.worker.consumer import ConsumerOptions
+from plaudit_workers.stream.calls import StreamLimits
+from plaudit_workers.stream.consumer import ConsumerOptions
+from plaudit_workers.stream.groups import Group
+from plaudit_workers.stream.trainer import TrainerStreams
+from plaudit_workers.stream.transport import Transport
+from plaudit_workers.weights.published import weights_digest
 from tiny_policy import reference_logprobs, save_tiny_model
 from waiting import until
 

@@ -9,11 +9,9 @@ import uvloop
 
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion, Prompt, Sampling
-from plaudit_workers.agent_processes.messages import AgentClass
-from plaudit_workers.agent_processes.processes import AgentProcesses
-from plaudit_workers.rollout.agents.agent import AgentError, Trajectory
-from plaudit_workers.rollout.agents.custom import CustomAgent
-from plaudit_workers.rollout.engines.protocol import FinishedSample
+from plaudit_workers.agents.messages import AgentClass, FinishedSample, Trajectory
+from plaudit_workers.agents.processes import AgentProcesses
+from plaudit_workers.rollout.agents.agent import AgentError, CustomAgent
 
 TWO_TURNS = """
 import numpy as np

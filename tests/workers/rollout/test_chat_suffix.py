@@ -14,7 +14,7 @@ import pytest
 from chat_tokenizer import CHATML, SPECIAL, chat_tokenizer
 from conversations import conversation, sampled, words
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.rollout.agents.chat.suffix import ChatSuffix, tool_call, tool_message
+from plaudit_workers.rollout.agents.chat import ChatSuffix, tool_call, tool_message
 from plaudit_workers.tokenizer import ChatTemplate
 
 CONVERSATIONS = int(os.environ.get("PLAUDIT_EXAMPLES", "40"))

@@ -14,19 +14,15 @@ import pytest_asyncio
 from chat_tokenizer import chat_tokenizer
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion, Prompt, Sampling
-from plaudit_wire.sample import AgentReward
-from plaudit_workers.agent_processes.messages import Program
-from plaudit_workers.agent_processes.processes import AgentProcesses
-from plaudit_workers.rollout.agents.endpoint.agent import EndpointAgent
-from plaudit_workers.rollout.agents.endpoint.chat_format import ChatFormats
-from plaudit_workers.rollout.agents.endpoint.request import RequestError, parse_request
-from plaudit_workers.rollout.agents.endpoint.server import EndpointServer
-from plaudit_workers.rollout.agents.endpoint.session import EndpointSession
-from plaudit_workers.rollout.engines.protocol import EngineFailedError, FinishedSample
-from plaudit_workers.rollout.engines.script import Constant, Script
-from plaudit_workers.rollout.engines.scripted import ScriptedEngine
-from plaudit_workers.rollout.engines.vllm_arguments import prepare_environment
-from plaudit_workers.rollout.sample_run import SampleRun, sample_body
+from plaudit_wire.records import AgentReward
+from plaudit_workers.agents.messages import FinishedSample, Program
+from plaudit_workers.agents.processes import AgentProcesses
+from plaudit_workers.rollout.agents.endpoint import EndpointAgent, EndpointServer
+from plaudit_workers.rollout.agents.session import ChatFormats, EndpointSession, RequestError, parse_request
+from plaudit_workers.rollout.engine import EngineFailedError
+from plaudit_workers.rollout.prompt_work import SampleRun, sample_body
+from plaudit_workers.rollout.scripted import Constant, Script, ScriptedEngine
+from plaudit_workers.rollout.vllm_arguments import prepare_environment
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # vLLM and torch warn when they are imported

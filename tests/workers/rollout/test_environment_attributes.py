@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_workers.agent_processes.sources.environments.attributes import MOST_BYTES, plain, public_attributes
+from plaudit_workers.agents.environment import MOST_BYTES, plain, public_attributes
 
 TEXTS = st.text(st.characters(codec="utf-8"))
 NUMBERS = st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(allow_nan=False, allow_infinity=False)

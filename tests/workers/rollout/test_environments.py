@@ -14,13 +14,12 @@ from aiohttp import web
 
 import episodes
 from chat_tokenizer import chat_tokenizer
+from plaudit_job.load import load_job
 from plaudit_wire.errors import RefusedError
-from plaudit_wire.sample import AgentReward
-from plaudit_workers.agent_processes.messages import EnvironmentClass, EnvironmentServer
-from plaudit_workers.agent_processes.processes import AgentProcesses
-from plaudit_workers.agent_processes.sources_of import sources_of
-from plaudit_workers.job.loading.load import load_job
-from plaudit_workers.rollout.engines.vllm_arguments import prepare_environment
+from plaudit_wire.records import AgentReward
+from plaudit_workers.agents.messages import EnvironmentClass, EnvironmentServer
+from plaudit_workers.agents.processes import AgentProcesses, sources_of
+from plaudit_workers.rollout.vllm_arguments import prepare_environment
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # vLLM and torch warn when they are imported

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from plaudit_workers.health import HealthServer
-from plaudit_workers.launch.redis.server import free_port
+from plaudit_workers.launch.redis import free_port
+from plaudit_workers.process import HealthServer
 
 
 async def ask(port: int, request: bytes) -> bytes:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from plaudit_reward.code.sandbox.confinement.landlock import abi
-from plaudit_workers.agent_processes.messages import FunctionTool, ProcessLimits
-from plaudit_workers.agent_processes.processes import AgentProcesses
-from plaudit_workers.rollout.agents.chat.tool_calls import ParsedCall
-from plaudit_workers.rollout.agents.tool_process import CallEnd, ToolProcess
+from plaudit_sandbox.confinement import abi
+from plaudit_workers.agents.messages import FunctionTool, ProcessLimits
+from plaudit_workers.agents.processes import AgentProcesses
+from plaudit_workers.rollout.agents.chat import ParsedCall
+from plaudit_workers.rollout.agents.tools import CallEnd, ToolProcess
 from waiting import until
 
 pytestmark = [

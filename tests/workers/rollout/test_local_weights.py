@@ -14,9 +14,9 @@ import pytest
 
 from delta_series import DeltaSeries
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.published_weights import weights_digest
-from plaudit_workers.rollout.engines.protocol import WeightsUnreadableError
-from plaudit_workers.rollout.local_weights import LocalWeights
+from plaudit_workers.rollout.engine import WeightsUnreadableError
+from plaudit_workers.rollout.weights import LocalWeights
+from plaudit_workers.weights.published import weights_digest
 
 
 @pytest.fixture

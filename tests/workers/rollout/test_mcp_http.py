@@ -14,14 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from plaudit_job.load import load_job
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.agent_processes.messages import McpServer
-from plaudit_workers.agent_processes.processes import AgentProcesses
-from plaudit_workers.agent_processes.sources_of import sources_of
-from plaudit_workers.job.loading.load import load_job
-from plaudit_workers.launch.redis.server import free_port
-from plaudit_workers.rollout.agents.chat.tool_calls import ParsedCall
-from plaudit_workers.rollout.agents.tool_process import CallEnd, ToolProcess
+from plaudit_workers.agents.messages import McpServer
+from plaudit_workers.agents.processes import AgentProcesses, sources_of
+from plaudit_workers.launch.redis import free_port
+from plaudit_workers.rollout.agents.chat import ParsedCall
+from plaudit_workers.rollout.agents.tools import CallEnd, ToolProcess
 
 TOKEN = "hidden-1"
 SERVER = """

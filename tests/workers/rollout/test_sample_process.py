@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from plaudit_wire.frames import frame
-from plaudit_workers.agent_processes.messages import AgentFailed, FromSample
-from plaudit_workers.agent_processes.processes import SampleProcess
+from plaudit_workers.agents.messages import AgentFailed, FromSample
+from plaudit_workers.agents.processes import SampleProcess
 
 LAST = AgentFailed("no luck")
 
@@ -74,6 +74,6 @@ async def test_a_killed_process_ends_at_once(connected) -> None:
 
 def test_a_template_imports_only_what_its_sources_need():
     heavy = "{'aiohttp', 'numpy', 'pydantic', 'transformers'}"
-    program = f"import sys, plaudit_workers.agent_processes.template; print({heavy} & sys.modules.keys())"
+    program = f"import sys, plaudit_workers.agents.template; print({heavy} & sys.modules.keys())"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout == "set()\n"

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion, Sampling
-from plaudit_workers.rollout.engines.protocol import Engine, SampleRequest
-from plaudit_workers.rollout.engines.script import Constant, Exponential, LogNormal, Script, Uniform
-from plaudit_workers.rollout.engines.scripted import ScriptedEngine
+from plaudit_workers.rollout.engine import Engine, SampleRequest
+from plaudit_workers.rollout.scripted import Constant, Exponential, LogNormal, Script, ScriptedEngine, Uniform
 
 NOWHERE = Path("nowhere")
 V0, V1 = PolicyVersion(1, 0), PolicyVersion(1, 1)

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from plaudit_wire.errors import RefusedError, StoppedError
-from plaudit_wire.redis_address import RedisAddress
-from plaudit_workers.launch.redis.server import free_port
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import free_port
 from plaudit_workers.process import ProcessSettings
-from plaudit_workers.rollout.follower import until_closed
-from plaudit_workers.rollout.worker import serve
+from plaudit_workers.rollout.worker import serve, until_closed
 from plaudit_workers.training import worker as training
 from waiting import until
 

@@ -13,11 +13,11 @@ import pytest_asyncio
 
 import episodes
 from chat_tokenizer import chat_tokenizer
-from plaudit_workers.agent_processes.messages import FunctionTool
-from plaudit_workers.agent_processes.processes import AgentProcesses
-from plaudit_workers.rollout.agents.chat.tool_calls import ToolCallParser
+from plaudit_workers.agents.messages import FunctionTool
+from plaudit_workers.agents.processes import AgentProcesses
+from plaudit_workers.rollout.agents.chat import ToolCallParser
 from plaudit_workers.rollout.agents.tools import ToolAgent, ToolLimits
-from plaudit_workers.rollout.engines.vllm_arguments import prepare_environment
+from plaudit_workers.rollout.vllm_arguments import prepare_environment
 from plaudit_workers.tokenizer import ChatTemplate
 
 pytestmark = [

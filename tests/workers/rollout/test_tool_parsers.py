@@ -9,12 +9,11 @@ import pytest
 import episodes
 from chat_tokenizer import CHATML, SPECIAL, chat_tokenizer
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.agent_processes.messages import FunctionTool
-from plaudit_workers.agent_processes.processes import AgentProcesses
-from plaudit_workers.rollout.agents.chat.suffix import ChatSuffix
-from plaudit_workers.rollout.agents.chat.tool_calls import ToolCallParser
+from plaudit_workers.agents.messages import FunctionTool
+from plaudit_workers.agents.processes import AgentProcesses
+from plaudit_workers.rollout.agents.chat import ChatSuffix, ToolCallParser
 from plaudit_workers.rollout.agents.tools import ToolAgent, ToolLimits
-from plaudit_workers.rollout.engines.vllm_arguments import prepare_environment
+from plaudit_workers.rollout.vllm_arguments import prepare_environment
 from plaudit_workers.tokenizer import ChatTemplate
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM and torch warn when they are imported

@@ -13,15 +13,14 @@ import pytest_asyncio
 from chat_tokenizer import chat_tokenizer
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import Sampling
-from plaudit_wire.sample import AgentReward
-from plaudit_workers.agent_processes.messages import FunctionTool, McpServer, VerlTools
-from plaudit_workers.agent_processes.processes import AgentProcesses
-from plaudit_workers.rollout.agents.chat.tool_calls import ToolCallParser
+from plaudit_wire.records import AgentReward
+from plaudit_workers.agents.messages import FunctionTool, McpServer, VerlTools
+from plaudit_workers.agents.processes import AgentProcesses
+from plaudit_workers.rollout.agents.chat import ToolCallParser
 from plaudit_workers.rollout.agents.tools import ToolAgent, ToolLimits
-from plaudit_workers.rollout.engines.script import Constant, Script
-from plaudit_workers.rollout.engines.scripted import ScriptedEngine
-from plaudit_workers.rollout.engines.vllm_arguments import prepare_environment
-from plaudit_workers.stream.connection import Transport
+from plaudit_workers.rollout.scripted import Constant, Script, ScriptedEngine
+from plaudit_workers.rollout.vllm_arguments import prepare_environment
+from plaudit_workers.stream.transport import Transport
 from plaudit_workers.tokenizer import ChatTemplate
 from waiting import until
 

@@ -9,9 +9,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import Qwen2ForCausalLM
 
 from plaudit_wire.messages import PolicyVersion, Sampling
-from plaudit_workers.rollout.engines.protocol import SampleRequest, WeightsUnreadableError
-from plaudit_workers.rollout.engines.vllm_arguments import VllmSettings
-from plaudit_workers.rollout.engines.vllm_engine import VllmEngine
+from plaudit_workers.rollout.engine import SampleRequest, WeightsUnreadableError
+from plaudit_workers.rollout.vllm_arguments import VllmSettings
+from plaudit_workers.rollout.vllm_engine import VllmEngine
 
 pytestmark = [
     pytest.mark.engines,

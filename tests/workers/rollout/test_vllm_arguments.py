@@ -7,16 +7,17 @@ import pytest
 from transformers import Qwen3MoeConfig
 
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.rollout.engines.vllm_arguments import (
-    GPU_SHARE,
+from plaudit_workers.process import GPU_SHARE
+from plaudit_workers.rollout.vllm_arguments import (
+    ReplicaMember,
     VllmSettings,
     engine_arguments,
+    is_cpu_build,
     is_untied,
     prepare_environment,
+    refuse_hidden_gpus,
     replica_arguments,
 )
-from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build, refuse_hidden_gpus
-from plaudit_workers.rollout.replica import ReplicaMember
 
 pytestmark = [
     pytest.mark.engines,
@@ -115,7 +116,7 @@ def test_a_draft_model_is_refused_for_an_engine_that_sleeps(tiny_models) -> None
 
 
 def test_a_gpu_build_without_a_visible_gpu_is_refused(monkeypatch) -> None:
-    monkeypatch.setattr("plaudit_workers.rollout.engines.vllm_platform.version", lambda name: "0.32.0")
+    monkeypatch.setattr("plaudit_workers.rollout.vllm_arguments.version", lambda name: "0.32.0")
     with pytest.raises(RefusedError, match="cannot compute on a CPU"):
         refuse_hidden_gpus({"CUDA_VISIBLE_DEVICES": ""})
     refuse_hidden_gpus({"CUDA_VISIBLE_DEVICES": "0"})

@@ -13,24 +13,24 @@ from safetensors.torch import load_file, save_file
 from delta_series import DeltaSeries
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion, Sampling, Transfer, TransferPart
-from plaudit_workers.rollout.agents.single_turn import SingleTurn
-from plaudit_workers.rollout.engines.protocol import (
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.agents.messages import FinishedSample
+from plaudit_workers.rollout.agents.agent import SingleTurn
+from plaudit_workers.rollout.engine import (
     EngineFailedError,
-    FinishedSample,
     RequestRefusedError,
     SampleRequest,
     WeightsUnreadableError,
 )
-from plaudit_workers.rollout.engines.vllm_arguments import VllmSettings
-from plaudit_workers.rollout.engines.vllm_engine import VllmEngine
+from plaudit_workers.rollout.vllm_arguments import VllmSettings
+from plaudit_workers.rollout.vllm_engine import VllmEngine
 from plaudit_workers.rollout.weights import PolicyWeights
 from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
-from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.transport import Transport
 from plaudit_workers.training.model.weight_offer import shapes_of
-from plaudit_workers.training.shards.weight_files import WeightFiles
-from plaudit_workers.weight_transfer.part import WeightPart
-from plaudit_workers.weight_transfer.receiver import Reception
-from plaudit_workers.weight_transfer.server import WeightServer
+from plaudit_workers.weights.files import WeightFiles
+from plaudit_workers.weights.receive import Reception
+from plaudit_workers.weights.send import WeightPart, WeightServer
 
 pytestmark = [
     pytest.mark.engines,

@@ -10,12 +10,12 @@ import pytest_asyncio
 
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion, Sampling
-from plaudit_workers.rollout.engines.protocol import RequestRefusedError, SampleRequest
-from plaudit_workers.rollout.engines.vllm_arguments import VllmSettings
-from plaudit_workers.rollout.engines.vllm_engine import VllmEngine
-from plaudit_workers.training.backend.publish import write_weights
-from plaudit_workers.training.model.batches.batch import TrainingBatch
+from plaudit_workers.rollout.engine import RequestRefusedError, SampleRequest
+from plaudit_workers.rollout.vllm_arguments import VllmSettings
+from plaudit_workers.rollout.vllm_engine import VllmEngine
+from plaudit_workers.training.model.batch import TrainingBatch
 from plaudit_workers.training.model.policy_model import build_model
+from plaudit_workers.training.publish import write_weights
 from tiny_vision import noise_image, save_vision_policy
 from vision_policy import opened, sequence, vision_job
 

@@ -8,9 +8,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from plaudit_wire.messages import PolicyVersion, Sampling
-from plaudit_workers.rollout.engines.protocol import EngineFailedError, SampleRequest
-from plaudit_workers.rollout.engines.vllm_arguments import VllmSettings
-from plaudit_workers.rollout.engines.vllm_engine import VllmEngine
+from plaudit_workers.rollout.engine import EngineFailedError, SampleRequest
+from plaudit_workers.rollout.vllm_arguments import VllmSettings
+from plaudit_workers.rollout.vllm_engine import VllmEngine
 
 pytestmark = [
     pytest.mark.engines,

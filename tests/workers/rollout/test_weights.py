@@ -11,15 +11,11 @@ import pytest
 
 from delta_series import DeltaSeries
 from plaudit_wire.messages import Announcement, PolicyVersion, Transfer, TransferPart
-from plaudit_workers.published_weights import weights_digest
-from plaudit_workers.rollout.engines.protocol import EngineFailedError, WeightsUnreadableError
-from plaudit_workers.rollout.engines.script import Script
-from plaudit_workers.rollout.engines.scripted import ScriptedEngine
-from plaudit_workers.rollout.probe import mean_difference, read_probe
-from plaudit_workers.rollout.reception_marks import ReceptionMarks
-from plaudit_workers.rollout.weights import PolicyWeights
-from plaudit_workers.weight_transfer.part import WeightPart
-from plaudit_workers.weight_transfer.server import WeightServer
+from plaudit_workers.rollout.engine import EngineFailedError, WeightsUnreadableError
+from plaudit_workers.rollout.scripted import Script, ScriptedEngine
+from plaudit_workers.rollout.weights import PolicyWeights, ReceptionMarks, mean_difference, read_probe
+from plaudit_workers.weights.published import weights_digest
+from plaudit_workers.weights.send import WeightPart, WeightServer
 
 
 class Recording(ScriptedEngine):

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from plaudit_wire.messages import PolicyVersion, Sampling
-from plaudit_workers.rollout.agents.agent import Trajectory
-from plaudit_workers.rollout.agents.single_turn import SingleTurn
-from plaudit_workers.rollout.engines.protocol import EngineFailedError
-from plaudit_workers.rollout.engines.script import Constant, Script, Uniform
-from plaudit_workers.rollout.engines.scripted import ScriptedEngine
-from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
+from plaudit_workers.agents.messages import Trajectory
+from plaudit_workers.rollout.agents.agent import SingleTurn
+from plaudit_workers.rollout.engine import EngineFailedError
+from plaudit_workers.rollout.scripted import Constant, Script, ScriptedEngine, Uniform
+from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
 from waiting import until
 
 LONG = Sampling(max_tokens=100)

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from builders import make_body, make_prompt
+from plaudit_job.spec.rewards import RewardSpec
 from plaudit_wire.messages import Prompt, Sampling
-from plaudit_workers.job.spec.rewards.reward import RewardSpec
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.scoring.build import build_pipeline
-from plaudit_workers.scoring.group_scope import has_group_scorers
-from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.group import Group
-from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
-from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
-from plaudit_workers.stream.worker.producer import publish
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.service.build import build_pipeline, has_group_scorers
+from plaudit_workers.service.worker import ScoringOptions, ScoringWorker
+from plaudit_workers.stream.calls import StreamLimits
+from plaudit_workers.stream.consumer import Consumer, ConsumerOptions, publish
+from plaudit_workers.stream.groups import Group
+from plaudit_workers.stream.trainer import TrainerStreams
+from plaudit_workers.stream.transport import Transport
 
 RunWorker = Callable[..., AbstractAsyncContextManager[ScoringWorker]]
 

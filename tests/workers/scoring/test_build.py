@@ -10,9 +10,8 @@ import psutil
 import pytest
 
 from plaudit_wire.errors import RefusedError
-from plaudit_wire.sample import Sample
-from plaudit_workers.scoring.build import build_pipeline
-from plaudit_workers.scoring.group_scope import has_group_scorers
+from plaudit_wire.records import Sample
+from plaudit_workers.service.build import build_pipeline, has_group_scorers
 
 Make = Callable[..., Any]
 

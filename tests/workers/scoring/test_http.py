@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from faulty_server import Reply
-from plaudit_metrics.sources.run_snapshot import take_snapshot
+from plaudit_metrics.sources.snapshot import take_snapshot
 from plaudit_wire.names import Names
-from plaudit_wire.sample import Sample
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.scoring.build import build_pipeline
-from plaudit_workers.scoring.kinds.context import BuildContext
-from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_wire.records import Sample
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.service.build import BuildContext, build_pipeline
+from plaudit_workers.stream.transport import Transport
 
 
 @pytest.fixture

@@ -13,18 +13,17 @@ import msgspec
 import pytest
 
 from faulty_server import Reply
-from plaudit_metrics.sources.run_snapshot import take_snapshot
+from plaudit_metrics.sources.snapshot import take_snapshot
 from plaudit_wire.errors import RefusedError
+from plaudit_wire.logs import traceparent
 from plaudit_wire.names import Names
-from plaudit_wire.records import WorkerRecord
-from plaudit_wire.sample import Sample
-from plaudit_wire.trace_context import traceparent
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.scoring.build import build_pipeline
-from plaudit_workers.scoring.kinds.context import BuildContext
-from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.worker.consumer import ConsumerOptions
+from plaudit_wire.records import Sample, WorkerRecord
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.service.build import BuildContext, build_pipeline
+from plaudit_workers.service.worker import ScoringOptions, ScoringWorker
+from plaudit_workers.stream.consumer import ConsumerOptions
+from plaudit_workers.stream.transport import Transport
 
 Make = Callable[..., Any]
 SAMPLE = Sample("t-0-1.0", 0, "d", "2 + 2?", "4")

@@ -15,12 +15,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from plaudit_reward.pipeline.pipeline import Pipeline
-from plaudit_reward.pipeline.stage import Stage
-from plaudit_wire.sample import Sample
+from plaudit_reward.attempts import Stage
+from plaudit_reward.pipeline import Pipeline
+from plaudit_wire.records import Sample
 from plaudit_workers.cli import main
-from plaudit_workers.scoring.offline.score import scored_in_order
-from plaudit_workers.scoring.offline.stored import StoredReader
+from plaudit_workers.commands.score import StoredReader, scored_in_order
 from scripted_scorer import ScriptedScorer
 
 RULE = "{name: rule, kind: rule}"

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.scoring.build import build_pipeline
-from plaudit_workers.scoring.worker import ScoringWorker
-from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.service.build import build_pipeline
+from plaudit_workers.service.worker import ScoringWorker
+from plaudit_workers.stream.transport import Transport
 
 Make = Callable[..., Any]
 

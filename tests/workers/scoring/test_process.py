@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from plaudit_workers.launch.redis.server import RedisServer, free_port
+from plaudit_workers.launch.redis import RedisServer, free_port
 from waiting import until
 
 Make = Callable[..., Any]

@@ -1,6 +1,6 @@
 """The summary of ``plaudit score`` and ``plaudit submit``."""
 
-from plaudit_workers.scoring.offline.progress import OfflineProgress
+from plaudit_workers.commands.score import OfflineProgress
 
 
 def test_reasons_that_differ_only_in_numbers_are_one_and_places_are_kept_apart() -> None:

@@ -7,11 +7,11 @@ import ctypes
 import textwrap
 from pathlib import Path
 
-from plaudit_wire.redis_address import RedisAddress, RedisTls
-from plaudit_workers.client import RewardClient
-from plaudit_workers.launch.redis.server import RedisServer
+from plaudit_wire.redis import RedisAddress, RedisTls
+from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.process import ProcessSettings
-from plaudit_workers.scoring.worker import serve
+from plaudit_workers.service.client import RewardClient
+from plaudit_workers.service.worker import serve
 
 PR_GET_DUMPABLE, PR_SET_DUMPABLE = 3, 4
 libc = ctypes.CDLL(None)

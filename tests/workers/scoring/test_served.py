@@ -15,15 +15,13 @@ from typing import Any
 import httpx
 import pytest
 
+from plaudit_job.environments import server_command, server_environment
+from plaudit_job.spec.rewards import ServedChatModelSpec
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.errors import RefusedError
-from plaudit_wire.sample import Sample
-from plaudit_workers.job.model_server_command import server_command, server_environment
-from plaudit_workers.job.spec.rewards.scorers import ServedChatModelSpec
-from plaudit_workers.launch.redis.server import free_port
-from plaudit_workers.scoring.build import build_pipeline
-from plaudit_workers.scoring.kinds.context import BuildContext
-from plaudit_workers.scoring.kinds.registry import MAKERS
+from plaudit_wire.records import Sample
+from plaudit_workers.launch.redis import free_port
+from plaudit_workers.service.build import MAKERS, BuildContext, build_pipeline
 
 PREPARE = Path(__file__).parents[3] / "examples" / "01-copy-digits" / "prepare.py"
 READY_WITHIN_S = 400.0

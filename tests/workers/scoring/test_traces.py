@@ -12,10 +12,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from plaudit_wire.sample import Sample
-from plaudit_wire.trace_context import sample_ids, traceparent
-from plaudit_workers.scoring.build import build_pipeline
-from plaudit_workers.scoring.kinds.context import BuildContext
+from plaudit_wire.logs import sample_ids, traceparent
+from plaudit_wire.records import Sample
+from plaudit_workers.service.build import BuildContext, build_pipeline
 
 RUN = "demo"
 Make = Callable[..., Any]

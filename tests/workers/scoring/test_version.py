@@ -5,8 +5,8 @@ from typing import Any
 
 import yaml
 
-from plaudit_workers.job.loading.load import load_job
-from plaudit_workers.scoring.version import scoring_version
+from plaudit_job.load import load_job
+from plaudit_workers.service.build import scoring_version
 
 
 def version(folder: Path, **reward: Any) -> str:

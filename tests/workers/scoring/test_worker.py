@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from plaudit_wire.sample import Sample
-from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
+from plaudit_wire.records import Sample
+from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
+from plaudit_workers.stream.transport import Transport
 
 Make = Callable[..., Any]
 

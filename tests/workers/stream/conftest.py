@@ -9,15 +9,13 @@ import pytest
 
 from builders import make_body, make_prompt
 from plaudit_wire.messages import GroupDelivery, Prompt, SampleBody
-from plaudit_wire.records import ScoringRecord
-from plaudit_wire.sample import Sample
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.trainer.groups import Admission, StreamLimits, TrainerStreams
-from plaudit_workers.stream.worker.commits import commit
-from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
-from plaudit_workers.stream.worker.lease import Delivery
-from plaudit_workers.stream.worker.producer import Publication, publish
+from plaudit_wire.records import Sample, ScoringRecord
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.stream.calls import Admission, Delivery, Publication, StreamLimits
+from plaudit_workers.stream.consumer import Consumer, ConsumerOptions, commit, publish
+from plaudit_workers.stream.trainer import TrainerStreams
+from plaudit_workers.stream.transport import Transport
 
 PUBLISHED = Publication.published
 NO_WAITING: dict[str, Any] = {"block_s": 0.0, "reclaim_every_s": 0.0}

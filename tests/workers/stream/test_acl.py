@@ -21,24 +21,22 @@ from redis.backoff import ConstantBackoff
 from redis.exceptions import AuthenticationError, ResponseError
 from redis.retry import Retry
 
-from plaudit_metrics.service.serve import ServiceSettings
 from plaudit_metrics.service.serve import serve as serve_metrics
-from plaudit_metrics.sources.run_snapshot import take_snapshot
-from plaudit_reward.endpoint.limits import NEVER_SENT, BudgetReport, RateLimits, ReservedRequest, Settled
-from plaudit_reward.endpoint.redis_budget import RedisBudget
-from plaudit_reward.endpoint.usage import EndpointUsage, UsageReport
+from plaudit_metrics.service.settings import ServiceSettings
+from plaudit_metrics.sources.snapshot import take_snapshot
+from plaudit_reward.endpoint.access import EndpointUsage, UsageReport
+from plaudit_reward.endpoint.budget import NEVER_SENT, BudgetReport, RateLimits, RedisBudget, ReservedRequest, Settled
 from plaudit_wire.errors import RefusedError
-from plaudit_wire.function_library import FunctionLibrary
 from plaudit_wire.names import CONSUMER_GROUPS, Names
+from plaudit_wire.redis import FunctionLibrary, RedisAddress
 from plaudit_wire.redis_access import ADMIN, GRANTS, PROBE, acl_file, users
-from plaudit_wire.redis_address import RedisAddress
-from plaudit_workers.client import RewardClient
-from plaudit_workers.launch.redis.server import free_port
+from plaudit_workers.launch.redis import free_port
 from plaudit_workers.process import ProcessSettings
-from plaudit_workers.scoring.worker import serve as serve_reward
-from plaudit_workers.stream.connection import Transport
+from plaudit_workers.service.client import RewardClient
+from plaudit_workers.service.worker import serve as serve_reward
 from plaudit_workers.stream.libraries import libraries
-from plaudit_workers.stream.transitions.scripts import Scripts
+from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.transport import Transport
 from stream_protocol.machine import Machine
 from stream_protocol.own_redis import OwnRedis
 from stream_protocol.session_machine import SessionMachine

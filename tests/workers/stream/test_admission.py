@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from plaudit_wire.messages import Announcement, PolicyVersion
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.trainer.groups import Admission, StaleIncarnationError, StreamLimits, TrainerStreams
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.stream.calls import Admission, StreamLimits
+from plaudit_workers.stream.trainer import StaleIncarnationError, TrainerStreams
+from plaudit_workers.stream.transport import Transport
 
 
 async def test_training_and_validation_groups_have_bounds_of_their_own(run: Any, make: Any) -> None:

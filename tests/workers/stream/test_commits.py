@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from plaudit_wire.records import ScoringRecord
-from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.worker.commits import Commitment, commit, commit_group, read_group
+from plaudit_workers.stream.calls import Commitment
+from plaudit_workers.stream.consumer import commit, commit_group
+from plaudit_workers.stream.groups import read_group
+from plaudit_workers.stream.transport import Transport
 
 TIMEOUT = ScoringRecord("timeout", reason="the judge was silent")
 

@@ -7,16 +7,13 @@ from typing import Any
 
 import pytest
 
-from plaudit_workers.deadletters.letters import DeadLetters
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.limits import StreamLimits
-from plaudit_workers.stream.trainer.groups import TrainerStreams
-from plaudit_workers.stream.transitions.leases import ClaimRules, claim
-from plaudit_workers.stream.worker.commits import Commitment, commit
-from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
-from plaudit_workers.stream.worker.producer import Publication, publish
-from plaudit_workers.stream.worker.server_time import ServerTime
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.commands.dead import DeadLetters
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.stream.calls import ClaimRules, Commitment, Publication, StreamLimits, claim
+from plaudit_workers.stream.consumer import Consumer, ConsumerOptions, ServerTime, commit, publish
+from plaudit_workers.stream.trainer import TrainerStreams
+from plaudit_workers.stream.transport import Transport
 from stepped_clock import SteppedClock
 
 

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
+from plaudit_wire.redis import RedisAddress
 from plaudit_workers.cli import EXIT_REFUSED, main
-from plaudit_workers.deadletters.address import write_redis_address
-from plaudit_workers.deadletters.letters import DeadLetters, Letter
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.transitions.worker import retry_dead
-from plaudit_workers.stream.worker.commits import commit
-from plaudit_workers.stream.worker.dead_letter import dead_letter
-from plaudit_workers.stream.worker.producer import publish, unpublished
+from plaudit_workers.commands.dead import DeadLetters, Letter
+from plaudit_workers.launch.transport import write_redis_address
+from plaudit_workers.stream.calls import retry_dead
+from plaudit_workers.stream.consumer import commit, dead_letter, publish, unpublished
+from plaudit_workers.stream.transport import Transport
 
 REASON = "3 workers were lost with it in work"
 

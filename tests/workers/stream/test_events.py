@@ -3,14 +3,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from plaudit_metrics.sources.events import EventRecord, decode_event
+from plaudit_metrics.sources.stream import EventRecord, decode_event
 from plaudit_wire.records import SampleRecord, ScoringRecord, StepRecord, WorkerRecord
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
-from plaudit_workers.stream.worker.commits import commit, commit_group, read_group
-from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
-from plaudit_workers.stream.worker.producer import publish
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.stream.calls import StreamLimits
+from plaudit_workers.stream.consumer import Consumer, ConsumerOptions, commit, commit_group, publish
+from plaudit_workers.stream.groups import read_group
+from plaudit_workers.stream.trainer import TrainerStreams
+from plaudit_workers.stream.transport import Transport
 
 
 async def events(transport: Transport) -> list[EventRecord]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from plaudit_workers.stream.worker.commits import commit
+from plaudit_workers.stream.consumer import commit
 
 
 async def test_past_the_deadline_of_its_group_scorers_a_sample_keeps_its_own_score(run: Any, make: Any) -> None:

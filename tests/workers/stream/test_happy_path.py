@@ -3,13 +3,11 @@ from __future__ import annotations
 from typing import Any
 
 from plaudit_wire.messages import Announcement, PolicyVersion, Prompt
-from plaudit_wire.sample import Sample
-from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.trainer.groups import Admission, StreamLimits, TrainerStreams
-from plaudit_workers.stream.trainer.ledger import Ledger
-from plaudit_workers.stream.worker.commits import Commitment, commit
-from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
-from plaudit_workers.stream.worker.producer import Publication, publish, unpublished
+from plaudit_wire.records import Sample
+from plaudit_workers.stream.calls import Admission, Commitment, Publication, StreamLimits
+from plaudit_workers.stream.consumer import Consumer, ConsumerOptions, commit, publish, unpublished
+from plaudit_workers.stream.trainer import Ledger, TrainerStreams
+from plaudit_workers.stream.transport import Transport
 
 
 async def test_one_group_goes_from_admission_to_close(transport: Transport, quick: ConsumerOptions, make: Any) -> None:

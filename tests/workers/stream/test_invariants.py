@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
 
-from plaudit_workers.stream.connection import RedisAddress
-from plaudit_workers.stream.transitions.scripts import Scripts
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.stream.scripts import Scripts
 from stream_protocol.machine import Machine
 from stream_protocol.watched_machine import SEARCH, machine_of
 from stream_protocol.world import World

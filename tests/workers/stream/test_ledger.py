@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from plaudit_workers.stream.trainer.ledger import Ledger
+from plaudit_workers.stream.trainer import Ledger
 
 
 def test_a_ledger_that_adds_up_has_no_problems() -> None:

@@ -10,18 +10,16 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from plaudit_reward.endpoint.limits import BudgetReport, RateLimits
-from plaudit_reward.endpoint.redis_budget import BUDGET, RedisBudget
+from plaudit_reward.endpoint.budget import BUDGET, BudgetReport, RateLimits, RedisBudget
 from plaudit_wire.errors import RefusedError
-from plaudit_wire.function_library import FunctionLibrary
 from plaudit_wire.records import WorkerRecord
+from plaudit_wire.redis import FunctionLibrary, RedisAddress
 from plaudit_wire.redis_access import ADMIN, acl_file
-from plaudit_wire.redis_address import RedisAddress
-from plaudit_workers.launch.redis.server import RedisServer, ServerAccess
-from plaudit_workers.stream.connection import Transport
+from plaudit_workers.launch.redis import RedisServer, ServerAccess
+from plaudit_workers.stream.calls import beat, open_streams
 from plaudit_workers.stream.libraries import libraries
-from plaudit_workers.stream.transitions.process import beat, open_streams
-from plaudit_workers.stream.transitions.scripts import Scripts
+from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.transport import Transport
 from stream_protocol.own_redis import OwnRedis
 
 RUN = "libraries-1"

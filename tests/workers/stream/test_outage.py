@@ -4,7 +4,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from plaudit_wire.outage import Outages, PassingRefusalError
+from plaudit_wire.redis import Outages, PassingRefusalError
 
 
 async def test_a_call_is_repeated_until_it_is_answered() -> None:

@@ -14,14 +14,13 @@ from redis.exceptions import ResponseError
 
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import Announcement, PolicyVersion, Prompt
-from plaudit_wire.outage import OUTAGE
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.trainer.groups import Admission, StreamLimits, TrainerStreams
+from plaudit_wire.redis import OUTAGE, RedisAddress
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.stream.calls import Admission, Commitment, Publication, StreamLimits
+from plaudit_workers.stream.consumer import Consumer, ConsumerOptions, commit, publish
+from plaudit_workers.stream.trainer import TrainerStreams
+from plaudit_workers.stream.transport import Transport
 from plaudit_workers.stream.volume import SpillFolder, VolumeError
-from plaudit_workers.stream.worker.commits import Commitment, commit
-from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
-from plaudit_workers.stream.worker.producer import Publication, publish
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.transitions.call import Call
-from plaudit_workers.stream.worker.producer import Publication, discard, publish, unpublished
+from plaudit_workers.stream.calls import Call, Publication
+from plaudit_workers.stream.consumer import discard, publish, unpublished
+from plaudit_workers.stream.transport import Transport
 
 
 async def test_the_first_published_index_counts_and_the_second_is_a_duplicate(run: Any, make: Any) -> None:

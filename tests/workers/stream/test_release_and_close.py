@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from plaudit_metrics.sources.events import decode_event
+from plaudit_metrics.sources.stream import decode_event
 from plaudit_wire.records import GroupRecord, SampleRecord
-from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.worker.commits import Commitment, commit
-from plaudit_workers.stream.worker.producer import publish
+from plaudit_workers.stream.calls import Commitment
+from plaudit_workers.stream.consumer import commit, publish
+from plaudit_workers.stream.transport import Transport
 
 
 async def test_past_its_deadline_a_group_goes_on_with_the_samples_it_has(

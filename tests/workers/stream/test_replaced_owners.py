@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from plaudit_wire.messages import Announcement, PolicyVersion, Service
-from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.sessions import SessionTakenError, StreamSession
-from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
-from plaudit_workers.stream.transitions.trainer import take_over
+from plaudit_workers.stream.calls import SessionTakenError, StreamLimits, take_over
+from plaudit_workers.stream.sessions import StreamSession
+from plaudit_workers.stream.trainer import TrainerStreams
+from plaudit_workers.stream.transport import Transport
 
 SERVICE = Service(job="j", scorers=["s"], group_scorers=False, group_deadline_s=900.0, room=10)
 

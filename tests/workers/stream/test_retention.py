@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.retention import expire_run, keep_run
-from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.stream.calls import StreamLimits
+from plaudit_workers.stream.trainer import TrainerStreams, expire_run, keep_run
+from plaudit_workers.stream.transport import Transport
 
 
 async def test_all_keys_of_a_finished_run_expire_and_stay_when_it_is_started_again(

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from plaudit_wire.codec import RecordError, decode, encode
-from plaudit_wire.messages import Prompt, decode_body, encode_body
+from plaudit_wire.messages import Prompt, RecordError, decode, decode_body, encode, encode_body
 
 
 def test_a_record_comes_back_as_it_was(make: Any) -> None:

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 import yaml
 
-from plaudit_metrics.service.serve import ServiceSettings
+from plaudit_job.load import load_job
 from plaudit_metrics.service.serve import serve as serve_metrics
+from plaudit_metrics.service.settings import ServiceSettings
 from plaudit_wire.errors import RefusedError
-from plaudit_wire.redis_address import RedisAddress, RedisTls
-from plaudit_workers.client import RewardClient, ServiceError
-from plaudit_workers.job.loading.load import load_job
-from plaudit_workers.launch.redis.external import external_redis
+from plaudit_wire.redis import RedisAddress, RedisTls
+from plaudit_workers.launch.transport import external_redis
 from plaudit_workers.process import EXIT_REFUSED, ProcessSettings
-from plaudit_workers.scoring.worker import serve as serve_reward
-from plaudit_workers.stream.connection import Transport
+from plaudit_workers.service.client import RewardClient, ServiceError
+from plaudit_workers.service.worker import serve as serve_reward
+from plaudit_workers.stream.transport import Transport
 from stream_protocol import secure_redis as secure
 
 RUN = "secure-1"

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from plaudit_wire.codec import RecordError
+from plaudit_wire.messages import RecordError
 from plaudit_workers.stream.volume import Spilled, SpillFolder, VolumeError
 
 RECORD = b"r" * 300_000

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from builders import make_body, make_prompt
+from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import ScorerRecord, ScoringRecord, Stamps
-from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.stream.group import Group, GroupSample
+from plaudit_workers.stream.groups import Group, GroupSample
 from tiny_policy import make_tiny_policy
 
 SYMBOLS = [str(digit) for digit in range(10)] + ["=", "u", "a", "<pad>", "<eos>", "<unk>"]

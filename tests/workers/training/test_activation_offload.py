@@ -14,9 +14,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from plaudit_reward.packed_attention import PACKED_ATTENTION, PackedLayout
-from plaudit_workers.training.model.activations import checkpoint_layers
-from plaudit_workers.training.model.model import forward_logits
+from plaudit_reward.attention import PACKED_ATTENTION, PackedLayout
+from plaudit_workers.training.model.head import forward_logits
+from plaudit_workers.training.model.memory import checkpoint_layers
 
 LENGTHS = [9, 8, 5]
 TOKENS = sum(LENGTHS)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from plaudit_workers.training.model.batches.advantage import ESTIMATORS, DegenerateGroups, degenerate_groups
+from plaudit_workers.training.model.batch import ESTIMATORS, DegenerateGroups, degenerate_groups
 
 GROUP_RELATIVE = ["grpo", "drGrpo", "rloo"]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from plaudit_wire.messages import Branch, PolicyVersion, decode_body, encode_body
-from plaudit_workers.training.model.batches.batch import RewardPenalty, make_batch
+from plaudit_workers.training.model.batch import RewardPenalty, make_batch
 
 
 def with_mask(group, index, mask):

@@ -15,21 +15,21 @@ import torch
 
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.stream.trainer.groups import StaleIncarnationError
-from plaudit_workers.training.backend.checkpoint import (
+from plaudit_workers.files import remove_leftovers
+from plaudit_workers.stream.trainer import StaleIncarnationError
+from plaudit_workers.training.backend import TorchBackend
+from plaudit_workers.training.checkpoint import (
     checkpoints,
     load_checkpoint,
     read_extra,
     recovered_checkpoints,
     write_checkpoint,
 )
-from plaudit_workers.training.backend.publish import offer_weights
-from plaudit_workers.training.backend.torch_backend import TorchBackend
-from plaudit_workers.training.model.batches.batch import make_batch
+from plaudit_workers.training.model.batch import make_batch
 from plaudit_workers.training.model.policy_model import build_model
-from plaudit_workers.training.run.lineage import Lineage
-from plaudit_workers.training.shards.reader import ShardReader
-from plaudit_workers.whole_files import remove_leftovers
+from plaudit_workers.training.publish import offer_weights
+from plaudit_workers.training.state import Lineage
+from plaudit_workers.weights.files import ShardReader
 from whole_state import full_state, save_checkpoint
 
 SCORES = [[0.0, 1.0, 0.5], [0.2, 0.4, None]]

@@ -10,13 +10,9 @@ import numpy as np
 import pytest
 
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.training.model.batches.batch import make_batch
-from plaudit_workers.training.model.commands import (
-    CommandError,
-    decode_command,
-    encode_command,
-)
-from plaudit_workers.training.shards.index import StateProgress
+from plaudit_workers.training.model.batch import make_batch
+from plaudit_workers.training.model.state_copy import CommandError, decode_command, encode_command
+from plaudit_workers.weights.index import StateProgress
 
 
 class Malicious:

@@ -7,11 +7,10 @@ import torch
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from plaudit_reward.packed_attention import PACKED_ATTENTION, PackedLayout
+from plaudit_reward.attention import PACKED_ATTENTION, PackedLayout
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.training.model.activations import checkpoint_layers
-from plaudit_workers.training.model.compilation import compile_layers, refuse_without_compiler
-from plaudit_workers.training.model.model import forward_logits
+from plaudit_workers.training.model.head import forward_logits
+from plaudit_workers.training.model.memory import checkpoint_layers, compile_layers, refuse_without_compiler
 
 pytestmark = pytest.mark.engines
 

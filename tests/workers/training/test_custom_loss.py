@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.training.model.batches.batch import make_batch
-from plaudit_workers.training.model.losses.loss import choose_loss
-from plaudit_workers.training.model.losses.tokens import TokenInputs
+from plaudit_workers.training.model.batch import make_batch
+from plaudit_workers.training.model.losses import TokenInputs, choose_loss
 from plaudit_workers.training.model.policy_model import build_model
 
 SCORES = [[0.0, 1.0, 0.5, 0.25]]

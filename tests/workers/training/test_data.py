@@ -10,12 +10,12 @@ import pyarrow.parquet
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+from plaudit_job.spec.algorithm import ModelSpec
+from plaudit_job.spec.rollout import DataSpec, TrainDataSpec, ValidationDataSpec
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.job.checks.data_files import data_problem
-from plaudit_workers.job.spec.data import DataSpec, TrainDataSpec, ValidationDataSpec
-from plaudit_workers.job.spec.model import ModelSpec
+from plaudit_workers.launch.checks import data_problem
 from plaudit_workers.tokenizer import ChatTemplate, load_tokenizer
-from plaudit_workers.training.data.dataset import PromptData
+from plaudit_workers.training.data import PromptData
 
 
 @pytest.fixture

@@ -10,18 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from plaudit_job.load import dump_job
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.cli import main
-from plaudit_workers.job.loading.dump import dump_job
-from plaudit_workers.published_weights import Probe, weights_digest
-from plaudit_workers.training.backend.checkpoint import load_checkpoint
-from plaudit_workers.training.backend.publish import prune_weights
-from plaudit_workers.training.backend.torch_backend import TorchBackend
-from plaudit_workers.training.model.batches.batch import make_batch
+from plaudit_workers.training.backend import TorchBackend
+from plaudit_workers.training.checkpoint import load_checkpoint
+from plaudit_workers.training.model.batch import make_batch
 from plaudit_workers.training.model.policy_model import build_model
-from plaudit_workers.weight_deltas.folders import is_whole
-from plaudit_workers.weight_deltas.restore import restore_version
+from plaudit_workers.training.publish import prune_weights
+from plaudit_workers.weights.deltas import is_whole, restore_version
+from plaudit_workers.weights.published import Probe, weights_digest
 from whole_state import full_state, save_checkpoint
 
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, 0.5]]

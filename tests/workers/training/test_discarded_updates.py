@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plaudit_wire.errors import JobFailedError
-from plaudit_workers.training.backend.torch_backend import TorchBackend
+from plaudit_workers.training.backend import TorchBackend
 from plaudit_workers.training.model.policy_model import build_model
 
 SOURCE = """

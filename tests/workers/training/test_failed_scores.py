@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from plaudit_wire.records import ScorerRecord, ScoringRecord, WaitRecord
-from plaudit_workers.stream.group import GroupSample
-from plaudit_workers.training.conductor.groups.failed_scores import failed_samples, failure_reasons, is_permanent
-from plaudit_workers.training.conductor.step_training import wait_records
+from plaudit_workers.stream.groups import GroupSample
+from plaudit_workers.training.groups import failed_samples, failure_reasons, is_permanent
+from plaudit_workers.training.step import wait_records
 
 
 def failed(make_groups: Any, *failures: tuple[str, str]) -> list[GroupSample]:

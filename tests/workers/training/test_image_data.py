@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from plaudit_job.spec.algorithm import ModelSpec
+from plaudit_job.spec.rollout import ImagesSpec, TrainDataSpec
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.images.decoding import decode_image, image_size
-from plaudit_workers.images.processor import ImageProcessor
-from plaudit_workers.images.store import ImageStore
-from plaudit_workers.job.checks.data_files import data_problem
-from plaudit_workers.job.spec.data import ImagesSpec, TrainDataSpec
-from plaudit_workers.job.spec.model import ModelSpec
+from plaudit_workers.image_processor import ImageProcessor
+from plaudit_workers.images import ImageStore, decode_image, image_size
+from plaudit_workers.launch.checks import data_problem
 from plaudit_workers.tokenizer import ChatTemplate
-from plaudit_workers.training.data.dataset import PromptData
+from plaudit_workers.training.data import PromptData
 from tiny_vision import SIZES, mixed_rows, noise_image, save_vision_policy, vision_row, write_rows
 
 IMAGE = noise_image(0)

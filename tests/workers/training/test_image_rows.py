@@ -16,16 +16,15 @@ from builders import make_body, make_prompt
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion
 from plaudit_wire.records import Stamps
-from plaudit_workers.images.store import ImageStore
-from plaudit_workers.stream.group import Group, GroupSample
-from plaudit_workers.training.backend.checkpoint import load_checkpoint
-from plaudit_workers.training.backend.publish import write_weights
-from plaudit_workers.training.backend.torch_backend import TorchBackend
+from plaudit_workers.images import ImageStore
+from plaudit_workers.stream.groups import Group, GroupSample
+from plaudit_workers.training.backend import TorchBackend
+from plaudit_workers.training.checkpoint import load_checkpoint
 from plaudit_workers.training.export import export
-from plaudit_workers.training.model.batches.batch import TrainingBatch
-from plaudit_workers.training.model.images.check import refuse_unpackable_images
-from plaudit_workers.training.model.images.rows import ImageRows, busy_sequence
+from plaudit_workers.training.model.batch import TrainingBatch
+from plaudit_workers.training.model.checks import ImageRows, busy_sequence, refuse_unpackable_images
 from plaudit_workers.training.model.policy_model import build_model
+from plaudit_workers.training.publish import write_weights
 from tiny_vision import save_vision_policy
 from vision_policy import opened, random_batch, vision_job
 from whole_state import full_state, save_checkpoint

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from plaudit_workers.training.backend.torch_backend import TorchBackend
-from plaudit_workers.training.model.batches.batch import make_batch
+from plaudit_workers.training.backend import TorchBackend
+from plaudit_workers.training.model.batch import make_batch
 from plaudit_workers.training.model.policy_model import build_model
-from plaudit_workers.training.run.joined_figures import join_epochs, join_mini_batches
+from plaudit_workers.training.schedule import join_epochs, join_mini_batches
 
 
 def test_figures_of_samples_are_those_of_one_batch_of_all(make_groups):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.training.backend.torch_backend import TorchBackend
+from plaudit_workers.training.backend import TorchBackend
 from plaudit_workers.training.model.policy_model import build_model
 
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None]]

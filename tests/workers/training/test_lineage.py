@@ -10,11 +10,10 @@ import msgspec
 import pytest
 
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.stream.group import Group
-from plaudit_workers.training.conductor.resume import adopt, bring_up_to_date
-from plaudit_workers.training.run.lineage import Lineage
-from plaudit_workers.training.run.schedule import GroupInFlight, Schedule
-from plaudit_workers.training.run.trainer_ledger import TrainerLedger
+from plaudit_workers.stream.groups import Group
+from plaudit_workers.training.resume import adopt, bring_up_to_date
+from plaudit_workers.training.schedule import GroupInFlight, Schedule, TrainerLedger
+from plaudit_workers.training.state import Lineage
 
 # 1 ran to step 12; 2 went on from its checkpoint 10 and ran to 15; 3 went on from 1's checkpoint again; 4 from 3's 13.
 LINEAGE = Lineage({1: PolicyVersion(0, 0), 2: PolicyVersion(1, 10), 3: PolicyVersion(1, 10), 4: PolicyVersion(3, 13)})

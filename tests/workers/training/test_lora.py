@@ -7,20 +7,20 @@ import torch
 from peft import PeftModel, inject_adapter_in_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from plaudit_job.load import dump_job
+from plaudit_job.spec.algorithm import ModelSpec
+from plaudit_job.spec.rljob import LoraSpec
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.cli import main
-from plaudit_workers.job.loading.dump import dump_job
-from plaudit_workers.job.spec.model import ModelSpec
-from plaudit_workers.job.spec.trainer import LoraSpec
-from plaudit_workers.training.backend.checkpoint import load_checkpoint
-from plaudit_workers.training.backend.publish import write_weights
-from plaudit_workers.training.model.batches.batch import make_batch
+from plaudit_workers.training.checkpoint import load_checkpoint
+from plaudit_workers.training.model.batch import make_batch
+from plaudit_workers.training.model.head import load_by_rows
 from plaudit_workers.training.model.lora import Adapters, adapter_config
-from plaudit_workers.training.model.model import load_by_rows
 from plaudit_workers.training.model.policy_model import build_model, placed
 from plaudit_workers.training.model.sharding import Ranks
-from plaudit_workers.training.shards.index import ShardIndex
+from plaudit_workers.training.publish import write_weights
+from plaudit_workers.weights.index import ShardIndex
 from whole_state import full_state, save_checkpoint
 
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None]]

@@ -7,13 +7,9 @@ import math
 import pytest
 import torch
 
+from plaudit_job.spec.algorithm import LossSpec
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.job.spec.algorithm import LossSpec
-from plaudit_workers.training.model.losses.aggregation import token_weights
-from plaudit_workers.training.model.losses.correction import correct
-from plaudit_workers.training.model.losses.divergence import k3
-from plaudit_workers.training.model.losses.loss import choose_loss, policy_loss
-from plaudit_workers.training.model.losses.tokens import TokenInputs
+from plaudit_workers.training.model.losses import TokenInputs, choose_loss, correct, k3, policy_loss, token_weights
 
 PLAIN = {"correction": "none", "clip_low": 0.2, "clip_high": 0.28}
 

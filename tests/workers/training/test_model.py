@@ -17,11 +17,11 @@ from transformers import (
     Phi3Config,
 )
 
-from plaudit_reward.packed_attention import PACKED_ATTENTION
+from plaudit_job.spec.algorithm import ModelSpec
+from plaudit_reward.attention import PACKED_ATTENTION
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.tokenizer import load_tokenizer
-from plaudit_workers.training.model.model import load_model, refuse_long_packed, refuse_unpackable
+from plaudit_workers.training.model.head import load_model, refuse_long_packed, refuse_unpackable
 
 SIZES = {
     "vocab_size": 16,

@@ -9,15 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
-from plaudit_reward.packed_attention import (
-    PACKED_ATTENTION,
-    PackedLayout,
-    UnsupportedAttentionError,
-    packed_attention,
-)
-from plaudit_workers.training.model.batches.batch import make_batch
-from plaudit_workers.training.model.batches.packing import assign_bins, pack
-from plaudit_workers.training.model.model import forward_logits
+from plaudit_reward.attention import PACKED_ATTENTION, PackedLayout, UnsupportedAttentionError, packed_attention
+from plaudit_workers.training.model.batch import make_batch
+from plaudit_workers.training.model.head import forward_logits
+from plaudit_workers.training.model.packing import assign_bins, pack
 
 LENGTHS = [20, 3, 11, 11, 1, 19, 7, 7, 15, 2]
 

@@ -8,10 +8,10 @@ import pytest
 from pydantic import ValidationError
 from transformers import AutoTokenizer
 
+from plaudit_job.spec.rollout import PassRateSpec, TrainDataSpec
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.job.spec.data import PassRateSpec, TrainDataSpec
 from plaudit_workers.tokenizer import ChatTemplate
-from plaudit_workers.training.data.dataset import PromptData
+from plaudit_workers.training.data import PromptData
 
 RATES = [0.0, 0.05, 0.5, 0.95, 1.0, 1]
 

@@ -13,20 +13,20 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, GraniteConfig, Qwen3Config
 
-from plaudit_reward.packed_attention import PACKED_ATTENTION
+from plaudit_job.spec.algorithm import OptimizerSpec
+from plaudit_reward.attention import PACKED_ATTENTION
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.job.spec.algorithm import OptimizerSpec
-from plaudit_workers.published_weights import Probe
-from plaudit_workers.training.backend.checkpoint import load_checkpoint
-from plaudit_workers.training.backend.publish import write_weights
-from plaudit_workers.training.backend.torch_backend import TorchBackend
-from plaudit_workers.training.model.batches.batch import make_batch
+from plaudit_workers.training.backend import TorchBackend
+from plaudit_workers.training.checkpoint import load_checkpoint
+from plaudit_workers.training.model.batch import make_batch
+from plaudit_workers.training.model.head import TokenHead
 from plaudit_workers.training.model.optimizer import rate_share
 from plaudit_workers.training.model.policy_model import build_model
-from plaudit_workers.training.model.token_head import TokenHead
-from plaudit_workers.training.shards.index import ShardIndex
-from plaudit_workers.training.shards.reader import ShardReader
+from plaudit_workers.training.publish import write_weights
+from plaudit_workers.weights.files import ShardReader
+from plaudit_workers.weights.index import ShardIndex
+from plaudit_workers.weights.published import Probe
 from whole_state import full_state, save_checkpoint
 
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None], [0.2, 0.4, 0.6, 0.8], [0.5, 0.5, 0.5, 0.5]]

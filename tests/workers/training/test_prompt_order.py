@@ -9,9 +9,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_workers.training.run.prompt_order import PromptOrder, SolvedRule
-from plaudit_workers.training.run.schedule import GroupInFlight, Schedule
-from plaudit_workers.training.run.trainer_ledger import Positions
+from plaudit_workers.training.schedule import GroupInFlight, Positions, Schedule
+from plaudit_workers.training.state import PromptOrder, SolvedRule
 
 STEPS = 12
 

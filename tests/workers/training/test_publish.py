@@ -16,28 +16,29 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import Announcement, PolicyVersion, Transfer, TransferPart
-from plaudit_workers.published_weights import weights_digest
-from plaudit_workers.training.backend.publish import (
+from plaudit_workers.training.model.batch import make_batch
+from plaudit_workers.training.model.policy_model import build_model
+from plaudit_workers.training.publish import (
     offer_weights,
     prune_weights,
     published_versions,
     write_offered,
     write_weights,
 )
-from plaudit_workers.training.model.batches.batch import make_batch
-from plaudit_workers.training.model.policy_model import build_model
-from plaudit_workers.weight_transfer.exchange import (
+from plaudit_workers.weights.published import weights_digest
+from plaudit_workers.weights.receive import Reception
+from plaudit_workers.weights.send import (
     GO,
+    MAX_CONTENTS_BYTES,
     NONCE_BYTES,
     TransferError,
+    WeightPart,
+    WeightServer,
     make_request,
     receive_bytes,
     receive_frame,
     send_frame,
 )
-from plaudit_workers.weight_transfer.part import MAX_CONTENTS_BYTES, WeightPart
-from plaudit_workers.weight_transfer.receiver import Reception
-from plaudit_workers.weight_transfer.server import WeightServer
 from whole_state import full_state
 
 

@@ -9,17 +9,17 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, Qwen3MoeConfig
 
+from plaudit_job.load import dump_job
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.cli import main
-from plaudit_workers.job.loading.dump import dump_job
-from plaudit_workers.training.backend.publish import offer_weights, write_weights
-from plaudit_workers.training.model.batches.batch import make_batch
+from plaudit_workers.training.model.batch import make_batch
 from plaudit_workers.training.model.policy_model import build_model
 from plaudit_workers.training.model.weight_offer import shapes_of
-from plaudit_workers.training.shards.weight_files import WeightFiles
-from plaudit_workers.training.shards.weight_image import WeightForm, WeightImage
-from plaudit_workers.weight_deltas.restore import restore
-from plaudit_workers.weight_transfer.receiver import Reception
+from plaudit_workers.training.publish import offer_weights, write_weights
+from plaudit_workers.weights.deltas import restore
+from plaudit_workers.weights.files import WeightFiles
+from plaudit_workers.weights.image import WeightForm, WeightImage
+from plaudit_workers.weights.receive import Reception
 from whole_state import full_state, save_checkpoint
 
 SIZES = {

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from forked_ranks import errors_in, exit_codes, free_port, start_ranks
-from plaudit_workers.job.spec.algorithm import AlgorithmSpec, LossSpec
-from plaudit_workers.job.spec.section import choices
-from plaudit_workers.training.model.batches.batch import make_batch
+from plaudit_job.spec.algorithm import AlgorithmSpec, LossSpec
+from plaudit_job.spec.section import choices
+from plaudit_workers.training.model.batch import make_batch
 from rank_losses import run_cases
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]

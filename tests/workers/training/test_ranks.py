@@ -12,14 +12,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from forked_ranks import end_ranks, errors_in, exit_codes, run_ranks, start_ranks
+from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.published_weights import weights_digest
-from plaudit_workers.training.backend.checkpoint import load_checkpoint, recovered_checkpoints
-from plaudit_workers.training.model.batches.batch import TrainingBatch, make_batch
+from plaudit_workers.training.checkpoint import load_checkpoint, recovered_checkpoints
+from plaudit_workers.training.model.batch import TrainingBatch, make_batch
 from plaudit_workers.training.model.policy_model import build_model
-from plaudit_workers.training.shards.reader import ShardReader
-from plaudit_workers.weight_deltas.restore import restore_version
+from plaudit_workers.weights.deltas import restore_version
+from plaudit_workers.weights.files import ShardReader
+from plaudit_workers.weights.published import weights_digest
 from rank_program import run_rank
 from tiny_vision import save_vision_policy
 from vision_policy import opened, random_batch, vision_job

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.training.backend.torch_backend import TorchBackend
-from plaudit_workers.training.model.batches.batch import RewardPenalty, make_batch
-from plaudit_workers.training.model.batches.reward_penalty import penalise
+from plaudit_workers.training.backend import TorchBackend
+from plaudit_workers.training.model.batch import RewardPenalty, make_batch, penalise
 from plaudit_workers.training.model.policy_model import build_model
 
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None], [1.0, 1.0, 1.0]]

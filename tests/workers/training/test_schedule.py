@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_workers.training.conductor.open_step import OpenStep, Over, Retry, Update, Wait
-from plaudit_workers.training.run.schedule import GroupInFlight, ReadyGroup, Schedule, choose
-from plaudit_workers.training.run.trainer_ledger import Positions, TrainerLedger, admissible
+from plaudit_workers.training.schedule import (
+    GroupInFlight,
+    Positions,
+    ReadyGroup,
+    Schedule,
+    TrainerLedger,
+    admissible,
+    choose,
+)
+from plaudit_workers.training.step import OpenStep, Over, Retry, Update, Wait
 
 SAMPLES = 4
 

@@ -23,8 +23,8 @@ from transformers import (
 )
 
 from forked_ranks import run_ranks
-from plaudit_workers.job.spec.model import ModelSpec
-from plaudit_workers.training.model.model import build_empty
+from plaudit_job.spec.algorithm import ModelSpec
+from plaudit_workers.training.model.head import build_empty
 from rank_starts import load_models
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]

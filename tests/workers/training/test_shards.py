@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from plaudit_workers.training.shards.index import ShardError, ShardIndex, StateProgress, merged
-from plaudit_workers.training.shards.reader import ShardReader
-from plaudit_workers.training.shards.writer import TensorRows, write_rows
+from plaudit_workers.weights.files import ShardReader, TensorRows, write_rows
+from plaudit_workers.weights.index import ShardError, ShardIndex, StateProgress, merged
 
 PROGRESS = StateProgress(b"random", 3, {"a": 2})
 SHAPES = [(), (1,), (0, 4), (7,), (13, 3), (5, 2, 2), (40, 1000)]

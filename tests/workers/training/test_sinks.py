@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from plaudit_metrics.sources.history import read_steps
+from plaudit_job.spec.rljob import RLJob
+from plaudit_metrics.sources.steps import read_steps
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import GroupRecord, StepRecord
-from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.training.run.sinks import Sinks
-from plaudit_workers.training.run.sinks.configuration import configuration
-from plaudit_workers.training.run.stored_samples import store_groups
+from plaudit_workers.training.sinks import Sinks, configuration
+from plaudit_workers.training.stored_samples import store_groups
 
 
 def record(step, incarnation=1, **statistics):

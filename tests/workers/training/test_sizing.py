@@ -11,18 +11,25 @@ from peft import LoraConfig, inject_adapter_in_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from live_bytes import LiveBytes
-from plaudit_reward.packed_attention import PACKED_ATTENTION
+from plaudit_job.model_shape import DEVICES, ModelShape, find_device
+from plaudit_job.rules.fields import rule_problems
+from plaudit_reward.attention import PACKED_ATTENTION
 from plaudit_wire.errors import RefusedError
 from plaudit_workers.cli import main
-from plaudit_workers.job.rules.fields import rule_problems
-from plaudit_workers.job.sizing.command import known_problems, read_shape
-from plaudit_workers.job.sizing.devices import DEVICES, find_device
-from plaudit_workers.job.sizing.fit import fit_problems, fits_rollout, fits_trainer, nearest_rollout, nearest_trainer
-from plaudit_workers.job.sizing.memory import LOGIT_COPIES, cache_tokens, host_parts, rollout_parts, trainer_parts
-from plaudit_workers.job.sizing.shape import ModelShape
-from plaudit_workers.job.sizing.times import step_times
-from plaudit_workers.training.model.model import FORWARD_DTYPES
-from plaudit_workers.training.model.token_head import TokenHead, reduced
+from plaudit_workers.commands.plan import known_problems, read_shape, step_times
+from plaudit_workers.commands.sizing import (
+    LOGIT_COPIES,
+    cache_tokens,
+    fit_problems,
+    fits_rollout,
+    fits_trainer,
+    host_parts,
+    nearest_rollout,
+    nearest_trainer,
+    rollout_parts,
+    trainer_parts,
+)
+from plaudit_workers.training.model.head import FORWARD_DTYPES, TokenHead, reduced
 from saved_bytes import QWEN_7B, saved_bytes
 
 SIZES = {

@@ -15,8 +15,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from plaudit_workers.training.shards.model_files import ModelFiles
-from plaudit_workers.training.shards.stored_parameters import StoredParameters
+from plaudit_workers.weights.parameters import ModelFiles, StoredParameters
 
 SIZES = {
     "vocab_size": 16,

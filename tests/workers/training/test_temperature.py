@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from plaudit_job.spec.rollout import SamplingSpec
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.job.spec.rollout import SamplingSpec
-from plaudit_workers.training.model.temperature import refuse_cut_sampling
-from plaudit_workers.training.model.token_head import reduced
+from plaudit_workers.training.model.head import reduced, refuse_cut_sampling
 
 
 def test_logits_are_divided_by_the_temperature():

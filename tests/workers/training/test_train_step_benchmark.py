@@ -14,8 +14,8 @@ from train_case import LOSS, OPTIMIZER, Case
 from train_sides import sides
 from train_step import measured
 
-from plaudit_workers.job.sizing.memory import trainer_parts
-from plaudit_workers.job.spec.algorithm import LossSpec, OptimizerSpec
+from plaudit_job.spec.algorithm import LossSpec, OptimizerSpec
+from plaudit_workers.commands.sizing import trainer_parts
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "gpu" / "train_step.py"
 WITHOUT_PACKAGES = """

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from plaudit_wire.messages import Branch
 from plaudit_wire.records import ScorerRecord, TurnRecord
-from plaudit_workers.training.backend.torch_backend import TorchBackend
-from plaudit_workers.training.model.batches.advantage import ESTIMATORS
-from plaudit_workers.training.model.batches.batch import make_batch
-from plaudit_workers.training.model.batches.packing import pack
-from plaudit_workers.training.model.batches.turn_credit import (
+from plaudit_workers.training.backend import TorchBackend
+from plaudit_workers.training.model.batch import (
+    ESTIMATORS,
+    make_batch,
     turn_advantages,
     turn_returns,
     turn_starts,
     turn_tokens,
 )
-from plaudit_workers.training.model.commands import decode_command, encode_command
+from plaudit_workers.training.model.packing import pack
 from plaudit_workers.training.model.policy_model import build_model
+from plaudit_workers.training.model.state_copy import decode_command, encode_command
 
 WEIGHTS = {"world": 1.0}
 PER_TURN = {

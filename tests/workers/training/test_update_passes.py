@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.job.sizing.times import update_passes
-from plaudit_workers.training.backend.torch_backend import TorchBackend
-from plaudit_workers.training.model.batches.batch import make_batch
+from plaudit_workers.commands.plan import update_passes
+from plaudit_workers.training.backend import TorchBackend
+from plaudit_workers.training.model.batch import make_batch
 from plaudit_workers.training.model.policy_model import build_model
 
 PENALTY = {"klIn": "reward", "klCoefficient": 0.1}

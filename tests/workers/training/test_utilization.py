@@ -8,11 +8,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from plaudit_workers.job.sizing.shape import ModelShape
-from plaudit_workers.training.model.batches.batch import make_batch
-from plaudit_workers.training.model.batches.repetition import repeated_share
+from plaudit_job.model_shape import ModelShape
+from plaudit_workers.training.model.batch import make_batch, repeated_share
+from plaudit_workers.training.model.optimizer import speed_figures, training_flops, work_figures
 from plaudit_workers.training.model.policy_model import build_model
-from plaudit_workers.training.model.utilization import speed_figures, training_flops, work_figures
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*reduce_op.*:FutureWarning")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from plaudit_workers.training.conductor.validation import validation_figures
+from plaudit_workers.training.validation import validation_figures
 
 
 def test_several_samples_a_prompt_have_best_of_n(make_groups):

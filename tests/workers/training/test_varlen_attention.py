@@ -13,22 +13,20 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
-from plaudit_reward.packed_attention import (
+from plaudit_reward.attention import (
     PACKED_ATTENTION,
+    VARLEN_ATTENTION,
     PackedLayout,
     UnsupportedAttentionError,
-    packed_attention,
-)
-from plaudit_reward.varlen_attention import (
-    VARLEN_ATTENTION,
     choose_attention,
     disagreement,
+    packed_attention,
     refusal,
     sliding_windows,
     varlen_attention,
 )
-from plaudit_workers.training.model.activations import checkpoint_layers
-from plaudit_workers.training.model.batches.batch import make_batch
+from plaudit_workers.training.model.batch import make_batch
+from plaudit_workers.training.model.memory import checkpoint_layers
 from plaudit_workers.training.model.policy_model import build_model
 
 CPU = torch.device("cpu")
@@ -90,7 +88,7 @@ def test_every_pass_of_a_model_in_bfloat16_reaches_the_kernel_in_bfloat16(make_j
         layout = PackedLayout.of(bounds.diff().tolist())
         return packed_attention(torch.nn.Identity(), *parts, None, packed_layout=layout, scaling=scale)[0][0]
 
-    monkeypatch.setattr("plaudit_reward.varlen_attention.varlen_attn", kernel)
+    monkeypatch.setattr("plaudit_reward.attention.varlen_attn", kernel)
     monkeypatch.setattr(
         "plaudit_workers.training.model.policy_model.choose_attention",
         lambda model, *_: model.set_attn_implementation(VARLEN_ATTENTION),

@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.published_weights import combined_digest, weights_digest
-from plaudit_workers.training.backend.publish import write_weights
 from plaudit_workers.training.model.policy_model import build_model
 from plaudit_workers.training.model.weight_offer import shapes_of
-from plaudit_workers.training.shards.weight_files import WeightFiles
-from plaudit_workers.weight_transfer.layout import TensorShape
+from plaudit_workers.training.publish import write_weights
+from plaudit_workers.weights.files import WeightFiles
+from plaudit_workers.weights.published import combined_digest, weights_digest
+from plaudit_workers.weights.send import TensorShape
 from whole_state import full_state
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from safetensors.torch import save_file
 
-from plaudit_workers.published_weights import weights_digest
-from plaudit_workers.training.shards.tensor_bytes import DTYPE_NAMES, bytes_of
-from plaudit_workers.weight_deltas.encoding import DeltaError, TensorDelta, as_bits, encode_deltas, read_deltas
-from plaudit_workers.weight_deltas.restore import restore
+from plaudit_workers.weights.deltas import DeltaError, TensorDelta, as_bits, encode_deltas, read_deltas, restore
+from plaudit_workers.weights.files import DTYPE_NAMES, bytes_of
+from plaudit_workers.weights.published import weights_digest
 
 BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 SPECIAL = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from plaudit_workers.weight_transfer.available_memory import available_bytes
+from plaudit_workers.weights.receive import available_bytes
 
 CGROUPS = "sys/fs/cgroup"
 MEMINFO = {"proc/meminfo": "MemTotal: 2000 kB\nMemAvailable: 1000 kB\n"}

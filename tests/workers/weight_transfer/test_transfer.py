@@ -20,11 +20,22 @@ import pytest
 from safetensors.numpy import load_file
 
 from plaudit_wire.messages import PolicyVersion, Transfer, TransferPart
-from plaudit_workers.weight_transfer.exchange import GO, NONCE_BYTES, TransferError, make_request, send_frame
-from plaudit_workers.weight_transfer.layout import TensorShape, file_layout
-from plaudit_workers.weight_transfer.part import BLOCK_BYTES, WeightPart, covers_once, decode_contents
-from plaudit_workers.weight_transfer.receiver import Reception
-from plaudit_workers.weight_transfer.server import WeightServer, host_towards
+from plaudit_workers.weights.receive import Reception
+from plaudit_workers.weights.send import (
+    BLOCK_BYTES,
+    GO,
+    NONCE_BYTES,
+    TensorShape,
+    TransferError,
+    WeightPart,
+    WeightServer,
+    covers_once,
+    decode_contents,
+    file_layout,
+    host_towards,
+    make_request,
+    send_frame,
+)
 
 VERSION = PolicyVersion(2, 7)
 TOKEN = "secret"

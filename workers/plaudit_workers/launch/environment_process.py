@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from plaudit_reward.functions.environment import function_environment
+from plaudit_job.load import load_job
+from plaudit_job.spec.rljob import EnvironmentServerSpec
+from plaudit_reward.functions.function import function_environment
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
-from plaudit_workers.environment_urls import is_reachable
-from plaudit_workers.job.loading.load import load_job
-from plaudit_workers.job.spec.environments import EnvironmentServerSpec
-from plaudit_workers.launch.redis.server import die_with_parent
+from plaudit_workers.job_start import is_reachable
+from plaudit_workers.launch.redis import die_with_parent
 from plaudit_workers.process import EXIT_DONE, RESTARTED, ProcessSettings
 
 logger = get_logger(__name__)

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.gpu_start import GPU_SHARE
 from plaudit_workers.launch.plan import ProcessPlan, Role
+from plaudit_workers.process import GPU_SHARE
 
 _RANK_SHARE = 0.6
 """Share of a GPU that one of several ranks gets where GPUs are shared: more than half, so that no GPU gets two."""

@@ -7,19 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from plaudit_workers.job.metrics_environment import metrics_environment
-from plaudit_workers.job.model_server_command import HOST_VARIABLE, SERVER_VARIABLE
-from plaudit_workers.job.spec.environments import EnvironmentServerSpec, url_variable
-from plaudit_workers.job.spec.kubernetes.pod import PodSpec
-from plaudit_workers.job.spec.kubernetes.quantity import quantity
-from plaudit_workers.job.spec.rewards.scorers import ScorerSpec
-from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.job.spec.rollout import RolloutSpec
+from plaudit_job.environments import HOST_VARIABLE, SERVER_VARIABLE, metrics_environment
+from plaudit_job.spec.pod import PodSpec, quantity
+from plaudit_job.spec.rewards import ScorerSpec
+from plaudit_job.spec.rljob import EnvironmentServerSpec, RLJob, url_variable
+from plaudit_job.spec.rollout import RolloutSpec
 from plaudit_workers.launch.environment_process import NAME as ENVIRONMENT_NAME
-from plaudit_workers.launch.redis.access import RedisAccess
-from plaudit_workers.launch.served_models.identity import FOLDER
-from plaudit_workers.launch.served_models.turns import ROLE as MODEL_ROLE
-from plaudit_workers.rollout.replica import ROLLOUT_GROUP
+from plaudit_workers.launch.served_models import FOLDER
+from plaudit_workers.launch.served_models import ROLE as MODEL_ROLE
+from plaudit_workers.launch.transport import RedisAccess
+from plaudit_workers.rollout.vllm_arguments import ROLLOUT_GROUP
 
 Role = str
 """``trainer``, ``rollout``, ``reward``, ``gateway``, ``metrics``, ``model-<scorer>`` for reward models and
@@ -28,16 +25,16 @@ Role = str
 TOKENS_FOLDER = "tokens"
 """In the run's folder: a file with the token of each caller of the gateway."""
 
-MODEL_SERVE = "plaudit_workers.launch.served_models.server:serve"
+MODEL_SERVE = "plaudit_workers.launch.served_models:serve"
 
 ENVIRONMENT_SERVE = "plaudit_workers.launch.environment_process:serve"
 
 SERVE: dict[Role, str] = {
     "trainer": "plaudit_workers.training.worker:serve",
     "rollout": "plaudit_workers.rollout.worker:serve",
-    "reward": "plaudit_workers.scoring.worker:serve",
-    "gateway": "plaudit_workers.gateway.worker:serve",
-    "metrics": "plaudit_workers.launch.actor:serve_metrics",
+    "reward": "plaudit_workers.service.worker:serve",
+    "gateway": "plaudit_workers.service.gateway:serve",
+    "metrics": "plaudit_workers.launch.supervisor:serve_metrics",
 }
 
 _NO_GPUS = {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}

@@ -3,34 +3,190 @@
 After loading, the rollout computes the log-probabilities of the folder's probe. A difference from the trainer's above
 the probe's limit means that the engine does not hold the announced weights: the rollout never becomes ready with them.
 The engine samples from the new weights meanwhile; what it finishes is published after the comparison, or never.
+
+Keep whole weights in this machine's temporary folder, and bring them to each version that is published as a delta.
+
+The engine loads whole files, and a delta is useless without the version before it. Nothing is copied before the first
+delta: whole versions are loaded from where they were published.
+
+Mark on this machine that weights are being received, so that the successor of a killed process finds it.
+
+Received weights are memory of the process, so it may be killed for lack of memory, whatever was available before. Its
+successor would receive the same weights and be killed again; it loads its first version from files instead.
+
+Read the trainer's probe of published weights and compare it with the engine's. Called by ``weights``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import asynccontextmanager, suppress
+import glob
+import math
+import os
+import secrets
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement, PolicyVersion
-from plaudit_workers.published_weights import Probe
-from plaudit_workers.rollout.engines.protocol import Engine, EngineFailedError, WeightsUnreadableError, WeightSwitch
-from plaudit_workers.rollout.local_weights import LocalWeights
-from plaudit_workers.rollout.probe import mean_difference, read_probe
-from plaudit_workers.rollout.reception_marks import ReceptionMarks
-from plaudit_workers.stream.connection import Transport
-from plaudit_workers.supervision import set_within
-from plaudit_workers.weight_deltas.folders import is_delta_only
-from plaudit_workers.weight_transfer.exchange import TransferError
-from plaudit_workers.weight_transfer.receiver import Reception
+from plaudit_workers.files import FileLock, remove, temporary_folder
+from plaudit_workers.process import set_within
+from plaudit_workers.rollout.engine import Engine, EngineFailedError, WeightsUnreadableError, WeightSwitch
+from plaudit_workers.stream.transport import Transport
+from plaudit_workers.weights.deltas import (
+    DeltaChain,
+    DeltaError,
+    chain_from_held,
+    chain_from_whole,
+    copy_companions,
+    is_delta_only,
+    is_whole,
+    restore,
+)
+from plaudit_workers.weights.published import PROBE_FILE, Probe, weights_digest
+from plaudit_workers.weights.receive import Reception
+from plaudit_workers.weights.send import TransferError
 
 logger = get_logger(__name__)
 
+_FOLDER = "plaudit-weights"
+
+"""Below the temporary folder (``TMPDIR``); with the user's number, as other users cannot remove what this one left."""
+
+
+class LocalWeights:
+    """Keep the local copy of one version. A process that is killed leaves it to the next one, which deletes it.
+
+    All methods block, and may be called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._folder: Path | None = None
+        self._folder_lock: FileLock | None = None
+        self._held = ""
+        """The version of the copy; empty while it is changed, or damaged."""
+
+    def whole(self, folder: Path, digest: str) -> Path:
+        """Return a folder that holds the whole weight files of a published version, checked, and its probe.
+
+        Raises:
+            WeightsUnreadableError: the files are missing or damaged, or there is no room for the copy.
+        """
+        with self._lock:
+            try:
+                return self._brought_forward(folder, digest) or self._published_or_restored(folder, digest)
+            except (DeltaError, OSError) as error:
+                raise WeightsUnreadableError(str(error)) from error
+
+    def discard(self) -> None:
+        """Delete the copy."""
+        with self._lock:
+            self._discard()
+
+    def _brought_forward(self, folder: Path, digest: str) -> Path | None:
+        """Change the copy in place; return None if it does not lead to the version."""
+        try:
+            chain = chain_from_held(folder, self._held) if self._held else None
+            if chain is None or self._folder is None:
+                return None
+            self._held = ""
+            return self._restored(DeltaChain(self._folder, chain.deltas), folder, digest)
+        except (DeltaError, OSError) as error:
+            logger.warning("local weights cannot be brought forward", version=folder.name, error=str(error))
+            return None
+
+    def _published_or_restored(self, folder: Path, digest: str) -> Path:
+        self._discard()
+        if is_whole(folder):
+            _check(weights_digest(folder), digest)
+            return folder
+        return self._restored(chain_from_whole(folder), folder, digest)
+
+    def _restored(self, chain: DeltaChain, folder: Path, digest: str) -> Path:
+        if self._folder is None:
+            self._folder, self._folder_lock = temporary_folder(Path(tempfile.gettempdir()) / f"{_FOLDER}-{os.getuid()}")
+            self._folder.chmod(0o700)
+        if chain.start != self._folder:
+            copy_companions(chain.start, self._folder)
+        _check(restore(chain.start, chain.deltas, self._folder), digest)
+        copy_companions(folder, self._folder)
+        self._held = folder.name
+        return self._folder
+
+    def _discard(self) -> None:
+        self._held = ""
+        if self._folder is not None and self._folder_lock is not None:
+            remove(self._folder)
+            self._folder_lock.release()
+        self._folder = self._folder_lock = None
+
+
+def _check(digest: str, announced: str) -> None:
+    if digest != announced:
+        raise DeltaError(f"the files have digest {digest}, announced was {announced}")
+
+
+class ReceptionMarks:
+    """Hold the marks of one run in the temporary folder (``TMPDIR``), which survives a restart of a pod's container."""
+
+    def __init__(self, run: str) -> None:
+        # Other users cannot lock or remove what this one left.
+        self._folder, self._name = Path(tempfile.gettempdir()), f"plaudit-receiving-{os.getuid()}-{quote(run, '')}"
+
+    def take_abandoned(self) -> bool:
+        """Remove the marks of dead processes; return True if there were any."""
+        abandoned = [FileLock.try_acquire(path) for path in self._folder.glob(f"{glob.escape(self._name)}.*")]
+        for lock in abandoned:
+            if lock is not None:
+                lock.release()
+        return any(abandoned)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold a mark of this process's own within the context; a process that is killed within it leaves the mark.
+
+        Raises:
+            OSError: the temporary folder is missing or full.
+        """
+        lock = FileLock.acquire(self._folder / f"{self._name}.{secrets.token_hex(8)}")
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def read_probe(folder: Path) -> Probe | None:
+    """Read the folder's probe; None if it has none.
+
+    Raises:
+        WeightsUnreadableError: the file is not a probe.
+    """
+    try:
+        return msgspec.json.decode((folder / PROBE_FILE).read_bytes(), type=Probe)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise WeightsUnreadableError(f"probe.json in {folder}: {error}") from error
+
+
+def mean_difference(expected: Sequence[float], actual: Sequence[float]) -> float:
+    """Return the mean absolute difference of two [N] sequences: infinite if lengths differ, 0 if empty."""
+    if len(expected) != len(actual):
+        return math.inf
+    return math.fsum(abs(a - b) for a, b in zip(expected, actual, strict=True)) / max(1, len(expected))
+
+
 _POLL_S = 0.2
+
 _RETRY_AFTER_S = 0.5
+
 _MOST_REFUSALS = 5
 
 

@@ -2,37 +2,242 @@
 
 ``serve`` is the process (``python -m plaudit_workers.rollout``, or an actor that awaits it); ``RolloutWorker`` is the
 same without a job file, for tests and benchmarks.
+
+Run a pod of a replica that is not its leader: it computes part of the model, takes no prompts, never sees Redis.
+
+The leader of a replica that is stopped finishes running samples first, and needs the other pods for them. So a follower
+that is stopped at the same moment stays until the leader's health port is closed.
+
+Build the engine and the agent of a job. Called by ``worker``; heavy packages are imported only where needed.
+
+Run the GPUs of one pod in a vLLM engine that spans several pods: what ``vllm serve --headless`` runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
-from plaudit_reward.code.sandbox.confinement.privileges import forbid_inspection
+from plaudit_job.spec.rljob import RLJob
+from plaudit_sandbox.confinement import forbid_inspection
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import WorkerRecord
-from plaudit_workers.environment_urls import await_environments
-from plaudit_workers.gpu_start import alone_on_gpu, shares_gpu
-from plaudit_workers.health import HealthServer
-from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.process import ProcessSettings, exit_when_stopped
-from plaudit_workers.rollout.agents.agent import Agent
-from plaudit_workers.rollout.engines.protocol import Engine, WeightSwitch
-from plaudit_workers.rollout.factory import build_engine, open_agent
-from plaudit_workers.rollout.follower import follow
-from plaudit_workers.rollout.prompt_work import PromptWork
-from plaudit_workers.rollout.replica import ReplicaMember, job_of_group
-from plaudit_workers.rollout.slots import Claim, Slots
+from plaudit_workers.agents.processes import AgentProcesses, sources_of
+from plaudit_workers.job_start import await_environments, load_training_job
+from plaudit_workers.process import (
+    HealthServer,
+    ProcessSettings,
+    Supervised,
+    alone_on_gpu,
+    drained,
+    exit_when_stopped,
+    shares_gpu,
+    unless_stopped,
+)
+from plaudit_workers.rollout.agents.agent import Agent, CustomAgent, SingleTurn
+from plaudit_workers.rollout.agents.chat import REWRITES
+from plaudit_workers.rollout.engine import Engine, EngineFailedError, WeightSwitch
+from plaudit_workers.rollout.prompt_work import Claim, PromptWork, Slots
+from plaudit_workers.rollout.vllm_arguments import (
+    WHOLE,
+    ReplicaMember,
+    VllmSettings,
+    engine_arguments,
+    job_of_group,
+    prepare_environment,
+    refuse_hidden_gpus,
+)
 from plaudit_workers.rollout.weights import PolicyWeights
-from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
-from plaudit_workers.stream.worker.lease import Delivery
-from plaudit_workers.supervision import Supervised, drained, unless_stopped
-from plaudit_workers.training_job import load_training_job
+from plaudit_workers.stream.calls import Delivery
+from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
+from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
+
+_LEADER_DRAINS_WITHIN_S = 45.0
+
+"""More than the leader's own limit, less than the pod's grace period."""
+
+_LOOK_EVERY_S = 0.5
+
+_CONNECT_WITHIN_S = 2.0
+
+
+class EnginePart(Protocol):
+    """Compute one follower's part of an engine. All methods block."""
+
+    def start(self) -> None:
+        """Join the leader; return when the whole engine is up."""
+        ...
+
+    def wait(self) -> None:
+        """Return when the part has failed or was closed."""
+        ...
+
+    def close(self) -> None:
+        """End ``wait`` and free the part's resources."""
+        ...
+
+
+async def follow(settings: ProcessSettings, job: RLJob, member: ReplicaMember, stop: asyncio.Event) -> int:
+    """Compute a part of the model until ``stop`` is set and the leader has ended.
+
+    Raises:
+        EngineFailedError: the part or the leader broke.
+    """
+    part, ready = _PARTS[job.spec.rollout.engine.kind](job, member), False
+    async with HealthServer(settings.health_port, ready=lambda: ready):
+        try:
+            if await unless_stopped(stop, asyncio.to_thread(part.start)):
+                ready = True
+                logger.info("follows", leader=member.leader, rank=member.rank)
+                await unless_stopped(stop, asyncio.to_thread(part.wait))
+                await until_closed(member.leader, settings.health_port)
+        finally:
+            await asyncio.to_thread(part.close)
+    return exit_when_stopped()
+
+
+async def until_closed(host: str, port: int) -> None:
+    """Return when the leader's health port accepts no connections any more, or after its time to drain.
+
+    Args:
+        port: 0 if processes have no health port; nothing is awaited then.
+    """
+    try:
+        async with asyncio.timeout(_LEADER_DRAINS_WITHIN_S):
+            while port and await _accepts(host, port):  # noqa: ASYNC110 - another process closes it
+                await asyncio.sleep(_LOOK_EVERY_S)
+    except TimeoutError:
+        logger.warning("leader still running; exiting", leader=host, waited_s=_LEADER_DRAINS_WITHIN_S)
+
+
+async def _accepts(host: str, port: int) -> bool:
+    try:
+        async with asyncio.timeout(_CONNECT_WITHIN_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+def _vllm_follower(job: RLJob, member: ReplicaMember) -> EnginePart:
+
+    return VllmPart.from_job(job, member)
+
+
+def _scripted_follower(_: RLJob, __: ReplicaMember) -> EnginePart:
+    from plaudit_workers.rollout.scripted import ScriptedPart
+
+    return ScriptedPart()
+
+
+_PARTS: dict[str, Callable[[RLJob, ReplicaMember], EnginePart]] = {
+    "vllm": _vllm_follower,
+    "scripted": _scripted_follower,
+}
+
+
+def _vllm(job: RLJob, member: ReplicaMember, run_folder: Path) -> Engine:
+    from plaudit_workers.rollout.vllm_engine import VllmEngine
+
+    return VllmEngine.from_job(job, member, run_folder)
+
+
+def _scripted(job: RLJob, _: ReplicaMember, __: Path) -> Engine:
+    from plaudit_workers.rollout.scripted import Script, ScriptedEngine
+
+    rollout = job.spec.rollout
+    script = Script.from_arguments(rollout.engine.arguments)
+    tokenizer = None
+    if script.turns:
+        from plaudit_workers.tokenizer import load_tokenizer
+
+        tokenizer = load_tokenizer(job.spec.model)
+    return ScriptedEngine(script, max_concurrent_samples=rollout.engine.max_concurrent_samples, tokenizer=tokenizer)
+
+
+ENGINES: dict[str, Callable[[RLJob, ReplicaMember, Path], Engine]] = {"vllm": _vllm, "scripted": _scripted}
+
+
+def build_engine(job: RLJob, member: ReplicaMember = WHOLE, run_folder: Path = Path()) -> Engine:
+    """Build the engine of ``spec.rollout.engine`` for the leader of a replica; it is not started."""
+    return ENGINES[job.spec.rollout.engine.kind](job, member, run_folder)
+
+
+@asynccontextmanager
+async def open_agent(job: RLJob) -> AsyncIterator[Agent]:
+    """Open the agent of ``spec.rollout.agent``; its processes end with the context.
+
+    Raises:
+        RefusedError: its files, tools or chat template cannot be used.
+    """
+    agent = job.spec.rollout.agent
+    if agent.kind == "singleTurn":
+        yield SingleTurn()
+        return
+    processes = AgentProcesses(sources_of(job))
+    try:
+        await processes.open()
+        if agent.kind == "endpoint":
+            async with _endpoint(job, processes) as opened:
+                yield opened
+            return
+        if agent.kind == "custom" or processes.environment == "loop":
+            yield CustomAgent(processes, agent.timeout_seconds)
+        else:
+            yield await _conversations(job, processes)
+    finally:
+        await processes.close()
+
+
+async def _conversations(job: RLJob, processes: AgentProcesses) -> Agent:
+    from plaudit_workers.rollout.vllm_arguments import prepare_environment
+
+    prepare_environment(job.spec.model.source)  # before anything imports torch
+    from plaudit_workers.rollout.agents.chat import ToolCallParser
+    from plaudit_workers.rollout.agents.tools import EnvironmentAgent, ToolAgent, ToolLimits
+    from plaudit_workers.tokenizer import ChatTemplate
+
+    spec, tools = job.spec.rollout.agent, await processes.open()
+    schemas = [tool.schema for tool in tools]
+    template = ChatTemplate.of_model(job.spec.model, schemas)
+    parser = ToolCallParser(spec.tool_parser, template.tokenizer, schemas)
+    chat = (template, parser, processes, tools, ToolLimits.from_spec(spec))
+    agent = (
+        ToolAgent(*chat)
+        if spec.kind == "tools"
+        else EnvironmentAgent(
+            *chat, reads_text=processes.environment == "text", step_limit_s=spec.environment_timeout_seconds
+        )
+    )
+    if remark := agent.suffix.check(tools[0].name if tools else ""):
+        logger.warning(remark)
+    return agent
+
+
+@asynccontextmanager
+async def _endpoint(job: RLJob, processes: AgentProcesses) -> AsyncIterator[Agent]:
+    from plaudit_workers.rollout.vllm_arguments import prepare_environment
+
+    prepare_environment(job.spec.model.source)  # before anything imports torch
+    from plaudit_workers.rollout.agents.endpoint import EndpointAgent, EndpointServer
+    from plaudit_workers.rollout.agents.session import ChatFormats
+    from plaudit_workers.tokenizer import load_tokenizer
+
+    model, spec = job.spec.model, job.spec.rollout.agent
+    chat_formats = ChatFormats(load_tokenizer(model), model.chat_template_arguments, spec.tool_parser)
+    if chat_formats.of([]).suffix.rewrites_history():
+        logger.warning(REWRITES)
+    async with EndpointServer() as server:
+        yield EndpointAgent(processes, server, chat_formats, spec.max_turns, spec.timeout_seconds)
+
 
 _BEAT_EVERY_S = 5.0
 
@@ -203,3 +408,42 @@ class RolloutWorker:
             engine=self._engine.status(),
         )
         await self._transport.beat(record)
+
+
+class VllmPart:
+    """Run an ``EnginePart``: worker processes that take their work from the leader's engine.
+
+    Args:
+        settings: as those of the leader, but for the rank.
+    """
+
+    def __init__(self, settings: VllmSettings) -> None:
+        self._settings = settings
+        self._executor: Any = None
+        self._closed = False
+
+    @classmethod
+    def from_job(cls, job: RLJob, member: ReplicaMember) -> VllmPart:
+        """Build the part of one pod."""
+        return cls(VllmSettings.from_job(job, member))
+
+    def start(self) -> None:
+        """Start the worker processes; return when those of all pods have met."""
+        refuse_hidden_gpus()
+        prepare_environment(self._settings.source)
+        from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+        config = engine_arguments(self._settings).create_engine_config(headless=True)
+        self._executor = MultiprocExecutor(config, monitor_workers=False)
+
+    def wait(self) -> None:
+        """Return after ``close``; raise when a worker process has ended by itself."""
+        self._executor.start_worker_monitor(inline=True)
+        if not self._closed:
+            raise EngineFailedError("a worker process of this pod's part of the engine ended")
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._closed = True
+        if self._executor is not None:
+            self._executor.shutdown()

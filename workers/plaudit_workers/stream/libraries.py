@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from plaudit_reward.endpoint.redis_budget import BUDGET
-from plaudit_wire.function_library import FunctionLibrary
-from plaudit_workers.stream.transitions.scripts import Scripts
+from plaudit_reward.endpoint.budget import BUDGET
+from plaudit_wire.redis import FunctionLibrary
+from plaudit_workers.stream.scripts import Scripts
 
 
 def libraries() -> tuple[FunctionLibrary, ...]:

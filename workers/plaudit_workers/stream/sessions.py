@@ -13,21 +13,12 @@ from typing import Any, Final
 
 import msgspec
 
-from plaudit_wire.codec import decoder, digest_of, encode
-from plaudit_wire.messages import PolicyVersion, Prompt, Sampling, Service, Tensors
-from plaudit_wire.records import NO_STEP, GenerationRecord, ScoringRecord
-from plaudit_wire.sample import Sample
-from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.group_hash import read_group
-from plaudit_workers.stream.release import release_call
-from plaudit_workers.stream.reply import read_entries
-from plaudit_workers.stream.transitions import sessions as transitions
-from plaudit_workers.stream.transitions.sessions import (
-    SessionGoneError,
-    SessionTakenError,
-    Submission,
-    SubmittedGroup,
-)
+from plaudit_wire.messages import PolicyVersion, Prompt, Sampling, Service, Tensors, decoder, digest_of, encode
+from plaudit_wire.records import NO_STEP, GenerationRecord, Sample, ScoringRecord
+from plaudit_workers.stream import calls as transitions
+from plaudit_workers.stream.calls import SessionGoneError, SessionTakenError, Submission, SubmittedGroup
+from plaudit_workers.stream.groups import read_entries, read_group, release_call
+from plaudit_workers.stream.transport import Transport
 
 __all__ = ["GroupResult", "SampleResult", "SessionGoneError", "SessionTakenError", "StreamSession", "Submission"]
 

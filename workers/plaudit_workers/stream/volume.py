@@ -27,8 +27,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from plaudit_wire.codec import RecordError, decoder, digest_of
-from plaudit_wire.limits import INLINE_LIMIT_BYTES
+from plaudit_wire.messages import RecordError, decoder, digest_of
+from plaudit_wire.records import INLINE_LIMIT_BYTES
 
 LARGEST_RECORD_BYTES: Final = 512 * 1024 * 1024
 """The longest value that Redis supports; no record needs more."""

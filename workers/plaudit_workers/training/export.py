@@ -1,6 +1,8 @@
 """``plaudit export``: write weights that a run published, or those of a checkpoint, as one whole model.
 
 Adapters are merged.
+
+Write the policy of a checkpoint as a whole model, tensor by tensor. Called by ``export``.
 """
 
 from __future__ import annotations
@@ -9,16 +11,47 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from plaudit_job.spec.algorithm import ModelSpec
+from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.job.spec.model import ModelSpec
-from plaudit_workers.job.spec.rljob import RLJob
+from plaudit_workers.files import whole_folder
+from plaudit_workers.job_start import load_training_job
 from plaudit_workers.process import EXIT_DONE
-from plaudit_workers.published_weights import ADAPTER_FILE, PROBE_FILE
-from plaudit_workers.training.checkpoint_export import export_checkpoint
-from plaudit_workers.training_job import load_training_job
-from plaudit_workers.weight_deltas.encoding import DeltaError
-from plaudit_workers.weight_deltas.restore import restore_version
-from plaudit_workers.whole_files import whole_folder
+from plaudit_workers.weights.deltas import DeltaError, restore_version
+from plaudit_workers.weights.published import ADAPTER_FILE, PROBE_FILE, WEIGHTS_FILE
+
+
+def export_checkpoint(job: RLJob, checkpoint: Path, output: Path) -> None:
+    """Write a checkpoint's trained weights in ``model.dtype``, with configuration and tokenizer.
+
+    Args:
+        output: gets the model; with ``trainer.lora`` the adapter in peft's format.
+
+    Raises:
+        RefusedError: the checkpoint is damaged, of an earlier version, or its model's configuration cannot be loaded.
+    """
+    from plaudit_workers.image_processor import ImageProcessor
+    from plaudit_workers.training.model.head import DTYPES, build_empty, save_companions
+    from plaudit_workers.training.model.lora import adapter_config, published_name
+    from plaudit_workers.weights.files import ShardReader, write_converted
+    from plaudit_workers.weights.index import MODEL_PREFIX, ShardError
+
+    try:
+        reader = ShardReader(checkpoint)
+        lora = job.spec.trainer.lora
+        stored = [name for name in reader.index.tensors if name.startswith(MODEL_PREFIX)]
+        plain = {name.removeprefix(MODEL_PREFIX): name for name in stored}
+        published = {published_name(name): own for name, own in plain.items()} if lora else plain
+        file = ADAPTER_FILE if lora else WEIGHTS_FILE
+        model = None if lora else build_empty(job.spec.model, images=job.spec.data.images is not None)
+        parts = {} if model is None else model.published
+        write_converted(output / file, reader, published, DTYPES[job.spec.model.dtype], parts)
+    except (OSError, ShardError) as error:
+        raise RefusedError(f"checkpoint {checkpoint} cannot be read: {error}. Export another step") from error
+    if lora is None:
+        save_companions(job.spec.model, output, ImageProcessor.of_job(job, output))
+    else:
+        adapter_config(lora, job.spec.model.source).save_pretrained(str(output))
 
 
 def export(arguments: argparse.Namespace) -> int:
@@ -81,7 +114,7 @@ def merge(model: ModelSpec, adapter: Path, output: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     from plaudit_workers.tokenizer import load_tokenizer, loading_message
-    from plaudit_workers.training.model.model import DTYPES
+    from plaudit_workers.training.model.head import DTYPES
 
     try:
         base = AutoModelForCausalLM.from_pretrained(
@@ -99,7 +132,7 @@ def merge(model: ModelSpec, adapter: Path, output: Path) -> None:
 
 
 def _weights(run: Path, version: str) -> Path:
-    from plaudit_workers.training.backend.publish import published_versions
+    from plaudit_workers.training.publish import published_versions
 
     present = [str(each) for each in published_versions(run / "weights")]
     if not present:
@@ -110,7 +143,7 @@ def _weights(run: Path, version: str) -> Path:
 
 
 def _checkpoint(run: Path, step: int) -> Path:
-    from plaudit_workers.training.backend.checkpoint import checkpoints
+    from plaudit_workers.training.checkpoint import checkpoints
 
     present = {int(path.name.removeprefix("step-")): path for path in checkpoints(run / "checkpoints")}
     if step not in present:

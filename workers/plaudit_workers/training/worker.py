@@ -6,19 +6,17 @@ import asyncio
 import os
 from collections.abc import Mapping, MutableMapping
 
+from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
-from plaudit_workers.agent_processes.sources_of import described_tools
-from plaudit_workers.environment_urls import await_environments
-from plaudit_workers.health import HealthServer
-from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.process import EXIT_DONE, ProcessSettings
-from plaudit_workers.scoring.group_scope import has_group_scorers
-from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.retention import expire_run, keep_run
-from plaudit_workers.stream.trainer.groups import StaleIncarnationError, StreamLimits, TrainerStreams
-from plaudit_workers.training.run.plan import RunPlan
-from plaudit_workers.training_job import load_training_job
+from plaudit_workers.agents.processes import described_tools
+from plaudit_workers.job_start import await_environments, load_training_job
+from plaudit_workers.process import EXIT_DONE, HealthServer, ProcessSettings
+from plaudit_workers.service.build import has_group_scorers
+from plaudit_workers.stream.calls import StreamLimits
+from plaudit_workers.stream.trainer import StaleIncarnationError, TrainerStreams, expire_run, keep_run
+from plaudit_workers.stream.transport import Transport
+from plaudit_workers.training.state import RunPlan
 
 logger = get_logger(__name__)
 
@@ -75,7 +73,7 @@ def ranks(environment: Mapping[str, str], expected: int) -> tuple[int, int]:
 
 
 async def _follow(job: RLJob, settings: ProcessSettings, rank: int, world_size: int) -> int:
-    from plaudit_workers.images.processor import ImageProcessor
+    from plaudit_workers.image_processor import ImageProcessor
     from plaudit_workers.training.model.policy_model import build_model
 
     images = ImageProcessor.of_job(job, settings.run_folder)
@@ -88,16 +86,14 @@ async def _conduct(
     job: RLJob, settings: ProcessSettings, transport: Transport, world_size: int, stop: asyncio.Event
 ) -> bool:
     # Heavy imports only here: refusing a job needs none of them.
-    from plaudit_workers.images.processor import ImageProcessor
+    from plaudit_workers.image_processor import ImageProcessor
     from plaudit_workers.tokenizer import ChatTemplate
-    from plaudit_workers.training.backend.torch_backend import TorchBackend
-    from plaudit_workers.training.conductor.conductor import conduct
-    from plaudit_workers.training.data.dataset import PromptData
+    from plaudit_workers.training.backend import TorchBackend
+    from plaudit_workers.training.conductor import conduct
+    from plaudit_workers.training.data import PromptData
     from plaudit_workers.training.model.policy_model import build_model
-    from plaudit_workers.training.run.server_clock import ServerClock
-    from plaudit_workers.training.run.sinks import Sinks
-    from plaudit_workers.training.run.sinks.configuration import configuration
-    from plaudit_workers.training.run.state import RunContext
+    from plaudit_workers.training.sinks import Sinks, configuration
+    from plaudit_workers.training.state import RunContext, ServerClock
 
     plan = RunPlan.from_job(job)
     if job.spec.rollout.agent.environment:

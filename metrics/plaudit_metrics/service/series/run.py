@@ -1,28 +1,190 @@
 """Every Prometheus series of the metrics service; one method an event.
 
 Never a label: step, sample, group, pod name, prompt, error text.
+
+Count closed steps in Prometheus series, and compute those of the newest step at each scrape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from prometheus_client import CollectorRegistry, Gauge
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, Summary
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from plaudit_metrics.service.series.exemplars import UNTRACED, Naming
-from plaudit_metrics.service.series.optional_gauge import OptionalGauge
+from plaudit_metrics.monitoring.rules import RECENT_STEPS
+from plaudit_metrics.service.series.collectors import UNTRACED, GaugeValues, Naming, OptionalGauge, gauge_family
 from plaudit_metrics.service.series.sample import SampleSeries
 from plaudit_metrics.service.series.snapshot import SnapshotSeries
-from plaudit_metrics.service.series.step import StepSeries
-from plaudit_metrics.sources.run_snapshot import RunSnapshot
+from plaudit_metrics.sources.snapshot import RunSnapshot
+from plaudit_metrics.statistics.verdict import CAUSES
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
 
+_STATISTICS = {
+    "plaudit_last_step_exposed_reward_seconds": (
+        "exposed_reward_s",
+        "Seconds in which the trainer waited for rewards after generation had ended",
+    ),
+    "plaudit_last_step_update_seconds": ("update_s", "Seconds spent updating the policy"),
+    "plaudit_last_step_masked_share": ("reward_pipeline/masked_share", "Share of samples without a score"),
+    "plaudit_last_step_zero_variance_share": (
+        "reward/zero_variance_share",
+        "Share of groups whose samples all have the same reward",
+    ),
+    "plaudit_last_step_truncated_share": (
+        "generation/truncated_share",
+        "Share of responses that ended at the token limit",
+    ),
+    "plaudit_last_step_logprob_mismatch": (
+        "actor/logprob_mismatch",
+        "Mean absolute difference of a trained token's log-probability between rollout and trainer, same weights, nats",
+    ),
+    "plaudit_last_step_logprob_mismatch_limit": (
+        "actor/logprob_mismatch_limit",
+        "The largest such difference that the precision of the model explains, nats",
+    ),
+    "plaudit_last_step_skipped_updates": (
+        "actor/skipped_updates",
+        "Updates that were discarded because their gradient is not finite",
+    ),
+    "plaudit_last_step_tokens_per_second": (
+        "generation/response_tokens_per_s",
+        "Response tokens by the seconds of the step",
+    ),
+    "plaudit_reward_mean": ("reward/mean", "Mean reward"),
+    "plaudit_reward_std": ("reward/std", "Standard deviation of the rewards"),
+}
+
+"""Gauge of the newest closed step → its key of a step's figures, and its help text."""
+
+_TOOL = "reward_pipeline/tool/"
+
+
+def _scorer_figures(step: StepRecord) -> Iterator[tuple[str, str, float]]:
+    for key, value in step.statistics.items():
+        head, _, rest = key.partition("reward_pipeline/scorer/")
+        name, _, figure = rest.partition("/")
+        if name and not head:
+            yield name, figure, value
+
+
+def _scorer_seconds(step: StepRecord) -> GaugeValues:
+    figures = _scorer_figures(step)
+    return {(name, figure[-3:]): value for name, figure, value in figures if figure in ("call_s/p50", "call_s/p99")}
+
+
+def _tool_seconds(step: StepRecord) -> GaugeValues:
+    seconds: dict[tuple[str, ...], float] = {}
+    for key, value in step.statistics.items():
+        name, _, figure = key.removeprefix(_TOOL).rpartition("/call_s/")
+        if key.startswith(_TOOL) and figure in ("p50", "p99"):
+            seconds[name, figure] = value
+    return seconds
+
+
+_GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[StepRecord], GaugeValues]], ...] = (
+    ("plaudit_step", "Number", (), lambda step: {(): step.step}),
+    ("plaudit_step_last_closed_timestamp_seconds", "When it was closed", (), lambda step: {(): step.closed}),
+    ("plaudit_last_step_seconds", "Seconds", (), lambda step: {(): step.closed - step.opened}),
+    (
+        "plaudit_last_step_wait_seconds",
+        "Seconds that the trainer waited, by cause",
+        ("cause",),
+        lambda step: {(cause,): step.statistics.get(f"wait/{cause}_s", 0.0) for cause in CAUSES},
+    ),
+    (
+        "plaudit_sample_staleness",
+        "Policy versions between generation and training",
+        ("statistic",),
+        lambda step: {(n,): step.statistics.get(f"reward_pipeline/staleness/{n}") for n in ("min", "mean", "max")},
+    ),
+    (
+        "plaudit_last_step_scorer_value",
+        "Mean value of a scorer",
+        ("scorer",),
+        lambda step: {(name,): value for name, figure, value in _scorer_figures(step) if figure == "value/mean"},
+    ),
+    (
+        "plaudit_last_step_scorer_seconds",
+        "Seconds of a scorer's last attempts, exact",
+        ("scorer", "statistic"),
+        _scorer_seconds,
+    ),
+    ("plaudit_last_step_tool_seconds", "Seconds of a tool's calls", ("tool", "statistic"), _tool_seconds),
+)
+
+"""Name, help text and labels of a gauge of the newest closed step, and its values by label values."""
+
+
+class StepSeries(Collector):
+    """Count closed steps; the series of the newest step are absent until one has closed."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._lengths_s: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._newest: StepRecord | None = None
+        self._missing_share: float | None = None
+        self.seconds = Summary("plaudit_step_seconds", "Seconds of closed steps", registry=registry)
+        self.wait_seconds = Summary(
+            "plaudit_step_wait_seconds", "Seconds that the trainer waited, by cause", ["cause"], registry=registry
+        )
+        self.exposed_reward_seconds = Summary(
+            "plaudit_step_exposed_reward_seconds",
+            "Seconds that the trainer waited for rewards after generation had ended",
+            registry=registry,
+        )
+        self.records_late = Counter(
+            "plaudit_records_late", "Event records that arrived after their step was closed", registry=registry
+        )
+        self.records_missing = Counter(
+            "plaudit_records_missing", "Samples of closed steps whose events were lost", registry=registry
+        )
+        for cause in CAUSES:
+            self.wait_seconds.labels(cause)
+        registry.register(self)
+
+    def count(self, record: StepRecord, *, records_missing: int) -> None:
+        """Count a closed step."""
+        statistics = record.statistics
+        self.seconds.observe(record.closed - record.opened)
+        self.exposed_reward_seconds.observe(statistics.get("exposed_reward_s", 0.0))
+        for cause in CAUSES:
+            self.wait_seconds.labels(cause).observe(statistics.get(f"wait/{cause}_s", 0.0))
+        self.records_missing.inc(records_missing)
+        self.show(record)
+        self._missing_share = records_missing / record.num_samples if record.num_samples else 0.0
+
+    def show(self, record: StepRecord) -> None:
+        """Show a step as the newest without counting it."""
+        self._lengths_s.append(record.closed - record.opened)
+        self._newest = record
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the families, whose names do not depend on a step."""
+        return self.collect()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the gauges as they are scraped."""
+        longest = f"Seconds of the longest of the {RECENT_STEPS} newest closed steps"
+        yield gauge_family("plaudit_recent_steps_max_seconds", longest, (), {(): max(self._lengths_s, default=None)})
+        lost = "Share of samples whose events were lost; newest closed step"
+        yield gauge_family("plaudit_last_step_events_lost_share", lost, (), {(): self._missing_share})
+        newest = self._newest
+        for name, documentation, labels, values in _GAUGES:
+            text = f"{documentation}; newest closed step"
+            yield gauge_family(name, text, labels, values(newest) if newest else {})
+        for name, (key, documentation) in _STATISTICS.items():
+            figure = newest.statistics.get(key) if newest else None
+            yield gauge_family(name, f"{documentation}; newest closed step", (), {(): figure})
+
+
 TRACE_RESULTS = ("sent", "failed", "dropped")
+
 SERVICE = "service"
+
 """The schedule of a job without a trainer: it only scores, and closes no steps."""
 
 

@@ -7,14 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from plaudit_metrics.alerting.thresholds import LEAST_SAMPLES, RECENT_SAMPLES
-from plaudit_metrics.service.series.exemplars import UNTRACED, NamedSamples, Naming
-from plaudit_metrics.service.series.optional_gauge import OptionalGauge
-from plaudit_metrics.service.series.recent_mean import RecentMean
-from plaudit_metrics.service.series.tool import ToolSeries
-from plaudit_metrics.statistics.batch_histogram import BatchHistogram
+from plaudit_metrics.monitoring.rules import LEAST_SAMPLES, RECENT_SAMPLES
+from plaudit_metrics.service.series.collectors import (
+    UNTRACED,
+    NamedSamples,
+    Naming,
+    OptionalGauge,
+    RecentMean,
+    ToolSeries,
+)
 from plaudit_metrics.statistics.columns import SampleColumns
-from plaudit_metrics.statistics.stages import group_stage_seconds, sample_stage_seconds
+from plaudit_metrics.statistics.stages import BatchHistogram, group_stage_seconds, sample_stage_seconds
 from plaudit_wire.records import OUTCOMES, GroupRecord, SampleRecord
 
 _MISMATCH_BUCKETS = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)

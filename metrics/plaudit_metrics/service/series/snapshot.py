@@ -11,12 +11,15 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from plaudit_metrics.alerting.thresholds import LEAST_SAMPLES, RECENT_SAMPLES
-from plaudit_metrics.service.series.copied_counter import CopiedCounter
-from plaudit_metrics.service.series.engine import engine_gauges
-from plaudit_metrics.service.series.optional_gauge import GaugeValues, gauge_family
-from plaudit_metrics.service.series.recent_mean import RecentMean
-from plaudit_metrics.sources.run_snapshot import WORKER_STATES, RunSnapshot
+from plaudit_metrics.monitoring.rules import LEAST_SAMPLES, RECENT_SAMPLES
+from plaudit_metrics.service.series.collectors import (
+    CopiedCounter,
+    GaugeValues,
+    RecentMean,
+    engine_gauges,
+    gauge_family,
+)
+from plaudit_metrics.sources.snapshot import WORKER_STATES, RunSnapshot
 
 _FAILED_STATUSES = ("timeout", "unreachable", "429")
 _CACHED = "cached"

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from plaudit_workers.job.model_server_command import server_command, server_environment
-from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec, ServedChatModelSpec
+from plaudit_job.environments import server_command, server_environment
+from plaudit_job.spec.rewards import RewardModelSpec, ServedChatModelSpec
 
 
 def command(*, with_gpu: bool = False, **fields: Any) -> str:
@@ -17,7 +17,7 @@ COMMON = "--model /models/rm --served-model-name helpful --dtype bfloat16 --host
 VLLM = "--runner pooling --max-num-batched-tokens 16384 --disable-uvicorn-access-log"
 
 CASES: list[tuple[dict[str, Any], str]] = [
-    ({"engine": "plaudit"}, f"-m plaudit_reward.model_server {COMMON} --max-batch-tokens 16384"),
+    ({"engine": "plaudit"}, f"-m plaudit_model_server {COMMON} --max-batch-tokens 16384"),
     ({}, f"-m vllm.entrypoints.openai.api_server {COMMON} {VLLM} --enforce-eager"),
     ({"with_gpu": True}, f"-m vllm.entrypoints.openai.api_server {COMMON} {VLLM}"),
     (
@@ -27,7 +27,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-SLEEPS = "--middleware plaudit_reward.served.vllm_sleep.SleepRoutes"
+SLEEPS = "--middleware plaudit_reward.endpoint.vllm_sleep.SleepRoutes"
 CASES += [
     ({"sleepDuringUpdates": True}, f"-m vllm.entrypoints.openai.api_server {COMMON} {VLLM} {SLEEPS} --enforce-eager"),
     (

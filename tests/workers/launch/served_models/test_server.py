@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from plaudit_wire.errors import RefusedError
-from plaudit_wire.redis_address import RedisAddress
-from plaudit_workers.launch.served_models.server import ServerIdentity, serve
-from plaudit_workers.launch.served_models.server_client import ServerDiedError
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.served_models import ServerDiedError, ServerIdentity, serve
 from plaudit_workers.process import ProcessSettings
 
 JOB = """

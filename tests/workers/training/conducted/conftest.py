@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.training.backend.scripted import ScriptedBackend
-from plaudit_workers.training.run.plan import RunPlan
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.training.scripted import ScriptedBackend
+from plaudit_workers.training.state import RunPlan
 from simulated_run import Simulation, make_plan, positions
 
 

@@ -12,17 +12,15 @@ import pytest
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import Announcement, PolicyVersion, Transfer, TransferPart
 from plaudit_wire.records import WorkerRecord
-from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
-from plaudit_workers.training.backend.publish import write_offered
-from plaudit_workers.training.backend.scripted import ScriptedBackend
-from plaudit_workers.training.conductor.announcements import Announcements
-from plaudit_workers.training.conductor.backend_thread import BackendThread
-from plaudit_workers.training.run.lineage import Lineage
-from plaudit_workers.training.run.server_clock import ServerClock
-from plaudit_workers.training.run.sinks import Sinks
-from plaudit_workers.training.run.state import RunContext, RunState
-from plaudit_workers.weight_transfer.part import WeightPart
-from plaudit_workers.weight_transfer.server import WeightServer
+from plaudit_workers.stream.calls import StreamLimits
+from plaudit_workers.stream.trainer import TrainerStreams
+from plaudit_workers.training.publish import write_offered
+from plaudit_workers.training.resume import BackendThread
+from plaudit_workers.training.scripted import ScriptedBackend
+from plaudit_workers.training.sinks import Sinks
+from plaudit_workers.training.state import Lineage, RunContext, RunState, ServerClock
+from plaudit_workers.training.turns import Announcements
+from plaudit_workers.weights.send import WeightPart, WeightServer
 from simulated_run import Rows, make_plan
 
 VERSION = PolicyVersion(1, 3)

@@ -11,8 +11,8 @@ import pyarrow.parquet
 import pytest
 
 from plaudit_wire.errors import JobFailedError
-from plaudit_workers.stream.group import Group
-from plaudit_workers.training.backend.scripted import ScriptedBackend
+from plaudit_workers.stream.groups import Group
+from plaudit_workers.training.scripted import ScriptedBackend
 
 MakePlan = Callable[..., Any]
 

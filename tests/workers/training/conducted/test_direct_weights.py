@@ -10,10 +10,9 @@ import msgspec
 import pytest
 
 from plaudit_wire.messages import Announcement, PolicyVersion, Transfer, TransferPart
-from plaudit_workers.published_weights import weights_digest
-from plaudit_workers.training.backend.scripted import ScriptedBackend
-from plaudit_workers.weight_transfer.part import WeightPart
-from plaudit_workers.weight_transfer.server import WeightServer
+from plaudit_workers.training.scripted import ScriptedBackend
+from plaudit_workers.weights.published import weights_digest
+from plaudit_workers.weights.send import WeightPart, WeightServer
 
 MakePlan = Callable[..., Any]
 SERVERS: list[WeightServer] = []

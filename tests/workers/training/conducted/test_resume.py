@@ -12,15 +12,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from plaudit_metrics.sources.samples.files import samples_file
+from plaudit_metrics.sources.samples import samples_file
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.group import Group
-from plaudit_workers.stream.group_hash import read_groups
-from plaudit_workers.stream.trainer import ready
-from plaudit_workers.stream.trainer.groups import StaleIncarnationError
-from plaudit_workers.training.run.prompt_order import SolvedRule
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.stream import trainer as ready
+from plaudit_workers.stream.groups import Group, read_groups
+from plaudit_workers.stream.trainer import StaleIncarnationError
+from plaudit_workers.stream.transport import Transport
+from plaudit_workers.training.state import SolvedRule
 
 MakePlan = Callable[..., Any]
 

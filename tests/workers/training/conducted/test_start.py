@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from bad_network import BadNetwork
-from plaudit_wire.redis_address import RedisAddress
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.stream.connection import Transport
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.stream.transport import Transport
 from simulated_run import Simulation
 
 AWAY_S = 0.05

@@ -13,17 +13,16 @@ from typing import Any
 import pytest
 
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.launch.redis.server import RedisServer
-from plaudit_workers.launch.served_models.turns import ServerTurns
-from plaudit_workers.rollout.engines.script import Script
-from plaudit_workers.rollout.engines.scripted import ScriptedEngine
-from plaudit_workers.stream.group import Group
-from plaudit_workers.training.backend.scripted import ScriptedBackend
-from plaudit_workers.training.conductor.turns import Turns
+from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.launch.served_models import ServerTurns
+from plaudit_workers.rollout.scripted import Script, ScriptedEngine
+from plaudit_workers.stream.groups import Group
+from plaudit_workers.training.scripted import ScriptedBackend
+from plaudit_workers.training.turns import Turns
 from scripted_server import OK, Reply, ScriptedServer
 
 MakePlan = Callable[..., Any]
-TURNS = "plaudit_workers.training.conductor.turns"
+TURNS = "plaudit_workers.training.turns"
 HOLDING: set[Any] = set()
 """Engines and servers that hold memory of the GPUs."""
 WAKING: set[Any] = set()
@@ -116,7 +115,7 @@ async def test_after_an_outage_that_hid_all_heartbeats_an_update_waits_for_them(
     sharing: Any, make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, redis_server: RedisServer
 ) -> None:
     """Heartbeats count for 2 s here and come every half second, so that the outage may be short."""
-    for constant in ("plaudit_workers.stream.connection.LIVE_WITHIN_S", f"{TURNS}.LIVE_WITHIN_S"):
+    for constant in ("plaudit_workers.stream.transport.LIVE_WITHIN_S", f"{TURNS}.LIVE_WITHIN_S"):
         monkeypatch.setattr(constant, 2.0)
     monkeypatch.setattr(f"{TURNS}._OUTAGE_HIDES_AFTER_S", 1.0)
     monkeypatch.setattr("plaudit_workers.rollout.worker._BEAT_EVERY_S", 0.5)

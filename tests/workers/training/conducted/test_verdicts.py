@@ -9,13 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from plaudit_metrics.sources.collector import Collector
-from plaudit_metrics.sources.events import decode_event
-from plaudit_metrics.sources.kept_steps import KeptSteps
+from plaudit_metrics.sources.steps import Collector, KeptSteps
+from plaudit_metrics.sources.stream import decode_event
 from plaudit_metrics.statistics.verdict import verdict_over
 from plaudit_wire.names import Names
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
-from plaudit_workers.training.run.plan import RunPlan
+from plaudit_workers.training.state import RunPlan
 
 STEPS = 4
 

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from plaudit_workers.job.spec.algorithm import LossSpec
-from plaudit_workers.training.model.losses.aggregation import token_weights
-from plaudit_workers.training.model.losses.loss import policy_loss
-from plaudit_workers.training.model.losses.tokens import TokenInputs
+from plaudit_job.spec.algorithm import LossSpec
+from plaudit_workers.training.model.losses import TokenInputs, policy_loss, token_weights
 
 TABLE = json.loads(Path(__file__).with_name("table.json").read_text())
 

@@ -9,14 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from plaudit_workers.job.spec.algorithm import AdaptiveKlSpec, LossSpec
-from plaudit_workers.training.model.batches.advantage import ESTIMATORS
-from plaudit_workers.training.model.batches.kl_controller import KlController
-from plaudit_workers.training.model.batches.reward_penalty import penalise
-from plaudit_workers.training.model.losses.aggregation import token_weights
-from plaudit_workers.training.model.losses.divergence import ESTIMATES
-from plaudit_workers.training.model.losses.loss import policy_loss
-from plaudit_workers.training.model.losses.tokens import TokenInputs
+from plaudit_job.spec.algorithm import AdaptiveKlSpec, LossSpec
+from plaudit_workers.training.model.batch import ESTIMATORS, KlController, penalise
+from plaudit_workers.training.model.losses import ESTIMATES, TokenInputs, policy_loss, token_weights
 
 TABLE = json.loads(Path(__file__).with_name("table.json").read_text())
 LENGTHS = torch.tensor(TABLE["lengths"])

@@ -2,16 +2,34 @@
 
 Called by ``sample_run``; implemented by ``single_turn``, ``tools``, ``endpoint`` and (``kind: custom``) by users' own
 classes, which run in processes of their own (``custom``).
+
+``agent.kind: singleTurn``: one response to the prompt.
+
+``agent.kind: custom``: a user's class, run in a process of its own for each sample; ``generate`` calls back here.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
+
+import msgspec
+import numpy as np
 
 from plaudit_wire.messages import Prompt
-from plaudit_workers.agent_processes.trajectory import FinishedSample
-from plaudit_workers.agent_processes.trajectory import Trajectory as Trajectory
+from plaudit_workers.agents.messages import (
+    AgentDone,
+    AgentFailed,
+    FinishedSample,
+    FromSample,
+    Generated,
+    GenerateTurn,
+    RunAgent,
+    Trajectory,
+)
+from plaudit_workers.agents.processes import AgentProcesses, ProcessDiedError, SampleProcess
+from plaudit_workers.rollout.engine import EngineFailedError
 
 
 class Generate(Protocol):
@@ -51,3 +69,103 @@ class AgentError(Exception):
     def __init__(self, reason: str, outcome: Literal["data_error", "infra_error", "timeout"] = "data_error") -> None:
         super().__init__(reason)
         self.outcome = outcome
+
+
+class SingleTurn:
+    """Call the policy once."""
+
+    async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
+        """Return the policy's response unchanged."""
+        trajectory = Trajectory()
+        response = await generate(np.frombuffer(prompt.prompt_ids, "<i4").tolist())
+        trajectory.prompt_ids = response.prompt_ids
+        trajectory.add_turn(response)
+        return trajectory
+
+
+_MOST_TURNS_AT_ONCE = 64
+
+
+class CustomAgent:
+    """Run the user's class.
+
+    Args:
+        limit_s: seconds after which a sample's process is killed.
+    """
+
+    def __init__(self, processes: AgentProcesses, limit_s: float) -> None:
+        self._processes = processes
+        self._limit_s = limit_s
+
+    async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
+        """Run the class on one prompt.
+
+        Raises:
+            AgentError: it raised, its process ended, or it passed its limit.
+        """
+        process = await self._processes.fork()
+        try:
+            async with asyncio.timeout(self._limit_s):
+                return await _Run(process, generate).result(prompt)
+        except TimeoutError:
+            raise AgentError(f"no trajectory within {self._limit_s:g} s", "timeout") from None
+        except ProcessDiedError as error:
+            raise AgentError(f"the process that ran it {error}", "infra_error") from error
+        finally:
+            process.close()
+
+
+class _Run:
+    """Answer the process's calls of ``generate`` for one sample, until it has a trajectory."""
+
+    def __init__(self, process: SampleProcess, generate: Generate) -> None:
+        self._process = process
+        self._generate = generate
+        self._ended: asyncio.Future[Trajectory] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def result(self, prompt: Prompt) -> Trajectory:
+        self._process.on_message = self._on_message
+        self._process.died.add_done_callback(lambda died: self._fail(ProcessDiedError(died.result())))
+        self._process.send(RunAgent(prompt))
+        try:
+            return await self._ended
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+    def _on_message(self, message: FromSample) -> bool:
+        if self._ended.done():
+            return False
+        if isinstance(message, GenerateTurn):
+            if len(self._tasks) >= _MOST_TURNS_AT_ONCE:
+                self._fail(AgentError(f"it asked for more than {_MOST_TURNS_AT_ONCE} turns at once"))
+                return True
+            task = asyncio.get_running_loop().create_task(self._answer(message))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        elif isinstance(message, AgentFailed):
+            self._fail(AgentError(message.reason))
+        elif isinstance(message, AgentDone):
+            try:
+                self._ended.set_result(msgspec.convert(message.trajectory, Trajectory, strict=False))
+            except msgspec.ValidationError as error:
+                self._fail(AgentError(f"its trajectory is invalid: {error}"))
+        else:
+            return False
+        return True
+
+    async def _answer(self, call: GenerateTurn) -> None:
+        try:
+            sample = await self._generate(call.ids, call.max_tokens)
+        except EngineFailedError as error:
+            self._fail(error)
+        except Exception as error:
+            self._process.send(Generated(call.id, error=f"{type(error).__name__}: {error}"))
+        else:
+            fields: dict[str, Any] = msgspec.to_builtins(sample)
+            self._process.send(Generated(call.id, fields))
+
+    def _fail(self, error: Exception) -> None:
+        if not self._ended.done():
+            self._ended.set_exception(error)

@@ -2,33 +2,183 @@
 
 The conversation lives here, beside the engine; the tools run in the sample's own process (``tool_process``). Token ids
 are only ever appended (``chat.suffix``).
+
+Call the tools and the environment of one sample in its process, which the first call forks; kill it at a limit.
+
+``agent.kind: environment``: the policy acts in a user's environment until it ends the episode.
+
+The environment runs in the sample's process (``tool_process``); the conversation lives here, beside the engine, as for
+tools. The policy acts by tool calls (TRL, OpenEnv, NeMo Gym) or by the text of its turns (SkyRL). verl's agent loops,
+which hold the conversation themselves, run as ``custom`` agents do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
+from plaudit_job.spec.rollout import AgentSpec
 from plaudit_wire.messages import Prompt
-from plaudit_wire.records import CallRecord
-from plaudit_wire.sample import AgentReward
-from plaudit_workers.agent_processes.messages import Tool
-from plaudit_workers.agent_processes.processes import AgentProcesses
-from plaudit_workers.job.spec.rollout import AgentSpec
-from plaudit_workers.rollout.agents.agent import AgentError, Generate, Trajectory
-from plaudit_workers.rollout.agents.chat.suffix import ChatSuffix, tool_call, tool_message
-from plaudit_workers.rollout.agents.chat.tool_calls import ParsedCall, ParsedTurn, ToolCallParser
-from plaudit_workers.rollout.agents.tool_process import CallEnd, ToolProcess
+from plaudit_wire.records import AgentReward, CallOutcome, CallRecord
+from plaudit_workers.agents.messages import (
+    AskEnvironment,
+    CallTool,
+    EnvironmentReply,
+    FromSample,
+    Tool,
+    ToolResult,
+    Trajectory,
+)
+from plaudit_workers.agents.processes import AgentProcesses, ProcessDiedError, SampleProcess
+from plaudit_workers.rollout.agents.agent import AgentError, Generate
+from plaudit_workers.rollout.agents.chat import (
+    ChatSuffix,
+    ParsedCall,
+    ParsedTurn,
+    ToolCallParser,
+    tool_call,
+    tool_message,
+)
 from plaudit_workers.tokenizer import ChatTemplate
 
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """Hold the end of one call."""
+
+    outcome: CallOutcome
+    text: str
+    """The text that the model reads."""
+    call_s: float = 0.0
+    """Seconds from the request to the answer."""
+    wait_s: float = 0.0
+    """The part of it in which the process was started."""
+    reward: float | None = None
+    done: bool = False
+    """The environment ended the episode."""
+
+    @property
+    def failed(self) -> bool:
+        """Return True if it passed its limit or its process ended, which ``onToolFailure`` decides on."""
+        return self.outcome in ("timeout", "killed")
+
+
+class ToolProcess:
+    """Run the tools of one sample.
+
+    Args:
+        create_arguments: by the tool's name, the arguments of ``create`` of verl's tools.
+    """
+
+    def __init__(
+        self, processes: AgentProcesses, tools: Mapping[str, Tool], create_arguments: Mapping[str, dict[str, Any]]
+    ) -> None:
+        self._processes = processes
+        self._tools = tools
+        self._create_arguments = create_arguments
+        self._process: SampleProcess | None = None
+        self._awaited: dict[int, asyncio.Future[Any]] = {}
+        self._num_calls = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.close()
+
+    @property
+    def died(self) -> bool:
+        """Return True if the process ended."""
+        return self._process is not None and self._process.died.done()
+
+    async def call(self, calls: Sequence[ParsedCall]) -> list[CallEnd]:
+        """Run the calls at the same time; return their ends in order. Never raises."""
+        began = time.monotonic()
+        try:
+            process = await self._forked()
+        except ProcessDiedError as error:
+            return [CallEnd("killed", f"no process can be started: {error}")] * len(calls)
+        wait_s = time.monotonic() - began
+        return await asyncio.gather(*(self._call(process, call, began, wait_s) for call in calls))
+
+    async def ask(self, method: Literal["reset", "step", "finish"], limit_s: float, **fields: Any) -> EnvironmentReply:
+        """Ask the environment; a failure is an outcome of the reply. Never raises.
+
+        Args:
+            limit_s: seconds after which the process is killed.
+            fields: of ``AskEnvironment``.
+        """
+        process = self._process
+        try:
+            if method == "reset":
+                process = await self._forked()
+            if process is None or process.died.done():
+                raise ProcessDiedError("ended before")
+            self._num_calls += 1
+            number = self._num_calls
+            answer = self._awaited[number] = asyncio.get_running_loop().create_future()
+            process.send(AskEnvironment(number, method, **fields))
+            reply: EnvironmentReply = await asyncio.wait_for(answer, limit_s)
+            return reply
+        except TimeoutError:
+            reason = f"{method} of the environment gave no answer within {limit_s:g} s"
+            if process is not None:
+                process.kill(f"was killed: {reason}")
+            return EnvironmentReply(0, "timeout", reason)
+        except ProcessDiedError as error:
+            return EnvironmentReply(0, "infra_error", f"the environment's process {error}")
+
+    async def _forked(self) -> SampleProcess:
+        if self._process is None or self._process.died.done():
+            process = self._process = await self._processes.fork()
+            process.on_message = self._on_message
+            process.died.add_done_callback(self._on_death)
+        return self._process
+
+    async def _call(self, process: SampleProcess, call: ParsedCall, began: float, wait_s: float) -> CallEnd:
+        self._num_calls += 1
+        number, limit_s = self._num_calls, self._tools[call.name].timeout_s
+        answer = self._awaited[number] = asyncio.get_running_loop().create_future()
+        process.send(CallTool(number, call.name, call.arguments, dict(self._create_arguments.get(call.name, {}))))
+        outcome: CallOutcome
+        try:
+            result = await asyncio.wait_for(answer, limit_s)
+            return CallEnd(result.outcome, result.text, time.monotonic() - began, wait_s, result.reward, result.done)
+        except TimeoutError:
+            outcome, text = "timeout", f"{call.name} gave no result within {limit_s:g} s"
+            process.kill(f"was killed: {text}")
+        except ProcessDiedError as error:
+            outcome, text = "killed", f"the process that ran {call.name} {error}"
+        finally:
+            self._awaited.pop(number, None)
+        return CallEnd(outcome, text, time.monotonic() - began, wait_s)
+
+    def _on_message(self, message: FromSample) -> bool:
+        answer = self._awaited.pop(message.id, None) if isinstance(message, ToolResult | EnvironmentReply) else None
+        if answer is None:
+            return False
+        if not answer.done():
+            answer.set_result(message)
+        return True
+
+    def _on_death(self, died: asyncio.Future[str]) -> None:
+        for answer in self._awaited.values():
+            if not answer.done():
+                answer.set_exception(ProcessDiedError(died.result()))
+
+
 _ONE_CALL = "only the first call of a turn is run"
+
 """With a chat template that has no place for more."""
+
 _CHARACTERS_OF_A_TOKEN = 8
+
 """Of a longer result, this many characters for each token that may stay are read."""
 
 
@@ -242,3 +392,110 @@ class Conversation:
         half = kept // 2
         first, last = template.encode(text[: longest // 2])[:half], template.encode(text[-(longest // 2) :])
         return f"{decode(first)}...(truncated)...{decode(last[len(last) - half :])}"
+
+
+_CALLS: dict[str, CallOutcome] = {"ok": "ok", "data_error": "error", "timeout": "timeout", "infra_error": "killed"}
+
+_RESETS_AFTER_DEATH = 2
+
+
+class EnvironmentAgent(ToolAgent):
+    """Run episodes.
+
+    Args:
+        reads_text: each turn of the policy is an action; otherwise it acts by tool calls.
+        step_limit_s: seconds of one call of the environment.
+    """
+
+    def __init__(self, *agent: Any, reads_text: bool, step_limit_s: float) -> None:
+        super().__init__(*agent)
+        self.reads_text = reads_text
+        self.step_limit_s = step_limit_s
+
+    def conversation(self, prompt: Prompt, generate: Generate, process: ToolProcess) -> Conversation:
+        """Return an episode."""
+        return _Episode(self, prompt, generate, process)
+
+
+class _Episode(Conversation):
+    """Hold one sample in progress."""
+
+    def __init__(self, agent: EnvironmentAgent, prompt: Prompt, generate: Generate, process: ToolProcess) -> None:
+        super().__init__(agent, prompt, generate, process)
+        self._environment = agent
+        self._prompt = prompt
+
+    async def hold(self) -> None:
+        """Reset the environment, act until the episode ends, ask for the reward."""
+        reset = await self._reset()
+        if reset.outcome != "ok":
+            outcome = "data_error" if reset.outcome == "skipped" else reset.outcome
+            raise AgentError(f"the environment cannot be reset: {reset.reason}", outcome)
+        if reset.messages is not None:
+            self._begin(reset.messages)
+        await (self._act() if self._environment.reads_text else super().hold())
+        if self.trajectory.failure is None:
+            await self._finish()
+
+    async def _reset(self) -> EnvironmentReply:
+        """Reset the environment, in a new process where the last one died; a server is asked again in the process."""
+        limit_s = self._environment.step_limit_s
+        reply = await self._process.ask("reset", limit_s, prompt=self._prompt)
+        for _ in range(_RESETS_AFTER_DEATH):
+            if reply.outcome != "infra_error" or not self._process.died:
+                break
+            reply = await self._process.ask("reset", limit_s, prompt=self._prompt)
+        return reply
+
+    def _begin(self, messages: list[dict[str, Any]]) -> None:
+        """Replace the prompt by the one that the environment wrote."""
+        template = self._agent.template
+        self._prompt_ids = template.encode(template.render(messages, generate=True))
+        self.trajectory.prompt_ids, self.trajectory.prompt_messages = list(self._prompt_ids), messages
+
+    async def _act(self) -> None:
+        """Pass each turn's text to the environment."""
+        trajectory, decode = self.trajectory, self._agent.template.tokenizer.decode
+        while True:
+            action = str(decode(await self._sample(), skip_special_tokens=True))
+            trajectory.messages.append({"role": "assistant", "content": action})
+            reply = await self._step(action)
+            if reply.outcome != "ok":
+                outcome = "data_error" if reply.outcome == "skipped" else reply.outcome
+                trajectory.failure = AgentReward(outcome, reason=reply.reason)
+                return
+            self._add_reward(reply.reward)
+            messages = reply.messages or []
+            trajectory.messages += messages
+            if reply.done or not messages or len(trajectory.turns) >= self._agent.limits.turns:
+                return
+            if not self._observe(self._agent.suffix.after_answer(messages, trajectory.response_ids[-1])):
+                return
+
+    async def _step(self, action: str) -> EnvironmentReply:
+        began = time.monotonic()
+        reply = await self._process.ask("step", self._environment.step_limit_s, action=action)
+        seconds = time.monotonic() - began
+        self.trajectory.add_calls([CallRecord("step", _CALLS[reply.outcome], began - self._started, seconds)])
+        return reply
+
+    def _note(self, calls: Sequence[ParsedCall], ends: Sequence[CallEnd]) -> None:
+        super()._note(calls, ends)
+        self.trajectory.turn_rewards.append(sum(end.reward for end in ends if end.reward is not None))
+
+    def _add_reward(self, reward: float | None) -> None:
+        """Add the reward of the newest turn; earlier turns without one have 0, so that each keeps its position."""
+        if reward is not None:
+            without = len(self.trajectory.turns) - 1 - len(self.trajectory.turn_rewards)
+            self.trajectory.turn_rewards += [0.0] * without + [reward]
+            self.trajectory.reward = AgentReward("scored", sum(self.trajectory.turn_rewards))
+
+    async def _finish(self) -> None:
+        """End the episode; its reward, where it has one, replaces the sum of the steps' rewards."""
+        completion = self.trajectory.messages
+        reply = await self._process.ask("finish", self._environment.step_limit_s, completion=completion)
+        self.trajectory.environment = reply.attributes
+        if reply.outcome != "ok":
+            self.trajectory.reward = AgentReward(reply.outcome, reason=reply.reason)
+        elif reply.reward is not None:
+            self.trajectory.reward = AgentReward("scored", reply.reward)

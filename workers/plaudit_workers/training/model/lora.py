@@ -20,9 +20,9 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from transformers import PreTrainedModel
 
+from plaudit_job.spec.rljob import LoraSpec
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.job.spec.trainer import LoraSpec
-from plaudit_workers.published_weights import ADAPTER_CONFIG_FILE
+from plaudit_workers.weights.published import ADAPTER_CONFIG_FILE
 
 _ADAPTER = "default"
 _PUBLISHED_PREFIX = "base_model.model."

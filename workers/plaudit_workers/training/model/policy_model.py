@@ -23,41 +23,49 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from plaudit_reward.varlen_attention import choose_attention
+from plaudit_job.model_shape import ModelShape
+from plaudit_job.spec.algorithm import ModelSpec
+from plaudit_job.spec.rljob import RLJob, Spec
+from plaudit_reward.attention import choose_attention
 from plaudit_wire.messages import PolicyVersion, Transfer, TransferPart
-from plaudit_workers.images.processor import ImageProcessor
-from plaudit_workers.job.sizing.shape import ModelShape
-from plaudit_workers.job.spec.model import ModelSpec
-from plaudit_workers.job.spec.rljob import RLJob, Spec
-from plaudit_workers.published_weights import ADAPTER_FILE, WEIGHTS_FILE, Probe
+from plaudit_workers.image_processor import ImageProcessor
 from plaudit_workers.tokenizer import load_tokenizer
-from plaudit_workers.training.model.activations import checkpoint_layers
-from plaudit_workers.training.model.batches.batch import TrainingBatch
-from plaudit_workers.training.model.batches.packing import MicroBatch, assign_bins, pack, pack_single
-from plaudit_workers.training.model.commands import Commands
-from plaudit_workers.training.model.compilation import compile_layers, refuse_without_compiler
-from plaudit_workers.training.model.images.check import refuse_unpackable_images
-from plaudit_workers.training.model.images.rows import ImageRows, busy_sequence, read_sampled_images
-from plaudit_workers.training.model.lora import Adapters, original_name, published_name
-from plaudit_workers.training.model.losses.aggregation import token_weights
-from plaudit_workers.training.model.losses.divergence import ESTIMATES
-from plaudit_workers.training.model.losses.loss import choose_loss, mean_figures, policy_loss
-from plaudit_workers.training.model.losses.mismatch import mismatch_figures, mismatch_sums
-from plaudit_workers.training.model.losses.tokens import TokenInputs
-from plaudit_workers.training.model.losses.trial import try_loss
-from plaudit_workers.training.model.model import (
+from plaudit_workers.training.model.batch import TrainingBatch
+from plaudit_workers.training.model.checks import (
+    ImageRows,
+    busy_sequence,
+    read_sampled_images,
+    refuse_unpackable_images,
+)
+from plaudit_workers.training.model.head import (
     DTYPES,
     FORWARD_DTYPES,
+    EntropyUse,
     LoadedModel,
+    TokenHead,
     companion_files,
     forward_logits,
     load_by_rows,
     load_whole,
+    reduced,
+    refuse_cut_sampling,
     refuse_long_packed,
     refuse_unpackable,
 )
-from plaudit_workers.training.model.optimizer import PolicyOptimizer
-from plaudit_workers.training.model.probe import PROBE_LIMITS, probe_ids
+from plaudit_workers.training.model.lora import Adapters, original_name, published_name
+from plaudit_workers.training.model.losses import (
+    ESTIMATES,
+    TokenInputs,
+    choose_loss,
+    mean_figures,
+    mismatch_figures,
+    mismatch_sums,
+    policy_loss,
+    token_weights,
+)
+from plaudit_workers.training.model.memory import checkpoint_layers, compile_layers, refuse_without_compiler
+from plaudit_workers.training.model.optimizer import PROBE_LIMITS, PolicyOptimizer, probe_ids, work_figures
+from plaudit_workers.training.model.packing import MicroBatch, assign_bins, pack, pack_single
 from plaudit_workers.training.model.sequence_parallel import SequenceParallel, refuse_heads
 from plaudit_workers.training.model.sharding import (
     Ranks,
@@ -69,21 +77,13 @@ from plaudit_workers.training.model.sharding import (
     place,
     sum_over_replicas,
 )
-from plaudit_workers.training.model.state_copy import StateCopy, read_own_rows, refuse_other_tensors
-from plaudit_workers.training.model.temperature import refuse_cut_sampling
-from plaudit_workers.training.model.token_head import EntropyUse, TokenHead, reduced
-from plaudit_workers.training.model.utilization import work_figures
+from plaudit_workers.training.model.state_copy import Commands, StateCopy, read_own_rows, refuse_other_tensors
+from plaudit_workers.training.model.trial import try_loss
 from plaudit_workers.training.model.weight_offer import OfferedWeights, WeightOffer, layout_of, part_of, shapes_of
-from plaudit_workers.training.shards.index import (
-    MODEL_PREFIX,
-    PROXIMAL_PREFIX,
-    ShardError,
-    ShardIndex,
-    StateProgress,
-)
-from plaudit_workers.training.shards.reader import ShardReader
-from plaudit_workers.training.shards.weight_files import WeightFiles
-from plaudit_workers.training.shards.weight_image import CopiedWeights, WeightForm, WeightImage
+from plaudit_workers.weights.files import ShardReader, WeightFiles
+from plaudit_workers.weights.image import CopiedWeights, WeightForm, WeightImage
+from plaudit_workers.weights.index import MODEL_PREFIX, PROXIMAL_PREFIX, ShardError, ShardIndex, StateProgress
+from plaudit_workers.weights.published import ADAPTER_FILE, WEIGHTS_FILE, Probe
 
 
 class PolicyModel:

@@ -22,10 +22,10 @@ from torch.distributed._functional_collectives import all_to_all_single
 from torch.nn.functional import pad
 from transformers import PretrainedConfig
 
-from plaudit_reward.packed_attention import UnsupportedAttentionError
+from plaudit_job.model_shape import divides_heads
+from plaudit_reward.attention import UnsupportedAttentionError
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.job.sizing.shape import divides_heads
-from plaudit_workers.training.model.batches.packing import MicroBatch
+from plaudit_workers.training.model.packing import MicroBatch
 
 
 class SequenceParallel:

@@ -3,6 +3,12 @@
 The step continues as soon as the copy is made. Threads of the ranks then write: rank 0 sends the folder, each rank
 writes one file, and rank 0 collects their tables into the index. They meet in a process group of their own, so they
 never wait for a command.
+
+Send the calls of rank 0's model to the other ranks, because collective operations need all of them.
+
+A command is the name of a method of ``PolicyModel`` and its argument. It travels as msgpack in a broadcast from rank 0,
+never as pickle: a rank that receives something else fails instead of running it. A rank that dies closes its
+connections, so the next collective operation of the others raises and their processes end.
 """
 
 from __future__ import annotations
@@ -10,22 +16,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from plaudit_wire.messages import PolicyVersion
+from plaudit_workers.training.model.batch import TrainingBatch
 from plaudit_workers.training.model.sharding import Ranks, gather_bytes, own_rows, saved_rows
-from plaudit_workers.training.shards.index import (
-    INDEX_FILE,
-    ShardedTensor,
-    ShardError,
-    ShardIndex,
-    StateProgress,
-    merged,
-)
-from plaudit_workers.training.shards.reader import ShardReader
-from plaudit_workers.training.shards.writer import TensorRows, write_rows
+from plaudit_workers.training.model.weight_offer import WeightOffer
+from plaudit_workers.weights.files import ShardReader, TensorRows, write_rows
+from plaudit_workers.weights.image import WeightForm
+from plaudit_workers.weights.index import INDEX_FILE, ShardedTensor, ShardError, ShardIndex, StateProgress, merged
 
 
 class WriteReport(msgspec.Struct, frozen=True):
@@ -134,3 +139,90 @@ def read_own_rows(reader: ShardReader, tensors: Mapping[str, Tensor]) -> None:
         rows, first_row = own_rows(tensor)
         if rows.numel():
             rows.copy_(reader.rows(name, first_row, rows.shape[0] if rows.dim() else 1))
+
+
+ARGUMENTS: dict[str, Any] = {
+    "update": TrainingBatch,
+    "logprobs": TrainingBatch,
+    "divergences": TrainingBatch,
+    "free_memory": None,
+    "hold_proximal": PolicyVersion,
+    "offer": WeightOffer,
+    "write_weights": str,
+    "copy_weights": None,
+    "write_copied": WeightForm,
+    "probe": None,
+    "copy_state": None,
+    "load": str,
+    "restore": StateProgress,
+    "close": None,
+}
+
+"""Command → type of its argument."""
+
+
+class CommandError(Exception):
+    """Report that a rank received bytes that are not a command."""
+
+
+class Commands:
+    """Broadcast commands from rank 0."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def send(self, name: str, argument: object = None) -> None:
+        """Broadcast a command from rank 0, where there are several; every public method of the model begins with it."""
+        self._ranks.use_device()
+        if self._ranks.rank == 0 and self._ranks.world_size > 1:
+            self._broadcast(encode_command(name, argument))
+
+    def receive(self) -> tuple[str, Any]:
+        """Wait for rank 0's next command.
+
+        Raises:
+            CommandError: rank 0 sent something else.
+            RuntimeError: rank 0, or another rank, is gone.
+        """
+        self._ranks.use_device()
+        return decode_command(self._broadcast(b""))
+
+    def gather(self, message: bytes) -> list[bytes]:
+        """Return the message of each rank; a collective call within a command."""
+        return gather_bytes(message, self._ranks.world_size, self._ranks.commands)
+
+    def _broadcast(self, content: bytes) -> bytes:
+        size = torch.tensor([len(content)])
+        dist.broadcast(size, src=0, group=self._ranks.commands)
+        buffer = torch.frombuffer(bytearray(content or int(size)), dtype=torch.uint8)
+        dist.broadcast(buffer, src=0, group=self._ranks.commands)
+        return buffer.numpy().tobytes()
+
+
+def encode_command(name: str, argument: object = None) -> bytes:
+    """Encode a command as msgpack: ``[name, argument]``; arrays as ``[dtype, bytes]``."""
+    return msgspec.msgpack.encode([name, argument], enc_hook=_encode_array)
+
+
+def decode_command(content: bytes) -> tuple[str, Any]:
+    """Decode what ``encode_command`` made.
+
+    Raises:
+        CommandError: the content is not a command.
+    """
+    try:
+        name, argument = msgspec.msgpack.decode(content, type=tuple[str, msgspec.Raw])
+        return name, msgspec.msgpack.decode(argument, type=ARGUMENTS[name], dec_hook=_decode_array)
+    except (msgspec.MsgspecError, KeyError) as error:
+        raise CommandError(f"rank 0 sent no command of the trainer: {error}") from error
+
+
+def _encode_array(array: Any) -> Any:
+    if not isinstance(array, np.ndarray):
+        raise NotImplementedError(f"{type(array).__name__} is no plain data")
+    return [array.dtype.str, array.tobytes()]
+
+
+def _decode_array(_: type, encoded: Any) -> Any:
+    dtype, content = encoded
+    return np.frombuffer(content, np.dtype(dtype))

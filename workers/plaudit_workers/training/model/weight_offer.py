@@ -15,11 +15,17 @@ from torch import Tensor
 
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.training.model.sharding import saved_rows
-from plaudit_workers.training.shards.index import row_items
-from plaudit_workers.training.shards.tensor_bytes import DTYPE_NAMES, bytes_of
-from plaudit_workers.weight_transfer.layout import FileLayout, TensorParts, TensorShape, file_layout
-from plaudit_workers.weight_transfer.part import WeightPart
-from plaudit_workers.weight_transfer.server import WeightServer, host_towards
+from plaudit_workers.weights.files import DTYPE_NAMES, bytes_of
+from plaudit_workers.weights.index import row_items
+from plaudit_workers.weights.send import (
+    FileLayout,
+    TensorParts,
+    TensorShape,
+    WeightPart,
+    WeightServer,
+    file_layout,
+    host_towards,
+)
 
 PORT_VARIABLE = "PLAUDIT_WEIGHTS_PORT"
 """Port of local rank 0; the next ranks of the pod take the next ports. Unset: any free port."""

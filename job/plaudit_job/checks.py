@@ -1,0 +1,212 @@
+"""Check a Python file that a job names, without running it.
+
+Find what keeps a job from running on Kubernetes, where no file lies next to the job file.
+
+Find fields that change nothing, because of the values of others: notes of ``plaudit validate``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from plaudit_job.fields import path_fields
+from plaudit_job.load import job_data
+from plaudit_job.problem import Problem
+from plaudit_job.spec.algorithm import LOSS_KINDS, AlgorithmSpec, LossSpec, OptimizerSpec
+from plaudit_job.spec.rljob import RLJob
+
+
+def python_problem(field: str, path: str, name: str, name_field: str) -> Problem | None:
+    """Return the problem of a file, or of the function or class that the job expects in it, or None.
+
+    Args:
+        name: function or class; only the first part of a dotted name is looked up.
+    """
+    try:
+        source = Path(path).read_bytes()
+    except FileNotFoundError:
+        return Problem(f"{field}.path", f"there is no file {path}", "Correct the path: it is relative to the job file")
+    except OSError as error:
+        return Problem(f"{field}.path", f"cannot read {path}: {error.strerror}", "Name a Python file")
+    return source_problem(field, path, source, name, name_field)
+
+
+def source_problem(field: str, path: str, source: bytes, name: str, name_field: str) -> Problem | None:
+    """Return the same for a file that was already read."""
+    try:
+        tree = ast.parse(source, filename=path)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        place = f"line {line} of {path}" if line else path
+        return Problem(f"{field}.path", f"syntax error in {place}: {getattr(error, 'msg', error)}", "Fix the file")
+    names = _names(tree)
+    if names is None or name.split(".")[0] in names:
+        return None
+    defined = ", ".join(sorted(n for n in names if not n.startswith("_"))) or "nothing"
+    return Problem(f"{field}.{name_field}", f"{path} does not define {name!r}", f"It defines: {defined}")
+
+
+def _names(tree: ast.Module) -> set[str] | None:
+    """Return the names that the module's top level binds; None if unknown (``import *``, names bound in a block)."""
+    names: set[str] = set()
+    for node in tree.body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names.add(node.name)
+            case ast.Import() | ast.ImportFrom():
+                names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+            case ast.Assign():
+                names |= {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                names.add(name)
+            case ast.If() | ast.Try() | ast.With() | ast.For() | ast.While():
+                return None
+    return None if "*" in names else names
+
+
+_PATHS = tuple(path_fields(RLJob))
+
+
+def kubernetes_problems(job: RLJob) -> list[Problem]:
+    """Return the problems of a job on Kubernetes; its paths are as written (``read_job``)."""
+    data = job_data(job)
+    problems = [problem for name, mark in _PATHS for problem in _paths(job, data, name, mark.kind)]
+    if job.spec.trains and not job.spec.storage.claim_name:
+        problems.append(
+            Problem(
+                "spec.storage.claimName",
+                "is empty; trainer and rollouts share weights through a volume",
+                "Name a claim that many pods can mount (ReadWriteMany)",
+            )
+        )
+    return [*problems, *_cpu_of_scaled_workers(job)]
+
+
+def _cpu_of_scaled_workers(job: RLJob) -> Iterator[Problem]:
+    """Require a CPU request for an HPA: without one it never scales, and only the HPA itself reports it."""
+    workers = job.spec.reward.workers
+    if workers.autoscaling is None or workers.autoscaling.provider != "hpa" or "spec" in workers.pod.template:
+        return
+    if "cpu" not in {**workers.pod.resources.requests, **workers.pod.resources.limits}:
+        yield Problem(
+            "spec.reward.workers.pod.resources.requests",
+            "has no cpu; the provider hpa scales by the share of it that is used",
+            'Give the CPU of one worker, such as cpu: "1"',
+            also=("spec.reward.workers.autoscaling.provider",),
+        )
+
+
+def _paths(job: RLJob, data: Mapping[str, Any], name: str, kind: str) -> Iterator[Problem]:
+    provided = {item.path for item in job.spec.files.items}
+    everything = bool(job.spec.files.config_map) and not provided
+    for field, path in _values(data, name.split(".")):
+        if path.startswith("/") or (kind == "source" and not path.startswith(".")):
+            continue
+        if path.startswith((".", "~")) or "data" in field.split(".") or not (everything or path in provided):
+            yield Problem(
+                field,
+                f"{path!r} is relative; on Kubernetes there are no files next to the job file",
+                f"Give an absolute path on the shared volume ({job.spec.storage.mount_path}/…) or in the image, or put "
+                "the file into a ConfigMap and list it in spec.files",
+            )
+
+
+def _values(node: Any, way: list[str], name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every non-empty text at a path through plain data, with its written name; ``[]`` means each entry."""
+    if not way:
+        yield name, str(node)
+        return
+    key = way[0].removesuffix("[]")
+    if not isinstance(node, Mapping) or key not in node:
+        return
+    here = f"{name}.{key}".lstrip(".")
+    if not way[0].endswith("[]"):
+        yield from _values(node[key], way[1:], here)
+        return
+    for index, item in enumerate(node[key]):
+        yield from _values(item, way[1:], f"{here}[{index}]")
+
+
+_LOSS = "spec.algorithm.loss"
+
+_OF_WEIGHTS = {
+    "correction_cap": "correctionCap",
+    "correction_floor": "correctionFloor",
+    "correction_level": "correctionLevel",
+}
+
+
+def without_effect(job: RLJob) -> list[Problem]:
+    """Return fields that change nothing, because of the values of others."""
+    if not job.spec.trains:
+        return []
+    algorithm = job.spec.algorithm
+    return [
+        *_clip(algorithm),
+        *_dual_clip(algorithm.loss),
+        *_correction(algorithm.loss),
+        *_kl(algorithm.loss),
+        *_rate(algorithm.optimizer),
+    ]
+
+
+def _clip(algorithm: AlgorithmSpec) -> Iterator[Problem]:
+    correction = algorithm.loss.correction
+    if algorithm.loss.kind == "python" or correction == "none" or algorithm.updates_per_step > 1:
+        return
+    yield Problem(
+        f"{_LOSS}.correction",
+        f"with {correction} and one update a step the ratio is 1: clipLow, clipHigh and clipRatioC change nothing",
+        "Set miniBatchesPerStep or epochs above 1, or correction to none, for a clip that acts",
+        also=("spec.algorithm.miniBatchesPerStep",),
+    )
+
+
+def _dual_clip(loss: LossSpec) -> Iterator[Problem]:
+    if loss.kind == "python" or LOSS_KINDS[loss.kind].dual_clip:
+        return
+    if "clip_ratio_c" in loss.model_fields_set:
+        others = " or ".join(kind for kind, traits in LOSS_KINDS.items() if traits.dual_clip)
+        yield Problem(
+            f"{_LOSS}.clipRatioC",
+            f"kind {loss.kind} has no dual clip: {loss.clip_ratio_c:g} changes nothing",
+            f"Remove it, or set kind to {others}",
+            also=(f"{_LOSS}.kind",),
+        )
+
+
+def _correction(loss: LossSpec) -> Iterator[Problem]:
+    if loss.correction != "none":
+        return
+    for name, written in _OF_WEIGHTS.items():
+        if name in loss.model_fields_set:
+            yield Problem(
+                f"{_LOSS}.{written}",
+                f"correction none has no importance weights: {getattr(loss, name)} changes nothing",
+                "Remove it, or set correction to tis, decoupled or reject",
+                also=(f"{_LOSS}.correction",),
+            )
+
+
+def _kl(loss: LossSpec) -> Iterator[Problem]:
+    if loss.kl_importance_weight and not loss.has_kl_term:
+        yield Problem(
+            f"{_LOSS}.klImportanceWeight",
+            f"klCoefficient {loss.kl_coefficient:g} and klIn {loss.kl_in} give the loss no term of the divergence: it "
+            "changes nothing",
+            "Set klCoefficient with klIn: loss, or remove it",
+            also=(f"{_LOSS}.klCoefficient", f"{_LOSS}.klIn"),
+        )
+
+
+def _rate(optimizer: OptimizerSpec) -> Iterator[Problem]:
+    if optimizer.schedule == "constant" and "min_rate_share" in optimizer.model_fields_set:
+        yield Problem(
+            "spec.algorithm.optimizer.minRateShare",
+            f"with schedule constant the rate does not fall: {optimizer.min_rate_share:g} changes nothing",
+            "Remove it, or set schedule to linear or cosine",
+            also=("spec.algorithm.optimizer.schedule",),
+        )

@@ -1,0 +1,291 @@
+"""Resolve the relative paths of a job against the folder of the job file.
+
+Turn pydantic's errors about single fields into messages with a remedy.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from plaudit_job.problem import Problem
+from plaudit_job.spec.rljob import RLJob
+from plaudit_job.spec.section import BYTE_QUANTITY, DNS_LABEL, PYTHON_NAME, SCORER_NAME, JobPath, choices
+
+_PATTERNS = {
+    DNS_LABEL: ("is not a valid name", "Use a-z, 0-9 and '-', for example my-job"),
+    SCORER_NAME: ("is not a valid name", "Use a-z, 0-9, '-' and '_', for example accuracy_reward"),
+    BYTE_QUANTITY: ("is not a number of bytes", "Write it like 512Mi or 4Gi"),
+    PYTHON_NAME: ("is not the name of a Python function", "Give the name as the file defines it"),
+    r"^(https?://.+)?$": ("is not a URL", "Start it with http:// or https://"),
+    r"^https?://": ("is not a URL", "Start it with http:// or https://"),
+    r"^rediss?://": ("is not the URL of a Redis", "Write redis://host:port/0, or rediss:// for TLS"),
+    r"^(rediss?://.+)?$": ("is not the URL of a Redis", "Write redis://host:port/0, or rediss:// for TLS"),
+    r"^/": ("is not an absolute path", "Start it with /"),
+    r"^[^/]": ("is not a relative path", "Remove the leading /"),
+}
+
+_TYPES = {
+    "int_type": ("a whole number", "Write digits without quotes"),
+    "int_from_float": ("a whole number", "Remove the fraction"),
+    "float_type": ("a number", "Write it without quotes"),
+    "string_type": ("text", "Put it in quotes"),
+    "bool_type": ("true or false", "Write true or false without quotes"),
+    "list_type": ("a list", "Write [a, b], or one '- ' line for each entry"),
+    "dict_type": ("a mapping", "Write {key: value}, or one indented 'key: value' line for each"),
+    "model_type": ("a mapping", "Write {key: value}, or one indented 'key: value' line for each"),
+    "model_attributes_type": ("a mapping", "Write {key: value}, or one indented 'key: value' line for each"),
+}
+
+Location = tuple[str | int, ...]
+
+"""Keys and indices from the root of the job to a part of it."""
+
+
+def field_name(location: Iterable[str | int]) -> str:
+    """Return the written name of a location: ``spec.reward.scorers[1].weight``."""
+    name = ""
+    for part in location:
+        name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else str(part)
+    return name
+
+
+def null_problem(location: Location) -> Problem:
+    """Return the problem of a field without a value."""
+    return Problem(
+        field_name(location), "has no value", "Give one, or remove the field (for a section of defaults write {})"
+    )
+
+
+def problem_of(errors: Sequence[ErrorDetails], root: type[BaseModel], location: Location) -> Problem:
+    """Turn pydantic's errors about one field into a problem.
+
+    Args:
+        errors: one, or one for each type of a union.
+        location: keys and indices as written in the file.
+    """
+    kinds = [_TYPES[error["type"]][0] for error in errors if error["type"] in _TYPES]
+    if len(kinds) > 1:
+        value = shown(errors[0]["input"])
+        return Problem(field_name(location), f"{value} is not {' or '.join(kinds)}", "Write it like 4, 500m or 16Gi")
+    message, remedy = _message(errors[0], root, location)
+    return Problem(field_name(location), message, remedy)
+
+
+def _message(error: ErrorDetails, root: type[BaseModel], location: Location) -> tuple[str, str]:
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    if kind in _TYPES:
+        wanted, remedy = _TYPES[kind]
+        return f"{shown(value)} is not {wanted}", remedy
+    if kind in _MESSAGES:
+        return _MESSAGES[kind](value, context, root, location)
+    return f"{shown(value)}: {error['msg'].lower()}", "See docs/rljob.md"
+
+
+def shown(value: object) -> str:
+    """Return a value for a message, cut after 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+MessageOf = Callable[[Any, dict[str, Any], type[BaseModel], Location], tuple[str, str]]
+
+
+def _missing(_: Any, __: dict[str, Any], root: type[BaseModel], location: Location) -> tuple[str, str]:
+    field = field_at(root, location)
+    options = [str(option) for option in choices(field)] if field else []
+    value = f"one of {', '.join(options)}" if len(options) > 1 else "".join(options) or "…"
+    return "is missing", f"Add {location[-1]}: {value}"
+
+
+def _unknown(_: Any, __: dict[str, Any], root: type[BaseModel], location: Location) -> tuple[str, str]:
+    section = _section(root, location[:-1])
+    names = [field.alias or name for name, field in section.model_fields.items()] if section else []
+    near = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.6)
+    known = f"Fields here: {', '.join(names)}"
+    elsewhere = [] if near else _elsewhere(root, location)
+    if near or elsewhere:
+        return "is not a field of this section", f"Did you mean {' or '.join(near or elsewhere)}? {known}"
+    return "is not a field of this section", known
+
+
+def _elsewhere(root: type[BaseModel], location: Location) -> list[str]:
+    """Return the fields of this name in other sections: nearest to ``location`` first, at most two."""
+    name, here = str(location[-1]), [part for part in location[:-1] if isinstance(part, str)]
+
+    def distance(path: str) -> int:
+        parts = path.replace("[]", "").split(".")[:-1]
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(parts, here, strict=False)))
+        return len(parts) + len(here) - 2 * shared
+
+    paths = sorted((path for path in _paths(root) if path.rsplit(".", 1)[-1] == name), key=distance)
+    nearest = [path for path in paths if distance(path) == distance(paths[0])]
+    return nearest[:2]
+
+
+def _paths(section: type[BaseModel], name: str = "") -> Iterator[str]:
+    """Yield the written name of every field below a section, without the pods, which every role has."""
+    for python_name, field in section.model_fields.items():
+        written = f"{name}.{field.alias or python_name}".lstrip(".")
+        yield written
+        inner = section_of(field.annotation)
+        if inner and python_name != "pod":
+            yield from _paths(inner, f"{written}[]" if get_origin(field.annotation) is list else written)
+
+
+def _choice(value: Any, context: dict[str, Any], *_: object) -> tuple[str, str]:
+    return f"{shown(value)} is not supported", f"Give {context['expected']}"
+
+
+def _pattern(value: Any, context: dict[str, Any], *_: object) -> tuple[str, str]:
+    message, remedy = _PATTERNS.get(context["pattern"], ("is malformed", f"It must match {context['pattern']}"))
+    return f"{shown(value)} {message}", remedy
+
+
+def _bound(relation: str, key: str) -> MessageOf:
+    def message(value: Any, context: dict[str, Any], *_: object) -> tuple[str, str]:
+        return f"{shown(value)} is not {relation} {context[key]:,}", f"Give a number {relation} {context[key]:,}"
+
+    return message
+
+
+def _too_short(value: Any, context: dict[str, Any], *_: object) -> tuple[str, str]:
+    least = context["min_length"]
+    return ("is empty", "Give a value") if not value else (f"{shown(value)} is too short", f"Give at least {least}")
+
+
+def _too_long(value: Any, context: dict[str, Any], *_: object) -> tuple[str, str]:
+    most = context["max_length"]
+    unit = "characters" if isinstance(value, str) else "entries"
+    return f"{shown(value)} has {len(value)} {unit}", f"Give at most {most}"
+
+
+def _not_finite(value: Any, *_: object) -> tuple[str, str]:
+    return f"{shown(value)} is not a finite number", "Give a finite number"
+
+
+_MESSAGES: dict[str, MessageOf] = {
+    "missing": _missing,
+    "extra_forbidden": _unknown,
+    "literal_error": _choice,
+    "string_pattern_mismatch": _pattern,
+    "greater_than_equal": _bound("at least", "ge"),
+    "greater_than": _bound("above", "gt"),
+    "less_than_equal": _bound("at most", "le"),
+    "less_than": _bound("below", "lt"),
+    "string_too_short": _too_short,
+    "too_short": _too_short,
+    "string_too_long": _too_long,
+    "too_long": _too_long,
+    "finite_number": _not_finite,
+}
+
+
+def _section(root: type[BaseModel], location: Location) -> type[BaseModel] | None:
+    section: type[BaseModel] | None = root
+    for part in location:
+        if section is None:
+            return None
+        if isinstance(part, int):
+            continue
+        field = _own_field(section, part)
+        section = section_of(field.annotation) if field else None
+    return section
+
+
+def field_at(root: type[BaseModel], location: Location) -> FieldInfo | None:
+    """Return the field at a location."""
+    section = _section(root, location[:-1])
+    return _own_field(section, str(location[-1])) if section else None
+
+
+def _own_field(section: type[BaseModel], written: str) -> FieldInfo | None:
+    return next((field for name, field in section.model_fields.items() if written in (field.alias, name)), None)
+
+
+def section_of(annotation: object) -> type[BaseModel] | None:
+    """Return the section that a field holds, alone, in a list or optionally."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := section_of(part))), None)
+
+
+def resolve_paths(written: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the job's data with every path absolute.
+
+    Args:
+        written: a job as plain data with the names of the YAML form; unknown fields and wrong types stay as they are.
+    """
+    return _resolved(written, RLJob, folder.resolve())
+
+
+def path_fields(section: type[BaseModel], name: str = "") -> Iterator[tuple[str, JobPath]]:
+    """Yield every field below a section that is a path: its written name (``[]`` for lists) and its mark."""
+    for python_name, field in section.model_fields.items():
+        written = f"{name}.{field.alias or python_name}".lstrip(".")
+        mark = _mark(field)
+        if mark and mark.kind != "command":
+            yield written, mark
+        inner = section_of(field.annotation)
+        if inner:
+            is_list = "list" in str(field.annotation).lower().split("[")[0]
+            yield from path_fields(inner, f"{written}[]" if is_list else written)
+
+
+def is_hub_id(source: str) -> bool:
+    """Return True for a hub id, False for a path (in a resolved job, every path is absolute)."""
+    return not source.startswith(("/", ".", "~"))
+
+
+def _mark(field: FieldInfo) -> JobPath | None:
+    return next((mark for mark in field.metadata if isinstance(mark, JobPath)), None)
+
+
+def _resolved(written: Mapping[str, Any], section: type[BaseModel], folder: Path) -> dict[str, Any]:
+    fields = {field.alias or name: field for name, field in section.model_fields.items()}
+    return {
+        key: _resolved_value(value, fields[key], folder) if key in fields else value for key, value in written.items()
+    }
+
+
+def _resolved_value(value: Any, field: FieldInfo, folder: Path) -> Any:
+    mark, inner = _mark(field), section_of(field.annotation)
+    if mark and isinstance(value, str):
+        return _absolute(value, mark, folder)
+    if mark and mark.kind == "command" and isinstance(value, list):
+        return _command(value, mark, folder)
+    if inner and isinstance(value, Mapping):
+        return _resolved(value, inner, folder)
+    if inner and isinstance(value, list):
+        return [_resolved(item, inner, folder) if isinstance(item, Mapping) else item for item in value]
+    return value
+
+
+def _command(written: list[Any], mark: JobPath, folder: Path) -> list[Any]:
+    """Resolve a program with a slash in its name, and arguments that name a file beside the job file."""
+    if not written:
+        return written
+    program, *arguments = written
+    # Not pathlib: its is_file raises for what is too long for a name, such as the text of a program.
+    is_file = [isinstance(each, str) and each != "" and os.path.isfile(folder / each) for each in arguments]
+    return [
+        _absolute(program, mark, folder) if "/" in str(program) else program,
+        *(_absolute(each, mark, folder) if file else each for each, file in zip(arguments, is_file, strict=True)),
+    ]
+
+
+def _absolute(path: str, mark: JobPath, folder: Path) -> str:
+    if not path:
+        return path
+    target = Path(os.path.normpath(folder / Path(path).expanduser()))
+    if mark.kind == "source" and is_hub_id(path) and not os.path.exists(target):
+        return path
+    return str(target)

@@ -1,0 +1,274 @@
+"""A Prometheus counter whose value is kept elsewhere (the run's counters in Redis) and copied here.
+
+A Prometheus gauge without a value until it has one: a step before the first one is absent, not 0.
+
+The mean over the newest values, however long ago they came.
+
+Name a sample behind each bucket of a latency histogram, as an OpenMetrics exemplar.
+
+An exemplar has the sample's ``group`` and ``index``, and its ``trace_id`` where traces are sent. It then names only
+samples whose traces are sent, so that every link leads to a trace.
+
+Compute the Prometheus series of the rollouts' engines, over all live rollouts.
+
+Declare and count the Prometheus series of the tools that conversations call.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
+
+from plaudit_metrics.monitoring.rules import LEAST_SAMPLES, RECENT_SAMPLES
+from plaudit_metrics.statistics.columns import Integers, ToolCalls, tool_name
+from plaudit_metrics.statistics.stages import BatchHistogram
+from plaudit_wire.logs import drawn, sample_ids
+from plaudit_wire.records import EngineStatus, SampleRecord
+
+
+class CopiedCounter(Collector):
+    """Expose a family of counters; ``name`` is without ``_total``."""
+
+    def __init__(self, name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._labels = tuple(labels)
+        self._values: dict[tuple[str, ...], float] = {}
+        self._last: dict[tuple[str, ...], float] = {}
+        self._ahead: dict[tuple[str, ...], float] = {}
+        """What Redis has lost since this process started."""
+        registry.register(self)
+
+    def copy(self, values: Mapping[tuple[str, ...], float]) -> None:
+        """Copy values, by label values; others keep theirs.
+
+        A value below the last one is a Redis that came back with an older state. It is not shown, because Prometheus
+        would take it for a counter that began at 0 again, and count everything a second time.
+        """
+        for labels, value in values.items():
+            lost = self._last.get(labels, 0.0) - value
+            if lost > 0:
+                self._ahead[labels] = self._ahead.get(labels, 0.0) + lost
+            self._last[labels] = value
+            self._values[labels] = value + self._ahead.get(labels, 0.0)
+
+    def describe(self) -> Iterator[CounterMetricFamily]:
+        """Yield the family without values."""
+        yield CounterMetricFamily(self._name, self._documentation, labels=self._labels)
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Yield the family as it is scraped."""
+        family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
+        for labels, value in sorted(self._values.items()):
+            family.add_metric(labels, value)
+        yield family
+
+
+GaugeValues = Mapping[tuple[str, ...], float | None]
+
+"""Label values → value; None: the gauge is absent."""
+
+
+def gauge_family(name: str, documentation: str, labels: Sequence[str], values: GaugeValues) -> GaugeMetricFamily:
+    """Return a family of gauges as it is scraped."""
+    family = GaugeMetricFamily(name, documentation, labels=labels)
+    for of, value in sorted(values.items()):
+        if value is not None:
+            family.add_metric(of, float(value))
+    return family
+
+
+class OptionalGauge(Collector):
+    """Expose a family of gauges: those that have a value."""
+
+    def __init__(self, name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._labels = tuple(labels)
+        self._values: dict[tuple[str, ...], float | None] = {}
+        registry.register(self)
+
+    def set(self, value: float | None, *labels: str) -> None:
+        """Set one gauge; None removes it."""
+        self._values[labels] = value
+
+    def replace(self, values: GaugeValues) -> None:
+        """Set all gauges of the family, by label values; remove the others."""
+        self._values = dict(values)
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the family without values."""
+        yield gauge_family(self._name, self._documentation, self._labels, {})
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the family as it is scraped."""
+        yield gauge_family(self._name, self._documentation, self._labels, self._values)
+
+
+class RecentMean:
+    """Compute the mean of at least the newest ``size`` values; of batches, the oldest are dropped whole.
+
+    A rate over a window of time is undefined between two steps that are further apart than the window. This is not.
+
+    Args:
+        least: fewer values than this have no mean.
+    """
+
+    def __init__(self, size: int, least: int = 1) -> None:
+        self._size = size
+        self._least = least
+        self._batches: deque[tuple[float, int]] = deque()
+        self._total = 0.0
+        self._count = 0
+
+    def add(self, total: float, count: int) -> None:
+        """Add a batch: the sum and the number of its values."""
+        if count <= 0:
+            return
+        self._batches.append((total, count))
+        self._total += total
+        self._count += count
+        while self._count - self._batches[0][1] >= self._size:
+            oldest_total, oldest_count = self._batches.popleft()
+            self._total -= oldest_total
+            self._count -= oldest_count
+
+    @property
+    def mean(self) -> float | None:
+        """Return the mean; None with too few values."""
+        return self._total / self._count if self._count >= self._least else None
+
+
+_MOST_CHARACTERS = 64
+
+"""Of a group's id: Prometheus refuses an exemplar whose labels have over 128 characters."""
+
+
+@dataclass(frozen=True)
+class Naming:
+    """Name the samples of a run in exemplars."""
+
+    run: str = ""
+    share: float | None = None
+    """Share of the samples whose traces are sent; None: no traces are sent."""
+
+    def among(self, samples: Sequence[SampleRecord]) -> NamedSamples:
+        """Return the samples for exemplars. Where traces are sent, those that are drawn: validation has none."""
+        share = self.share
+        if share is None:
+            return NamedSamples(self, samples, np.ones(len(samples), dtype=np.bool_))
+        traced = [each.split == "train" and drawn(self.run, each.group, each.index, share) for each in samples]
+        return NamedSamples(self, samples, np.array(traced, dtype=np.bool_))
+
+    def labels(self, sample: SampleRecord) -> dict[str, str]:
+        """Return the labels of an exemplar."""
+        labels: dict[str, str] = {}
+        if len(sample.group) <= _MOST_CHARACTERS:
+            labels |= {"group": sample.group, "index": str(sample.index)}
+        if self.share is not None:
+            trace_id, _ = sample_ids(self.run, sample.group, sample.index)
+            labels["trace_id"] = f"{trace_id:032x}"
+        return labels
+
+
+UNTRACED = Naming()
+
+"""Names samples by group and index alone."""
+
+
+class NamedSamples:
+    """Name the samples behind an array of values, in its order.
+
+    Args:
+        eligible: True where an exemplar may name the sample; shape [number of samples].
+        at: seconds since the epoch of their exemplars; None: when each became terminal.
+    """
+
+    def __init__(
+        self, naming: Naming, samples: Sequence[SampleRecord], eligible: NDArray[np.bool_], at: float | None = None
+    ) -> None:
+        self.eligible = eligible
+        self._naming = naming
+        self._samples = samples
+        self._at = at
+
+    def take(self, places: Integers) -> NamedSamples:
+        """Return the samples at these places."""
+        samples = [self._samples[place] for place in places.tolist()]
+        return NamedSamples(self._naming, samples, self.eligible[places], self._at)
+
+    def exemplar(self, place: int, value: float) -> Exemplar:
+        """Return the exemplar of the sample at a place."""
+        sample = self._samples[place]
+        at = self._at or sample.stamps.committed or sample.stamps.admitted
+        return Exemplar(self._naming.labels(sample), value, at)
+
+
+def engine_gauges(engines: Sequence[EngineStatus]) -> Iterator[GaugeMetricFamily]:
+    """Yield the gauges of the live rollouts' engines, without values if there are none."""
+    running, waiting = (sum(getattr(engine, state) for engine in engines) for state in ("running", "waiting"))
+    requests: GaugeValues = {("running",): running, ("waiting",): waiting} if engines else {}
+    yield gauge_family("plaudit_engine_requests", "Requests in the engines of all rollouts", ["state"], requests)
+    for name, documentation, values in (
+        (
+            "plaudit_engine_kv_cache_ratio",
+            "Share of the engines' key-value cache in use",
+            [engine.kv_cache_share for engine in engines],
+        ),
+        (
+            "plaudit_engine_first_token_seconds",
+            "Mean time to the first token of the newest requests",
+            [engine.first_token_s for engine in engines],
+        ),
+    ):
+        known = [value for value in values if value is not None]
+        figures: GaugeValues = {("mean",): sum(known) / len(known), ("max",): max(known)} if known else {}
+        yield gauge_family(name, documentation, ["statistic"], figures)
+
+
+_FAILED = ("error", "timeout", "killed")
+
+"""A refused call is the policy's mistake or a limit of the job: the tool was never run."""
+
+
+class ToolSeries:
+    """Count the calls of tools. Names beyond ``MOST_TOOLS`` count as ``unknown``."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.call_seconds = BatchHistogram(
+            "plaudit_tool_call_seconds", "Seconds of a tool's calls, refused ones excluded", ["tool"], registry
+        )
+        self.calls = Counter(
+            "plaudit_tool_calls", "Calls of a tool, by how they ended", ["tool", "outcome"], registry=registry
+        )
+        self._recent_failed = OptionalGauge(
+            "plaudit_tool_recent_failed_ratio",
+            "Share of a tool's newest calls that raised, timed out or lost their process",
+            ["tool"],
+            registry,
+        )
+        self._failed: dict[str, RecentMean] = {}
+
+    def count(self, tools: Mapping[str, ToolCalls]) -> None:
+        """Count the calls of a batch of samples."""
+        for given, calls in tools.items():
+            name = tool_name(given, self._failed)
+            self.call_seconds.observe(np.array(calls.run_s), name)
+            for outcome, number in calls.outcomes.items():
+                self.calls.labels(name, outcome).inc(number)
+
+    def remember(self, tools: Mapping[str, ToolCalls]) -> None:
+        """Update the shares among the newest calls; call it before ``count``."""
+        for given, calls in tools.items():
+            name = tool_name(given, self._failed)
+            failed = self._failed.setdefault(name, RecentMean(RECENT_SAMPLES, LEAST_SAMPLES))
+            failed.add(float(sum(calls.outcomes[outcome] for outcome in _FAILED)), len(calls.run_s))
+            self._recent_failed.set(failed.mean, name)

@@ -1,0 +1,456 @@
+"""A stored sample as the conversation that it was: messages, tool calls and results, with the times of each turn.
+
+Find the files of a run's stored samples: ``samples/step-000012-i1.parquet``, step 12 as incarnation 1 trained it.
+
+Cut long texts, so that one sample with megabytes of output costs a reader and a browser little.
+
+Stored samples as the API returns them: a line of a list, and one sample in full.
+
+Read a run's stored samples (``samples/step-000012-i1.parquet``, written by the trainer) as records.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.parquet
+
+from plaudit_metrics.sources.steps import StepSamples
+from plaudit_metrics.statistics.stages import stages_of
+from plaudit_wire.records import (
+    AgentReward,
+    CallOutcome,
+    CallRecord,
+    GenerationRecord,
+    GroupRecord,
+    SampleRecord,
+    ScorerRecord,
+    ScoringRecord,
+    Stamps,
+    TurnRecord,
+)
+
+MOST_CHARACTERS = 4_000_000
+
+"""Characters of one sample that are returned when all of it is asked for."""
+
+
+class CutText(msgspec.Struct, frozen=True):
+    """The beginning of a text."""
+
+    text: str
+    characters: int
+    """The length of the whole text; larger than that of ``text`` where it was cut."""
+
+
+class TextBudget:
+    """Cut the texts of one sample: each to ``characters``, all together to ``MOST_CHARACTERS``."""
+
+    def __init__(self, characters: int) -> None:
+        self._characters = characters
+        self._left = MOST_CHARACTERS
+
+    def cut(self, text: str) -> CutText:
+        """Return the beginning of a text."""
+        kept = text[: min(self._characters, self._left)]
+        self._left -= len(kept)
+        return CutText(kept, len(text))
+
+
+Row = Mapping[str, Any]
+
+
+class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A call that the policy made; its result is a later message with the role ``tool``."""
+
+    tool: str
+    arguments: CutText
+    outcome: CallOutcome | None = None
+    started_s: float | None = None
+    """Seconds from the start of the sample."""
+    call_s: float | None = None
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One message. Times and reward are those of the policy's turn, where they were recorded."""
+
+    role: str
+    content: CutText
+    reasoning: CutText | None = None
+    name: str = ""
+    """Of the tool that returned a result."""
+    calls: list[ToolCall] = []
+    tokens: int | None = None
+    started_s: float | None = None
+    generate_s: float | None = None
+    reward: float | None = None
+
+
+class StoredAgentRewards(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The content of ``agent_json``: the rewards of tools and environment, or the reason that there are none."""
+
+    tool_rewards: list[float] = []
+    turn_rewards: list[float] = []
+    agent_reward: AgentReward | None = None
+    environment: dict[str, Any] | None = None
+    failure: AgentReward | None = None
+
+
+def prompt_messages(row: Row, budget: TextBudget) -> list[Message]:
+    """Return the messages before the policy's first turn; the prompt's text where the data holds no messages."""
+    messages = msgspec.json.decode(row.get("messages_json") or "[]")
+    if not messages:
+        return [Message("prompt", budget.cut(row["prompt"] or ""))]
+    return [_message(message, None, None, budget) for message in messages]
+
+
+def completion_messages(row: Row, budget: TextBudget) -> list[Message]:
+    """Return the messages from the policy's first turn on; empty for a sample that was never generated."""
+    completion = msgspec.json.decode(row.get("completion_json") or "[]")
+    if not completion:
+        text = row.get("response")
+        return [] if text is None else [Message("assistant", budget.cut(text), tokens=row.get("response_tokens"))]
+    turns = iter(msgspec.json.decode(row.get("turns_json") or "[]", type=list[TurnRecord]))
+    rewards = iter(agent_of(row).turn_rewards)
+    messages = []
+    for message in completion:
+        of_policy = message.get("role") == "assistant"
+        turn, reward = (next(turns, None), next(rewards, None)) if of_policy else (None, None)
+        messages.append(_message(message, turn, reward, budget))
+    return messages
+
+
+def agent_of(row: Row) -> StoredAgentRewards:
+    """Return the rewards of a sample's tools and environment."""
+    return msgspec.json.decode(row.get("agent_json") or "{}", type=StoredAgentRewards)
+
+
+def _message(message: dict[str, Any], turn: TurnRecord | None, reward: float | None, budget: TextBudget) -> Message:
+    calls = message.get("tool_calls") or []
+    records: list[CallRecord | None] = [*turn.calls] if turn else []
+    records += [None] * (len(calls) - len(records))
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    return Message(
+        role=str(message.get("role", "")),
+        content=budget.cut(_text(message.get("content"))),
+        reasoning=budget.cut(_text(reasoning)) if reasoning else None,
+        name=str(message.get("name") or ""),
+        calls=[_call(call, record, budget) for call, record in zip(calls, records, strict=False)],
+        tokens=turn.tokens if turn else None,
+        started_s=turn.started_s if turn else None,
+        generate_s=turn.generate_s if turn else None,
+        reward=reward,
+    )
+
+
+def _call(call: Any, record: CallRecord | None, budget: TextBudget) -> ToolCall:
+    function = call.get("function", call) if isinstance(call, dict) else {"name": "", "arguments": call}
+    return ToolCall(
+        tool=str(function.get("name", "")),
+        arguments=budget.cut(_text(function.get("arguments"))),
+        outcome=record.outcome if record else None,
+        started_s=record.started_s if record else None,
+        call_s=record.call_s if record else None,
+    )
+
+
+def _text(content: Any) -> str:
+    """Return a message's content as text: parts of other kinds than text as JSON."""
+    if content is None:
+        return ""
+    return content if isinstance(content, str) else msgspec.json.encode(content).decode()
+
+
+_NAME = re.compile(r"step-(\d+)-i(\d+)\.parquet")
+
+FOLDER = "samples"
+
+"""Folder of the files, in the run's folder."""
+
+
+class UnreadableFileError(Exception):
+    """A file is damaged or does not hold stored samples; the message names it."""
+
+
+def samples_file(run_folder: Path, step: int, incarnation: int) -> Path:
+    """Return the path of a step's file."""
+    return run_folder / FOLDER / f"step-{step:06d}-i{incarnation}.parquet"
+
+
+def surviving_files(folder: Path) -> dict[int, Path]:
+    """Return the file of each step in a run's samples folder, by step in rising order; empty without files.
+
+    A trainer that resumed from step 10 trains step 11 again: its file of step 11 replaces all older files from step 11
+    on, since those steps were rolled back.
+    """
+    found = [
+        (int(name[2]), int(name[1]), path) for path in folder.glob("step-*") if (name := _NAME.fullmatch(path.name))
+    ]
+    surviving: dict[int, Path] = {}
+    for _, of_incarnation in itertools.groupby(sorted(found, reverse=True), lambda each: each[0]):
+        began = min(surviving, default=math.inf)
+        surviving |= {step: path for _, step, path in of_incarnation if step < began}
+    return dict(sorted(surviving.items()))
+
+
+_EXTRA = "extra/"
+
+_GENERATION = {name: name for name in GenerationRecord.__struct_fields__} | {"worker": "rollout_worker"}
+
+_SCORING = {name: name for name in ("outcome", "reason", "limiter_s", "retry_s", "call_s")} | {
+    "value": "score",
+    "worker": "reward_worker",
+}
+
+_STAMPS = {name: f"{name}_at" for name in Stamps.__struct_fields__}
+
+
+def read_step_samples(run_folder: Path, step: int, incarnation: int) -> StepSamples:
+    """Return every stored sample and group of one step.
+
+    Args:
+        run_folder: ``runs/<run>``.
+        incarnation: of the trainer that closed it (``steps.jsonl`` has the surviving one).
+
+    Raises:
+        FileNotFoundError: the run did not store its samples, or the step was never closed.
+    """
+    rows = pyarrow.parquet.read_table(samples_file(run_folder, step, incarnation)).to_pylist()
+    terminal = [row for row in rows if row["outcome"] is not None]
+    return StepSamples([sample_of_row(row) for row in terminal], list(_groups(rows)))
+
+
+def sample_of_row(row: Row) -> SampleRecord:
+    """Return the record of a sample that ended."""
+    generated = row["generate_s"] is not None
+    return SampleRecord(
+        group=row["group"],
+        index=row["index"],
+        split=row["split"],
+        step=row["step"],
+        data_source=row["data_source"],
+        stamps=Stamps(**_named(row, _STAMPS)),
+        scoring=ScoringRecord(**_named(row, _SCORING), scorers=scorers_of_row(row)),
+        generation=GenerationRecord(**_named(row, _GENERATION)) if generated else None,
+        deliveries=row["deliveries"],
+    )
+
+
+def _groups(rows: Iterable[Row]) -> Iterable[GroupRecord]:
+    of_groups: dict[str, list[Row]] = {}
+    for row in rows:
+        of_groups.setdefault(row["group"], []).append(row)
+    return map(group_of_rows, of_groups.values())
+
+
+def group_of_rows(rows: Sequence[Row]) -> GroupRecord:
+    """Return the record of the group to which the rows belong."""
+    first = rows[0]
+    return GroupRecord(
+        group=first["group"],
+        split=first["split"],
+        step=first["step"],
+        end=first["end"],
+        num_samples=len(rows),
+        num_scored=sum(row["outcome"] == "scored" for row in rows),
+        admitted=first["admitted_at"],
+        closed=first["group_closed_at"],
+        terminal=first["group_terminal_at"],
+        ready=first["group_ready_at"],
+        taken=first["group_taken_at"],
+        reason=first["end_reason"] or "",
+    )
+
+
+def scorers_of_row(row: Row) -> dict[str, ScorerRecord]:
+    """Return the result of each scorer from the columns ``scorer/<name>/<field>`` and ``scorer/<name>/extra/<extra>``.
+
+    A scorer that was not asked has none.
+    """
+    fields: dict[str, dict[str, Any]] = {}
+    for column, value in row.items():
+        kind, _, rest = column.partition("/")
+        name, _, field = rest.partition("/")
+        if kind != "scorer" or value is None:
+            continue
+        of_scorer = fields.setdefault(name, {})
+        if field.startswith(_EXTRA):
+            of_scorer.setdefault("extra", {})[field.removeprefix(_EXTRA)] = value
+        else:
+            of_scorer[field] = value
+    return {name: msgspec.convert(of_scorer, ScorerRecord) for name, of_scorer in fields.items()}
+
+
+def _named(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    """Return field → value, for columns that the file has and the row fills."""
+    return {field: row[column] for field, column in columns.items() if row.get(column) is not None}
+
+
+_PREVIEW_CHARACTERS = 240
+
+LISTED_COLUMNS = [
+    "step",
+    "group",
+    "index",
+    "split",
+    "data_source",
+    "prompt",
+    "messages_json",
+    "response",
+    "turns_json",
+    "outcome",
+    "end",
+    "score",
+    "reason",
+    "end_reason",
+    "response_tokens",
+    "version_min",
+    "version_max",
+    "prompt_id",
+]
+
+"""The columns that ``ListedSample`` is made of."""
+
+
+class ListedSample(msgspec.Struct, frozen=True):
+    """A stored sample in a list."""
+
+    step: int
+    group: str
+    index: int
+    split: str
+    data_source: str
+    outcome: str
+    """An outcome; ``none`` for a sample that never ended."""
+    score: float | None
+    reason: str
+    """The reason that there is no score; empty with one."""
+    response_tokens: int | None
+    turns: int
+    """Turns of the policy."""
+    version_min: int | None
+    version_max: int | None
+    prompt_id: str
+    """Identifies the text of the prompt over all steps; empty in samples of older versions."""
+    prompt: str
+    """The end of the prompt's last message."""
+    response: str
+    """The beginning of the response."""
+    open: bool = False
+    """Its step has not closed yet: it is not stored, and its texts are not known here."""
+
+
+class SampleDetail(msgspec.Struct, frozen=True):
+    """One stored sample in full."""
+
+    sample: ListedSample
+    prompt: list[Message]
+    completion: list[Message]
+    ground_truth: CutText
+    extra_info: CutText
+    scorers: dict[str, ScorerRecord]
+    agent: StoredAgentRewards
+    stages_s: dict[str, float]
+    """Stage → seconds, in the order of the pipeline."""
+    admitted: float | None
+    """Seconds since the epoch."""
+    rollout_worker: str
+    reward_worker: str
+    finish_reason: str
+
+
+def listed(row: Row) -> ListedSample:
+    """Return the list's line for a row, which has at least ``LISTED_COLUMNS``."""
+    scored = row["score"] is not None
+    reason = "" if scored else row["reason"] or row["end_reason"] or ""
+    turns = msgspec.json.decode(row.get("turns_json") or "[]")
+    return ListedSample(
+        step=row["step"],
+        group=row["group"],
+        index=row["index"],
+        split=row["split"] or "",
+        data_source=row["data_source"] or "",
+        outcome=row["outcome"] or "none",
+        score=row["score"],
+        reason=reason[:_PREVIEW_CHARACTERS],
+        response_tokens=row["response_tokens"],
+        turns=max(len(turns), int(row["response"] is not None)),
+        version_min=row["version_min"],
+        version_max=row["version_max"],
+        prompt_id=row.get("prompt_id") or "",
+        prompt=_question(row)[-_PREVIEW_CHARACTERS:],
+        response=(row["response"] or "")[:_PREVIEW_CHARACTERS],
+    )
+
+
+def listed_open(record: SampleRecord) -> ListedSample:
+    """Return a sample of a step that has not closed, from its record, which has no texts."""
+    scoring, generation = record.scoring, record.generation
+    return ListedSample(
+        step=record.step,
+        group=record.group,
+        index=record.index,
+        split=record.split,
+        data_source=record.data_source,
+        outcome=scoring.outcome,
+        score=scoring.value,
+        reason="" if scoring.is_scored else (scoring.reason or "")[:_PREVIEW_CHARACTERS],
+        response_tokens=generation.response_tokens if generation else None,
+        turns=max(1, len(generation.turns)) if generation else 0,
+        version_min=generation.version_min if generation else None,
+        version_max=generation.version_max if generation else None,
+        prompt_id="",
+        prompt="",
+        response="",
+        open=True,
+    )
+
+
+def detail(row: Row, characters: int) -> SampleDetail:
+    """Return one sample from a row with all columns, each text cut to ``characters``."""
+    budget = TextBudget(characters)
+    ended = row["outcome"] is not None and row["admitted_at"] is not None
+    return SampleDetail(
+        sample=listed(row),
+        prompt=prompt_messages(row, budget),
+        completion=completion_messages(row, budget),
+        ground_truth=budget.cut(_plain(row["ground_truth_json"])),
+        extra_info=budget.cut(_plain(row["extra_info_json"])),
+        scorers=_cut_reasons(scorers_of_row(row), budget),
+        agent=agent_of(row),
+        stages_s=stages_of(sample_of_row(row), group_of_rows([row])) if ended else {},
+        admitted=row["admitted_at"],
+        rollout_worker=row["rollout_worker"] or "",
+        reward_worker=row["reward_worker"] or "",
+        finish_reason=row["finish_reason"] or "",
+    )
+
+
+def _cut_reasons(scorers: dict[str, ScorerRecord], budget: TextBudget) -> dict[str, ScorerRecord]:
+    def cut(record: ScorerRecord) -> ScorerRecord:
+        extra = {
+            name: budget.cut(value).text if isinstance(value, str) else value for name, value in record.extra.items()
+        }
+        reason = None if record.reason is None else budget.cut(record.reason).text
+        return msgspec.structs.replace(record, reason=reason, extra=extra)
+
+    return {name: cut(record) for name, record in scorers.items()}
+
+
+def _question(row: Row) -> str:
+    """Return the prompt's last message, which tells prompts apart better than the text with its template."""
+    messages = msgspec.json.decode(row.get("messages_json") or "[]")
+    content = messages[-1].get("content") if messages else None
+    return content if isinstance(content, str) else row["prompt"] or ""
+
+
+def _plain(json: str | None) -> str:
+    """Return a JSON text, and a JSON string without its quotes."""
+    value = msgspec.json.decode(json or "null")
+    return value if isinstance(value, str) else "" if value is None else json or ""

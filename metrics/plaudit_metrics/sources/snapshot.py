@@ -1,0 +1,233 @@
+"""Take snapshots of a run's streams, processes and Redis. Reads only.
+
+Keep the run's snapshots of the last hour, in bounded memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from plaudit_wire.messages import Announcement, RecordError, decode
+from plaudit_wire.names import CONSUMER_GROUPS, Names
+from plaudit_wire.records import LIVE_WITHIN_S, EngineStatus, ScorerWork, WorkerRecord
+
+
+@dataclass(frozen=True)
+class StreamDepth:
+    """Hold the work in one stream."""
+
+    undelivered: int = 0
+    in_flight: int = 0
+    """Read and not yet done."""
+    oldest_undelivered_s: float = 0.0
+    """Age of the oldest entry that no consumer has read; 0 without one."""
+    oldest_in_flight_s: float = 0.0
+    """Age of the oldest entry that is read and not done, since it was written; 0 without one."""
+
+
+@dataclass(frozen=True)
+class RunSnapshot:
+    """Hold the state of a run's streams, processes and Redis at one moment."""
+
+    time: float = 0.0
+    """Seconds since the epoch, by Redis's clock."""
+    streams: dict[str, StreamDepth] = field(default_factory=dict)
+    redeliveries: dict[str, int] = field(default_factory=dict)
+    duplicates: dict[str, int] = field(default_factory=dict)
+    dead_letters: dict[str, int] = field(default_factory=dict)
+    workers: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(role, state) → live processes; state is busy, idle or starting."""
+    worker_records: tuple[WorkerRecord, ...] = ()
+    judge_requests: dict[tuple[str, ...], int] = field(default_factory=dict)
+    """(judge, status) → requests that ended so, over all reward workers since the run began."""
+    judge_tokens: dict[tuple[str, ...], int] = field(default_factory=dict)
+    """(judge, prompt or completion) → tokens."""
+    cache_reads: dict[tuple[str, ...], int] = field(default_factory=dict)
+    """(scorer, hit or miss) → samples that were looked up in the scorer's cache."""
+    policy_version: int | None = None
+    policy_version_lag: int = 0
+    memory_bytes: int = 0
+    memory_limit_bytes: int = 0
+    aof_ok: bool = True
+
+    @property
+    def trainer_started(self) -> float:
+        """Return when the live trainer began to work (seconds since the epoch); 0 without one."""
+        return max((worker.started for worker in self.worker_records if worker.role == "trainer"), default=0.0)
+
+    @property
+    def scorers(self) -> dict[str, ScorerWork]:
+        """Return the unfinished work of each scorer, over all live reward workers."""
+        merged: dict[str, ScorerWork] = {}
+        for worker in self.worker_records:
+            for name, work in worker.scorers.items():
+                others = merged.get(name, ScorerWork(0, 0.0))
+                merged[name] = ScorerWork(others.in_flight + work.in_flight, max(others.oldest_s, work.oldest_s))
+        return merged
+
+    @property
+    def engines(self) -> tuple[EngineStatus, ...]:
+        """Return the engines of the live rollouts."""
+        return tuple(worker.engine for worker in self.worker_records if worker.engine is not None)
+
+    @property
+    def circuits_open(self) -> dict[str, bool]:
+        """Return judge → True while the circuit breaker of any reward worker is open for it."""
+        known = {labels[0] for labels in self.judge_requests}
+        failing = {judge for worker in self.worker_records for judge in worker.circuits_open}
+        return {judge: judge in failing for judge in sorted(known | failing)}
+
+
+async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
+    """Take one snapshot; raise ``redis.RedisError`` if Redis cannot be reached."""
+    seconds, microseconds = await client.time()
+    now = float(seconds) + microseconds / 1e6
+    counted: Any = await client.hgetall(keys.counters)
+    counters = _texts(counted)
+    workers = await _live_workers(client, keys, now)
+    info: dict[str, Any] = await client.info()
+    version = _announced_number(await client.hget(keys.state, "announced"))
+    return RunSnapshot(
+        time=now,
+        streams={name: await _depth(client, keys.stream(name), group, now) for name, group in CONSUMER_GROUPS.items()},
+        redeliveries=_counters(counters, "redelivered"),
+        duplicates=_counters(counters, "duplicates"),
+        dead_letters=_counters(counters, "dead"),
+        workers=dict(Counter((worker.role, _state_of(worker)) for worker in workers)),
+        worker_records=tuple(workers),
+        judge_requests=await _of_judges(client, keys.judges),
+        judge_tokens=await _of_judges(client, keys.judge_tokens),
+        cache_reads={
+            (scorer, result): count
+            for result, name in (("hit", "cache_hits"), ("miss", "cache_misses"))
+            for scorer, count in _counters(counters, name).items()
+        },
+        policy_version=version,
+        policy_version_lag=_lag(workers, version),
+        memory_bytes=int(info.get("used_memory", 0)),
+        memory_limit_bytes=int(info.get("maxmemory", 0)),
+        aof_ok=_aof_ok(info),
+    )
+
+
+async def _depth(client: Redis, key: str, group: str, now: float) -> StreamDepth:
+    """Return a stream's depth: undelivered are entries less pending ones, since finished entries are deleted."""
+    length = int(await client.xlen(key))
+    try:
+        groups: list[dict[str, Any]] = await client.xinfo_groups(key)
+    except ResponseError:  # no such key yet
+        return StreamDepth()
+    named = next((each for each in groups if _text(each["name"]) == group), None)
+    if named is None:
+        return StreamDepth(undelivered=length, oldest_undelivered_s=await _oldest_s(client, key, "-", now))
+    pending = int(named["pending"])
+    undelivered = max(length - pending, 0)
+    oldest_s = await _oldest_s(client, key, f"({_text(named['last-delivered-id'])}", now) if undelivered else 0.0
+    oldest: Any = (await client.xpending(key, group))["min"] if pending else None
+    in_flight_s = _age_s(oldest, now) if oldest else 0.0
+    return StreamDepth(undelivered, pending, oldest_s, in_flight_s)
+
+
+async def _oldest_s(client: Redis, key: str, after: str, now: float) -> float:
+    entries: Any = await client.xrange(key, min=after, count=1)
+    return _age_s(entries[0][0], now) if entries else 0.0
+
+
+def _age_s(entry_id: bytes | str, now: float) -> float:
+    milliseconds = int(_text(entry_id).partition("-")[0])
+    return max(now - milliseconds / 1000, 0.0)
+
+
+async def _live_workers(client: Redis, keys: Names, now: float) -> list[WorkerRecord]:
+    live: Any = await client.zrangebyscore(keys.workers, now - LIVE_WITHIN_S, "+inf")
+    if not live:
+        return []
+    encoded: Any = await client.hmget(keys.worker_records, live)
+    return [record for each in encoded if each is not None and (record := decode_worker(each)) is not None]
+
+
+async def _of_judges(client: Redis, key: str) -> dict[tuple[str, ...], int]:
+    """Read a hash whose fields are ``<judge>:<label>``."""
+    fields: Any = await client.hgetall(key)
+    counts: dict[tuple[str, ...], int] = {}
+    for name, count in _texts(fields).items():
+        judge, _, label = name.partition(":")
+        counts[judge, label] = int(count)
+    return counts
+
+
+def decode_worker(encoded: bytes) -> WorkerRecord | None:
+    """Decode a heartbeat; return None for one of another version that cannot be read."""
+    try:
+        return msgspec.msgpack.decode(encoded, type=WorkerRecord)
+    except msgspec.MsgspecError:
+        return None
+
+
+WORKER_STATES = ("busy", "idle", "starting")
+
+
+def _state_of(worker: WorkerRecord) -> str:
+    if not worker.ready:
+        return "starting"
+    return "busy" if worker.busy > 0 else "idle"
+
+
+def _lag(workers: list[WorkerRecord], announced: int | None) -> int:
+    held = [int(w.version.rpartition(".")[2]) for w in workers if w.role == "rollout" and w.ready and w.version]
+    return max(announced - min(held), 0) if held and announced is not None else 0
+
+
+def _announced_number(stored: Any) -> int | None:
+    """Return the number of the announced policy version; None before the first, or when it cannot be read."""
+    try:
+        return None if stored is None else decode(stored, Announcement).version.number
+    except RecordError:
+        return None
+
+
+def _counters(counted: Mapping[str, str], name: str) -> dict[str, int]:
+    """Return the counters named ``<name>:<stream>`` or ``<name>:<scorer>``."""
+    prefix = f"{name}:"
+    return {key.removeprefix(prefix): int(value) for key, value in counted.items() if key.startswith(prefix)}
+
+
+def _aof_ok(info: Mapping[str, Any]) -> bool:
+    if not int(info.get("aof_enabled", 0)):
+        return False
+    return info.get("aof_last_write_status") == "ok" and info.get("aof_last_bgrewrite_status") == "ok"
+
+
+def _texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {_text(key): value.decode(errors="replace") for key, value in fields.items()}
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+MOST_LOOKS = 1800
+
+"""An hour of snapshots, one every two seconds."""
+
+
+class QueueHistory:
+    """Keep the newest ``limit`` snapshots of a run."""
+
+    def __init__(self, limit: int = MOST_LOOKS) -> None:
+        self._looks: deque[RunSnapshot] = deque(maxlen=limit)
+
+    def add(self, seen: RunSnapshot) -> None:
+        """Add one snapshot."""
+        self._looks.append(seen)
+
+    def after(self, time: float) -> list[RunSnapshot]:
+        """Return the snapshots after a point in time (seconds since the epoch, Redis's clock), oldest first."""
+        return [seen for seen in self._looks if seen.time > time]

@@ -1,0 +1,138 @@
+"""Build the job's own Redis: a StatefulSet of one pod, its Service, and its volume, which is deleted with the job."""
+
+from __future__ import annotations
+
+import secrets
+
+from plaudit_operator import names
+from plaudit_operator.children.context import JobContext, Manifest
+from plaudit_operator.children.job_config import REDIS_FOLDER, mount, secret_source, volume
+from plaudit_operator.children.pod import RolePod, pod_template, service, small_container
+from plaudit_operator.runtime.kinds import SECRET, STATEFUL_SET
+from plaudit_wire.redis_access import ADMIN, PROBE, acl_file, users
+
+ROLE = "redis"
+
+USERS_FILE = "users.acl"
+"""Key of the Secret with the ACL file, which holds digests of the passwords.
+
+Redis's own pod reads this key and the passwords of ``probe`` and ``admin``; no other pod has the last."""
+KEDA_USERNAME = "keda-username"
+"""Key of the Secret with the name of KEDA's user: a TriggerAuthentication reads it only from a Secret."""
+
+_FUNCTIONS = "/functions"
+_START = f"""\
+set -eu
+printf '%s\\n' "$REDIS_CONFIGURATION" > /tmp/redis.conf
+load() {{
+  REDISCLI_AUTH="$(cat {REDIS_FOLDER}/{ADMIN})" redis-cli -e --user {ADMIN} -p {names.REDIS_PORT} \\
+    -x function load replace < "$1" > /dev/null
+}}
+(for library in {_FUNCTIONS}/*.lua; do until load "$library"; do sleep 0.5; done; done) &
+exec redis-server /tmp/redis.conf
+"""
+"""Redis loads the functions of the run whenever it starts, because its data may be lost or older than they are."""
+
+_PING = f'REDISCLI_AUTH="$(cat {REDIS_FOLDER}/{PROBE})" redis-cli --user {PROBE} ping | grep -q PONG'
+
+
+def managed(context: JobContext) -> bool:
+    """Return True if the job has a Redis of its own."""
+    return not context.spec.transport.url
+
+
+def template(context: JobContext) -> Manifest:
+    """Return the pod template of Redis."""
+    transport = context.spec.transport.managed
+    limits = {"memory": transport.memory, **transport.pod.resources.limits}
+    resources = transport.pod.resources.model_copy(update={"limits": limits})
+    process = RolePod(
+        role=ROLE,
+        image=transport.image or context.settings.images.redis,
+        command=["sh", "-c", _START],
+        pod=transport.pod.model_copy(update={"resources": resources}),
+        environment={"REDIS_CONFIGURATION": _configuration(context)},
+        ports={"redis": names.REDIS_PORT},
+        probe={"exec": {"command": ["sh", "-c", _PING]}},
+        grace_s=30,
+        joins_run=False,
+        extra_mounts=({"name": "data", "mountPath": "/data"}, {**_FOLDER, "readOnly": True}, mount()),
+        extra_volumes=(
+            volume([secret_source(names.redis_secret(context.name, context.uid), USERS_FILE, PROBE, ADMIN)]),
+            {"name": _FOLDER["name"], "emptyDir": {}},
+        ),
+        init_containers=(_write_functions(context),),
+    )
+    return pod_template(context, process)
+
+
+_FOLDER: Manifest = {"name": "functions", "mountPath": _FUNCTIONS}
+
+
+def _write_functions(context: JobContext) -> Manifest:
+    """Return the container that writes the functions' code: as of the image whose processes call them."""
+    return {
+        "name": "functions",
+        "image": context.settings.images.worker,
+        "command": ["python3", "-m", "plaudit_workers.stream.libraries", _FUNCTIONS],
+        "volumeMounts": [_FOLDER],
+        **small_container(context),
+    }
+
+
+def _configuration(context: JobContext) -> str:
+    transport = context.spec.transport.managed
+    lines = [
+        f"port {names.REDIS_PORT}",
+        "dir /data",
+        "daemonize no",
+        'save ""',
+        f"appendonly {'no' if transport.persistence == 'no' else 'yes'}",
+        f"appendfsync {transport.persistence}",
+        "maxmemory-policy noeviction",
+        f"maxmemory {transport.max_memory_bytes}",
+        f"aclfile {REDIS_FOLDER}/{USERS_FILE}",
+    ]
+    return "\n".join(lines)
+
+
+def manifests(context: JobContext, template_: Manifest, inputs: str, *, rests: bool = False) -> list[Manifest]:
+    """Return the StatefulSet and Service; a suspended one has no pod and keeps its volume."""
+    name = names.role_object(context.name, ROLE)
+    reached = service(context, name, ROLE, {"redis": names.REDIS_PORT})
+    # A probe that times out on a busy node must not cut off every process of the job: there is no other Redis.
+    reached["spec"]["publishNotReadyAddresses"] = True
+    return [_stateful_set(context, name, template_, inputs, replicas=0 if rests else 1), reached]
+
+
+def _stateful_set(context: JobContext, name: str, template_: Manifest, inputs: str, *, replicas: int) -> Manifest:
+    transport = context.spec.transport.managed
+    claim: Manifest = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": transport.storage}},
+    }
+    if transport.storage_class_name:
+        claim["storageClassName"] = transport.storage_class_name
+    metadata = context.metadata(name, ROLE)
+    metadata["annotations"] = {names.INPUTS: inputs}
+    spec = {
+        "serviceName": name,
+        "replicas": replicas,
+        "podManagementPolicy": "Parallel",
+        "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
+        "selector": {"matchLabels": context.labels(ROLE)},
+        "template": template_,
+        "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim}],
+    }
+    return context.manifest(STATEFUL_SET, metadata, spec)
+
+
+def secret(context: JobContext) -> Manifest:
+    """Return the Secret with a password for each user of the run's Redis, and the ACL file that Redis loads.
+
+    It is created once: the operator may create Secrets, but neither read nor change them.
+    """
+    metadata = context.metadata(names.redis_secret(context.name, context.uid), ROLE)
+    passwords = {user: secrets.token_urlsafe(32) for user in users(trains=context.spec.trains)}
+    data = passwords | {USERS_FILE: acl_file(context.run, passwords), KEDA_USERNAME: "keda"}
+    return context.manifest(SECRET, metadata, type="Opaque", stringData=data)

@@ -1,0 +1,169 @@
+"""Deadlines: a job that does not start in time fails and frees its resources; one that runs too long ends.
+
+Jobs that start all or nothing (``scheduling.gang``, ``scheduling.queueName``): decide whether they are scheduled.
+
+A job counts as scheduled while a pod of its trainer or rollouts is bound to a node: the scheduler, or Kueue, binds all
+of them together. Until then the roles outside the group have no pods, so that two jobs never take each other's last
+GPU. A suspended or preempted job frees all resources of its group, Redis's too, and has to be scheduled again.
+
+``spec.managedBy``: leave a job to the controller that it names, such as MultiKueue's.
+
+Keep what the pods of an earlier revision of a RewardService use, until the last of them has gone.
+
+Pods that the API server refuses to create: a quota, an admission policy.
+
+A Deployment reports it in its condition ``ReplicaFailure``. Jobs and StatefulSets only emit events, which the operator
+does not watch: ``operator/planning/reconcile.py`` lists the events of objects that lack pods.
+
+Delete an ended RLJob after ``lifecycle.ttlSecondsAfterFinished``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from plaudit_job.spec.rljob import LifecycleSpec
+from plaudit_operator import names
+from plaudit_operator.names import CONTROLLER, ConditionType, Reason
+from plaudit_operator.observed import Object, Observed, holds, labels, owner_uid, seconds
+from plaudit_operator.pod_state import is_gated, is_leaving, is_over, is_scheduled
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """Hold the deadline that comes next."""
+
+    reason: str
+    message: str
+    left_s: float
+
+
+def next_deadline(observed: Observed, lifecycle: LifecycleSpec, now: float, *, suspended: bool) -> Deadline | None:
+    """Return the deadline that applies now; None if there is none. It has passed if ``left_s`` is 0 or less.
+
+    Suspension and waiting in a queue do not count: both clocks restart when a job is resumed or admitted.
+    """
+    if suspended:
+        return None
+    resumed = _resumed(observed, now)
+    started = seconds(observed.status.get("startTime"))
+    if started is None:
+        limit = lifecycle.pre_running_deadline_seconds
+        begin = max(seconds(observed.job["metadata"]["creationTimestamp"]) or now, resumed)
+        message = f"not all pods ran within {limit} s (lifecycle.preRunningDeadlineSeconds): {_missing(observed)}"
+        return Deadline(Reason.PRE_RUNNING_DEADLINE, message, begin + limit - now)
+    if lifecycle.active_deadline_seconds is None:
+        return None
+    limit = lifecycle.active_deadline_seconds
+    message = f"the job ran longer than {limit} s (lifecycle.activeDeadlineSeconds)"
+    return Deadline(Reason.ACTIVE_DEADLINE, message, max(started, resumed) + limit - now)
+
+
+def _resumed(observed: Observed, now: float) -> float:
+    """Return when the last suspension ended; now if its end is not reported yet."""
+    condition = observed.condition(ConditionType.SUSPENDED)
+    if condition.get("status") == "True":
+        return now
+    return seconds(condition.get("lastTransitionTime")) or 0.0
+
+
+def _missing(observed: Observed) -> str:
+    """Return the last messages of the roles that were not ready."""
+    waited = (
+        ConditionType.ADMITTED,
+        ConditionType.TRANSPORT_READY,
+        ConditionType.ROLLOUT_READY,
+        ConditionType.REWARD_READY,
+        ConditionType.TRAINER_RUNNING,
+    )
+    conditions = [observed.condition(type_) for type_ in waited]
+    missing = [f"{c['type']}: {c['message']}" for c in conditions if c.get("status") == "False" and c.get("message")]
+    return "; ".join(missing) or "some pods were not ready"
+
+
+GangWait = Literal["", "room", "queue"]
+
+"""The reason to wait: none (empty), room for the whole group, or the queue."""
+
+
+def awaited(observed: Observed) -> GangWait:
+    """Return the reason why a job that is not suspended has to wait. Both fields are immutable."""
+    scheduling = observed.job["spec"].get("scheduling") or {}
+    queue = scheduling.get("queueName", "")
+    if not queue and scheduling.get("gang", "none") == "none":
+        return ""
+    pods = [pod for role in ("trainer", "rollout") for pod in observed.pods_of(role)]
+    pods = [pod for pod in pods if not (is_leaving(pod) or is_over(pod))]
+    if any(map(is_scheduled, pods)):
+        return ""
+    return "queue" if queue and (not pods or any(map(is_gated, pods))) else "room"
+
+
+def is_managed_elsewhere(observed: Observed) -> bool:
+    """Return True if another controller manages the job. The field is immutable."""
+    return observed.job["spec"].get("managedBy", "") not in ("", CONTROLLER)
+
+
+def is_in_use(observed: Observed, child: Object, revision: str) -> bool:
+    """Return True if pods of another revision may use a child that the present revision does not have.
+
+    Args:
+        revision: the present one; empty for an RLJob, which has only one.
+    """
+    of_a_revision = names.LABEL_REVISION in labels(child) or names.LABEL_MODEL in labels(child)
+    if not revision or not of_a_revision:
+        return False
+    return any(labels(pod).get(names.LABEL_REVISION, revision) != revision for pod in observed.pods)
+
+
+REASON_OF_EVENTS = "FailedCreate"
+
+_PODS_WITHIN_S = 3.0
+
+"""Time from the creation of an object until its pods usually exist."""
+
+FIRST_LOOK_AFTER_S = 5.0
+
+_FORBIDDEN = "is forbidden: "
+
+
+def lacking(observed: Observed) -> list[Object]:
+    """Return the Jobs and StatefulSets that want more pods than exist."""
+    present = Counter(map(owner_uid, observed.pods))
+    owners = [*observed.own("Job"), *observed.own("StatefulSet")]
+    return [owner for owner in owners if _wanted(owner) > present[owner["metadata"]["uid"]]]
+
+
+def _wanted(owner: Object) -> int:
+    spec = owner["spec"]
+    if owner["metadata"].get("deletionTimestamp"):
+        return 0
+    if owner["kind"] == "StatefulSet":
+        return int(spec.get("replicas", 1))
+    return 0 if holds(owner, "Complete", "Failed") or spec.get("suspend") else int(spec["parallelism"])
+
+
+def is_overdue(owner: Object, now: float) -> bool:
+    """Return True if an object is old enough that its pods should exist."""
+    return now - (seconds(owner["metadata"].get("creationTimestamp")) or now) >= _PODS_WITHIN_S
+
+
+def refusal_of(events: Iterable[Object]) -> str:
+    """Return the newest refusal among events of one object; empty if there is none."""
+    newest = max(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""), default={})
+    return without_pod_name(str(newest.get("message", "")))
+
+
+def without_pod_name(message: str) -> str:
+    """Return the cause in an API server's refusal of a pod, without the pod's random name."""
+    return message.partition(_FORBIDDEN)[2] or message
+
+
+def time_left_s(observed: Observed, now: float) -> float | None:
+    """Return the seconds until an ended job is deleted; None for never."""
+    ttl = (observed.job["spec"].get("lifecycle") or {}).get("ttlSecondsAfterFinished")
+    ended = seconds(observed.status.get("completionTime"))
+    return None if ttl is None or ended is None else ended + float(ttl) - now

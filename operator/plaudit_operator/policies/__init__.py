@@ -1,1 +1,0 @@
-"""Policies, one per file: pure functions from observed objects to decisions."""

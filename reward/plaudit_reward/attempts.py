@@ -1,0 +1,341 @@
+"""Call a scorer until it answers: attempts, the pauses between them, and the sample's time budget.
+
+Combine the results of a sample's scorers: one value, or the outcome of the scorer that failed. Pure functions.
+
+``weightedSum``: reward = Σ weightᵢ · valueᵢ over the scorers that have a value.
+
+A scorer of non-zero weight without a value passes its outcome to the sample, unless its ``onFailure`` is
+
+- ``zero``: this scorer counts as value 0 (the user's explicit choice);
+- ``ignore``: it is left out of the sum; if no other scorer has a value, the sample has none;
+- ``dropGroup``: as ``mask``, and the whole group is excluded from training.
+
+A scorer skipped by its ``when`` is left out of the sum and is no failure. A scorer that returned None masks its sample
+(outcome ``skipped``) unless ``onFailure`` is ``ignore``; ``zero`` and ``dropGroup`` apply to failures only.
+
+Compute a sample's reward from its scorers' values: by the weighted sum, or by a user's function.
+
+Hold a scorer with the job's settings for it: weight, retries, limits, ``when``, ``onFailure``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from plaudit_reward.isolation.function_scorer import FunctionScorer
+from plaudit_reward.scorer import Attempt, GroupScorer, Score, Scorer
+from plaudit_wire.errors import CallTimeoutError, DataError, InfrastructureError, ScoreTimeoutError, ScoringError
+from plaudit_wire.logs import get_logger
+from plaudit_wire.records import Outcome, Sample, ScorerRecord
+
+logger = get_logger(__name__)
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_S = 0.25
+
+_LONGEST_PAUSE_S = 15.0
+
+_RETRIED = (InfrastructureError, CallTimeoutError)
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """The limits of a scorer for one sample."""
+
+    budget_s: float
+    """Seconds of calls and retries; waiting for limits and for a free process excluded."""
+    call_s: float
+    """Seconds of one call, waits excluded."""
+    retries: int
+    """Further attempts after an infrastructure failure."""
+
+
+@dataclass(frozen=True)
+class AttemptsResult(Generic[T]):
+    """The result of all attempts."""
+
+    result: T | None
+    """None exactly when it failed."""
+    outcome: Outcome
+    """``scored`` if there is a result, else the kind of failure."""
+    reason: str | None
+    limiter_s: float
+    """Waiting for rate and concurrency limits, all attempts."""
+    held_s: float
+    """The part of ``limiter_s`` that the endpoint requested."""
+    retry_s: float
+    """Failed attempts and the pauses between attempts."""
+    call_s: float
+    """The last attempt."""
+    queued_s: float
+    """Waiting for a free process, all attempts; in none of the other three."""
+    attempts: int
+
+    @property
+    def spent_s(self) -> float:
+        """Return the seconds that count against the budget."""
+        return self.retry_s + self.call_s
+
+    def failure(self) -> Score:
+        """Return the score of attempts that failed."""
+        return Score.failed(self.outcome, self.reason or "it failed")
+
+
+async def attempt_until_answered(call: Callable[[Attempt], Awaitable[T]], allowance: Allowance) -> AttemptsResult[T]:
+    """Call until there is a result, a failure that a retry cannot fix, or no budget left.
+
+    Only ``InfrastructureError`` and ``CallTimeoutError`` are retried, after a random pause whose mean doubles each
+    time, so that many samples do not return to a broken service together. A service's Retry-After is added to the
+    pause.
+    """
+    limiter_s = held_s = retry_s = queued_s = 0.0
+    for number in range(1, allowance.retries + 2):
+        attempt = Attempt(min(allowance.call_s, allowance.budget_s - retry_s))
+        if attempt.limit_s <= 0:
+            return AttemptsResult(
+                None, "timeout", "the sample's time was used up before it", 0.0, 0.0, 0.0, 0.0, 0.0, number
+            )
+        began = time.monotonic()
+        result, error = await _once(call, attempt)
+        limiter_s, queued_s = limiter_s + attempt.waited_s, queued_s + attempt.queued_s
+        held_s += attempt.held_s
+        call_s = max(0.0, time.monotonic() - began - attempt.waited_s - attempt.queued_s)
+        if error is None:
+            return AttemptsResult(result, "scored", None, limiter_s, held_s, retry_s, call_s, queued_s, number)
+        pause_s = _pause_s(number, error)
+        out_of_budget = retry_s + call_s + pause_s >= allowance.budget_s
+        if not isinstance(error, _RETRIED) or number > allowance.retries or out_of_budget:
+            return AttemptsResult(
+                None, _outcome(error), str(error), limiter_s, held_s, retry_s, call_s, queued_s, number
+            )
+        await asyncio.sleep(pause_s)
+        retry_s += call_s + pause_s
+    raise AssertionError("the last attempt returns")
+
+
+async def _once(call: Callable[[Attempt], Awaitable[T]], attempt: Attempt) -> tuple[T | None, ScoringError | None]:
+    try:
+        return await call(attempt), None
+    except ScoringError as error:
+        return None, error
+    except Exception as error:  # the boundary to scorers: any other exception is a data error of that sample
+        logger.exception("scorer raised")
+        return None, DataError(f"{type(error).__name__}: {error}")
+
+
+def _pause_s(number: int, error: ScoringError) -> float:
+    mean_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (number - 1))
+    asked_s = error.retry_after_s if isinstance(error, InfrastructureError) else None
+    return (asked_s or 0.0) + random.uniform(0.5, 1.5) * mean_s
+
+
+def _outcome(error: ScoringError) -> Outcome:
+    if isinstance(error, ScoreTimeoutError):
+        return "timeout"
+    return "infra_error" if isinstance(error, InfrastructureError) else "data_error"
+
+
+FailurePolicy = Literal["mask", "zero", "dropGroup", "ignore"]
+
+
+@dataclass(frozen=True)
+class ScorerPart:
+    """One scorer's part in a sample's reward."""
+
+    name: str
+    weight: float
+    on_failure: FailurePolicy
+    record: ScorerRecord
+
+    @property
+    def held_back(self) -> bool:
+        """Return True if its ``when`` skipped it: there was no attempt."""
+        return self.record.attempts == 0
+
+
+@dataclass(frozen=True)
+class Combined:
+    """The combined result."""
+
+    score: Score
+    drop_group: bool = False
+
+
+def weighted_sum(parts: Sequence[ScorerPart], *, provisional: bool = False) -> Combined:
+    """Return the reward of one sample.
+
+    Args:
+        provisional: group-scope scorers follow, so a sample without a failure counts as scored until they have
+            run (and has no value if they never run).
+    """
+    counted = [part for part in parts if part.weight != 0]
+    failed = first_failure(counted)
+    if failed is not None:
+        return failed
+    total, any_value = 0.0, False
+    for part in counted:
+        if (value := counted_value(part)) is not None:
+            total, any_value = total + part.weight * value, True
+    if any_value or provisional:
+        return Combined(Score.scored(total))
+    return _nothing(counted or parts)
+
+
+def first_failure(parts: Sequence[ScorerPart]) -> Combined | None:
+    """Return the outcome that one of the scorers decides: failures before skips, in the job's order."""
+    deciding = [part for part in parts if _decides(part)]
+    for part in sorted(deciding, key=lambda part: not part.record.has_failed):
+        drops = part.record.has_failed and part.on_failure == "dropGroup"
+        return Combined(Score.failed(part.record.outcome, f"{part.name}: {part.record.reason}"), drops)
+    return None
+
+
+def values_of(parts: Sequence[ScorerPart]) -> dict[str, float | None]:
+    """Return the scorers' values by name, for a combining function; a failure that counts as zero is 0."""
+    return {part.name: counted_value(part) for part in parts}
+
+
+def counted_value(part: ScorerPart) -> float | None:
+    """Return the part's value; 0 for a failure with policy ``zero``; None if it does not count."""
+    return 0.0 if part.record.has_failed and part.on_failure == "zero" else part.record.value
+
+
+def _decides(part: ScorerPart) -> bool:
+    if part.record.is_scored or part.held_back or part.on_failure == "ignore":
+        return False
+    return part.on_failure != "zero" or not part.record.has_failed
+
+
+def _nothing(parts: Sequence[ScorerPart]) -> Combined:
+    """Return the sample's outcome when no scorer with a weight has a value: that of the first of them."""
+    if not parts:
+        return Combined(Score.failed("skipped", "no scorer applies to this sample"))
+    failures = [part for part in parts if part.record.has_failed] or list(parts)
+    record = failures[0].record
+    outcome = "skipped" if record.outcome == "scored" else record.outcome
+    return Combined(Score.failed(outcome, f"{failures[0].name}: {record.reason or 'it has weight 0'}"))
+
+
+class Combiner(Protocol):
+    """Combine the parts of one sample."""
+
+    async def combine(self, sample: Sample, parts: Sequence[ScorerPart], *, provisional: bool) -> Combined:
+        """Return the sample's reward; ``provisional`` as in ``combine.weighted_sum``."""
+        ...
+
+    async def close(self) -> None:
+        """Stop processes; called once."""
+        ...
+
+
+class WeightedSum:
+    """Add weighted values: ``combine: {kind: weightedSum}``."""
+
+    async def combine(self, sample: Sample, parts: Sequence[ScorerPart], *, provisional: bool) -> Combined:
+        """Return the sum of weight times value."""
+        return weighted_sum(parts, provisional=provisional)
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+class FunctionCombiner:
+    """Call a function of the scorers' values by name: ``combine: {kind: python}``.
+
+    A failed scorer of non-zero weight decides the sample's outcome before the function is called, as for the sum.
+
+    Args:
+        function: of scope ``combine``, opened.
+    """
+
+    def __init__(self, function: FunctionScorer, *, timeout_s: float, retries: int = 2) -> None:
+        self._function = function
+        self._allowance = Allowance(timeout_s, timeout_s, retries)
+
+    async def combine(self, sample: Sample, parts: Sequence[ScorerPart], *, provisional: bool) -> Combined:
+        """Call the function; while group-scope scorers are due, use the weighted sum instead."""
+        failure = first_failure([part for part in parts if part.weight != 0])
+        if failure is not None:
+            return failure
+        if provisional:
+            return weighted_sum(parts, provisional=True)
+        values = values_of(parts)
+        ended: AttemptsResult[Score] = await attempt_until_answered(
+            lambda attempt: self._function.combine(values, sample, attempt), self._allowance
+        )
+        return Combined(ended.result if ended.result is not None else ended.failure())
+
+    async def close(self) -> None:
+        """Stop the function's processes."""
+        await self._function.close()
+
+
+@dataclass(frozen=True)
+class When:
+    """Select samples to which an earlier scorer gave this value."""
+
+    scorer: str
+    equals: float
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The job's settings for one scorer."""
+
+    weight: float = 1.0
+    retries: int = 2
+    timeout_s: float | None = None
+    """Seconds of one call; None = the rest of the sample's budget."""
+    on_failure: FailurePolicy = "mask"
+    when: When | None = None
+
+    def allowance(self, budget_s: float) -> Allowance:
+        """Return its limits when the sample has ``budget_s`` left."""
+        return Allowance(budget_s, math.inf if self.timeout_s is None else self.timeout_s, self.retries)
+
+    def part(self, name: str, record: ScorerRecord) -> ScorerPart:
+        """Return its part in a sample's reward."""
+        return ScorerPart(name, self.weight, self.on_failure, record)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A scorer with sample scope and its rules."""
+
+    scorer: Scorer
+    rules: Rules = Rules()
+
+
+@dataclass(frozen=True)
+class GroupStage:
+    """A scorer with group scope and its rules."""
+
+    scorer: GroupScorer
+    rules: Rules = Rules()
+    replaces: bool = False
+    """Its values replace the samples' instead of being added to them."""
+    of: str | None = None
+    """It changes only the values of this sample-scope scorer (the ``post_process_scores`` of its class)."""
+
+
+def record_of(score: Score, ended: AttemptsResult[Any]) -> ScorerRecord:
+    """Return the record of a score and its timings."""
+    return ScorerRecord(
+        outcome=score.outcome,
+        value=score.value,
+        reason=score.reason,
+        limiter_s=ended.limiter_s,
+        held_s=ended.held_s,
+        retry_s=ended.retry_s,
+        call_s=ended.call_s,
+        wait_s=ended.queued_s,
+        attempts=ended.attempts,
+        extra=score.extra,
+    )

@@ -1,0 +1,522 @@
+"""Ask an OpenAI-compatible endpoint: one request, one answer or one typed error. The pipeline retries.
+
+Estimate the tokens of a request: reserved from the budget before, corrected by the endpoint's count after.
+
+Parse a judge's answer into numbers: by a regular expression, a path into JSON, or the user's function.
+
+Render the judge's prompt: a sandboxed Jinja template over one sample, or over the samples of a group.
+
+``kind: judge``: render the prompt → wait for the limits → ask the endpoint → parse its answer.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, meta, nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from plaudit_job.rules.answers import find_json, score_path, score_pattern, value_at
+from plaudit_reward.endpoint.access import EndpointAccess, EndpointUsage, UsageReport, failure_of
+from plaudit_reward.endpoint.budget import Limiter
+from plaudit_reward.endpoint.served import ServerPool, ServerResponseError
+from plaudit_reward.functions.result import extra_of, to_score, to_scores
+from plaudit_reward.http import HttpClient, Response, error_message, excerpt, proxy_for
+from plaudit_reward.isolation.function_scorer import FunctionScorer
+from plaudit_reward.scorer import Attempt, Score
+from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
+from plaudit_wire.records import Sample
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Tokens(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Tokens | None = None
+
+
+_ROUTE = "/chat/completions"
+
+_decode = msgspec.json.Decoder(_Completion).decode
+
+_REMEDIES = {
+    401: "check apiKeySecret",
+    403: "check apiKeySecret and the key's permissions",
+    404: "check baseUrl (up to and with /v1) and model",
+}
+
+
+@dataclass(frozen=True)
+class JudgeAnswer:
+    """The text that a judge wrote, and its cost."""
+
+    text: str
+    prompt_tokens: int | None = None
+    """None where the endpoint reports no usage."""
+    completion_tokens: int | None = None
+
+
+class JudgeClient:
+    """Send prompts to one endpoint, or to the servers of a model that the job serves.
+
+    Args:
+        base_url: up to and with ``/v1``; with ``pool`` a name of the servers, for logs and errors.
+        api_key: sent as a bearer token; empty: none.
+        arguments: further members of each request (``temperature``, ``max_tokens``).
+        max_connections: requests at a time; the rest wait, which counts as part of their call.
+        pool: the servers, opened and closed here; None: ``base_url`` is asked.
+
+    Raises:
+        ConfigurationError: an HTTP header cannot carry ``api_key``, or the process may not open so many connections.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        usage: EndpointUsage,
+        *,
+        api_key: str = "",
+        arguments: Mapping[str, Any] | None = None,
+        max_connections: int = 256,
+        pool: ServerPool | None = None,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._url = f"{self.base_url}{_ROUTE}"
+        self._body = {"model": model, **(arguments or {})}
+        self._usage = usage
+        self._api_key = api_key
+        self._pool = pool
+        self._http = HttpClient(
+            max_connections=max_connections,
+            bearer_token=api_key,
+            key_field="judge.apiKeySecret",
+            proxy=None if pool else proxy_for(self._url),
+        )
+
+    async def open(self) -> None:
+        """Start to look for the job's own servers, if it serves the judge. Raises ``ConfigurationError``."""
+        if self._pool is not None:
+            await self._pool.open()
+
+    @property
+    def reachable(self) -> bool:
+        """Return False while the job serves the judge and none of its servers is healthy."""
+        return self._pool is None or self._pool.any_healthy
+
+    async def ask(
+        self,
+        prompt: str,
+        limit_s: float,
+        on_sent: Callable[[], None] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> JudgeAnswer:
+        """Send one prompt and return the answer.
+
+        Args:
+            limit_s: seconds until the whole answer has arrived.
+            on_sent: called when the request has been written to its connection.
+
+        Raises:
+            CallTimeoutError: no whole answer within ``limit_s``.
+            InfrastructureError: the endpoint is unreachable, busy, broken or refuses all requests (see ``failures``).
+            DataError: it refuses this prompt, or its answer is empty.
+        """
+        body = msgspec.json.encode({**self._body, "messages": [{"role": "user", "content": prompt}]})
+        response = await self._usage.counted(self._send(body, limit_s, on_sent, headers))
+        if response.status != 200:
+            message = error_message(response.body, self._api_key)
+            raise failure_of(self.base_url, response.status, response.headers, message, _REMEDIES)
+        return self._answer(response.body)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._pool is not None:
+            await self._pool.close()
+        await self._http.close()
+
+    async def _send(
+        self, body: bytes, limit_s: float, on_sent: Callable[[], None] | None, headers: Mapping[str, str] | None
+    ) -> Response:
+        if self._pool is None:
+            return await self._http.post(self._url, body, limit_s, headers=headers, on_sent=on_sent)
+        try:
+            _, response = await self._pool.post(
+                f"/v1{_ROUTE}", body, Attempt(limit_s), headers=headers, on_sent=on_sent
+            )
+        except ServerResponseError as error:
+            self._usage.count_request(str(error.status))
+            raise
+        return response
+
+    def _answer(self, body: bytes) -> JudgeAnswer:
+        try:
+            completion = _decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InfrastructureError(
+                f"{self.base_url}: the response is not a chat completion: {error}: {excerpt(body, self._api_key)}"
+            ) from error
+        if not completion.choices:
+            raise InfrastructureError(f"{self.base_url}: the response is not a chat completion: it has no choices")
+        tokens = completion.usage
+        if tokens is not None:
+            self._usage.count_tokens(tokens.prompt_tokens, tokens.completion_tokens)
+        choice = completion.choices[0]
+        if not choice.message.content:
+            raise DataError(
+                f"the judge's answer is empty (finish_reason {choice.finish_reason}). A reasoning model may need more "
+                "max_tokens in judge.arguments"
+            )
+        if tokens is None:
+            return JudgeAnswer(choice.message.content)
+        return JudgeAnswer(choice.message.content, tokens.prompt_tokens, tokens.completion_tokens)
+
+
+_FIRST_TOKENS_PER_BYTE = 1 / 3
+
+"""English text has about one token for four bytes."""
+
+_FIRST_ANSWER_TOKENS = 512
+
+_FORGETTING = 0.98
+
+"""Factor by which a past maximum shrinks with each answer: estimates err upwards, but not for ever."""
+
+
+class TokenEstimate:
+    """Learn from the endpoint's counts; a request's ``max_completion_tokens`` or ``max_tokens`` bounds the answer."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        bound = arguments.get("max_completion_tokens", arguments.get("max_tokens"))
+        self._most_answer = float(bound) if isinstance(bound, int) else math.inf
+        self._answer = min(_FIRST_ANSWER_TOKENS, self._most_answer)
+        self._per_byte = _FIRST_TOKENS_PER_BYTE
+
+    def tokens(self, prompt: str) -> int:
+        """Return the tokens to reserve for a prompt and its answer."""
+        return math.ceil(len(prompt.encode()) * self._per_byte + min(self._answer, self._most_answer))
+
+    def learn(self, prompt: str, prompt_tokens: int, answer_tokens: int) -> None:
+        """Update the estimate by the real count of one request."""
+        self._per_byte = max(prompt_tokens / max(1, len(prompt.encode())), self._per_byte * _FORGETTING)
+        self._answer = max(float(answer_tokens), self._answer * _FORGETTING)
+
+
+_MATCH_WITHIN_S = 1.0
+
+_EXCERPT_CHARACTERS = 200
+
+
+class Parser(Protocol):
+    """Read one answer."""
+
+    async def open(self) -> None:
+        """Start child processes where needed. Raises ``ConfigurationError``."""
+        ...
+
+    async def scores(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
+        """Return one score for each sample that the answer is about; raise ``DataError`` if it has no value."""
+        ...
+
+    async def close(self) -> None:
+        """End the child processes."""
+        ...
+
+
+class RegexParser:
+    """Take the first group of the first match; for a group of samples of every match, one for each sample.
+
+    Raises:
+        ConfigurationError: the pattern does not compile, or has no group.
+    """
+
+    def __init__(self, pattern: str, *, group: bool = False) -> None:
+        self._pattern = score_pattern(pattern)
+        self._group = group
+
+    async def open(self) -> None:
+        """Do nothing: there are no child processes."""
+
+    async def scores(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
+        """See ``Parser``."""
+        try:
+            if self._group:
+                found = [match.group(1) for match in self._pattern.finditer(answer, timeout=_MATCH_WITHIN_S)]
+                return _many([_number(text, answer) for text in found], len(samples), answer)
+            match = self._pattern.search(answer, timeout=_MATCH_WITHIN_S)
+        except TimeoutError:
+            raise DataError(f"the regular expression takes too long on {_excerpt(answer)}") from None
+        if match is None or match.group(1) is None:
+            raise DataError(f"the regular expression matches nothing in {_excerpt(answer)}")
+        return [to_score(_number(match.group(1), answer))]
+
+    async def close(self) -> None:
+        """Do nothing: there are no child processes."""
+
+
+class JsonParser:
+    """Take the value at a path of the answer's first JSON; for a group a list with one value for each sample.
+
+    Raises:
+        ConfigurationError: the path cannot be parsed.
+    """
+
+    def __init__(self, path: str, *, group: bool = False) -> None:
+        self._steps = score_path(path)
+        self._path = path
+        self._group = group
+
+    async def open(self) -> None:
+        """Do nothing: there are no child processes."""
+
+    async def scores(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
+        """See ``Parser``."""
+        try:
+            value = value_at(find_json(answer), self._steps)
+        except (LookupError, RecursionError) as error:
+            raise DataError(f"{self._path} finds nothing: {error.args[0]}: {_excerpt(answer)}") from error
+        if not self._group:
+            return [to_score(_number(value, answer))]
+        values = [_number(item, answer) for item in value] if isinstance(value, list) else value
+        return _many(values, len(samples), answer)
+
+    async def close(self) -> None:
+        """Do nothing: there are no child processes."""
+
+
+class FunctionParser:
+    """Call a function ``(answer)`` or ``(answer, sample)``; for a group ``(answer, samples)`` with one value for each.
+
+    Args:
+        function: of scope ``answer`` or ``answers``; opened and closed here.
+    """
+
+    def __init__(self, function: FunctionScorer) -> None:
+        self._function = function
+
+    async def open(self) -> None:
+        """Start the child processes."""
+        await self._function.open()
+
+    async def scores(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
+        """See ``Parser``."""
+        return await self._function.parse(answer, samples, attempt)
+
+    async def close(self) -> None:
+        """End the child processes."""
+        await self._function.close()
+
+
+def _number(value: Any, answer: str) -> float:
+    """Return a number, also from text (``"4"``); true and false are 1 and 0."""
+    if isinstance(value, int | float | str):
+        try:
+            return float(value)
+        except (ValueError, OverflowError):
+            pass
+    raise DataError(f"{value!r} is not a number, in {_excerpt(answer)}"[:500])
+
+
+def _many(values: Any, count: int, answer: str) -> list[Score]:
+    if not isinstance(values, list):
+        raise DataError(f"{type(values).__name__} instead of a list of {count} values, in {_excerpt(answer)}")
+    if len(values) != count:
+        raise DataError(f"{len(values)} values for {count} responses, in {_excerpt(answer)}")
+    return to_scores(values, count)
+
+
+def _excerpt(answer: str) -> str:
+    text = " ".join(answer.split())
+    return repr(text if len(text) <= _EXCERPT_CHARACTERS else text[:_EXCERPT_CHARACTERS] + "…")
+
+
+_SHARED = ("prompt", "messages", "ground_truth", "data_source", "extra_info")
+
+
+class PromptTemplate:
+    """Render a template file, read and checked once.
+
+    Its variables are the sample's ``prompt``, ``messages``, ``ground_truth``, ``data_source``, ``extra_info`` and
+    ``response``; with ``scope: group`` the list ``responses`` replaces ``response``.
+
+    Raises:
+        ConfigurationError: the file cannot be read, is not a template, or names an unknown variable. The message names
+            file and line.
+    """
+
+    def __init__(self, path: str, *, group: bool = False) -> None:
+        self._path = path
+        self._group = group
+        environment = ImmutableSandboxedEnvironment(
+            undefined=StrictUndefined, keep_trailing_newline=False, trim_blocks=True, lstrip_blocks=True
+        )
+        try:
+            source = Path(path).read_text(encoding="utf-8")
+            tree = environment.parse(source, filename=path)
+            self._check(tree)
+            code = environment.compile(source, filename=path)
+        except OSError as error:
+            raise ConfigurationError(f"prompt template {path} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"prompt template {path} is not UTF-8: {error.reason}") from error
+        except TemplateSyntaxError as error:
+            raise ConfigurationError(f"{path}, line {error.lineno}: {error.message}") from error
+        self._template = environment.template_class.from_code(environment, code, environment.globals)
+
+    def render(self, samples: Sequence[Sample]) -> str:
+        """Render the prompt for one sample, or for the samples of a group.
+
+        Raises:
+            DataError: the template fails on this sample, for instance on a missing item of ``extra_info``.
+        """
+        first = samples[0]
+        shown = {name: getattr(first, name) for name in _SHARED}
+        if self._group:
+            shown["responses"] = [sample.response for sample in samples]
+        else:
+            shown["response"] = first.response
+        try:
+            return self._template.render(shown)
+        except Exception as error:  # the user's template: filters and operators raise any exception
+            raise DataError(f"{self._path}{self._line(error)}: {_reason(error)}") from error
+
+    def _check(self, tree: nodes.Template) -> None:
+        if any(name is not None for name in meta.find_referenced_templates(tree)):
+            raise ConfigurationError(
+                f"{self._path} includes another file. Copy its text into this one: a judge's prompt is one file"
+            )
+        known = {*_SHARED, "responses" if self._group else "response"}
+        unknown = meta.find_undeclared_variables(tree) - known
+        if not unknown:
+            return
+        name = sorted(unknown)[0]
+        line = min(node.lineno for node in tree.find_all(nodes.Name) if node.name == name)
+        hint = ""
+        if name in {"response", "responses"}:
+            hint = f" (scope: {'group' if self._group else 'sample'})"
+        raise ConfigurationError(
+            f"{self._path}, line {line}: unknown variable {name!r}{hint}. The variables are {', '.join(sorted(known))}"
+        )
+
+    def _line(self, error: BaseException) -> str:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == self._path]
+        return f", line {lines[-1]}" if lines else ""
+
+
+def _reason(error: BaseException) -> str:
+    return str(error.message) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+
+
+_LEAST_PARSE_S = 1.0
+
+
+class JudgeScorer:
+    """Score samples by an endpoint's answers; of sample or group scope as its template and parser are.
+
+    Args:
+        client: asks the endpoint; closed here.
+        parser: reads the answer; opened and closed here.
+        limiter: started and stopped here.
+        report: adds the usage to the run's; started and stopped here. None outside of a run.
+        traceparent: returns the trace context of a sample, sent as a header (a group's is its first sample's). None
+            where nothing is traced.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        template: PromptTemplate,
+        client: JudgeClient,
+        parser: Parser,
+        limiter: Limiter,
+        estimate: TokenEstimate,
+        report: UsageReport | None = None,
+        traceparent: Callable[[Sample], str] | None = None,
+    ) -> None:
+        self.name = name
+        self._template = template
+        self._client = client
+        self._parser = parser
+        self._access = EndpointAccess(name, client.base_url, limiter, report)
+        self._estimate = estimate
+        self._traceparent = traceparent
+
+    async def open(self) -> None:
+        """Start the limiter and the parser. The endpoint may come up later: the first sample connects to it.
+
+        Raises:
+            ConfigurationError: the parser's function cannot be loaded, or the judge's servers have no address.
+        """
+        await self._client.open()
+        await self._parser.open()
+        self._access.start()
+
+    @property
+    def circuit_open(self) -> bool:
+        """Return True while requests to the endpoint are stopped, or only probes are sent."""
+        return self._access.circuit_open
+
+    async def score(self, sample: Sample, attempt: Attempt) -> Score:
+        """Score one sample."""
+        (score,) = await self.score_group([sample], [], attempt)
+        return score
+
+    async def score_group(self, samples: Sequence[Sample], values: Sequence[float], attempt: Attempt) -> list[Score]:
+        """Score all samples of a group by one answer."""
+        prompt = self._template.render(samples)
+        headers = {"traceparent": self._traceparent(samples[0])} if self._traceparent else None
+        answer, spent_s = await self._ask(prompt, attempt, headers)
+        parsing = Attempt(max(_LEAST_PARSE_S, attempt.limit_s - spent_s))
+        scores = await self._parser.scores(answer.text, samples, parsing)
+        attempt.queued_s += parsing.queued_s
+        items = {
+            "answer": answer.text,
+            "prompt_tokens": answer.prompt_tokens,
+            "completion_tokens": answer.completion_tokens,
+        }
+        # An answer about several samples is recorded once.
+        first = msgspec.structs.replace(scores[0], extra={**extra_of(items), **scores[0].extra})
+        return [first, *scores[1:]]
+
+    def room(self) -> int:
+        """Return how many more samples could begin soon; one, the probe, while the circuit is open.
+
+        None while the job serves the judge and no server is healthy, so that the samples' time stays whole.
+        """
+        return self._access.room() if self._client.reachable else 0
+
+    async def close(self) -> None:
+        """Stop the limiter, the parser and the report, and close the connections."""
+        await self._access.stop()
+        await self._client.close()
+        await self._parser.close()
+
+    async def _ask(self, prompt: str, attempt: Attempt, headers: Mapping[str, str] | None) -> tuple[JudgeAnswer, float]:
+        """Return the answer and the seconds of the call."""
+        async with self._access.request(self._estimate.tokens(prompt), attempt) as passage:
+            began = time.monotonic()
+            answer = await self._client.ask(prompt, attempt.limit_s, self._access.on_sent(passage), headers)
+            spent_s = time.monotonic() - began
+            if answer.prompt_tokens is not None and answer.completion_tokens is not None:
+                passage.tokens = answer.prompt_tokens + answer.completion_tokens
+                self._estimate.learn(prompt, answer.prompt_tokens, answer.completion_tokens)
+        return answer, spent_s

@@ -1,1 +1,0 @@
-"""Send HTTP requests for everything that scores over a network: judges, reward models, Sandbox Fusion."""

@@ -1,0 +1,442 @@
+"""Score one sample with all scorers of a job, in the order of their ``when``. Groups: ``group_scoring``.
+
+Run the scorers of group scope: they receive a group's samples that have a value, and change these values.
+
+There are three kinds, in this order: those that change the values of one scorer (``post_process_scores`` of its class),
+those that add a value, those that take the combined values and return their replacements.
+
+Count each scorer's unfinished calls, with the age of the oldest: a hanging scorer never finishes one.
+
+Normalise the values of several scorers within a group before they are summed: GDPO. Pure functions.
+
+For each scorer k and each sample i of a group: ``(r_ik - mean_k) ÷ (std_k + 1e-6)`` over the group's samples that have
+a value of k, the standard deviation with n - 1 (torch's default, as in ``advantage.grpo``); the weighted sum follows.
+A sum of raw rewards, normalised afterwards as GRPO does, gives different combinations of rewards the same advantage.
+
+Source: Liu et al. 2026, GDPO: Group reward-Decoupled Normalization Policy Optimization (arXiv 2601.05242). Its second
+step, a normalisation over the batch, is the trainer's ``advantage: reinforcePlusPlus``. Degenerate: a scorer with a
+single value, or the same value for all samples, does not distinguish them and contributes 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from plaudit_reward.attempts import (
+    AttemptsResult,
+    Combined,
+    Combiner,
+    GroupStage,
+    Rules,
+    ScorerPart,
+    Stage,
+    WeightedSum,
+    attempt_until_answered,
+    counted_value,
+    record_of,
+    weighted_sum,
+)
+from plaudit_reward.scorer import GroupScorer, Score, Scorer
+from plaudit_wire.records import Sample, ScorerRecord, ScorerWork, ScoringRecord
+
+
+class CallsInFlight:
+    """Count the unfinished calls of a pipeline's scorers."""
+
+    def __init__(self, scorers: Iterable[str] = ()) -> None:
+        self._began: dict[str, dict[object, float]] = {scorer: {} for scorer in scorers}
+        """Scorer → calls in the order in which they began (monotonic seconds)."""
+
+    @contextlib.contextmanager
+    def call(self, scorer: str) -> Iterator[None]:
+        """Count one call, with its waits and retries, until the context ends."""
+        calls = self._began.setdefault(scorer, {})
+        token = object()
+        calls[token] = time.monotonic()
+        try:
+            yield
+        finally:
+            del calls[token]
+
+    def work(self) -> dict[str, ScorerWork]:
+        """Return the work of each scorer."""
+        now = time.monotonic()
+        return {
+            scorer: ScorerWork(len(calls), now - next(iter(calls.values())) if calls else 0.0)
+            for scorer, calls in self._began.items()
+        }
+
+
+_STD_EPSILON = 1e-6
+
+
+def normalised(group: Sequence[Sequence[ScorerPart]]) -> list[list[ScorerPart]]:
+    """Return the parts of a group's samples with each scorer's values normalised over the group.
+
+    Args:
+        group: for each sample its parts; a part without a value (a failure that does not count as zero, a skipped
+            scorer) is unchanged and excluded from mean and deviation.
+    """
+    values: dict[str, list[float]] = {}
+    for parts in group:
+        for part in parts:
+            if (value := counted_value(part)) is not None:
+                values.setdefault(part.name, []).append(value)
+    scales = {name: _scale(of_scorer) for name, of_scorer in values.items()}
+    return [[_normalised(part, *scales.get(part.name, (0.0, 0.0))) for part in parts] for parts in group]
+
+
+def _scale(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and the factor for the distance from it."""
+    if min(values) == max(values):
+        return values[0], 0.0
+    mean = math.fsum(values) / len(values)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return mean, 1 / (math.sqrt(variance) + _STD_EPSILON)
+
+
+def _normalised(part: ScorerPart, mean: float, factor: float) -> ScorerPart:
+    value = counted_value(part)
+    if value is None:
+        return part
+    return replace(part, record=msgspec.structs.replace(part.record, outcome="scored", value=(value - mean) * factor))
+
+
+_FAILED = ScorerRecord("timeout", reason="its group was not scored")
+
+
+class GroupScoring:
+    """Run the group-scope half of a pipeline.
+
+    Args:
+        timeout_s: for one scorer and one group, retries included, waits excluded.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        group_stages: Sequence[GroupStage],
+        combiner: Combiner,
+        timeout_s: float,
+        *,
+        normalize: bool = False,
+        in_flight: CallsInFlight | None = None,
+    ) -> None:
+        self._in_flight = in_flight or CallsInFlight()
+        self._post_process = [stage for stage in group_stages if stage.of is not None]
+        self._adding = [stage for stage in group_stages if stage.of is None and not stage.replaces]
+        self._replacing = [stage for stage in group_stages if stage.replaces]
+        self._rules: dict[str, Rules] = {stage.scorer.name: stage.rules for stage in stages}
+        self._rules |= {stage.scorer.name: stage.rules for stage in self._adding}
+        self._combiner = combiner
+        self._timeout_s = timeout_s
+        self._normalize = normalize
+
+    @property
+    def present(self) -> bool:
+        """Return True if a group needs scoring after its samples."""
+        return bool(self._post_process or self._adding or self._replacing or self._normalize)
+
+    @property
+    def scorers(self) -> list[GroupScorer]:
+        """Return all scorers of group scope."""
+        return [stage.scorer for stage in (*self._post_process, *self._adding, *self._replacing)]
+
+    @property
+    def counts(self) -> bool:
+        """Return True if one of them adds to the reward or replaces it: a sample has no final value without them."""
+        return bool(self._replacing) or self.adds
+
+    @property
+    def adds(self) -> bool:
+        """Return True if one of them adds a value to the reward."""
+        return any(stage.rules.weight for stage in self._adding)
+
+    async def score(self, samples: Sequence[Sample], scorings: Sequence[ScoringRecord]) -> list[ScoringRecord]:
+        """Score a group; see ``Pipeline.score_group``."""
+        current = list(scorings)
+        for stage in self._post_process:
+            current = await self._changed(stage, samples, current)
+        current = await self._added(samples, current, normalize=self._normalize)
+        for stage in self._replacing:
+            current = await self._replaced(stage, samples, current)
+        return [msgspec.structs.replace(scoring, alone=None) for scoring in current]
+
+    async def score_one(self, sample: Sample, scoring: ScoringRecord) -> ScoringRecord:
+        """Score a sample without a group: scorers that add a value receive a group of one, which has no spread."""
+        (scoring,) = await self._added([sample], [scoring], normalize=False)
+        return scoring
+
+    async def _added(
+        self, samples: Sequence[Sample], scorings: Sequence[ScoringRecord], *, normalize: bool
+    ) -> list[ScoringRecord]:
+        """Run the scorers that add a value, concurrently, and combine again."""
+        chosen = [i for i, scoring in enumerate(scorings) if scoring.is_scored]
+        if not chosen or not (self._adding or self._post_process or normalize):
+            return list(scorings)
+        seen = [samples[i] for i in chosen]
+        values = [_value(scorings[i]) for i in chosen]
+        columns = await asyncio.gather(*(self._ask(stage, seen, values) for stage in self._adding))
+        records = [
+            scorings[i].scorers | {s.scorer.name: c[place] for s, c in zip(self._adding, columns, strict=True)}
+            for place, i in enumerate(chosen)
+        ]
+        parts = [self._parts(of_sample) for of_sample in records]
+        result = list(scorings)
+        for i, of_sample, counted in zip(chosen, records, normalised(parts) if normalize else parts, strict=True):
+            combined = await self._combiner.combine(samples[i], counted, provisional=False)
+            result[i] = _with(scorings[i], combined, of_sample)
+        return result
+
+    def alone(self, parts: Sequence[ScorerPart]) -> float | None:
+        """Return the value that a sample keeps if its group is never scored, as if all group-scope scorers had failed.
+
+        Returns:
+            None if it has no value then: a failure decides (``mask``, ``dropGroup``), or the values of sample scope are
+            not on the scale of the group's.
+        """
+        if self._normalize or not isinstance(self._combiner, WeightedSum):
+            return None
+        changed = {stage.of for stage in self._post_process}
+        failed = [replace(part, record=_FAILED) if part.name in changed else part for part in parts]
+        failed += [stage.rules.part(stage.scorer.name, _FAILED) for stage in self._adding]
+        value = weighted_sum(failed).score.value
+        for stage in self._replacing:
+            if value is not None and stage.rules.on_failure != "ignore":
+                value = weighted_sum([ScorerPart(stage.scorer.name, 1.0, stage.rules.on_failure, _FAILED)]).score.value
+        return value
+
+    async def close(self) -> None:
+        """Close the scorers; those that post-process belong to a scorer of sample scope."""
+        await asyncio.gather(*(stage.scorer.close() for stage in (*self._adding, *self._replacing)))
+
+    async def _changed(
+        self, stage: GroupStage, samples: Sequence[Sample], scorings: Sequence[ScoringRecord]
+    ) -> list[ScoringRecord]:
+        """Return the records with the values of scorer ``stage.of`` changed; ``_added`` combines them again."""
+        name = stage.of or ""
+        chosen = [
+            i
+            for i, scoring in enumerate(scorings)
+            if scoring.is_scored and name in scoring.scorers and scoring.scorers[name].is_scored
+        ]
+        values = [value for i in chosen if (value := scorings[i].scorers[name].value) is not None]
+        result = list(scorings)
+        records = await self._ask(stage, [samples[i] for i in chosen], values) if chosen else []
+        for i, value, new in zip(chosen, values, records, strict=True):
+            old = scorings[i].scorers[name]
+            extra = {**old.extra, **new.extra, "before_post_process": value}
+            changed = msgspec.structs.replace(old, outcome=new.outcome, value=new.value, reason=new.reason, extra=extra)
+            result[i] = msgspec.structs.replace(scorings[i], scorers={**scorings[i].scorers, name: changed})
+        return result
+
+    async def _replaced(
+        self, stage: GroupStage, samples: Sequence[Sample], scorings: Sequence[ScoringRecord]
+    ) -> list[ScoringRecord]:
+        chosen = [i for i, scoring in enumerate(scorings) if scoring.is_scored]
+        result = list(scorings)
+        if not chosen:
+            return result
+        values = [_value(scorings[i]) for i in chosen]
+        records = await self._ask(stage, [samples[i] for i in chosen], values)
+        for i, record in zip(chosen, records, strict=True):
+            scorers = {**scorings[i].scorers, stage.scorer.name: record}
+            if not record.is_scored and stage.rules.on_failure == "ignore":
+                result[i] = msgspec.structs.replace(scorings[i], scorers=scorers)
+            else:
+                # Its weight is always 1: it returns the final values, not a share of them.
+                part = ScorerPart(stage.scorer.name, 1.0, stage.rules.on_failure, record)
+                result[i] = _with(scorings[i], weighted_sum([part]), scorers)
+        return result
+
+    async def _ask(self, stage: GroupStage, samples: Sequence[Sample], values: Sequence[float]) -> list[ScorerRecord]:
+        with self._in_flight.call(stage.scorer.name):
+            ended: AttemptsResult[list[Score]] = await attempt_until_answered(
+                lambda attempt: stage.scorer.score_group(samples, values, attempt),
+                stage.rules.allowance(self._timeout_s),
+            )
+        scores = ended.result if ended.result is not None else [ended.failure()] * len(samples)
+        return [record_of(score, ended) for score in scores]
+
+    def _parts(self, records: dict[str, ScorerRecord]) -> list[ScorerPart]:
+        return [self._rules[name].part(name, record) for name, record in records.items() if name in self._rules]
+
+
+def _value(scoring: ScoringRecord) -> float:
+    assert scoring.value is not None
+    return scoring.value
+
+
+def _with(scoring: ScoringRecord, combined: Combined, scorers: dict[str, ScorerRecord]) -> ScoringRecord:
+    return msgspec.structs.replace(
+        scoring,
+        outcome=combined.score.outcome,
+        value=combined.score.value,
+        reason=combined.score.reason,
+        drop_group=combined.drop_group,
+        scorers=scorers,
+    )
+
+
+_UNBOUNDED = 1_000_000
+
+
+@dataclass(frozen=True)
+class _Done:
+    """A scorer's result for one sample, and the seconds along its chain of ``when``."""
+
+    part: ScorerPart
+    limiter_s: float
+    retry_s: float
+    spent_s: float
+    """Seconds that count against the sample's budget."""
+    ended_s: float
+    """Monotonic."""
+
+
+class Pipeline:
+    """Score samples and groups; never raise, whatever the scorers do.
+
+    Args:
+        stages: of sample scope, in the job's order (``when`` names an earlier one).
+        timeout_s: for one sample, all scorers and retries, waits excluded; likewise for one group.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        group_stages: Sequence[GroupStage] = (),
+        *,
+        combiner: Combiner | None = None,
+        timeout_s: float = 120.0,
+        worker: str = "",
+        normalize: bool = False,
+    ) -> None:
+        self._stages = list(stages)
+        self._combiner = combiner or WeightedSum()
+        self._timeout_s = timeout_s
+        self._worker = worker
+        self._in_flight = CallsInFlight([*(s.scorer.name for s in stages), *(s.scorer.name for s in group_stages)])
+        self._group = GroupScoring(
+            stages, group_stages, self._combiner, timeout_s, normalize=normalize, in_flight=self._in_flight
+        )
+        self._only_groups_count = self._group.adds and not any(stage.rules.weight for stage in stages)
+
+    @property
+    def scores_groups(self) -> bool:
+        """Return True if group-scope scorers follow the sample-scope ones."""
+        return self._group.present
+
+    @property
+    def circuits_open(self) -> list[str]:
+        """Return the names of the scorers with an open circuit breaker."""
+        scorers: list[Scorer | GroupScorer] = [*(stage.scorer for stage in self._stages), *self._group.scorers]
+        return [scorer.name for scorer in scorers if getattr(scorer, "circuit_open", False)]
+
+    @property
+    def work(self) -> dict[str, ScorerWork]:
+        """Return the unfinished work of each scorer."""
+        return self._in_flight.work()
+
+    def room(self) -> int:
+        """Return how many more samples could start soon."""
+        return min((stage.scorer.room() for stage in self._stages), default=_UNBOUNDED)
+
+    def group_room(self) -> int:
+        """Return how many more groups could start soon."""
+        return min((scorer.room() for scorer in self._group.scorers), default=_UNBOUNDED)
+
+    async def score(self, sample: Sample) -> ScoringRecord:
+        """Score one sample with all scorers of sample scope.
+
+        A sample whose conversation broke off gets that outcome and no value; no scorer runs.
+
+        Validation samples never form a group: if only group-scope scorers have a weight, such a sample is scored as a
+        group of one.
+        """
+        if sample.failure is not None:
+            return ScoringRecord(sample.failure.outcome, reason=sample.failure.reason, worker=self._worker)
+        began_s = time.monotonic()
+        done = await self._run_stages(sample)
+        parts = [one.part for one in done]
+        combined = await self._combiner.combine(sample, parts, provisional=self._group.counts)
+        scoring = self._record(combined, done, began_s)
+        if self._group.present and combined.score.value is not None:
+            scoring = msgspec.structs.replace(scoring, alone=self._group.alone(parts))
+        if self._only_groups_count and sample.split == "validation":
+            scoring = await self._group.score_one(sample, scoring)
+        return scoring
+
+    async def score_group(self, samples: Sequence[Sample], scorings: Sequence[ScoringRecord]) -> list[ScoringRecord]:
+        """Return the records that replace ``scorings``, in the same order, after the scorers of group scope.
+
+        Only samples with a value take part; the others' records do not change.
+        """
+        return await self._group.score(samples, scorings)
+
+    async def close(self) -> None:
+        """Close all scorers."""
+        closing = [stage.scorer.close() for stage in self._stages]
+        await asyncio.gather(*closing, self._group.close(), self._combiner.close())
+
+    async def _run_stages(self, sample: Sample) -> list[_Done]:
+        if len(self._stages) == 1:
+            return [await self._run(self._stages[0], sample, None)]
+        tasks: dict[str, asyncio.Task[_Done]] = {}
+        async with asyncio.TaskGroup() as group:
+            for stage in self._stages:
+                when = stage.rules.when
+                earlier = tasks[when.scorer] if when is not None else None
+                tasks[stage.scorer.name] = group.create_task(self._run(stage, sample, earlier))
+        return [task.result() for task in tasks.values()]
+
+    async def _run(self, stage: Stage, sample: Sample, earlier: asyncio.Task[_Done] | None) -> _Done:
+        limiter_s = retry_s = spent_s = 0.0
+        if earlier is not None and stage.rules.when is not None:
+            before = await earlier
+            if before.part.record.value != stage.rules.when.equals:
+                return _held_back(stage, before)
+            limiter_s, retry_s, spent_s = before.limiter_s, before.retry_s, before.spent_s
+        with self._in_flight.call(stage.scorer.name):
+            ended: AttemptsResult[Score] = await attempt_until_answered(
+                lambda attempt: stage.scorer.score(sample, attempt),
+                stage.rules.allowance(self._timeout_s - spent_s),
+            )
+        score = ended.result if ended.result is not None else ended.failure()
+        return _Done(
+            stage.rules.part(stage.scorer.name, record_of(score, ended)),
+            limiter_s + ended.limiter_s,
+            retry_s + ended.retry_s,
+            spent_s + ended.spent_s,
+            time.monotonic(),
+        )
+
+    def _record(self, combined: Combined, done: Sequence[_Done], began_s: float) -> ScoringRecord:
+        """Return the sample's record; its seconds are those of the scorer that ended last and add up to the total."""
+        last = max(done, key=lambda one: one.ended_s, default=None)
+        limiter_s, retry_s = (last.limiter_s, last.retry_s) if last is not None else (0.0, 0.0)
+        return ScoringRecord(
+            outcome=combined.score.outcome,
+            value=combined.score.value,
+            reason=combined.score.reason,
+            drop_group=combined.drop_group,
+            scorers={one.part.name: one.part.record for one in done},
+            limiter_s=limiter_s,
+            retry_s=retry_s,
+            call_s=max(0.0, time.monotonic() - began_s - limiter_s - retry_s),
+            worker=self._worker,
+        )
+
+
+def _held_back(stage: Stage, before: _Done) -> _Done:
+    assert stage.rules.when is not None
+    reason = f"when: {stage.rules.when.scorer} is not {stage.rules.when.equals:g}"
+    part = stage.rules.part(stage.scorer.name, ScorerRecord("skipped", reason=reason, attempts=0))
+    return _Done(part, before.limiter_s, before.retry_s, before.spent_s, before.ended_s)

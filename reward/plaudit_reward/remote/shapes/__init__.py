@@ -1,1 +1,0 @@
-"""The shapes of reward endpoints: one file each, listed in ``registry``."""

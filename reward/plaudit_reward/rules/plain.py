@@ -1,0 +1,249 @@
+r"""Check the response against a regular expression of the job, such as ``<think>.*</think>.*``.
+
+DAPO's soft overlong punishment: a response in the last ``buffer_tokens`` loses reward for each token.
+
+Yu et al. 2025, "DAPO: An Open-Source LLM Reinforcement Learning System at Scale", equation 13; as verl computes it::
+
+    value = min(0, -(response_tokens - (max_tokens - buffer_tokens)) / buffer_tokens * penalty_factor)
+
+It is 0 up to ``max_tokens - buffer_tokens`` and ``-penalty_factor`` at ``max_tokens``. Make it a separate scorer:
+the weighted sum adds it to the others' values.
+
+Search-R1's exact match: the text between the last ``<answer>`` tags is one of the golden answers.
+
+Jin et al. 2025, "Search-R1: Training LLMs to Reason and Leverage Search Engines with Reinforcement Learning". Case,
+punctuation (ASCII), articles and blanks do not count. The results are those of verl's ``search_r1_like_qa_em``: a right
+answer in a response that holds more than 10 opening or closing tags is worth a quarter.
+
+Score GSM8K: the final number of the answer equals the ground truth, character by character.
+
+The results are those of verl's scorer: only the last 300 characters count; ``strict`` takes the number after the last
+``#### `` (the format that GSM8K's own answers have) without its thousands separators; ``flexible`` takes the last
+thing that looks like a number, as it stands. 1 when it equals the ground truth, else 0.
+
+A ground truth with ``####`` is GSM8K's own ``answer`` column, a whole solution: the number behind the last ``####``
+counts, without its thousands separators, as verl's preparation of the data reads it.
+
+MATH: the boxed answer equals the ground truth in the normal form of the MATH benchmark (``hendrycks``).
+
+The results are those of verl's ``math_reward``. Its search for the box has flaws that ``last_box_wins`` corrects: a
+``\boxed `` with a blank anywhere in the response wins over every later ``\boxed{…}`` and takes all that follows up to
+the next ``$``; ``\fbox{5}`` and ``\boxed`` with braces on the next line count as no answer.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from plaudit_reward.rules.strings import MalformedError, hendrycks_form
+from plaudit_reward.rules.text import closing_brace, last_box, text_truth
+from plaudit_reward.scorer import Score
+from plaudit_wire.errors import DataError
+from plaudit_wire.records import Sample
+
+
+def matches_format(sample: Sample, *, pattern: str, match: Literal["full", "start", "anywhere"] = "full") -> float:
+    """Return 1.0 if the response matches, else 0.0.
+
+    Args:
+        pattern: in Python's syntax; ``.`` matches line ends too.
+        match: the part of the response that must match: all, the start, or any part.
+    """
+    expression = re.compile(pattern, re.DOTALL)
+    methods = {"full": expression.fullmatch, "start": expression.match, "anywhere": expression.search}
+    return 1.0 if methods[match](sample.response) else 0.0
+
+
+def overlong(
+    sample: Sample,
+    *,
+    buffer_tokens: Annotated[int, Meta(ge=1)],
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None,
+    penalty_factor: Annotated[float, Meta(ge=0)] = 1.0,
+) -> Score:
+    """Return 0 or less; the extra ``overlong`` is 1 if the response ran into the buffer, else 0.
+
+    Args:
+        max_tokens: length of the longest response; None: the sample's ``max_tokens`` (``rollout.sampling.maxTokens``).
+        penalty_factor: loss of the longest response.
+
+    Raises:
+        DataError: the longest response is unknown, or shorter than the buffer.
+    """
+    longest = sample.max_tokens if max_tokens is None else max_tokens
+    if longest < buffer_tokens:
+        raise DataError(
+            f"the longest response has {longest} tokens, the buffer {buffer_tokens}: set overlong's maxTokens to the "
+            "longest response, or its bufferTokens to less"
+        )
+    exceeding = sample.response_tokens - (longest - buffer_tokens)
+    value = min(0.0, -exceeding / buffer_tokens * penalty_factor)
+    return Score.scored(value, overlong=float(value < 0))
+
+
+_OPENING, _CLOSING = "<answer>", "</answer>"
+
+_MAX_TAGS = 10
+
+_MANY_TAGS_FACTOR = 0.25
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def search_r1_like_qa_em(sample: Sample, *, substring: bool = False) -> float:
+    """Return 1.0 when the answer is a golden one (0.25 with too many tags), else 0.0.
+
+    Args:
+        sample: its ground truth is ``{target: text}`` or ``{target: [text, …]}``.
+        substring: an answer that contains a golden one is also right, and tags are not counted (verl's
+            ``compute_score_subem``).
+    """
+    golden = [answer_form(target) for target in _targets(sample.ground_truth)]
+    answer = last_answer(sample.response)
+    if answer is None:
+        return 0.0
+    given = answer_form(answer)
+    if substring:
+        return 1.0 if any(target in given for target in golden) else 0.0
+    if given not in golden:
+        return 0.0
+    num_tags = max(sample.response.count(_OPENING), sample.response.count(_CLOSING))
+    return _MANY_TAGS_FACTOR if num_tags > _MAX_TAGS else 1.0
+
+
+def last_answer(response: str) -> str | None:
+    """Return the text of the last complete pair of tags, stripped; pairs are matched from the left."""
+    answer, start = None, response.find(_OPENING)
+    while start >= 0:
+        end = response.find(_CLOSING, start)
+        if end < 0:
+            break
+        answer = response[start + len(_OPENING) : end].strip()
+        start = response.find(_OPENING, end)
+    return answer
+
+
+def answer_form(text: str) -> str:
+    """Return the text in lower case, without punctuation and articles, with single blanks."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def _targets(ground_truth: Any) -> list[str]:
+    targets = ground_truth.get("target") if isinstance(ground_truth, dict) else None
+    targets = [targets] if isinstance(targets, str) else targets
+    if isinstance(targets, list | tuple) and all(isinstance(target, str) for target in targets):
+        return list(targets)
+    raise DataError(
+        f"ground_truth is {ground_truth!r}; search_r1_like_qa_em needs {{target: text}} or {{target: [text, …]}}"
+    )
+
+
+NUM_TAIL_CHARACTERS = 300
+
+"""Characters at the end of the response that are read."""
+
+_MARKED = re.compile(r"#### (-?[0-9.,]+)")
+
+_NUMBER = re.compile(r"-?[0-9.,]+")
+
+_SOLUTION_NUMBER = re.compile(r"####\s*\$?(-?[0-9.,]*[0-9])")
+
+
+def strict_answer(response: str) -> str | None:
+    """Return the number after the last ``#### `` without commas; None if there is none."""
+    marked = _MARKED.findall(response[-NUM_TAIL_CHARACTERS:])
+    return str(marked[-1]).replace(",", "") if marked else None
+
+
+def flexible_answer(response: str) -> str | None:
+    """Return the last number, skipping lone full stops; None if nothing looks like a number.
+
+    When there are only full stops, the first of them is the answer (verl's result, which equals no ground truth).
+    """
+    candidates = _NUMBER.findall(response[-NUM_TAIL_CHARACTERS:])
+    if not candidates:
+        return None
+    return next((str(c) for c in reversed(candidates) if c != "."), str(candidates[0]))
+
+
+def gsm8k(sample: Sample, *, numeric: bool = False) -> float:
+    """Return 1.0 when the strict answer equals the ground truth, else 0.0.
+
+    Args:
+        sample: its ground truth is the number, as text, or a solution that ends with ``#### `` and the number.
+        numeric: compare them as numbers, without thousands separators, dollars and a full stop at the end.
+
+    Raises:
+        DataError: the ground truth is not text, or there is no number behind its ``####``.
+    """
+    return _compare(strict_answer(sample.response), sample.ground_truth, numeric)
+
+
+def gsm8k_flexible(sample: Sample, *, numeric: bool = False) -> float:
+    """Return 1.0 when the flexible answer equals the ground truth, else 0.0; arguments as ``gsm8k``."""
+    return _compare(flexible_answer(sample.response), sample.ground_truth, numeric)
+
+
+def _compare(answer: str | None, ground_truth: object, numeric: bool) -> float:
+    truth = _true_number(text_truth(ground_truth, "gsm8k"))
+    if numeric and answer is not None:
+        return 1.0 if _number(answer) == _number(truth) is not None else 0.0
+    return 1.0 if answer == truth else 0.0
+
+
+def _true_number(truth: str) -> str:
+    if "####" not in truth:
+        return truth
+    numbers = _SOLUTION_NUMBER.findall(truth)
+    if not numbers:
+        raise DataError(f"ground_truth {truth[-80:]!r} has no number behind ####; gsm8k needs it, or the number alone")
+    return str(numbers[-1]).replace(",", "")
+
+
+def _number(text: str) -> Decimal | None:
+    try:
+        return Decimal(text.replace(",", "").replace("$", "").strip().removesuffix("."))
+    except InvalidOperation:
+        return None
+
+
+_SPACED = "\\boxed "
+
+_BRACED = "\\boxed{"
+
+
+def math_reward(sample: Sample, *, last_box_wins: bool = False) -> float:
+    r"""Return 1.0 when the boxed answer equals the ground truth, else 0.0.
+
+    Args:
+        sample: its ground truth is the answer, as LaTeX without a box.
+        last_box_wins: the last box counts, whether ``\boxed{5}``, ``\boxed {5}``, ``\boxed 5`` or ``\fbox{5}``.
+    """
+    truth = text_truth(sample.ground_truth, "math_reward")
+    answer = last_box(sample.response) if last_box_wins else _verls_box(sample.response)
+    return 1.0 if answer is not None and equivalent(answer, truth) else 0.0
+
+
+def equivalent(answer: str, truth: str) -> bool:
+    """Return True if two answers have the same normal form or, where one has none, the same text."""
+    try:
+        return hendrycks_form(answer) == hendrycks_form(truth)
+    except MalformedError:
+        return answer == truth
+
+
+def _verls_box(response: str) -> str | None:
+    if _SPACED in response:
+        return response.rsplit(_SPACED, 1)[1].split("$", 1)[0]
+    start = response.rfind("\\boxed")
+    if start < 0 or not response.startswith(_BRACED, start):
+        return None
+    end = closing_brace(response, start)
+    return None if end is None else response[start + len(_BRACED) : end]

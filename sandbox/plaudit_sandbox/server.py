@@ -1,0 +1,467 @@
+"""Supervise runs of programs, one at a time: have them forked, read what they print, end them at their limits.
+
+``sandbox`` starts it with an empty environment, as ``python -m plaudit_sandbox.server <file
+descriptor> <parent's process id>``. It loads Python's modules, gives up its privileges, and forks the template from
+which every program's process is forked; only then does it receive data of runs. It ends with its parent.
+
+Supervise one run: read what the program prints, end it at its limits, classify how it ended.
+
+Load Python's modules in a process that forks a confined process for every run of a program.
+
+It never holds data of a run: the program's process, once forked, reads its program from a file in memory that the
+supervising process made. So nothing of one sample can be found in the memory of another's program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import re
+import select
+import signal
+import socket
+import struct
+import sys
+import sysconfig
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, NoReturn, Self
+
+import msgspec
+
+from plaudit_sandbox import confinement
+from plaudit_sandbox.confinement import architecture, drop_privileges, prctl
+from plaudit_sandbox.program import CONFINED, RAISED, run_and_leave
+from plaudit_sandbox.sandbox import (
+    Ending,
+    FromServer,
+    Prepare,
+    ProgramLimits,
+    Ran,
+    Ready,
+    RunProgram,
+    ToServer,
+    Unable,
+    num_oom_kills,
+    offer_to_the_oom_killer,
+)
+from plaudit_wire.errors import ConfigurationError
+from plaudit_wire.frames import Frames, frame, signal_name
+
+_PR_SET_PDEATHSIG = 1
+
+_FORK = b"f"
+
+_NUM_DESCRIPTORS = 4
+
+_PID = struct.Struct("=i")
+
+_EXIT = struct.Struct("=iddQ")
+
+
+class ProgramProcess(NamedTuple):
+    """A program's process."""
+
+    pid: int
+    handle: int
+    """A file descriptor (``pidfd``) that cannot come to mean another process."""
+
+
+class Exit(NamedTuple):
+    """The end of a program's process."""
+
+    status: int
+    """As ``waitpid`` returns it."""
+    cpu_s: float
+    peak_bytes: int
+
+
+class Template:
+    """Fork programs, from the supervising process."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+
+    def fork(self, task: int, stdin: int, stdout: int, stderr: int) -> ProgramProcess:
+        """Fork a program's process.
+
+        Args:
+            task: file with the ``Run``.
+
+        Raises:
+            EOFError: the template process is gone, or could not fork.
+        """
+        try:
+            socket.send_fds(self.connection, [_FORK], [task, stdin, stdout, stderr])
+            data, descriptors, _, _ = socket.recv_fds(self.connection, _PID.size, 1)
+        except OSError as error:
+            raise EOFError from error
+        if not data or len(descriptors) != 1:
+            raise EOFError
+        return ProgramProcess(_PID.unpack(data)[0], descriptors[0])
+
+    def exit(self) -> Exit:
+        """Return how the process ended, once ``connection`` can be read; raise ``EOFError`` without the template."""
+        try:
+            data = self.connection.recv(_EXIT.size)
+        except OSError as error:
+            raise EOFError from error
+        if len(data) < _EXIT.size:
+            raise EOFError
+        status, user_s, system_s, peak_bytes = _EXIT.unpack(data)
+        return Exit(status, user_s + system_s, peak_bytes)
+
+
+def start_template(ruleset: int | None) -> Template:
+    """Fork this process into a template, before it has held data of any run."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    supervisor = os.getpid()
+    if os.fork() == 0:
+        try:
+            ours.close()
+            _serve(theirs, ruleset, supervisor)
+        finally:
+            os._exit(1)
+    theirs.close()
+    return Template(ours)
+
+
+def _serve(connection: socket.socket, ruleset: int | None, supervisor: int) -> NoReturn:
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor:
+        os._exit(1)  # it ended before the line above
+    template = os.getpid()
+    _close_all_but(connection.fileno(), ruleset)
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(connection, 1, _NUM_DESCRIPTORS)
+        if not data or len(descriptors) != _NUM_DESCRIPTORS:
+            os._exit(0)
+        pid = os.fork()
+        if pid == 0:
+            task, *streams = descriptors
+            run_and_leave(task, (streams[0], streams[1], streams[2]), ruleset, template)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        handle = os.pidfd_open(pid)
+        socket.send_fds(connection, [_PID.pack(pid)], [handle])
+        os.close(handle)
+        _, status, usage = os.wait4(pid, 0)
+        connection.send(_EXIT.pack(status, usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024))
+
+
+def _close_all_but(connection: int, ruleset: int | None) -> None:
+    """Close what the supervising process has open, such as its connection to the worker."""
+    kept = sorted({0, 1, 2, connection, ruleset or 0})
+    for before, after in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+        os.closerange(before + 1, after)
+
+
+_LOOK_EVERY_S = 0.02
+
+"""Between two looks at the number of threads."""
+
+_CONFINED_WITHIN_S = 20.0
+
+"""However busy the machine is; the program's own time begins only then."""
+
+_READ_BYTES = 1 << 16
+
+_TAIL_BYTES = 2_000
+
+_THREADS = re.compile(rb"^Threads:\s*(\d+)", re.MULTILINE)
+
+
+@dataclass
+class Pipes:
+    """The files and pipes of a run, in the supervising process."""
+
+    task: int
+    """A file in memory with the ``RunProgram``, without its input."""
+    stdin: int
+    """A file in memory with the input, so that a program may read it or not."""
+    stdout: int
+    stdout_end: int
+    """The program's end."""
+    stderr: int
+    stderr_end: int
+
+    @classmethod
+    def open(cls, run: RunProgram) -> Self:
+        """Make them, with the program and its input."""
+        task = _file("task", msgspec.msgpack.encode(msgspec.structs.replace(run, stdin="")))
+        return cls(task, _file("stdin", run.stdin.encode()), *os.pipe(), *os.pipe())
+
+    def close_ends(self) -> None:
+        """Close the program's ends."""
+        for descriptor in (self.task, self.stdin, self.stdout_end, self.stderr_end):
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Close the supervisor's ends."""
+        os.close(self.stdout)
+        os.close(self.stderr)
+
+
+def _file(name: str, content: bytes) -> int:
+    file = os.memfd_create(name)
+    data = memoryview(content)
+    while data:
+        data = data[os.write(file, data) :]
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
+
+
+@dataclass
+class _Watched:
+    """The state of a running program."""
+
+    process: ProgramProcess
+    pipes: Pipes
+    limits: ProgramLimits
+    num_oom_kills: int = field(default_factory=num_oom_kills)
+    """Before it ran."""
+    began_s: float = field(default_factory=time.monotonic)
+    """When it was confined; before that, when its process was made."""
+    stdout: bytearray = field(default_factory=bytearray)
+    stderr: bytearray = field(default_factory=bytearray)
+    num_stderr: int = 0
+    confined: bool = False
+    """The program has begun."""
+    over: Ending | None = None
+    """The limit that it passed."""
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began_s
+
+    @property
+    def left_s(self) -> float:
+        return (self.limits.time_s if self.confined else _CONFINED_WITHIN_S) - self.seconds
+
+    @property
+    def num_printed(self) -> int:
+        return len(self.stdout) + self.num_stderr
+
+    def end(self, ending: Ending) -> None:
+        """End it. It could not start another process, nor leave this one's reach."""
+        self.over = self.over or ending
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.process.handle, signal.SIGKILL)
+
+
+def supervise(
+    process: ProgramProcess, pipes: Pipes, limits: ProgramLimits, template: Template, connection: socket.socket
+) -> Ran:
+    """Wait until the program has ended, by itself, at a limit, or because the sandbox closed ``connection``.
+
+    Raises:
+        EOFError: the sandbox or the template is gone.
+    """
+    watched = _Watched(process, pipes, limits)
+    open_pipes = {pipes.stdout, pipes.stderr}
+    poll = select.poll()
+    for descriptor in (*open_pipes, template.connection.fileno()):
+        poll.register(descriptor, select.POLLIN)
+    poll.register(connection, select.POLLRDHUP)
+    exited = False
+    while not exited:
+        for descriptor, _ in poll.poll(min(_LOOK_EVERY_S, max(0.0, watched.left_s)) * 1000):
+            if descriptor == connection.fileno():
+                watched.end("killed")
+                raise EOFError
+            if descriptor == template.connection.fileno():
+                exited = True
+            elif not _read(watched, descriptor):
+                poll.unregister(descriptor)
+                open_pipes.discard(descriptor)
+        if not exited:
+            _check(watched)
+    for descriptor in open_pipes:
+        while _read(watched, descriptor) and watched.num_printed <= limits.output_bytes:
+            continue
+    return _ran(watched, template.exit())
+
+
+def _read(watched: _Watched, descriptor: int) -> bool:
+    """Read a part of the output; return False at its end."""
+    data = os.read(descriptor, _READ_BYTES)
+    if descriptor == watched.pipes.stdout:
+        watched.stdout += data
+    else:
+        if not watched.confined and data.startswith(CONFINED):
+            watched.confined, watched.began_s = True, time.monotonic()
+        watched.num_stderr += len(data)
+        watched.stderr = (watched.stderr + data)[-_TAIL_BYTES:]
+    return bool(data)
+
+
+def _check(watched: _Watched) -> None:
+    if watched.num_printed > watched.limits.output_bytes:
+        watched.end("output limit")
+    elif watched.left_s <= 0:
+        watched.end("time limit")
+    elif _num_threads(watched.process.pid) > watched.limits.threads:
+        watched.end("thread limit")
+
+
+def _num_threads(pid: int) -> int:
+    try:
+        found = _THREADS.search(Path(f"/proc/{pid}/status").read_bytes())
+    except OSError:
+        return 0  # it has ended, or this machine hides processes: their stacks count as memory
+    return int(found[1]) if found else 0
+
+
+def _ran(watched: _Watched, exited: Exit) -> Ran:
+    if watched.num_printed > watched.limits.output_bytes:
+        watched.over = watched.over or "output limit"
+    last_line = watched.stderr.removeprefix(CONFINED).decode(errors="replace").strip().rpartition("\n")[2]
+    ending, reason = _ending(watched, exited, last_line)
+    return Ran(
+        ending=ending,
+        stdout=bytes(watched.stdout) if ending == "finished" else b"",
+        reason=reason,
+        wall_s=watched.seconds,
+        cpu_s=exited.cpu_s,
+        peak_bytes=exited.peak_bytes,
+    )
+
+
+def _ending(watched: _Watched, exited: Exit, last_line: str) -> tuple[Ending, str]:
+    if not watched.confined:
+        return "killed", f"its process could not be confined: {last_line or 'it was ended before that'}"
+    if watched.over is not None:
+        return watched.over, ""
+    code = os.waitstatus_to_exitcode(exited.status)
+    if code == 0:
+        return "finished", ""
+    if code == RAISED and last_line.startswith("MemoryError"):
+        return "memory limit", last_line
+    if code == RAISED:
+        return "raised", last_line
+    if code > 0:
+        return "exited", f"exit code {code}"
+    if -code in (signal.SIGXCPU, signal.SIGKILL) and exited.cpu_s > watched.limits.time_s:
+        return "time limit", "of CPU"
+    if -code == signal.SIGKILL and num_oom_kills() > watched.num_oom_kills:
+        return "killed", "the kernel killed a process for lack of memory (memory.events): give the pod more"
+    return "crashed", signal_name(-code)
+
+
+_REQUEST_BYTES = 1 << 20
+
+_MODULES = """abc array ast asyncio base64 binascii bisect builtins calendar cmath codecs collections collections.abc
+    contextlib copy csv ctypes dataclasses datetime decimal difflib enum fractions functools gc hashlib heapq html
+    inspect io itertools json math multiprocessing numbers operator os pathlib platform pprint queue random re
+    resource secrets select shutil signal socket statistics string struct subprocess sys tempfile textwrap threading
+    time timeit traceback types typing unicodedata unittest urllib.parse uuid warnings weakref zlib
+    encodings.ascii encodings.idna encodings.latin_1 encodings.utf_16
+    numpy numpy.linalg numpy.random""".split()  # noqa: SIM905 - a list of words
+
+"""Loaded beforehand where they are installed: programs import them at no cost, also where no file can be opened."""
+
+
+def main() -> int:
+    """Prepare, report, and serve runs until the sandbox is gone."""
+    _die_with(int(sys.argv[2]))
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    messages = _Messages(connection)
+    prepare = messages.receive()
+    assert isinstance(prepare, Prepare)
+    try:
+        ruleset = _prepare(prepare)
+    except (ConfigurationError, OSError) as error:
+        messages.send(Unable(str(error)))
+        return 2
+    _die_with(int(sys.argv[2]))  # a change of user took it back
+    template = start_template(ruleset)
+    messages.send(Ready())
+    with contextlib.suppress(EOFError):
+        while True:
+            run = messages.receive()
+            assert isinstance(run, RunProgram)
+            messages.send(_run(run, template, connection))
+    return 0
+
+
+def _prepare(prepare: Prepare) -> int | None:
+    """Load modules, make the ruleset, give up privileges; return the ruleset.
+
+    Raises:
+        ConfigurationError: programs cannot be confined on this machine.
+    """
+    architecture()
+    for name in _MODULES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    ruleset = None
+    if confinement.abi():
+        ruleset = confinement.make_ruleset(_readable())
+    elif not prepare.allow_without_landlock:
+        raise ConfigurationError(
+            "the kernel of this machine has no Landlock (Linux 5.13, CONFIG_SECURITY_LANDLOCK, 'landlock' in the "
+            "kernel's lsm= list), so programs cannot be kept from reading files. Name a Sandbox Fusion server in the "
+            "scorer's url, or set allowWithoutLandlock: true: programs then cannot open any file, and can import only "
+            "modules that are loaded beforehand"
+        )
+    offer_to_the_oom_killer()
+    drop_privileges()
+    gc.freeze()
+    return ruleset
+
+
+def _readable() -> list[Path]:
+    """Return the folders of modules and shared libraries."""
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return [Path(folder) for folder in sorted(folders)] + [
+        Path(p) for p in ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
+    ]
+
+
+def _run(run: RunProgram, template: Template, connection: socket.socket) -> FromServer:
+    pipes = Pipes.open(run)
+    try:
+        process = template.fork(pipes.task, pipes.stdin, pipes.stdout_end, pipes.stderr_end)
+        pipes.close_ends()
+        try:
+            return supervise(process, pipes, run.limits, template, connection)
+        finally:
+            os.close(process.handle)
+    finally:
+        pipes.close()
+
+
+class _Messages:
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._frames = Frames()
+        self._waiting: list[ToServer] = []
+        self._decoder = msgspec.msgpack.Decoder(list[ToServer])
+
+    def send(self, message: FromServer) -> None:
+        try:
+            self._connection.sendall(frame([message]))
+        except BrokenPipeError as error:
+            raise EOFError from error
+
+    def receive(self) -> ToServer:
+        while not self._waiting:
+            data = self._connection.recv(_REQUEST_BYTES)
+            if not data:
+                raise EOFError
+            for body in self._frames.feed(data):
+                self._waiting += self._decoder.decode(body)
+        return self._waiting.pop(0)
+
+
+def _die_with(parent: int) -> None:
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

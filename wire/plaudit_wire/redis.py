@@ -1,0 +1,465 @@
+"""Read the address of Redis and a process's credentials: user, password, certificates.
+
+Connect every asyncio client of this project to Redis. The connections differ from redis-py's in three points.
+
+- A send can be cancelled. redis-py sends through ``asyncio.wait_for``, which in Python 3.11 swallows a cancellation
+  that arrives just when the send completes: the cancelled task runs on for ever.
+- The connection timeout covers authentication too: a server that accepts connections but never answers AUTH is down.
+- A refusal that passes is an outage (``PassingRefusalError``). READONLY also closes the connection: behind one address
+  a new connection reaches the new master, the old one stays with the replica.
+
+Build libraries of Redis Functions: the code that changes several keys of Redis at once.
+
+A library's name and the names of its functions hold a digest of its code. Versions of the code live side by side in one
+Redis, as during an upgrade, and a caller never runs another version than its own. Redis keeps libraries in its
+append-only file, on its replicas and through FLUSHALL. In a run's own Redis only ``admin`` may load one; the users of
+the roles may only call functions, so that no process can run code of its own there.
+
+Decide what an outage of Redis is, log it sparingly, and wait for its end.
+
+Every client of Redis in this project uses the connections of ``redis_connection``. They raise ``PassingRefusalError``
+for refusals that pass, so that ``except OUTAGE`` covers all three kinds of outage: Redis is unreachable, Redis does
+not answer in time, Redis answers but refuses commands for now. All commands are idempotent: sending one again is safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import urlsplit
+
+from redis.asyncio import Connection, Redis, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.exceptions import (
+    ClusterDownError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from plaudit_wire.logs import get_logger
+from plaudit_wire.messages import RecordError
+
+logger = get_logger(__name__)
+
+T = TypeVar("T")
+
+OUTAGE: Final = (RedisConnectionError, RedisTimeoutError, OSError)
+
+"""The exceptions that mean that Redis is not available now. A wrong password is a connection error too."""
+
+_PASSING_CLASSES = (ClusterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)
+
+"""CLUSTERDOWN and MASTERDOWN, OOM, READONLY, TRYAGAIN. LOADING is a connection error already."""
+
+_PASSING_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "UNBLOCKED force")
+
+_RETRY_AFTER_S = 0.5
+
+_LOG_EVERY_S = 30.0
+
+
+class PassingRefusalError(RedisConnectionError):
+    """Redis refused a command for a reason that passes: read-only, out of memory, a failed save, a busy script."""
+
+
+def is_passing(error: ResponseError) -> bool:
+    """Return True when the same command may succeed later without a change of the command or of the user's rights."""
+    return isinstance(error, _PASSING_CLASSES) or str(error).startswith(_PASSING_CODES)
+
+
+class Outages:
+    """Log the outages of one Redis: the first error, a reminder every 30 s, and the end. ``address``: no password."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._began: float | None = None
+        self._log_next = 0.0
+        self._ended = self._lasted_s = 0.0
+
+    def report(self, error: BaseException) -> None:
+        """Record that a command failed with one of ``OUTAGE``."""
+        now = time.monotonic()
+        if self._began is None:
+            self._began, self._log_next = now, now
+        if now < self._log_next:
+            return
+        self._log_next = now + _LOG_EVERY_S
+        fields = {"address": self._address, "error": str(error), "seconds": round(now - self._began, 1)}
+        if isinstance(error, RecordError):
+            logger.warning("cannot read the shared volume; retrying. Is it mounted?", **fields)
+        elif isinstance(error, PassingRefusalError):
+            logger.warning("Redis refuses commands for now; retrying", **fields)
+        else:
+            logger.warning("cannot reach Redis; retrying. Is the service running?", **fields)
+
+    def end(self) -> None:
+        """Record that Redis has executed a command."""
+        if self._began is None:
+            return
+        self._ended = time.monotonic()
+        self._lasted_s = self._ended - self._began
+        logger.info("Redis is available again", address=self._address, seconds=round(self._lasted_s, 1))
+        self._began = None
+
+    def ended_within(self, seconds: float, *, longer_than_s: float) -> bool:
+        """Return True if an outage longer than ``longer_than_s`` lasts, or has ended in the last ``seconds``."""
+        now = time.monotonic()
+        if self._began is not None:
+            return now - self._began > longer_than_s
+        return self._lasted_s > longer_than_s and now - self._ended < seconds
+
+    async def retry_through_outage(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Await ``call()`` until Redis answers it, with half a second between attempts and no limit.
+
+        Other errors than those of ``OUTAGE`` are raised: a retry would not help.
+        """
+        while True:
+            try:
+                answer = await call()
+            except OUTAGE as error:
+                self.report(error)
+                await asyncio.sleep(_RETRY_AFTER_S)
+                continue
+            self.end()
+            return answer
+
+
+class _Connection:
+    """Add the three differences; mixed in before redis-py's own connection classes."""
+
+    socket_timeout: float | None
+    socket_connect_timeout: float | None
+
+    async def connect_check_health(self, check_health: bool = True, retry_socket_connect: bool = True) -> None:
+        """Connect and authenticate once. Raises redis-py's ``TimeoutError`` after ``socket_connect_timeout``."""
+        connection: Any = super()
+        try:
+            async with asyncio.timeout(self.socket_connect_timeout):
+                await connection.connect_check_health(check_health, retry_socket_connect)
+        except TimeoutError:
+            await connection.disconnect(nowait=True)
+            raise RedisTimeoutError("Timeout connecting to Redis or authenticating") from None
+
+    async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
+        """Send a command. Raises redis-py's ``TimeoutError`` after ``socket_timeout``."""
+        connection: Any = super()
+        limit_s, self.socket_timeout = self.socket_timeout, None
+        try:
+            async with asyncio.timeout(limit_s):
+                await connection.send_packed_command(command, check_health)
+        except TimeoutError:
+            await connection.disconnect(nowait=True)
+            raise RedisTimeoutError("Timeout writing to socket") from None
+        finally:
+            self.socket_timeout = limit_s
+
+    async def read_response(self, *arguments: Any, **options: Any) -> Any:
+        """Read a response. Raises ``PassingRefusalError`` for a refusal that passes."""
+        connection: Any = super()
+        try:
+            return await connection.read_response(*arguments, **options)
+        except ResponseError as error:
+            if not is_passing(error):
+                raise
+            if isinstance(error, ReadOnlyError):
+                await connection.disconnect(nowait=True)
+            raise PassingRefusalError(str(error)) from error
+
+
+class PlainConnection(_Connection, Connection):
+    """Connect to ``redis://``."""
+
+
+class TlsConnection(_Connection, SSLConnection):
+    """Connect to ``rediss://``."""
+
+
+def redis_client(url: str, **options: Any) -> Redis:
+    """Return ``Redis.from_url`` with these connections; ``options`` are those of redis-py."""
+    connection_class = TlsConnection if url.startswith("rediss://") else PlainConnection
+    return Redis.from_url(url, connection_class=connection_class, **options)
+
+
+_CONNECT_TIMEOUT_S = 5.0
+
+_ALERT_WITHIN_S = 1.0
+
+_REDIS_PORT = 6379
+
+_MINIMUM_TLS = ssl.TLSVersion.TLSv1_2
+
+_EXPIRED = 10
+
+_OTHER_NAME = (62, 64)  # of a host, of an IP address (OpenSSL's X509_V_ERR_*)
+
+_NO_CERTIFICATE = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")
+
+_REFUSED_CERTIFICATE = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN")
+
+_ASKS = (
+    "asks for a client's certificate",
+    "Give spec.transport.tls.certificateSecret and keySecret, or the two as files (to a process started by hand: "
+    "PLAUDIT_REDIS_TLS_CERTIFICATE and PLAUDIT_REDIS_TLS_KEY)",
+)
+
+
+class TlsFileError(Exception):
+    """A file of certificates cannot be used; the message names it."""
+
+
+class PasswordFileError(Exception):
+    """The file cannot be read; the message names the variable and the file."""
+
+
+@dataclass(frozen=True)
+class RedisTls:
+    """The TLS settings of a ``rediss://`` address: trusted authorities and the client's certificate. Files are PEM."""
+
+    ca_file: str = ""
+    """``PLAUDIT_REDIS_TLS_CA``: certificates of the trusted authorities; empty: those of the system."""
+    certificate_file: str = ""
+    """``PLAUDIT_REDIS_TLS_CERTIFICATE``: the client's certificate; empty: none."""
+    key_file: str = ""
+    """``PLAUDIT_REDIS_TLS_KEY``: its key, without a passphrase."""
+    check_server_name: bool = True
+    """``PLAUDIT_REDIS_TLS_CHECK_SERVER_NAME``: ``false`` accepts any certificate of the trusted authorities."""
+
+    def context(self) -> ssl.SSLContext:
+        """Return redis-py's TLS options for asyncio; raise ``TlsFileError`` if a file cannot be used."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file or None)
+        except OSError as error:
+            raise TlsFileError(f"{self.ca_file} holds no certificate of an authority in PEM: {error}") from error
+        context.minimum_version = _MINIMUM_TLS
+        context.check_hostname = self.check_server_name
+        try:
+            if self.certificate_file:
+                context.load_cert_chain(self.certificate_file, self.key_file or None)
+        except OSError as error:
+            raise TlsFileError(
+                f"{self.certificate_file} and {self.key_file} are not a certificate and its key in PEM: {error}"
+            ) from error
+        return context
+
+
+@dataclass(frozen=True)
+class RedisAddress:
+    """The address of Redis and the credentials of its user.
+
+    Attributes:
+        url: ``redis://host:port/db`` or ``rediss://…``, without a password.
+        username: a user of Redis's ACL; empty: the user ``default``.
+    """
+
+    url: str
+    password: str = field(default="", repr=False)
+    username: str = ""
+    tls: RedisTls = RedisTls()
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ, url: str = "") -> Self:
+        """Read ``PLAUDIT_REDIS_…``; a given ``url`` takes precedence over ``PLAUDIT_REDIS_URL``.
+
+        Raises:
+            PasswordFileError: the file of ``PLAUDIT_REDIS_PASSWORD_FILE`` cannot be read.
+        """
+        tls = RedisTls(
+            ca_file=environment.get("PLAUDIT_REDIS_TLS_CA", ""),
+            certificate_file=environment.get("PLAUDIT_REDIS_TLS_CERTIFICATE", ""),
+            key_file=environment.get("PLAUDIT_REDIS_TLS_KEY", ""),
+            check_server_name=environment.get("PLAUDIT_REDIS_TLS_CHECK_SERVER_NAME", "").lower() != "false",
+        )
+        username = environment.get("PLAUDIT_REDIS_USERNAME", "")
+        return cls(url or environment.get("PLAUDIT_REDIS_URL", ""), _password(environment), username, tls)
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables that ``from_environment`` reads."""
+        given = {
+            "PLAUDIT_REDIS_USERNAME": self.username,
+            "PLAUDIT_REDIS_TLS_CA": self.tls.ca_file,
+            "PLAUDIT_REDIS_TLS_CERTIFICATE": self.tls.certificate_file,
+            "PLAUDIT_REDIS_TLS_KEY": self.tls.key_file,
+            "PLAUDIT_REDIS_TLS_CHECK_SERVER_NAME": "" if self.tls.check_server_name else "false",
+        }
+        whole = {"PLAUDIT_REDIS_URL": self.url, "PLAUDIT_REDIS_PASSWORD": self.password}
+        return whole | {name: value for name, value in given.items() if value}
+
+    def client(self, *, timeout_s: float | None, retries: int) -> Redis:
+        """Return a new client.
+
+        Args:
+            timeout_s: for each answer, seconds; longer than any BLOCK that it sends. None: the caller applies its own.
+            retries: the number of times a lost command is sent again; 0 wherever that would repeat a read.
+        """
+        backoff = ExponentialBackoff(cap=1.0, base=0.02) if retries else NoBackoff()
+        return redis_client(
+            self.url,
+            username=self.username or None,
+            password=self.password or None,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=_CONNECT_TIMEOUT_S,
+            retry=Retry(backoff, retries),
+            protocol=2,
+            driver_info=None,  # no CLIENT SETINFO, which the users of a run's own Redis may not send
+            **(self._tls_options() if self.url.startswith("rediss://") else {}),
+        )
+
+    def _tls_options(self) -> dict[str, object]:
+        return {
+            "ssl_ca_certs": self.tls.ca_file or None,
+            "ssl_certfile": self.tls.certificate_file or None,
+            "ssl_keyfile": self.tls.key_file or None,
+            "ssl_check_hostname": self.tls.check_server_name,
+            "ssl_min_version": _MINIMUM_TLS,
+        }
+
+    async def tls_problem(self, error: BaseException) -> str:
+        """Return the TLS problem that made a connection fail, with its remedy; empty for other causes.
+
+        Args:
+            error: of the connection. If it does not show the cause, the server is contacted a second time.
+        """
+        if not self.url.startswith("rediss://"):
+            return ""
+        try:
+            context = self.tls.context()
+        except TlsFileError as problem:
+            return f"{problem}. Mend what spec.transport.tls names"
+        cause = _tls_error(error) or await self._alert(context)
+        if cause is None:
+            return ""
+        what, remedy = self._words(cause)
+        return f"Redis at {self.url} {what} ({cause.reason or cause}). {remedy}"
+
+    async def _alert(self, context: ssl.SSLContext) -> ssl.SSLError | None:
+        """Return the server's TLS alert for a connection on which nothing is sent.
+
+        In TLS 1.3 the server checks the client's certificate after the client has finished its part of the handshake.
+        A client that sends a command at once may find the connection closed before it reads the alert.
+        """
+        server = urlsplit(self.url)
+        try:
+            async with asyncio.timeout(_ALERT_WITHIN_S):
+                reader, writer = await asyncio.open_connection(server.hostname, server.port or _REDIS_PORT, ssl=context)
+                with contextlib.closing(writer):
+                    await reader.read(1)
+        except OSError as error:  # includes TimeoutError: the server accepted the handshake
+            return _tls_error(error)
+        return None
+
+    def _words(self, cause: ssl.SSLError) -> tuple[str, str]:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            if cause.verify_code == _EXPIRED:
+                return "shows a certificate that has expired", "Renew it there"
+            if cause.verify_code in _OTHER_NAME:
+                host = urlsplit(self.url).hostname
+                return (
+                    f"shows a certificate for another name than {host}",
+                    "Use a name that it was issued for in the address, or set spec.transport.tls.checkServerName to "
+                    "false",
+                )
+            return (
+                f"shows a certificate that is not of a trusted authority: {cause.verify_message}",
+                "Give its authority in spec.transport.tls.caSecret, caConfigMap or caFile (to a process started by "
+                "hand: PLAUDIT_REDIS_TLS_CA)",
+            )
+        reason = cause.reason or ""
+        if any(word in reason for word in _REFUSED_CERTIFICATE):
+            return "refuses the client's certificate", "Give one that it trusts in spec.transport.tls"
+        if any(word in reason for word in _NO_CERTIFICATE):
+            return _ASKS
+        return "cannot be spoken to by TLS", "Is rediss:// right for this port?"
+
+
+def _tls_error(error: BaseException) -> ssl.SSLError | None:
+    """Return the TLS error that caused another; a connection that just ended is none, because a restart ends it too."""
+    found = (each for each in _causes(error) if isinstance(each, ssl.SSLError))
+    return next((each for each in found if not isinstance(each, ssl.SSLEOFError)), None)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _password(environment: Mapping[str, str]) -> str:
+    """Read the file of ``PLAUDIT_REDIS_PASSWORD_FILE``, else ``PLAUDIT_REDIS_PASSWORD``; empty for none."""
+    file = environment.get("PLAUDIT_REDIS_PASSWORD_FILE")
+    if not file:
+        return environment.get("PLAUDIT_REDIS_PASSWORD", "")
+    try:
+        return Path(file).read_text(encoding="utf-8").rstrip("\n")
+    except OSError as error:
+        raise PasswordFileError(f"PLAUDIT_REDIS_PASSWORD_FILE {file} cannot be read: {error.strerror}") from error
+
+
+NEEDED_PERMISSIONS: Final = "+fcall +function|load"
+
+"""ACL rules that a user needs to load and call libraries."""
+
+_DIGEST_DIGITS = 12
+
+_HEADER = "#!lua"
+
+
+class LibraryMissingError(PassingRefusalError):
+    """Redis lacks a library of functions, and this user may not load it. It passes: an admin may load it."""
+
+
+class FunctionLibrary:
+    """Hold the text of a library and the names of its functions.
+
+    Args:
+        bodies: by function, its Lua code. The first line is ``#!lua``, with ``flags=…`` if it has any; the code refers
+            to ``KEYS`` and ``ARGV``.
+        shared: Lua code in front of the functions; Redis executes it once, when it loads the library.
+        begin: Lua code with which every function begins.
+    """
+
+    def __init__(self, family: str, bodies: Mapping[str, str], *, shared: str = "", begin: str = "") -> None:
+        digest = hashlib.sha256(repr((shared, begin, sorted(bodies.items()))).encode()).hexdigest()[:_DIGEST_DIGITS]
+        self.name: Final = f"{family}_{digest}"
+        self.functions: Final[Mapping[str, str]] = {name: f"{self.name}_{name}" for name in bodies}
+        functions = "".join(_registered(self.functions[name], body, begin) for name, body in bodies.items())
+        self.text: Final = f"{_HEADER} name={self.name}\n{shared}\n{functions}"
+
+
+def _registered(function: str, body: str, begin: str) -> str:
+    header, _, code = body.partition("\n")
+    if not header.startswith(_HEADER):
+        raise ValueError(f"function {function} begins with {header!r} instead of {_HEADER}")
+    given = header.removeprefix(_HEADER).strip().removeprefix("flags=")
+    flags = ", ".join(f"'{flag}'" for flag in given.split(",") if flag)
+    return (
+        f"redis.register_function{{function_name='{function}', flags={{{flags}}}, callback=function(KEYS, ARGV)\n"
+        f"{begin}\n{code}end}}\n"
+    )
+
+
+def is_missing(error: object) -> bool:
+    """Return True for Redis's answer to a call of a function that no loaded library has."""
+    return isinstance(error, ResponseError) and str(error).endswith("Function not found")
+
+
+def missing_error(library: FunctionLibrary, load_error: object) -> LibraryMissingError:
+    """Return the error for a library that is still missing after an attempt to load it, which ``load_error`` ended."""
+    if isinstance(load_error, NoPermissionError):
+        reason = f"this user may not load it (that takes {NEEDED_PERMISSIONS})"
+    else:
+        reason = str(load_error)
+    return LibraryMissingError(f"Redis lacks the functions {library.name}, and {reason}")

@@ -1,0 +1,410 @@
+"""Use resources servers of NeMo Gym: ``/seed_session``, one route for each tool, ``/verify`` for the reward.
+
+The cookies of ``/seed_session`` name the sample's session. ``/verify`` gets the conversation as a response of OpenAI's
+Responses API, as NeMo Gym's simple agent sends it.
+
+Use OpenEnv servers: a session over the WebSocket ``/ws`` for each sample.
+
+The policy acts through one tool, ``step``, whose parameters are those of the server's action (``GET /schema``); on a
+server whose actions are MCP tools, through these tools. Rewards come with the steps and are added up.
+
+Send requests to an environment's server, from the process of a sample.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import aiohttp
+
+from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
+from plaudit_wire.messages import Prompt
+from plaudit_workers.agents.environment import Messages, Observation, prompt_messages, with_observation
+from plaudit_workers.agents.functions import ToolAnswer, first_cause, in_fork, to_text
+from plaudit_workers.agents.messages import EnvironmentServer, Tool
+
+_ASK_WITHIN_S = 30.0
+
+_FIRST_PAUSE_S = 0.2
+
+_LONGEST_PAUSE_S = 5.0
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Hold the OpenAPI description of a server (FastAPI's ``/openapi.json``)."""
+
+    document: dict[str, Any]
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """Return the paths."""
+        return frozenset(self.document.get("paths", {}))
+
+    def resolved(self, schema: Any) -> Any:
+        """Return a schema with its references replaced by what they refer to."""
+        if isinstance(schema, list):
+            return [self.resolved(item) for item in schema]
+        if not isinstance(schema, dict):
+            return schema
+        if "$ref" in schema:
+            name = str(schema["$ref"]).rpartition("/")[2]
+            return self.resolved(self.document.get("components", {}).get("schemas", {}).get(name, {}))
+        return {key: self.resolved(value) for key, value in schema.items()}
+
+
+def routes_of(source: EnvironmentServer) -> Routes:
+    """Read the routes of a server.
+
+    Raises:
+        ConfigurationError: it cannot be reached or does not describe itself.
+    """
+    return Routes(ask_in_fork(source, lambda session: get_json(session, f"{source.url.rstrip('/')}/openapi.json")))
+
+
+def ask_in_fork(source: EnvironmentServer, ask: Callable[[aiohttp.ClientSession], Awaitable[Result]]) -> Result:
+    """Return what ``ask`` returns; it runs in a fork, since the template must not keep connections.
+
+    Raises:
+        ConfigurationError: it raised.
+    """
+
+    async def asked() -> Result:
+        async with asyncio.timeout(_ASK_WITHIN_S), aiohttp.ClientSession() as session:
+            return await ask(session)
+
+    try:
+        return in_fork(lambda: asyncio.run(asked()))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"the environment's server {source.url} cannot be used: {error}") from error
+
+
+async def get_json(session: aiohttp.ClientSession, url: str) -> Any:
+    """Return the JSON at a URL.
+
+    Raises:
+        aiohttp.ClientError: it cannot be reached, or responds with an error.
+    """
+    async with session.get(url, raise_for_status=True) as response:
+        return await response.json()
+
+
+async def retry_until(limit_s: float, attempt: Callable[[], Awaitable[Result]]) -> Result:
+    """Repeat ``attempt`` with growing pauses while the server is unreachable or full.
+
+    Raises:
+        InfrastructureError: it still is after ``limit_s``.
+    """
+    deadline, pause_s = asyncio.get_running_loop().time() + limit_s, _FIRST_PAUSE_S
+    while True:
+        try:
+            return await attempt()
+        except (InfrastructureError, aiohttp.ClientError, OSError) as error:
+            if asyncio.get_running_loop().time() + pause_s > deadline:
+                raise InfrastructureError(first_cause(error)) from error
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+_NO_TOOLS = frozenset({"/seed_session", "/verify", "/aggregate_metrics", "/mcp"})
+
+_PAUSE_SHARE = 0.8
+
+_MOST_CHARACTERS_OF_A_PROBLEM = 500
+
+
+class Route:
+    """Call a tool of the server, in the session that ``server`` holds."""
+
+    def __init__(self, server: ResourcesServer, description: Tool) -> None:
+        self.description = description
+        self._server = server
+
+    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> ToolAnswer:
+        """Call the tool; the model reads the body of the response, whatever its status."""
+        _, text = await self._server.post(f"/{self.description.name}", arguments)
+        return ToolAnswer(text)
+
+
+class ResourcesServer:
+    """Hold a session with a resources server. ``source.arguments`` are added to each data row."""
+
+    reads_text = False
+    gives_reward = True
+
+    def __init__(self, source: EnvironmentServer, routes: Routes) -> None:
+        self._source = source
+        schemas = [schema for path in sorted(routes.paths - _NO_TOOLS) if (schema := _schema(routes, path))]
+        self.tools = [Route(self, Tool(schema["function"]["name"], schema, source.timeout_s)) for schema in schemas]
+        self._schemas = schemas
+        self._session: aiohttp.ClientSession | None = None
+        self._row: dict[str, Any] = {}
+
+    async def reset(self, prompt: Prompt) -> Messages | None:
+        """Open a session for the data row: the columns of ``extra_info``, and ``responses_create_params``."""
+        # Addresses without a name, such as 127.0.0.1, get cookies only in an unsafe jar.
+        self._session = aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True))
+        written = {"input": prompt_messages(prompt), "tools": [_flat(schema) for schema in self._schemas]}
+        self._row = {"responses_create_params": written, **prompt.extra_info, **self._source.arguments}
+        await retry_until(_PAUSE_SHARE * self._source.timeout_s, lambda: self._post_checked("/seed_session", self._row))
+        return None
+
+    async def step(self, action: str) -> Observation:
+        """Do nothing: the policy acts through tools."""
+        raise NotImplementedError
+
+    async def finish(self, completion: Messages) -> float | None:
+        """Have the conversation verified."""
+        verified = await self._post_checked("/verify", {**self._row, "response": _response(completion)})
+        assert self._session is not None
+        await self._session.close()
+        reward: float | None = verified.get("reward")
+        return reward
+
+    async def attributes(self) -> dict[str, Any] | None:
+        """Return None: the server holds the environment."""
+        return None
+
+    async def post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
+        """Return status and body of the response.
+
+        Raises:
+            InfrastructureError: the server cannot be reached.
+        """
+        assert self._session is not None
+        try:
+            async with self._session.post(f"{self._source.url.rstrip('/')}{path}", json=body) as response:
+                return response.status, await response.text()
+        except (aiohttp.ClientError, OSError) as error:
+            raise InfrastructureError(f"{self._source.url}{path}: {type(error).__name__}: {error}") from error
+
+    async def _post_checked(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        status, text = await self.post(path, body)
+        problem = f"{self._source.url}{path} responded with status {status}: {text[:_MOST_CHARACTERS_OF_A_PROBLEM]}"
+        if status >= 500 or status == 429:
+            raise InfrastructureError(problem)
+        if status >= 400:
+            raise DataError(problem)
+        content: dict[str, Any] = json.loads(text) if text else {}
+        return content
+
+
+def _schema(routes: Routes, path: str) -> dict[str, Any] | None:
+    """Describe the tool at a path; None for a path that is no tool."""
+    operation, name = routes.document["paths"][path].get("post"), path.removeprefix("/")
+    if operation is None or "/" in name or "{" in name:
+        return None
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    parameters = routes.resolved(content.get("schema") or {"type": "object", "properties": {}})
+    description = operation.get("description") or operation.get("summary") or name
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def _flat(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool in the form of the Responses API."""
+    return {"type": "function", "strict": False, **schema["function"]}
+
+
+def _response(completion: Messages) -> dict[str, Any]:
+    return {
+        "id": "resp_plaudit",
+        "created_at": 0,
+        "model": "policy",
+        "object": "response",
+        "output": [item for number, message in enumerate(completion) for item in _items(message, number)],
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+    }
+
+
+def _items(message: dict[str, Any], number: int) -> list[dict[str, Any]]:
+    """Return a chat message as items of the Responses API."""
+    content = message.get("content") or ""
+    if message["role"] == "tool":
+        return [{"type": "function_call_output", "call_id": message["tool_call_id"], "output": content}]
+    if message["role"] != "assistant":
+        return [{"type": "message", "role": message["role"], "content": content}]
+    items: list[dict[str, Any]] = []
+    calls = message.get("tool_calls") or []
+    if content or not calls:
+        text: dict[str, Any] = {"type": "output_text", "text": content, "annotations": []}
+        items.append(
+            {"type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed", "content": [text]}
+        )
+    for call in calls:
+        function = call["function"]
+        arguments = json.dumps(function["arguments"])
+        items.append({"type": "function_call", "call_id": call["id"], "name": function["name"], "arguments": arguments})
+    return items
+
+
+class ServerAction:
+    """Take the server's action, or one of its MCP tools, in the session that ``server`` holds."""
+
+    def __init__(self, server: OpenEnvServer, description: Tool) -> None:
+        self.description = description
+        self._server = server
+
+    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> ToolAnswer:
+        """Take one step."""
+        action = arguments
+        if self._server.has_mcp_tools:
+            action = {"type": "call_tool", "tool_name": self.description.name, "arguments": arguments}
+        data = await self._server.ask("step", action)
+        reward = data.get("reward")
+        text = _tool_text(data["observation"]) if self._server.has_mcp_tools else _text(data)
+        return ToolAnswer(text, None if reward is None else float(reward), bool(data.get("done")))
+
+
+class OpenEnvServer:
+    """Hold a session with an OpenEnv server. ``source.arguments`` are passed to ``reset``."""
+
+    reads_text = False
+    gives_reward = False
+
+    def __init__(self, source: EnvironmentServer, routes: Routes) -> None:
+        self._source = source
+        schemas, self.has_mcp_tools = ask_in_fork(source, lambda session: _actions(session, source.url.rstrip("/")))
+        self.tools = [
+            ServerAction(self, Tool(schema["function"]["name"], schema, source.timeout_s)) for schema in schemas
+        ]
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._one_at_a_time = asyncio.Lock()
+
+    async def reset(self, prompt: Prompt) -> Messages | None:
+        """Open a session and reset it with the prompt's seed and the data row; append the first observation."""
+        arguments = {"seed": prompt.seed, **prompt.extra_info, **self._source.arguments}
+        self._session = aiohttp.ClientSession()
+        data = await retry_until(_PAUSE_SHARE * self._source.timeout_s, lambda: self._open(arguments))
+        text = _text(data)
+        return with_observation(prompt_messages(prompt), f"\n\n{text}") if text else None
+
+    async def step(self, action: str) -> Observation:
+        """Do nothing: the policy acts through tools."""
+        raise NotImplementedError
+
+    async def finish(self, completion: Messages) -> float | None:
+        """Close the session; the rewards came with the steps."""
+        if self._socket is not None:
+            await self._socket.close()
+        if self._session is not None:
+            await self._session.close()
+        return None
+
+    async def attributes(self) -> dict[str, Any] | None:
+        """Return None: the server holds the environment."""
+        return None
+
+    async def ask(self, method: str, data: dict[str, Any]) -> dict[str, Any]:
+        """Send one message and return the data of its answer.
+
+        Raises:
+            InfrastructureError: the connection ended, or the server has no room for another session.
+            ValueError: the server refused the message.
+        """
+        assert self._socket is not None
+        async with self._one_at_a_time:
+            return await _exchange(self._socket, method, data)
+
+    async def _open(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        assert self._session is not None
+        self._socket = await self._session.ws_connect(_socket_url(self._source.url))
+        return await self.ask("reset", arguments)
+
+
+async def _exchange(socket: aiohttp.ClientWebSocketResponse, method: str, data: dict[str, Any]) -> dict[str, Any]:
+    try:
+        await socket.send_json({"type": method, "data": data})
+        message = await socket.receive()
+    except (aiohttp.ClientError, OSError) as error:
+        raise InfrastructureError(f"the connection to the environment ended: {error}") from error
+    if message.type is not aiohttp.WSMsgType.TEXT:
+        raise InfrastructureError("the environment closed the connection")
+    answer = json.loads(message.data)
+    if answer.get("type") != "error":
+        content: dict[str, Any] = answer["data"]
+        return content
+    problem = answer["data"]
+    text = f"{problem.get('message')} {json.dumps(problem['errors'], default=str) if 'errors' in problem else ''}"
+    if problem.get("code") in ("CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR"):
+        raise InfrastructureError(text.strip())
+    raise ValueError(text.strip())
+
+
+async def _actions(session: aiohttp.ClientSession, url: str) -> tuple[list[dict[str, Any]], bool]:
+    """Return the tools that the policy may call, and True if they are MCP tools."""
+    schema = (await get_json(session, f"{url}/schema"))["action"]
+    properties = {name: each for name, each in schema.get("properties", {}).items() if name != "metadata"}
+    # MCP actions reach a server only where its action is one of them, or the base class, which has no field of its own.
+    if {"tool_name", "arguments"} <= properties.keys() or properties.keys() <= {"type"}:
+        listed = await _mcp_tools(session, url)
+        if listed:
+            return [_tool(t["name"], t.get("description") or "", _input_schema(t)) for t in listed], True
+        if "type" in properties:
+            raise ConfigurationError("the server takes MCP tool calls as actions but lists no tools")
+    parameters = {
+        **{key: each for key, each in schema.items() if key == "$defs"},
+        "type": "object",
+        "properties": properties,
+        "required": [name for name in schema.get("required", []) if name in properties],
+    }
+    return [_tool("step", schema.get("description") or "Act in the environment.", parameters)], False
+
+
+async def _mcp_tools(session: aiohttp.ClientSession, url: str) -> list[dict[str, Any]]:
+    """Return the MCP tools that a server lists; [] where it has none."""
+    async with session.ws_connect(_socket_url(url)) as socket:
+        request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+        response = await _exchange(socket, "mcp", request)
+    tools: list[dict[str, Any]] = (response.get("result") or {}).get("tools") or []
+    return tools
+
+
+def _tool_text(observation: dict[str, Any]) -> str:
+    """Return the result of an MCP tool as the model reads it: its data, or else the text of its content.
+
+    Raises:
+        ValueError: the tool raised, or the server refused the call.
+    """
+    if error := observation.get("error"):
+        raise ValueError(error["message"])
+    result = observation.get("result")
+    if not isinstance(result, dict) or "content" not in result:
+        return to_text(result)
+    text = "\n".join(part["text"] for part in result["content"] if part.get("type") == "text")
+    if result.get("is_error"):
+        raise ValueError(text)
+    data = result.get("data")
+    return to_text(data) if data is not None else text
+
+
+def _input_schema(tool: dict[str, Any]) -> dict[str, Any]:
+    return tool.get("inputSchema") or tool.get("input_schema") or {"type": "object", "properties": {}}
+
+
+def _tool(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def _socket_url(url: str) -> str:
+    return f"ws{url.rstrip('/').removeprefix('http')}/ws"
+
+
+def _text(data: dict[str, Any]) -> str:
+    """Return an observation as the model reads it: its only field as it is, several as JSON."""
+    observation = {
+        name: value
+        for name, value in (data.get("observation") or {}).items()
+        if name not in ("done", "reward", "metadata") and value is not None
+    }
+    if len(observation) == 1:
+        return to_text(next(iter(observation.values())))
+    return to_text(observation) if observation else ""

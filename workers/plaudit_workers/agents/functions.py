@@ -1,0 +1,228 @@
+"""Run Python functions as tools: their signature and docstring describe them, as transformers and TRL read them.
+
+A function that verl's ``@function_tool`` decorated carries its own schema. A result is shown to the model as text: a
+string as it is, everything else as JSON. ``(text, reward)`` and ``(text, reward, metrics)`` also give a reward, as in
+verl.
+
+Run a function in a fork, where it may open connections and threads: the template, which forks, must not have any.
+
+Define a loaded tool. Made by the modules beside this one, called in the processes of samples.
+
+Call users' code, and put into words what it raises. Runs in the processes of samples.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import math
+import operator
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+import msgspec
+
+from plaudit_reward.functions.function import import_user_file
+from plaudit_wire.errors import ConfigurationError
+from plaudit_workers.agents.messages import FunctionTool, Tool
+
+
+class ToolAnswer(NamedTuple):
+    """Hold the result of one call."""
+
+    text: str
+    """The text that the model sees."""
+    reward: float | None = None
+    done: bool = False
+    """The environment ended the episode."""
+
+
+class LoadedTool(Protocol):
+    """Call a tool that is loaded."""
+
+    description: Tool
+
+    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> ToolAnswer:
+        """Call it; whatever it raises is reported to the model.
+
+        Args:
+            create_arguments: of ``create`` of verl's tools, from the data row; others ignore them.
+        """
+        ...
+
+
+MOST_CHARACTERS = 1 << 20
+
+"""Longer texts are cut here; the agent's own limit is far below."""
+
+
+async def run_user_code(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Call a plain function in a thread, an async one on the event loop."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*arguments, **named)
+    result, error = await asyncio.to_thread(_called, function, arguments, named)
+    if error is not None:
+        raise error
+    return await result if inspect.isawaitable(result) else result
+
+
+def error_text(error: BaseException) -> str:
+    """Return the type and the message of an exception, whose own methods may raise."""
+    try:
+        return plain_text(f"{type(error).__name__}: {error}")
+    except BaseException:  # the user's code
+        return str(type.__getattribute__(type(error), "__name__"))
+
+
+def plain_text(text: str) -> str:
+    """Cut a text, which may be of a subclass of the user's; replace what UTF-8 cannot encode."""
+    return str.encode(str.__getitem__(text, slice(MOST_CHARACTERS)), errors="replace").decode()
+
+
+def _called(
+    function: Callable[..., Any], arguments: Sequence[Any], named: dict[str, Any]
+) -> tuple[Any, BaseException | None]:
+    """Return what a function returned or raised: with a StopIteration, a future of asyncio would never end."""
+    try:
+        return function(*arguments, **named), None
+    except BaseException as error:  # the user's code: sys.exit and the like included
+        return None, error
+
+
+class PythonTool:
+    """Call a function, plain or async, as a tool."""
+
+    def __init__(self, function: Callable[..., Any], description: Tool) -> None:
+        self.description = description
+        self._function = function
+
+    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> ToolAnswer:
+        """Call the function: an async one on the event loop, a plain one in a thread."""
+        return to_answer(await run_user_code(self._function, **arguments))
+
+
+def load_function(source: FunctionTool) -> PythonTool:
+    """Import the file and describe the function.
+
+    Raises:
+        ConfigurationError: the file or the function is missing, or its signature or docstring does not describe it.
+    """
+    module = import_user_file(source.path, "tool file")
+    try:
+        found = operator.attrgetter(source.function)(module)
+    except AttributeError:
+        found = None
+    function = getattr(found, "fn", found)  # verl's @function_tool wraps it
+    if not callable(function):
+        names = sorted(name for name, item in vars(module).items() if callable(item) and not name.startswith("_"))
+        raise ConfigurationError(
+            f"{source.path} has no function {source.function!r}; it defines {', '.join(names) or 'none'}"
+        )
+    schema = _schema_of(found, function, source)
+    return PythonTool(function, Tool(schema["function"]["name"], schema, source.timeout_s))
+
+
+def _schema_of(found: Any, function: Callable[..., Any], source: FunctionTool) -> dict[str, Any]:
+    own = getattr(found, "tool_schema", None)
+    if own is not None:
+        schema: dict[str, Any] = own if isinstance(own, dict) else own.model_dump(exclude_unset=True, exclude_none=True)
+        return schema
+    return describe(function, source.function, f"in {source.path}")
+
+
+def describe(function: Callable[..., Any], name: str, where: str) -> dict[str, Any]:
+    """Return a function's description in OpenAI's format, made of its type hints and docstring.
+
+    Raises:
+        ConfigurationError: type hints or docstring do not describe it.
+    """
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    try:
+        return dict(get_json_schema(function))
+    except Exception as error:  # transformers raises several kinds, for the docstring and for the type hints
+        raise ConfigurationError(
+            f"{name} {where} cannot be described to the model: {error} Give every parameter a type "
+            "hint and a line under 'Args:' in a Google-style docstring"
+        ) from error
+
+
+def to_answer(result: Any) -> ToolAnswer:
+    """Turn what a function returned into text and, where it gave one, a reward.
+
+    Raises:
+        ValueError: the reward is not finite.
+    """
+    if isinstance(result, tuple) and len(result) in (2, 3) and _is_number(result[1]):
+        return ToolAnswer(to_text(result[0]), finite(result[1]))
+    return ToolAnswer(to_text(result))
+
+
+def to_text(result: Any) -> str:
+    """Turn a result into the text that the model sees."""
+    if isinstance(result, str):
+        return result
+    if hasattr(result, "text") and not isinstance(result, type):  # verl's ToolResponse
+        return str(result.text or "")
+    return json.dumps(result, ensure_ascii=False, default=str)
+
+
+def finite(reward: float) -> float:
+    """Return a tool's reward as a plain number.
+
+    Raises:
+        ValueError: it is not finite.
+    """
+    number = float(reward)
+    if not math.isfinite(number):
+        raise ValueError(f"the tool returned the reward {number}, which is not finite")
+    return number
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+Result = TypeVar("Result")
+
+
+def in_fork(function: Callable[[], Result]) -> Result:
+    """Return what a function returned in a fork; it must consist of msgpack's types.
+
+    Raises:
+        ConfigurationError: it raised, or its process ended.
+    """
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read_end)
+        with contextlib.suppress(BaseException), os.fdopen(write_end, "wb") as pipe:
+            pipe.write(msgspec.msgpack.encode(_outcome(function)))
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        data = pipe.read()
+    os.waitpid(pid, 0)
+    result, problem = msgspec.msgpack.decode(data) if data else (None, "its process ended")
+    if problem:
+        raise ConfigurationError(problem)
+    return cast(Result, result)
+
+
+def first_cause(error: BaseException) -> str:
+    """Return the first cause in a group of exceptions."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error_text(error)
+
+
+def _outcome(function: Callable[[], Result]) -> tuple[Result | None, str]:
+    try:
+        return function(), ""
+    except ConfigurationError as error:
+        return None, str(error)
+    except BaseException as error:  # the user's code, or a client's group of exceptions
+        return None, first_cause(error)

@@ -1,0 +1,178 @@
+"""Run tools of an MCP server, reached over HTTP or started as a command, through the official client (``mcp``).
+
+The process of a sample opens its own session with its first call, so a server's state belongs to one sample. The list
+of tools is read once, in a process of its own: the template, which forks, must not have threads or connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from plaudit_wire.errors import ConfigurationError, InfrastructureError
+from plaudit_workers.agents.functions import ToolAnswer, first_cause, in_fork
+from plaudit_workers.agents.messages import McpServer, Tool
+
+_LIST_WITHIN_S = 60.0
+
+
+class McpSession:
+    """Hold one sample's session with a server, opened by the first call.
+
+    A session that ends, with the server or by its word, fails the call that notices it; the next call opens another
+    one.
+    """
+
+    def __init__(self, server: McpServer) -> None:
+        self._server = server
+        self._opened: asyncio.Future[Any] | None = None
+        self._holding: asyncio.Task[None] | None = None
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Return the result of a tool.
+
+        Raises:
+            InfrastructureError: the server cannot be reached, or the session ended.
+            MCPError: the server refused the request.
+        """
+        from mcp import MCPError
+
+        if self._opened is None or self._holding is None:
+            self._opened = asyncio.get_running_loop().create_future()
+            # The client's context belongs to one task for as long as the session lives.
+            self._holding = asyncio.get_running_loop().create_task(self._hold(self._opened))
+        holding, calling = self._holding, asyncio.ensure_future(_call(self._opened, name, arguments))
+        await asyncio.wait({holding, calling}, return_when=asyncio.FIRST_COMPLETED)
+        if not holding.done():
+            try:
+                return calling.result()
+            except MCPError as error:
+                if not _ended_by(error):
+                    raise
+                holding.cancel()
+                await asyncio.wait({holding})
+        calling.cancel()
+        await asyncio.wait({calling})
+        if self._holding is holding:
+            self._opened = self._holding = None
+        cause = None if holding.cancelled() else holding.exception()
+        reason = first_cause(cause) if cause is not None else "it ended the session"
+        raise InfrastructureError(f"MCP server {_address(self._server)}: {reason}")
+
+    async def _hold(self, opened: asyncio.Future[Any]) -> None:
+        async with _client(self._server) as client:
+            opened.set_result(client)
+            await asyncio.Event().wait()
+
+
+async def _call(opened: asyncio.Future[Any], name: str, arguments: dict[str, Any]) -> Any:
+    client = await asyncio.shield(opened)
+    return await client.call_tool(name, arguments)
+
+
+def _ended_by(error: Any) -> bool:
+    """Return True if the error says that the session no longer exists, and not that a request is wrong."""
+    from mcp.client.streamable_http import CONNECTION_CLOSED
+
+    return bool(error.code == CONNECTION_CLOSED) or error.message == "Session terminated"
+
+
+class McpTool:
+    """Call a tool of an MCP server."""
+
+    def __init__(self, session: McpSession, description: Tool) -> None:
+        self.description = description
+        self._session = session
+
+    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> ToolAnswer:
+        """Call the tool on the server."""
+        result = await self._session.call(self.description.name, arguments)
+        text = text_of(result)
+        if result.is_error:
+            raise RuntimeError(text or "the server reported an error")
+        return ToolAnswer(text)
+
+
+def text_of(result: Any) -> str:
+    """Return a result as text: contents of other kinds by their type and size, structured content as JSON."""
+    blocks = [_block_text(block) for block in result.content]
+    if not blocks and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(blocks)
+
+
+def _block_text(block: Any) -> str:
+    inner = getattr(block, "resource", block)
+    text = getattr(inner, "text", None)
+    if text is not None:
+        return str(text)
+    if block.type == "resource_link":
+        return str(block.uri)
+    data = str(getattr(inner, "data", None) or getattr(inner, "blob", ""))
+    return f"[{inner.mime_type or block.type}, {len(data) * 3 // 4} bytes]"
+
+
+def load_mcp_tools(source: McpServer) -> list[McpTool]:
+    """List the tools of a server.
+
+    Raises:
+        ConfigurationError: the server cannot be reached or started.
+    """
+    # Imported before the fork: in each sample's process it would take a second.
+    import mcp.client.stdio
+    import mcp.client.streamable_http  # noqa: F401
+
+    session = McpSession(source)
+    return [McpTool(session, Tool(_name(schema), schema, source.timeout_s)) for schema in _listed(source)]
+
+
+def _listed(source: McpServer) -> list[dict[str, Any]]:
+    """Return the schemas of the server's tools."""
+    try:
+        return in_fork(lambda: asyncio.run(_list(source)))
+    except ConfigurationError as error:
+        remedy = ". Check mcp.url, and whether the server needs mcp.headers" if source.url else ""
+        raise ConfigurationError(f"MCP server {_address(source)} cannot be used: {error}{remedy}") from error
+
+
+async def _list(source: McpServer) -> list[dict[str, Any]]:
+    async with asyncio.timeout(_LIST_WITHIN_S), _client(source) as client:
+        listed = await client.list_tools()
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description or "",
+                "parameters": tool.input_schema or {},
+            },
+        }
+        for tool in listed.tools
+    ]
+
+
+@contextlib.asynccontextmanager
+async def _client(server: McpServer) -> AsyncIterator[Any]:
+    from mcp import Client, StdioServerParameters
+    from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
+
+    if not server.url:
+        async with Client(StdioServerParameters(command=server.command[0], args=list(server.command[1:]))) as client:
+            yield client
+        return
+    async with (
+        create_mcp_http_client(headers=dict(server.headers)) as http,
+        Client(streamable_http_client(server.url, http_client=http)) as client,
+    ):
+        yield client
+
+
+def _name(schema: dict[str, Any]) -> str:
+    return str(schema["function"]["name"])
+
+
+def _address(server: McpServer) -> str:
+    return server.url or " ".join(server.command)

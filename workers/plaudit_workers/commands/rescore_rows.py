@@ -1,0 +1,399 @@
+"""Read stored samples, a batch of rows at a time. ``training.run.stored_samples`` writes them.
+
+Keep the scorings of a rescore beside its output, so that the same command continues after a kill.
+
+``<output>.progress`` has one line for what decides the scores, then one for each unit, in order. A line that a kill has
+cut is removed. The file goes when the output is complete.
+
+Score stored samples: by the scorers of a job, in this process, or by a reward service over HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, cast
+
+import msgspec
+import pyarrow
+import pyarrow.parquet
+
+import plaudit_client
+from plaudit_job.spec.rljob import RLJob
+from plaudit_metrics.sources.samples import agent_of, surviving_files
+from plaudit_wire.errors import RefusedError
+from plaudit_wire.records import Outcome, Sample, ScorerRecord, ScoringRecord
+from plaudit_workers.commands.score import scored_in_order
+from plaudit_workers.service.build import build_pipeline, scoring_version
+from plaudit_workers.service.client import ServiceError
+
+_ROWS_AT_A_TIME = 256
+
+_COLUMNS = [
+    "step",
+    "group",
+    "index",
+    "split",
+    "data_source",
+    "prompt",
+    "response",
+    "ground_truth_json",
+    "extra_info_json",
+    "response_tokens",
+    "finish_reason",
+    "outcome",
+    "score",
+]
+
+_ADDED_COLUMNS = ["messages_json", "max_tokens", "completion_json", "agent_json"]
+
+"""Columns that samples of older runs lack."""
+
+
+class StoredSample(NamedTuple):
+    """Hold a sample with its outcome and score in the run."""
+
+    step: int
+    sample: Sample
+    outcome: str
+    score: float | None
+
+
+def samples_path(given: Path, runs: Path) -> Path:
+    """Return the samples that a user means by a file, a folder of samples or of a run, or the id of a run."""
+    if given.is_file() or any(given.glob("step-*.parquet")):
+        return given
+    for folder in (given / "samples", runs / given / "samples"):
+        if folder.is_dir():
+            return folder
+    raise RefusedError(
+        f"no stored samples of {given}: give a run's id (with --runs-folder, now {runs}), a run's folder, or a samples "
+        "folder or file. A run stores samples unless metrics.keepSamples is false"
+    )
+
+
+def sample_files(path: Path) -> list[Path]:
+    """Return the files of a run's samples by step, without those of steps that a resume rolled back."""
+    if path.is_file():
+        return [path]
+    files = surviving_files(path)
+    if not files:
+        raise RefusedError(f"{path} has no stored samples yet: a run stores them when it closes its first step")
+    return list(files.values())
+
+
+def stored_groups(files: Iterable[Path]) -> Iterator[list[StoredSample]]:
+    """Yield the samples of one group after the other, without those that were never generated.
+
+    Raises:
+        RefusedError: a file does not hold stored samples.
+    """
+    rows = (row for file in files for row in _rows(file))
+    for _, group in itertools.groupby(rows, lambda row: (row["step"], row["group"])):
+        stored = [_stored(row) for row in group if row["response"] is not None]
+        if stored:
+            yield stored
+
+
+def _rows(file: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with pyarrow.parquet.ParquetFile(file) as opened:
+            missing = set(_COLUMNS) - set(opened.schema_arrow.names)
+            if missing:
+                raise RefusedError(
+                    f"{file} does not hold stored samples: it lacks the columns {', '.join(sorted(missing))}"
+                )
+            added = [name for name in _ADDED_COLUMNS if name in opened.schema_arrow.names]
+            for batch in opened.iter_batches(_ROWS_AT_A_TIME, columns=_COLUMNS + added):
+                yield from batch.to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise RefusedError(f"{file} cannot be read: {error}. Give the samples folder of a run") from error
+
+
+def _stored(row: dict[str, Any]) -> StoredSample:
+    agent = agent_of(row)
+    sample = Sample(
+        group=row["group"],
+        index=row["index"],
+        data_source=row["data_source"],
+        prompt=row["prompt"],
+        response=row["response"],
+        ground_truth=msgspec.json.decode(row["ground_truth_json"]),
+        extra_info=msgspec.json.decode(row["extra_info_json"]),
+        messages=msgspec.json.decode(row.get("messages_json") or "[]"),
+        response_tokens=row["response_tokens"] or 0,
+        max_tokens=row.get("max_tokens") or 0,
+        finish_reason=row["finish_reason"] or "stop",
+        split=row["split"],
+        completion=msgspec.json.decode(row.get("completion_json") or "[]"),
+        tool_rewards=agent.tool_rewards,
+        turn_rewards=agent.turn_rewards,
+        agent_reward=agent.agent_reward,
+        environment=agent.environment,
+        failure=agent.failure,
+    )
+    return StoredSample(row["step"], sample, row["outcome"] or "given_up", row["score"])
+
+
+class _Head(msgspec.Struct, frozen=True):
+    samples: str
+    version: str
+    attempt: str
+
+
+class _Line(msgspec.Struct, frozen=True):
+    id: str
+    scorings: list[ScoringRecord]
+
+
+class Progress:
+    """Hold the units that are scored already, in order.
+
+    Args:
+        output: of the command; None: nothing is kept.
+        samples: what is scored, in words that differ for other samples.
+
+    Attributes:
+        attempt: name of this rescore, which a resumed command repeats and a new one does not.
+
+    Raises:
+        RefusedError: the file is of other samples or other scorers, or cannot be written.
+    """
+
+    def __init__(self, output: Path | None, samples: str, version: str) -> None:
+        self._path = None if output is None else output.with_name(f"{output.name}.progress")
+        self._head = _Head(samples, version, uuid.uuid4().hex[:12])
+        self._kept: list[int] = []
+        if self._path is not None:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._path.touch()
+                self._file = self._path.open("r+b")
+            except OSError as error:
+                raise RefusedError(f"--output {output}: {self._path} cannot be written: {error.strerror}") from error
+            try:
+                self._read_head(self._path)
+            except RefusedError:
+                self._file.close()
+                raise
+        self.attempt = self._head.attempt
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._path is not None:
+            self._file.close()
+            if kind is None:
+                self._path.unlink()
+
+    def scored(self, name: str, size: int) -> list[ScoringRecord] | None:
+        """Return the kept scorings of the next unit; None from the first one on that has none.
+
+        Raises:
+            RefusedError: the line is of another unit: the stored samples have changed.
+        """
+        if self._path is None:
+            return None
+        place = self._file.tell()
+        line = self._file.readline()
+        kept = _decoded(line)
+        if kept is None:
+            self._file.seek(place)
+            self._file.truncate()
+            return None
+        if kept.id != name or len(kept.scorings) != size:
+            raise RefusedError(
+                f"{self._path} has the scores of other samples than those stored now. Delete it to score all anew"
+            )
+        return kept.scorings
+
+    def keep(self, name: str, scorings: list[ScoringRecord]) -> None:
+        """Append the scorings of the next unit."""
+        if self._path is not None:
+            self._file.write(msgspec.json.encode(_Line(name, scorings)) + b"\n")
+            self._file.flush()
+
+    def _read_head(self, path: Path) -> None:
+        line = self._file.readline()
+        if not line.endswith(b"\n"):
+            self._file.seek(0)
+            self._file.truncate()
+            self._file.write(msgspec.json.encode(self._head) + b"\n")
+            self._file.flush()
+            return
+        try:
+            head = msgspec.json.decode(line, type=_Head)
+        except msgspec.DecodeError as error:
+            raise RefusedError(f"{path} is not the progress of a rescore: {error}. Delete or rename it") from error
+        for field, was, now in (
+            ("samples", head.samples, self._head.samples),
+            ("scorers", head.version, self._head.version),
+        ):
+            if was != now:
+                raise RefusedError(
+                    f"{path} is the unfinished rescore of other {field} ({was}, now {now}). Delete it to score all "
+                    "samples anew, or name another --output"
+                )
+        self._head = head
+
+
+def _decoded(line: bytes) -> _Line | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        return msgspec.json.decode(line, type=_Line)
+    except msgspec.DecodeError:
+        return None
+
+
+Unit = list[Sample]
+
+"""Samples that are scored together: a whole group, or a single sample."""
+
+_HTTP_TIMEOUT_S = 86_400.0
+
+_IN_WORK = 1024
+
+"""Units that a service has at a time; its own limits decide how many of them it works on."""
+
+
+class StoredScorers(Protocol):
+    """Score stored samples.
+
+    Attributes:
+        version: what decides a score; it changes with the scorers.
+    """
+
+    names: list[str]
+    version: str
+    scores_groups: bool
+
+    def scored(self, units: AsyncIterator[tuple[str, Unit]]) -> AsyncIterator[list[ScoringRecord]]:
+        """Yield the scorings of each unit, in order; each comes with an id that a resumed command repeats."""
+        ...
+
+
+class JobScorers:
+    """Score by the scorers of a job, in this process."""
+
+    def __init__(self, job: RLJob, pipeline: Any) -> None:
+        self.names = [scorer.name for scorer in job.spec.reward.scorers]
+        self.version = scoring_version(job)
+        self.scores_groups = pipeline.scores_groups
+        self._pipeline = pipeline
+        self._max_concurrent = job.spec.reward.workers.max_concurrent_samples
+
+    async def scored(self, units: AsyncIterator[tuple[str, Unit]]) -> AsyncIterator[list[ScoringRecord]]:
+        """See ``StoredScorers``."""
+        sizes: deque[int] = deque()
+
+        async def samples() -> AsyncIterator[Unit]:
+            async for _, unit in units:
+                sizes.append(len(unit))
+                yield unit
+
+        scorings: list[ScoringRecord] = []
+        async for scoring in scored_in_order(self._pipeline, samples(), self._max_concurrent):
+            scorings.append(scoring)
+            if len(scorings) == sizes[0]:
+                sizes.popleft()
+                yield scorings
+                scorings = []
+
+
+class ServiceScorers:
+    """Score by a reward service, over HTTP and at its limits."""
+
+    def __init__(self, client: plaudit_client.RewardClient, description: dict[str, Any]) -> None:
+        scorers = description["scorers"]
+        self.names = [scorer["name"] for scorer in scorers]
+        self.version = f"{description['job']} at {client.url}: {', '.join(self.names)}"
+        self.scores_groups = any(scorer["scope"] == "group" for scorer in scorers)
+        self._client = client
+
+    async def scored(self, units: AsyncIterator[tuple[str, Unit]]) -> AsyncIterator[list[ScoringRecord]]:
+        """See ``StoredScorers``.
+
+        Raises:
+            ServiceError: the service refuses a sample or the token, or cannot be reached for a day.
+        """
+        in_work: deque[asyncio.Task[list[ScoringRecord]]] = deque()
+        try:
+            async for name, unit in units:
+                in_work.append(asyncio.create_task(self._score(name, unit)))
+                while in_work and (len(in_work) >= _IN_WORK or in_work[0].done()):
+                    yield await in_work.popleft()
+            while in_work:
+                yield await in_work.popleft()
+        except plaudit_client.RewardError as error:
+            raise ServiceError(f"--url {self._client.url}: {error}") from error
+        finally:
+            for task in in_work:
+                task.cancel()
+
+    async def _score(self, name: str, unit: Unit) -> list[ScoringRecord]:
+        if len(unit) == 1 and not self.scores_groups:
+            return [_record(await self._client.score(_body(unit[0], name)))]
+        return [_record(result) for result in await self._client.score_group([_body(each) for each in unit], name)]
+
+
+@asynccontextmanager
+async def scorers_of_job(job: RLJob) -> AsyncIterator[JobScorers]:
+    """Open a job's scorers; close them afterwards."""
+    pipeline = await build_pipeline(job.spec.reward, "rescore")
+    try:
+        yield JobScorers(job, pipeline)
+    finally:
+        await pipeline.close()
+
+
+@asynccontextmanager
+async def scorers_of_service(url: str, token: str) -> AsyncIterator[ServiceScorers]:
+    """Connect to a reward service.
+
+    Raises:
+        ServiceError: it cannot be reached, or refuses the token.
+    """
+    try:
+        client = plaudit_client.RewardClient(url, token, timeout_s=_HTTP_TIMEOUT_S)
+        description = await client.service()
+    except (plaudit_client.RewardError, ValueError) as error:
+        raise ServiceError(f"--url {url}: {error}") from error
+    async with client:
+        yield ServiceScorers(client, description)
+
+
+def _body(sample: Sample, name: str = "") -> dict[str, Any]:
+    body = {
+        "response": sample.response,
+        "prompt": sample.messages or sample.prompt,
+        "data_source": sample.data_source,
+        "ground_truth": sample.ground_truth,
+        "extra_info": sample.extra_info,
+        "response_tokens": sample.response_tokens,
+        "max_tokens": sample.max_tokens,
+        "finish_reason": sample.finish_reason,
+    }
+    return body | ({"id": name} if name else {})
+
+
+def _record(result: plaudit_client.Result) -> ScoringRecord:
+    scorers = {
+        name: ScorerRecord(
+            cast(Outcome, scorer.outcome), scorer.value, scorer.reason, call_s=scorer.seconds, extra=dict(scorer.extra)
+        )
+        for name, scorer in result.scorers.items()
+    }
+    outcome = cast(Outcome, result.outcome)
+    return ScoringRecord(
+        outcome, result.score, result.reason, result.drop_group, scorers, call_s=result.seconds, version=result.version
+    )

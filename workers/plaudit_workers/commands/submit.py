@@ -1,0 +1,248 @@
+"""``plaudit submit``: score a file of samples with a running scoring service, in order; resume after a kill.
+
+Input and output are those of ``plaudit score`` (``scoring.offline.lines``). A line of the output is written before its
+result is acknowledged, so the output shows how far a killed command came. Each line has the digest of its sample, so
+the same command on an edited input notices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import msgspec
+
+import plaudit_client
+from plaudit_wire.errors import RefusedError
+from plaudit_wire.records import Outcome
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.commands.score import OfflineProgress
+from plaudit_workers.launch.run import ADDRESS_FILE
+from plaudit_workers.process import EXIT_DONE, redis_from
+from plaudit_workers.service.client import Result, RewardClient, ServiceError
+from plaudit_workers.service.lines import SampleInput, SampleOutput, ScorerOutput, read_samples
+
+_LOOK_EVERY_S = 0.2
+_REREAD_EVERY_S = 1.0
+_HTTP_TIMEOUT_S = 86_400.0
+
+FoundService = tuple[RedisAddress, str]
+"""Redis of a scoring service, and the id of its run."""
+
+
+class _Line(SampleOutput, frozen=True, omit_defaults=True, kw_only=True):
+    """Hold one line of the output."""
+
+    digest: str = ""
+    """Of the sample as submitted."""
+
+
+def submit(arguments: argparse.Namespace) -> int:
+    """Run the command.
+
+    Raises:
+        RefusedError: the samples, the output or the service cannot be used; nothing was submitted.
+    """
+    samples = list(read_samples(arguments.samples))
+    service = None if arguments.url else _service(arguments)
+    with _Output(arguments.output, samples, arguments.samples) as output:
+        if output.written < len(samples):
+            asyncio.run(_score_on(service, arguments, output) if service else _score_over_http(arguments, output))
+            print(output.progress.summary(), file=sys.stderr)
+        else:
+            print(f"{arguments.output} already has the scores of all {len(samples):,} samples", file=sys.stderr)
+    return EXIT_DONE
+
+
+async def _score_on(service: FoundService, arguments: argparse.Namespace, output: _Output) -> None:
+    """Score the samples; when ``plaudit run --resume`` starts the service elsewhere, continue there."""
+    session = arguments.session or _session_of(arguments)
+    while True:
+        scoring = asyncio.create_task(_score(output, service, session, arguments))
+        moving = asyncio.create_task(_moved(service, arguments))
+        await asyncio.wait({scoring, moving}, return_when=asyncio.FIRST_COMPLETED)
+        if scoring.done():
+            moving.cancel()
+            return scoring.result()
+        scoring.cancel()
+        await asyncio.gather(scoring, return_exceptions=True)
+        service = moving.result()
+        print(f"the service has moved to {service[0].url}; continuing there", file=sys.stderr)
+
+
+async def _moved(service: FoundService, arguments: argparse.Namespace) -> FoundService:
+    """Wait until the run's folder names another Redis; a Redis given by ``--redis`` never moves."""
+    while True:
+        await asyncio.sleep(_REREAD_EVERY_S)
+        found = None if arguments.redis else _read_service(Path(arguments.runs_folder), service[1])
+        if found is not None and found != service:
+            return found
+
+
+async def _score(output: _Output, service: FoundService, session: str, arguments: argparse.Namespace) -> None:
+    address, run = service
+    async with RewardClient(address, run=run, job=arguments.job, session=session, wait_s=arguments.wait) as client:
+        submitting = asyncio.create_task(client.submit(output.missing()))
+        await asyncio.sleep(0)  # start it: ``results`` lasts as long as it does
+        try:
+            async for result in client.results(acknowledge=False):
+                await client.acknowledge(output.take(result))
+            await submitting
+        finally:
+            submitting.cancel()
+        await client.end()
+
+
+async def _score_over_http(arguments: argparse.Namespace, output: _Output) -> None:
+    """Score the samples through a gateway; a restarted command gets the same results under the same ids."""
+    token = os.environ.get("PLAUDIT_TOKEN", "")
+    try:
+        client = plaudit_client.RewardClient(arguments.url, token, timeout_s=_HTTP_TIMEOUT_S)
+    except ValueError as error:
+        raise ServiceError(f"--url and PLAUDIT_TOKEN: {error}") from error
+    async with client:
+        try:
+            async for result in client.score_many(msgspec.to_builtins(sample) for sample in output.missing()):
+                output.take(_over_http(result))
+        except plaudit_client.RewardError as error:
+            raise ServiceError(f"--url {arguments.url}: {error}") from error
+
+
+def _over_http(result: plaudit_client.Result) -> Result:
+    scorers = {name: ScorerOutput(**vars(scorer)) for name, scorer in result.scorers.items()}
+    return Result(result.id, 0, result.score, cast(Outcome, result.outcome), result.reason, scorers, result.seconds)
+
+
+class _Output:
+    """Write results in the order of the samples (``path`` None: to standard output); hold those that come early."""
+
+    def __init__(self, path: Path | None, samples: Sequence[SampleInput], source: Path) -> None:
+        self._path = path
+        self._file: BinaryIO = sys.stdout.buffer if path is None else _opened(path)
+        self._held: dict[int, Result] = {}
+        self._samples = samples
+        self._source = source
+        self._digests = [_digest(msgspec.json.encode(sample)) for sample in samples]
+        self.progress = OfflineProgress()
+        self.written = 0
+
+    def __enter__(self) -> _Output:
+        if self._path is None:
+            self.progress = OfflineProgress(len(self._samples))
+            return self
+        try:
+            self.written = self._complete_lines()
+        except BaseException:
+            self._file.close()
+            raise
+        self.progress = OfflineProgress(len(self._samples) - self.written)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._path is not None:
+            self._file.close()
+
+    def missing(self) -> list[SampleInput]:
+        """Return the samples without a line, under the ids of this command: number and digest."""
+        return [
+            msgspec.structs.replace(self._samples[number], id=f"{number}.{self._digests[number]}")
+            for number in range(self.written, len(self._samples))
+        ]
+
+    def take(self, result: Result) -> list[str]:
+        """Write a result and those that waited for it; return the ids of all that are now in the file."""
+        self._held[int(result.id.partition(".")[0])] = result
+        done = [self._held.pop(number).id for number in list(self._held) if number < self.written]
+        while self.written in self._held:
+            number, one = self.written, self._held.pop(self.written)
+            line = _Line(
+                id=self._samples[number].id,
+                score=one.score,
+                outcome=one.outcome,
+                reason=one.reason,
+                scorers=one.scorers,
+                digest=self._digests[number],
+            )
+            self._file.write(msgspec.json.encode(line) + b"\n")
+            self.progress.add(one.outcome, one.score, one.reason)
+            self.written += 1
+            done.append(one.id)
+        self._file.flush()
+        return done
+
+    def _complete_lines(self) -> int:
+        """Count the lines, each of which must be of its sample; remove one that a kill has cut."""
+        num_lines, end = 0, 0
+        for line in self._file:
+            if not line.endswith(b"\n"):
+                break
+            self._check(num_lines, line)
+            num_lines, end = num_lines + 1, end + len(line)
+        self._file.seek(end)
+        self._file.truncate()
+        return num_lines
+
+    def _check(self, number: int, line: bytes) -> None:
+        if number >= len(self._samples):
+            problem = f"has more lines than the {len(self._samples):,} samples of {self._source}"
+        else:
+            try:
+                digest = msgspec.json.decode(line, type=_Line).digest
+            except msgspec.DecodeError:
+                digest = ""
+            if digest == self._digests[number]:
+                return
+            problem = f"line {number + 1} is not the score of sample {number + 1} of {self._source}, which has changed"
+        raise RefusedError(f"--output {self._path}: {problem}. Delete it to score all samples, or name another file")
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        path.touch()
+        return path.open("r+b")
+    except OSError as error:
+        raise RefusedError(f"--output {path} cannot be written: {error.strerror}") from error
+
+
+def _session_of(arguments: argparse.Namespace) -> str:
+    """Return a name for these samples and this output; empty for standard output, which cannot be resumed."""
+    if arguments.output is None:
+        return ""
+    return f"submit-{_digest(arguments.samples.read_bytes() + str(arguments.output.resolve()).encode())}"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def _service(arguments: argparse.Namespace) -> FoundService:
+    """Return the service of ``--redis``, or the one that ``plaudit run`` names in its folder; wait for it."""
+    if arguments.redis:
+        return redis_from(os.environ, arguments.redis), arguments.run or ""
+    runs, deadline = Path(arguments.runs_folder), time.monotonic() + arguments.wait
+    while (found := _read_service(runs, arguments.run)) is None and time.monotonic() < deadline:
+        time.sleep(_LOOK_EVERY_S)
+    if found is None:
+        name = f"no scoring service with the name {arguments.run}" if arguments.run else "no scoring service"
+        raise ServiceError(
+            f"{runs}/ has {name}: start one with 'plaudit run', name its --runs-folder, or give --redis and --run"
+        )
+    return found
+
+
+def _read_service(runs: Path, run: str | None) -> FoundService | None:
+    """Read the newest address file of a run, or of any; None if there is none, or while it is being written."""
+    try:
+        newest = max(runs.glob(f"{run or '*'}/{ADDRESS_FILE}"), key=lambda file: file.stat().st_mtime)
+        left = json.loads(newest.read_text())
+        return msgspec.convert(left["redis"], RedisAddress), left["run"]
+    except (ValueError, KeyError, FileNotFoundError):
+        return None

@@ -1,0 +1,192 @@
+"""``plaudit try JOB``: score the first rows of the training data before a run, with their answers and without.
+
+Each row is a group of two samples: its answer, which a good reward scores high, and an empty response, which it scores
+low. The answer is the row's ``response`` or ``responses``, else ``extra_info.answer`` or ``extra_info.solution`` (of
+verl's and TRL's datasets), else the ground truth as text.
+
+Show on standard error what reward functions print, and warnings, while a command scores in this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from plaudit_job.data_row import IMAGES_COLUMN, REQUIRED_COLUMNS, extra_info_of
+from plaudit_job.load import load_job
+from plaudit_job.problem import JobError
+from plaudit_job.spec.rewards import RewardSpec
+from plaudit_job.spec.rljob import RLJob
+from plaudit_wire.errors import RefusedError
+from plaudit_wire.records import Sample, ScoringRecord
+from plaudit_workers.images import without_files
+from plaudit_workers.launch.checks import data_problem, data_rows
+from plaudit_workers.process import EXIT_DONE, model_servers
+from plaudit_workers.service.build import build_pipeline
+
+
+def show_logs() -> None:
+    """Send log records to standard error as plain lines: ``mine: text`` for what the scorer ``mine`` printed."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_PlainLines())
+    handler.addFilter(_is_for_users)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+class _PlainLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the scorer's line as it is; any other record as level, message and fields."""
+        fields = dict(getattr(record, "fields", {}))
+        if _is_printed(record):
+            return f"{fields['scorer']}: {fields['line']}"
+        values = " ".join(f"{name}={value}" for name, value in fields.items())
+        return f"{record.levelname.lower()}: {record.getMessage()} {values}".rstrip()
+
+
+def _is_for_users(record: logging.LogRecord) -> bool:
+    """Leave out Plaudit's own records below warnings: they are for the logs of a run."""
+    return _is_printed(record) or record.levelno >= logging.WARNING or not record.name.startswith("plaudit_")
+
+
+def _is_printed(record: logging.LogRecord) -> bool:
+    return set(getattr(record, "fields", {})) == {"scorer", "line"}
+
+
+_COLUMNS = (*REQUIRED_COLUMNS, "extra_info", "response", "responses")
+
+_SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Hold one row: its answer, the answer's origin, and the samples with the answer and with an empty response."""
+
+    source: str
+    samples: Sequence[Sample]
+
+
+def try_scorers(arguments: argparse.Namespace) -> int:
+    """Run the command."""
+    job = load_job(arguments.job)
+    reward = _with_servers(job.spec.reward)
+    trials = _trials(job, arguments.data, arguments.rows)
+    show_logs()
+    scored = asyncio.run(_score(reward, trials))
+    for number, (trial, scorings) in enumerate(zip(trials, scored, strict=True), 1):
+        print("\n".join(_report(number, trial, scorings)))
+    print(_verdict(scored))
+    return EXIT_DONE
+
+
+async def _score(reward: RewardSpec, trials: Sequence[_Trial]) -> list[list[ScoringRecord]]:
+    pipeline = await build_pipeline(reward, "try")
+    try:
+        scored = []
+        for trial in trials:
+            scorings = await asyncio.gather(*(pipeline.score(sample) for sample in trial.samples))
+            samples = list(trial.samples)
+            scored.append(await pipeline.score_group(samples, scorings) if pipeline.scores_groups else scorings)
+        return scored
+    finally:
+        await pipeline.close()
+
+
+def _with_servers(reward: RewardSpec) -> RewardSpec:
+    """Leave out scorers whose model has no server, and scorers that depend on one."""
+    skipped: set[str] = set()
+    servers = model_servers()
+    for scorer in reward.scorers:
+        if (scorer.served and scorer.name not in servers) or (scorer.when and scorer.when.scorer in skipped):
+            skipped.add(scorer.name)
+    if not skipped:
+        return reward
+    print(f"skipped, because only a run serves their models: {', '.join(sorted(skipped))}", file=sys.stderr)
+    scorers = [scorer for scorer in reward.scorers if scorer.name not in skipped]
+    if not scorers:
+        raise RefusedError("the job serves a model for every scorer: there is nothing to try without a run")
+    return reward.model_copy(update={"scorers": scorers})
+
+
+def _trials(job: RLJob, data: Path | None, num_rows: int) -> list[_Trial]:
+    if data is None and not job.spec.trains:
+        raise RefusedError("the job has no training data: give some with --data FILE")
+    path = str(data or job.spec.data.train.path)
+    field = "--data" if data else "spec.data.train.path"
+    images = job.spec.data.images if job.spec.trains else None
+    if problem := data_problem(field, path, images):
+        raise JobError([problem])
+    rows = islice(data_rows(path, (*_COLUMNS, *([IMAGES_COLUMN] if images else []))), num_rows)
+    return [_trial(f"row-{number}", row, job) for number, row in enumerate(rows, 1)]
+
+
+def _trial(group: str, row: dict[str, Any], job: RLJob) -> _Trial:
+    extra_info = extra_info_of(row.get("extra_info"))
+    source, answer = _answer(row, extra_info)
+    chat = not isinstance(row["prompt"], str)
+    messages = without_files(row["prompt"]) if chat else []
+    prompt = "\n".join(str(message["content"]) for message in messages) if chat else row["prompt"]
+    samples = [
+        Sample(
+            group=group,
+            index=index,
+            data_source=str(row["data_source"]),
+            prompt=prompt,
+            response=response,
+            ground_truth=row["reward_model"]["ground_truth"],
+            extra_info=extra_info,
+            messages=messages,
+            response_tokens=len(response.split()),
+            max_tokens=job.spec.rollout.sampling.max_tokens,
+        )
+        for index, response in enumerate((answer, ""))
+    ]
+    return _Trial(source, samples)
+
+
+def _answer(row: dict[str, Any], extra_info: dict[str, Any]) -> tuple[str, str]:
+    """Return the answer's origin, and the answer."""
+    responses = row.get("responses")
+    candidates = (
+        ("response", row.get("response")),
+        ("responses[0]", responses[0] if isinstance(responses, list) and responses else responses),
+        ("extra_info.answer", extra_info.get("answer")),
+        ("extra_info.solution", extra_info.get("solution")),
+    )
+    for source, value in candidates:
+        if isinstance(value, str) and value:
+            return source, value
+    truth = row["reward_model"]["ground_truth"]
+    return "ground truth", truth if isinstance(truth, str) else json.dumps(truth)
+
+
+def _report(number: int, trial: _Trial, scorings: Sequence[ScoringRecord]) -> list[str]:
+    answer = " ".join(trial.samples[0].response.split())
+    shown = answer if len(answer) <= _SHOWN_CHARACTERS else answer[: _SHOWN_CHARACTERS - 1] + "…"
+    lines = [f"row {number} ({trial.samples[0].data_source})"]
+    for label, scoring in zip((f"{trial.source} {shown!r}", "empty response"), scorings, strict=True):
+        parts = [
+            f"{name} {of.outcome if of.value is None else f'{of.value:g}'} ({of.call_s:.2f} s)"
+            for name, of in scoring.scorers.items()
+        ]
+        score = "no score" if scoring.value is None else f"{scoring.value:g}"
+        lines.append(f"  {score}  {label}: {', '.join(parts)}")
+        if scoring.reason:
+            lines.append(f"      {scoring.reason}")
+    return lines
+
+
+def _verdict(scored: Sequence[Sequence[ScoringRecord]]) -> str:
+    """Return one sentence: rows in which the answer scores higher than an empty response, and failures."""
+    pairs = [(answer.value, empty.value) for answer, empty in scored]
+    higher = sum(a is not None and b is not None and a > b for a, b in pairs)
+    failed = sum(value is None for pair in pairs for value in pair)
+    failures = f"; {failed} of {2 * len(pairs)} samples have no score" if failed else ""
+    return f"the answer scores higher than an empty response in {higher} of {len(pairs)} rows{failures}"

@@ -1,0 +1,44 @@
+"""``plaudit validate`` and ``plaudit schema``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from plaudit_job.checks import kubernetes_problems, without_effect
+from plaudit_job.load import examine_job, locate, read_job
+from plaudit_job.problem import JobError, Problem
+from plaudit_job.reference import job_schema
+from plaudit_workers.commands.plan import known_problems
+from plaudit_workers.launch.code_checks import all_problems, ignored
+from plaudit_workers.process import EXIT_DONE
+
+
+def validate(arguments: argparse.Namespace) -> int:
+    """Report every problem of a job, or that it is valid and which fields ``plaudit run`` ignores."""
+    path: Path = arguments.job
+    notes: list[Problem] = []
+    if arguments.kubernetes:
+        job = read_job(path)
+        problems = [*kubernetes_problems(job), *known_problems(job)]
+    else:
+        examination = examine_job(path)
+        problems = all_problems(examination)
+        if examination.job is None:
+            raise JobError(locate(problems, path), path)
+        job = examination.job
+        problems = [*problems, *known_problems(job)]
+        notes = [*ignored(job), *without_effect(job)]
+    if problems:
+        raise JobError(locate(problems, path), path)
+    print(f"{path}: valid ({job.metadata.name})")
+    for note in locate(notes, path):
+        print(f"{path}{f':{note.line}' if note.line else ''}: note: {note}")
+    return EXIT_DONE
+
+
+def schema(_: argparse.Namespace) -> int:
+    """Print the JSON Schema of a job."""
+    print(json.dumps(job_schema(), indent=2))
+    return EXIT_DONE

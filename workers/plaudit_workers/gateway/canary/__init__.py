@@ -1,1 +1,0 @@
-"""Compare a new version of the scorers with the present one on a share of the samples."""

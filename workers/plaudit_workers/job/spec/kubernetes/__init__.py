@@ -1,1 +1,0 @@
-"""Sections that Kubernetes knows by the same names: metadata, pods and their environment, scheduling, lifecycle."""

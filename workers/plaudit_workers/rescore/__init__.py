@@ -1,1 +1,0 @@
-"""``plaudit rescore``: other scorers over the samples that a run has stored."""

@@ -1,0 +1,454 @@
+"""Continue a conversation token by token: next prompt = previous ids + sampled ids + the suffix of the new messages.
+
+Nothing that the policy sampled is tokenised again. The suffix is everything that the chat template writes after an
+assistant turn: the rest of its closing, a separator, the new messages, and the opening of the next assistant turn. It
+is found by rendering a short conversation in which a marker stands where the assistant's own text ends::
+
+    render([user, assistant(marker), *new messages])  =  … marker <closing> <separator> <new messages> <opening>
+
+and cutting behind the closing that the policy wrote itself: its end-of-turn token. The separator that follows it in
+the template (often a line end) stays part of the suffix. The idea is that of TRL's ``_get_tool_suffix_ids``.
+
+Parse the policy's text into tool calls, by the name of a parser (``hermes``, ``llama3_json``, …).
+
+Parse the turns of gpt-oss, which are written in OpenAI's Harmony format.
+
+A turn consists of messages, each in a channel; one with a recipient calls a tool::
+
+    <|channel|>analysis<|message|>I should look.<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.search <|constrain|>json<|message|>{"query": "a"}<|call|>
+
+vLLM's own parser of this name works only inside its server, with an encoding that is downloaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from jinja2 import TemplateError
+
+from plaudit_wire.errors import RefusedError
+from plaudit_wire.logs import get_logger
+
+if TYPE_CHECKING:
+    from plaudit_workers.tokenizer import ChatTemplate
+
+
+_MARKER = "zq7mark"
+
+_THOUGHT = "zq7thought"
+
+_USER = {"role": "user", "content": "a"}
+
+_ANSWER = {"role": "assistant", "content": "b"}
+
+CallMessage = Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
+
+"""Makes an assistant's message with these calls, the marker in the last one."""
+
+
+class ChatSuffix:
+    """Compute suffixes for one chat template: the tokenizer's, with the job's tools."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        tokenizer = template.tokenizer
+        self._ends = set(tokenizer.all_special_ids)
+        self._special = self._ends | set(tokenizer.added_tokens_decoder)
+        self._form = _FORMS[0]
+        """The form of calls that the template rendered last, tried first."""
+
+    def after_calls(self, calls: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]], last: int) -> list[int]:
+        """Return the tokens between a turn that called tools and the next turn.
+
+        Args:
+            results: the messages with role ``tool``, one for each call.
+
+        Raises:
+            ValueError: the template does not render tool results.
+        """
+        for form in sorted(_FORMS, key=lambda each: each != self._form):
+            found = self._suffix(form(calls), results, last)
+            if found is not None:
+                self._form = form
+                return found
+        raise ValueError("the chat template does not render tool results")
+
+    @functools.cached_property
+    def renders_parallel_calls(self) -> bool:
+        """Return True if the template has a place for several calls in one turn; gpt-oss's has none."""
+        calls = [tool_call("tool", {}, number) for number in range(2)]
+        results = [tool_message("tool", text, number) for number, text in enumerate(("a1b", "c2d"))]
+        try:
+            self.after_calls(calls, results, -1)
+        except ValueError:
+            return False
+        return True
+
+    def after_answer(self, messages: Sequence[dict[str, Any]], last: int) -> list[int]:
+        """Return the tokens between a turn without calls and the next turn.
+
+        Raises:
+            ValueError: the template does not render these messages after an assistant's turn.
+        """
+        found = self._suffix({"role": "assistant", "content": _MARKER}, messages, last)
+        if found is None:
+            raise ValueError("the chat template does not render messages after an assistant turn")
+        return found
+
+    def _suffix(self, assistant: dict[str, Any], messages: Sequence[dict[str, Any]], last: int) -> list[int] | None:
+        try:
+            ended = self._after_marker([_USER, assistant], generate=False)
+            continued = self._after_marker([_USER, assistant, *messages], generate=True)
+        except (TemplateError, TypeError):  # a template that wants other arguments or contents concatenates None
+            return None
+        if ended is None or continued is None or not _shown(messages, continued):
+            return None
+        ids = self._template.encode(continued)
+        closing = self._closing(self._template.encode(ended), ids)
+        if closing is None and not assistant["content"]:
+            return None
+        if closing is None:
+            # Without an end-of-turn token the next message's opening ends the turn, as GLM's <|observation|>. Where the
+            # template only writes another one in history, as gpt-oss <|end|> for <|return|>, it counts as written.
+            ends_otherwise = (
+                last in self._ends and self._template.encode(ended)[:1] == [last] and ids[0] in self._special
+            )
+            return ids[ids[:1] == [last] or ends_otherwise :]
+        return ids[self._num_written(ids, closing, last) :]
+
+    def _after_marker(self, messages: Sequence[dict[str, Any]], *, generate: bool) -> str | None:
+        text = self._template.render(messages, generate=generate)
+        _, marker, rest = text.partition(_MARKER)
+        return rest if marker else None
+
+    def _closing(self, ended: list[int], continued: list[int]) -> int | None:
+        """Return the place of the template's end-of-turn token; None where it writes none."""
+        places = [
+            place
+            for place, (own, other) in enumerate(zip(ended, continued, strict=False))
+            if own == other and own in self._special
+        ]
+        return places[-1] if places else None
+
+    def _num_written(self, continued: list[int], closing: int, last: int) -> int:
+        """Return how many tokens of ``continued`` the policy has written itself."""
+        if last in self._special and last in continued[: closing + 1]:
+            return continued.index(last) + 1
+        if last in self._ends:
+            return closing + 1  # it ended with another token than the template writes, as Llama's eom for eot
+        return closing  # it ended at a stop text: the suffix brings the end of the turn
+
+    def check(self, tool_name: str) -> str:
+        """Check that the template can continue a conversation; return a remark on it, or "".
+
+        Args:
+            tool_name: any tool of the job; empty: the policy's turns are answered by a user.
+
+        Raises:
+            RefusedError: the template has no place for tool results, or for a user's answer.
+        """
+        try:
+            if tool_name:
+                self.after_calls([tool_call(tool_name, {}, 0)], [tool_message(tool_name, "a1b", 0)], -1)
+            else:
+                self.after_answer([{"role": "user", "content": "a1b"}], -1)
+        except ValueError as error:
+            raise RefusedError(
+                f"model.chatTemplate: {error}, so rollout.agent cannot hold conversations with it. Name a template of "
+                "the model that supports them"
+            ) from error
+        return REWRITES if self.rewrites_history() else ""
+
+    def rewrites_history(self) -> bool:
+        """Return True if the template drops the reasoning of earlier turns once another message follows.
+
+        Some templates open a thought for the policy (``<think>``) and leave the opening out of the history.
+        """
+        with contextlib.suppress(TemplateError):
+            opened = self._template.render([_USER], generate=True)
+            if not self._template.render([_USER, _ANSWER, _USER], generate=True).startswith(opened):
+                return True
+        for thought in (
+            {"role": "assistant", "content": f"<think>\n{_THOUGHT}\n</think>\n\nb"},
+            {"role": "assistant", "content": "b", "reasoning_content": _THOUGHT},
+        ):
+            try:
+                first = self._template.render([_USER, thought], generate=False)
+                later = self._template.render([_USER, thought, _USER], generate=True)
+            except TemplateError:
+                continue
+            if _THOUGHT in first and _THOUGHT not in later:
+                return True
+        return False
+
+
+REWRITES = (
+    "the chat template drops the reasoning of earlier turns; training keeps every sampled token, as the policy saw it. "
+    "A server that renders the whole conversation anew shows the policy a different history"
+)
+
+
+def tool_call(name: str, arguments: Any, number: int) -> dict[str, Any]:
+    """Return a call as it stands in an assistant's message.
+
+    Args:
+        arguments: parsed; templates expect a dictionary.
+        number: makes the id, in the nine letters and digits that Mistral's template wants.
+    """
+    return {"id": call_id(number), "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def tool_message(name: str, text: str, number: int) -> dict[str, Any]:
+    """Return the message with a tool's result; see ``tool_call``."""
+    return {"role": "tool", "name": name, "content": text, "tool_call_id": call_id(number)}
+
+
+def call_id(number: int) -> str:
+    """Return the id of a call."""
+    return f"call{number % 100_000:05d}"
+
+
+def _with_calls(write: Callable[[Any], Any], content: str | None) -> CallMessage:
+    def form(calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        others = [_with_arguments(call, write(call["function"]["arguments"])) for call in calls[:-1]]
+        marked = [*others, _with_arguments(calls[-1], write({"a": _MARKER}))]
+        return {"role": "assistant", "content": content, "tool_calls": marked}
+
+    return form
+
+
+def _with_arguments(call: dict[str, Any], arguments: Any) -> dict[str, Any]:
+    return {**call, "function": {"name": call["function"]["name"], "arguments": arguments}}
+
+
+def _shown(messages: Sequence[dict[str, Any]], text: str) -> bool:
+    """Return True if the text contains the contents. Templates may strip or escape them, so a part is enough."""
+    return all(_part(str(message["content"])) in text for message in messages)
+
+
+def _part(content: str) -> str:
+    words = "".join(c if c.isalnum() and c.isascii() else " " for c in content).split()
+    return max(words, key=len, default="")
+
+
+_FORMS: tuple[CallMessage, ...] = (
+    _with_calls(dict, ""),
+    _with_calls(json.dumps, ""),
+    _with_calls(dict, None),
+    _with_calls(json.dumps, None),
+    # Templates that know no tool calls still render tool messages behind a plain assistant turn.
+    lambda calls: {"role": "assistant", "content": _MARKER},
+)
+
+"""The forms that templates expect: arguments parsed or as JSON text, contents empty or None."""
+
+
+NAME = "openai"
+
+"""The parser's name, as for vLLM's ``--tool-call-parser``."""
+
+_MESSAGE = re.compile(
+    r"(?P<header>[^<]*(?:<\|channel\|>[^<]*)?(?:<\|constrain\|>[^<]*)?)<\|message\|>(?P<content>.*?)"
+    r"(?=<\|end\|>|<\|call\|>|<\|return\|>|<\|start\|>|$)",
+    re.DOTALL,
+)
+
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?(\S+?)(?=\s|<|$)")
+
+_HIDDEN = "<|channel|>analysis"
+
+
+class HarmonyTurn(NamedTuple):
+    """Hold a turn of the policy."""
+
+    content: str
+    """What a user reads: all messages without a recipient but those of the channel ``analysis``."""
+    calls: list[tuple[str, str]]
+    """Name and arguments, as JSON, of each call."""
+
+
+def parse_harmony(text: str) -> HarmonyTurn:
+    """Split a turn into its messages; text in another format has no calls and stays as it is."""
+    content, calls = [], []
+    for message in _MESSAGE.finditer(text):
+        recipient = _RECIPIENT.search(message["header"])
+        if recipient:
+            calls.append((recipient[1], message["content"]))
+        elif _HIDDEN not in message["header"]:
+            content.append(message["content"])
+    if not calls and not content and "<|message|>" not in text:
+        return HarmonyTurn(text, [])
+    return HarmonyTurn("\n".join(content), calls)
+
+
+logger = get_logger(__name__)
+
+_MOST_LEVELS = 64
+
+_TOO_DEEP = f"the arguments are nested more than {_MOST_LEVELS} levels deep"
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """Hold a tool call that the policy wrote."""
+
+    name: str
+    arguments: dict[str, Any]
+    problem: str = ""
+    """The reason that it cannot be run, such as arguments that are no JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTurn:
+    """Hold a turn of the policy."""
+
+    content: str
+    """Its text without the calls."""
+    calls: list[ParsedCall]
+
+
+class ToolCallParser:
+    """Parse tool calls as one of vLLM's parsers, gpt-oss's format, or the tokenizer's own description of its responses.
+
+    Args:
+        name: as for vLLM's ``--tool-call-parser``.
+        tools: descriptions in OpenAI's format.
+
+    Raises:
+        RefusedError: there is no such parser, or it does not suit the tokenizer.
+    """
+
+    def __init__(self, name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> None:
+        self._name = name
+        self._read = _READERS.get(name, _vllm_reader)(name, tokenizer, tools)
+        try:
+            self._read("")
+        except NotImplementedError:
+            raise RefusedError(
+                f"{_FIELD}: vLLM's parser {name!r} works only inside vLLM's server; choose another, such as hermes"
+            ) from None
+        except Exception as error:  # parsers raise several kinds
+            logger.debug("the tool parser raised on an empty text", parser=name, error=repr(error))
+
+    def parse(self, text: str) -> ParsedTurn:
+        """Split a turn into its text and its calls; text that is no valid call stays text."""
+        try:
+            return self._read(text)
+        except Exception as error:  # the policy may write anything, and parsers raise several kinds
+            logger.debug("the tool parser raised", parser=self._name, error=repr(error))
+            return ParsedTurn(text, [])
+
+
+_Reader = Callable[[str], ParsedTurn]
+
+_FIELD = "spec.rollout.agent.toolParser"
+
+
+def _vllm_reader(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> _Reader:
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionToolsParam
+    from vllm.tool_parsers import ToolParserManager
+
+    # They log a traceback for every turn that is no valid call, which a policy in training may write each time.
+    logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
+    try:
+        found = ToolParserManager.get_tool_parser(name)
+    except KeyError as error:
+        known = ", ".join(ToolParserManager.list_registered())
+        raise RefusedError(f"{_FIELD}: vLLM has no parser {name!r}; it has {known}") from error
+    params = [ChatCompletionToolsParam(**tool) for tool in tools]
+    try:
+        parser = found(tokenizer, params)
+    except Exception as error:  # parsers look for their tokens and raise several kinds
+        raise RefusedError(f"{_FIELD}: {name!r} does not suit the model's tokenizer: {error}") from error
+    request = ChatCompletionRequest(model="", messages=[{"role": "user", "content": ""}], tools=params or None)
+
+    def read(text: str) -> ParsedTurn:
+        extracted = parser.extract_tool_calls(text, request)
+        if not extracted.tools_called:
+            return ParsedTurn(text, [])
+        calls = [_parsed(call.function.name, call.function.arguments) for call in extracted.tool_calls]
+        return ParsedTurn(extracted.content or "", calls)
+
+    return read
+
+
+def _harmony_reader(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> _Reader:
+    def read(text: str) -> ParsedTurn:
+        content, calls = parse_harmony(text)
+        return ParsedTurn(content, [_parsed(*call) for call in calls])
+
+    return read
+
+
+def _response_template_reader(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> _Reader:
+    """Read turns with ``tokenizer.parse_response`` of transformers."""
+    if getattr(tokenizer, "response_template", None) is None:
+        raise RefusedError(
+            f"{_FIELD}: {name!r} needs a response_template in the tokenizer's configuration. Name a parser of vLLM"
+        )
+    question = [{"role": "user", "content": "a"}]
+    # The beginning of a turn that the chat template writes itself, such as <think>, is part of what is parsed.
+    prefix = tokenizer.apply_chat_template(
+        question, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+    )
+
+    def read(text: str) -> ParsedTurn:
+        message = tokenizer.parse_response(text, prefix=prefix, tools=list(tools) or None)
+        functions = [call["function"] for call in message.get("tool_calls") or []]
+        calls = [_parsed(str(function["name"]), json.dumps(function["arguments"])) for function in functions]
+        return ParsedTurn(message.get("content") or "", calls) if calls else ParsedTurn(text, [])
+
+    return read
+
+
+_READERS: dict[str, Callable[[str, Any, Sequence[dict[str, Any]]], _Reader]] = {
+    NAME: _harmony_reader,
+    "hf": _response_template_reader,
+}
+
+"""Names that vLLM knows too, but reads only in its server."""
+
+
+def _parsed(name: str, arguments: str) -> ParsedCall:
+    name = name.encode(errors="replace").decode()
+    try:
+        value = json.loads(arguments) if arguments else {}
+    except RecursionError:
+        return ParsedCall(name, {}, _TOO_DEEP)
+    except ValueError as error:
+        return ParsedCall(name, {}, f"the arguments are not JSON: {error}")
+    if not isinstance(value, dict):
+        return ParsedCall(name, {}, "the arguments are not a JSON object")
+    problem = _problem(value)
+    return ParsedCall(name, {} if problem else value, problem)
+
+
+def _problem(arguments: dict[str, Any]) -> str:
+    """Return why the arguments cannot travel to a tool and be stored with the sample; empty if they can."""
+    if _depth(arguments) > _MOST_LEVELS:
+        return _TOO_DEEP
+    try:
+        msgspec.msgpack.encode(arguments)
+    except OverflowError:
+        return "the arguments hold an integer of more than 64 bits"
+    except UnicodeEncodeError:
+        return "the arguments hold half of a surrogate pair"
+    return ""
+
+
+def _depth(value: Any) -> int:
+    """Return how deeply objects and lists are nested."""
+    depth, level = 0, [value]
+    while level := [part for part in level if isinstance(part, dict | list)]:
+        depth += 1
+        level = [child for part in level for child in (part.values() if isinstance(part, dict) else part)]
+    return depth

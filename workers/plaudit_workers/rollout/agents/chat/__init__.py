@@ -1,1 +1,0 @@
-"""Render chat templates and parse tool calls: continue token ids with new messages, parse what the policy wrote."""

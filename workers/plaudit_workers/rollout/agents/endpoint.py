@@ -1,0 +1,366 @@
+"""``agent.kind: endpoint``: run a program on a prompt, and answer its requests from the policy.
+
+The program runs in the sample's own process (``agent_processes.program_process``). It gets nothing but its prompt, the
+URL and a key; whatever it does between its requests is its own affair.
+
+Serve OpenAI's Chat Completions and Models API on loopback, for the programs of a rollout's samples.
+
+A request belongs to the sample whose key it carries; keys are random and end with their sample.
+
+Write answers in the forms of OpenAI's Chat Completions and Models API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from plaudit_metrics.service.serve import HttpServer, listening_socket
+from plaudit_wire.logs import get_logger
+from plaudit_wire.messages import Prompt
+from plaudit_wire.records import AgentReward
+from plaudit_workers.agents.messages import FromSample, ProgramEnded, RunAgentProgram, Trajectory
+from plaudit_workers.agents.processes import AgentProcesses, ProcessDiedError, SampleProcess
+from plaudit_workers.rollout.agents.agent import AgentError, Generate
+from plaudit_workers.rollout.agents.session import (
+    ChatFormats,
+    Completion,
+    EndpointSession,
+    LimitIgnoredError,
+    RequestError,
+    parse_request,
+)
+
+MODEL = "policy"
+
+"""The id of the model; requests may name any."""
+
+
+def completion_document(completion: Completion, model: str) -> dict[str, Any]:
+    """Return a whole answer."""
+    choice = {"index": 0, "message": completion.message, "finish_reason": completion.finish_reason, "logprobs": None}
+    return {**_head(completion, model, "chat.completion"), "choices": [choice], "usage": _usage(completion)}
+
+
+def completion_events(completion: Completion, model: str, *, include_usage: bool) -> Iterator[str]:
+    """Return an answer as server-sent events, in few parts."""
+    head = _head(completion, model, "chat.completion.chunk")
+    message = completion.message
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    if message["content"]:
+        deltas.append({"content": message["content"]})
+    deltas += [{"tool_calls": [{"index": place, **call}]} for place, call in enumerate(message.get("tool_calls") or [])]
+    for delta in deltas:
+        yield _event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+    yield _event({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": completion.finish_reason}]})
+    if include_usage:
+        yield _event({**head, "choices": [], "usage": _usage(completion)})
+    yield "data: [DONE]\n\n"
+
+
+def models_document() -> dict[str, Any]:
+    """Return the list of models: the policy."""
+    return {"object": "list", "data": [model_document(MODEL)]}
+
+
+def model_document(name: str) -> dict[str, Any]:
+    """Return one model."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "plaudit"}
+
+
+def error_document(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """Return an error."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _head(completion: Completion, model: str, kind: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{completion.number}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model or MODEL,
+    }
+
+
+def _usage(completion: Completion) -> dict[str, int]:
+    return {
+        "prompt_tokens": completion.num_prompt_tokens,
+        "completion_tokens": completion.num_tokens,
+        "total_tokens": completion.num_prompt_tokens + completion.num_tokens,
+    }
+
+
+def _event(document: dict[str, Any]) -> str:
+    return f"data: {json.dumps(document, ensure_ascii=False)}\n\n"
+
+
+_KEEP_ALIVE_S = 75
+
+_END_WITHIN_S = 2
+
+_MOST_BYTES = 16 << 20
+
+
+class EndpointServer:
+    """Run the server as an asynchronous context manager."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, EndpointSession] = {}
+        self._socket = listening_socket("127.0.0.1", 0)
+        self._task: asyncio.Task[None] | None = None
+        routes = [
+            Route("/v1/chat/completions", self._complete, methods=["POST"]),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{name:path}", self._model),
+            Route("/{path:path}", self._unknown, methods=["GET", "POST", "PUT", "DELETE", "PATCH"]),
+        ]
+        config = uvicorn.Config(
+            Starlette(routes=routes),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_END_WITHIN_S,
+        )
+        self._server = HttpServer(config)
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.get_running_loop().create_task(self._server.serve([self._socket]))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+        self._socket.close()
+
+    @property
+    def url(self) -> str:
+        """Return the value of ``OPENAI_BASE_URL``."""
+        return f"http://127.0.0.1:{self._socket.getsockname()[1]}/v1"
+
+    @contextmanager
+    def serving(self, session: EndpointSession) -> Iterator[str]:
+        """Serve a sample; the key is that of its program."""
+        key = f"sk-plaudit-{secrets.token_urlsafe(24)}"
+        self._sessions[key] = session
+        try:
+            yield key
+        finally:
+            del self._sessions[key]
+            session.close()
+
+    async def _complete(self, request: Request) -> Response:
+        session = self._session(request)
+        if session is None:
+            return _unauthorized()
+        try:
+            chat = parse_request(await _body(request), session.sampling)
+            completion = await _unless_disconnected(request, session.complete(chat))
+        except RequestError as error:
+            return JSONResponse(error_document(str(error), "invalid_request_error", error.param, error.code), 400)
+        if completion is None:
+            return Response(status_code=499)
+        if chat.stream:
+            events = completion_events(completion, chat.model, include_usage=chat.include_usage)
+            return StreamingResponse(events, media_type="text/event-stream")
+        return JSONResponse(completion_document(completion, chat.model))
+
+    async def _models(self, request: Request) -> Response:
+        return _unauthorized() if self._session(request) is None else JSONResponse(models_document())
+
+    async def _model(self, request: Request) -> Response:
+        if self._session(request) is None:
+            return _unauthorized()
+        return JSONResponse(model_document(request.path_params["name"]))
+
+    async def _unknown(self, request: Request) -> Response:
+        message = (
+            f"{request.method} {request.url.path} is not served: a policy in training speaks Chat Completions "
+            "(POST /v1/chat/completions) and Models. Configure the client to use Chat Completions"
+        )
+        return JSONResponse(error_document(message, "invalid_request_error", code="unknown_url"), 404)
+
+    def _session(self, request: Request) -> EndpointSession | None:
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        return self._sessions.get(key.strip()) if scheme.lower() == "bearer" else None
+
+
+async def _body(request: Request) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
+        if size > _MOST_BYTES:
+            raise RequestError(f"the request has more than {_MOST_BYTES >> 20} MiB")
+    return b"".join(parts)
+
+
+async def _unless_disconnected(request: Request, work: Any) -> Completion | None:
+    """Return the completion; None if the client closed its connection or the sample ended first."""
+    completion: asyncio.Task[Completion] = asyncio.ensure_future(work)
+    disconnected = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({completion, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+        if not completion.done() or completion.cancelled():
+            return None
+        return completion.result()
+    finally:
+        completion.cancel()
+        disconnected.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _unauthorized() -> Response:
+    message = "the key belongs to no running sample: use OPENAI_API_KEY of this program's environment"
+    return JSONResponse(error_document(message, "authentication_error", code="invalid_api_key"), 401)
+
+
+logger = get_logger(__name__)
+
+_LOOPBACK = "127.0.0.1,localhost"
+
+
+class EndpointAgent:
+    """Run a program for each sample; ``processes`` have loaded it.
+
+    Args:
+        max_turns: most requests of a sample.
+        limit_s: seconds after which a sample's process is killed.
+    """
+
+    def __init__(
+        self,
+        processes: AgentProcesses,
+        server: EndpointServer,
+        chat_formats: ChatFormats,
+        max_turns: int,
+        limit_s: float,
+    ) -> None:
+        self._processes = processes
+        self._server = server
+        self._chat_formats = chat_formats
+        self._max_turns = max_turns
+        self._limit_s = limit_s
+        self._reported: set[str] = set()
+
+    async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
+        """Run the program on one prompt.
+
+        Raises:
+            AgentError: it ended without a finished turn.
+            EngineFailedError: the engine broke.
+        """
+        session = EndpointSession(prompt, generate, self._chat_formats, self._max_turns)
+        with self._server.serving(session) as key:
+            ended = await self._program(prompt, session, key)
+        self._report(session.replaced)
+        trajectory = session.trajectory()
+        if trajectory is None:
+            raise _without_a_turn(ended.failure)
+        trajectory.reward = ended.reward
+        if not session.at_limit:  # a limit that the policy reached is no failure of the program
+            trajectory.failure = ended.failure
+        return trajectory
+
+    async def _program(self, prompt: Prompt, session: EndpointSession, key: str) -> ProgramEnded:
+        folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="plaudit-program-")
+        process: SampleProcess | None = None
+        try:
+            async with asyncio.timeout(self._limit_s):
+                process = await self._processes.fork()
+                order = RunAgentProgram(_document(prompt), self._environment(key), folder)
+                return await _end(process, order, session)
+        except TimeoutError:
+            reason = f"the program took longer than {self._limit_s:g} s"
+            return ProgramEnded(failure=AgentReward("timeout", reason=reason))
+        except LimitIgnoredError:
+            return ProgramEnded()
+        except ProcessDiedError as error:
+            return ProgramEnded(failure=AgentReward("infra_error", reason=f"the process of the program {error}"))
+        finally:
+            if process is not None:
+                process.close()
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    def _environment(self, key: str) -> dict[str, str]:
+        direct = ",".join(filter(None, (os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), _LOOPBACK)))
+        return {
+            "OPENAI_BASE_URL": self._server.url,
+            "OPENAI_API_BASE": self._server.url,
+            "OPENAI_API_KEY": key,
+            "OPENAI_MODEL": MODEL,
+            "NO_PROXY": direct,
+            "no_proxy": direct,
+        }
+
+    def _report(self, replaced: set[str]) -> None:
+        """Log each replaced parameter once."""
+        for name in sorted(replaced - self._reported):
+            logger.warning("the program's request has a parameter that the job's own value replaces", parameter=name)
+        self._reported |= replaced
+
+
+async def _end(process: SampleProcess, order: RunAgentProgram, session: EndpointSession) -> ProgramEnded:
+    """Run the program to its end.
+
+    Raises:
+        ProcessDiedError: its process ended.
+        EngineFailedError: the engine broke.
+        LimitIgnoredError: it goes on asking after its sample reached a limit.
+    """
+    ended: asyncio.Future[ProgramEnded] = asyncio.get_running_loop().create_future()
+
+    def on_message(message: FromSample) -> bool:
+        if not isinstance(message, ProgramEnded) or ended.done():
+            return False
+        ended.set_result(message)
+        return True
+
+    process.on_message = on_message
+    process.send(order)
+    first: list[asyncio.Future[Any]] = [ended, process.died, session.failed]
+    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+    if session.failed.done():
+        session.failed.result()
+    if not ended.done():
+        raise ProcessDiedError(process.died.result())
+    return ended.result()
+
+
+def _without_a_turn(failure: AgentReward | None) -> AgentError:
+    reason = "it made no request" if failure is None else failure.reason
+    message = f"the program ended without a turn of the policy: {reason}"
+    if failure is None or failure.outcome == "scored" or failure.outcome == "skipped":
+        return AgentError(message)
+    return AgentError(message, failure.outcome)
+
+
+def _document(prompt: Prompt) -> dict[str, Any]:
+    """Return what the program reads about its prompt."""
+    return {
+        "messages": prompt.messages or [{"role": "user", "content": prompt.prompt}],
+        "data_source": prompt.data_source,
+        "ground_truth": prompt.ground_truth,
+        "extra_info": prompt.extra_info,
+        "split": prompt.split,
+        "group": prompt.group,
+    }

@@ -1,1 +1,0 @@
-"""Make a scorer of each kind: one file for each kind, listed in ``registry``."""

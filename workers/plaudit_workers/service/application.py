@@ -1,0 +1,449 @@
+"""The routes of a gateway.
+
+| | |
+| --- | --- |
+| ``POST /v1/score`` | one sample, or ``{"samples": […]}``; answers when scored |
+| ``POST /v1/groups`` | ``{"samples": […], "id"}``, or ``{"groups": […]}``; scored together |
+| ``GET /v1/scores/{id}`` | the result under an id, now or within ``?wait=`` seconds |
+| ``GET /v1/service`` | scorers, version, limits, health |
+| ``POST /slime``, ``/openrlhf``, ``/verify`` | the shapes of slime, OpenRLHF and NeMo Gym |
+| ``GET /openapi.json``, ``/metrics`` | |
+
+A caller that accepts ``application/x-ndjson`` gets a line for each sample or group as it is scored, in any order, and
+an empty line every 15 s without one.
+
+One request for scores and its answer, as a whole or line by line.
+
+Build the response of ``GET /v1/service``.
+
+The Prometheus series of a gateway. Labels are callers (the names of tokens) and fixed values, so they stay few.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from plaudit_job.spec.rljob import RLJob
+from plaudit_reward.endpoint.remote import CALLER_HEADER
+from plaudit_wire.logs import VERSION
+from plaudit_wire.messages import Service
+from plaudit_wire.redis import OUTAGE
+from plaudit_workers.service import openapi, requests
+from plaudit_workers.service.callers import (
+    Callers,
+    CallerSession,
+    DisconnectedError,
+    GatewayAnswer,
+    GroupAnswer,
+    MissingAnswer,
+    SampleAnswer,
+    answer_of,
+    as_they_come,
+    encode,
+    lines,
+    stored_answer,
+    wait_for_accepted,
+    wait_for_all,
+)
+from plaudit_workers.service.canary import Canary, CanarySeries
+from plaudit_workers.service.requests import RefusedRequestError, RequestBody, SubmittedSamples
+from plaudit_workers.service.shapes import SHAPES, GatewayShape
+from plaudit_workers.service.tokens import SampleRate, Tokens, caller_name, token_of
+from plaudit_workers.stream.transport import Transport
+
+_ACCEPTED_WITHIN_S = 5.0
+
+_QUIET_S = 15.0
+
+_HEADERS = [(b"content-type", b"application/json")]
+
+_STREAM_HEADERS = [
+    (b"content-type", b"application/x-ndjson"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold lines back
+]
+
+
+class Exchange:
+    """Submit the samples of one request at once and answer when they are scored. An ASGI response.
+
+    Args:
+        field: of the list in the answer, for a batch.
+        answered: called with groups and their answers when these are sent.
+    """
+
+    status_code = 200
+
+    def __init__(
+        self,
+        session: CallerSession,
+        body: RequestBody,
+        *,
+        field: str,
+        streams: bool,
+        timeout_s: float,
+        answered: Callable[[Sequence[SubmittedSamples], Sequence[GatewayAnswer]], None],
+    ) -> None:
+        self._session = session
+        self._body = body
+        self._field = field
+        self._streams = streams
+        self._timeout_s = timeout_s
+        self._answered = answered
+        self._awaited = [session.await_result(group) for group in body.groups]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request; leave the wait for its results in any case."""
+        delivered = False
+        try:
+            if self._streams:
+                await self._send_lines(receive, send)
+            else:
+                await self._send_all(receive, send)
+            delivered = True
+        finally:
+            self.leave(delivered=delivered)
+
+    def leave(self, *, delivered: bool) -> None:
+        """End the wait for the results; see ``CallerSession.leave``."""
+        awaited, self._awaited = self._awaited, []
+        self._session.leave(awaited, delivered=delivered)
+
+    async def answers(self, receive: Receive) -> list[GatewayAnswer]:
+        """Wait for all results.
+
+        Raises:
+            RefusedRequestError: time is up, or an id belongs to another sample.
+            DisconnectedError: the caller has left.
+        """
+        try:
+            if not await wait_for_all(self._awaited, receive, self._timeout_s):
+                ids = ", ".join(group.id for group in self._body.groups[:3])
+                message = f"not scored within {self._timeout_s:g} s; the scores wait under their ids ({ids}, …)"
+                raise RefusedRequestError(504, "not_scored_yet", message, retry_after_s=1)
+            answers = [self._answer(position) for position in range(len(self._awaited))]
+            if conflicts := {i: a.error["message"] for i, a in enumerate(answers) if isinstance(a, MissingAnswer)}:
+                raise RefusedRequestError(409, "conflict", next(iter(conflicts.values())), samples=conflicts)
+        except BaseException:
+            self.leave(delivered=False)
+            raise
+        self._answered(self._body.groups, answers)
+        return answers
+
+    async def _send_all(self, receive: Receive, send: Send) -> None:
+        answers = await self.answers(receive)
+        content = encode({self._field: answers} if self._body.is_batch else answers[0])
+        length = (b"content-length", str(len(content)).encode())
+        await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, length]})
+        await send({"type": "http.response.body", "body": content})
+
+    async def _send_lines(self, receive: Receive, send: Send) -> None:
+        """Send the headers once Redis holds the samples, then each result; an answer that ends early lacks some."""
+        await wait_for_accepted(self._awaited, _ACCEPTED_WITHIN_S)
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        async for positions in as_they_come(self._awaited, receive, self._timeout_s, _QUIET_S):
+            answers = [self._answer(position) for position in positions]
+            self._answered([self._body.groups[position] for position in positions], answers)
+            await send({"type": "http.response.body", "body": lines(answers) or b"\n", "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    def _answer(self, position: int) -> GatewayAnswer:
+        return answer_of(self._body.groups[position], self._awaited[position].result.result())
+
+
+@dataclass(frozen=True)
+class ServiceDescription:
+    """Describe one service."""
+
+    job: RLJob
+    run: str
+    service: Service
+    limits: dict[str, float]
+    canary: CanarySeries | None = None
+
+    async def read(self, transport: Transport, num_awaited: int) -> dict[str, Any]:
+        """Return the description with the service's present health."""
+        workers = [worker for worker in await transport.workers() if worker.role == "reward"]
+        return {
+            "job": self.job.metadata.name,
+            "run": self.run,
+            "version": VERSION,
+            "scorers": [
+                {"name": scorer.name, "kind": scorer.kind, "scope": scorer.scope, "weight": scorer.weight}
+                for scorer in self.job.spec.reward.scorers
+            ],
+            "limits": self.limits | {"room": self.service.room, "group_deadline_s": self.service.group_deadline_s},
+            "health": {
+                "workers": len(workers),
+                "workers_ready": sum(worker.ready for worker in workers),
+                "circuits_open": sorted({judge for worker in workers for judge in worker.circuits_open}),
+                "awaited": num_awaited,
+            },
+        } | ({"canary": self.canary.description()} if self.canary else {})
+
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class GatewaySeries:
+    """Hold the series of one process."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = prometheus_client.Counter(
+            "plaudit_gateway_requests", "Requests answered", ["caller", "path", "status"], registry=registry
+        )
+        self.samples = prometheus_client.Counter(
+            "plaudit_gateway_samples", "Samples answered, by outcome", ["caller", "outcome"], registry=registry
+        )
+        self.seconds = Histogram(
+            "plaudit_gateway_sample_seconds",
+            "Seconds from a sample's submission to its score",
+            ["caller"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.awaited = Gauge("plaudit_gateway_awaited", "Samples and groups that requests await", registry=registry)
+
+    def count(self, caller: str, answers: Sequence[GatewayAnswer]) -> None:
+        """Count the samples of answers that are sent to a caller."""
+        seconds = self.seconds.labels(caller)
+        outcomes: Counter[str] = Counter()
+        for answer in answers:
+            for sample in answer.results if isinstance(answer, GroupAnswer) else [answer]:
+                if isinstance(sample, SampleAnswer):
+                    outcomes[sample.outcome] += 1
+                    seconds.observe(sample.seconds)
+        for outcome, number in outcomes.items():
+            self.samples.labels(caller, outcome).inc(number)
+
+    def text(self) -> bytes:
+        """Return all series in Prometheus's text format."""
+        return generate_latest(self.registry)
+
+
+MOST_BYTES = 64 << 20
+
+"""Bytes of a request's body."""
+
+LONGEST_WAIT_S = 3600.0
+
+"""Seconds that a request waits for its results."""
+
+_BODY_WITHIN_S = 60.0
+
+_LOOK_EVERY_S = 0.2
+
+_NDJSON = "application/x-ndjson"
+
+Handler = Callable[[Request, str], Awaitable[Response | Exchange]]
+
+
+class Application:
+    """Serve a gateway as an ASGI application; ``canary`` gets copies of a share of the samples."""
+
+    def __init__(
+        self,
+        callers: Callers,
+        tokens: Tokens,
+        description: ServiceDescription,
+        series: GatewaySeries,
+        rate: SampleRate,
+        canary: Canary | None = None,
+    ) -> None:
+        self._callers = callers
+        self._tokens = tokens
+        self._description = description
+        self._rate = rate
+        self._canary = canary
+        self._series = series
+
+    async def close(self) -> None:
+        """Close the connections to the canary."""
+        if self._canary is not None:
+            await self._canary.close()
+
+    def asgi(self) -> Starlette:
+        """Return the application."""
+        return Starlette(
+            routes=[
+                Route("/v1/score", self._endpoint(self._score), methods=["POST"]),
+                Route("/v1/groups", self._endpoint(self._groups), methods=["POST"]),
+                Route("/v1/scores/{id}", self._endpoint(self._stored), methods=["GET"]),
+                Route("/v1/service", self._endpoint(self._service), methods=["GET"]),
+                *(Route(path, self._endpoint(self._shaped(shape)), methods=["POST"]) for path, shape in SHAPES.items()),
+                Route("/openapi.json", _openapi, methods=["GET"]),
+                Route("/metrics", self._metrics, methods=["GET"]),
+            ]
+        )
+
+    def _endpoint(self, handler: Handler) -> _Endpoint:
+        return _Endpoint(handler, self._tokens, self._callers, self._series)
+
+    async def _score(self, request: Request, caller: str) -> Exchange:
+        return self._exchange(request, caller, requests.read_samples(await _body(request)))
+
+    async def _groups(self, request: Request, caller: str) -> Exchange:
+        body = requests.read_groups(await _body(request))
+        return self._exchange(request, caller, body, field="groups")
+
+    def _exchange(self, request: Request, caller: str, body: RequestBody, field: str = "results") -> Exchange:
+        session = self._callers.session(caller)
+        wait_s = self._rate.take(token_of(caller), sum(len(group.samples) for group in body.groups))
+        if wait_s > 0:
+            message = "this token has submitted more samples than reward.gateway.samplesPerMinute allows"
+            raise RefusedRequestError(429, "rate", message, retry_after_s=math.ceil(wait_s))
+        if session.is_full:
+            raise RefusedRequestError(429, "busy", "too many samples of this token wait already", retry_after_s=1)
+        return Exchange(
+            session,
+            body,
+            field=field,
+            streams=_NDJSON in request.headers.get("accept", ""),
+            timeout_s=_seconds(request, "timeout", LONGEST_WAIT_S),
+            answered=lambda groups, answers: self._answered(caller, groups, answers),
+        )
+
+    def _answered(self, caller: str, groups: Sequence[SubmittedSamples], answers: Sequence[GatewayAnswer]) -> None:
+        self._series.count(token_of(caller), answers)
+        if self._canary is not None:
+            for group, answer in zip(groups, answers, strict=True):
+                self._canary.offer(group, answer)
+
+    def _shaped(self, shape: GatewayShape) -> Handler:
+        """Return the handler of a shape; its samples have no ids, so a repeat is scored again."""
+
+        async def handle(request: Request, caller: str) -> Response:
+            body = requests.read_object(await _body(request))
+            try:
+                samples = shape.samples(body)
+            except ValueError as error:
+                raise RefusedRequestError(422, "invalid_sample", str(error)) from error
+            submitted = [SubmittedSamples(requests.new_id(), [sample]) for sample in samples]
+            exchange = self._exchange(request, caller, RequestBody(submitted, is_batch=True))
+            results = [each for each in await exchange.answers(request.receive) if isinstance(each, SampleAnswer)]
+            exchange.leave(delivered=True)
+            try:
+                answer = shape.answer(body, results)
+            except ValueError as error:
+                raise RefusedRequestError(502, "no_score", str(error)) from error
+            return Response(encode(answer), media_type="application/json")
+
+        return handle
+
+    async def _stored(self, request: Request, caller: str) -> Response:
+        own_id, session = request.path_params["id"], self._callers.session(caller)
+        until = time.monotonic() + _seconds(request, "wait", LONGEST_WAIT_S, default=0.0)
+        while True:
+            is_known, result = await session.find(own_id)
+            if result is not None:
+                is_group = len(result.samples) > 1
+                return Response(encode(stored_answer(own_id, result, is_group=is_group)), media_type="application/json")
+            if not is_known:
+                raise RefusedRequestError(404, "unknown_id", f"id {own_id!r} is not, or no longer, known: submit it")
+            if time.monotonic() >= until:
+                return JSONResponse({"id": own_id, "state": "in_work"}, 202, headers={"retry-after": "1"})
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _service(self, request: Request, caller: str) -> Response:
+        return JSONResponse(await self._description.read(self._callers.transport, self._callers.num_awaited))
+
+    def metrics(self) -> bytes:
+        """Return all series in Prometheus's text format."""
+        self._series.awaited.set(self._callers.num_awaited)
+        return self._series.text()
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(self.metrics(), media_type="text/plain; version=0.0.4")
+
+
+class _Endpoint:
+    """Serve one route: authenticate, handle, answer; every error is an answer."""
+
+    def __init__(self, handler: Handler, tokens: Tokens, callers: Callers, series: GatewaySeries) -> None:
+        self._handler = handler
+        self._tokens = tokens
+        self._callers = callers
+        self._series = series
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        request = Request(scope, receive)
+        caller = self._tokens.caller(request.headers.get("authorization", ""))
+        status = 200
+        try:
+            if caller is None:
+                raise RefusedRequestError(401, "unauthorized", "give the service's token: Authorization: Bearer TOKEN")
+            caller = self._named(caller, request)
+            answer = await self._handler(request, caller)
+            await answer(scope, receive, send)
+            status = answer.status_code
+        except (DisconnectedError, ClientDisconnect):
+            status = 499
+        except RefusedRequestError as error:
+            status = error.status
+            await JSONResponse(error.body(), status, error.headers())(scope, receive, send)
+        except OUTAGE as error:
+            status = 503
+            refused = RefusedRequestError(503, "unavailable", f"Redis is unavailable: {error}", retry_after_s=1)
+            await JSONResponse(refused.body(), status, refused.headers())(scope, receive, send)
+        self._series.requests.labels(
+            token_of(caller or ""), scope["route"].path if "route" in scope else "", status
+        ).inc()
+
+    def _named(self, caller: str, request: Request) -> str:
+        try:
+            return caller_name(caller, request.headers.get(CALLER_HEADER, ""), self._callers.names)
+        except ValueError as error:
+            raise RefusedRequestError(422, "invalid_caller", str(error)) from error
+
+
+async def _openapi(request: Request) -> Response:
+    return JSONResponse(openapi.document())
+
+
+async def _body(request: Request) -> bytes:
+    """Return the body. Raise ``RefusedRequestError`` if it is compressed, too large or too slow."""
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise RefusedRequestError(415, "compressed", "content-encoding: send the body uncompressed")
+    too_large = RefusedRequestError(413, "too_large", f"the body has more than {MOST_BYTES >> 20} MiB: split it")
+    if int(request.headers.get("content-length") or 0) > MOST_BYTES:
+        raise too_large
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(_BODY_WITHIN_S):
+            async for part in request.stream():
+                parts.append(part)
+                size += len(part)
+                if size > MOST_BYTES:
+                    raise too_large
+    except TimeoutError as error:
+        raise RefusedRequestError(408, "slow_body", f"the body took more than {_BODY_WITHIN_S:.0f} s") from error
+    return b"".join(parts)
+
+
+def _seconds(request: Request, name: str, longest: float, default: float | None = None) -> float:
+    written = request.query_params.get(name)
+    if written is None:
+        return longest if default is None else default
+    try:
+        seconds = float(written)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= longest:
+        raise RefusedRequestError(422, "invalid_query", f"{name}={written!r}: give seconds from 0 to {longest:.0f}")
+    return seconds

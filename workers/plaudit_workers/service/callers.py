@@ -1,0 +1,521 @@
+"""The sessions of all callers at one gateway: opened with a caller's first request, served until the gateway stops.
+
+The samples of one caller at one gateway: offered to Redis in order, and awaited.
+
+All gateways share the caller's session in Redis (``stream.sessions``). Each reads all of its results and resolves those
+that a request of its own awaits. What no request awaits stays in Redis for whoever asks under its id: for ten minutes
+after it was delivered (the answer may have been lost on its way), else for ``kept_s``. Later the id is scored again.
+
+Write results as JSON. Pure.
+
+Wait for the results of a request: all of them, or as they come, as long as its caller is connected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from plaudit_wire.logs import get_logger
+from plaudit_wire.messages import Service
+from plaudit_wire.records import Sample
+from plaudit_wire.redis import OUTAGE
+from plaudit_workers.process import Supervised, set_within
+from plaudit_workers.service.lines import SampleOutput
+from plaudit_workers.service.requests import SubmittedSamples
+from plaudit_workers.stream.calls import SessionGoneError, Submission
+from plaudit_workers.stream.sessions import GroupResult, StreamSession
+from plaudit_workers.stream.transport import Transport
+
+logger = get_logger(__name__)
+
+_SESSION_KEPT_S = 86_400.0
+
+_OFFERED_AT_ONCE = 128
+
+_READ_AT_ONCE = 512
+
+_UPKEEP_EVERY_S = 1.0
+
+_LOOK_FOR_LOST_EVERY_S = 5.0
+
+_DELETE_OLD_EVERY_S = 30.0
+
+_DELETED_AT_ONCE = 1000
+
+_DELIVERED_KEPT_S = 600.0
+
+_DELIVERED_KEPT = 50_000
+
+_ROOM_PAUSE_S = 0.05
+
+_OUTAGE_PAUSE_S = 0.2
+
+
+class Missing(enum.Enum):
+    """Name the reason that a group has no result under its id."""
+
+    conflict = "conflict"
+    """Other samples were submitted under the id."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Hold the bounds of one caller at one gateway.
+
+    Attributes:
+        queued: samples that wait for room in Redis; more are refused.
+        queued_bytes: bytes of their responses and prompts, about.
+    """
+
+    queued: int = 16_384
+    queued_bytes: int = 256 << 20
+    kept_s: float = 3600.0
+
+
+class Awaited:
+    """Hold one group that requests of this gateway await.
+
+    Attributes:
+        accepted: set once Redis holds the group, or never will.
+    """
+
+    __slots__ = ("accepted", "group", "num_bytes", "num_requests", "result", "samples", "since")
+
+    def __init__(self, group: str, samples: list[Sample]) -> None:
+        self.group = group
+        self.samples = samples
+        self.num_bytes = sum(len(sample.response) + len(sample.prompt) for sample in samples)
+        self.num_requests = 0
+        self.accepted = asyncio.Event()
+        self.result: asyncio.Future[GroupResult | Missing] = asyncio.get_running_loop().create_future()
+        self.since = time.monotonic()
+
+    def resolve(self, result: GroupResult | Missing) -> None:
+        """Pass the result to the requests that await it."""
+        self.accepted.set()
+        if not self.result.done():
+            self.result.set_result(result)
+
+
+class CallerSession:
+    """Submit one caller's samples and wait for their results. ``run`` must be running.
+
+    Args:
+        service: the offer of the run; its ``room`` bounds the caller's samples in work.
+    """
+
+    def __init__(self, transport: Transport, caller: str, service: Service, limits: Limits = Limits()) -> None:
+        self._transport = transport
+        self._session = StreamSession(transport, f"http.{caller}", service, _SESSION_KEPT_S, shared=True)
+        self._limits = limits
+        self._awaited: dict[str, Awaited] = {}
+        self._queue: deque[Awaited] = deque()
+        self._queued = asyncio.Event()
+        self._freed = asyncio.Event()
+        self._delivered: deque[tuple[float, str, str]] = deque()
+        self._open = asyncio.Event()
+        self._num_queued = self._queued_bytes = 0
+        self._look_for_lost_at = self._delete_old_at = 0.0
+        self._reopened_at = 0.0
+        """When the session was opened again because Redis had lost it."""
+
+    @property
+    def num_awaited(self) -> int:
+        """Return the number of groups that requests await."""
+        return len(self._awaited)
+
+    @property
+    def is_full(self) -> bool:
+        """Return True while so much waits for room in Redis that further requests must be refused."""
+        return self._num_queued >= self._limits.queued or self._queued_bytes >= self._limits.queued_bytes
+
+    async def run(self) -> None:
+        """Open the session and serve it until cancelled."""
+        await self._session.open()
+        self._open.set()
+        async with Supervised() as tasks:
+            tasks.start(self._read_forever())
+            tasks.start(self._offer_forever())
+            tasks.start(self._maintain_forever())
+            await asyncio.Event().wait()
+
+    def await_result(self, submitted: SubmittedSamples) -> Awaited:
+        """Submit a group, or join the wait for it; end it with ``leave``."""
+        group = self._session.group_id(submitted.id)
+        samples = [sample.sample(group, index) for index, sample in enumerate(submitted.samples)]
+        awaited = self._awaited.get(group)
+        if awaited is None:
+            awaited = self._awaited[group] = Awaited(group, samples)
+            self._enqueue(awaited)
+        elif awaited.samples != samples:
+            awaited = Awaited(group, samples)
+            awaited.resolve(Missing.conflict)
+            return awaited
+        awaited.num_requests += 1
+        return awaited
+
+    def leave(self, awaited: Iterable[Awaited], *, delivered: bool) -> None:
+        """End the wait for groups; a result that was not delivered waits in Redis for its id."""
+        now = time.monotonic()
+        for each in awaited:
+            each.num_requests -= 1
+            if each.num_requests <= 0 and self._awaited.get(each.group) is each:
+                del self._awaited[each.group]
+            if delivered and each.result.done() and isinstance(result := each.result.result(), GroupResult):
+                self._delivered.append((now, each.group, result.entry))
+
+    async def find(self, own_id: str) -> tuple[bool, GroupResult | None]:
+        """Return (the service holds this id, its result if it has one)."""
+        await self._open.wait()
+        group = self._session.group_id(own_id)
+        found = await self._session.find([group])
+        return group in found or group in self._awaited, found.get(group)
+
+    def _enqueue(self, awaited: Awaited) -> None:
+        self._queue.append(awaited)
+        self._num_queued += len(awaited.samples)
+        self._queued_bytes += awaited.num_bytes
+        self._queued.set()
+
+    def _dequeue(self) -> Awaited:
+        awaited = self._queue.popleft()
+        self._num_queued -= len(awaited.samples)
+        self._queued_bytes -= awaited.num_bytes
+        return awaited
+
+    async def _offer_forever(self) -> None:
+        while True:
+            await self._queued.wait()
+            batch: dict[str, Awaited] = {}
+            while self._queue and len(batch) < _OFFERED_AT_ONCE:
+                awaited = self._dequeue()
+                if awaited.num_requests > 0 and not awaited.result.done():
+                    batch[awaited.group] = awaited
+            if not self._queue:
+                self._queued.clear()
+            if batch:
+                await self._offer(batch)
+
+    async def _offer(self, batch: dict[str, Awaited]) -> None:
+        """Submit groups; those without room go back to the head of the queue."""
+        try:
+            answers = await self._session.submit_many({group: each.samples for group, each in batch.items()})
+        except SessionGoneError:
+            await self._reopen()
+            answers = [Submission.full] * len(batch)
+        scored, refused = [], []
+        for awaited, answer in zip(batch.values(), answers, strict=True):
+            if answer is Submission.conflict:
+                awaited.resolve(Missing.conflict)
+            elif answer is Submission.scored:
+                scored.append(awaited.group)
+            elif answer is Submission.submitted:
+                awaited.accepted.set()
+            else:
+                refused.append(awaited)
+        if scored:
+            await self._fetch(scored)
+        if refused:
+            for awaited in reversed(refused):
+                self._queue.appendleft(awaited)
+                self._num_queued += len(awaited.samples)
+                self._queued_bytes += awaited.num_bytes
+            self._queued.set()
+            await set_within(self._freed, _ROOM_PAUSE_S)
+
+    async def _fetch(self, groups: Sequence[str]) -> None:
+        """Resolve groups whose results wait in Redis."""
+        found = await self._transport.retry_through_outage(lambda: self._session.find(groups))
+        for result in found.values():
+            if result is not None:
+                self._take(result)
+
+    async def _read_forever(self) -> None:
+        while True:
+            try:
+                for result in await self._session.read(_READ_AT_ONCE, _UPKEEP_EVERY_S):
+                    self._take(result)
+            except OUTAGE as error:
+                self._transport.outages.report(error)
+                await asyncio.sleep(_OUTAGE_PAUSE_S)
+
+    def _take(self, result: GroupResult) -> None:
+        self._freed.set()
+        awaited = self._awaited.get(result.group)
+        if awaited is not None:
+            awaited.resolve(result)
+
+    async def _maintain_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_UPKEEP_EVERY_S)
+            try:
+                await self._maintain()
+            except OUTAGE as error:
+                self._transport.outages.report(error)
+            except SessionGoneError:
+                await self._reopen()
+
+    async def _reopen(self) -> None:
+        """Open the session that Redis has lost, and soon look for everything that was submitted before."""
+        await self._session.open()
+        self._reopened_at = time.monotonic()
+        self._look_for_lost_at = 0.0
+
+    async def _maintain(self) -> None:
+        """Keep the session alive, delete old results, and submit again what Redis has lost."""
+        now = time.monotonic()
+        old = []
+        while self._delivered and (
+            len(self._delivered) > _DELIVERED_KEPT or now - self._delivered[0][0] > _DELIVERED_KEPT_S
+        ):
+            old.append(self._delivered.popleft()[1:])
+        for start in range(0, len(old) or 1, _DELETED_AT_ONCE):
+            await self._session.acknowledge(old[start : start + _DELETED_AT_ONCE])
+        if now >= self._delete_old_at:
+            self._delete_old_at = now + _DELETE_OLD_EVERY_S
+            while oldest := await self._session.oldest_results(self._limits.kept_s, _DELETED_AT_ONCE):
+                await self._session.acknowledge(oldest)
+        if now >= self._look_for_lost_at:
+            self._look_for_lost_at = now + _LOOK_FOR_LOST_EVERY_S
+            await self._repair_losses()
+
+    async def _repair_losses(self) -> None:
+        """Submit again the groups that Redis has lost; take results whose entry was not read."""
+        since = max(time.monotonic() - _LOOK_FOR_LOST_EVERY_S, self._reopened_at)
+        waiting = [
+            each
+            for each in self._awaited.values()
+            if each.accepted.is_set() and not each.result.done() and each.since < since
+        ]
+        if not waiting:
+            return
+        found = await self._session.find([each.group for each in waiting])
+        lost = [each for each in waiting if each.group not in found]
+        for result in found.values():
+            if result is not None:
+                self._take(result)
+        if lost:
+            logger.error("Redis has lost submissions; submitting them again", groups=len(lost))
+        for each in lost:
+            self._enqueue(each)
+
+
+_CLEAN_UP_EVERY_S = 2.0
+
+_IDLE_KEPT_S = 3600.0
+
+"""Seconds after its last request in which a caller keeps its place here; its results stay in Redis for longer."""
+
+
+class Callers:
+    """Hold the sessions by caller. ``run`` must be running."""
+
+    def __init__(self, transport: Transport, service: Service, limits: Limits | None = None) -> None:
+        self.transport = transport
+        self.service = service
+        self._limits = limits or Limits()
+        self._sessions: dict[str, CallerSession] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._used_at: dict[str, float] = {}
+        self._tasks = Supervised()
+        self.is_running = asyncio.Event()
+
+    @property
+    def names(self) -> Set[str]:
+        """Return the callers that have sessions now."""
+        return self._sessions.keys()
+
+    @property
+    def num_awaited(self) -> int:
+        """Return the number of samples and groups that requests await."""
+        return sum(session.num_awaited for session in self._sessions.values())
+
+    def session(self, caller: str) -> CallerSession:
+        """Return the session of a caller."""
+        session = self._sessions.get(caller)
+        if session is None:
+            session = self._sessions[caller] = CallerSession(self.transport, caller, self.service, self._limits)
+            self._running[caller] = self._tasks.start(session.run())
+        self._used_at[caller] = time.monotonic()
+        return session
+
+    async def run(self) -> None:
+        """Serve the sessions until cancelled. Raises what ends one of them."""
+        async with self._tasks:
+            self.is_running.set()
+            await self._clean_up_forever()
+
+    def _end_idle(self) -> None:
+        """End the sessions of callers that have gone."""
+        now = time.monotonic()
+        for caller in [each for each, at in self._used_at.items() if now - at > _IDLE_KEPT_S]:
+            if self._sessions[caller].num_awaited == 0:
+                self._running.pop(caller).cancel()
+                del self._sessions[caller], self._used_at[caller]
+
+    async def _clean_up_forever(self) -> None:
+        """Release overdue groups and end expired sessions, as every client of the service does."""
+        session = StreamSession(self.transport, "http", self.service, keep_s=0.0)
+        while True:
+            await asyncio.sleep(_CLEAN_UP_EVERY_S)
+            self._end_idle()
+            try:
+                await session.clean_up()
+            except OUTAGE as error:
+                self.transport.outages.report(error)
+
+
+class SampleAnswer(SampleOutput, frozen=True, omit_defaults=True, kw_only=True):
+    """Hold the result of one sample, as callers get it."""
+
+    seconds: float
+    index: int = 0
+    """Index in its group."""
+    drop_group: bool = False
+
+
+class GroupAnswer(msgspec.Struct, frozen=True):
+    """Hold the results of one group, in the order of its samples."""
+
+    id: str
+    results: list[SampleAnswer]
+
+
+class MissingAnswer(msgspec.Struct, frozen=True):
+    """Name a sample or group that the service cannot score under this id."""
+
+    id: str
+    error: dict[str, Any]
+
+
+GatewayAnswer = SampleAnswer | GroupAnswer | MissingAnswer
+
+encode = msgspec.json.Encoder().encode
+
+
+def answer_of(submitted: SubmittedSamples, result: GroupResult | Missing) -> GatewayAnswer:
+    """Return the answer to one submitted sample or group."""
+    if isinstance(result, Missing):
+        message = f"id {submitted.id!r}: another sample was submitted under it. Give each sample an id of its own"
+        return MissingAnswer(submitted.id, {"type": result.value, "message": message})
+    return stored_answer(submitted.id, result, is_group=submitted.is_group)
+
+
+def stored_answer(own_id: str, result: GroupResult, *, is_group: bool) -> SampleAnswer | GroupAnswer:
+    """Return the answer for a result that Redis holds."""
+    samples = sample_answers(own_id, result)
+    return GroupAnswer(own_id, samples) if is_group else samples[0]
+
+
+def sample_answers(own_id: str, result: GroupResult) -> list[SampleAnswer]:
+    """Return the results of a group's samples."""
+    answers = []
+    for index, sample in enumerate(result.samples):
+        output = SampleOutput.from_record(sample.scoring)
+        answers.append(
+            SampleAnswer(
+                id=own_id,
+                score=output.score,
+                outcome=output.outcome,
+                reason=output.reason,
+                scorers=output.scorers,
+                version=output.version,
+                seconds=round(sample.seconds, 6),
+                index=index,
+                drop_group=sample.scoring.drop_group,
+            )
+        )
+    return answers
+
+
+def lines(answers: Sequence[GatewayAnswer]) -> bytes:
+    """Return answers as lines of JSON."""
+    return b"".join(encode(answer) + b"\n" for answer in answers)
+
+
+Receive = Callable[[], Awaitable[Any]]
+
+
+class DisconnectedError(Exception):
+    """The caller has closed its connection."""
+
+
+async def wait_for_all(awaited: Sequence[Awaited], receive: Receive, timeout_s: float) -> bool:
+    """Wait for all results; return False when time is up first.
+
+    Args:
+        receive: of the request, whose body has been read: it returns when the caller leaves.
+
+    Raises:
+        DisconnectedError: the caller has left.
+    """
+    left = asyncio.ensure_future(receive())
+    try:
+        async with asyncio.timeout(timeout_s):
+            for each in awaited:
+                if not each.result.done():
+                    await asyncio.wait((each.result, left), return_when=asyncio.FIRST_COMPLETED)
+                if not each.result.done():
+                    raise DisconnectedError
+    except TimeoutError:
+        return False
+    finally:
+        left.cancel()
+    return True
+
+
+async def wait_for_accepted(awaited: Sequence[Awaited], timeout_s: float) -> None:
+    """Wait until Redis holds all of these, or until time is up."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            for each in awaited:
+                await each.accepted.wait()
+    except TimeoutError:
+        return
+
+
+async def as_they_come(
+    awaited: Sequence[Awaited], receive: Receive, timeout_s: float, quiet_s: float
+) -> AsyncIterator[list[int]]:
+    """Yield the positions of results as they come, all that are there at once; [] after ``quiet_s`` without any.
+
+    Ends when all have come or when time is up.
+
+    Raises:
+        DisconnectedError: the caller has left.
+    """
+    loop = asyncio.get_running_loop()
+    ended: list[int] = []
+    changed = asyncio.Event()
+    left = asyncio.ensure_future(receive())
+    left.add_done_callback(lambda _: changed.set())
+
+    def note(position: int) -> None:
+        ended.append(position)
+        changed.set()
+
+    for position, each in enumerate(awaited):
+        each.result.add_done_callback(lambda _, position=position: note(position))  # type: ignore[misc]
+    deadline, num_left = loop.time() + timeout_s, len(awaited)
+    try:
+        while num_left and loop.time() < deadline:
+            changed.clear()
+            if not ended:
+                timer = loop.call_later(min(quiet_s, deadline - loop.time()), changed.set)
+                await changed.wait()
+                timer.cancel()
+            if left.done():
+                raise DisconnectedError
+            come, ended[:] = ended[:], []
+            num_left -= len(come)
+            yield come
+    finally:
+        left.cancel()

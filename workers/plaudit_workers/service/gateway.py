@@ -1,0 +1,163 @@
+"""The gateway process: HTTP on one side, the run's Redis on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from plaudit_job.load import load_job
+from plaudit_job.secrets import secret_value
+from plaudit_job.spec.rewards import CanarySpec
+from plaudit_job.spec.rljob import RLJob
+from plaudit_metrics.service.serve import HttpServer, listening_socket
+from plaudit_wire.errors import RefusedError
+from plaudit_wire.logs import get_logger
+from plaudit_workers.process import EXIT_DONE, HealthServer, ProcessSettings, Supervised
+from plaudit_workers.service.application import (
+    LONGEST_WAIT_S,
+    MOST_BYTES,
+    Application,
+    GatewaySeries,
+    ServiceDescription,
+)
+from plaudit_workers.service.callers import Callers
+from plaudit_workers.service.canary import Canary, CanarySeries
+from plaudit_workers.service.requests import MOST_SAMPLES
+from plaudit_workers.service.tokens import SampleRate, Tokens
+from plaudit_workers.service.worker import service_of
+from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.transport import Transport
+
+logger = get_logger(__name__)
+
+_END_WITHIN_S = 5
+_MOST_CONNECTIONS = 8192
+_KEEP_ALIVE_S = 75
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """Hold the environment of a gateway.
+
+    Attributes:
+        host: ``PLAUDIT_GATEWAY_HOST``: the address it listens on; default 127.0.0.1.
+        port: ``PLAUDIT_GATEWAY_PORT``.
+        tokens: ``PLAUDIT_GATEWAY_TOKENS``: folder with a file for each caller.
+        certificate: ``PLAUDIT_GATEWAY_TLS_CERT``: PEM file; empty: plain HTTP.
+        key: ``PLAUDIT_GATEWAY_TLS_KEY``: PEM file.
+    """
+
+    host: str
+    port: int
+    tokens: Path
+    certificate: str = ""
+    key: str = ""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> GatewaySettings:
+        """Read the settings. Raise ``RefusedError`` if one is missing or no port."""
+        port, tokens = environment.get("PLAUDIT_GATEWAY_PORT", ""), environment.get("PLAUDIT_GATEWAY_TOKENS", "")
+        if not port.isdigit() or not tokens:
+            raise RefusedError(
+                f"PLAUDIT_GATEWAY_PORT is {port!r}, PLAUDIT_GATEWAY_TOKENS {tokens!r}: give a port and a folder with a "
+                "file for each caller. 'plaudit run' sets them for a job without rollout and trainer"
+            )
+        return cls(
+            environment.get("PLAUDIT_GATEWAY_HOST", "127.0.0.1"),
+            int(port),
+            Path(tokens),
+            environment.get("PLAUDIT_GATEWAY_TLS_CERT", ""),
+            environment.get("PLAUDIT_GATEWAY_TLS_KEY", ""),
+        )
+
+
+async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
+    """Run a gateway until ``stop`` is set."""
+    own = GatewaySettings.from_environment()
+    job = load_job(settings.job_path)
+    tokens = Tokens(own.tokens)
+    listener = listen(own)
+    transport = Transport(settings.redis, settings.run, None, Scripts())
+    callers = Callers(transport, service_of(job))
+    gateway = application(job, settings.run, callers, tokens)
+    # Prometheus reads the series here: on the gateway's own port they need a caller's token.
+    pages = {"/metrics": gateway.metrics}
+    try:
+        async with HealthServer(settings.health_port, ready=callers.is_running.is_set, pages=pages):
+            await serve_on(gateway, callers, listener, own, stop)
+            await gateway.close()
+    finally:
+        listener.close()
+        await transport.close()
+    return EXIT_DONE
+
+
+def application(job: RLJob, run: str, callers: Callers, tokens: Tokens) -> Application:
+    """Return the application of a job's service."""
+    limits = {"samples": MOST_SAMPLES, "body_bytes": MOST_BYTES, "wait_s": LONGEST_WAIT_S}
+    series, spec = GatewaySeries(), job.spec.reward.gateway
+    rate = SampleRate(spec.samples_per_minute and spec.samples_per_minute / max(1, spec.replicas))
+    compared = CanarySeries(series.registry) if spec.canary else None
+    description = ServiceDescription(job, run, callers.service, limits, compared)
+    canary = _canary(spec.canary, compared) if spec.canary and compared else None
+    return Application(callers, tokens, description, series, rate, canary)
+
+
+def _canary(spec: CanarySpec, compared: CanarySeries) -> Canary:
+    field = "reward.gateway.canary.service"
+    if not spec.service.url or spec.service.token_secret is None:
+        raise RefusedError(f"{field}: give url and tokenSecret; a name is known on Kubernetes only")
+    return Canary(
+        spec.service.url, secret_value(spec.service.token_secret, f"{field}.tokenSecret"), spec.share, compared
+    )
+
+
+async def serve_on(
+    gateway: Application, callers: Callers, listener: socket.socket, own: GatewaySettings, stop: asyncio.Event
+) -> None:
+    """Serve HTTP on a listener until ``stop`` is set. Raises what ends the sessions."""
+    server = HttpServer(_config(gateway, own))
+    address, port = listener.getsockname()[:2]
+    logger.info("serving", address=f"{'https' if own.certificate else 'http'}://{address}:{port}")
+    async with Supervised() as tasks:
+        tasks.start(callers.run())
+        await callers.is_running.wait()
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        await stop.wait()
+        server.should_exit = True
+        await serving
+
+
+def _config(gateway: Application, own: GatewaySettings) -> uvicorn.Config:
+    config = uvicorn.Config(
+        gateway.asgi(),
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        ws="none",
+        limit_concurrency=_MOST_CONNECTIONS,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_END_WITHIN_S,
+        ssl_certfile=own.certificate or None,
+        ssl_keyfile=own.key or None,
+    )
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise RefusedError(f"PLAUDIT_GATEWAY_TLS_CERT {own.certificate}: {error}") from error
+    return config
+
+
+def listen(own: GatewaySettings) -> socket.socket:
+    """Listen on the gateway's address. Raise ``RefusedError`` if it is taken."""
+    try:
+        return listening_socket(own.host, own.port)
+    except OSError as error:
+        raise RefusedError(f"cannot listen on {own.host}:{own.port}: {error}. Give another port") from error

@@ -1,0 +1,351 @@
+"""The reward process: take → score → commit, for finished samples and for groups that are to be scored as a whole.
+
+``serve`` is the process (``python -m plaudit_workers.scoring``, or an actor that awaits it); ``ScoringWorker`` is the
+same without a job file, for tests and benchmarks.
+
+Announce a scoring service: its reward workers write their offer to Redis while they run.
+
+The workers score samples of any origin; only this record makes a run a service.
+
+Call no served model while the trainer uses its GPU (``sleepDuringUpdates``): look, hold, report.
+
+The model's servers (``launch.served_models.turns``) follow the trainer's announcements and ask for it in their
+heartbeats. Calls under way finish first; then the worker's own heartbeat says so, for which the servers wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from plaudit_job.load import load_job
+from plaudit_job.spec.rljob import RLJob
+from plaudit_reward.endpoint.served import CallGate
+from plaudit_reward.pipeline import Pipeline
+from plaudit_sandbox.confinement import forbid_inspection
+from plaudit_wire.logs import get_logger
+from plaudit_wire.messages import GroupDelivery, Service, encode
+from plaudit_wire.records import Sample, ScoringRecord, WorkerRecord
+from plaudit_wire.redis import OUTAGE
+from plaudit_workers.process import (
+    EXIT_DONE,
+    HealthServer,
+    ProcessSettings,
+    Supervised,
+    drained,
+    set_within,
+    unless_stopped,
+)
+from plaudit_workers.service.build import BuildContext, build_pipeline, has_group_scorers, scoring_version
+from plaudit_workers.stream.calls import Delivery
+from plaudit_workers.stream.consumer import Consumer, ConsumerOptions, commit, commit_group
+from plaudit_workers.stream.groups import Group, read_group
+from plaudit_workers.stream.transport import Transport
+
+_OFFER_EVERY_S = 10.0
+
+"""Seconds between writes of the offer: after a loss of data, Redis has it again within this time."""
+
+_QUEUED_PER_SLOT = 2
+
+"""Samples that a session may have in work for each slot of all workers, so that no worker runs out of work."""
+
+
+def service_of(job: RLJob) -> Service:
+    """Return the offer of a job without rollout and trainer."""
+    reward = job.spec.reward
+    workers = reward.workers
+    replicas = workers.autoscaling.max_replicas if workers.autoscaling else workers.replicas
+    return Service(
+        job=job.metadata.name,
+        scorers=[scorer.name for scorer in reward.scorers],
+        group_scorers=has_group_scorers(reward),
+        group_deadline_s=reward.group_deadline_seconds,
+        room=_QUEUED_PER_SLOT * replicas * workers.max_concurrent_samples,
+    )
+
+
+@contextlib.asynccontextmanager
+async def offering(job: RLJob, transport: Transport) -> AsyncIterator[None]:
+    """Offer the service to clients while the context lasts; a job with a trainer offers nothing."""
+    if job.spec.trains:
+        yield
+        return
+    async with Supervised() as tasks:
+        tasks.start(_offer(transport, encode(service_of(job))))
+        yield
+
+
+async def _offer(transport: Transport, service: bytes) -> None:
+    while True:
+        try:
+            await transport.commands.set(transport.names.service, service)
+        except OUTAGE as error:
+            transport.outages.report(error)
+        await asyncio.sleep(_OFFER_EVERY_S)
+
+
+logger = get_logger(__name__)
+
+_LOOK_EVERY_S = 0.2
+
+
+class ModelTurns:
+    """Take one reward worker's turns with models that sleep; ``gate`` is closed until the first look."""
+
+    def __init__(self, transport: Transport, gate: CallGate) -> None:
+        self._transport = transport
+        self._gate = gate
+        self.asleep = ""
+        """The servers' request (``calls_held_for``), once no call is under way and none begins."""
+        gate.close()
+
+    async def watch(self, changed: Callable[[], Awaitable[None]]) -> None:
+        """Hold calls when a live server asks for it, until cancelled; report each change by ``changed``."""
+        await changed()  # a server that does not know this worker would not wait for its calls
+        while True:
+            before = self.asleep
+            await self._transport.retry_through_outage(self._look)
+            if self.asleep != before:
+                logger.info("calls to served models are held" if self.asleep else "calls to served models continue")
+                await changed()
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _look(self) -> None:
+        asked = max((each.calls_held_for for each in await self._transport.workers()), default="")
+        if not asked:
+            self._gate.open()
+            self.asleep = ""
+            return
+        self._gate.close()
+        self.asleep = asked if self._gate.idle else ""
+
+
+_BEAT_EVERY_S = 5.0
+
+_LOOK_FOR_LOST_EVERY_S = 1.0
+
+_LOOK_FOR_ROOM_EVERY_S = 0.05
+
+_GONE_PAUSE_S = 2.0
+
+_GIVEN_UP = ScoringRecord("given_up", reason="it was not scored when its group was")
+
+
+@dataclass(frozen=True)
+class ScoringOptions:
+    """Hold the sizes and times of a worker, and the version of its scoring."""
+
+    max_concurrent_samples: int = 256
+    drain_grace_s: float = 20.0
+    """Seconds after a stop in which samples in work may finish; the rest is handed back."""
+    consumer: ConsumerOptions = field(default_factory=ConsumerOptions)
+    version: str = ""
+    """In each of its results."""
+
+
+async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
+    """Run a reward worker until ``stop`` is set."""
+    forbid_inspection()  # by users' functions, which run in processes of the same user
+    job = load_job(settings.job_path)
+    workers: list[ScoringWorker] = []
+    gate = CallGate()
+    async with HealthServer(settings.health_port, ready=lambda: any(worker.ready for worker in workers)):
+        transport = await Transport.open(settings.redis, settings.run, settings.run_folder / "spill", stop=stop)
+        try:
+            workers.append(
+                ScoringWorker(
+                    settings.worker,
+                    transport,
+                    await _pipeline(job, settings, gate),
+                    _options(job, settings),
+                    ModelTurns(transport, gate) if job.spec.reward.sleeping_models else None,
+                )
+            )
+            async with offering(job, transport):
+                await workers[0].run(stop)
+        finally:
+            await transport.close()
+    return EXIT_DONE
+
+
+async def _pipeline(job: RLJob, settings: ProcessSettings, gate: CallGate) -> Pipeline:
+    context = BuildContext(
+        job.spec.reward,
+        settings.worker,
+        run=settings.run,
+        redis=settings.redis,
+        model_servers=settings.model_servers,
+        gate=gate,
+        version=_version(job, settings),
+        traced_share=job.spec.metrics.traces.share if job.spec.metrics.traces.endpoint else None,
+    )
+    return await build_pipeline(job.spec.reward, settings.worker, context)
+
+
+def _options(job: RLJob, settings: ProcessSettings) -> ScoringOptions:
+    return ScoringOptions(
+        max_concurrent_samples=job.spec.reward.workers.max_concurrent_samples,
+        version=_version(job, settings),
+    )
+
+
+def _version(job: RLJob, settings: ProcessSettings) -> str:
+    return settings.scoring_version or scoring_version(job)
+
+
+class ScoringWorker:
+    """Score the samples and groups that it takes.
+
+    Args:
+        transport: the run's streams; closed by the caller.
+        pipeline: the job's scorers, opened; closed here.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        transport: Transport,
+        pipeline: Pipeline,
+        options: ScoringOptions = ScoringOptions(),
+        turns: ModelTurns | None = None,
+    ) -> None:
+        self._name = name
+        self._transport = transport
+        self._pipeline = pipeline
+        self._options = options
+        self._turns = turns
+        self._works: dict[asyncio.Task[None], Delivery[Any]] = {}
+        self._freed = asyncio.Event()
+        self.ready = False
+
+    @property
+    def busy(self) -> int:
+        """Return the number of samples and groups in work."""
+        return len(self._works)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until ``stop`` is set; then drain and close the pipeline."""
+        try:
+            async with Supervised() as tasks:
+                tasks.start(self._beats())
+                tasks.start(self._drop_lost())
+                if self._turns is not None:
+                    tasks.start(self._turns.watch(self._beat))
+                await self._work(tasks, stop)
+        finally:
+            self.ready = False
+            await self._pipeline.close()
+
+    async def _work(self, tasks: Supervised, stop: asyncio.Event) -> None:
+        # Leaving a consumer hands back unfinished work, at once after a failure.
+        async with (
+            Consumer[Sample](self._transport, "samples", self._name, self._options.consumer) as samples,
+            Consumer[GroupDelivery](self._transport, "groups", self._name, self._options.consumer) as groups,
+        ):
+            self.ready = True
+            loops = [self._take_samples(tasks, samples, stop)]
+            if self._pipeline.scores_groups:
+                loops.append(self._take_groups(tasks, groups, stop))
+            async with asyncio.TaskGroup() as taking:
+                for loop in loops:
+                    taking.create_task(loop)
+            self.ready = False
+            if works := set(self._works):
+                finished, returned = await drained(works, self._options.drain_grace_s)
+                logger.info("drained", finished=finished, returned=returned)
+
+    async def _take_samples(self, tasks: Supervised, consumer: Consumer[Sample], stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            room = min(self._free, self._pipeline.room())
+            if room <= 0:
+                await unless_stopped(stop, self._wait_for_room())
+                continue
+            for delivery in await consumer.take(room):
+                self._start(tasks, delivery, self._score_sample(consumer, delivery))
+            self.ready = consumer.readable
+
+    async def _take_groups(self, tasks: Supervised, consumer: Consumer[GroupDelivery], stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            room = min(self._free, self._pipeline.group_room())
+            if room <= 0:
+                await unless_stopped(stop, self._wait_for_room())
+                continue
+            for delivery in await consumer.take(room):
+                self._start(tasks, delivery, self._score_group(consumer, delivery))
+
+    def _start(self, tasks: Supervised, delivery: Delivery[Any], work: Coroutine[Any, Any, None]) -> None:
+        task = tasks.start(work)
+        self._works[task] = delivery
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._works[task]
+        self._freed.set()
+
+    async def _score_sample(self, consumer: Consumer[Sample], delivery: Delivery[Sample]) -> None:
+        scoring = await self._pipeline.score(delivery.payload)
+        await commit(self._transport, delivery, self._stamped(scoring))
+        consumer.finished(delivery)
+
+    async def _score_group(self, consumer: Consumer[GroupDelivery], delivery: Delivery[GroupDelivery]) -> None:
+        group = await self._transport.retry_through_outage(lambda: read_group(self._transport, delivery.group))
+        if group is None:
+            # The stream ends entries of closed groups, but only when they are older than this.
+            await asyncio.sleep(_GONE_PAUSE_S)
+            await consumer.hand_back([delivery])
+            return
+        scorings = await self._scored_group(group)
+        await commit_group(self._transport, delivery, group, scorings)
+        consumer.finished(delivery)
+
+    async def _scored_group(self, group: Group) -> list[ScoringRecord]:
+        scorings = [sample.scoring or _GIVEN_UP for sample in group.samples]
+        present = [(i, sample.body.sample) for i, sample in enumerate(group.samples) if sample.body is not None]
+        results = await self._pipeline.score_group([sample for _, sample in present], [scorings[i] for i, _ in present])
+        for (i, _), scoring in zip(present, results, strict=True):
+            scorings[i] = self._stamped(scoring, scorings[i].version)
+        return scorings
+
+    def _stamped(self, scoring: ScoringRecord, earlier: str = "") -> ScoringRecord:
+        """Return a scoring with the version of this worker's scorers, and of those that scored the sample earlier."""
+        own = self._options.version
+        return msgspec.structs.replace(scoring, version=own if earlier in ("", own) else f"{earlier}+{own}")
+
+    @property
+    def _free(self) -> int:
+        return self._options.max_concurrent_samples - self.busy
+
+    async def _wait_for_room(self) -> None:
+        await set_within(self._freed, _LOOK_FOR_ROOM_EVERY_S)
+
+    async def _drop_lost(self) -> None:
+        """Cancel the work on entries that another worker now holds."""
+        while True:
+            await asyncio.sleep(_LOOK_FOR_LOST_EVERY_S)
+            for task, delivery in self._works.items():
+                if delivery.lost.is_set():
+                    task.cancel()
+
+    async def _beats(self) -> None:
+        while True:
+            await self._beat()
+            await asyncio.sleep(_BEAT_EVERY_S)
+
+    async def _beat(self) -> None:
+        record = WorkerRecord(
+            worker=self._name,
+            role="reward",
+            slots=self._options.max_concurrent_samples,
+            busy=self.busy,
+            ready=self.ready,
+            asleep=self._turns.asleep if self._turns is not None else "",
+            circuits_open=self._pipeline.circuits_open,
+            scorers=self._pipeline.work,
+        )
+        await self._transport.beat(record)

@@ -1,0 +1,521 @@
+"""A call of one transition: its function, its arguments and the type of its answer.
+
+The transitions of every process: one typed Python function for each Lua file. Called by ``stream.connection``.
+
+The trainer's transitions: one typed function for each script. Called by ``stream.trainer``.
+
+Every script here checks the incarnation, and answers ``stale`` once a later trainer has taken over (``Fence``).
+
+The transitions for results of rollouts and reward workers: one typed function for each script.
+
+The transitions of leases: one typed Python function for each Lua file. Called by ``stream.worker``.
+
+The transitions of a scoring service's clients: one typed function for each script. Called by ``stream.sessions``.
+
+The bounds that a trainer sets.
+
+One entry of a stream, delivered to one worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from plaudit_wire.messages import Announcement, EncodedBody, GroupDelivery, Prompt, Service, encode
+from plaudit_wire.names import Stream
+from plaudit_wire.records import ADMISSION_MEMORY_SHARE, GroupEnd, Sample, ScoringRecord, StepRecord, WorkerRecord
+
+Answer = TypeVar("Answer", covariant=True)
+
+Argument = str | bytes | int | float
+
+_numbers = itertools.count()
+
+_boot = os.urandom(6).hex()
+
+
+def new_call() -> str:
+    """Return a token that no other call has: by it Redis recognises a repeat of the same call."""
+    return f"{_boot}{os.getpid():x}.{next(_numbers):x}"
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Answer]):
+    """Describe one transition, ready to be sent, once or repeatedly.
+
+    Attributes:
+        script: file name in ``lua/`` without its ending.
+        arguments: ARGV[2] and following.
+        group: ARGV[1]; empty for transitions that concern no single group.
+    """
+
+    script: str
+    arguments: Sequence[Argument]
+    read: Callable[[Any], Answer]
+    group: str = ""
+
+
+def nothing(answer: Any) -> None:
+    """Ignore the answer: there is only one."""
+
+
+def open_streams(*, lost: bool) -> Call[None]:
+    """Create the streams' consumer groups that are missing; ``lost``: they existed before."""
+    return Call("open_streams", (int(lost),), nothing)
+
+
+def beat(record: WorkerRecord) -> Call[None]:
+    """Record that a process is alive."""
+    return Call("beat", (record.worker, msgspec.msgpack.encode(record)), nothing)
+
+
+@dataclass(frozen=True)
+class StreamLimits:
+    """Hold the bounds that a trainer sets.
+
+    Attributes:
+        max_open_validation_groups: validation groups that may be open at a time, in addition.
+        group_deadline_s: from a group's first published sample to its release.
+        group_scoring_deadline_s: from a group's last sample to its release without group-scope scorers.
+        min_samples_per_group: a training group with fewer scored samples is dropped.
+        memory_share: admissions stop above this share of Redis's memory.
+    """
+
+    max_open_groups: int
+    max_open_validation_groups: int = 256
+    group_deadline_s: float = 900.0
+    group_scoring_deadline_s: float = 900.0
+    min_samples_per_group: int = 1
+    has_group_scorers: bool = False
+    memory_share: float = ADMISSION_MEMORY_SHARE
+
+
+_encode = msgspec.msgpack.encode
+
+_DEADLINE_PASSED = _encode(ScoringRecord(outcome="given_up", reason="the group's deadline passed"))
+
+_GROUP_ENDED = _encode(ScoringRecord(outcome="given_up", reason="its group was ended before it was scored"))
+
+
+class Admission(enum.Enum):
+    """Hold the answer to the admission of a prompt."""
+
+    admitted = b"admitted"
+    full = b"full"
+    """The bound of open groups is reached."""
+    memory = b"memory"
+    """Redis's memory is too full for more."""
+    duplicate = b"duplicate"
+    """A group of this id exists or existed."""
+
+
+class Closing(enum.Enum):
+    """Hold the answer to the end of a group."""
+
+    closed = b"closed"
+    unknown = b"unknown"
+    """There is no such group."""
+    not_ready = b"not_ready"
+    """The group is not ready: it can only be dropped."""
+
+
+def take_over(floor: int) -> Call[int]:
+    """Take over the run; the answer is the incarnation, which is above ``floor``."""
+    return Call("take_over", (new_call(), floor), int)
+
+
+def admit(incarnation: int, prompt: Prompt, record: bytes, limits: StreamLimits) -> Call[Admission]:
+    """Create the prompt's group and add it to ``prompts``."""
+    validation = prompt.split == "validation"
+    arguments = (
+        new_call(),
+        incarnation,
+        prompt.split,
+        limits.max_open_validation_groups if validation else limits.max_open_groups,
+        limits.memory_share,
+        prompt.n,
+        0 if validation else min(limits.min_samples_per_group, prompt.n),
+        limits.group_deadline_s,
+        limits.group_scoring_deadline_s,
+        int(limits.has_group_scorers and not validation),
+        prompt.step,
+        prompt.data_source,
+        record,
+    )
+    return Call("admit", arguments, Admission, prompt.group)
+
+
+def release(group: str, incarnation: int, scorings: Sequence[ScoringRecord] = ()) -> Call[bool]:
+    """Release a group that is past its deadline; the answer is False when it is not due.
+
+    Args:
+        incarnation: of the trainer; 0 for a session's group, which has none.
+        scorings: for phase ``group_scoring``: one for each sample, without its group-scope scorers.
+    """
+    arguments: list[Argument] = [new_call(), incarnation, _DEADLINE_PASSED]
+    for scoring in scorings:
+        arguments += [scoring.outcome, _encode(scoring)]
+    return Call("release", arguments, lambda answer: bool(answer == b"released"), group)
+
+
+def take_ready(incarnation: int, count: int, held: Sequence[str]) -> Call[list[tuple[str, str, int]]]:
+    """Take at most ``count`` groups that this trainer does not hold; the answer has entry, group and size of each."""
+    return Call("take_ready", (incarnation, count, *held), _rows)
+
+
+def _rows(answer: list[tuple[bytes, bytes, int]]) -> list[tuple[str, str, int]]:
+    return [(entry.decode(), group.decode(), n) for entry, group, n in answer]
+
+
+def close(group: str, call: int, incarnation: int, end: tuple[GroupEnd, str, bytes], *, taken: bool) -> Call[Closing]:
+    """End a group.
+
+    Args:
+        call: a number above those of all earlier calls.
+        end: the end, the reason of a drop (else empty), and the encoded record for the metrics (may be empty).
+        taken: this trainer took the group in phase ``ready``, or has ended it before.
+    """
+    ending, reason, record = end
+    arguments = (call, incarnation, ending, reason, _GROUP_ENDED, record, int(taken))
+    return Call("close", arguments, Closing, group)
+
+
+def announce(incarnation: int, announcement: Announcement) -> Call[None]:
+    """Announce the policy version that rollouts must load."""
+    return Call("announce", (incarnation, encode(announcement)), nothing)
+
+
+def restore(incarnation: int, step: int, counters: Mapping[str, int]) -> Call[None]:
+    """Replace Redis's ledger counters and step by those of a checkpoint."""
+    return Call("restore", (incarnation, step, *(part for item in counters.items() for part in item)), nothing)
+
+
+def record_step(incarnation: int, record: StepRecord) -> Call[None]:
+    """Record a closed step."""
+    return Call("record_step", (new_call(), incarnation, record.step, _encode(record)), nothing)
+
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Delivery(Generic[T]):
+    """Hold one entry of a stream, delivered to this process.
+
+    Attributes:
+        index: of the sample in its group; None for an entry that concerns the whole group.
+        deliveries: the number of deliveries: the first one, and one for each lapsed lease, including this one.
+        blamed: it has lost several workers, the last of which worked on nothing else.
+        taken: monotonic seconds.
+        lost: set when the lease went to another worker, or the entry has ended without this one: stop the work.
+    """
+
+    stream: Stream
+    entry_id: str
+    payload: T
+    group: str
+    index: int | None
+    deliveries: int
+    consumer: str
+    digest: str = ""
+    blamed: bool = False
+    taken: float = field(default_factory=time.monotonic)
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def elapsed_s(self) -> float:
+        """Return the seconds since it was taken."""
+        return time.monotonic() - self.taken
+
+
+class Publication(enum.Enum):
+    """Hold the answer to a published sample."""
+
+    published = b"published"
+    duplicate = b"duplicate"
+    """Another worker published this index before."""
+    refused = b"refused"
+    """The group is gone or past its phase, or the sample was given up: stop working on it."""
+
+
+class Commitment(enum.Enum):
+    """Hold the answer to a committed score."""
+
+    committed = b"committed"
+    duplicate = b"duplicate"
+    """The sample was terminal already."""
+    refused = b"refused"
+    """The group is gone or past its phase, the score belongs to another body, or a failure comes from a worker that
+    no longer holds the sample."""
+
+
+def publish(delivery: Delivery[Prompt], index: int, body: EncodedBody) -> Call[Publication]:
+    """Publish one finished sample of a prompt."""
+    arguments = (
+        new_call(),
+        delivery.entry_id,
+        index,
+        body.digest,
+        f"{delivery.elapsed_s():.6f}",
+        body.tensors,
+        body.sample,
+        body.generation,
+    )
+    return Call("publish", arguments, Publication, delivery.group)
+
+
+def commit(delivery: Delivery[Sample], scoring: ScoringRecord) -> Call[Commitment]:
+    """Commit the score of one sample."""
+    arguments = (
+        new_call(),
+        delivery.entry_id,
+        delivery.consumer,
+        delivery.payload.index,
+        delivery.digest,
+        scoring.outcome,
+        int(scoring.drop_group),
+        f"{delivery.elapsed_s():.6f}",
+        _encode(scoring),
+    )
+    return Call("commit", arguments, Commitment, delivery.group)
+
+
+def commit_group(
+    delivery: Delivery[GroupDelivery], digests: Sequence[str], scorings: Sequence[ScoringRecord]
+) -> Call[Commitment]:
+    """Commit the scores of a group's group-scope scorers; ``digests`` and ``scorings`` in the order of the samples."""
+    drop = int(any(scoring.drop_group for scoring in scorings))
+    joined = " ".join(digest or "-" for digest in digests)
+    arguments: list[Argument] = [new_call(), delivery.entry_id, delivery.consumer, joined, drop, *_flat(scorings)]
+    return Call("commit_group", arguments, Commitment, delivery.group)
+
+
+def dead_letter(delivery: Delivery[Any], reason: str, scorings: Sequence[ScoringRecord]) -> Call[bool]:
+    """Move an entry to the dead letters; the answer is False when another consumer now holds it.
+
+    Args:
+        scorings: for an entry of ``groups``: one for each sample, without its group-scope scorers.
+    """
+    poison = _encode(ScoringRecord(outcome="poison", reason=reason, worker=delivery.consumer))
+    about = (new_call(), delivery.stream, delivery.entry_id, delivery.consumer, reason, poison)
+    return Call("bury", (*about, *_flat(scorings)), lambda answer: bool(answer == b"buried"), delivery.group)
+
+
+def retry_dead(group: str, letter: str) -> Call[str]:
+    """Put a dead letter back into its stream; the answer is ``retried``, ``unknown`` or ``ended``."""
+    return Call("retry_dead", (new_call(), letter), bytes.decode, group)
+
+
+def _flat(scorings: Sequence[ScoringRecord]) -> list[Argument]:
+    return [part for scoring in scorings for part in (scoring.outcome, _encode(scoring))]
+
+
+_NEVER = 1 << 31
+
+_SILENT_MS = 3_600_000
+
+"""A consumer without pending entries is removed after this long without a call."""
+
+
+@dataclass(frozen=True)
+class ClaimRules:
+    """Limit the entries that a claim may take.
+
+    Attributes:
+        lease_s: claim entries of others that were not renewed for this long; negative: claim none of others.
+        look_every_s: one scan of all pending entries in this time serves all consumers; 0: always scan.
+        suspect_from: the delivery from which an entry is suspected of ending its workers, and worked on apart.
+        most_suspects: suspects that one consumer works on at once; a quarter as many after each further loss.
+        poison_limit: after so many deliveries, an entry that is lost in isolation is to blame.
+    """
+
+    lease_s: float
+    look_every_s: float = 0.0
+    suspect_from: int = _NEVER
+    most_suspects: int = 1
+    poison_limit: int = _NEVER
+
+
+class ClaimedEntry(NamedTuple):
+    """Hold a claimed entry: its id, its deliveries, and True if it is to blame for the loss of its workers."""
+
+    id: str
+    deliveries: int
+    blamed: bool
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """Hold the answer to a claim; payloads are read separately."""
+
+    server_time: float
+    entries: list[ClaimedEntry]
+
+
+def claim(
+    stream: Stream,
+    consumer: str,
+    count: int,
+    rules: ClaimRules,
+    expected: tuple[float, float] | None,
+    in_work: Iterable[str],
+) -> Call[Claimed]:
+    """Take entries that were delivered before.
+
+    Args:
+        expected: the earliest and the latest server time of this call (``ServerTime``); None: any.
+    """
+    earliest, latest = ("", "") if expected is None else (f"{expected[0]:.6f}", f"{expected[1]:.6f}")
+    lease_ms = round(rules.lease_s * 1000) if rules.lease_s >= 0 else -1
+    times = (lease_ms, rules.look_every_s, earliest, latest)
+    limits = (rules.suspect_from, rules.most_suspects, rules.poison_limit)
+    return Call("claim", (stream, consumer, count, *times, *limits, *in_work), _claimed)
+
+
+def _claimed(answer: list[Any]) -> Claimed:
+    return Claimed(float(answer[0]), [ClaimedEntry(entry.decode(), n, bool(blamed)) for entry, n, blamed in answer[1:]])
+
+
+def isolate(delivery: Delivery[Any]) -> Call[None]:
+    """Record that this delivery is now worked on, and nothing else: if its worker is lost, the entry is to blame."""
+    return Call("isolate", (delivery.stream, delivery.entry_id, delivery.consumer), nothing, delivery.group)
+
+
+def renew(
+    stream: Stream, consumer: str, held: Sequence[Delivery[Any]], new: Sequence[Delivery[Any]]
+) -> Call[list[bytes]]:
+    """Renew leases; the answer lists the entries that this consumer has lost. ``new``: samples renewed first."""
+    notes = (part for d in new for part in (d.group, "-" if d.index is None else d.index, f"{d.elapsed_s():.6f}"))
+    return Call("renew", (stream, consumer, len(held), *(d.entry_id for d in held), *notes), list)
+
+
+def hand_back(stream: Stream, consumer: str, deliveries: Sequence[Delivery[Any]]) -> Call[int]:
+    """Give entries back unfinished; the answer is how many."""
+    about: list[Argument] = []
+    for d in deliveries:
+        about += [d.entry_id, d.group, "-" if d.index is None else d.index, f"{d.elapsed_s():.6f}"]
+    return Call("hand_back", (stream, consumer, *about), int)
+
+
+def discard(stream: Stream, deliveries: Sequence[Delivery[Any]]) -> Call[list[bytes]]:
+    """End entries that are no longer needed; the answer lists them."""
+    about: list[Argument] = []
+    for d in deliveries:
+        about += [d.entry_id, d.group, "-" if d.index is None else d.index]
+    return Call("discard", (stream, *about), list)
+
+
+def forget(stream: Stream, leaving: str = "") -> Call[int]:
+    """Remove the names of consumers that are gone, and of ``leaving``; the answer is how many."""
+    return Call("forget", (stream, leaving, _SILENT_MS), int)
+
+
+_GROUPS_ENDED_A_CALL = 1000
+
+
+class SessionTakenError(Exception):
+    """Another client has opened the session since; this client is refused."""
+
+
+class SessionGoneError(Exception):
+    """Redis does not know the session: it has expired, or Redis has lost its state. Open it again."""
+
+
+class Submission(enum.Enum):
+    """Hold the answer to a submitted group."""
+
+    submitted = b"submitted"
+    """The group is in work; also when it was submitted before."""
+    scored = b"scored"
+    """It was submitted before, and its scores wait."""
+    returned = b"returned"
+    """Its scores were acknowledged before."""
+    conflict = b"conflict"
+    """Other samples were submitted under this id."""
+    full = b"full"
+    """The session has as many samples in work as it may have."""
+    memory = b"memory"
+    """Redis's memory is too full for more."""
+
+
+@dataclass(frozen=True)
+class SubmittedGroup:
+    """Hold the encoded parts of a submitted group.
+
+    Attributes:
+        prompt: encoded; for group-scope scorers.
+        samples: digest and encoded sample of each index.
+    """
+
+    id: str
+    source: str
+    digest: str
+    prompt: bytes
+    generation: bytes
+    tensors: bytes
+    samples: Sequence[tuple[str, bytes]]
+
+
+_SHARED_CALL = "shared"
+
+
+def open_session(session: str, floor: int, keep_s: float, *, shared: bool = False) -> Call[int]:
+    """Open a session; the answer is its epoch.
+
+    Args:
+        floor: the epoch that the caller had before; a new epoch is above it.
+        shared: every process that opens it this way gets the same epoch, so none shuts the others out.
+    """
+    return Call("open_session", (_SHARED_CALL if shared else new_call(), session, floor, keep_s), int)
+
+
+def submit(session: str, epoch: int, service: Service, group: SubmittedGroup) -> Call[Submission]:
+    """Submit a group; reading the answer raises ``SessionTakenError`` or ``SessionGoneError``."""
+    arguments: list[Argument] = [
+        session,
+        epoch,
+        service.room,
+        service.memory_share,
+        service.group_deadline_s,
+        service.group_deadline_s,
+        int(service.group_scorers),
+        group.source,
+        group.digest,
+        group.prompt,
+        group.generation,
+        group.tensors,
+        *(part for sample in group.samples for part in sample),
+    ]
+    return Call("submit", arguments, lambda answer: Submission(_accepted(answer, session)), group.id)
+
+
+def acknowledge(session: str, epoch: int, results: Sequence[tuple[str, str]]) -> Call[bytes]:
+    """Acknowledge results (group, entry); with none it only keeps the session alive. Reading raises as ``submit``."""
+    flat = (part for result in results for part in result)
+    return Call("acknowledge", (session, epoch, *flat), lambda answer: _accepted(answer, session))
+
+
+def end_session(session: str, epoch: int | None) -> Call[bool]:
+    """End a part of a session; the answer is True while a part remains. Reading raises as ``submit``.
+
+    Args:
+        epoch: of its client; None ends it only if it has expired.
+    """
+    arguments = (session, "" if epoch is None else epoch, _GROUPS_ENDED_A_CALL)
+    return Call("end_session", arguments, lambda answer: _accepted(answer, session) == b"more")
+
+
+def _accepted(answer: bytes, session: str) -> bytes:
+    if answer == b"stale":
+        raise SessionTakenError(f"another client has opened the session {session}")
+    if answer == b"unknown":
+        raise SessionGoneError(f"Redis does not know the session {session}")
+    return answer

@@ -1,0 +1,197 @@
+"""A group as read from its hash by ``group_hash``, for the trainer and group-scope scorers.
+
+Read a group's hash (its fields are listed in ``lua/shared/group.lua``).
+
+Release an overdue group: used by the trainer and by clients of a scoring service.
+
+Read Redis's reply to a blocking read of one stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Literal, cast
+
+import msgspec
+
+from plaudit_wire.logs import get_logger
+from plaudit_wire.messages import Prompt, RecordError, SampleBody, decode, decode_body, decoder
+from plaudit_wire.records import Outcome, ScoringRecord, Stamps, read_fields
+from plaudit_workers.stream.calls import Call, release
+from plaudit_workers.stream.transport import Transport
+from plaudit_workers.stream.volume import LostRecordError, SpillFolder, VolumeError
+
+Phase = Literal["open", "group_scoring", "ready", "dropped"]
+
+"""The phase of a group; a closed group has no hash."""
+
+
+class GroupSample(msgspec.Struct, frozen=True):
+    """Hold one sample of a group, as read from the group's hash."""
+
+    index: int
+    stamps: Stamps
+    body: SampleBody | None = None
+    digest: str = ""
+    scoring: ScoringRecord | None = None
+    """None while the sample is not terminal."""
+    deliveries: int = 1
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Hold a group, as read from its hash. Points in time as in ``plaudit_wire.records``."""
+
+    id: str
+    phase: Phase
+    prompt: Prompt
+    samples: list[GroupSample]
+    incarnation: int
+    """Incarnation of the trainer that admitted it."""
+    admitted: float
+    terminal: float | None = None
+    ready: float | None = None
+    reason: str = ""
+    """The reason to drop it; empty unless ``phase`` is ``dropped``."""
+    taken: float | None = None
+    """The trainer took it; None if it was only read."""
+
+
+logger = get_logger(__name__)
+
+_GROUP_FIELDS = ("phase", "admitted", "prompt", "incarnation", "terminal", "ready", "reason")
+
+_SAMPLE_FIELDS = ("tensors", "sample", "published", "ended")
+
+Values = Sequence[bytes | None]
+
+
+async def read_group(transport: Transport, group_id: str) -> Group | None:
+    """Return the group's current state; None when the group is closed or lost, or its prompt is lost.
+
+    Raises:
+        VolumeError: a part of the group cannot be read now.
+    """
+    n: Any = await transport.commands.hget(transport.names.group(group_id), "n")
+    return (await read_groups(transport, [(group_id, int(n))]))[0] if n is not None else None
+
+
+async def read_groups(
+    transport: Transport, groups: Sequence[tuple[str, int]], *, taken: bool = False
+) -> list[Group | None]:
+    """Read several groups (id, number of samples) in one round trip; ``taken`` stamps them as taken by the trainer now.
+
+    Raises:
+        VolumeError: a part of a group cannot be read now.
+    """
+    pipeline = transport.commands.pipeline(transaction=False)
+    pipeline.time()
+    for group_id, n in groups:
+        pipeline.hmget(transport.names.group(group_id), _fields(n))
+    (seconds, microseconds), *hashes = await pipeline.execute()
+    at = float(seconds) + float(microseconds) / 1e6 if taken else None
+    return [
+        await _parsed(group_id, values, transport.volume, at) if values[0] is not None else None
+        for (group_id, _), values in zip(groups, hashes, strict=True)
+    ]
+
+
+@cache
+def _fields(n: int) -> list[str]:
+    return [*_GROUP_FIELDS, *(f"{name}:{i}" for i in range(n) for name in _SAMPLE_FIELDS)]
+
+
+async def _parsed(group_id: str, values: Values, volume: SpillFolder, taken: float | None) -> Group | None:
+    try:
+        return await _parse(group_id, values, volume, taken)
+    except LostRecordError as error:  # an older state of Redis contains a group whose files were already deleted
+        logger.error("the prompt of a group is lost", group=group_id, error=str(error))
+        return None
+
+
+async def _parse(group_id: str, values: Values, volume: SpillFolder, taken: float | None) -> Group:
+    phase, admitted, prompt, incarnation, terminal, ready, reason = values[: len(_GROUP_FIELDS)]
+    if phase is None or admitted is None or prompt is None or incarnation is None:
+        raise RecordError(f"the hash of group {group_id} lacks fields that every group has")
+    width, samples = len(_SAMPLE_FIELDS), values[len(_GROUP_FIELDS) :]
+    return Group(
+        id=group_id,
+        phase=cast(Phase, phase.decode()),
+        prompt=decode(await volume.load(prompt), Prompt),
+        samples=[
+            await _sample(i, samples[i * width : (i + 1) * width], volume, float(admitted))
+            for i in range(len(samples) // width)
+        ],
+        incarnation=int(incarnation),
+        admitted=float(admitted),
+        terminal=_seconds(terminal),
+        ready=_seconds(ready),
+        reason=(reason or b"").decode(),
+        taken=taken,
+    )
+
+
+async def _sample(i: int, values: Values, volume: SpillFolder, admitted: float) -> GroupSample:
+    tensors, sample, published, ended = values
+    fields = read_fields(admitted, published, ended)
+    scoring = decoder(ScoringRecord).decode(fields.scoring) if fields.scoring is not None else None
+    body = None
+    if tensors is not None and sample is not None:
+        try:
+            body = decode_body(await volume.load(tensors), await volume.load(sample), fields.generation)
+        except VolumeError:
+            raise
+        except RecordError as error:
+            scoring = _lost_body(scoring, str(error))
+    return GroupSample(
+        index=i,
+        stamps=fields.stamps,
+        body=body,
+        digest=fields.digest,
+        scoring=scoring,
+        deliveries=max(fields.deliveries, 1),
+    )
+
+
+def _lost_body(scoring: ScoringRecord | None, reason: str) -> ScoringRecord | None:
+    """Discard a score whose body cannot be read: there is nothing to train on."""
+    if scoring is None or not scoring.is_scored:
+        return scoring
+    return ScoringRecord(outcome="infra_error", reason=reason, scorers=scoring.scorers, worker=scoring.worker)
+
+
+def without_group_scorers(group: Group, outcome: Outcome, reason: str) -> list[ScoringRecord]:
+    """Return the samples' scorings when their group-scope scorers have failed.
+
+    A sample keeps the value that these scorers' ``onFailure`` leaves it, if any (``alone``); never a partial sum.
+    """
+    scorings = [sample.scoring for sample in group.samples if sample.scoring is not None]
+    return [_without(scoring, outcome, reason) if scoring.is_scored else scoring for scoring in scorings]
+
+
+def _without(scoring: ScoringRecord, outcome: Outcome, reason: str) -> ScoringRecord:
+    if scoring.alone is not None:
+        return msgspec.structs.replace(scoring, value=scoring.alone, alone=None)
+    return ScoringRecord(outcome=outcome, reason=reason, scorers=scoring.scorers, worker=scoring.worker)
+
+
+def _seconds(text: bytes | None) -> float | None:
+    return None if text is None else float(text)
+
+
+def release_call(group: Group, incarnation: int) -> Call[bool]:
+    """Return the transition that releases an overdue group; a session's group has no trainer and incarnation 0."""
+    if group.phase != "group_scoring":
+        return release(group.id, incarnation)
+    scorings = without_group_scorers(group, "timeout", "the group-scope scorers' deadline passed")
+    return release(group.id, incarnation, scorings)
+
+
+def read_entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    """Return id and fields of each entry.
+
+    The reply is empty when none arrived in time. It names the stream without entries, or nothing at all, when the entry
+    that ended the wait was deleted by the same transaction, as when Redis's keys are replaced by an older state.
+    """
+    entries: list[tuple[bytes, dict[bytes, bytes]]] = reply[0][1] if reply and reply[0] else []
+    return entries

@@ -1,0 +1,402 @@
+"""Write the figures of each step: to ``steps.jsonl`` always, elsewhere by ``trainer.sinks``. Called by the conductor.
+
+All get the same dictionary, with the step as x axis. ``steps.jsonl`` and what reads it belong to
+``plaudit_metrics.sources.steps``: a step that is done again after a resume is a second line with a higher
+incarnation. What a sink makes of such a step is said in its own file.
+
+Flatten the job's specification for sinks that keep a run's configuration.
+
+``mlflow``: a run of MLflow that carries our run's id as a tag, by which a resume finds it again.
+
+Set up by MLflow's own environment variables: ``MLFLOW_TRACKING_URI`` (a server; or a folder, with
+``MLFLOW_ALLOW_FILE_STORE=true``) and ``MLFLOW_EXPERIMENT_NAME`` (default ``plaudit``). A thread sends the steps one
+after another: a server that is slow or away holds up no step. (MLflow's own queue has ten threads, which lose points of
+a file store that they write at once, and keep no order.) A point that is there cannot be replaced, so a step that is
+done again keeps its first figures there.
+
+Build the table of samples that goes to W&B and MLflow with a step: a few of its stored samples.
+
+Define the protocol of sinks, and functions that several of them share.
+
+``steps.jsonl``.
+
+``tensorboard``: scalars in ``<run folder>/tensorboard/``.
+
+``wandb``: a run of Weights & Biases with the id of ours, so that a resume continues it.
+
+Set up by its own environment variables: ``WANDB_API_KEY``, ``WANDB_PROJECT`` (default ``plaudit``), ``WANDB_ENTITY``,
+``WANDB_MODE=offline`` (files in the run's folder, for ``wandb sync``). It sends from a process of its own: a server
+that is slow or away holds up no step. A point that is there cannot be replaced, so a step that is done again keeps its
+first figures there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+from plaudit_job.spec.rljob import RLJob
+from plaudit_metrics.sources.samples import UnreadableFileError
+from plaudit_metrics.sources.search import few_samples
+from plaudit_metrics.sources.steps import FILE_NAME, append_step, decode_step
+from plaudit_wire.errors import RefusedError
+from plaudit_wire.logs import get_logger
+from plaudit_wire.records import StepRecord
+from plaudit_workers.files import is_full
+
+Configuration = Mapping[str, str | int | float | bool]
+
+_LEFT_OUT = ("pod", "env")
+
+"""Pods say nothing about training, and their variables may hold secrets."""
+
+
+def configuration(job: RLJob) -> Configuration:
+    """Return the settings of a job by path, such as ``algorithm.promptsPerStep``; unset ones are left out."""
+    return dict(_flat("", job.model_dump(mode="json", by_alias=True)["spec"]))
+
+
+def _flat(path: str, value: Any) -> Iterator[tuple[str, str | int | float | bool]]:
+    if isinstance(value, Mapping):
+        for name, below in value.items():
+            if name not in _LEFT_OUT:
+                yield from _flat(f"{path}.{name}" if path else str(name), below)
+    elif isinstance(value, list):
+        for place, below in enumerate(value):
+            yield from _flat(f"{path}.{place}", below)
+    elif value is not None:
+        yield path, value
+
+
+logger = get_logger(__name__)
+
+Cell = str | int | float | None
+
+_COLUMNS = ("step", "group", "index", "data_source", "prompt", "response", "ground_truth_json", "outcome", "score")
+
+_LAST = ("reason", "response_tokens")
+
+_CHARACTERS = 4000
+
+"""Of each text."""
+
+
+class SampleTable(NamedTuple):
+    """Hold a few samples of a step."""
+
+    columns: list[str]
+    rows: list[list[Cell]]
+
+
+def sample_table(samples: Path | None) -> SampleTable | None:
+    """Return the table of a step's stored samples, with a column for the value of each scorer.
+
+    Return None without stored samples, or if they cannot be read, which is logged.
+    """
+    if samples is None:
+        return None
+    try:
+        rows = few_samples(samples)
+    except UnreadableFileError as error:
+        logger.warning("no table of samples", error=str(error))
+        return None
+    if not rows:
+        return None
+    values = [column for column in rows[0] if column.startswith("scorer/") and column.endswith("/value")]
+    columns = [*_COLUMNS, *values, *_LAST]
+    return SampleTable(columns, [[_cell(row.get(column)) for column in columns] for row in rows])
+
+
+def _cell(value: Cell) -> Cell:
+    return value[:_CHARACTERS] if isinstance(value, str) else value
+
+
+class Sink(Protocol):
+    """Receive the figures of closed steps."""
+
+    def write(self, record: StepRecord, samples: Path | None = None) -> None:
+        """Write one step; on return it is on disk or queued for sending.
+
+        Args:
+            samples: its stored samples, of which some sinks show a few; None: they are not kept.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the sink; called once."""
+        ...
+
+
+def package_of(sink: str, module: str) -> Any:
+    """Import a module that a sink needs.
+
+    Raises:
+        RefusedError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise RefusedError(
+            f"trainer.sinks names {sink}, which is not installed; install plaudit-workers[{sink}], or take it out of "
+            "the list"
+        ) from error
+
+
+def newest_written(run_folder: Path) -> int:
+    """Return the highest step that any incarnation of the run has recorded; -1 if there is none."""
+    path = run_folder / FILE_NAME
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return max((record.step for line in lines if (record := decode_step(line)) is not None), default=-1)
+
+
+_TAG = "plaudit.run"
+
+_MOST_AT_ONCE = 1000
+
+"""Metrics of one request: the server's limit."""
+
+_MOST_PARAMS = 100
+
+"""Params of one request: the server's limit."""
+
+_LONGEST_VALUE = 500
+
+_TABLES_TAG = "mlflow.loggedArtifacts"
+
+_MOST_TABLES = 50
+
+"""Tables that the tag names: its length is limited. Older ones stay among the artifacts."""
+
+_LAST_SENDING_S = 120.0
+
+"""Seconds that the run's end waits for pending requests."""
+
+
+class MLflow:
+    """Log every step once with a table of a few of its samples, and the job's configuration when it creates the run.
+
+    Args:
+        run_folder: its name is the run's id.
+
+    Raises:
+        RefusedError: the extra is not installed, or the tracking server is not set or refuses.
+    """
+
+    def __init__(self, run_folder: Path, settings: Configuration) -> None:
+        mlflow = package_of("mlflow", "mlflow")
+        if not os.environ.get("MLFLOW_TRACKING_URI"):
+            raise RefusedError(
+                "trainer.sinks names mlflow, but MLFLOW_TRACKING_URI is not set; set it to the tracking server, or to "
+                "a folder together with MLFLOW_ALLOW_FILE_STORE=true"
+            )
+        self._metric: Any = mlflow.entities.Metric
+        self._param: Any = mlflow.entities.Param
+        self._error: Any = mlflow.exceptions.MlflowException
+        self._sender = ThreadPoolExecutor(1, "mlflow")
+        self._sending: set[Future[None]] = set()
+        try:
+            self._client = mlflow.MlflowClient()
+            self._run_id = self._run_of(run_folder.name, settings)
+        except self._error as error:
+            raise RefusedError(
+                f"trainer.sinks names mlflow, which refuses: {error}. Check MLFLOW_TRACKING_URI, or take it out of the "
+                "list"
+            ) from error
+        self._tables: list[dict[str, str]] = []
+        self._newest = newest_written(run_folder)
+
+    def _run_of(self, name: str, settings: Configuration) -> str:
+        """Return the run that an earlier process created, or a new one."""
+        experiment_name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "plaudit")
+        experiment = self._client.get_experiment_by_name(experiment_name)
+        experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(experiment_name)
+        found = self._client.search_runs([experiment_id], f"tags.`{_TAG}` = '{name}'", max_results=1)
+        if found:
+            run_id = str(found[0].info.run_id)
+            self._client.update_run(run_id, status="RUNNING")
+            return run_id
+        run_id = str(self._client.create_run(experiment_id, tags={_TAG: name}, run_name=name).info.run_id)
+        params = [self._param(path, str(value)[:_LONGEST_VALUE]) for path, value in settings.items()]
+        for start in range(0, len(params), _MOST_PARAMS):
+            self._client.log_batch(run_id, params=params[start : start + _MOST_PARAMS])
+        return run_id
+
+    def write(self, record: StepRecord, samples: Path | None = None) -> None:
+        """Write one step; its samples are the artifact ``samples/step-….json``."""
+        if record.step <= self._newest:
+            return
+        milliseconds = int(record.closed * 1000)
+        metrics = [self._metric(name, value, milliseconds, record.step) for name, value in record.statistics.items()]
+        for start in range(0, len(metrics), _MOST_AT_ONCE):
+            batch = metrics[start : start + _MOST_AT_ONCE]
+            self._sending.add(self._sender.submit(self._client.log_batch, self._run_id, batch))
+        if table := sample_table(samples):
+            self._sending.add(self._sender.submit(self._send_table, record.step, table))
+        self._tell_failed()
+
+    def _send_table(self, step: int, table: SampleTable) -> None:
+        """Send a table as MLflow stores its own, and name the newest ones where its pages look for tables."""
+        path = f"samples/step-{step:06d}.json"
+        self._client.log_dict(self._run_id, {"columns": table.columns, "data": table.rows}, path)
+        self._tables = [*self._tables, {"path": path, "type": "table"}][-_MOST_TABLES:]
+        self._client.set_tag(self._run_id, _TABLES_TAG, json.dumps(self._tables))
+
+    def close(self) -> None:
+        """Wait for pending requests, then log and drop them."""
+        wait(self._sending, _LAST_SENDING_S)
+        self._sender.shutdown(wait=False, cancel_futures=True)
+        self._tell_failed()
+        if self._sending:
+            logger.warning("mlflow did not receive all steps", requests=len(self._sending))
+        try:
+            self._client.set_terminated(self._run_id)
+        except self._error as error:
+            logger.warning("cannot report the end of the run to mlflow", error=str(error))
+
+    def _tell_failed(self) -> None:
+        for done in [sending for sending in self._sending if sending.done() and not sending.cancelled()]:
+            self._sending.remove(done)
+            if error := done.exception():
+                logger.warning("mlflow did not receive all steps", error=str(error))
+
+
+class StepsFile:
+    """Append steps to ``steps.jsonl``."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._path = run_folder / FILE_NAME
+
+    def write(self, record: StepRecord, _: Path | None = None) -> None:
+        """Append one step to the file.
+
+        Raises:
+            RefusedError: the disk is full.
+        """
+        try:
+            append_step(self._path, record)
+        except OSError as error:
+            if is_full(error):
+                raise RefusedError(f"no room to append to {self._path}; make room, then start again") from error
+            raise
+
+    def close(self) -> None:
+        """Do nothing: every step is on disk already."""
+
+
+class TensorBoard:
+    """Write scalars. After a resume its first step hides what earlier processes wrote from there on.
+
+    Raises:
+        RefusedError: the extra is not installed.
+    """
+
+    def __init__(self, run_folder: Path, _: object = None) -> None:
+        package_of("tensorboard", "tensorboard")
+        self._writer_of = package_of("tensorboard", "torch.utils.tensorboard").SummaryWriter
+        self._folder = str(run_folder / "tensorboard")
+        self._writer: Any = None
+
+    def write(self, record: StepRecord, _: Path | None = None) -> None:
+        """Write the figures of one step."""
+        if self._writer is None:
+            self._writer = self._writer_of(self._folder, purge_step=record.step)
+        for name, value in record.statistics.items():
+            self._writer.add_scalar(name, value, record.step, walltime=record.closed)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write what is left and close the file."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WeightsAndBiases:
+    """Log every step once with a table of a few of its samples, and the job's configuration.
+
+    Args:
+        run_folder: its name is the run's id.
+
+    Raises:
+        RefusedError: the extra is not installed, or there is no key.
+    """
+
+    def __init__(self, run_folder: Path, settings: Configuration) -> None:
+        wandb = package_of("wandb", "wandb")
+        try:
+            self._run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "plaudit"),
+                id=run_folder.name,
+                name=run_folder.name,
+                resume="allow",
+                config=dict(settings),
+                allow_val_change=True,
+                dir=str(run_folder),
+                settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
+            )
+        except wandb.errors.Error as error:
+            raise RefusedError(
+                f"trainer.sinks names wandb, which refuses: {error}. Set WANDB_API_KEY, or WANDB_MODE=offline, or take "
+                "it out of the list"
+            ) from error
+        self._table_of: Any = wandb.Table
+        self._newest = newest_written(run_folder)
+
+    def write(self, record: StepRecord, samples: Path | None = None) -> None:
+        """Write one step; its samples are the table ``samples``."""
+        if record.step <= self._newest:
+            return
+        shown: dict[str, Any] = {}
+        if table := sample_table(samples):
+            shown["samples"] = self._table_of(columns=table.columns, data=table.rows, allow_mixed_types=True)
+        self._run.log(record.statistics | shown, step=record.step, commit=True)  # else it waits for the next step
+
+    def close(self) -> None:
+        """Wait until everything is sent."""
+        self._run.finish()
+
+
+SINKS: dict[str, Callable[[Path, Configuration], Sink]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
+}
+
+"""``trainer.sinks`` → constructor of the sink, given the run's folder and configuration."""
+
+
+class Sinks:
+    """Hold all sinks of a run.
+
+    Raises:
+        RefusedError: a sink is unknown, its package is not installed, or it cannot be reached as set up.
+    """
+
+    def __init__(
+        self, run_folder: Path, names: Sequence[str] = (), settings: Configuration = MappingProxyType({})
+    ) -> None:
+        unknown = [name for name in names if name not in SINKS]
+        if unknown:
+            raise RefusedError(
+                f"trainer.sinks names {', '.join(unknown)}, which this version cannot write to; it knows "
+                f"{', '.join(SINKS)} (steps.jsonl is always written)"
+            )
+        self._sinks: list[Sink] = [
+            StepsFile(run_folder),
+            *(SINKS[name](run_folder, settings) for name in dict.fromkeys(names)),
+        ]
+
+    def write(self, record: StepRecord, samples: Path | None = None) -> None:
+        """Write one step, and its stored samples if they are kept, to every sink, ``steps.jsonl`` first."""
+        for sink in self._sinks:
+            sink.write(record, samples)
+
+    def close(self) -> None:
+        """Close all sinks."""
+        for sink in self._sinks:
+            sink.close()

@@ -1,0 +1,426 @@
+"""Hold the objects that the conductor's parts share: the run's context, and its current state.
+
+Hold the parts of a job that the conductor needs, as plain data: from an ``RLJob``, or by hand in simulations.
+
+Choose the prompt of each position: the next one in the data's order that the run does not always solve. Pure.
+
+``data.train.skipSolved``. Positions are what the schedule admits; a place is a number for ``PromptSource.prompt_at``.
+Without skipping they are the same. A position of step s may be admitted once version s - 1 - k is published, so its
+place depends on the results of steps up to s - 1 - k and on nothing later, whether it is known by then or not: with
+``order: step`` the prompts depend on the results alone, never on the speed of workers, also after a resume.
+
+Define the protocol of prompt sources: ``data.PromptData``, or anything else that is addressed by position.
+
+Estimate the transport's clock locally: an offset to the monotonic clock, renewed about every second.
+
+Waits and closings are stamped with it, so that they fit what the stream scripts stamped; a Redis that is away for a
+while does not stop it.
+
+Decide which policy versions belong to the surviving line of checkpoints.
+
+Every trainer that takes over is an incarnation that continues from a version of an older one: versions that the older
+one published later are a lost future. The lineage is stored beside the checkpoints, because a checkpoint does not
+contain its successors.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from plaudit_job.spec.rljob import RLJob
+from plaudit_job.spec.rollout import SamplingSpec
+from plaudit_wire.messages import Announcement, PolicyVersion, Sampling
+from plaudit_workers.files import whole_file
+from plaudit_workers.stream.trainer import StaleIncarnationError, TrainerStreams
+from plaudit_workers.stream.transport import Transport
+from plaudit_workers.training.schedule import Positions, Schedule, TrainerLedger
+from plaudit_workers.training.sinks import Sinks
+
+
+class PromptRow(Protocol):
+    """Hold one prompt, ready for the model."""
+
+    @property
+    def data_source(self) -> str:
+        """Return the name of the prompt's data set."""
+        ...
+
+    @property
+    def prompt_text(self) -> str:
+        """Return the text with the chat template applied."""
+        ...
+
+    @property
+    def prompt_ids(self) -> bytes:
+        """Return the token ids: int32[num_prompt_tokens]."""
+        ...
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the chat messages; empty where the data holds text."""
+        ...
+
+    @property
+    def ground_truth(self) -> Any:
+        """Return the reference answer for scorers."""
+        ...
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Return the digests of its images, for each of which ``prompt_ids`` has a single token."""
+        ...
+
+    @property
+    def extra_info(self) -> dict[str, Any]:
+        """Return the further columns for scorers."""
+        ...
+
+
+class PromptSource(Protocol):
+    """Provide an endless sequence of prompts, addressed by one number."""
+
+    def __len__(self) -> int:
+        """Return the number of prompts of one epoch."""
+        ...
+
+    def prompt_at(self, position: int) -> PromptRow:
+        """Return the prompt that is admitted as number ``position`` (from 0), if none is skipped."""
+        ...
+
+    def row_at(self, position: int) -> int:
+        """Return a number of that prompt which is the same in every epoch."""
+        ...
+
+
+OrderSnapshot = dict[str, Any]
+
+"""Plain data: JSON can hold it."""
+
+
+@dataclass(frozen=True)
+class SolvedRule:
+    """Define when a prompt is skipped."""
+
+    threshold: float
+    """A group whose mean reward is at least this has solved its prompt."""
+    min_visits: int
+    """A prompt is skipped once so many groups have solved it and none has not."""
+
+
+class PromptOrder:
+    """Hold the places of positions, and the run's own results that they depend on.
+
+    Args:
+        rule: None: position and place are the same.
+    """
+
+    def __init__(self, rule: SolvedRule | None = None, max_staleness: int = 0) -> None:
+        self._rule = rule
+        self._max_staleness = max_staleness
+        self._end = 0
+        """All positions below it have a place."""
+        self._next_place = 0
+        self._places: dict[int, int] = {}
+        """Places of positions that may still be asked for; a missing one below ``_end`` is the position itself."""
+        self._visits: dict[int, int] = {}
+        """Row → visits that solved it, -1 once one did not; of the results that are counted."""
+        self._pending: dict[int, list[tuple[int, bool]]] = {}
+        """Step → (row, solved) of results that positions of later steps depend on."""
+        self.num_solved = 0
+        """Rows that are skipped."""
+
+    def place(self, position: int, step_of: Callable[[int], int], source: PromptSource) -> int:
+        """Return the place of a position; give every position up to it one that has none.
+
+        Args:
+            position: that is admitted now, for the first time or again.
+            step_of: returns the step for which a position is admitted.
+        """
+        if self._rule is None:
+            return position
+        while self._end <= position:
+            self._count_until(step_of(self._end) - 1 - self._max_staleness)
+            self._places[self._end] = self._next_unsolved(source)
+            self._end += 1
+        return self._places.get(position, position)
+
+    def record(self, position: int, step: int, mean_reward: float, source: PromptSource) -> None:
+        """Record the result of a group that has ended; its position has a place.
+
+        Args:
+            step: in which it ended.
+            mean_reward: over its samples with a score.
+        """
+        if self._rule is not None:
+            row = source.row_at(self._places.get(position, position))
+            self._pending.setdefault(step, []).append((row, mean_reward >= self._rule.threshold))
+
+    def forget_ended(self, positions: Positions) -> None:
+        """Drop the places of positions that are neither in flight nor to be admitted again."""
+        awaited = {flight.position for flight in positions.in_flight.values()} | positions.returned.keys()
+        self._places = {
+            position: place
+            for position, place in self._places.items()
+            if position in awaited or not positions.was_admitted(position)
+        }
+
+    def snapshot(self) -> OrderSnapshot | None:
+        """Return the state for a checkpoint; None without a rule."""
+        if self._rule is None:
+            return None
+        return {
+            "end": self._end,
+            "next_place": self._next_place,
+            "places": sorted(self._places.items()),
+            "visits": sorted(self._visits.items()),
+            "pending": [[step, results] for step, results in sorted(self._pending.items())],
+        }
+
+    def restore(self, snapshot: OrderSnapshot | None, positions: Positions, *, with_results: bool = True) -> None:
+        """Continue from a checkpoint.
+
+        Args:
+            snapshot: its state; None: it was written without a rule, where position and place are the same.
+            positions: the training positions of that checkpoint's ledger.
+            with_results: False: forget the results, which are another run's.
+        """
+        if snapshot is None:
+            self._end = self._next_place = max([positions.cursor, *(position + 1 for position in positions.ahead)])
+            return
+        self._end, self._next_place = snapshot["end"], snapshot["next_place"]
+        self._places = dict(snapshot["places"])
+        if with_results:
+            self._visits = dict(snapshot["visits"])
+            self._pending = {step: [(row, solved) for row, solved in own] for step, own in snapshot["pending"]}
+            self._count_solved()
+
+    def _count_until(self, step: int) -> None:
+        for ended in sorted(number for number in self._pending if number <= step):
+            for row, solved in self._pending.pop(ended):
+                before = self._visits.get(row, 0)
+                self._visits[row] = before + 1 if solved and before >= 0 else -1
+            self._count_solved()
+
+    def _count_solved(self) -> None:
+        self.num_solved = sum(map(self._is_solved, self._visits))
+
+    def _is_solved(self, row: int) -> bool:
+        return self._rule is not None and self._visits.get(row, 0) >= self._rule.min_visits
+
+    def _next_unsolved(self, source: PromptSource) -> int:
+        """Return the next place that is not skipped; the very next one if all rows are solved."""
+        place = self._next_place
+        while self.num_solved < len(source) and self._is_solved(source.row_at(place)):
+            place += 1
+        self._next_place = place + 1
+        return place
+
+
+@dataclass(frozen=True)
+class ValidationPlan:
+    """Hold interval and sampling of validations."""
+
+    every_steps: int
+    samples_per_prompt: int
+    sampling: Sampling
+
+    def is_due(self, step: int, last_step: int) -> bool:
+        """Return True if the policy after ``step`` is validated (0: before the first step)."""
+        return step % self.every_steps == 0 or step == last_step
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Hold the plan of a run."""
+
+    schedule: Schedule
+    samples_per_prompt: int
+    sampling: Sampling
+    seed: int = 1
+    validation: ValidationPlan | None = None
+    max_validation_in_flight: int = 256
+    """Validation groups admitted and not ended, beside the training groups."""
+    checkpoint_every_steps: int = 10
+    resume_from: str = ""
+    """Another run's checkpoint to start from; empty: start from the job's model."""
+    rollouts_sleep: bool = False
+    """Rollouts free their GPUs while the trainer updates."""
+    models_sleep: bool = False
+    """Served models do, or some of them."""
+    keep_samples: bool = True
+    skip_solved: SolvedRule | None = None
+    """The prompts that are skipped because the run has always solved them; None: none."""
+    retry_pauses_s: tuple[float, ...] = (10.0, 60.0, 300.0)
+    """Pauses before the prompts of a step with too many failed scores are admitted again; after the last the job fails.
+    """
+
+    @classmethod
+    def from_job(cls, job: RLJob) -> Self:
+        """Read a resolved job."""
+        spec = job.spec
+        algorithm = spec.algorithm
+        validation, solved = spec.data.validation, spec.data.train.skip_solved
+        return cls(
+            schedule=Schedule(
+                steps=algorithm.steps,
+                prompts_per_step=algorithm.prompts_per_step,
+                mini_batches_per_step=algorithm.mini_batches_per_step,
+                max_staleness=algorithm.max_staleness,
+                order=algorithm.order,
+                max_failed_share=spec.reward.max_failed_share,
+                max_replaced=algorithm.max_replaced,
+            ),
+            samples_per_prompt=algorithm.samples_per_prompt,
+            sampling=_sampling(spec.rollout.sampling),
+            seed=spec.seed,
+            validation=None
+            if validation is None
+            else ValidationPlan(
+                every_steps=validation.every_steps,
+                samples_per_prompt=validation.samples_per_prompt,
+                sampling=_sampling(validation.sampling.filled_from(spec.rollout.sampling)),
+            ),
+            checkpoint_every_steps=spec.trainer.checkpoint.every_steps,
+            resume_from=spec.trainer.checkpoint.resume_from,
+            rollouts_sleep=spec.rollout.sleep_during_updates,
+            models_sleep=spec.reward.sleeping_models,
+            keep_samples=spec.metrics.keep_samples,
+            skip_solved=None if solved is None else SolvedRule(solved.threshold, solved.min_visits),
+        )
+
+
+def _sampling(section: SamplingSpec) -> Sampling:
+    return Sampling(
+        max_tokens=section.max_tokens,
+        temperature=section.temperature,
+        top_p=section.top_p,
+        top_k=section.top_k,
+        stop=list(section.stop),
+    )
+
+
+class ServerClock:
+    """Estimate the server's clock; ``ask`` returns its seconds since the epoch."""
+
+    def __init__(self, ask: Callable[[], Awaitable[float]]) -> None:
+        self._ask = ask
+        self._offset_s = time.time() - time.monotonic()
+
+    async def synchronise(self) -> None:
+        """Ask the server; its reply counts for the middle of the round trip."""
+        asked = time.monotonic()
+        server = await self._ask()
+        self._offset_s = server - (asked + time.monotonic()) / 2
+
+    def now(self) -> float:
+        """Return seconds since the epoch on the server's clock."""
+        return time.monotonic() + self._offset_s
+
+
+FILE_NAME = "incarnations.json"
+
+
+@dataclass
+class Lineage:
+    """Map each incarnation to the version it continued from; ``0.<step>`` if it started from the job's own model."""
+
+    parents: dict[int, PolicyVersion] = field(default_factory=dict)
+
+    @property
+    def newest(self) -> int:
+        """Return the highest incarnation so far; 0 before the first."""
+        return max(self.parents, default=0)
+
+    def survives(self, version: PolicyVersion, head: PolicyVersion) -> bool:
+        """Return True if ``version`` is ``head`` or one of its ancestors.
+
+        An incarnation first publishes the weights that it continued from: the older version under another name.
+        """
+        parent = self.parents.get(version.incarnation)
+        while parent is not None and version.number == parent.number:
+            version, parent = parent, self.parents.get(parent.incarnation)
+        ancestor: PolicyVersion | None = head
+        while ancestor is not None:
+            if version.incarnation == ancestor.incarnation:
+                return version.number <= ancestor.number
+            ancestor = self.parents.get(ancestor.incarnation)
+        return False
+
+    def rules_out(self, version: PolicyVersion) -> bool:
+        """Return True if a later incarnation continued from an older version, so that ``version`` is a lost future."""
+        newest = PolicyVersion(self.newest, sys.maxsize)
+        return version.incarnation < self.newest and not self.survives(version, newest)
+
+    @classmethod
+    def read(cls, folder: Path) -> Lineage:
+        """Read the lineage in a folder of checkpoints; empty if there is none."""
+        try:
+            stored = json.loads((folder / FILE_NAME).read_text())
+        except FileNotFoundError:
+            return cls()
+        return cls({int(key): PolicyVersion(*parent) for key, parent in stored.items()})
+
+    def write(self, folder: Path) -> None:
+        """Write the lineage atomically."""
+        stored = {
+            str(incarnation): [parent.incarnation, parent.number]
+            for incarnation, parent in sorted(self.parents.items())
+        }
+        with whole_file(folder / FILE_NAME) as temporary:
+            temporary.write_text(json.dumps(stored))
+
+
+def refuse_replaced(folder: Path, incarnation: int) -> None:
+    """Check that no later trainer has begun; called again right before a checkpoint gets its name.
+
+    Raises:
+        StaleIncarnationError: one has. A late checkpoint could replace one of the successor's, or delete its parent.
+    """
+    if Lineage.read(folder).newest > incarnation:
+        raise StaleIncarnationError(f"a later trainer than incarnation {incarnation} writes checkpoints")
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Hold everything of one run that does not change."""
+
+    plan: RunPlan
+    folder: Path
+    transport: Transport
+    streams: TrainerStreams
+    data: PromptSource
+    sinks: Sinks
+    clock: ServerClock
+    validation_data: PromptSource | None = None
+    worker: str = "trainer"
+    """Name in heartbeats."""
+
+
+@dataclass
+class RunState:
+    """Hold the current state of the run."""
+
+    incarnation: int
+    lineage: Lineage
+    announcement: Announcement
+    ledger: TrainerLedger = field(default_factory=TrainerLedger)
+    order: PromptOrder = field(default_factory=PromptOrder)
+    closing: int = 0
+    """Calls in progress that end groups: the ledger has counted these ends, Redis perhaps not yet."""
+    paused_until: float = 0.0
+    """No training prompts are admitted before this time (server's clock), because a step could not be trained."""
+    problem: str = ""
+    """Why the run makes no progress now, for people; the trainer's heartbeat carries it."""
+    counters_suspect: bool = False
+    """Redis's counters may differ from the ledger (lost keys, groups that reappeared)."""
+
+    @property
+    def version(self) -> PolicyVersion:
+        """Return the newest published policy."""
+        return self.announcement.version
