@@ -26,7 +26,7 @@ import pyarrow.parquet
 
 import plaudit_client
 from plaudit_job.spec.rljob import RLJob
-from plaudit_metrics.sources.samples import agent_of, surviving_files
+from plaudit_metrics.sources.sample_schema import LATER_SCORER_INPUT, SCORER_INPUT, scorer_input, surviving_files
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import Outcome, Sample, ScorerRecord, ScoringRecord
 from plaudit_workers.commands.score import scored_in_order
@@ -34,26 +34,6 @@ from plaudit_workers.service.build import build_pipeline, scoring_version
 from plaudit_workers.service.client import ServiceError
 
 _ROWS_AT_A_TIME = 256
-
-_COLUMNS = [
-    "step",
-    "group",
-    "index",
-    "split",
-    "data_source",
-    "prompt",
-    "response",
-    "ground_truth_json",
-    "extra_info_json",
-    "response_tokens",
-    "finish_reason",
-    "outcome",
-    "score",
-]
-
-_ADDED_COLUMNS = ["messages_json", "max_tokens", "completion_json", "agent_json"]
-
-"""Columns that samples of older runs lack."""
 
 
 class StoredSample(NamedTuple):
@@ -96,7 +76,11 @@ def stored_groups(files: Iterable[Path]) -> Iterator[list[StoredSample]]:
     """
     rows = (row for file in files for row in _rows(file))
     for _, group in itertools.groupby(rows, lambda row: (row["step"], row["group"])):
-        stored = [_stored(row) for row in group if row["response"] is not None]
+        stored = [
+            StoredSample(row["step"], scorer_input(row), row["outcome"] or "given_up", row["score"])
+            for row in group
+            if row["response"] is not None
+        ]
         if stored:
             yield stored
 
@@ -104,41 +88,16 @@ def stored_groups(files: Iterable[Path]) -> Iterator[list[StoredSample]]:
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
     try:
         with pyarrow.parquet.ParquetFile(file) as opened:
-            missing = set(_COLUMNS) - set(opened.schema_arrow.names)
+            missing = set(SCORER_INPUT) - set(opened.schema_arrow.names)
             if missing:
                 raise RefusedError(
                     f"{file} does not hold stored samples: it lacks the columns {', '.join(sorted(missing))}"
                 )
-            added = [name for name in _ADDED_COLUMNS if name in opened.schema_arrow.names]
-            for batch in opened.iter_batches(_ROWS_AT_A_TIME, columns=_COLUMNS + added):
+            added = [name for name in LATER_SCORER_INPUT if name in opened.schema_arrow.names]
+            for batch in opened.iter_batches(_ROWS_AT_A_TIME, columns=SCORER_INPUT + added):
                 yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         raise RefusedError(f"{file} cannot be read: {error}. Give the samples folder of a run") from error
-
-
-def _stored(row: dict[str, Any]) -> StoredSample:
-    agent = agent_of(row)
-    sample = Sample(
-        group=row["group"],
-        index=row["index"],
-        data_source=row["data_source"],
-        prompt=row["prompt"],
-        response=row["response"],
-        ground_truth=msgspec.json.decode(row["ground_truth_json"]),
-        extra_info=msgspec.json.decode(row["extra_info_json"]),
-        messages=msgspec.json.decode(row.get("messages_json") or "[]"),
-        response_tokens=row["response_tokens"] or 0,
-        max_tokens=row.get("max_tokens") or 0,
-        finish_reason=row["finish_reason"] or "stop",
-        split=row["split"],
-        completion=msgspec.json.decode(row.get("completion_json") or "[]"),
-        tool_rewards=agent.tool_rewards,
-        turn_rewards=agent.turn_rewards,
-        agent_reward=agent.agent_reward,
-        environment=agent.environment,
-        failure=agent.failure,
-    )
-    return StoredSample(row["step"], sample, row["outcome"] or "given_up", row["score"])
 
 
 class _Head(msgspec.Struct, frozen=True):
