@@ -235,13 +235,13 @@ COMMANDS: dict[str, Subcommand] = {
         _samples_arguments,
     ),
     "dead": Subcommand(
-        "plaudit_workers.commands.dead",
+        "plaudit_workers.commands.runs",
         "dead",
         "list, show, retry or drop a live run's dead letters",
         _dead_arguments,
     ),
     "runs": Subcommand(
-        "plaudit_workers.commands.samples",
+        "plaudit_workers.commands.runs",
         "runs",
         "list the runs in an external Redis, delete finished ones",
         _runs_arguments,

@@ -1,15 +1,7 @@
 """``plaudit rescore RUN --job JOB`` or ``--url URL``: score a run's stored samples anew, and compare.
 
 read → score → compare: memory does not grow with the number of samples. With ``--output``, the same command continues
-after a kill.
-
-Compare two scores of each sample, in bounded memory.
-
-- agreement: the share of samples with the same score (to 1e-9), of those that have one both times
-- rank correlation: Spearman's rho, the linear correlation of the scores' ranks, ties at their mean rank
-  (Spearman, 1904); None where either has only one value
-
-Write samples with both scores as Parquet or JSON lines, by the file's extension; completely or not at all.
+after a kill; the output, Parquet or JSON lines by its extension, is written completely or not at all.
 """
 
 from __future__ import annotations
@@ -33,6 +25,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from plaudit_job.load import load_job
+from plaudit_metrics.sources.sample_schema import COLUMNS, REAL, SCORER_COLUMNS, TEXT, scorer_column
 from plaudit_metrics.statistics.columns import Failure, FailureCounts
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import ScoringRecord
@@ -41,206 +34,20 @@ from plaudit_workers.commands.rescore_rows import (
     StoredSample,
     StoredScorers,
     Unit,
-    sample_files,
-    samples_path,
     scorers_of_job,
     scorers_of_service,
     stored_groups,
 )
+from plaudit_workers.commands.samples import sample_files, samples_path
 from plaudit_workers.commands.trial import show_logs
 from plaudit_workers.files import whole_file
 from plaudit_workers.process import EXIT_DONE
-
-_SAME = 1e-9
-
-_MOST_RANKED = 1_000_000
-
-"""Pairs that ranks are computed of; of more, a random sample of so many."""
-
-
-class ScoreChange(msgspec.Struct, frozen=True):
-    """Hold one sample whose score changed."""
-
-    step: int
-    group: str
-    index: int
-    before: float
-    after: float
-    response: str
-    """Its first characters."""
-
-
-class Summary(msgspec.Struct, frozen=True):
-    """Summarize all samples."""
-
-    samples: int
-    outcomes_before: dict[str, int]
-    outcomes_after: dict[str, int]
-    scored_both: int
-    """Samples with two scores; the following fields are about them."""
-    mean_before: float | None
-    mean_after: float | None
-    mean_change: float | None
-    agreement: float | None
-    rank_correlation: float | None
-    changed_most: list[ScoreChange]
-    """By how much, the most first."""
-    failures: list[Failure] = []
-    """Why samples have no score now, by scorer and kind, the most frequent first."""
-
-
-class ScoreComparison:
-    """Collect pairs of scores; ``summary`` compares them and lists the ``num_changes`` that changed most."""
-
-    def __init__(self, num_changes: int = 10) -> None:
-        self._num_changes = num_changes
-        self._random = random.Random(0)
-        self._before: Counter[str] = Counter()
-        self._after: Counter[str] = Counter()
-        self._scored = self._same = 0
-        self._sum_before = self._sum_after = 0.0
-        self._pairs: list[tuple[float, float]] = []
-        self._changes: list[tuple[float, int, ScoreChange]] = []
-        self._order = itertools.count(0, -1)
-
-    def add_outcomes(self, before: str, after: str) -> None:
-        """Add one sample's outcomes."""
-        self._before[before] += 1
-        self._after[after] += 1
-
-    def add_scores(self, change: ScoreChange) -> None:
-        """Add one sample with two scores."""
-        self._scored += 1
-        self._sum_before += change.before
-        self._sum_after += change.after
-        size = abs(change.after - change.before)
-        self._same += size <= _SAME
-        if size > _SAME:
-            heapq.heappush(self._changes, (size, next(self._order), change))
-            if len(self._changes) > self._num_changes:
-                heapq.heappop(self._changes)
-        # A uniform random sample of the pairs (reservoir sampling).
-        pair = change.before, change.after
-        if len(self._pairs) < _MOST_RANKED:
-            self._pairs.append(pair)
-        elif (place := self._random.randrange(self._scored)) < _MOST_RANKED:
-            self._pairs[place] = pair
-
-    def summary(self) -> Summary:
-        """Return the comparison of all samples so far."""
-        n = self._scored
-        return Summary(
-            samples=self._before.total(),
-            outcomes_before=dict(self._before.most_common()),
-            outcomes_after=dict(self._after.most_common()),
-            scored_both=n,
-            mean_before=self._sum_before / n if n else None,
-            mean_after=self._sum_after / n if n else None,
-            mean_change=(self._sum_after - self._sum_before) / n if n else None,
-            agreement=self._same / n if n else None,
-            rank_correlation=rank_correlation(np.array(self._pairs).reshape(-1, 2)),
-            changed_most=[change for *_, change in sorted(self._changes, key=lambda one: one[:2], reverse=True)],
-        )
-
-
-def rank_correlation(pairs: NDArray[Any]) -> float | None:
-    """Return Spearman's rho of pairs (shape: n, 2); None if one column has a single value."""
-    ranks = [_ranks(column) for column in pairs.T]
-    if any(len(column) == 0 or column.min() == column.max() for column in ranks):
-        return None
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-
-
-def _ranks(values: NDArray[Any]) -> NDArray[Any]:
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    mean_ranks: NDArray[Any] = last - (counts - 1) / 2
-    return mean_ranks[places]
-
-
-_ROWS_AT_A_TIME = 1024
-
-_TEXT, _WHOLE, _REAL = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
-
-_COLUMNS: dict[str, pyarrow.DataType] = {
-    "step": _WHOLE,
-    "group": _TEXT,
-    "index": _WHOLE,
-    "data_source": _TEXT,
-    "prompt": _TEXT,
-    "response": _TEXT,
-    "outcome_before": _TEXT,
-    "score_before": _REAL,
-    "outcome": _TEXT,
-    "score": _REAL,
-    "reason": _TEXT,
-}
-
-_SCORER_COLUMNS: dict[str, pyarrow.DataType] = {"value": _REAL, "outcome": _TEXT, "reason": _TEXT}
-
-Write = Callable[[StoredSample, ScoringRecord], object]
-
-
-def check_ending(target: Path | None) -> None:
-    """Raise ``RefusedError`` if the name of the output has an ending that cannot be written."""
-    if target is not None and target.suffix not in (".jsonl", ".parquet"):
-        raise RefusedError(f"--output {target}: end its name in .parquet or .jsonl")
-
-
-@contextmanager
-def written_rows(target: Path | None, scorers: list[str]) -> Iterator[Write]:
-    """Yield a function that writes one sample; ``target`` appears when the block ends without an error."""
-    if target is None:
-        yield lambda stored, scoring: None
-    elif target.suffix == ".jsonl":
-        with whole_file(target) as temporary, temporary.open("wb") as file:
-            yield lambda stored, scoring: file.write(msgspec.json.encode(_row(stored, scoring)) + b"\n")
-    else:
-        with whole_file(target) as temporary, _ParquetRows(temporary, scorers) as rows:
-            yield lambda stored, scoring: rows.add(_row(stored, scoring))
-
-
-def _row(stored: StoredSample, scoring: ScoringRecord) -> dict[str, Any]:
-    sample = stored.sample
-    row: dict[str, Any] = {
-        name: getattr(sample, name) for name in ("group", "index", "data_source", "prompt", "response")
-    }
-    row |= {"step": stored.step, "outcome_before": stored.outcome, "score_before": stored.score}
-    row |= {"outcome": scoring.outcome, "score": scoring.value, "reason": scoring.reason}
-    for name, scorer in scoring.scorers.items():
-        row |= {f"scorer/{name}/{column}": getattr(scorer, column) for column in _SCORER_COLUMNS}
-    return row
-
-
-class _ParquetRows:
-    def __init__(self, path: Path, scorers: list[str]) -> None:
-        of_scorers = {f"scorer/{name}/{column}": kind for name in scorers for column, kind in _SCORER_COLUMNS.items()}
-        self._schema = pyarrow.schema(_COLUMNS | of_scorers)
-        self._writer = pyarrow.parquet.ParquetWriter(path, self._schema, compression="zstd")
-        self._rows: list[dict[str, Any]] = []
-
-    def __enter__(self) -> _ParquetRows:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._flush()
-        self._writer.close()
-
-    def add(self, row: dict[str, Any]) -> None:
-        self._rows.append(row)
-        if len(self._rows) == _ROWS_AT_A_TIME:
-            self._flush()
-
-    def _flush(self) -> None:
-        self._writer.write_table(pyarrow.Table.from_pylist(self._rows, schema=self._schema))
-        self._rows.clear()
-
 
 _RESPONSE_CHARACTERS = 200
 
 _SHOWN_CHARACTERS = 60
 
-Compare = Callable[[StoredSample, ScoringRecord], None]
+Compare = Callable[[StoredSample, ScoringRecord], object]
 
 
 def rescore(arguments: argparse.Namespace) -> int:
@@ -350,3 +157,183 @@ def _outcomes(outcomes: dict[str, int]) -> str:
 
 def _correlation(value: float | None) -> str:
     return "undefined: one side has a single value" if value is None else f"{value:.3f}"
+
+
+_SAME = 1e-9
+
+_MOST_RANKED = 1_000_000
+
+"""Pairs that ranks are computed of; of more, a random sample of so many."""
+
+
+class ScoreChange(msgspec.Struct, frozen=True):
+    """Hold one sample whose score changed."""
+
+    step: int
+    group: str
+    index: int
+    before: float
+    after: float
+    response: str
+    """Its first characters."""
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """Summarize all samples."""
+
+    samples: int
+    outcomes_before: dict[str, int]
+    outcomes_after: dict[str, int]
+    scored_both: int
+    """Samples with two scores; the following fields are about them."""
+    mean_before: float | None
+    mean_after: float | None
+    mean_change: float | None
+    agreement: float | None
+    """The share of them with the same score (to 1e-9)."""
+    rank_correlation: float | None
+    changed_most: list[ScoreChange]
+    """By how much, the most first."""
+    failures: list[Failure] = []
+    """Why samples have no score now, by scorer and kind, the most frequent first."""
+
+
+class ScoreComparison:
+    """Compare two scores of each sample in bounded memory, and list the ``num_changes`` that changed most."""
+
+    def __init__(self, num_changes: int = 10) -> None:
+        self._num_changes = num_changes
+        self._random = random.Random(0)
+        self._before: Counter[str] = Counter()
+        self._after: Counter[str] = Counter()
+        self._scored = self._same = 0
+        self._sum_before = self._sum_after = 0.0
+        self._pairs: list[tuple[float, float]] = []
+        self._changes: list[tuple[float, int, ScoreChange]] = []
+        self._order = itertools.count(0, -1)
+
+    def add_outcomes(self, before: str, after: str) -> None:
+        """Add one sample's outcomes."""
+        self._before[before] += 1
+        self._after[after] += 1
+
+    def add_scores(self, change: ScoreChange) -> None:
+        """Add one sample with two scores."""
+        self._scored += 1
+        self._sum_before += change.before
+        self._sum_after += change.after
+        size = abs(change.after - change.before)
+        self._same += size <= _SAME
+        if size > _SAME:
+            heapq.heappush(self._changes, (size, next(self._order), change))
+            if len(self._changes) > self._num_changes:
+                heapq.heappop(self._changes)
+        # A uniform random sample of the pairs (reservoir sampling).
+        pair = change.before, change.after
+        if len(self._pairs) < _MOST_RANKED:
+            self._pairs.append(pair)
+        elif (place := self._random.randrange(self._scored)) < _MOST_RANKED:
+            self._pairs[place] = pair
+
+    def summary(self) -> Summary:
+        """Return the comparison of all samples so far."""
+        n = self._scored
+        return Summary(
+            samples=self._before.total(),
+            outcomes_before=dict(self._before.most_common()),
+            outcomes_after=dict(self._after.most_common()),
+            scored_both=n,
+            mean_before=self._sum_before / n if n else None,
+            mean_after=self._sum_after / n if n else None,
+            mean_change=(self._sum_after - self._sum_before) / n if n else None,
+            agreement=self._same / n if n else None,
+            rank_correlation=rank_correlation(np.array(self._pairs).reshape(-1, 2)),
+            changed_most=[change for *_, change in sorted(self._changes, key=lambda one: one[:2], reverse=True)],
+        )
+
+
+def rank_correlation(pairs: NDArray[Any]) -> float | None:
+    """Return Spearman's rho of pairs (shape: n, 2); None if one column has a single value.
+
+    It is the linear correlation of the scores' ranks, ties at their mean rank (Spearman, 1904).
+    """
+    ranks = [_ranks(column) for column in pairs.T]
+    if any(len(column) == 0 or column.min() == column.max() for column in ranks):
+        return None
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def _ranks(values: NDArray[Any]) -> NDArray[Any]:
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    mean_ranks: NDArray[Any] = last - (counts - 1) / 2
+    return mean_ranks[places]
+
+
+_ROWS_AT_A_TIME = 1024
+
+_COLUMNS: dict[str, pyarrow.DataType] = {
+    **{name: COLUMNS[name] for name in ("step", "group", "index", "data_source", "prompt", "response")},
+    "outcome_before": TEXT,
+    "score_before": REAL,
+    "outcome": TEXT,
+    "score": REAL,
+    "reason": TEXT,
+}
+
+_SCORER_COLUMNS = {name: SCORER_COLUMNS[name] for name in ("value", "outcome", "reason")}
+
+
+def check_ending(target: Path | None) -> None:
+    """Raise ``RefusedError`` if the name of the output has an ending that cannot be written."""
+    if target is not None and target.suffix not in (".jsonl", ".parquet"):
+        raise RefusedError(f"--output {target}: end its name in .parquet or .jsonl")
+
+
+@contextmanager
+def written_rows(target: Path | None, scorers: list[str]) -> Iterator[Compare]:
+    """Yield a function that writes one sample; ``target`` appears when the block ends without an error."""
+    if target is None:
+        yield lambda stored, scoring: None
+    elif target.suffix == ".jsonl":
+        with whole_file(target) as temporary, temporary.open("wb") as file:
+            yield lambda stored, scoring: file.write(msgspec.json.encode(_row(stored, scoring)) + b"\n")
+    else:
+        with whole_file(target) as temporary, _ParquetRows(temporary, scorers) as rows:
+            yield lambda stored, scoring: rows.add(_row(stored, scoring))
+
+
+def _row(stored: StoredSample, scoring: ScoringRecord) -> dict[str, Any]:
+    sample = stored.sample
+    row: dict[str, Any] = {
+        name: getattr(sample, name) for name in ("group", "index", "data_source", "prompt", "response")
+    }
+    row |= {"step": stored.step, "outcome_before": stored.outcome, "score_before": stored.score}
+    row |= {"outcome": scoring.outcome, "score": scoring.value, "reason": scoring.reason}
+    for name, scorer in scoring.scorers.items():
+        row |= {scorer_column(name, column): getattr(scorer, column) for column in _SCORER_COLUMNS}
+    return row
+
+
+class _ParquetRows:
+    def __init__(self, path: Path, scorers: list[str]) -> None:
+        of_scorers = {scorer_column(name, column): kind for name in scorers for column, kind in _SCORER_COLUMNS.items()}
+        self._schema = pyarrow.schema(_COLUMNS | of_scorers)
+        self._writer = pyarrow.parquet.ParquetWriter(path, self._schema, compression="zstd")
+        self._rows: list[dict[str, Any]] = []
+
+    def __enter__(self) -> _ParquetRows:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._flush()
+        self._writer.close()
+
+    def add(self, row: dict[str, Any]) -> None:
+        self._rows.append(row)
+        if len(self._rows) == _ROWS_AT_A_TIME:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._writer.write_table(pyarrow.Table.from_pylist(self._rows, schema=self._schema))
+        self._rows.clear()

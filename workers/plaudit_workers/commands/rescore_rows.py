@@ -1,11 +1,6 @@
-"""Read stored samples, a batch of rows at a time. ``training.run.stored_samples`` writes them.
+"""Read and score stored samples: by the scorers of a job in this process, or by a reward service over HTTP.
 
-Keep the scorings of a rescore beside its output, so that the same command continues after a kill.
-
-``<output>.progress`` has one line for what decides the scores, then one for each unit, in order. A line that a kill has
-cut is removed. The file goes when the output is complete.
-
-Score stored samples: by the scorers of a job, in this process, or by a reward service over HTTP.
+``Progress`` keeps the scorings beside the output, so that the same command continues after a kill.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ import pyarrow.parquet
 
 import plaudit_client
 from plaudit_job.spec.rljob import RLJob
-from plaudit_metrics.sources.sample_schema import LATER_SCORER_INPUT, SCORER_INPUT, scorer_input, surviving_files
+from plaudit_metrics.sources.sample_schema import LATER_SCORER_INPUT, SCORER_INPUT, scorer_input
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import Outcome, Sample, ScorerRecord, ScoringRecord
 from plaudit_workers.commands.score import scored_in_order
@@ -43,29 +38,6 @@ class StoredSample(NamedTuple):
     sample: Sample
     outcome: str
     score: float | None
-
-
-def samples_path(given: Path, runs: Path) -> Path:
-    """Return the samples that a user means by a file, a folder of samples or of a run, or the id of a run."""
-    if given.is_file() or any(given.glob("step-*.parquet")):
-        return given
-    for folder in (given / "samples", runs / given / "samples"):
-        if folder.is_dir():
-            return folder
-    raise RefusedError(
-        f"no stored samples of {given}: give a run's id (with --runs-folder, now {runs}), a run's folder, or a samples "
-        "folder or file. A run stores samples unless metrics.keepSamples is false"
-    )
-
-
-def sample_files(path: Path) -> list[Path]:
-    """Return the files of a run's samples by step, without those of steps that a resume rolled back."""
-    if path.is_file():
-        return [path]
-    files = surviving_files(path)
-    if not files:
-        raise RefusedError(f"{path} has no stored samples yet: a run stores them when it closes its first step")
-    return list(files.values())
 
 
 def stored_groups(files: Iterable[Path]) -> Iterator[list[StoredSample]]:
@@ -114,12 +86,12 @@ class _Line(msgspec.Struct, frozen=True):
 class Progress:
     """Hold the units that are scored already, in order.
 
+    ``<output>.progress`` has one line for what decides the scores, then one for each unit. A line that a kill has cut
+    is removed. The file goes when the output is complete.
+
     Args:
         output: of the command; None: nothing is kept.
         samples: what is scored, in words that differ for other samples.
-
-    Attributes:
-        attempt: name of this rescore, which a resumed command repeats and a new one does not.
 
     Raises:
         RefusedError: the file is of other samples or other scorers, or cannot be written.
@@ -142,6 +114,7 @@ class Progress:
                 self._file.close()
                 raise
         self.attempt = self._head.attempt
+        """Name of this rescore, which a resumed command repeats and a new one does not."""
 
     def __enter__(self) -> Progress:
         return self
@@ -226,14 +199,11 @@ _IN_WORK = 1024
 
 
 class StoredScorers(Protocol):
-    """Score stored samples.
-
-    Attributes:
-        version: what decides a score; it changes with the scorers.
-    """
+    """Score stored samples."""
 
     names: list[str]
     version: str
+    """What decides a score; it changes with the scorers."""
     scores_groups: bool
 
     def scored(self, units: AsyncIterator[tuple[str, Unit]]) -> AsyncIterator[list[ScoringRecord]]:
