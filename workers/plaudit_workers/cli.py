@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from plaudit_metrics.terminal.commands import report_arguments, steps_arguments, top_arguments, trace_arguments
-from plaudit_wire.logs import VERSION
+from plaudit_wire import VERSION
 from plaudit_wire.records import OUTCOMES
 
 EXIT_REFUSED = 2

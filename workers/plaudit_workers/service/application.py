@@ -39,7 +39,7 @@ from starlette.types import Receive, Scope, Send
 
 from plaudit_job.spec.rljob import RLJob
 from plaudit_reward.endpoint.remote import CALLER_HEADER
-from plaudit_wire.logs import VERSION
+from plaudit_wire import VERSION
 from plaudit_wire.messages import Service
 from plaudit_wire.redis import OUTAGE
 from plaudit_workers.service import openapi, requests

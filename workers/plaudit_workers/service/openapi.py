@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from plaudit_wire.logs import VERSION
+from plaudit_wire import VERSION
 from plaudit_workers.service.callers import GroupAnswer, SampleAnswer
 from plaudit_workers.service.lines import SampleInput
 
