@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from plaudit_metrics.terminal.commands import report_arguments, steps_arguments, top_arguments, trace_arguments
 from plaudit_wire import VERSION
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import OUTCOMES
 
 EXIT_REFUSED = 2
@@ -35,6 +36,30 @@ class Subcommand:
     summary: str
     """One line for ``plaudit --help``."""
     add_arguments: Callable[[argparse.ArgumentParser], None]
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _run_name(text: str) -> str:
+    allowed = text.replace("-", "").replace("_", "").replace(".", "").isalnum() and text.isascii()
+    if not allowed or text.startswith("."):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name: use letters, digits, '-', '_' and '.'")
+    return text
+
+
+def _days(text: str) -> float:
+    days = float(text)
+    if not 0 < days < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of days")
+    return days
+
+
+def _add_runs_folder(parser: argparse.ArgumentParser, help_text: str = "folder of the runs (default: runs)") -> None:
+    parser.add_argument("--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help=help_text)
 
 
 def _validate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +94,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run", type=_run_name, metavar="NAME", help="id of the run (default: the job's name and a short random id)"
     )
-    parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="folder of the runs (default: runs)")
+    _add_runs_folder(parser)
     parser.add_argument("--steps", type=_positive, metavar="N", help="replaces spec.algorithm.steps")
     parser.add_argument(
         "--json", action="store_true", help="print closed steps as JSON lines, all other messages on standard error"
@@ -91,7 +116,7 @@ def _submit_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--url", default="", metavar="URL", help="the service's gateway; its token in PLAUDIT_TOKEN")
     parser.add_argument("--redis", metavar="URL", help="the service's Redis; its password in PLAUDIT_REDIS_PASSWORD")
-    parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="folder of the runs (default: runs)")
+    _add_runs_folder(parser)
     parser.add_argument(
         "--session", default="", metavar="NAME", help="default: derived from the samples and the output"
     )
@@ -122,7 +147,7 @@ def _try_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _rescore_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("samples", type=Path, help="a run's id or folder, its samples folder, or one of its files")
-    parser.add_argument("--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help="default: runs")
+    _add_runs_folder(parser, "default: runs")
     scorers = parser.add_mutually_exclusive_group(required=True)
     scorers.add_argument("--job", type=Path, help="the job file; only spec.reward counts")
     scorers.add_argument("--url", metavar="URL", help="a reward service's gateway; its token in PLAUDIT_TOKEN")
@@ -158,9 +183,7 @@ def _samples_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--most", type=_positive, default=10, metavar="N", help="samples to print (default: 10)")
     parser.add_argument("--full", action="store_true", help="print texts whole, not their first 1,000 characters")
     parser.add_argument("--json", action="store_true", help="print one JSON object a sample, with all columns")
-    parser.add_argument(
-        "--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help="folder of the runs (default: runs)"
-    )
+    _add_runs_folder(parser)
 
 
 def _dead_arguments(parser: argparse.ArgumentParser) -> None:
@@ -168,16 +191,7 @@ def _dead_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=_run_name, help="id of the run")
     parser.add_argument("letters", nargs="*", metavar="LETTER", help="ids as list prints them, or all")
     parser.add_argument("--redis", metavar="URL", help="the run's Redis; its password in PLAUDIT_REDIS_PASSWORD")
-    parser.add_argument(
-        "--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help="folder of the runs (default: runs)"
-    )
-
-
-def _days(text: str) -> float:
-    days = float(text)
-    if not 0 < days < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of days")
-    return days
+    _add_runs_folder(parser)
 
 
 def _runs_arguments(parser: argparse.ArgumentParser) -> None:
@@ -194,13 +208,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="a new folder")
     parser.add_argument("--version", default="", help="policy version, as in weights/ (default: the newest)")
     parser.add_argument("--step", type=_positive, metavar="N", help="the policy of this step's checkpoint instead")
-    parser.add_argument(
-        "--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help="folder of the runs (default: runs)"
-    )
-
-
-def _no_arguments(_: argparse.ArgumentParser) -> None:
-    """Add no arguments."""
+    _add_runs_folder(parser)
 
 
 COMMANDS: dict[str, Subcommand] = {
@@ -265,7 +273,7 @@ COMMANDS: dict[str, Subcommand] = {
         _plan_arguments,
     ),
     "schema": Subcommand(
-        "plaudit_workers.commands.validate", "schema", "print the JSON Schema of a job, for editors", _no_arguments
+        "plaudit_workers.commands.validate", "schema", "print the JSON Schema of a job, for editors", lambda _: None
     ),
     "steps": Subcommand(
         "plaudit_metrics.terminal.commands",
@@ -301,8 +309,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as ended:
         return int(ended.code or 0)
     command = COMMANDS[arguments.command]
-    from plaudit_wire.errors import RefusedError
-
     try:
         function = getattr(importlib.import_module(command.module), command.function)
         code = int(function(arguments))
@@ -327,19 +333,6 @@ def _parser() -> argparse.ArgumentParser:
             commands.add_parser(name, help=command.summary, description=f"plaudit {name}: {command.summary}.")
         )
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def _run_name(text: str) -> str:
-    allowed = text.replace("-", "").replace("_", "").replace(".", "").isalnum() and text.isascii()
-    if not allowed or text.startswith("."):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a name: use letters, digits, '-', '_' and '.'")
-    return text
 
 
 if __name__ == "__main__":
