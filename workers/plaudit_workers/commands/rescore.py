@@ -44,7 +44,6 @@ from plaudit_workers.files import whole_file
 from plaudit_workers.process import EXIT_DONE
 
 _RESPONSE_CHARACTERS = 200
-
 _SHOWN_CHARACTERS = 60
 
 Compare = Callable[[StoredSample, ScoringRecord], object]
@@ -160,9 +159,7 @@ def _correlation(value: float | None) -> str:
 
 
 _SAME = 1e-9
-
 _MOST_RANKED = 1_000_000
-
 """Pairs that ranks are computed of; of more, a random sample of so many."""
 
 
@@ -271,7 +268,6 @@ def _ranks(values: NDArray[Any]) -> NDArray[Any]:
 
 
 _ROWS_AT_A_TIME = 1024
-
 _COLUMNS: dict[str, pyarrow.DataType] = {
     **{name: COLUMNS[name] for name in ("step", "group", "index", "data_source", "prompt", "response")},
     "outcome_before": TEXT,

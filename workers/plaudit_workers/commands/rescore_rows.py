@@ -100,7 +100,6 @@ class Progress:
     def __init__(self, output: Path | None, samples: str, version: str) -> None:
         self._path = None if output is None else output.with_name(f"{output.name}.progress")
         self._head = _Head(samples, version, uuid.uuid4().hex[:12])
-        self._kept: list[int] = []
         if self._path is not None:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -188,13 +187,10 @@ def _decoded(line: bytes) -> _Line | None:
 
 
 Unit = list[Sample]
-
 """Samples that are scored together: a whole group, or a single sample."""
 
 _HTTP_TIMEOUT_S = 86_400.0
-
 _IN_WORK = 1024
-
 """Units that a service has at a time; its own limits decide how many of them it works on."""
 
 
@@ -301,18 +297,12 @@ async def scorers_of_service(url: str, token: str) -> AsyncIterator[ServiceScore
         yield ServiceScorers(client, description)
 
 
-def _body(sample: Sample, name: str = "") -> dict[str, Any]:
-    body = {
-        "response": sample.response,
-        "prompt": sample.messages or sample.prompt,
-        "data_source": sample.data_source,
-        "ground_truth": sample.ground_truth,
-        "extra_info": sample.extra_info,
-        "response_tokens": sample.response_tokens,
-        "max_tokens": sample.max_tokens,
-        "finish_reason": sample.finish_reason,
-    }
-    return body | ({"id": name} if name else {})
+_SENT = ("response", "data_source", "ground_truth", "extra_info", "response_tokens", "max_tokens", "finish_reason")
+
+
+def _body(sample: Sample, id: str = "") -> dict[str, Any]:  # noqa: A002 (the field's name)
+    body = {name: getattr(sample, name) for name in _SENT} | {"prompt": sample.messages or sample.prompt}
+    return body | ({"id": id} if id else {})
 
 
 def _record(result: plaudit_client.Result) -> ScoringRecord:

@@ -46,9 +46,7 @@ async def _unreachable(address: RedisAddress, error: Exception, question: str) -
 
 
 _SCANNED_AT_ONCE = 1000
-
 _TIMEOUT_S = 30.0
-
 _DAY_S = 86_400.0
 
 

@@ -25,7 +25,6 @@ from plaudit_wire.records import ScorerRecord
 from plaudit_workers.process import EXIT_DONE
 
 _TEXT_CHARACTERS = 1000
-
 _STEP = re.compile(r"step-(\d+)-")
 
 

@@ -1,6 +1,6 @@
 """``plaudit submit``: score a file of samples with a running scoring service, in order; resume after a kill.
 
-Input and output are those of ``plaudit score`` (``scoring.offline.lines``). A line of the output is written before its
+Input and output are those of ``plaudit score`` (``service.lines``). A line of the output is written before its
 result is acknowledged, so the output shows how far a killed command came. Each line has the digest of its sample, so
 the same command on an edited input notices.
 """

@@ -3,8 +3,6 @@
 Each row is a group of two samples: its answer, which a good reward scores high, and an empty response, which it scores
 low. The answer is the row's ``response`` or ``responses``, else ``extra_info.answer`` or ``extra_info.solution`` (of
 verl's and TRL's datasets), else the ground truth as text.
-
-Show on standard error what reward functions print, and warnings, while a command scores in this process.
 """
 
 from __future__ import annotations
@@ -31,34 +29,6 @@ from plaudit_workers.images import without_files
 from plaudit_workers.launch.checks import data_problem, data_rows
 from plaudit_workers.process import EXIT_DONE, model_servers
 from plaudit_workers.service.build import build_pipeline
-
-
-def show_logs() -> None:
-    """Send log records to standard error as plain lines: ``mine: text`` for what the scorer ``mine`` printed."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_PlainLines())
-    handler.addFilter(_is_for_users)
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-
-
-class _PlainLines(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the scorer's line as it is; any other record as level, message and fields."""
-        fields = dict(getattr(record, "fields", {}))
-        if _is_printed(record):
-            return f"{fields['scorer']}: {fields['line']}"
-        values = " ".join(f"{name}={value}" for name, value in fields.items())
-        return f"{record.levelname.lower()}: {record.getMessage()} {values}".rstrip()
-
-
-def _is_for_users(record: logging.LogRecord) -> bool:
-    """Leave out Plaudit's own records below warnings: they are for the logs of a run."""
-    return _is_printed(record) or record.levelno >= logging.WARNING or not record.name.startswith("plaudit_")
-
-
-def _is_printed(record: logging.LogRecord) -> bool:
-    return set(getattr(record, "fields", {})) == {"scorer", "line"}
-
 
 _COLUMNS = (*REQUIRED_COLUMNS, "extra_info", "response", "responses")
 
@@ -190,3 +160,33 @@ def _verdict(scored: Sequence[Sequence[ScoringRecord]]) -> str:
     failed = sum(value is None for pair in pairs for value in pair)
     failures = f"; {failed} of {2 * len(pairs)} samples have no score" if failed else ""
     return f"the answer scores higher than an empty response in {higher} of {len(pairs)} rows{failures}"
+
+
+def show_logs() -> None:
+    """Show on standard error what reward functions print, and warnings, while a command scores in this process.
+
+    The lines are plain: ``mine: text`` for what the scorer ``mine`` printed.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_PlainLines())
+    handler.addFilter(_is_for_users)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+class _PlainLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the scorer's line as it is; any other record as level, message and fields."""
+        fields = dict(getattr(record, "fields", {}))
+        if _is_printed(record):
+            return f"{fields['scorer']}: {fields['line']}"
+        values = " ".join(f"{name}={value}" for name, value in fields.items())
+        return f"{record.levelname.lower()}: {record.getMessage()} {values}".rstrip()
+
+
+def _is_for_users(record: logging.LogRecord) -> bool:
+    """Leave out Plaudit's own records below warnings: they are for the logs of a run."""
+    return _is_printed(record) or record.levelno >= logging.WARNING or not record.name.startswith("plaudit_")
+
+
+def _is_printed(record: logging.LogRecord) -> bool:
+    return set(getattr(record, "fields", {})) == {"scorer", "line"}

@@ -1,7 +1,4 @@
-"""Score a share of the samples and groups by another service as well: its results are compared, never answered.
-
-The comparison of two services as Prometheus series, and in the service's description.
-"""
+"""Score a share of the samples and groups by another service as well: its results are compared, never answered."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ _EQUAL_WITHIN = 1e-6
 
 
 class CanarySeries:
-    """Hold the figures of one process."""
+    """Compare two services in Prometheus series and for the service's description, by the figures of one process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._samples = prometheus_client.Counter(
@@ -89,14 +86,11 @@ def _result(here: float | None, there: float | None) -> str:
 
 
 _MOST_AT_ONCE = 512
-
 """Copied samples in flight; further ones are left out, so that a slow canary holds no memory here. A group that is
 larger goes alone."""
 
 _WITHIN_S = 600.0
-
 _PARTS = 1 << 16
-
 _FAILURES = (NoResponseError, CallTimeoutError, InfrastructureError, msgspec.DecodeError)
 
 
@@ -136,9 +130,8 @@ class Canary:
 
     def offer(self, submitted: SubmittedSamples, answer: GatewayAnswer) -> None:
         """Copy a sample or group that was scored here, if it belongs to the share. A group is copied as a whole."""
-        is_drawn = (
-            zlib.crc32(submitted.id.encode()) % _PARTS < self._share * _PARTS
-        )  # a repeated request draws the same
+        # By the id: a repeated request draws the same.
+        is_drawn = zlib.crc32(submitted.id.encode()) % _PARTS < self._share * _PARTS
         if not isinstance(answer, SampleAnswer | GroupAnswer) or not is_drawn:
             return
         num_samples = len(submitted.samples)

@@ -1,7 +1,4 @@
-"""Read the bodies of requests into groups of samples. Pure; every error names the field and its position.
-
-The errors that a gateway answers with. Pure.
-"""
+"""Read the bodies of requests into groups of samples; every error names the field and its position. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from plaudit_workers.stream.sessions import LARGEST_GROUP
 class RefusedRequestError(Exception):
     """A request that the gateway does not serve.
 
-    Attributes:
+    Args:
         kind: for programs: ``invalid_sample``, ``unauthorized``, ``busy``, ….
         samples: by position in the request, what is wrong with each; the others were not refused.
         retry_after_s: seconds after which the same request may succeed; None: it will not.
@@ -55,7 +52,6 @@ class RefusedRequestError(Exception):
 
 
 MOST_SAMPLES = 1024
-
 """Samples of one request."""
 
 _ID = re.compile(r"[^\s:]\S{0,199}")
@@ -72,14 +68,11 @@ class SubmittedSamples:
 
 @dataclass(frozen=True)
 class RequestBody:
-    """Hold the content of a request.
-
-    Attributes:
-        is_batch: several were submitted in a list, so the answer is one.
-    """
+    """Hold the content of a request."""
 
     groups: Sequence[SubmittedSamples]
     is_batch: bool
+    """Several were submitted in a list, so the answer is one."""
 
 
 class _Samples(msgspec.Struct):
