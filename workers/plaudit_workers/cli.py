@@ -7,8 +7,8 @@ Exit codes: 0 done · 1 crashed · 2 bad input, one message on standard error ·
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,10 +29,8 @@ EXIT_CLOSED_PIPE = 141
 class Subcommand:
     """Describe one command of ``plaudit``."""
 
-    module: str
-    """Module of its function, imported when the command is called."""
     function: str
-    """``function(arguments) -> exit code``."""
+    """``module:function``, imported when the command is called: ``function(arguments) -> exit code``."""
     summary: str
     """One line for ``plaudit --help``."""
     add_arguments: Callable[[argparse.ArgumentParser], None]
@@ -211,85 +209,46 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     _add_runs_folder(parser)
 
 
+_HERE = "plaudit_workers.commands"
+
 COMMANDS: dict[str, Subcommand] = {
     "run": Subcommand(
-        "plaudit_workers.launch.run", "run", "run a job on this machine or on a Ray cluster", _run_arguments
+        "plaudit_workers.launch.run:run", "run a job on this machine or on a Ray cluster", _run_arguments
     ),
     "submit": Subcommand(
-        "plaudit_workers.commands.submit",
-        "submit",
-        "score a file of samples on a running scoring service",
-        _submit_arguments,
+        f"{_HERE}.submit:submit", "score a file of samples on a running scoring service", _submit_arguments
     ),
-    "score": Subcommand(
-        "plaudit_workers.commands.score", "score", "score a file of samples on this machine", _score_arguments
-    ),
-    "try": Subcommand(
-        "plaudit_workers.commands.trial",
-        "try_scorers",
-        "score the first rows of a job's data",
-        _try_arguments,
-    ),
+    "score": Subcommand(f"{_HERE}.score:score", "score a file of samples on this machine", _score_arguments),
+    "try": Subcommand(f"{_HERE}.trial:try_scorers", "score the first rows of a job's data", _try_arguments),
     "rescore": Subcommand(
-        "plaudit_workers.commands.rescore",
-        "rescore",
-        "score the stored samples of a run again and compare",
-        _rescore_arguments,
+        f"{_HERE}.rescore:rescore", "score the stored samples of a run again and compare", _rescore_arguments
     ),
     "samples": Subcommand(
-        "plaudit_workers.commands.samples",
-        "samples",
-        "print stored samples of a run: texts, scores, reasons",
-        _samples_arguments,
+        f"{_HERE}.samples:samples", "print stored samples of a run: texts, scores, reasons", _samples_arguments
     ),
-    "dead": Subcommand(
-        "plaudit_workers.commands.runs",
-        "dead",
-        "list, show, retry or drop a live run's dead letters",
-        _dead_arguments,
-    ),
+    "dead": Subcommand(f"{_HERE}.runs:dead", "list, show, retry or drop a live run's dead letters", _dead_arguments),
     "runs": Subcommand(
-        "plaudit_workers.commands.runs",
-        "runs",
-        "list the runs in an external Redis, delete finished ones",
-        _runs_arguments,
+        f"{_HERE}.runs:runs", "list the runs in an external Redis, delete finished ones", _runs_arguments
     ),
     "export": Subcommand(
-        "plaudit_workers.training.export",
-        "export",
+        "plaudit_workers.training.export:export",
         "write a run's weights as a whole model, adapters merged",
         _export_arguments,
     ),
     "validate": Subcommand(
-        "plaudit_workers.commands.validate",
-        "validate",
-        "report every problem of a job file, with lines",
-        _validate_arguments,
+        f"{_HERE}.validate:validate", "report every problem of a job file, with lines", _validate_arguments
     ),
-    "plan": Subcommand(
-        "plaudit_workers.commands.plan",
-        "plan",
-        "compute the memory and time that a job needs",
-        _plan_arguments,
-    ),
-    "schema": Subcommand(
-        "plaudit_workers.commands.validate", "schema", "print the JSON Schema of a job, for editors", lambda _: None
-    ),
+    "plan": Subcommand(f"{_HERE}.plan:plan", "compute the memory and time that a job needs", _plan_arguments),
+    "schema": Subcommand(f"{_HERE}.validate:schema", "print the JSON Schema of a job, for editors", lambda _: None),
     "steps": Subcommand(
-        "plaudit_metrics.terminal.commands",
-        "steps",
-        "show the steps of a run and what each waited for",
-        steps_arguments,
+        "plaudit_metrics.terminal.commands:steps", "show the steps of a run and what each waited for", steps_arguments
     ),
-    "top": Subcommand("plaudit_metrics.terminal.top", "top", "watch a run live: waits, queues, workers", top_arguments),
+    "top": Subcommand("plaudit_metrics.terminal.top:top", "watch a run live: waits, queues, workers", top_arguments),
     "trace": Subcommand(
-        "plaudit_metrics.terminal.commands", "trace", "write a step's timeline for Perfetto", trace_arguments
+        "plaudit_metrics.terminal.commands:trace", "write a step's timeline for Perfetto", trace_arguments
     ),
     "report": Subcommand(
-        "plaudit_metrics.terminal.commands",
-        "report",
-        "write a run's report as one HTML file",
-        report_arguments,
+        "plaudit_metrics.terminal.commands:report", "write a run's report as one HTML file", report_arguments
     ),
 }
 """By name, in the order of ``plaudit --help``. A new command is a line here."""
@@ -310,8 +269,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(ended.code or 0)
     command = COMMANDS[arguments.command]
     try:
-        function = getattr(importlib.import_module(command.module), command.function)
-        code = int(function(arguments))
+        code = int(pkgutil.resolve_name(command.function)(arguments))
         sys.stdout.flush()
         return code
     except RefusedError as refused:

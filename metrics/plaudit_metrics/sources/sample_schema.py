@@ -135,6 +135,10 @@ BOUNDED = ["step", "outcome", "score", "data_source", "split"]
 MOST_EXTRAS = 64
 """Extras of one scorer that get a column each; further ones are not stored."""
 
+_PROMPT = {name: name for name in ("group", "split", "position", "attempt", "data_source", "prompt", "images")} | {
+    "step": "admitted_for_step"
+}
+
 _GENERATION = {
     name: name
     for name in (
@@ -177,22 +181,16 @@ def samples_table(rows: Sequence[dict[str, Any]], scorings: Iterable[ScoringReco
 def group_columns(prompt: Prompt, record: GroupRecord) -> dict[str, Any]:
     """Return the columns that the samples of a group share, except for the step that closed it."""
     return {
-        "group": prompt.group,
-        "split": prompt.split,
-        "position": prompt.position,
-        "attempt": prompt.attempt,
-        "admitted_for_step": prompt.step,
-        "data_source": prompt.data_source,
-        "prompt": prompt.prompt,
+        **_columns(prompt, _PROMPT),
+        **_columns(record, _GROUP_TIMES),
         "prompt_id": _prompt_id(prompt),
-        "images": prompt.images,
         "messages_json": _json(prompt.messages),
         "max_tokens": prompt.sampling.max_tokens,
         "ground_truth_json": _json(prompt.ground_truth),
         "extra_info_json": _json(prompt.extra_info),
         "end": record.end,
         "end_reason": record.reason,
-    } | _columns(record, _GROUP_TIMES)
+    }
 
 
 def sample_columns(stamps: Stamps, body: SampleBody | None, scoring: ScoringRecord | None) -> dict[str, Any]:

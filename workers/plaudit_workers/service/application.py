@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +52,7 @@ from plaudit_workers.service.callers import (
     wait_for_accepted,
     wait_for_all,
 )
-from plaudit_workers.service.canary import Canary, CanarySeries
+from plaudit_workers.service.canary import SECONDS, Canary, CanarySeries
 from plaudit_workers.service.requests import RefusedRequestError, RequestBody, SubmittedSamples
 from plaudit_workers.service.shapes import SHAPES, GatewayShape
 from plaudit_workers.service.tokens import SampleRate, Tokens, caller_name, token_of
@@ -188,9 +187,6 @@ class ServiceDescription:
         } | ({"canary": self.canary.description()} if self.canary else {})
 
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-
-
 class GatewaySeries:
     """Hold the Prometheus series of one process.
 
@@ -209,22 +205,18 @@ class GatewaySeries:
             "plaudit_gateway_sample_seconds",
             "Seconds from a sample's submission to its score",
             ["caller"],
-            buckets=_SECONDS,
+            buckets=SECONDS,
             registry=registry,
         )
         self.awaited = Gauge("plaudit_gateway_awaited", "Samples and groups that requests await", registry=registry)
 
     def count(self, caller: str, answers: Sequence[GatewayAnswer]) -> None:
         """Count the samples of answers that are sent to a caller."""
-        seconds = self.seconds.labels(caller)
-        outcomes: Counter[str] = Counter()
         for answer in answers:
             for sample in answer.results if isinstance(answer, GroupAnswer) else [answer]:
                 if isinstance(sample, SampleAnswer):
-                    outcomes[sample.outcome] += 1
-                    seconds.observe(sample.seconds)
-        for outcome, number in outcomes.items():
-            self.samples.labels(caller, outcome).inc(number)
+                    self.samples.labels(caller, sample.outcome).inc()
+                    self.seconds.labels(caller).observe(sample.seconds)
 
 
 MOST_BYTES = 64 << 20

@@ -20,7 +20,9 @@ from plaudit_workers.service.callers import GatewayAnswer, GroupAnswer, SampleAn
 from plaudit_workers.service.lines import SampleInput
 from plaudit_workers.service.requests import SubmittedSamples
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+"""Buckets of a sample's seconds."""
+
 
 _DIFFERENCES = (-10, -1, -0.5, -0.25, -0.1, -0.01, 0, 0.01, 0.1, 0.25, 0.5, 1, 10)
 
@@ -45,7 +47,7 @@ class CanarySeries:
             registry=registry,
         )
         self._seconds = Histogram(
-            "plaudit_gateway_canary_seconds", "Seconds of a sample in the canary", buckets=_SECONDS, registry=registry
+            "plaudit_gateway_canary_seconds", "Seconds of a sample in the canary", buckets=SECONDS, registry=registry
         )
         self._results: Counter[str] = Counter()
         self._sum = self._sum_of_seconds = 0.0
