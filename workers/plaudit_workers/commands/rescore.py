@@ -46,12 +46,13 @@ from plaudit_workers.process import EXIT_DONE
 _RESPONSE_CHARACTERS = 200
 _SHOWN_CHARACTERS = 60
 
-Compare = Callable[[StoredSample, ScoringRecord], object]
+OnScored = Callable[[StoredSample, ScoringRecord], object]
 
 
 def rescore(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    check_ending(arguments.output)
+    if arguments.output is not None and arguments.output.suffix not in (".jsonl", ".parquet"):
+        raise RefusedError(f"--output {arguments.output}: end its name in .parquet or .jsonl")
     opening: AbstractAsyncContextManager[StoredScorers]
     if arguments.url:
         opening = scorers_of_service(arguments.url, os.environ.get("PLAUDIT_TOKEN", ""))
@@ -81,7 +82,7 @@ def rescore(arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-async def _rescore(scorers: StoredScorers, files: Iterable[Path], progress: Progress, compare: Compare) -> None:
+async def _rescore(scorers: StoredScorers, files: Iterable[Path], progress: Progress, on_scored: OnScored) -> None:
     in_work: deque[tuple[str, list[StoredSample]]] = deque()
 
     async def unscored() -> AsyncIterator[tuple[str, Unit]]:
@@ -91,7 +92,7 @@ async def _rescore(scorers: StoredScorers, files: Iterable[Path], progress: Prog
             resuming = scorings is not None
             if scorings is not None:
                 for stored, scoring in zip(unit, scorings, strict=True):
-                    compare(stored, scoring)
+                    on_scored(stored, scoring)
             else:
                 in_work.append((name, unit))
                 yield f"{progress.attempt}/{name}", [stored.sample for stored in unit]
@@ -100,7 +101,7 @@ async def _rescore(scorers: StoredScorers, files: Iterable[Path], progress: Prog
         name, unit = in_work.popleft()
         progress.keep(name, scorings)
         for stored, scoring in zip(unit, scorings, strict=True):
-            compare(stored, scoring)
+            on_scored(stored, scoring)
 
 
 def _units(files: Iterable[Path], scores_groups: bool) -> Iterable[tuple[str, list[StoredSample]]]:
@@ -134,11 +135,13 @@ def readable(summary: Summary) -> str:
     ]
     lines += [f"  {failure.scorer}: {failure}" for failure in summary.failures]
     if summary.scored_both:
+        correlation = summary.rank_correlation
         lines += [
             f"mean score        {summary.mean_before:.4f} → {summary.mean_after:.4f} "
             f"(change {summary.mean_change:+.4f})",
             f"same score        {100 * (summary.agreement or 0):.1f} %",
-            f"rank correlation  {_correlation(summary.rank_correlation)}",
+            "rank correlation  "
+            + ("undefined: one side has a single value" if correlation is None else f"{correlation:.3f}"),
         ]
     if summary.changed_most:
         lines.append("changed most")
@@ -152,10 +155,6 @@ def readable(summary: Summary) -> str:
 
 def _outcomes(outcomes: dict[str, int]) -> str:
     return ", ".join(f"{outcome} {count:,}" for outcome, count in outcomes.items()) or "none"
-
-
-def _correlation(value: float | None) -> str:
-    return "undefined: one side has a single value" if value is None else f"{value:.3f}"
 
 
 _SAME = 1e-9
@@ -280,14 +279,8 @@ _COLUMNS: dict[str, pyarrow.DataType] = {
 _SCORER_COLUMNS = {name: SCORER_COLUMNS[name] for name in ("value", "outcome", "reason")}
 
 
-def check_ending(target: Path | None) -> None:
-    """Raise ``RefusedError`` if the name of the output has an ending that cannot be written."""
-    if target is not None and target.suffix not in (".jsonl", ".parquet"):
-        raise RefusedError(f"--output {target}: end its name in .parquet or .jsonl")
-
-
 @contextmanager
-def written_rows(target: Path | None, scorers: list[str]) -> Iterator[Compare]:
+def written_rows(target: Path | None, scorers: list[str]) -> Iterator[OnScored]:
     """Yield a function that writes one sample; ``target`` appears when the block ends without an error."""
     if target is None:
         yield lambda stored, scoring: None

@@ -85,16 +85,16 @@ async def build_pipeline(reward: RewardSpec, worker: str, context: BuildContext 
         context: the environment of the scorers. Default: outside a run.
     """
     context = context or BuildContext(reward, worker, model_servers=model_servers())
-    made = _made(reward, context)
-    combining = _combining(context)
-    await _opened([*made, combining] if combining else made)
+    made = _make_all(reward, context)
+    combining = _combining_function(context)
+    await _open_all([*made, combining] if combining else made)
     combiner: Combiner = WeightedSum()
     if combining is not None:
         combiner = FunctionCombiner(combining, timeout_s=reward.timeout_seconds, retries=reward.retries)
     stages: list[Stage] = []
     group_stages: list[GroupStage] = []
     for scorer, built in zip(reward.scorers, made, strict=True):
-        _place(built, _rules(scorer, reward), scorer.scope, stages, group_stages)
+        _stage(built, _rules(scorer, reward), scorer.scope, stages, group_stages)
     return Pipeline(
         stages,
         group_stages,
@@ -105,7 +105,7 @@ async def build_pipeline(reward: RewardSpec, worker: str, context: BuildContext 
     )
 
 
-def _made(reward: RewardSpec, context: BuildContext) -> list[AnyScorer]:
+def _make_all(reward: RewardSpec, context: BuildContext) -> list[AnyScorer]:
     made, problems = [], []
     for scorer in reward.scorers:
         try:
@@ -117,7 +117,7 @@ def _made(reward: RewardSpec, context: BuildContext) -> list[AnyScorer]:
     return made
 
 
-async def _opened(scorers: Sequence[AnyScorer]) -> None:
+async def _open_all(scorers: Sequence[AnyScorer]) -> None:
     """Open all concurrently; if one is refused, close all and report every refusal."""
     outcomes = await asyncio.gather(*(scorer.open() for scorer in scorers), return_exceptions=True)
     problems = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
@@ -128,7 +128,7 @@ async def _opened(scorers: Sequence[AnyScorer]) -> None:
     raise others[0] if others else RefusedError("\n".join(str(problem) for problem in problems))
 
 
-def _combining(context: BuildContext) -> FunctionScorer | None:
+def _combining_function(context: BuildContext) -> FunctionScorer | None:
     reward = context.reward
     if reward.combine.kind != "python":
         return None
@@ -145,7 +145,7 @@ def _rules(scorer: ScorerSpec, reward: RewardSpec) -> Rules:
     )
 
 
-def _place(built: AnyScorer, rules: Rules, scope: str, stages: list[Stage], group_stages: list[GroupStage]) -> None:
+def _stage(built: AnyScorer, rules: Rules, scope: str, stages: list[Stage], group_stages: list[GroupStage]) -> None:
     """Add a scorer to the stages of its scope; a class with ``post_process_scores`` goes into both."""
     if scope == "group":
         replaces = isinstance(built, FunctionScorer) and built.replaces_values
@@ -379,7 +379,7 @@ def _judge_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:
             max_connections=context.reward.workers.max_concurrent_samples,
             pool=_server_pool(scorer, context) if judge.serve else None,
         ),
-        _parser(scorer.name, judge, group, context),
+        _judge_parser(scorer.name, judge, group, context),
         _limiter(scorer, endpoint, context),
         TokenEstimate(judge.arguments),
         _usage_report(scorer.name, usage, context),
@@ -388,7 +388,7 @@ def _judge_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:
     return built if group else _cached(built, scorer, usage, context)
 
 
-def _parser(name: str, judge: JudgeSpec, group: bool, context: BuildContext) -> Parser:
+def _judge_parser(name: str, judge: JudgeSpec, group: bool, context: BuildContext) -> Parser:
     parse = judge.parse
     if parse.python is not None:
         target = Target(
