@@ -26,7 +26,6 @@ import pyarrow.compute
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from plaudit_metrics.sources.sample_schema import BOUNDED
 from plaudit_metrics.sources.samples import UnreadableFileError
 
 if TYPE_CHECKING:
@@ -146,6 +145,8 @@ def _equals(table: pyarrow.Table, name: str, value: str) -> NDArray[np.bool_]:
 
 Row = dict[str, Any]
 
+_BOUNDED = ("outcome", "score", "data_source", "split")
+
 
 class SampleFile:
     """Read one file of stored samples; use as a context manager.
@@ -185,7 +186,7 @@ class SampleFile:
     def bounds(self) -> dict[str, Bounds]:
         """Return the bounds of the columns that queries compare, where the footer has them."""
         found = {}
-        for name in BOUNDED:
+        for name in _BOUNDED:
             place = self._places.get(name)
             if place is None:
                 continue

@@ -1,10 +1,11 @@
-"""Compute the memory that a job needs, part by part, and find the nearest job that fits its GPUs. Pure.
+"""Decide whether a job fits its GPUs, and find the nearest one that does. Pure.
 
-The parts are those of a trainer's rank, of a rollout's GPU and of the trainer's hosts. The formulas follow the code:
-float32 weights, gradients and AdamW's two averages divided by the ranks that share them (FSDP2, ``fsdpSize``), layers
-gathered in the precision of the forward passes, activations of one micro-batch or of a rank's share of the longest
-sample (``sequenceParallelSize``), one chunk of logits, or all of a row where the model changes them behind its head.
-What ``cpuOffload`` and ``activationOffload`` move lies on the host instead.
+Memory of a trainer's rank, of a rollout's GPU and of the trainer's hosts, part by part. Pure.
+
+The formulas follow the code: float32 weights, gradients and AdamW's two averages divided by the ranks that share them
+(FSDP2, ``fsdpSize``), layers gathered in the precision of the forward passes, activations of one micro-batch or of a
+rank's share of the longest sample (``sequenceParallelSize``), one chunk of logits, or all of a row where the model
+changes them behind its head. What ``cpuOffload`` and ``activationOffload`` move lies on the host instead.
 """
 
 from __future__ import annotations
@@ -23,32 +24,43 @@ from plaudit_job.rules.fields import rule_problems
 from plaudit_job.spec.rljob import Spec, TrainerSpec
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
 """``model.dtype`` → bytes of a published value, and of a rollout's."""
 
 FORWARD_BYTES = DTYPE_BYTES | {"float16": 4}
+
 """``model.dtype`` → bytes of a value in the trainer's forward passes (``training.model.FORWARD_DTYPES``)."""
 
 RESERVED_BYTES = 3e9
+
 """CUDA's context, the libraries' workspaces, fragments."""
 
 _FLOAT = 4
+
 _ADAMW = 16
+
 """Bytes a trained parameter: weight, gradient, two averages, all float32."""
 
 _CHUNK_BYTES = 1 << 29
+
 """``token_head.CHUNK_BYTES``: float32 logits of a chunk."""
 
 LOGIT_COPIES = 5
+
 """Logits, their scaled copy, the softmax and gradients, all float32; counted in a test."""
 
 _BACKWARD_SHARE = 1.5
+
 """A layer's saved tensors and the gradients beside them, while its backward pass runs."""
 
 _INPUTS_UNDERWAY = 2
+
 _OFFERED_COPIES = 2
+
 """The newest published weights, and those before while a rollout still receives them; older transfers are broken."""
 
 _PREFILL_TOKENS = 8192
+
 """Tokens of one engine step on a GPU: vLLM's default."""
 
 
@@ -193,6 +205,7 @@ def host_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
 _MOST_GPUS = 1024
 
 Changes = dict[str, Any]
+
 """Field of a section → new value."""
 
 
@@ -263,11 +276,7 @@ def _trainer_changes(spec: Spec, shape: ModelShape) -> Iterator[Changes]:
     trainer, longest = spec.trainer, longest_sample(spec)
     for ranks in _numbers_of_ranks(trainer):
         most = 1 if spec.data.images else ranks  # ranks that share a row cannot share its images
-        sizes = [
-            size
-            for size in range(trainer.sequence_parallel_size, most + 1)
-            if ranks % size == 0 and divides_heads(size, shape.heads, shape.key_value_heads)
-        ]
+        sizes = [size for size in range(1, most + 1) if _parallel(size, ranks, trainer, shape)]
         shards = dict.fromkeys([trainer.fsdp_size, trainer.fsdp_size and ranks])
         for fsdp_size, size, recompute in product(shards, sizes, (trainer.activation_checkpointing, "layers")):
             for tokens in (trainer.micro_batch_tokens, min(-(-longest // size), trainer.micro_batch_tokens)):
@@ -287,6 +296,14 @@ def _numbers_of_ranks(trainer: TrainerSpec) -> Iterator[int]:
     while ranks <= _MOST_GPUS:
         yield ranks
         ranks = min(2 * ranks, pod) if ranks < pod else -(-2 * ranks // pod) * pod
+
+
+def _parallel(size: int, ranks: int, trainer: TrainerSpec, shape: ModelShape) -> bool:
+    return (
+        size >= trainer.sequence_parallel_size
+        and ranks % size == 0
+        and divides_heads(size, shape.heads, shape.key_value_heads)
+    )
 
 
 def _heads(spec: Spec, shape: ModelShape) -> Iterator[Problem]:
