@@ -29,6 +29,7 @@ from plaudit_workers.images import without_files
 from plaudit_workers.launch.checks import data_problem, data_rows
 from plaudit_workers.process import EXIT_DONE, model_servers
 from plaudit_workers.service.build import build_pipeline
+from plaudit_workers.service.lines import SampleInput
 
 _COLUMNS = (*REQUIRED_COLUMNS, "extra_info", "response", "responses")
 
@@ -40,7 +41,7 @@ class _Trial:
     """Hold one row: its answer, the answer's origin, and the samples with the answer and with an empty response."""
 
     source: str
-    samples: Sequence[Sample]
+    samples: list[Sample]
 
 
 def try_scorers(arguments: argparse.Namespace) -> int:
@@ -62,8 +63,7 @@ async def _score(reward: RewardSpec, trials: Sequence[_Trial]) -> list[list[Scor
         scored = []
         for trial in trials:
             scorings = await asyncio.gather(*(pipeline.score(sample) for sample in trial.samples))
-            samples = list(trial.samples)
-            scored.append(await pipeline.score_group(samples, scorings) if pipeline.scores_groups else scorings)
+            scored.append(await pipeline.score_group(trial.samples, scorings) if pipeline.scores_groups else scorings)
         return scored
     finally:
         await pipeline.close()
@@ -100,22 +100,16 @@ def _trials(job: RLJob, data: Path | None, num_rows: int) -> list[_Trial]:
 def _trial(group: str, row: dict[str, Any], job: RLJob) -> _Trial:
     extra_info = extra_info_of(row.get("extra_info"))
     source, answer = _answer(row, extra_info)
-    chat = not isinstance(row["prompt"], str)
-    messages = without_files(row["prompt"]) if chat else []
-    prompt = "\n".join(str(message["content"]) for message in messages) if chat else row["prompt"]
     samples = [
-        Sample(
-            group=group,
-            index=index,
-            data_source=str(row["data_source"]),
-            prompt=prompt,
+        SampleInput(
             response=response,
+            prompt=row["prompt"] if isinstance(row["prompt"], str) else without_files(row["prompt"]),
+            data_source=str(row["data_source"]),
             ground_truth=row["reward_model"]["ground_truth"],
             extra_info=extra_info,
-            messages=messages,
             response_tokens=len(response.split()),
             max_tokens=job.spec.rollout.sampling.max_tokens,
-        )
+        ).sample(group, index)
         for index, response in enumerate((answer, ""))
     ]
     return _Trial(source, samples)

@@ -53,10 +53,10 @@ class CanarySeries:
         self._sum = self._sum_of_seconds = 0.0
         self._versions: dict[str, None] = {}
 
-    def count(self, result: str, version: str) -> None:
-        """Count a sample."""
-        self._samples.labels(result, version).inc()
-        self._results[result] += 1
+    def count(self, result: str, version: str = "", num_samples: int = 1) -> None:
+        """Count samples with the same result."""
+        self._samples.labels(result, version).inc(num_samples)
+        self._results[result] += num_samples
 
     def compare(self, here: float | None, there: float | None, seconds: float, version: str) -> None:
         """Count a sample that both have scored; None means that the service has no score."""
@@ -138,7 +138,7 @@ class Canary:
             return
         num_samples = len(submitted.samples)
         if self._num_in_flight and self._num_in_flight + num_samples > _MOST_AT_ONCE:
-            self._count_all("left_out", num_samples)
+            self._series.count("left_out", num_samples=num_samples)
             return
         self._num_in_flight += num_samples
         copy = asyncio.create_task(self._compare(submitted, answer))
@@ -163,7 +163,7 @@ class Canary:
         except _FAILURES:
             there = []
         if len(there) != len(here):
-            self._count_all("unavailable", len(here))
+            self._series.count("unavailable", num_samples=len(here))
             return
         for own, other in zip(here, there, strict=True):
             self._series.compare(own.score, other.score, other.seconds, other.version)
@@ -178,10 +178,6 @@ class Canary:
         if submitted.is_group:
             return _group_decoder.decode(response.body).results
         return [_decoder.decode(response.body)]
-
-    def _count_all(self, result: str, num_samples: int) -> None:
-        for _ in range(num_samples):
-            self._series.count(result, "")
 
 
 def _without_id(sample: SampleInput) -> dict[str, Any]:
