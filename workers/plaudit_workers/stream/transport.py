@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, ReadOnlyError, ResponseError
 
+from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import RefusedError, StoppedError
 from plaudit_wire.messages import Announcement, decode, decoder
 from plaudit_wire.names import Names
@@ -56,7 +57,7 @@ class _Request:
         self.calls = calls
         self.answers: list[Any] = [None] * len(calls)
         self.left = list(range(len(calls)))
-        self.pause_s = _FIRST_PAUSE_S
+        self._failures = 0
         self.done: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
 
     def resolve(self) -> None:
@@ -76,9 +77,8 @@ class _Request:
 
     def next_pause_s(self) -> float:
         """Return the pause before the next attempt; it doubles up to a second."""
-        pause_s = self.pause_s
-        self.pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
-        return pause_s
+        self._failures += 1
+        return backoff_s(self._failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
 
 
 class ScriptRunner:
