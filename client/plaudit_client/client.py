@@ -140,15 +140,10 @@ def _pause_s(headers: Mapping[str, str], num_failures: int) -> float:
 
 
 SCORE, GROUPS = "/v1/score", "/v1/groups"
-
 _FIELDS = {SCORE: "samples", GROUPS: "groups"}
-
 _STREAM = {"content-type": "application/json", "accept": "application/x-ndjson"}
-
 _MOST_ITEMS, _MOST_BYTES = 256, 4 << 20
-
 _MOST_REQUESTS = 256
-
 """Open requests of one event loop; further samples wait and share the next ones."""
 
 
@@ -324,14 +319,10 @@ async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
 
 
 SampleMapping = Mapping[str, Any]
-
 """``response``, and optionally ``prompt`` (text or chat messages), ``data_source``, ``ground_truth``, ``extra_info``,
 ``response_tokens``, ``max_tokens``, ``finish_reason``, ``id``."""
-
 _MOST_UNDER_WAY = 2048
-
 _QUIET_S = 60.0
-
 """The service sends an empty line at least every 15 s: a connection that is quiet for longer is dead."""
 
 

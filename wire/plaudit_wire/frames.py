@@ -15,11 +15,8 @@ from typing import Any
 import msgspec
 
 READ_BYTES = 1 << 20
-
 """Bytes to read from a connection at a time."""
-
 _LENGTH = struct.Struct("<I")
-
 _encoder = msgspec.msgpack.Encoder()
 
 

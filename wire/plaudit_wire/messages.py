@@ -24,7 +24,6 @@ import msgspec
 from plaudit_wire.records import ADMISSION_MEMORY_SHARE, GenerationRecord, Sample, Split
 
 SCHEMA_VERSION: Final = 1
-
 """First byte of every encoded record; increased when a field changes its meaning. 0 marks a spilled record."""
 
 
@@ -37,11 +36,8 @@ class SchemaVersionError(RecordError):
 
 
 Record = TypeVar("Record")
-
 _encoder = msgspec.msgpack.Encoder()
-
 _VERSION_BYTE = bytes([SCHEMA_VERSION])
-
 _decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
 
 

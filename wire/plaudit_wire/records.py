@@ -32,9 +32,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 Outcome = Literal["scored", "data_error", "infra_error", "timeout", "skipped", "poison", "given_up"]
-
 """The end of a sample's scoring. Only ``scored`` carries a value. ``given_up``: its group's deadline passed."""
-
 OUTCOMES: tuple[Outcome, ...] = (
     "scored",
     "data_error",
@@ -44,17 +42,11 @@ OUTCOMES: tuple[Outcome, ...] = (
     "poison",
     "given_up",
 )
-
 NO_STEP = -1
-
 """The step of samples that belong to no step: a client of a scoring service submitted them."""
-
 Split = Literal["train", "validation"]
-
 GroupEnd = Literal["trained", "evaluated", "dropped"]
-
 CallOutcome = Literal["ok", "error", "timeout", "killed", "refused"]
-
 """The end of a tool call. ``error``: the tool raised. ``timeout``: it passed its limit. ``killed``: its process ended.
 ``refused``: it was never run, because the tool is unknown, its arguments are invalid or a limit was reached."""
 
@@ -216,7 +208,6 @@ class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 PAUSE: Final = "pause"
-
 """``WaitRecord.cause``: too many samples of the step had no score, so the trainer paused before admitting their
 prompts again."""
 
@@ -424,21 +415,12 @@ def _time(word: bytes) -> float | None:
 
 
 LIVE_WITHIN_S: Final = 20.0
-
 """A process counts as dead when its last heartbeat is older than this."""
-
 LEASE_S: Final = 20.0
-
 """An entry of a stream that its worker has not renewed for this long may be claimed by others."""
-
 ADMISSION_MEMORY_SHARE: Final = 0.7
-
 """Share of Redis's memory above which no group is admitted and no session submits."""
-
 INLINE_LIMIT_BYTES: Final = 256 * 1024
-
 """Larger records are spilled to the shared volume; Redis holds a path and a checksum instead."""
-
 EVENTS_MEMORY_SHARE: Final = 0.1
-
 """Share of Redis's memory that the stream ``events`` may take."""

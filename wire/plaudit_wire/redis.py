@@ -54,21 +54,13 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import RecordError
 
 logger = get_logger(__name__)
-
 T = TypeVar("T")
-
 OUTAGE: Final = (RedisConnectionError, RedisTimeoutError, OSError)
-
 """The exceptions that mean that Redis is not available now. A wrong password is a connection error too."""
-
 _PASSING_CLASSES = (ClusterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)
-
 """CLUSTERDOWN and MASTERDOWN, OOM, READONLY, TRYAGAIN. LOADING is a connection error already."""
-
 _PASSING_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "UNBLOCKED force")
-
 _RETRY_AFTER_S = 0.5
-
 _LOG_EVERY_S = 30.0
 
 
@@ -195,21 +187,13 @@ def redis_client(url: str, **options: Any) -> Redis:
 
 
 _CONNECT_TIMEOUT_S = 5.0
-
 _ALERT_WITHIN_S = 1.0
-
 _REDIS_PORT = 6379
-
 _MINIMUM_TLS = ssl.TLSVersion.TLSv1_2
-
 _EXPIRED = 10
-
 _OTHER_NAME = (62, 64)  # of a host, of an IP address (OpenSSL's X509_V_ERR_*)
-
 _NO_CERTIFICATE = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")
-
 _REFUSED_CERTIFICATE = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN")
-
 _ASKS = (
     "asks for a client's certificate",
     "Give spec.transport.tls.certificateSecret and keySecret, or the two as files (to a process started by hand: "
@@ -409,11 +393,8 @@ def _password(environment: Mapping[str, str]) -> str:
 
 
 NEEDED_PERMISSIONS: Final = "+fcall +function|load"
-
 """ACL rules that a user needs to load and call libraries."""
-
 _DIGEST_DIGITS = 12
-
 _HEADER = "#!lua"
 
 

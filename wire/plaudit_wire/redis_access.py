@@ -35,7 +35,6 @@ _GROUP = "hget hmget hset hsetnx exists"
 _LEASES = "hget hset hdel"
 _COUNT = Grant("counters", "hincrby")
 _BEAT = (Grant("workers", "zadd zrem zrangebyscore"), Grant("workers:records", "hset hdel hmget"))
-
 _CLIENT = (
     Grant("", f"{_CALL} scan"),
     Grant("service", "get"),
@@ -49,7 +48,6 @@ _CLIENT = (
     Grant("state", "hget"),
     _COUNT,
 )
-
 GRANTS: Final[Mapping[str, tuple[Grant, ...]]] = {
     "trainer": (
         Grant("", _CALL),

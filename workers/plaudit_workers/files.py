@@ -29,9 +29,7 @@ from typing import Self
 from plaudit_wire.errors import RefusedError
 
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-
 ABANDONED_AFTER_S = 3600.0
-
 """On a volume without locks, a file that has not changed for so long counts as abandoned."""
 
 
@@ -117,17 +115,11 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 TEMPORARY = ".incomplete-"
-
 """Prefix of unfinished files and folders; readers ignore them."""
-
 REPLACED = ".replaced-"
-
 """Prefix of a whole folder that was renamed aside to make room for its replacement."""
-
 _LOCK = ".lock"
-
 _REPLACING = "replacing-"
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

@@ -33,9 +33,7 @@ def load_training_job(path: Path) -> RLJob:
 
 
 logger = get_logger(__name__)
-
 _ANSWER_WITHIN_S = 5.0
-
 _CHECK_EVERY_S = 0.5
 
 

@@ -43,15 +43,10 @@ from plaudit_wire.logs import configure_logs, get_logger
 from plaudit_wire.redis import PasswordFileError, RedisAddress
 
 EXIT_DONE = 0
-
 EXIT_CRASHED = 1
-
 EXIT_REFUSED = 2
-
 EXIT_FAILED = 3
-
 RESTARTED = "PLAUDIT_RESTARTED"
-
 """Variable of a process that takes the place of one that died: what fails at its start now was possible before."""
 
 
@@ -187,7 +182,6 @@ async def _with_signals(serve: Serve, settings: ProcessSettings) -> ProcessEndin
 
 
 _REQUEST_TIMEOUT_S = 5.0
-
 _REASONS = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
 
 
@@ -332,9 +326,7 @@ async def unless_stopped(stop: asyncio.Event, work: Awaitable[object]) -> bool:
 
 
 GPU_SHARE = "PLAUDIT_GPU_SHARE"
-
 """Variable with this process's share of its GPU's memory, where ``plaudit run`` lets processes share one."""
-
 _LOOK_EVERY_S = 0.2
 
 

@@ -35,11 +35,8 @@ from plaudit_wire.names import Stream
 from plaudit_wire.records import ADMISSION_MEMORY_SHARE, GroupEnd, Sample, ScoringRecord, StepRecord, WorkerRecord
 
 Answer = TypeVar("Answer", covariant=True)
-
 Argument = str | bytes | int | float
-
 _numbers = itertools.count()
-
 _boot = os.urandom(6).hex()
 
 
@@ -100,9 +97,7 @@ class StreamLimits:
 
 
 _encode = msgspec.msgpack.encode
-
 _DEADLINE_PASSED = _encode(ScoringRecord(outcome="given_up", reason="the group's deadline passed"))
-
 _GROUP_ENDED = _encode(ScoringRecord(outcome="given_up", reason="its group was ended before it was scored"))
 
 
@@ -319,9 +314,7 @@ def _flat(scorings: Sequence[ScoringRecord]) -> list[Argument]:
 
 
 _NEVER = 1 << 31
-
 _SILENT_MS = 3_600_000
-
 """A consumer without pending entries is removed after this long without a call."""
 
 

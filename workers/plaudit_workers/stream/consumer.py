@@ -57,7 +57,6 @@ from plaudit_workers.stream.transport import Transport
 from plaudit_workers.stream.volume import VolumeError
 
 logger = get_logger(__name__)
-
 T = TypeVar("T")
 
 
@@ -123,9 +122,7 @@ class Leases(Generic[T]):
 
 
 _EARLY_S = 2.0
-
 _LATE_S = 10.0
-
 """A call waits at most about 5 s before its caller gives up, so a later time is a step. Smaller steps shorten a lease
 (``LEASE_S``) to no less than two renewals."""
 
@@ -170,15 +167,10 @@ async def dead_letter(transport: Transport, delivery: Delivery[Any], reason: str
 
 
 _OLD_S = 2.0
-
 _CLAIMED_AT_ONCE = 64
-
 _READ_AT_ONCE = 8
-
 """Payloads in one round trip: each has up to 256 KiB, and all must arrive within the client's timeout of 5 s."""
-
 _UNREADABLE_REMEMBERED = 1000
-
 _PAYLOADS: dict[str, type[Any]] = {"prompts": Prompt, "samples": Sample}
 
 

@@ -23,7 +23,6 @@ from plaudit_workers.stream.transport import Transport
 from plaudit_workers.stream.volume import LostRecordError, SpillFolder, VolumeError
 
 Phase = Literal["open", "group_scoring", "ready", "dropped"]
-
 """The phase of a group; a closed group has no hash."""
 
 
@@ -58,11 +57,8 @@ class Group(msgspec.Struct, frozen=True):
 
 
 logger = get_logger(__name__)
-
 _GROUP_FIELDS = ("phase", "admitted", "prompt", "incarnation", "terminal", "ready", "reason")
-
 _SAMPLE_FIELDS = ("tensors", "sample", "published", "ended")
-
 Values = Sequence[bytes | None]
 
 

@@ -21,10 +21,8 @@ from plaudit_workers.stream.groups import read_entries, read_group, release_call
 from plaudit_workers.stream.transport import Transport
 
 __all__ = ["GroupResult", "SampleResult", "SessionGoneError", "SessionTakenError", "StreamSession", "Submission"]
-
 LARGEST_GROUP: Final = 1024
 """Samples that one submitted group may have: its scores are one stream entry."""
-
 _GROUPS_A_LOOK = 1000
 _NO_TENSORS = encode(Tensors(b"", b"", b"", []))
 _NOT_GENERATED_HERE = msgspec.msgpack.encode(

@@ -143,7 +143,6 @@ def _entry_order(entry: str) -> tuple[int, int]:
 
 
 _CALLS_PER_INCARNATION = 1_000_000_000
-
 _ENDED_REMEMBERED = 10_000
 
 

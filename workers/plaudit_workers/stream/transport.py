@@ -40,13 +40,9 @@ from plaudit_workers.stream.scripts import Scripts
 from plaudit_workers.stream.volume import SpillFolder
 
 Answer = TypeVar("Answer")
-
 _CALLS_A_PIPELINE = 256
-
 _ANSWERED_WITHIN_S = 5.0
-
 _LEAST_BYTES_PER_S = 1e6
-
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 
 
@@ -238,13 +234,9 @@ async def _reply(connection: Any) -> Any:
 
 
 T = TypeVar("T")
-
 _COMMAND_TIMEOUT_S = 5.0
-
 _BLOCKING_TIMEOUT_S = 10.0
-
 _MEMORY_ASKED_EVERY_S = 1.0
-
 _TRY_AGAIN_S = 0.5
 
 
