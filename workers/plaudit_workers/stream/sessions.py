@@ -3,11 +3,18 @@
 A session is a name, owned by the client that opened it last. Its submissions and results stay until they are
 acknowledged, or until no client has sent a keep-alive for ``keep_s``. No further process is needed: every client
 releases overdue groups and ends expired sessions, including those of other clients.
+
+A client offers groups, receives results, and every ``UPKEEP_EVERY_S`` keeps the session alive; when ``losses_due``, it
+looks for submissions that Redis has lost and offers them again. ``service.client`` does so for one client over Redis,
+``service.callers`` for the callers of a gateway.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,14 +22,18 @@ import msgspec
 
 from plaudit_wire.messages import PolicyVersion, Prompt, Sampling, Service, Tensors, decoder, digest_of, encode
 from plaudit_wire.records import NO_STEP, GenerationRecord, Sample, ScoringRecord
+from plaudit_wire.redis import OUTAGE
 from plaudit_workers.stream import calls as transitions
-from plaudit_workers.stream.calls import SessionGoneError, SessionTakenError, Submission, SubmittedGroup
+from plaudit_workers.stream.calls import SessionGoneError, Submission, SubmittedGroup
 from plaudit_workers.stream.groups import read_entries, read_group, release_call
 from plaudit_workers.stream.transport import Transport
 
-__all__ = ["GroupResult", "SampleResult", "SessionGoneError", "SessionTakenError", "StreamSession", "Submission"]
 LARGEST_GROUP: Final = 1024
 """Samples that one submitted group may have: its scores are one stream entry."""
+UPKEEP_EVERY_S: Final = 1.0
+_CHECK_LOSSES_EVERY_S = 5.0
+_OUTAGE_PAUSE_S = 0.2
+_READ_AT_ONCE = 512
 _GROUPS_A_LOOK = 1000
 _NO_TENSORS = encode(Tensors(b"", b"", b"", []))
 _NOT_GENERATED_HERE = msgspec.msgpack.encode(
@@ -69,6 +80,9 @@ class StreamSession:
         self._epoch = 0
         self._reader = transport.blocking_client()
         self._seen = "0"
+        self._check_losses_at = 0.0
+        self.reopened_at = 0.0
+        """When it was opened again because Redis had lost it (monotonic seconds)."""
 
     async def open(self) -> None:
         """Open the session.
@@ -83,6 +97,21 @@ class StreamSession:
         else:
             self.read_again()
 
+    async def _reopen(self) -> None:
+        """Open the session that Redis has lost; its submissions may be lost too."""
+        await self.open()
+        self.reopened_at = time.monotonic()
+        self._check_losses_at = 0.0
+
+    @asynccontextmanager
+    async def tolerate_outage(self) -> AsyncIterator[None]:
+        """Report the outage of Redis that ends the block, and pause."""
+        try:
+            yield
+        except OUTAGE as error:
+            self._transport.outages.report(error)
+            await asyncio.sleep(_OUTAGE_PAUSE_S)
+
     def group_id(self, own_id: str) -> str:
         """Return the run's id of the group that this session calls ``own_id``."""
         return f"s:{self.name}:{own_id}"
@@ -90,6 +119,41 @@ class StreamSession:
     def own_id(self, group: str) -> str:
         """Return the session's id of a group; the inverse of ``group_id``."""
         return group.split(":", 2)[2]
+
+    async def offer(self, groups: Mapping[str, Sequence[Sample]]) -> list[Submission]:
+        """Submit groups as ``submit_many``. A session that Redis has lost is opened again; no group has room then.
+
+        Raises:
+            SessionTakenError: another client has opened the session.
+        """
+        try:
+            return await self.submit_many(groups)
+        except SessionGoneError:
+            await self._reopen()
+            return [Submission.full] * len(groups)
+
+    async def receive(self, take: Callable[[GroupResult], None]) -> None:
+        """Pass the groups that have ended to ``take``; wait until the next upkeep for the first. Raises as ``read``."""
+        for result in await self.read(_READ_AT_ONCE, UPKEEP_EVERY_S):
+            take(result)
+
+    async def keep(self, acknowledged: Sequence[tuple[str, str]] = ()) -> None:
+        """Keep the session alive and acknowledge results (group, entry); open it again if Redis has lost it.
+
+        Raises:
+            SessionTakenError: another client has opened the session.
+        """
+        try:
+            await self.acknowledge(acknowledged)
+        except SessionGoneError:  # the results are lost with it
+            await self._reopen()
+
+    def losses_due(self) -> bool:
+        """Return True every five seconds, and once after Redis has lost the session: look for lost submissions now."""
+        if time.monotonic() < self._check_losses_at:
+            return False
+        self._check_losses_at = time.monotonic() + _CHECK_LOSSES_EVERY_S
+        return True
 
     async def submit_many(self, groups: Mapping[str, Sequence[Sample]]) -> list[Submission]:
         """Submit groups (by their ids in the run) in one round trip; return the answers in the same order.
