@@ -1,14 +1,10 @@
-"""Hold a service's URL and token, and make a trainer's calls: ``RewardClient``.
+"""Score samples over HTTP: ``RewardClient`` holds a service's URL and token, and makes a trainer's calls.
 
-Send the samples that wait at the same time in one request, and pass each result to its caller.
-
-One ``Batches`` serves one event loop. A request is answered as a stream: its headers arrive when the service has
-accepted the samples, its lines as the samples are scored. The next request is sent when the headers of the previous
-one have arrived, so that few callers wait for nobody and many callers share requests. A slow sample delays no other.
-
-Write samples as JSON. Each sample is written by its caller, so that only its caller gets the error.
-
-Decide what an answer of the service means for the samples of a request. Pure.
+``Batches`` sends the samples of one event loop that wait at the same time in one request. A request is answered as a
+stream: its headers arrive when the service has accepted the samples, its lines as the samples are scored. The next
+request is sent when the headers of the previous one have arrived, so that few callers wait for nobody and many callers
+share requests. A slow sample delays no other. Each sample is written as JSON by its caller, so that only its caller
+gets the error. ``refusal`` decides what a status other than 200 means for the samples of a request.
 """
 
 from __future__ import annotations

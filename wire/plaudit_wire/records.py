@@ -1,7 +1,8 @@
-"""The records that travel to the metrics: the measurements of one sample, one group, one step, one worker.
+"""Define the records of the metrics (one sample, group, step, worker), the scorers' input, and limits of several parts.
 
 | record | written by | read by |
 | --- | --- | --- |
+| ``Sample`` | rollout (the stream ``samples``) | reward worker; trainer |
 | ``GenerationRecord``, ``TurnRecord``, ``CallRecord`` | rollout, with the sample | trainer, metrics service |
 | ``ScoringRecord`` | reward worker, with the commit | trainer, metrics service |
 | ``Stamps`` | the stream scripts, with the server's clock | trainer, metrics service |
@@ -13,15 +14,10 @@
 Points in time are seconds since the epoch on the **transport's** clock (one clock for all processes); durations are
 monotonic seconds measured inside one process. ``None`` means "did not happen", never "zero".
 
-The input of a scorer: one finished sample. Rollouts write it to the stream ``samples``, reward workers read it.
-
-Read and write a sample's two values in its group's hash, each a line of text fields, then msgpack.
-
-``published``: call, digest, taken, published, entry; the generation (may be empty). ``ended``: call, outcome, taken,
-committed, deliveries, first taken; the scoring. ``-`` stands for a missing field. The transitions write them
-(``plaudit_workers/stream/transitions/lua/shared/group.lua``).
-
-Limits that more than one part applies.
+``read_fields`` and ``write_fields`` convert a sample's two values in its group's hash, which the transitions write
+(``plaudit_workers/stream/lua/shared/group.lua``), each a line of text fields, then msgpack. ``published``: call,
+digest, taken, published, entry; the generation (may be empty). ``ended``: call, outcome, taken, committed, deliveries,
+first taken; the scoring. ``-`` stands for a missing field.
 """
 
 from __future__ import annotations
@@ -33,15 +29,7 @@ import msgspec
 
 Outcome = Literal["scored", "data_error", "infra_error", "timeout", "skipped", "poison", "given_up"]
 """The end of a sample's scoring. Only ``scored`` carries a value. ``given_up``: its group's deadline passed."""
-OUTCOMES: tuple[Outcome, ...] = (
-    "scored",
-    "data_error",
-    "infra_error",
-    "timeout",
-    "skipped",
-    "poison",
-    "given_up",
-)
+OUTCOMES: tuple[Outcome, ...] = ("scored", "data_error", "infra_error", "timeout", "skipped", "poison", "given_up")
 NO_STEP = -1
 """The step of samples that belong to no step: a client of a scoring service submitted them."""
 Split = Literal["train", "validation"]

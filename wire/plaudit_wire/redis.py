@@ -1,6 +1,6 @@
-"""Read the address of Redis and a process's credentials: user, password, certificates.
+"""Connect every asyncio client of this project to Redis: addresses and credentials, outages, libraries of functions.
 
-Connect every asyncio client of this project to Redis. The connections differ from redis-py's in three points.
+All clients use the connections of ``redis_client``, which differ from redis-py's in three points:
 
 - A send can be cancelled. redis-py sends through ``asyncio.wait_for``, which in Python 3.11 swallows a cancellation
   that arrives just when the send completes: the cancelled task runs on for ever.
@@ -8,18 +8,8 @@ Connect every asyncio client of this project to Redis. The connections differ fr
 - A refusal that passes is an outage (``PassingRefusalError``). READONLY also closes the connection: behind one address
   a new connection reaches the new master, the old one stays with the replica.
 
-Build libraries of Redis Functions: the code that changes several keys of Redis at once.
-
-A library's name and the names of its functions hold a digest of its code. Versions of the code live side by side in one
-Redis, as during an upgrade, and a caller never runs another version than its own. Redis keeps libraries in its
-append-only file, on its replicas and through FLUSHALL. In a run's own Redis only ``admin`` may load one; the users of
-the roles may only call functions, so that no process can run code of its own there.
-
-Decide what an outage of Redis is, log it sparingly, and wait for its end.
-
-Every client of Redis in this project uses the connections of ``redis_connection``. They raise ``PassingRefusalError``
-for refusals that pass, so that ``except OUTAGE`` covers all three kinds of outage: Redis is unreachable, Redis does
-not answer in time, Redis answers but refuses commands for now. All commands are idempotent: sending one again is safe.
+So ``except OUTAGE`` covers all three kinds of outage: Redis is unreachable, Redis does not answer in time, Redis
+answers but refuses commands for now. All commands are idempotent: sending one again is safe.
 """
 
 from __future__ import annotations
@@ -403,7 +393,12 @@ class LibraryMissingError(PassingRefusalError):
 
 
 class FunctionLibrary:
-    """Hold the text of a library and the names of its functions.
+    """Hold the text of a library of Redis Functions: the code that changes several keys of Redis at once.
+
+    The names of the library and its functions hold a digest of its code. Versions of the code live side by side in one
+    Redis, as during an upgrade, and a caller never runs another version than its own. Redis keeps libraries in its
+    append-only file, on its replicas and through FLUSHALL. In a run's own Redis only ``admin`` may load one; the users
+    of the roles may only call functions, so that no process can run code of its own there.
 
     Args:
         bodies: by function, its Lua code. The first line is ``#!lua``, with ``flags=…`` if it has any; the code refers

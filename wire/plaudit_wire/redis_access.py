@@ -1,10 +1,9 @@
 """Define the permissions of each role in the run's Redis: the rules of its ACL user.
 
-Roles call functions and cannot run code of their own: no EVAL, SCRIPT or FUNCTION. Only ``admin`` loads the functions
-(``libraries.py``). Commands inside a function run with the rights of the caller. A role therefore gets exactly the
-commands and keys of its transitions, and no other function gets it further. Most important: only the trainer writes
-``state`` (incarnation, step, announced policy), offers prompts or closes groups; only ``admin`` has FLUSHALL, CONFIG,
-KEYS or DEBUG.
+Roles call functions and cannot run code of their own: no EVAL, SCRIPT or FUNCTION. Only ``admin`` loads the functions.
+Commands inside a function run with the rights of the caller. A role therefore gets exactly the commands and keys of its
+transitions, and no other function gets it further. Most important: only the trainer writes ``state`` (incarnation,
+step, announced policy), offers prompts or closes groups; only ``admin`` has FLUSHALL, CONFIG, KEYS or DEBUG.
 """
 
 from __future__ import annotations
@@ -89,12 +88,7 @@ GRANTS: Final[Mapping[str, tuple[Grant, ...]]] = {
         _COUNT,
         *_BEAT,
     ),
-    "model": (
-        Grant("", _CALL),
-        Grant("prompts samples groups ready", "xgroup|create"),
-        Grant("state", "hget"),
-        *_BEAT,
-    ),
+    "model": (Grant("", _CALL), Grant("prompts samples groups ready", "xgroup|create"), Grant("state", "hget"), *_BEAT),
     "metrics": (
         Grant("", "time info ping"),
         Grant("events", "xreadgroup xack xgroup|create"),

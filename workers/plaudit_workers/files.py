@@ -5,11 +5,6 @@ its own and holds a lock in it, so a second writer of the same name (a trainer a
 nor removes it; what a dead writer left behind is removed. A folder that is replaced is renamed aside first and deleted
 last, so a process that is killed at any instant leaves the old or the new one whole; ``recover`` gives a folder that
 was set aside its name back.
-
-Hold a file's lock as long as its writer lives: the kernel releases it when the process ends, however it ends.
-
-The lock is advisory (``flock``). It holds between processes of one host, and between hosts on NFSv4, CephFS and other
-volumes that share locks. Some volumes refuse ``flock``: there a lock belongs to the process that created its file.
 """
 
 from __future__ import annotations
@@ -34,7 +29,12 @@ ABANDONED_AFTER_S = 3600.0
 
 
 class FileLock:
-    """Hold a locked file; ``release`` deletes it. Made by ``acquire`` and ``try_acquire``."""
+    """Hold a locked file as long as its writer lives; ``release`` deletes it. Made by ``acquire`` and ``try_acquire``.
+
+    The kernel releases the lock when the process ends, however it ends. The lock is advisory (``flock``). It holds
+    between processes of one host, and between hosts on NFSv4, CephFS and other volumes that share locks. Some volumes
+    refuse ``flock``: there a lock belongs to the process that created its file.
+    """
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path

@@ -1,7 +1,4 @@
-"""Load the job of a rollout worker or a trainer. Called when these processes start.
-
-The URLs of ``spec.environments``, and the wait until they answer. Called by rollouts and the trainer.
-"""
+"""Load the job of a rollout worker or a trainer, and wait until its environments (``spec.environments``) answer."""
 
 from __future__ import annotations
 

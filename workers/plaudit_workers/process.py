@@ -1,22 +1,8 @@
-"""Read the settings of a process of a job, and define how it ends.
+"""Run a process of a job: read its settings, serve its health, supervise its tasks, and define how it ends.
 
 Each role is ``python -m plaudit_workers.<role>`` (or an actor that calls the same function): it reads a handful of
-environment variables, runs ``async def serve(settings, stop)`` and exits with the code that ``serve`` returns.
-
-Exit codes: 0 done · 1 crashed, may be restarted · 2 the job or its environment is wrong (one message) · 3 the job
-failed for good.
-
-Serve ``/healthz`` and ``/readyz`` of a process to the kubelet, and pages such as its series. Used by every role.
-
-Plain HTTP/1.1 over asyncio, because every connection here has a deadline: uvicorn lets a client that never finishes its
-request hold a connection for good, and anyone in the cluster can reach this port.
-
-Run tasks that end together, and wait under a stop signal. Used by the workers of every role.
-
-Start engines on a shared GPU one after the other. Used by rollouts and the servers of models under ``plaudit run``.
-
-vLLM measures its memory as the change of what is free on the whole device: an engine that starts beside another one
-counts the other's memory as its own, and gets a smaller cache for the whole run.
+environment variables, runs ``async def serve(settings, stop)`` and exits with the code that ``serve`` returns: 0 done,
+1 crashed, may be restarted, 2 the job or its environment is wrong (one message), 3 the job failed for good.
 """
 
 from __future__ import annotations
@@ -188,6 +174,9 @@ _REASONS = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
 class HealthServer:
     """Respond to ``/readyz`` with 200 or 503, to ``/healthz`` with 200, and to other paths with 404.
 
+    Plain HTTP/1.1 over asyncio, because every connection here has a deadline: uvicorn lets a client that never finishes
+    its request hold a connection for good, and anyone in the cluster can reach this port.
+
     Args:
         port: TCP port on all addresses, since the kubelet connects to the pod's; 0 = serve nothing.
         ready: returns True while the process can take work.
@@ -195,10 +184,7 @@ class HealthServer:
     """
 
     def __init__(
-        self,
-        port: int,
-        ready: Callable[[], bool],
-        pages: Mapping[str, Callable[[], bytes]] | None = None,
+        self, port: int, ready: Callable[[], bool], pages: Mapping[str, Callable[[], bytes]] | None = None
     ) -> None:
         self._port = port
         self._pages = dict(pages or {})
@@ -337,7 +323,12 @@ def shares_gpu(environment: Mapping[str, str] = os.environ) -> bool:
 
 @asynccontextmanager
 async def alone_on_gpu(run: str, environment: Mapping[str, str] = os.environ) -> AsyncIterator[None]:
-    """Hold the GPUs of this process within the context, if it shares them; wait until no other process does."""
+    """Hold the GPUs of this process within the context, if it shares them; wait until no other process does.
+
+    Under ``plaudit run`` engines on a shared GPU start one after the other: vLLM measures its memory as the change of
+    what is free on the whole device, so one that starts beside another counts the other's memory as its own, and gets a
+    smaller cache for the whole run.
+    """
     devices = environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if shares_gpu(environment) else []
     with ExitStack() as stack:
         for device in sorted(devices):  # all processes in the same order

@@ -1,20 +1,8 @@
-"""A call of one transition: its function, its arguments and the type of its answer.
+"""Describe the transitions of all processes: one typed function for each Lua script, which returns a ``Call``.
 
-The transitions of every process: one typed Python function for each Lua file. Called by ``stream.connection``.
-
-The trainer's transitions: one typed function for each script. Called by ``stream.trainer``.
-
-Every script here checks the incarnation, and answers ``stale`` once a later trainer has taken over (``Fence``).
-
-The transitions for results of rollouts and reward workers: one typed function for each script.
-
-The transitions of leases: one typed Python function for each Lua file. Called by ``stream.worker``.
-
-The transitions of a scoring service's clients: one typed function for each script. Called by ``stream.sessions``.
-
-The bounds that a trainer sets.
-
-One entry of a stream, delivered to one worker.
+``stream.transport`` sends the calls. They follow each other by side: every process, the trainer, rollouts and reward
+workers, leases, the clients of a scoring service. Every script of the trainer checks the incarnation, and answers
+``stale`` once a later trainer has taken over (``stream.trainer.Fence``).
 """
 
 from __future__ import annotations

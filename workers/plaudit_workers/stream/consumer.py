@@ -1,24 +1,9 @@
 """Take work from a stream for one worker: ``take → work → commit (or publish) → finished``.
 
 The transition that ends the work also ends the entry; ``finished`` only updates this process's state. A worker that
-dies leaves its entries pending; their leases lapse, and another consumer claims them.
-
-Track the entries that one consumer works on, and renew their leases.
-
-A lease is renewed every few seconds for as long as the work takes; an entry whose lease has lapsed may be claimed by
-others. A consumer that has lost an entry detects it at the next renewal and stops the work.
-
-Predict the server's time of the next call; a time outside the prediction means that the clock was stepped.
-
-Redis measures leases with its wall clock. A step forward by more than a lease would make the leases of living workers
-look lapsed, a step back would keep those of dead ones alive. Each consumer compares that clock with its own monotonic
-clock; the script of ``claim`` acts on it.
-
-Move an entry that kills its workers, or that cannot be read, to the dead letters.
-
-The rollout's side: publish finished samples, and look up the samples that a prompt still lacks.
-
-The reward worker's side: commit scores of samples and of groups.
+dies leaves its entries pending; their leases lapse, and another consumer claims them. A lease is renewed every few
+seconds for as long as the work takes; a consumer that has lost an entry detects it at the next renewal and stops the
+work. An entry that kills its workers, or that cannot be read, becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -129,7 +114,12 @@ _LATE_S = 10.0
 
 @dataclass
 class ServerTime:
-    """Hold one consumer's last reading of the server's clock. Monotonic and server times in seconds."""
+    """Predict the server's time of the next call: a time outside the prediction means that the clock was stepped.
+
+    Redis measures leases with its wall clock. A step forward by more than a lease would make the leases of living
+    workers look lapsed, a step back would keep those of dead ones alive. The script of ``claim`` acts on it. Monotonic
+    and server times in seconds, of one consumer's last call.
+    """
 
     answered: float | None = None
     sent: float = 0.0

@@ -1,10 +1,6 @@
-"""A group as read from its hash by ``group_hash``, for the trainer and group-scope scorers.
+"""Read a group from its hash (``lua/shared/group.lua`` lists its fields), for the trainer and group-scope scorers.
 
-Read a group's hash (its fields are listed in ``lua/shared/group.lua``).
-
-Release an overdue group: used by the trainer and by clients of a scoring service.
-
-Read Redis's reply to a blocking read of one stream.
+``release_call`` releases an overdue group, for the trainer and for clients of a scoring service.
 """
 
 from __future__ import annotations

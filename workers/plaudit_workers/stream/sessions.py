@@ -1,4 +1,4 @@
-"""The client's side of a scoring service: a session submits groups of finished samples and takes their scores.
+"""Serve a client of a scoring service: a session submits groups of finished samples and receives their scores.
 
 A session is a name, owned by the client that opened it last. Its submissions and results stay until they are
 acknowledged, or until no client has sent a keep-alive for ``keep_s``. No further process is needed: every client

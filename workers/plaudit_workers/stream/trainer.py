@@ -1,15 +1,8 @@
-"""The trainer's side of the streams: admit groups, take ready ones, end each exactly once.
+"""Serve the trainer's side of the streams: admit groups, take ready ones, end each exactly once.
 
-Take groups from ``ready``: each is returned once, and stays pending until it is closed.
-
-The ledger: every admitted group ends exactly once.
-
-Refuse a replaced trainer: each of a trainer's transitions carries its incarnation, which the scripts check.
-
-Limit how long an external Redis keeps the keys of a run whose trainer finished its last step.
-
-A job's own Redis ends with its run. In an external one, keys would stay for ever: streams, counters and the ledger's
-copy. They get a time to live at the end of the run, and lose it when the run is started again.
+Each of a trainer's transitions carries its incarnation, which the scripts check: a replaced trainer is refused
+(``Fence``). ``Ledger`` checks that every admitted group has ended exactly once. A job's own Redis ends with its run; in
+an external one keys would stay for ever, so ``expire_run`` and ``keep_run`` set and remove their time to live.
 """
 
 from __future__ import annotations

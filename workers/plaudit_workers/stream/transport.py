@@ -1,9 +1,8 @@
-"""Send transitions to Redis.
+"""Connect one process to the run's streams (``Transport``), and send its transitions to Redis (``ScriptRunner``).
 
-Concurrent calls share a pipeline: a batch holds the calls that wait when it begins; no call waits for a batch to fill.
-Every transition is idempotent, so a call whose reply was lost is sent again until Redis has answered.
-
-One process's connection to the transport: opened once, checked once, shared by everything that uses the streams.
+A transport is opened once, checked once, and shared by everything that uses the streams. Concurrent calls share a
+pipeline: a batch holds the calls that wait when it begins; no call waits for a batch to fill. Every transition is
+idempotent, so a call whose reply was lost is sent again until Redis has answered.
 """
 
 from __future__ import annotations
