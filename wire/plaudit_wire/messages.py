@@ -23,6 +23,10 @@ from plaudit_wire.records import ADMISSION_MEMORY_SHARE, GenerationRecord, Sampl
 
 SCHEMA_VERSION: Final = 1
 """First byte of every encoded record; increased when a field changes its meaning. 0 marks a spilled record."""
+Record = TypeVar("Record")
+_VERSION_BYTE = bytes([SCHEMA_VERSION])
+_encoder = msgspec.msgpack.Encoder()
+_decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
 
 
 class RecordError(Exception):
@@ -31,12 +35,6 @@ class RecordError(Exception):
 
 class SchemaVersionError(RecordError):
     """A record of another schema version: a process of that version can read it."""
-
-
-Record = TypeVar("Record")
-_encoder = msgspec.msgpack.Encoder()
-_VERSION_BYTE = bytes([SCHEMA_VERSION])
-_decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
 
 
 def decoder(kind: type[Record]) -> msgspec.msgpack.Decoder[Record]:

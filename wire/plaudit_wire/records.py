@@ -37,6 +37,19 @@ GroupEnd = Literal["trained", "evaluated", "dropped"]
 CallOutcome = Literal["ok", "error", "timeout", "killed", "refused"]
 """The end of a tool call. ``error``: the tool raised. ``timeout``: it passed its limit. ``killed``: its process ended.
 ``refused``: it was never run, because the tool is unknown, its arguments are invalid or a limit was reached."""
+PAUSE: Final = "pause"
+"""``WaitRecord.cause``: too many samples of the step had no score, so the trainer paused before admitting their
+prompts again."""
+LIVE_WITHIN_S: Final = 20.0
+"""A process counts as dead when its last heartbeat is older than this."""
+LEASE_S: Final = 20.0
+"""An entry of a stream that its worker has not renewed for this long may be claimed by others."""
+ADMISSION_MEMORY_SHARE: Final = 0.7
+"""Share of Redis's memory above which no group is admitted and no session submits."""
+INLINE_LIMIT_BYTES: Final = 256 * 1024
+"""Larger records are spilled to the shared volume; Redis holds a path and a checksum instead."""
+EVENTS_MEMORY_SHARE: Final = 0.1
+"""Share of Redis's memory that the stream ``events`` may take."""
 
 
 class CallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -193,11 +206,6 @@ class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The trainer took it."""
     reason: str = ""
     """The reason of a drop."""
-
-
-PAUSE: Final = "pause"
-"""``WaitRecord.cause``: too many samples of the step had no score, so the trainer paused before admitting their
-prompts again."""
 
 
 class WaitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -400,15 +408,3 @@ def _words(*words: str | float | None) -> bytes:
 
 def _time(word: bytes) -> float | None:
     return None if word == b"-" else float(word)
-
-
-LIVE_WITHIN_S: Final = 20.0
-"""A process counts as dead when its last heartbeat is older than this."""
-LEASE_S: Final = 20.0
-"""An entry of a stream that its worker has not renewed for this long may be claimed by others."""
-ADMISSION_MEMORY_SHARE: Final = 0.7
-"""Share of Redis's memory above which no group is admitted and no session submits."""
-INLINE_LIMIT_BYTES: Final = 256 * 1024
-"""Larger records are spilled to the shared volume; Redis holds a path and a checksum instead."""
-EVENTS_MEMORY_SHARE: Final = 0.1
-"""Share of Redis's memory that the stream ``events`` may take."""

@@ -52,6 +52,23 @@ _PASSING_CLASSES = (ClusterDownError, OutOfMemoryError, ReadOnlyError, TryAgainE
 _PASSING_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "UNBLOCKED force")
 _RETRY_AFTER_S = 0.5
 _LOG_EVERY_S = 30.0
+_CONNECT_TIMEOUT_S = 5.0
+_ALERT_WITHIN_S = 1.0
+_REDIS_PORT = 6379
+_MINIMUM_TLS = ssl.TLSVersion.TLSv1_2
+_EXPIRED = 10
+_OTHER_NAME = (62, 64)  # of a host, of an IP address (OpenSSL's X509_V_ERR_*)
+_NO_CERTIFICATE = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")
+_REFUSED_CERTIFICATE = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN")
+_ASKS = (
+    "asks for a client's certificate",
+    "Give spec.transport.tls.certificateSecret and keySecret, or the two as files (to a process started by hand: "
+    "PLAUDIT_REDIS_TLS_CERTIFICATE and PLAUDIT_REDIS_TLS_KEY)",
+)
+NEEDED_PERMISSIONS: Final = "+fcall +function|load"
+"""ACL rules that a user needs to load and call libraries."""
+_DIGEST_DIGITS = 12
+_HEADER = "#!lua"
 
 
 class PassingRefusalError(RedisConnectionError):
@@ -174,21 +191,6 @@ def redis_client(url: str, **options: Any) -> Redis:
     """Return ``Redis.from_url`` with these connections; ``options`` are those of redis-py."""
     connection_class = TlsConnection if url.startswith("rediss://") else PlainConnection
     return Redis.from_url(url, connection_class=connection_class, **options)
-
-
-_CONNECT_TIMEOUT_S = 5.0
-_ALERT_WITHIN_S = 1.0
-_REDIS_PORT = 6379
-_MINIMUM_TLS = ssl.TLSVersion.TLSv1_2
-_EXPIRED = 10
-_OTHER_NAME = (62, 64)  # of a host, of an IP address (OpenSSL's X509_V_ERR_*)
-_NO_CERTIFICATE = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")
-_REFUSED_CERTIFICATE = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN")
-_ASKS = (
-    "asks for a client's certificate",
-    "Give spec.transport.tls.certificateSecret and keySecret, or the two as files (to a process started by hand: "
-    "PLAUDIT_REDIS_TLS_CERTIFICATE and PLAUDIT_REDIS_TLS_KEY)",
-)
 
 
 class TlsFileError(Exception):
@@ -380,12 +382,6 @@ def _password(environment: Mapping[str, str]) -> str:
         return Path(file).read_text(encoding="utf-8").rstrip("\n")
     except OSError as error:
         raise PasswordFileError(f"PLAUDIT_REDIS_PASSWORD_FILE {file} cannot be read: {error.strerror}") from error
-
-
-NEEDED_PERMISSIONS: Final = "+fcall +function|load"
-"""ACL rules that a user needs to load and call libraries."""
-_DIGEST_DIGITS = 12
-_HEADER = "#!lua"
 
 
 class LibraryMissingError(PassingRefusalError):

@@ -34,6 +34,11 @@ EXIT_REFUSED = 2
 EXIT_FAILED = 3
 RESTARTED = "PLAUDIT_RESTARTED"
 """Variable of a process that takes the place of one that died: what fails at its start now was possible before."""
+GPU_SHARE = "PLAUDIT_GPU_SHARE"
+"""Variable with this process's share of its GPU's memory, where ``plaudit run`` lets processes share one."""
+_REQUEST_TIMEOUT_S = 5.0
+_REASONS = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
+_LOOK_EVERY_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -165,10 +170,6 @@ async def _with_signals(serve: Serve, settings: ProcessSettings) -> ProcessEndin
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     return await serve_guarded(serve, settings, stop)
-
-
-_REQUEST_TIMEOUT_S = 5.0
-_REASONS = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
 
 
 class HealthServer:
@@ -309,11 +310,6 @@ async def unless_stopped(stop: asyncio.Event, work: Awaitable[object]) -> bool:
         for future in both:
             future.cancel()
         await asyncio.wait(both)
-
-
-GPU_SHARE = "PLAUDIT_GPU_SHARE"
-"""Variable with this process's share of its GPU's memory, where ``plaudit run`` lets processes share one."""
-_LOOK_EVERY_S = 0.2
 
 
 def shares_gpu(environment: Mapping[str, str] = os.environ) -> bool:

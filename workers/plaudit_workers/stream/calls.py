@@ -23,9 +23,18 @@ from plaudit_wire.names import Stream
 from plaudit_wire.records import ADMISSION_MEMORY_SHARE, GroupEnd, Sample, ScoringRecord, StepRecord, WorkerRecord
 
 Answer = TypeVar("Answer", covariant=True)
+T = TypeVar("T")
 Argument = str | bytes | int | float
 _numbers = itertools.count()
 _boot = os.urandom(6).hex()
+_encode = msgspec.msgpack.encode
+_DEADLINE_PASSED = _encode(ScoringRecord(outcome="given_up", reason="the group's deadline passed"))
+_GROUP_ENDED = _encode(ScoringRecord(outcome="given_up", reason="its group was ended before it was scored"))
+_NEVER = 1 << 31
+_SILENT_MS = 3_600_000
+"""A consumer without pending entries is removed after this long without a call."""
+_GROUPS_ENDED_A_CALL = 1000
+_SHARED_CALL = "shared"
 
 
 def new_call() -> str:
@@ -82,11 +91,6 @@ class StreamLimits:
     min_samples_per_group: int = 1
     has_group_scorers: bool = False
     memory_share: float = ADMISSION_MEMORY_SHARE
-
-
-_encode = msgspec.msgpack.encode
-_DEADLINE_PASSED = _encode(ScoringRecord(outcome="given_up", reason="the group's deadline passed"))
-_GROUP_ENDED = _encode(ScoringRecord(outcome="given_up", reason="its group was ended before it was scored"))
 
 
 class Admission(enum.Enum):
@@ -185,9 +189,6 @@ def restore(incarnation: int, step: int, counters: Mapping[str, int]) -> Call[No
 def record_step(incarnation: int, record: StepRecord) -> Call[None]:
     """Record a closed step."""
     return Call("record_step", (new_call(), incarnation, record.step, _encode(record)), nothing)
-
-
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -301,11 +302,6 @@ def _flat(scorings: Sequence[ScoringRecord]) -> list[Argument]:
     return [part for scoring in scorings for part in (scoring.outcome, _encode(scoring))]
 
 
-_NEVER = 1 << 31
-_SILENT_MS = 3_600_000
-"""A consumer without pending entries is removed after this long without a call."""
-
-
 @dataclass(frozen=True)
 class ClaimRules:
     """Limit the entries that a claim may take.
@@ -399,9 +395,6 @@ def forget(stream: Stream, leaving: str = "") -> Call[int]:
     return Call("forget", (stream, leaving, _SILENT_MS), int)
 
 
-_GROUPS_ENDED_A_CALL = 1000
-
-
 class SessionTakenError(Exception):
     """Another client has opened the session since; this client is refused."""
 
@@ -443,9 +436,6 @@ class SubmittedGroup:
     generation: bytes
     tensors: bytes
     samples: Sequence[tuple[str, bytes]]
-
-
-_SHARED_CALL = "shared"
 
 
 def open_session(session: str, floor: int, keep_s: float, *, shared: bool = False) -> Call[int]:

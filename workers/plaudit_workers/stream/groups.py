@@ -18,8 +18,12 @@ from plaudit_workers.stream.calls import Call, release
 from plaudit_workers.stream.transport import Transport
 from plaudit_workers.stream.volume import LostRecordError, SpillFolder, VolumeError
 
+logger = get_logger(__name__)
 Phase = Literal["open", "group_scoring", "ready", "dropped"]
 """The phase of a group; a closed group has no hash."""
+Values = Sequence[bytes | None]
+_GROUP_FIELDS = ("phase", "admitted", "prompt", "incarnation", "terminal", "ready", "reason")
+_SAMPLE_FIELDS = ("tensors", "sample", "published", "ended")
 
 
 class GroupSample(msgspec.Struct, frozen=True):
@@ -50,12 +54,6 @@ class Group(msgspec.Struct, frozen=True):
     """The reason to drop it; empty unless ``phase`` is ``dropped``."""
     taken: float | None = None
     """The trainer took it; None if it was only read."""
-
-
-logger = get_logger(__name__)
-_GROUP_FIELDS = ("phase", "admitted", "prompt", "incarnation", "terminal", "ready", "reason")
-_SAMPLE_FIELDS = ("tensors", "sample", "published", "ended")
-Values = Sequence[bytes | None]
 
 
 async def read_group(transport: Transport, group_id: str) -> Group | None:
