@@ -37,7 +37,7 @@ from plaudit_client.result import (
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 SCORE, GROUPS = "/v1/score", "/v1/groups"
-_FIELDS = {SCORE: "samples", GROUPS: "groups"}
+_FIELDS = {SCORE: b"samples", GROUPS: b"groups"}
 _STREAM = {"content-type": "application/json", "accept": "application/x-ndjson"}
 _MOST_ITEMS, _MOST_BYTES = 256, 4 << 20
 _MOST_REQUESTS = 256
@@ -323,7 +323,8 @@ class Batches:
         """Send items and pass on their answers; those without one are sent again."""
         left = {item.id: item for item in items}
         try:
-            content = batch((item.body for item in items), _FIELDS[items[0].path])
+            bodies = b",".join(item.body for item in items)
+            content = b'{"' + _FIELDS[items[0].path] + b'":[' + bodies + b"]}"
             async with self._http.stream("POST", items[0].path, content=content, headers=_STREAM) as response:
                 if response.status_code == httpx.codes.OK:
                     accepted.set()
@@ -501,11 +502,6 @@ def encode_sample(sample: Mapping[str, Any], id: str = "") -> bytes:  # noqa: A0
         return json.dumps(written, default=_plain, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidSampleError(f"the sample cannot be written as JSON: {error}") from error
-
-
-def batch(path_items: Iterable[bytes], field: str) -> bytes:
-    """Return the body of a request with several samples or groups."""
-    return b'{"' + field.encode() + b'":[' + b",".join(path_items) + b"]}"
 
 
 def _plain(value: Any) -> Any:

@@ -75,11 +75,6 @@ class PassingRefusalError(RedisConnectionError):
     """Redis refused a command for a reason that passes: read-only, out of memory, a failed save, a busy script."""
 
 
-def is_passing(error: ResponseError) -> bool:
-    """Return True when the same command may succeed later without a change of the command or of the user's rights."""
-    return isinstance(error, _PASSING_CLASSES) or str(error).startswith(_PASSING_CODES)
-
-
 class Outages:
     """Log the outages of one Redis: the first error, a reminder every 30 s, and the end. ``address``: no password."""
 
@@ -172,7 +167,7 @@ class _Connection:
         try:
             return await connection.read_response(*arguments, **options)
         except ResponseError as error:
-            if not is_passing(error):
+            if not isinstance(error, _PASSING_CLASSES) and not str(error).startswith(_PASSING_CODES):
                 raise
             if isinstance(error, ReadOnlyError):
                 await connection.disconnect(nowait=True)

@@ -32,6 +32,7 @@ ABANDONED_AFTER_S = 3600.0
 _LOCK = ".lock"
 _REPLACING = "replacing-"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -229,9 +230,9 @@ class FileLock:
             OSError: the folder is missing.
         """
         while True:
-            descriptor = _open(path)
+            descriptor = os.open(path, _OPEN, 0o644)
             try:
-                _lock(descriptor, fcntl.LOCK_EX)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
             except OSError as error:
                 if error.errno not in _UNSUPPORTED:
                     os.close(descriptor)
@@ -251,7 +252,7 @@ class FileLock:
         """
         descriptor, created = _create_or_open(path)
         try:
-            _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             free = _is_at(path, descriptor)
         except BlockingIOError:
             free = False
@@ -272,20 +273,12 @@ class FileLock:
         os.close(self._descriptor)
 
 
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-
-
 def _create_or_open(path: Path) -> tuple[int, bool]:
     """Return a descriptor, and True if this process created the file."""
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), True
+        return os.open(path, _OPEN | os.O_EXCL, 0o644), True
     except FileExistsError:
-        return _open(path), False
-
-
-def _lock(descriptor: int, operation: int) -> None:
-    fcntl.flock(descriptor, operation)
+        return os.open(path, _OPEN, 0o644), False
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

@@ -207,25 +207,16 @@ class HealthServer:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_REQUEST_TIMEOUT_S):
-                path = _path(await reader.readuntil(b"\r\n\r\n"))
-                page = self._pages.get(path)
-                writer.write(_response(200, page()) if page else _response(self._status(path)))
+                words = (await reader.readuntil(b"\r\n\r\n")).split(b" ", 2)
+                path = words[1].split(b"?", 1)[0].decode("latin-1") if len(words) == 3 else ""
+                page, check = self._pages.get(path), self._answers.get(path)
+                status = 404 if check is None else 200 if check() else 503
+                writer.write(_response(200, page()) if page else _response(status))
                 await writer.drain()
         except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass
         finally:
             writer.close()
-
-    def _status(self, path: str) -> int:
-        check = self._answers.get(path)
-        if check is None:
-            return 404
-        return 200 if check() else 503
-
-
-def _path(request: bytes) -> str:
-    parts = request.split(b" ", 2)
-    return parts[1].split(b"?", 1)[0].decode("latin-1") if len(parts) == 3 else ""
 
 
 def _response(status: int, page: bytes | None = None) -> bytes:
@@ -329,12 +320,8 @@ async def alone_on_gpu(run: str, environment: Mapping[str, str] = os.environ) ->
     with ExitStack() as stack:
         for device in sorted(devices):  # all processes in the same order
             path = Path(tempfile.gettempdir(), f"plaudit-{run}-gpu-{device}.lock")
-            await _locked(stack.enter_context(_opened(path)))
+            await _locked(stack.enter_context(path.open("wb")))  # noqa: ASYNC230
         yield
-
-
-def _opened(path: Path) -> IO[bytes]:
-    return path.open("wb")
 
 
 async def _locked(file: IO[bytes]) -> None:

@@ -34,7 +34,6 @@ _NEVER = 1 << 31
 _SILENT_MS = 3_600_000
 """A consumer without pending entries is removed after this long without a call."""
 _GROUPS_ENDED_A_CALL = 1000
-_SHARED_CALL = "shared"
 
 
 def new_call() -> str:
@@ -445,7 +444,7 @@ def open_session(session: str, floor: int, keep_s: float, *, shared: bool = Fals
         floor: the epoch that the caller had before; a new epoch is above it.
         shared: every process that opens it this way gets the same epoch, so none shuts the others out.
     """
-    return Call("open_session", (_SHARED_CALL if shared else new_call(), session, floor, keep_s), int)
+    return Call("open_session", ("shared" if shared else new_call(), session, floor, keep_s), int)
 
 
 def submit(session: str, epoch: int, service: Service, group: SubmittedGroup) -> Call[Submission]:

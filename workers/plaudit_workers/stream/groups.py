@@ -81,7 +81,7 @@ async def read_groups(
     (seconds, microseconds), *hashes = await pipeline.execute()
     at = float(seconds) + float(microseconds) / 1e6 if taken else None
     return [
-        await _parsed(group_id, values, transport.volume, at) if values[0] is not None else None
+        await _parse(group_id, values, transport.volume, at) if values[0] is not None else None
         for (group_id, _), values in zip(groups, hashes, strict=True)
     ]
 
@@ -91,23 +91,20 @@ def _fields(n: int) -> list[str]:
     return [*_GROUP_FIELDS, *(f"{name}:{i}" for i in range(n) for name in _SAMPLE_FIELDS)]
 
 
-async def _parsed(group_id: str, values: Values, volume: SpillFolder, taken: float | None) -> Group | None:
-    try:
-        return await _parse(group_id, values, volume, taken)
-    except LostRecordError as error:  # an older state of Redis contains a group whose files were already deleted
-        logger.error("the prompt of a group is lost", group=group_id, error=str(error))
-        return None
-
-
-async def _parse(group_id: str, values: Values, volume: SpillFolder, taken: float | None) -> Group:
+async def _parse(group_id: str, values: Values, volume: SpillFolder, taken: float | None) -> Group | None:
     phase, admitted, prompt, incarnation, terminal, ready, reason = values[: len(_GROUP_FIELDS)]
     if phase is None or admitted is None or prompt is None or incarnation is None:
         raise RecordError(f"the hash of group {group_id} lacks fields that every group has")
+    try:
+        record = await volume.load(prompt)
+    except LostRecordError as error:  # an older state of Redis contains a group whose files were already deleted
+        logger.error("the prompt of a group is lost", group=group_id, error=str(error))
+        return None
     width, samples = len(_SAMPLE_FIELDS), values[len(_GROUP_FIELDS) :]
     return Group(
         id=group_id,
         phase=cast(Phase, phase.decode()),
-        prompt=decode(await volume.load(prompt), Prompt),
+        prompt=decode(record, Prompt),
         samples=[
             await _sample(i, samples[i * width : (i + 1) * width], volume, float(admitted))
             for i in range(len(samples) // width)
@@ -132,7 +129,8 @@ async def _sample(i: int, values: Values, volume: SpillFolder, admitted: float) 
         except VolumeError:
             raise
         except RecordError as error:
-            scoring = _lost_body(scoring, str(error))
+            if scoring is not None and scoring.is_scored:  # discard the score: there is nothing to train on
+                scoring = _failed(scoring, "infra_error", str(error))
     return GroupSample(
         index=i,
         stamps=fields.stamps,
@@ -141,13 +139,6 @@ async def _sample(i: int, values: Values, volume: SpillFolder, admitted: float) 
         scoring=scoring,
         deliveries=max(fields.deliveries, 1),
     )
-
-
-def _lost_body(scoring: ScoringRecord | None, reason: str) -> ScoringRecord | None:
-    """Discard a score whose body cannot be read: there is nothing to train on."""
-    if scoring is None or not scoring.is_scored:
-        return scoring
-    return ScoringRecord(outcome="infra_error", reason=reason, scorers=scoring.scorers, worker=scoring.worker)
 
 
 def without_group_scorers(group: Group, outcome: Outcome, reason: str) -> list[ScoringRecord]:
@@ -162,6 +153,10 @@ def without_group_scorers(group: Group, outcome: Outcome, reason: str) -> list[S
 def _without(scoring: ScoringRecord, outcome: Outcome, reason: str) -> ScoringRecord:
     if scoring.alone is not None:
         return msgspec.structs.replace(scoring, value=scoring.alone, alone=None)
+    return _failed(scoring, outcome, reason)
+
+
+def _failed(scoring: ScoringRecord, outcome: Outcome, reason: str) -> ScoringRecord:
     return ScoringRecord(outcome=outcome, reason=reason, scorers=scoring.scorers, worker=scoring.worker)
 
 

@@ -291,12 +291,10 @@ def _prompt(group: str, samples: Sequence[Sample]) -> Prompt:
 
 
 def _result(entry: str, fields: Mapping[bytes, bytes]) -> GroupResult:
-    samples = [_sample_result(fields[b"%d" % i]) for i in range(len(fields) - 1)]
+    samples = []
+    for i in range(len(fields) - 1):
+        head, _, record = fields[b"%d" % i].partition(b"\n")
+        submitted, committed, deliveries = head.split()
+        scoring = decoder(ScoringRecord).decode(record)
+        samples.append(SampleResult(scoring, float(committed) - float(submitted), max(int(deliveries), 1)))
     return GroupResult(fields[b"group"].decode(), entry, samples)
-
-
-def _sample_result(packed: bytes) -> SampleResult:
-    head, _, record = packed.partition(b"\n")
-    submitted, committed, deliveries = head.split()
-    scoring = decoder(ScoringRecord).decode(record)
-    return SampleResult(scoring, float(committed) - float(submitted), max(int(deliveries), 1))

@@ -345,7 +345,9 @@ class ScriptRunner:
         replies = await self._pipeline([self._packed(call) for call in calls])
         unknown = [i for i, reply in enumerate(replies) if is_missing(reply)]
         if unknown:
-            loaded, *again = await self._pipeline([self._packed_load(), *(self._packed(calls[i]) for i in unknown)])
+            parts = ("FUNCTION", "LOAD", "REPLACE", self._library.text)
+            load = b"*%d\r\n%b" % (len(parts), b"".join(map(_bulk, parts)))
+            loaded, *again = await self._pipeline([load, *(self._packed(calls[i]) for i in unknown)])
             for i, reply in zip(unknown, again, strict=True):
                 replies[i] = missing_error(self._library, loaded) if is_missing(reply) else reply
         return replies
@@ -362,10 +364,6 @@ class ScriptRunner:
             raise
         finally:
             await pool.release(connection)
-
-    def _packed_load(self) -> bytes:
-        parts = ("FUNCTION", "LOAD", "REPLACE", self._library.text)
-        return b"*%d\r\n%b" % (len(parts), b"".join(map(_bulk, parts)))
 
     def _packed(self, call: Call[Any]) -> bytes:
         """Return the call in Redis's protocol; redis-py's own packing takes several times as long."""
