@@ -197,7 +197,7 @@ class RewardClient:
                 item = self._sample_item(sample)
             except InvalidSampleError as error:
                 raise InvalidSampleError(f"sample {index}: {error}") from error
-            item.answer.add_done_callback(functools.partial(_put, done, index, item))
+            item.answer.add_done_callback(functools.partial(_put_ended, done, index, item))
             open_items[index] = item
             started.append(item)
         if started:
@@ -240,7 +240,7 @@ def _check_token(token: str) -> None:
             raise ValueError(f"token: no HTTP header can carry its character {position}, {character!r}; {remedy}")
 
 
-def _put(done: asyncio.Queue[tuple[int, Item]], index: int, item: Item, _: object) -> None:
+def _put_ended(done: asyncio.Queue[tuple[int, Item]], index: int, item: Item, _: object) -> None:
     done.put_nowait((index, item))
 
 
@@ -447,18 +447,18 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, num_sent: int,
         num_sent: samples or groups in the request.
         num_failures: requests in a row that have failed; sets the pause where the service gives none.
     """
-    error = _error(body)
+    error = _error_of(body)
     message = error.get("message") or f"status {status}: {body[:200].decode(errors='replace')}"
     if status in (401, 403):
-        return _all(num_sent, AuthenticationError(message))
+        return _refuse_all(num_sent, AuthenticationError(message))
     if status in (408, 425, 429) or status >= 500:
         return Refusal(pause_s=_pause_s(headers, num_failures), message=f"status {status}: {message}")
     if status in (409, 410, 413, 422):
         named = error.get("samples")
         if isinstance(named, dict) and named:
             return Refusal({int(i): InvalidSampleError(str(each)) for i, each in named.items()}, message=message)
-        return _all(1, InvalidSampleError(message)) if num_sent == 1 else Refusal(alone=True, message=message)
-    return _all(num_sent, ProtocolError(f"{message}. Is the URL that of a Plaudit reward service?"))
+        return _refuse_all(1, InvalidSampleError(message)) if num_sent == 1 else Refusal(alone=True, message=message)
+    return _refuse_all(num_sent, ProtocolError(f"{message}. Is the URL that of a Plaudit reward service?"))
 
 
 def pause_after(num_failures: int) -> float:
@@ -466,11 +466,11 @@ def pause_after(num_failures: int) -> float:
     return float(min(FIRST_PAUSE_S * 2 ** min(num_failures, 10), LONGEST_PAUSE_S) * random.uniform(0.5, 1.0))
 
 
-def _all(num_sent: int, error: RewardError) -> Refusal:
+def _refuse_all(num_sent: int, error: RewardError) -> Refusal:
     return Refusal({i: type(error)(*error.args) for i in range(num_sent)}, message=str(error))
 
 
-def _error(body: bytes) -> Mapping[str, Any]:
+def _error_of(body: bytes) -> Mapping[str, Any]:
     try:
         error = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):

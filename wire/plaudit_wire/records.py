@@ -380,11 +380,11 @@ def read_fields(admitted: float, published: bytes | None, ended: bytes | None) -
     _, _, score_taken, committed, deliveries, first = head.split() if ended else (b"", b"", b"-", b"-", b"1", b"-")
     stamps = Stamps(
         admitted=admitted,
-        taken=_time(taken),
-        published=_time(published_at),
-        score_first_taken=_time(first),
-        score_taken=_time(score_taken),
-        committed=_time(committed),
+        taken=_time_of(taken),
+        published=_time_of(published_at),
+        score_first_taken=_time_of(first),
+        score_taken=_time_of(score_taken),
+        committed=_time_of(committed),
     )
     return SampleFields(stamps, digest.decode(), int(deliveries), generation, scoring if ended else None)
 
@@ -392,19 +392,19 @@ def read_fields(admitted: float, published: bytes | None, ended: bytes | None) -
 def write_fields(record: SampleRecord) -> tuple[bytes | None, bytes]:
     """Return the two values of a terminal sample, as ``read_fields`` reads them; None for an unpublished sample."""
     stamps, scoring = record.stamps, record.scoring
-    ended = _words(
+    ended = _text_line(
         "-", scoring.outcome, stamps.score_taken, stamps.committed, record.deliveries, stamps.score_first_taken
     )
     published = None
     if stamps.published is not None:
         generation = b"" if record.generation is None else msgspec.msgpack.encode(record.generation)
-        published = _words("-", "-", stamps.taken, stamps.published, "-") + generation
+        published = _text_line("-", "-", stamps.taken, stamps.published, "-") + generation
     return published, ended + msgspec.msgpack.encode(scoring)
 
 
-def _words(*words: str | float | None) -> bytes:
+def _text_line(*words: str | float | None) -> bytes:
     return " ".join("-" if word is None else str(word) for word in words).encode() + b"\n"
 
 
-def _time(word: bytes) -> float | None:
+def _time_of(word: bytes) -> float | None:
     return None if word == b"-" else float(word)

@@ -313,7 +313,7 @@ class RedisAddress:
         cause = _tls_error(error) or await self._alert(context)
         if cause is None:
             return ""
-        what, remedy = self._words(cause)
+        what, remedy = self._cause_and_remedy(cause)
         return f"Redis at {self.url} {what} ({cause.reason or cause}). {remedy}"
 
     async def _alert(self, context: ssl.SSLContext) -> ssl.SSLError | None:
@@ -332,7 +332,7 @@ class RedisAddress:
             return _tls_error(error)
         return None
 
-    def _words(self, cause: ssl.SSLError) -> tuple[str, str]:
+    def _cause_and_remedy(self, cause: ssl.SSLError) -> tuple[str, str]:
         if isinstance(cause, ssl.SSLCertVerificationError):
             if cause.verify_code == _EXPIRED:
                 return "shows a certificate that has expired", "Renew it there"

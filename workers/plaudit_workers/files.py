@@ -45,7 +45,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
     Raises:
         RefusedError: the disk is full; the new folder is removed and the old one is unchanged.
     """
-    with _whole(target) as temporary:
+    with _put_whole(target) as temporary:
         temporary.mkdir()
         yield temporary
         for path in sorted(temporary.rglob("*")):
@@ -56,13 +56,13 @@ def whole_folder(target: Path) -> Iterator[Path]:
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
     """Yield a path to write a file to; rename it over ``target`` when the block ends without an error."""
-    with _whole(target) as temporary:
+    with _put_whole(target) as temporary:
         yield temporary
         _flush(temporary)
 
 
 @contextmanager
-def _whole(target: Path) -> Iterator[Path]:
+def _put_whole(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     folder, lock = temporary_folder(target)
     try:
@@ -106,7 +106,7 @@ def _put_in_place(temporary: Path, target: Path) -> None:
         return
     with _replacing(target):
         _recover(target)
-        aside = _aside(target)
+        aside = _aside_path(target)
         if target.is_dir():  # a folder cannot be renamed over one that is not empty
             target.rename(aside)
             _flush(target.parent)
@@ -132,13 +132,13 @@ def recover(target: Path) -> None:
 
     Waits for a replacement in progress.
     """
-    if _aside(target).exists():
+    if _aside_path(target).exists():
         with _replacing(target):
             _recover(target)
 
 
 def _recover(target: Path) -> None:
-    aside = _aside(target)
+    aside = _aside_path(target)
     if not aside.exists():
         return
     if target.exists():
@@ -154,7 +154,7 @@ def recover_all(folder: Path) -> None:
         recover(folder / aside.name.removeprefix(REPLACED))
 
 
-def _aside(target: Path) -> Path:
+def _aside_path(target: Path) -> Path:
     return target.parent / f"{REPLACED}{target.name}"
 
 

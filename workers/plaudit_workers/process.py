@@ -257,12 +257,12 @@ class Supervised(AbstractAsyncContextManager["Supervised"]):
         try:
             await self._group.__aexit__(kind, error, trace)
         except BaseExceptionGroup as group:
-            raise _first(group) from None
+            raise _first_error(group) from None
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+    return _first_error(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 async def drained(works: Set[asyncio.Task[Any]], grace_s: float) -> tuple[int, int]:
@@ -320,11 +320,11 @@ async def alone_on_gpu(run: str, environment: Mapping[str, str] = os.environ) ->
     with ExitStack() as stack:
         for device in sorted(devices):  # all processes in the same order
             path = Path(tempfile.gettempdir(), f"plaudit-{run}-gpu-{device}.lock")
-            await _locked(stack.enter_context(path.open("wb")))  # noqa: ASYNC230
+            await _wait_for_lock(stack.enter_context(path.open("wb")))  # noqa: ASYNC230
         yield
 
 
-async def _locked(file: IO[bytes]) -> None:
+async def _wait_for_lock(file: IO[bytes]) -> None:
     """Return once this process has the lock, which ends with it."""
     while True:
         try:

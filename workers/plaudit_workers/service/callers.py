@@ -30,16 +30,12 @@ from plaudit_workers.process import Supervised, set_within
 from plaudit_workers.service.lines import SampleOutput
 from plaudit_workers.service.requests import SubmittedSamples
 from plaudit_workers.stream.calls import Submission
-from plaudit_workers.stream.sessions import UPKEEP_EVERY_S, GroupResult, StreamSession
+from plaudit_workers.stream.sessions import CHECK_LOSSES_EVERY_S, KEPT_S, UPKEEP_EVERY_S, GroupResult, StreamSession
 from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
 
-_SESSION_KEPT_S = 86_400.0
-
 _OFFERED_AT_ONCE = 128
-
-_REPAIRED_AFTER_S = 5.0
 
 _DELETE_OLD_EVERY_S = 30.0
 
@@ -107,7 +103,7 @@ class CallerSession:
 
     def __init__(self, transport: Transport, caller: str, service: Service, limits: Limits = Limits()) -> None:
         self._transport = transport
-        self._session = StreamSession(transport, f"http.{caller}", service, _SESSION_KEPT_S, shared=True)
+        self._session = StreamSession(transport, f"http.{caller}", service, KEPT_S, shared=True)
         self._limits = limits
         self._awaited: dict[str, Awaited] = {}
         self._queue: deque[Awaited] = deque()
@@ -261,7 +257,7 @@ class CallerSession:
 
     async def _repair_losses(self) -> None:
         """Submit again the groups that Redis has lost; take results whose entry was not read."""
-        since = max(time.monotonic() - _REPAIRED_AFTER_S, self._session.reopened_at)
+        since = max(time.monotonic() - CHECK_LOSSES_EVERY_S, self._session.reopened_at)
         waiting = [
             each
             for each in self._awaited.values()

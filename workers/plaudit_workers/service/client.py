@@ -31,12 +31,17 @@ from plaudit_workers.service.callers import SampleAnswer, sample_answers
 from plaudit_workers.service.lines import SampleInput, sample_input
 from plaudit_workers.stream.calls import SessionTakenError, Submission
 from plaudit_workers.stream.scripts import Scripts
-from plaudit_workers.stream.sessions import LARGEST_GROUP, UPKEEP_EVERY_S, GroupResult, SampleResult, StreamSession
+from plaudit_workers.stream.sessions import (
+    KEPT_S,
+    LARGEST_GROUP,
+    UPKEEP_EVERY_S,
+    GroupResult,
+    SampleResult,
+    StreamSession,
+)
 from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
-KEPT_S = 86_400.0
-"""Seconds that a session and its results are kept without a keep-alive of its client: a day."""
 _GROUPS_A_PIPELINE = 64
 _ROOM_PAUSE_S = 0.2
 _LEFT_WITHIN_S = 10.0

@@ -147,18 +147,16 @@ def release(group: str, incarnation: int, scorings: Sequence[ScoringRecord] = ()
         incarnation: of the trainer; 0 for a session's group, which has none.
         scorings: for phase ``group_scoring``: one for each sample, without its group-scope scorers.
     """
-    arguments: list[Argument] = [new_call(), incarnation, _DEADLINE_PASSED]
-    for scoring in scorings:
-        arguments += [scoring.outcome, _encode(scoring)]
+    arguments = (new_call(), incarnation, _DEADLINE_PASSED, *_encoded_scorings(scorings))
     return Call("release", arguments, lambda answer: bool(answer == b"released"), group)
 
 
 def take_ready(incarnation: int, count: int, held: Sequence[str]) -> Call[list[tuple[str, str, int]]]:
     """Take at most ``count`` groups that this trainer does not hold; the answer has entry, group and size of each."""
-    return Call("take_ready", (incarnation, count, *held), _rows)
+    return Call("take_ready", (incarnation, count, *held), _taken_rows)
 
 
-def _rows(answer: list[tuple[bytes, bytes, int]]) -> list[tuple[str, str, int]]:
+def _taken_rows(answer: list[tuple[bytes, bytes, int]]) -> list[tuple[str, str, int]]:
     return [(entry.decode(), group.decode(), n) for entry, group, n in answer]
 
 
@@ -277,7 +275,14 @@ def commit_group(
     """Commit the scores of a group's group-scope scorers; ``digests`` and ``scorings`` in the order of the samples."""
     drop = int(any(scoring.drop_group for scoring in scorings))
     joined = " ".join(digest or "-" for digest in digests)
-    arguments: list[Argument] = [new_call(), delivery.entry_id, delivery.consumer, joined, drop, *_flat(scorings)]
+    arguments: list[Argument] = [
+        new_call(),
+        delivery.entry_id,
+        delivery.consumer,
+        joined,
+        drop,
+        *_encoded_scorings(scorings),
+    ]
     return Call("commit_group", arguments, Commitment, delivery.group)
 
 
@@ -289,7 +294,9 @@ def dead_letter(delivery: Delivery[Any], reason: str, scorings: Sequence[Scoring
     """
     poison = _encode(ScoringRecord(outcome="poison", reason=reason, worker=delivery.consumer))
     about = (new_call(), delivery.stream, delivery.entry_id, delivery.consumer, reason, poison)
-    return Call("bury", (*about, *_flat(scorings)), lambda answer: bool(answer == b"buried"), delivery.group)
+    return Call(
+        "bury", (*about, *_encoded_scorings(scorings)), lambda answer: bool(answer == b"buried"), delivery.group
+    )
 
 
 def retry_dead(group: str, letter: str) -> Call[str]:
@@ -297,7 +304,7 @@ def retry_dead(group: str, letter: str) -> Call[str]:
     return Call("retry_dead", (new_call(), letter), bytes.decode, group)
 
 
-def _flat(scorings: Sequence[ScoringRecord]) -> list[Argument]:
+def _encoded_scorings(scorings: Sequence[ScoringRecord]) -> list[Argument]:
     return [part for scoring in scorings for part in (scoring.outcome, _encode(scoring))]
 
 
@@ -464,13 +471,13 @@ def submit(session: str, epoch: int, service: Service, group: SubmittedGroup) ->
         group.tensors,
         *(part for sample in group.samples for part in sample),
     ]
-    return Call("submit", arguments, lambda answer: Submission(_accepted(answer, session)), group.id)
+    return Call("submit", arguments, lambda answer: Submission(_accepted_answer(answer, session)), group.id)
 
 
 def acknowledge(session: str, epoch: int, results: Sequence[tuple[str, str]]) -> Call[bytes]:
     """Acknowledge results (group, entry); with none it only keeps the session alive. Reading raises as ``submit``."""
     flat = (part for result in results for part in result)
-    return Call("acknowledge", (session, epoch, *flat), lambda answer: _accepted(answer, session))
+    return Call("acknowledge", (session, epoch, *flat), lambda answer: _accepted_answer(answer, session))
 
 
 def end_session(session: str, epoch: int | None) -> Call[bool]:
@@ -480,10 +487,10 @@ def end_session(session: str, epoch: int | None) -> Call[bool]:
         epoch: of its client; None ends it only if it has expired.
     """
     arguments = (session, "" if epoch is None else epoch, _GROUPS_ENDED_A_CALL)
-    return Call("end_session", arguments, lambda answer: _accepted(answer, session) == b"more")
+    return Call("end_session", arguments, lambda answer: _accepted_answer(answer, session) == b"more")
 
 
-def _accepted(answer: bytes, session: str) -> bytes:
+def _accepted_answer(answer: bytes, session: str) -> bytes:
     if answer == b"stale":
         raise SessionTakenError(f"another client has opened the session {session}")
     if answer == b"unknown":

@@ -81,7 +81,7 @@ async def read_groups(
     (seconds, microseconds), *hashes = await pipeline.execute()
     at = float(seconds) + float(microseconds) / 1e6 if taken else None
     return [
-        await _parse(group_id, values, transport.volume, at) if values[0] is not None else None
+        await _read_hash(group_id, values, transport.volume, at) if values[0] is not None else None
         for (group_id, _), values in zip(groups, hashes, strict=True)
     ]
 
@@ -91,7 +91,7 @@ def _fields(n: int) -> list[str]:
     return [*_GROUP_FIELDS, *(f"{name}:{i}" for i in range(n) for name in _SAMPLE_FIELDS)]
 
 
-async def _parse(group_id: str, values: Values, volume: SpillFolder, taken: float | None) -> Group | None:
+async def _read_hash(group_id: str, values: Values, volume: SpillFolder, taken: float | None) -> Group | None:
     phase, admitted, prompt, incarnation, terminal, ready, reason = values[: len(_GROUP_FIELDS)]
     if phase is None or admitted is None or prompt is None or incarnation is None:
         raise RecordError(f"the hash of group {group_id} lacks fields that every group has")
@@ -106,7 +106,7 @@ async def _parse(group_id: str, values: Values, volume: SpillFolder, taken: floa
         phase=cast(Phase, phase.decode()),
         prompt=decode(record, Prompt),
         samples=[
-            await _sample(i, samples[i * width : (i + 1) * width], volume, float(admitted))
+            await _read_sample(i, samples[i * width : (i + 1) * width], volume, float(admitted))
             for i in range(len(samples) // width)
         ],
         incarnation=int(incarnation),
@@ -118,7 +118,7 @@ async def _parse(group_id: str, values: Values, volume: SpillFolder, taken: floa
     )
 
 
-async def _sample(i: int, values: Values, volume: SpillFolder, admitted: float) -> GroupSample:
+async def _read_sample(i: int, values: Values, volume: SpillFolder, admitted: float) -> GroupSample:
     tensors, sample, published, ended = values
     fields = read_fields(admitted, published, ended)
     scoring = decoder(ScoringRecord).decode(fields.scoring) if fields.scoring is not None else None
@@ -147,10 +147,10 @@ def without_group_scorers(group: Group, outcome: Outcome, reason: str) -> list[S
     A sample keeps the value that these scorers' ``onFailure`` leaves it, if any (``alone``); never a partial sum.
     """
     scorings = [sample.scoring for sample in group.samples if sample.scoring is not None]
-    return [_without(scoring, outcome, reason) if scoring.is_scored else scoring for scoring in scorings]
+    return [_without_group_scorer(scoring, outcome, reason) if scoring.is_scored else scoring for scoring in scorings]
 
 
-def _without(scoring: ScoringRecord, outcome: Outcome, reason: str) -> ScoringRecord:
+def _without_group_scorer(scoring: ScoringRecord, outcome: Outcome, reason: str) -> ScoringRecord:
     if scoring.alone is not None:
         return msgspec.structs.replace(scoring, value=scoring.alone, alone=None)
     return _failed(scoring, outcome, reason)

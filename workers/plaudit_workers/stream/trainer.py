@@ -129,7 +129,9 @@ class TrainerStreams:
                 f"group {group_id}: 'dropped' needs a reason and no other end takes one; got {end} with {reason!r}"
             )
         encoded = b"" if record is None else msgspec.msgpack.encode(record)
-        answer = await self._close(group_id, end, reason, encoded, taken=self._ready.may_end_as_trained(group_id))
+        held = self.taken.get(group_id)  # taken in phase ``ready``: an older state of Redis does not change that
+        taken = held is not None and held.phase == "ready"
+        answer = await self._close(group_id, end, reason, encoded, taken=taken)
         if answer is Closing.not_ready:
             raise ValueError(f"group {group_id} is not ready: it cannot end as {end}")
         self._ended[group_id] = (end, reason)
@@ -219,11 +221,6 @@ class TakenGroups:
         self.groups.clear()
         self._entries.clear()
         self._last_seen = "0-0"
-
-    def may_end_as_trained(self, group_id: str) -> bool:
-        """Return True if the group was taken in phase ``ready``; an older state of Redis does not change that."""
-        group = self.groups.get(group_id)
-        return group is not None and group.phase == "ready"
 
     def forget(self, group_id: str) -> None:
         """Remove a closed group."""

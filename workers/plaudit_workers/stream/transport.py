@@ -94,15 +94,15 @@ class Transport:
         """
         transport = cls(address, run, spill, scripts or Scripts())
         try:
-            while not await transport._opened(wait=stop is not None):
+            while not await transport._try_to_open(wait=stop is not None):
                 assert stop is not None
-                await _pause(stop)
+                await _pause_unless_stopped(stop)
         except BaseException:
             await transport.close()
             raise
         return transport
 
-    async def _opened(self, *, wait: bool) -> bool:
+    async def _try_to_open(self, *, wait: bool) -> bool:
         """Return False while Redis is unavailable and the caller waits for it."""
         try:
             check_server(self.address.url, await self._about_server())
@@ -207,7 +207,7 @@ class Transport:
             await client.aclose(close_connection_pool=True)
 
 
-async def _pause(stop: asyncio.Event) -> None:
+async def _pause_unless_stopped(stop: asyncio.Event) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_TRY_AGAIN_S):
             await stop.wait()
