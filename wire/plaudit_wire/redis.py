@@ -20,7 +20,7 @@ import hashlib
 import os
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -40,6 +40,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from plaudit_wire.errors import causes
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import RecordError
 
@@ -358,14 +359,8 @@ class RedisAddress:
 
 def _tls_error(error: BaseException) -> ssl.SSLError | None:
     """Return the TLS error that caused another; a connection that just ended is none, because a restart ends it too."""
-    found = (each for each in _causes(error) if isinstance(each, ssl.SSLError))
+    found = (each for each in causes(error) if isinstance(each, ssl.SSLError))
     return next((each for each in found if not isinstance(each, ssl.SSLEOFError)), None)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _password(environment: Mapping[str, str]) -> str:

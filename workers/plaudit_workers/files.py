@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from plaudit_wire.errors import RefusedError
+from plaudit_wire.errors import RefusedError, causes
 
 TEMPORARY = ".incomplete-"
 """Prefix of unfinished files and folders; readers ignore them."""
@@ -191,14 +191,12 @@ def _sweep(folder: Path, pattern: str) -> None:
 
 def is_full(error: BaseException) -> bool:
     """Return True if the error or one of its causes means that the disk, a quota or a size limit is reached."""
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in causes(error):
         if isinstance(cause, OSError) and cause.errno in _FULL:
             return True
         # Safetensors and torch write from Rust and C++: their errors carry only the message.
         if any(f"os error {number}" in str(cause) or os.strerror(number) in str(cause) for number in _FULL):
             return True
-        cause = cause.__cause__ or cause.__context__
     return False
 
 
