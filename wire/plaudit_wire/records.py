@@ -321,7 +321,7 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """The limit on the response's tokens (``sampling.maxTokens``), for length penalties."""
     finish_reason: str = "stop"
     """``stop`` or ``length``."""
-    split: Literal["train", "validation"] = "train"
+    split: Split = "train"
     completion: list[dict[str, Any]] = []
     """The chat messages after the prompt (assistant, tool, user), where an agent held a conversation; ``response`` is
     its text from the first sampled token to the last."""

@@ -13,6 +13,10 @@ from plaudit_reward.http import HttpClient, NoResponseError
 from plaudit_wire.errors import CallTimeoutError, RefusedError
 from plaudit_wire.logs import get_logger
 
+logger = get_logger(__name__)
+_ANSWER_WITHIN_S = 5.0
+_CHECK_EVERY_S = 0.5
+
 
 def load_training_job(path: Path) -> RLJob:
     """Load a job that generates and trains.
@@ -27,11 +31,6 @@ def load_training_job(path: Path) -> RLJob:
             "rollout workers nor a trainer. Start reward workers only, or add both sections"
         )
     return job
-
-
-logger = get_logger(__name__)
-_ANSWER_WITHIN_S = 5.0
-_CHECK_EVERY_S = 0.5
 
 
 def environment_url(name: str) -> str:

@@ -43,11 +43,11 @@ from plaudit_workers.stream.volume import VolumeError
 
 logger = get_logger(__name__)
 T = TypeVar("T")
-_EARLY_S = 2.0
-_LATE_S = 10.0
+_CLOCK_EARLY_S = 2.0
+_CLOCK_LATE_S = 10.0
 """A call waits at most about 5 s before its caller gives up, so a later time is a step. Smaller steps shorten a lease
 (``LEASE_S``) to no less than two renewals."""
-_OLD_S = 2.0
+_OLD_ENTRY_S = 2.0
 _CLAIMED_AT_ONCE = 64
 _READ_AT_ONCE = 8
 """Payloads in one round trip: each has up to 256 KiB, and all must arrive within the client's timeout of 5 s."""
@@ -357,7 +357,7 @@ class Consumer(Generic[T]):
             for d in deliveries
             if d.entry_id in self._leases.in_work
             and d.group  # without one it is malformed and becomes a dead letter
-            and (d.deliveries > 1 or time.time() - int(d.entry_id.partition("-")[0]) / 1000 > _OLD_S)
+            and (d.deliveries > 1 or time.time() - int(d.entry_id.partition("-")[0]) / 1000 > _OLD_ENTRY_S)
         ]
         if not old:
             return
@@ -460,7 +460,7 @@ class ServerTime:
         """Return the earliest and the latest server time of a call that is sent ``now``; None before any answer."""
         if self.answered is None:
             return None
-        return self.answered + (now - self.received) - _EARLY_S, self.answered + (now - self.sent) + _LATE_S
+        return self.answered + (now - self.received) - _CLOCK_EARLY_S, self.answered + (now - self.sent) + _CLOCK_LATE_S
 
     def observe(self, answered: float, sent: float, received: float) -> None:
         """Record an answer."""

@@ -8,7 +8,6 @@ idempotent, so a call whose reply was lost is sent again until Redis has answere
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -34,6 +33,7 @@ from plaudit_wire.redis import (
     missing_error,
 )
 from plaudit_wire.redis_access import GRANTS
+from plaudit_workers.process import unless_stopped
 from plaudit_workers.stream.calls import Call, beat, open_streams
 from plaudit_workers.stream.scripts import Scripts
 from plaudit_workers.stream.volume import SpillFolder
@@ -96,7 +96,8 @@ class Transport:
         try:
             while not await transport._try_to_open(wait=stop is not None):
                 assert stop is not None
-                await _pause_unless_stopped(stop)
+                if not await unless_stopped(stop, asyncio.sleep(_TRY_AGAIN_S)):
+                    raise StoppedError("stopped while Redis was unavailable")
         except BaseException:
             await transport.close()
             raise
@@ -205,14 +206,6 @@ class Transport:
         await asyncio.gather(self.scripts.stop(), self.reads.stop())
         for client in (self.commands, self._client, *self._blocking):
             await client.aclose(close_connection_pool=True)
-
-
-async def _pause_unless_stopped(stop: asyncio.Event) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_TRY_AGAIN_S):
-            await stop.wait()
-    if stop.is_set():
-        raise StoppedError("stopped while Redis was unavailable")
 
 
 def check_server(url: str, about: Mapping[str, Any]) -> None:
