@@ -137,9 +137,7 @@ def _stop_trainer(observed: Observed) -> list[Action]:
 
 
 _GRACE_S = 120
-
 _OUTLIVING = ("StatefulSet", "Service")
-
 """Kinds of Redis's objects that a trainer needs to its end; its pod has mounted the Secret already."""
 
 
@@ -167,11 +165,8 @@ def hurry(pods: Iterable[Object]) -> list[Delete]:
 
 
 _AFTER_GRACE_S = 30.0
-
 _AFTER_LOSS_S = 15.0
-
 """Grace period before pods are deleted by force: a node that returns within it ends its pods itself."""
-
 _ROLES = ("trainer", "rollout", "model")
 
 

@@ -175,7 +175,6 @@ def _holds_mutable(section: type[BaseModel]) -> bool:
 Object = Mapping[str, Any]
 
 S = TypeVar("S", bound=BaseModel)
-
 _KEEPS = "edit rejected, the job keeps its old spec"
 
 

@@ -105,7 +105,6 @@ _DECIDED: dict[str, tuple[RoleVerdict, str]] = {
     "Count": ("failed", Reason.ATTEMPT_FAILED),
     "Ignore": ("disrupted", Reason.DISRUPTED),
 }
-
 """Verdict and reason of a rule's action."""
 
 

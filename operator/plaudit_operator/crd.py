@@ -176,7 +176,6 @@ PRINTER_COLUMNS: list[dict[str, Any]] = [
 ]
 
 _OF_JOBS_ONLY = ("attempt", "restarts", "disruptions", "shortAttempts", "lastAttemptStep", "nextAttemptTime")
-
 """Fields about attempts of a trainer."""
 
 SERVICE_STATUS: dict[str, Any] = {
@@ -184,7 +183,6 @@ SERVICE_STATUS: dict[str, Any] = {
     "properties": {name: field for name, field in STATUS["properties"].items() if name not in _OF_JOBS_ONLY}
     | {"revision": _text("Revision of the scoring in effect; results of its workers have it as their version.", 64)},
 }
-
 """The schema of a RewardService's ``status``."""
 
 SERVICE_COLUMNS: list[dict[str, Any]] = [
@@ -202,7 +200,6 @@ SERVICE_COLUMNS: list[dict[str, Any]] = [
 TEMPLATES = Path(__file__).parents[3] / "charts" / "plaudit" / "templates"
 
 MAX_TEXT, MAX_ITEMS, MAX_ENTRIES = 4096, 64, 64
-
 """Bounds of texts, lists and mappings whose models have none."""
 
 _LIST_KEYS = {
@@ -212,19 +209,12 @@ _LIST_KEYS = {
     "env": "name",
     "volumeMounts": "mountPath",
 }
-
 """Lists whose items have an identity, by the end of their path: server-side apply then merges them item by item."""
-
 _MAY_CHANGE = "May change while the job runs."
-
 """Added to the description of mutable fields, for ``kubectl explain``; all others are fixed."""
-
 _QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
-
 _COPIED = ("description", "type", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems", "format")
-
 _OPAQUE = "x-kubernetes-preserve-unknown-fields"
-
 _INT_OR_STRING = "x-kubernetes-int-or-string"
 
 
@@ -245,7 +235,6 @@ def reward_service_definition() -> dict[str, Any]:
 
 
 DEFINITIONS = {"crd.yaml": custom_resource_definition, "crd-rewardservice.yaml": reward_service_definition}
-
 """The definitions, by the chart's template that holds each."""
 
 

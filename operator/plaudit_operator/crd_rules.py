@@ -112,7 +112,7 @@ RULES: dict[str, list[CelRule]] = {
     "rollout.sampling": [
         _rule(
             "!has(self.temperature) || self.temperature > 0.0", "with temperature 0 all samples of a group are the same"
-        ),
+        )
     ],
     "rollout.agent": [
         _rule(
@@ -140,7 +140,7 @@ RULES: dict[str, list[CelRule]] = {
         _rule(
             "has(self.image) || has(self.command) || (has(self.pod) && has(self.pod.image))",
             "an environment needs image or command",
-        ),
+        )
     ],
     "rollout.agent.tools[]": [
         _rule("has(self.path) == has(self.function)", "path and function belong together: give both"),
@@ -149,9 +149,7 @@ RULES: dict[str, list[CelRule]] = {
             "give exactly one of path with function, config and mcp",
         ),
     ],
-    "rollout.agent.tools[].mcp": [
-        _rule("has(self.url) != has(self.command)", "give exactly one of url and command"),
-    ],
+    "rollout.agent.tools[].mcp": [_rule("has(self.url) != has(self.command)", "give exactly one of url and command")],
     "reward.scorers[]": [
         *(
             _rule(f"self.kind != '{kind}' || has(self.{section})", f"kind {kind} needs the section {section}")
@@ -171,25 +169,25 @@ RULES: dict[str, list[CelRule]] = {
         _rule(
             "[has(self.regex), has(self.jsonPath), has(self.python)].filter(given, given).size() == 1",
             "give exactly one of regex, jsonPath and python",
-        ),
+        )
     ],
     "reward.combine": [
         _rule(
             "self.?kind.orDefault() != 'python' || (has(self.path) && has(self.function))",
             "kind python needs path and function",
-        ),
+        )
     ],
     "reward.workers.autoscaling": [
         _rule(
             "self.?minReplicas.orDefault() <= self.?maxReplicas.orDefault()",
             "minReplicas must not be more than maxReplicas",
-        ),
+        )
     ],
     "scheduling": [
         _rule(
             "self.?gang.orDefault() == 'none' || self.?queueName.orDefault() == ''",
             "gang cannot be combined with queueName: remove gang, a queue also admits the pods together",
-        ),
+        )
     ],
     "trainer": [
         _rule(
@@ -216,19 +214,19 @@ RULES: dict[str, list[CelRule]] = {
         _rule(
             "has(self.onExitCodes) != (has(self.onReasons) && self.onReasons.size() > 0)",
             "give exactly one of onExitCodes and onReasons",
-        ),
+        )
     ],
     "lifecycle.failurePolicy.backoff": [
         _rule(
             "self.?initialSeconds.orDefault() <= self.?maxSeconds.orDefault()",
             "initialSeconds must not be more than maxSeconds",
-        ),
+        )
     ],
     "files": [
-        _rule("!has(self.items) || self.?configMap.orDefault() != ''", "items are listed, but configMap is empty"),
+        _rule("!has(self.items) || self.?configMap.orDefault() != ''", "items are listed, but configMap is empty")
     ],
     "storage": [
-        _rule("!has(self.mountPath) || self.mountPath != '/'", "mountPath must not be the root of the container"),
+        _rule("!has(self.mountPath) || self.mountPath != '/'", "mountPath must not be the root of the container")
     ],
 }
 """CEL rules by path under ``spec`` (``[]``: each item of a list)."""
@@ -240,7 +238,7 @@ _POD_RULES = {
             "[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef), has(self.resourceFieldRef)]"
             ".filter(given, given).size() == 1",
             "give exactly one of secretKeyRef, configMapKeyRef, fieldRef and resourceFieldRef",
-        ),
+        )
     ],
 }
 """CEL rules of every ``pod`` section, by the end of the path."""

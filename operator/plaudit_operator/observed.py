@@ -17,9 +17,7 @@ from plaudit_operator import names
 Object = Mapping[str, Any]
 
 NO_SUCH_KIND = "this cluster has no"
-
 """Prefix of a refusal if the cluster does not serve a child's kind."""
-
 _NO_PROGRESS: Mapping[str, Any] = {}
 
 

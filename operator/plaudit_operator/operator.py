@@ -125,11 +125,8 @@ class _State(Collector):
 logger = get_logger(__name__)
 
 _RESYNC_EVERY_S = 600.0
-
 _SILENT_TOO_LONG_S = 300.0
-
 _STUCK_AFTER_S = 120.0
-
 _CALLS_AT_A_TIME = 16
 
 
@@ -159,12 +156,7 @@ class Operator:
         """Start of each worker's current reconciliation (monotonic seconds)."""
         self.stop = threading.Event()
         self.lost = False
-        self.series = OperatorSeries(
-            self._cache,
-            lambda: self._queue.depth,
-            lambda: self._leader.leads,
-            self._silences,
-        )
+        self.series = OperatorSeries(self._cache, lambda: self._queue.depth, lambda: self._leader.leads, self._silences)
 
     def run(self) -> None:
         """Reconcile jobs until ``stop`` is set or the Lease is lost."""

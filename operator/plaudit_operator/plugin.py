@@ -33,11 +33,8 @@ from plaudit_wire.printable import printable
 Object = Mapping[str, Any]
 
 _GOOD_WHEN_FALSE = (ConditionType.DEGRADED, ConditionType.SUSPENDED, ConditionType.COMPLETE, ConditionType.FAILED)
-
 _SUMMARIES = (ConditionType.READY, ConditionType.RECONCILING, ConditionType.STALLED)
-
 """Conditions that repeat others."""
-
 _EVENTS = 8
 
 
@@ -169,7 +166,6 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 _WITHIN = "--request-timeout=20s"
-
 _NO_SUCH_KIND = "the server doesn't have a resource type"
 
 
@@ -251,15 +247,10 @@ class Kubectl:
 
 
 RESOURCE = "rljobs.plaudit.dev"
-
 SERVICES = "rewardservices.plaudit.dev"
-
 ROLES = ("trainer", "rollout", "reward", "gateway", "model", "metrics", "redis")
-
 _ALL = "all"
-
 _MOST_STREAMS = "1000"
-
 """kubectl follows only five pods by default."""
 
 

@@ -66,10 +66,7 @@ def archive(content: bytes) -> bytes:
     entry = tarfile.TarInfo(_NAME)
     entry.size, entry.mode = len(content), 0o755
     packed = io.BytesIO()
-    with (
-        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as stream,
-        tarfile.open(fileobj=stream, mode="w") as files,
-    ):
+    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as stream, tarfile.open(fileobj=stream, mode="w") as files:
         files.addfile(entry, io.BytesIO(content))
     return packed.getvalue()
 

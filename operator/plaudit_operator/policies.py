@@ -85,7 +85,6 @@ def _missing(observed: Observed) -> str:
 
 
 GangWait = Literal["", "room", "queue"]
-
 """The reason to wait: none (empty), room for the whole group, or the queue."""
 
 
@@ -120,13 +119,9 @@ def is_in_use(observed: Observed, child: Object, revision: str) -> bool:
 
 
 REASON_OF_EVENTS = "FailedCreate"
-
 _PODS_WITHIN_S = 3.0
-
 """Time from the creation of an object until its pods usually exist."""
-
 FIRST_LOOK_AFTER_S = 5.0
-
 _FORBIDDEN = "is forbidden: "
 
 

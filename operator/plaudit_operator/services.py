@@ -33,7 +33,6 @@ from plaudit_operator.observed import Object, Observed
 from plaudit_operator.runtime.kinds import REWARD_SERVICE
 
 _DIGITS = 10
-
 _SCALES = ("replicas", "autoscaling")
 
 
@@ -110,7 +109,6 @@ def _without_scale(scorer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 FIRST_CALLER = "client"
-
 """The caller whose token an operator makes, and jobs use."""
 
 

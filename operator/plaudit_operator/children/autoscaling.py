@@ -24,10 +24,7 @@ _CPU_PERCENT = 70
 _POLL_S = 5
 _FAILED_POLLS = 3
 _STREAMS: tuple[Stream, ...] = ("samples", "groups")
-_UP: Manifest = {
-    "stabilizationWindowSeconds": 0,
-    "policies": [{"type": "Percent", "value": 300, "periodSeconds": 15}],
-}
+_UP: Manifest = {"stabilizationWindowSeconds": 0, "policies": [{"type": "Percent", "value": 300, "periodSeconds": 15}]}
 
 
 def manifests(context: JobContext, *, suspended: bool) -> list[Manifest]:

@@ -20,7 +20,6 @@ from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.runtime.kinds import CONFIG_MAP, SERVICE_ACCOUNT
 
 _MOST_BYTES = 1 << 20
-
 """Data of a ConfigMap, which the API server limits."""
 
 
@@ -74,7 +73,6 @@ def volume_source(context: JobContext, role: str) -> Manifest:
 
 
 REVISED_ROLES = ("reward", "gateway")
-
 """Roles of a RewardService whose pods are replaced by a new revision."""
 
 
@@ -118,7 +116,6 @@ def _job_file(context: JobContext) -> str:
 
 
 MUTABLE_FIELDS = "mutable-fields.json"
-
 """Key with the fields that may change, as the operator that admitted the job knew them: its images read no others."""
 
 
@@ -150,9 +147,7 @@ def _json(data: Any) -> str:
 
 
 JOB_FOLDER = "/etc/plaudit"
-
 REDIS_FOLDER = "/run/plaudit/redis"
-
 VOLUME = "redis"
 
 _PASSWORD, _CA, _CERTIFICATE, _KEY = "password", "ca.pem", "certificate.pem", "key.pem"

@@ -37,7 +37,6 @@ _MERGE_KEYS = {
     "hostAliases": "ip",
     "topologySpreadConstraints": "topologyKey",
 }
-
 """The ``patchMergeKey`` of the lists of a pod; all other lists are replaced as a whole."""
 
 
@@ -141,15 +140,10 @@ def joined(context: JobContext, role: str) -> Manifest:
 
 
 HOME = "/home/plaudit"
-
 SECRETS_FOLDER = "/run/plaudit/secrets"
-
 _LOST_NODE_TOLERATED_S = 30
-
 _STARTS_WITHIN_S = 300
-
 """No process is killed before its first successful probe: on a busy node imports alone take a minute."""
-
 _READ_ONLY = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 _PREPARE = """\
@@ -173,7 +167,6 @@ if "PLAUDIT_SCORING_VERSION" in os.environ:
     for scorer, urls in json.loads(os.environ.get("PLAUDIT_MODEL_SERVERS", "{}")).items():
         wait_for(f"the model of {scorer}", urlsplit(urls[0]), 80)
 """
-
 """Create the run's folder and wait for Redis: a process without Redis exits, and a trainer's exit counts as a failure.
 
 Reward workers of a RewardService also wait for their models: until they are ready, those of the last revision go on.
@@ -452,13 +445,7 @@ def http_probe(path: str, port: str) -> Manifest:
 
 
 def deployment(
-    context: JobContext,
-    name: str,
-    role: str,
-    template: Manifest,
-    inputs: str,
-    strategy: Manifest,
-    **labels: str,
+    context: JobContext, name: str, role: str, template: Manifest, inputs: str, strategy: Manifest, **labels: str
 ) -> Manifest:
     """Return a Deployment without ``replicas``, which are set at creation and then through the scale subresource.
 

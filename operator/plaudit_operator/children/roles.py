@@ -51,9 +51,7 @@ from plaudit_operator.runtime.kinds import JOB, SECRET, SERVICE
 from plaudit_operator.services import FIRST_CALLER
 
 ENVIRONMENT_ROLE = "environment"
-
 _CLIENT_KEPT_S = 86_400
-
 """Seconds without a connection after which a client may reach another server: Kubernetes' maximum."""
 
 
@@ -106,16 +104,11 @@ def environment_manifests(
     if server.session_affinity == "clientIP":
         kept = {"clientIP": {"timeoutSeconds": _CLIENT_KEPT_S}}
         reached["spec"] |= {"sessionAffinity": "ClientIP", "sessionAffinityConfig": kept}
-    return [
-        deployment(context, name, ENVIRONMENT_ROLE, template_, inputs, strategy, **separate),
-        reached,
-    ]
+    return [deployment(context, name, ENVIRONMENT_ROLE, template_, inputs, strategy, **separate), reached]
 
 
 GATEWAY_ROLE = "gateway"
-
 TOKENS_FOLDER = f"{SECRETS_FOLDER}/{GATEWAY_ROLE}"
-
 _DIGITS = 10
 
 
@@ -242,7 +235,6 @@ def metrics_address(name: str, namespace: str) -> str:
 
 
 MODEL_ROLE = "model"
-
 _HOST = "0.0.0.0"  # noqa: S104
 
 
@@ -407,10 +399,7 @@ def rollout_groups(context: JobContext) -> list[RolloutGroup]:
 def rollout_template(context: JobContext, group: RolloutGroup) -> Manifest:
     """Return the pod template of a group; ``job`` adds the fields of one attempt."""
     engine = group.spec.engine
-    environment: dict[str, Any] = {
-        "PLAUDIT_HEALTH_PORT": str(names.HEALTH_PORT),
-        **environment_variables(context),
-    }
+    environment: dict[str, Any] = {"PLAUDIT_HEALTH_PORT": str(names.HEALTH_PORT), **environment_variables(context)}
     if group.name:
         environment["PLAUDIT_ROLLOUT_GROUP"] = group.name
     fields: Manifest = {}
@@ -486,9 +475,7 @@ def rollout_job(
 
 
 TRAINER_ROLE = "trainer"
-
 _LAST_UPDATE_WITHIN_S = 600
-
 """Time that the trainer has after SIGTERM to finish its update and write a checkpoint."""
 
 
@@ -505,11 +492,7 @@ def trainer_template(context: JobContext) -> Manifest:
     command = ["python3", "-m", "plaudit_workers.training"]
     if trainer.ranks > 1:
         index = {"fieldRef": {"fieldPath": f"metadata.annotations['{names.COMPLETION_INDEX}']"}}
-        environment |= {
-            "WORLD_SIZE": str(trainer.ranks),
-            "MASTER_PORT": str(names.RENDEZVOUS_PORT),
-            "NODE_RANK": index,
-        }
+        environment |= {"WORLD_SIZE": str(trainer.ranks), "MASTER_PORT": str(names.RENDEZVOUS_PORT), "NODE_RANK": index}
         if ranks_per_pod == 1:
             environment |= {"RANK": index, "LOCAL_RANK": "0"}
         else:

@@ -12,14 +12,12 @@ from plaudit_operator.runtime.kinds import SECRET, STATEFUL_SET
 from plaudit_wire.redis_access import ADMIN, PROBE, acl_file, users
 
 ROLE = "redis"
-
 USERS_FILE = "users.acl"
 """Key of the Secret with the ACL file, which holds digests of the passwords.
 
 Redis's own pod reads this key and the passwords of ``probe`` and ``admin``; no other pod has the last."""
 KEDA_USERNAME = "keda-username"
 """Key of the Secret with the name of KEDA's user: a TriggerAuthentication reads it only from a Secret."""
-
 _FUNCTIONS = "/functions"
 _START = f"""\
 set -eu
@@ -32,7 +30,6 @@ load() {{
 exec redis-server /tmp/redis.conf
 """
 """Redis loads the functions of the run whenever it starts, because its data may be lost or older than they are."""
-
 _PING = f'REDISCLI_AUTH="$(cat {REDIS_FOLDER}/{PROBE})" redis-cli --user {PROBE} ping | grep -q PONG'
 
 
@@ -107,10 +104,7 @@ def manifests(context: JobContext, template_: Manifest, inputs: str, *, rests: b
 
 def _stateful_set(context: JobContext, name: str, template_: Manifest, inputs: str, *, replicas: int) -> Manifest:
     transport = context.spec.transport.managed
-    claim: Manifest = {
-        "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": transport.storage}},
-    }
+    claim: Manifest = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": transport.storage}}}
     if transport.storage_class_name:
         claim["storageClassName"] = transport.storage_class_name
     metadata = context.metadata(name, ROLE)

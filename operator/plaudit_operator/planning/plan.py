@@ -50,11 +50,8 @@ from plaudit_operator.status.roles import RoleState, role_states
 from plaudit_operator.status.status import JobEnd, ended_status, refused_status, status
 
 _QUANTITY_MAPS = ("requests", "limits", "hard")
-
 _EMPTY: tuple[Any, ...] = (None, "", [], {}, 0, False)
-
 _KEYS = ("name", "containerPort", "mountPath", "uid", "key")
-
 """Keys that identify items of a list; the first one that all items have applies."""
 
 
@@ -110,19 +107,12 @@ def _amount(value: Any) -> Any:
 
 
 PROGRESS_EVERY_S = 10.0
-
 _LOOK_FOR_OTHERS_EVERY_S = 15.0
-
 _LACKS_OTHERS = (Reason.FILES_MISSING, Reason.FILES_INVALID, Reason.SERVICE_MISSING)
-
 """Reasons that pass when another object is created or changed, which the operator does not watch for this job."""
-
 _AFTER_A_COUNT_S = 1.0
-
 """The watch usually reports the written status sooner."""
-
 _GRACE_OF_A_BROKEN_RANK_S = 10
-
 """Ranks of a broken group hang in a collective and have nothing to save."""
 
 

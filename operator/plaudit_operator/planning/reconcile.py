@@ -39,7 +39,6 @@ from plaudit_operator.status.status import transitions
 from plaudit_wire.logs import get_logger
 
 _MOST_CHARACTERS = 1024
-
 """The API server rejects longer messages."""
 
 
@@ -68,9 +67,7 @@ def event_manifest(job: Object, event: EmitEvent, now: float) -> Manifest:
 
 
 _PAUSE_S = 10.0
-
 _LONGEST_PAUSE_S = 300.0
-
 _SHARED_FOR_S = 2.0
 
 
@@ -157,7 +154,6 @@ class PodRefusals:
 logger = get_logger(__name__)
 
 _REFUSED_AGAIN_AFTER_S = 30.0
-
 _AWAITED_S = 1.0
 
 

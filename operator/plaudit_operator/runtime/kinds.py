@@ -65,12 +65,9 @@ CHILDREN = (
     POD_GROUP,
 )
 """Kinds of children that the operator watches and deletes. Secrets it may only create."""
-
 OWNERS = (RLJOB, REWARD_SERVICE)
 """Kinds that users create; all others are made for them."""
-
 WATCHED = (*OWNERS, POD, *CHILDREN)
-
 _BY_KIND = {kind.kind: kind for kind in (*WATCHED, SECRET, EVENT, LEASE)}
 
 

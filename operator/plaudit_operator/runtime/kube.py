@@ -73,7 +73,6 @@ class ApiUnavailableError(KubeError):
 
 
 _TOO_LARGE = "Too large resource version"
-
 """The 504 of a server that was restored from a backup, for a version newer than its own."""
 
 
@@ -120,25 +119,15 @@ def _union(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
 Object = dict[str, Any]
 
 _CONNECT_TIMEOUT_S = 5.0
-
 _READ_TIMEOUT_S = 30.0
-
 _SILENT_WATCH_S = 120.0
-
 """A watch that sends nothing for this long, not even a bookmark (one a minute), is broken."""
-
 _PAGE = 200
-
 _CONNECTIONS = 32
-
 """Connections kept open."""
-
 _STRICT = {"fieldValidation": "Strict"}
-
 """By default the API server drops unknown fields: a typo in ``pod.template`` would have no effect and no error."""
-
 _CREDENTIALS_FOR_S = 60.0
-
 """The client renews a token when a fifth of its hour is left."""
 
 

@@ -27,11 +27,8 @@ K = TypeVar("K")
 K_co = TypeVar("K_co", covariant=True)
 
 _SERVER_ENDS_AFTER_S = 240
-
 _LOOK_FOR_OPTIONAL_KIND_EVERY_S = 60.0
-
 _LOOK_FOR_KIND_EVERY_S = 2.0
-
 _LONGEST_PAUSE_S = 15.0
 
 
@@ -146,7 +143,6 @@ class Informer(Generic[K]):
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 _FIRST_BACKOFF_S = 0.05
-
 _LONGEST_BACKOFF_S = 60.0
 
 

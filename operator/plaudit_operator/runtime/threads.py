@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
-
 V = TypeVar("V")
 
 

@@ -38,7 +38,6 @@ NEEDED = (
     ConditionType.REWARD_READY,
     ConditionType.TRAINER_RUNNING,
 )
-
 """Conditions that are all true while a job runs, as far as it has them."""
 
 
@@ -123,7 +122,6 @@ def phase(conditions: Sequence[Mapping[str, Any]], *, started: bool) -> str:
 
 
 _NEEDS_A_PERSON = (Reason.NAME_TAKEN, Reason.GANG_UNAVAILABLE)
-
 """Reasons of ``Admitted`` that do not pass by themselves."""
 
 _Reported = Mapping[str, Any]
@@ -201,7 +199,6 @@ _FAILS = {
     SCALED_OBJECT.kind: {("Ready", "False"), ("Ready", "Unknown"), ("HPAActive", "False"), ("Fallback", "True")},
     HPA.kind: {("AbleToScale", "False"), ("ScalingActive", "False")},
 }
-
 """Type and status of their conditions in trouble: KEDA 2.21, autoscaling/v2."""
 
 _LOOK_AT = {
@@ -210,7 +207,6 @@ _LOOK_AT = {
 }
 
 _NO_WORKERS = "ScalingDisabled"
-
 """The reason of an HPA whose Deployment is scaled to zero."""
 
 
@@ -236,7 +232,6 @@ def _failing(kind: str, autoscaler: Object) -> Iterator[Object]:
 
 
 _AUTOSCALER_KNOWS_AFTER_S = 120.0
-
 """Time from the last pod's readiness until an autoscaler can be expected to have metrics."""
 
 

@@ -235,7 +235,6 @@ def status(
 
 
 _Rest = Literal["", "suspended", "queue", "room"]
-
 """The reason why roles have no pods although nothing is wrong."""
 
 _RESTS = {
@@ -384,7 +383,6 @@ _TROUBLES = {
     Reason.CRASHING,
     Reason.REFUSED_BY_CLUSTER,
 }
-
 """Reasons of a role that is not ready for which a Warning event is emitted."""
 
 _SILENT_AT_FIRST = {
