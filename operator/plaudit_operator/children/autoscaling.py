@@ -42,7 +42,7 @@ def _behavior(scaling: AutoscalingSpec) -> Manifest:
 
 
 def _hpa(context: JobContext, scaling: AutoscalingSpec) -> Manifest:
-    name = names.role_object(context.name, REWARD_ROLE)
+    name = context.role_object(REWARD_ROLE)
     spec = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
         "minReplicas": max(1, scaling.min_replicas),
@@ -59,7 +59,7 @@ def _hpa(context: JobContext, scaling: AutoscalingSpec) -> Manifest:
 
 
 def _authentication(context: JobContext) -> Manifest:
-    name = names.role_object(context.name, REWARD_ROLE)
+    name = context.role_object(REWARD_ROLE)
     spec = {key: list(found) for key, found in _references(context).items() if found}
     return context.manifest(TRIGGER_AUTHENTICATION, context.metadata(name, REWARD_ROLE), spec)
 
@@ -89,7 +89,7 @@ def _reference(parameter: str, key: SecretKey | ConfigMapKey) -> Manifest:
 
 
 def _scaled_object(context: JobContext, scaling: AutoscalingSpec, *, suspended: bool) -> Manifest:
-    name = names.role_object(context.name, REWARD_ROLE)
+    name = context.role_object(REWARD_ROLE)
     metadata = context.metadata(name, REWARD_ROLE)
     if suspended:
         metadata["annotations"] = {names.KEDA_PAUSE: "0"}
@@ -127,5 +127,5 @@ def _trigger(context: JobContext, stream: Stream, count: str) -> Manifest:
     }
     if context.spec.transport.username:
         metadata["usernameFromEnv"] = "PLAUDIT_REDIS_USERNAME"
-    reference = {"name": names.role_object(context.name, REWARD_ROLE)}
+    reference = {"name": context.role_object(REWARD_ROLE)}
     return {"type": "redis-streams", "name": stream, "metadata": metadata, "authenticationRef": reference}

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from plaudit_job.spec.pod import quantity
-from plaudit_operator import attempts, names
+from plaudit_operator import attempts
 from plaudit_operator.actions import (
     Action,
     Apply,
@@ -200,11 +200,9 @@ def _next_attempt(rendered: Rendering, observed: Observed, attempt: TrainerAttem
 
 def _children(rendered: Rendering, observed: Observed) -> Iterator[Action]:
     context = rendered.context
-    if transport.managed(context) and not observed.child("StatefulSet", names.role_object(context.name, "redis")):
+    if transport.managed(context) and not observed.child("StatefulSet", context.role_object("redis")):
         yield Create(transport.secret(context), first=True)
-    if makes_gateway_secret(context) and not observed.child(
-        "Deployment", names.role_object(context.name, GATEWAY_ROLE)
-    ):
+    if makes_gateway_secret(context) and not observed.child("Deployment", context.role_object(GATEWAY_ROLE)):
         yield Create(gateway_secret(context), first=True)
     for manifest in rendered.manifests:
         yield from _child(rendered, observed, outliving_trainer(manifest, observed))
@@ -253,7 +251,7 @@ def _replicas(rendered: Rendering, observed: Observed, now: float) -> tuple[list
     """Return the changes of rollout replicas of several pods, and the seconds until the next pause is over."""
     context, actions, waits = rendered.context, list[Action](), list[float | None]()
     policy = context.spec.lifecycle.failure_policy.backoff
-    for group in rollout_groups(context) if context.spec.trains else ():
+    for group in rollout_groups(context):
         if not group.spans_pods:
             continue
         count = 0 if rendered.suspended else group.spec.replicas

@@ -19,7 +19,7 @@ from plaudit_operator.children.roles import (
     RolloutGroup,
     environment_labels,
     environment_object,
-    is_served,
+    has_gateway,
     model_labels,
     model_object,
     rollout_groups,
@@ -117,13 +117,13 @@ def role_states(
     states = {}
     if transport.managed(context):
         pods = observed.pods_of("redis")
-        owner = observed.child("StatefulSet", names.role_object(context.name, "redis"))
+        owner = observed.child("StatefulSet", context.role_object("redis"))
         states["transport"] = _of_workload("transport", owner, pods, now, _refused_pods(observed, owner))
     if context.spec.trains:
         states["rollout"] = _rollouts(context, observed, now)
         states["trainer"] = _trainer(context, observed, attempt, now)
     states["reward"] = _of_deployment(context, observed, "reward", now)
-    if is_served(context):
+    if has_gateway(context):
         states["gateway"] = _of_deployment(context, observed, "gateway", now)
     for scorer in context.spec.reward.model_scorers:
         owner = observed.child("Deployment", model_object(context, scorer))
@@ -141,7 +141,7 @@ def role_states(
 
 
 def _of_deployment(context: JobContext, observed: Observed, role: str, now: float) -> RoleState:
-    owner = observed.child("Deployment", names.role_object(context.name, role))
+    owner = observed.child("Deployment", context.role_object(role))
     return _of_workload(role, owner, observed.pods_of(role), now)
 
 

@@ -26,7 +26,7 @@ from plaudit_operator.admission import RefusedJob
 from plaudit_operator.attempts import group_of, replica_of
 from plaudit_operator.children import transport
 from plaudit_operator.children.context import JobContext
-from plaudit_operator.children.roles import ROLLOUT_ROLE, gateway_address, is_served, rollout_groups
+from plaudit_operator.children.roles import ROLLOUT_ROLE, has_gateway, rollout_groups
 from plaudit_operator.names import ConditionType, Reason, run_id
 from plaudit_operator.observed import NO_SUCH_KIND, Object, Observed, gpu_seconds, labels, timestamp
 from plaudit_operator.pod_state import is_leaving, is_over, is_scheduled
@@ -41,9 +41,9 @@ def held_gpus(context: JobContext, observed: Observed) -> dict[str, int]:
     spec, templates = context.spec, context.admitted.templates
     pods: dict[str, PodSpec] = {"reward": spec.reward.workers.pod}
     if spec.trains:
-        pods |= {"trainer": spec.trainer.pod}
-        pods |= {group.child: group.spec.pod for group in rollout_groups(context)}
-    for scorer in context.spec.reward.model_scorers:
+        pods["trainer"] = spec.trainer.pod
+    pods |= {group.child: group.spec.pod for group in rollout_groups(context)}
+    for scorer in spec.reward.model_scorers:
         assert scorer.served is not None
         pods[f"model/{scorer.name}"] = scorer.served.pod
     held = {}
@@ -102,7 +102,7 @@ ROLES = ("reward", "gateway")
 
 def rolled_out(context: JobContext, observed: Observed, roles: Mapping[str, RoleState]) -> Condition:
     """Return the condition of a service."""
-    deployments = {role: observed.child("Deployment", names.role_object(context.name, role)) for role in ROLES}
+    deployments = {role: observed.child("Deployment", context.role_object(role)) for role in ROLES}
     behind = {role: found for role, found in deployments.items() if not _is_current(found, context.revision)}
     if not behind:
         message = f"all pods are of revision {context.revision}"
@@ -220,8 +220,8 @@ def status(
     }
     if context.spec.trains:
         fields |= {"rollouts": count_rollouts(observed), "rolloutSelector": rollout_selector(context)}
-    if is_served(context):
-        fields["url"] = gateway_address(context)
+    if has_gateway(context):
+        fields["url"] = names.gateway_url(context.name, context.namespace)
     if ready and not rest:
         fields.setdefault("startTime", observed.status.get("startTime") or timestamp(now))
     started = "startTime" in {**observed.status, **fields}
