@@ -9,9 +9,8 @@ from types import FrameType
 
 from plaudit_operator.names import FIELD_MANAGER
 from plaudit_operator.operator import Operator
-from plaudit_operator.runtime.health import ControllerHealthServer
+from plaudit_operator.runtime.health import ControllerHealthServer, MetricsAccess
 from plaudit_operator.runtime.kube import ApiServer
-from plaudit_operator.runtime.metrics_access import MetricsAccess
 from plaudit_operator.settings import OperatorSettings, OperatorSettingsError
 from plaudit_operator.status.progress import ProgressReader
 from plaudit_wire.logs import configure_logs

@@ -153,6 +153,17 @@ class ConditionType:
     STALLED: Final = "Stalled"
 
 
+CONDITION_ORDER = tuple(value for name, value in vars(ConditionType).items() if name.isupper())
+
+NEEDED = (
+    ConditionType.TRANSPORT_READY,
+    ConditionType.ROLLOUT_READY,
+    ConditionType.REWARD_READY,
+    ConditionType.TRAINER_RUNNING,
+)
+"""Conditions that are all true while a job runs, as far as it has them."""
+
+
 class Reason:
     """List the reasons of conditions and events; docs/kubernetes/conditions.md has the remedy for each."""
 

@@ -1,14 +1,9 @@
-"""``kubectl plaudit``: status of a job, logs by role, its metrics page, suspend and resume, all through kubectl.
+"""Run ``kubectl plaudit``: status of a job, logs by role, its metrics page, suspend and resume, all through kubectl.
 
-    commands.py     the command line
-    job.py          the text about a job
-    kubectl.py      kubectl itself
+First the command line, then the text about a job (pure functions over objects as kubectl prints them), then kubectl
+itself. Only the standard library is imported, so that the program is one small file (``plugin_bundle.py``).
 
 Exit codes: kubectl's own; 1 if a command does not apply to the job in its state; 2 for a bad command line.
-
-The text of ``kubectl plaudit`` about a job: pure functions over the RLJob as kubectl prints it.
-
-Run kubectl: for its output, in place of this process, or in the background to forward a port.
 """
 
 from __future__ import annotations
@@ -32,226 +27,18 @@ from plaudit_wire.printable import printable
 
 Object = Mapping[str, Any]
 
-_GOOD_WHEN_FALSE = (ConditionType.DEGRADED, ConditionType.SUSPENDED, ConditionType.COMPLETE, ConditionType.FAILED)
-_SUMMARIES = (ConditionType.READY, ConditionType.RECONCILING, ConditionType.STALLED)
-"""Conditions that repeat others."""
-_EVENTS = 8
-
-
-def summary(job: Object, events: Sequence[Object], now: float) -> str:
-    """Return a job as text: phase and progress, roles, problems, newest events.
-
-    Args:
-        events: of the job, in any order.
-        now: seconds since the epoch.
-    """
-    parts = [_head(job, now), _roles(job), _cost(job, now), _problems(job, now), _event_table(events, now)]
-    return "\n".join(part for part in parts if part)
-
-
-def ended(job: Object) -> str:
-    """Return ``Complete`` or ``Failed``; empty while the job is neither."""
-    return next((kind for kind in (ConditionType.COMPLETE, ConditionType.FAILED) if holds(job, kind)), "")
-
-
-def unknown_job(name: str, namespace: str, there: Sequence[Object]) -> str:
-    """Return the error for an unknown job, with the jobs that exist."""
-    known = ", ".join(f"{job['metadata']['name']} ({_phase(job)})" for job in there)
-    found = f"Jobs in it: {known}" if known else "It has no jobs; choose another namespace with -n NAMESPACE"
-    return f"no RLJob or RewardService {name!r} in namespace {namespace!r}. {found}"
-
-
-def missing_pods(job: Object, role: str) -> str:
-    """Return why a role has no pods to connect to."""
-    name = job["metadata"]["name"]
-    which = "" if role == "all" else f"{role} "
-    problem = f"{name} is {_phase(job)} and has no ready {which}pods"
-    if ended(job):
-        kept = "Results are in the run's folder on the volume"
-        return f"{problem}: they were deleted at its end (lifecycle.cleanup). {kept}"
-    problems = [f"{kind}: {message}" for kind, message, _ in _troubles(job)]
-    return f"{problem}. " + ("; ".join(problems) or f"See kubectl describe {job['kind'].lower()} {name}")
-
-
-def is_ready(pod: Object) -> bool:
-    """Return True if a pod is ready."""
-    return holds(pod, "Ready")
-
-
-def _head(job: Object, now: float) -> str:
-    status, metadata = job.get("status") or {}, job["metadata"]
-    progress = status.get("progress") or {}
-    parts = [metadata["name"], _phase(job)]
-    if "step" in progress:
-        total = (job["spec"].get("algorithm") or {}).get("steps")
-        parts.append(f"step {progress['step']}" + (f" of {total}" if total else ""))
-    if "rewardMean" in progress:
-        parts.append(f"reward {progress['rewardMean']:.3f}")
-    if "verdict" in progress:
-        parts.append(f"waiting for {progress['verdict']}")
-    if progress.get("backlog"):
-        parts.append(f"{progress['backlog']} samples unscored")
-    if "revision" in status:
-        parts.append(f"revision {status['revision']}")
-    parts.append(f"{_age(metadata.get('creationTimestamp'), now)} old")
-    return "   ".join(parts) + (f"\nrun {status['run']}\n" if "run" in status else "\n")
-
-
-def _roles(job: Object) -> str:
-    roles = (job.get("status") or {}).get("roles") or []
-    rows = [("ROLE", "READY", "RESTARTS", "LAST FAILURE")]
-    rows += [
-        (r["name"], f"{r.get('ready', 0)}/{r.get('desired', 0)}", str(r.get("restarts", 0)), r.get("lastFailure", ""))
-        for r in roles
-    ]
-    return _table(rows) if roles else ""
-
-
-def _cost(job: Object, now: float) -> str:
-    cost = (job.get("status") or {}).get("cost")
-    if not cost:
-        return ""
-    hours = {role: spent / 3600 for role, spent in gpu_seconds(cost, now).items()}
-    roles = ", ".join(f"{role} {each:.1f}" for role, each in hours.items())
-    waited = int(cost.get("exposedRewardGpuSeconds", 0)) / 3600
-    return f"{sum(hours.values()):.1f} GPU-hours ({roles}); waiting for rewards cost {waited:.1f} of them\n"
-
-
-def _problems(job: Object, now: float) -> str:
-    lines = [f"{kind} ({_age(since, now)}): {message}" for kind, message, since in _troubles(job)]
-    return "\n".join(lines) + "\n" if lines else ""
-
-
-def _troubles(job: Object) -> Iterator[tuple[str, str, str]]:
-    """Yield conditions that report a problem: type with reason, message, since when."""
-    over = ended(job)
-    for condition in (job.get("status") or {}).get("conditions") or []:
-        kind, reason = condition["type"], condition["reason"]
-        holds = condition["status"] == ("True" if kind in _GOOD_WHEN_FALSE else "False")
-        follows = reason == Reason.SUSPENDED_BY_USER and kind != ConditionType.SUSPENDED
-        if holds and kind not in _SUMMARIES and not follows and (not over or kind == over):
-            yield f"{kind} {reason}", condition["message"], condition["lastTransitionTime"]
-
-
-def _event_table(events: Sequence[Object], now: float) -> str:
-    newest = sorted(events, key=_when)[-_EVENTS:]
-    rows = [(_age(_when(e), now), e.get("type", ""), e.get("reason", ""), e.get("message", "")) for e in newest]
-    return _table([("LAST SEEN", "TYPE", "REASON", "MESSAGE"), *rows]) if rows else ""
-
-
-def _when(event: Object) -> str:
-    return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"])
-
-
-def _phase(job: Object) -> str:
-    return str((job.get("status") or {}).get("phase") or "not processed by an operator yet")
-
-
-def _age(since: str | None, now: float) -> str:
-    """Return an age as kubectl prints it: ``45s``, ``12m``, ``3h``, ``2d``."""
-    age = max(0, int(now - (seconds(since) or now)))
-    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if age >= 2 * length:
-            return f"{age // length}{unit}"
-    return f"{age}s"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Return aligned columns as kubectl prints them; the last column is not padded."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    lines = (
-        "   ".join([*(word.ljust(width) for word, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
-    )
-    return "".join(f"{line.rstrip()}\n" for line in lines)
-
-
-_WITHIN = "--request-timeout=20s"
-_NO_SUCH_KIND = "the server doesn't have a resource type"
-
-
-class KubectlError(Exception):
-    """kubectl is missing or failed; the message is for the user.
-
-    Attributes:
-        not_found: True if the object does not exist.
-    """
-
-    def __init__(self, message: str, *, not_found: bool = False) -> None:
-        super().__init__(message)
-        self.not_found = not_found
-
-
-class Kubectl:
-    """Run kubectl with a namespace and a context. Every method raises ``KubectlError`` if kubectl fails.
-
-    Args:
-        argv: program and options that come before every command.
-    """
-
-    def __init__(self, argv: Sequence[str]) -> None:
-        self._argv = list(argv)
-
-    @classmethod
-    def on_path(cls, namespace: str = "", context: str = "", kubeconfig: str = "") -> Kubectl:
-        """Return the kubectl on PATH; empty arguments keep its defaults."""
-        program = shutil.which("kubectl")
-        if program is None:
-            raise KubectlError("kubectl is not on PATH; install it: https://kubernetes.io/docs/tasks/tools")
-        given = {"--namespace": namespace, "--context": context, "--kubeconfig": kubeconfig}
-        return cls([program, *(word for name, value in given.items() if value for word in (name, value))])
-
-    def read(self, *arguments: str) -> str:
-        """Return the output of a command."""
-        done = subprocess.run([*self._argv, *arguments, _WITHIN], capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            return done.stdout
-        message = done.stderr.strip() or f"kubectl {arguments[0]} exited with code {done.returncode}"
-        if _NO_SUCH_KIND in message:
-            raise KubectlError(f"{message}. Is Plaudit installed? helm install plaudit charts/plaudit")
-        raise KubectlError(message, not_found="(NotFound)" in message)
-
-    def json(self, *arguments: str) -> Mapping[str, Any]:
-        """Return an object."""
-        found: dict[str, Any] = json.loads(self.read(*arguments, "--output", "json"))
-        return found
-
-    def items(self, kind: str, *arguments: str) -> list[Mapping[str, Any]]:
-        """Return the objects of a kind."""
-        return list(self.json("get", kind, *arguments)["items"])
-
-    def namespace(self) -> str:
-        """Return the namespace in effect."""
-        if "--namespace" in self._argv:
-            return self._argv[self._argv.index("--namespace") + 1]
-        return self.read("config", "view", "--minify", "--output", "jsonpath={..namespace}") or "default"
-
-    def become(self, *arguments: str) -> int:
-        """Replace this process by kubectl."""
-        os.execv(self._argv[0], [*self._argv, *arguments])  # noqa: S606
-
-    @contextlib.contextmanager
-    def forwarded(self, target: str, port: int) -> Iterator[int]:
-        """Forward a free local port while the context is open; yield the port."""
-        command = [*self._argv, "port-forward", "--address", "127.0.0.1", target, f":{port}"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            found = re.search(r":(\d+) ->", process.stdout.readline())
-            if found is None:
-                raise KubectlError(process.stderr.read().strip())
-            yield int(found[1])
-        finally:
-            process.terminate()
-            process.communicate()
-
-
 RESOURCE = "rljobs.plaudit.dev"
 SERVICES = "rewardservices.plaudit.dev"
 ROLES = ("trainer", "rollout", "reward", "gateway", "model", "metrics", "redis")
 _ALL = "all"
 _MOST_STREAMS = "1000"
 """kubectl follows only five pods by default."""
+_GOOD_WHEN_FALSE = (ConditionType.DEGRADED, ConditionType.SUSPENDED, ConditionType.COMPLETE, ConditionType.FAILED)
+_SUMMARIES = (ConditionType.READY, ConditionType.RECONCILING, ConditionType.STALLED)
+"""Conditions that repeat others."""
+_EVENTS = 8
+_WITHIN = "--request-timeout=20s"
+_NO_SUCH_KIND = "the server doesn't have a resource type"
 
 
 class PluginError(Exception):
@@ -410,6 +197,210 @@ def _where(default: str) -> argparse.ArgumentParser:
     parser.add_argument("--context", default=default, help="of the kubeconfig (default: the current one)")
     parser.add_argument("--kubeconfig", default=default, metavar="FILE", help="default: kubectl's own")
     return parser
+
+
+def summary(job: Object, events: Sequence[Object], now: float) -> str:
+    """Return a job as text: phase and progress, roles, problems, newest events.
+
+    Args:
+        events: of the job, in any order.
+        now: seconds since the epoch.
+    """
+    parts = [_head(job, now), _roles(job), _cost(job, now), _problems(job, now), _event_table(events, now)]
+    return "\n".join(part for part in parts if part)
+
+
+def ended(job: Object) -> str:
+    """Return ``Complete`` or ``Failed``; empty while the job is neither."""
+    return next((kind for kind in (ConditionType.COMPLETE, ConditionType.FAILED) if holds(job, kind)), "")
+
+
+def unknown_job(name: str, namespace: str, there: Sequence[Object]) -> str:
+    """Return the error for an unknown job, with the jobs that exist."""
+    known = ", ".join(f"{job['metadata']['name']} ({_phase(job)})" for job in there)
+    found = f"Jobs in it: {known}" if known else "It has no jobs; choose another namespace with -n NAMESPACE"
+    return f"no RLJob or RewardService {name!r} in namespace {namespace!r}. {found}"
+
+
+def missing_pods(job: Object, role: str) -> str:
+    """Return why a role has no pods to connect to."""
+    name = job["metadata"]["name"]
+    which = "" if role == "all" else f"{role} "
+    problem = f"{name} is {_phase(job)} and has no ready {which}pods"
+    if ended(job):
+        kept = "Results are in the run's folder on the volume"
+        return f"{problem}: they were deleted at its end (lifecycle.cleanup). {kept}"
+    problems = [f"{kind}: {message}" for kind, message, _ in _troubles(job)]
+    return f"{problem}. " + ("; ".join(problems) or f"See kubectl describe {job['kind'].lower()} {name}")
+
+
+def is_ready(pod: Object) -> bool:
+    """Return True if a pod is ready."""
+    return holds(pod, "Ready")
+
+
+def _head(job: Object, now: float) -> str:
+    status, metadata = job.get("status") or {}, job["metadata"]
+    progress = status.get("progress") or {}
+    parts = [metadata["name"], _phase(job)]
+    if "step" in progress:
+        total = (job["spec"].get("algorithm") or {}).get("steps")
+        parts.append(f"step {progress['step']}" + (f" of {total}" if total else ""))
+    if "rewardMean" in progress:
+        parts.append(f"reward {progress['rewardMean']:.3f}")
+    if "verdict" in progress:
+        parts.append(f"waiting for {progress['verdict']}")
+    if progress.get("backlog"):
+        parts.append(f"{progress['backlog']} samples unscored")
+    if "revision" in status:
+        parts.append(f"revision {status['revision']}")
+    parts.append(f"{_age(metadata.get('creationTimestamp'), now)} old")
+    return "   ".join(parts) + (f"\nrun {status['run']}\n" if "run" in status else "\n")
+
+
+def _roles(job: Object) -> str:
+    roles = (job.get("status") or {}).get("roles") or []
+    rows = [("ROLE", "READY", "RESTARTS", "LAST FAILURE")]
+    rows += [
+        (r["name"], f"{r.get('ready', 0)}/{r.get('desired', 0)}", str(r.get("restarts", 0)), r.get("lastFailure", ""))
+        for r in roles
+    ]
+    return _table(rows) if roles else ""
+
+
+def _cost(job: Object, now: float) -> str:
+    cost = (job.get("status") or {}).get("cost")
+    if not cost:
+        return ""
+    hours = {role: spent / 3600 for role, spent in gpu_seconds(cost, now).items()}
+    roles = ", ".join(f"{role} {each:.1f}" for role, each in hours.items())
+    waited = int(cost.get("exposedRewardGpuSeconds", 0)) / 3600
+    return f"{sum(hours.values()):.1f} GPU-hours ({roles}); waiting for rewards cost {waited:.1f} of them\n"
+
+
+def _problems(job: Object, now: float) -> str:
+    lines = [f"{kind} ({_age(since, now)}): {message}" for kind, message, since in _troubles(job)]
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def _troubles(job: Object) -> Iterator[tuple[str, str, str]]:
+    """Yield conditions that report a problem: type with reason, message, since when."""
+    over = ended(job)
+    for condition in (job.get("status") or {}).get("conditions") or []:
+        kind, reason = condition["type"], condition["reason"]
+        holds = condition["status"] == ("True" if kind in _GOOD_WHEN_FALSE else "False")
+        follows = reason == Reason.SUSPENDED_BY_USER and kind != ConditionType.SUSPENDED
+        if holds and kind not in _SUMMARIES and not follows and (not over or kind == over):
+            yield f"{kind} {reason}", condition["message"], condition["lastTransitionTime"]
+
+
+def _event_table(events: Sequence[Object], now: float) -> str:
+    newest = sorted(events, key=_when)[-_EVENTS:]
+    rows = [(_age(_when(e), now), e.get("type", ""), e.get("reason", ""), e.get("message", "")) for e in newest]
+    return _table([("LAST SEEN", "TYPE", "REASON", "MESSAGE"), *rows]) if rows else ""
+
+
+def _when(event: Object) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"])
+
+
+def _phase(job: Object) -> str:
+    return str((job.get("status") or {}).get("phase") or "not processed by an operator yet")
+
+
+def _age(since: str | None, now: float) -> str:
+    """Return an age as kubectl prints it: ``45s``, ``12m``, ``3h``, ``2d``."""
+    age = max(0, int(now - (seconds(since) or now)))
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if age >= 2 * length:
+            return f"{age // length}{unit}"
+    return f"{age}s"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Return aligned columns as kubectl prints them; the last column is not padded."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    lines = (
+        "   ".join([*(word.ljust(width) for word, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    )
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+class KubectlError(Exception):
+    """kubectl is missing or failed; the message is for the user.
+
+    Attributes:
+        not_found: True if the object does not exist.
+    """
+
+    def __init__(self, message: str, *, not_found: bool = False) -> None:
+        super().__init__(message)
+        self.not_found = not_found
+
+
+class Kubectl:
+    """Run kubectl with a namespace and a context. Every method raises ``KubectlError`` if kubectl fails.
+
+    Args:
+        argv: program and options that come before every command.
+    """
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self._argv = list(argv)
+
+    @classmethod
+    def on_path(cls, namespace: str = "", context: str = "", kubeconfig: str = "") -> Kubectl:
+        """Return the kubectl on PATH; empty arguments keep its defaults."""
+        program = shutil.which("kubectl")
+        if program is None:
+            raise KubectlError("kubectl is not on PATH; install it: https://kubernetes.io/docs/tasks/tools")
+        given = {"--namespace": namespace, "--context": context, "--kubeconfig": kubeconfig}
+        return cls([program, *(word for name, value in given.items() if value for word in (name, value))])
+
+    def read(self, *arguments: str) -> str:
+        """Return the output of a command."""
+        done = subprocess.run([*self._argv, *arguments, _WITHIN], capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return done.stdout
+        message = done.stderr.strip() or f"kubectl {arguments[0]} exited with code {done.returncode}"
+        if _NO_SUCH_KIND in message:
+            raise KubectlError(f"{message}. Is Plaudit installed? helm install plaudit charts/plaudit")
+        raise KubectlError(message, not_found="(NotFound)" in message)
+
+    def json(self, *arguments: str) -> Mapping[str, Any]:
+        """Return an object."""
+        found: dict[str, Any] = json.loads(self.read(*arguments, "--output", "json"))
+        return found
+
+    def items(self, kind: str, *arguments: str) -> list[Mapping[str, Any]]:
+        """Return the objects of a kind."""
+        return list(self.json("get", kind, *arguments)["items"])
+
+    def namespace(self) -> str:
+        """Return the namespace in effect."""
+        if "--namespace" in self._argv:
+            return self._argv[self._argv.index("--namespace") + 1]
+        return self.read("config", "view", "--minify", "--output", "jsonpath={..namespace}") or "default"
+
+    def become(self, *arguments: str) -> int:
+        """Replace this process by kubectl."""
+        os.execv(self._argv[0], [*self._argv, *arguments])  # noqa: S606
+
+    @contextlib.contextmanager
+    def forwarded(self, target: str, port: int) -> Iterator[int]:
+        """Forward a free local port while the context is open; yield the port."""
+        command = [*self._argv, "port-forward", "--address", "127.0.0.1", target, f":{port}"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            found = re.search(r":(\d+) ->", process.stdout.readline())
+            if found is None:
+                raise KubectlError(process.stderr.read().strip())
+            yield int(found[1])
+        finally:
+            process.terminate()
+            process.communicate()
 
 
 if __name__ == "__main__":

@@ -22,15 +22,9 @@ from typing import Any
 
 _MODULES = (
     "plaudit_operator",
-    "plaudit_operator.observed",
     "plaudit_operator.names",
     "plaudit_operator.observed",
     "plaudit_operator.plugin",
-    "plaudit_operator.plugin",
-    "plaudit_operator.plugin",
-    "plaudit_operator.plugin",
-    "plaudit_operator.runtime",
-    "plaudit_operator.observed",
     "plaudit_wire",
     "plaudit_wire.printable",
 )

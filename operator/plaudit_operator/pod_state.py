@@ -157,7 +157,7 @@ def is_node_lost(pod: Object) -> bool:
 
 
 def is_leaving(pod: Object) -> bool:
-    """Return True while the pod is being deleted."""
+    """Return True while a pod, or any other object, is being deleted."""
     return bool(pod["metadata"].get("deletionTimestamp"))
 
 

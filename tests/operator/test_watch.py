@@ -23,11 +23,11 @@ class RecordingCache(Cache):
         super().__init__()
         self.versions: dict[str, list[int]] = defaultdict(list)
 
-    def replace(self, kind: Kind, items: Iterable[Any]) -> set[Key]:
+    def replace(self, kind: Kind, items: Iterable[Any], namespace: str = "") -> set[Key]:
         kept = list(items)
         for item in kept:
             self._record(item)
-        return super().replace(kind, kept)
+        return super().replace(kind, kept, namespace)
 
     def update(self, kind: Kind, event: str, item: Any) -> set[Key]:
         keys = super().update(kind, event, item)

@@ -24,21 +24,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from plaudit_operator.names import ConditionType, Reason
+from plaudit_operator.names import CONDITION_ORDER, NEEDED, ConditionType, Reason
 from plaudit_operator.observed import Object, Observed, seconds, timestamp
 from plaudit_operator.pod_state import evicted_since
 from plaudit_operator.runtime.kinds import HPA, SCALED_OBJECT
 from plaudit_operator.status.roles import RoleState, lack_of
 
 _MOST_CHARACTERS = 4000
-
-NEEDED = (
-    ConditionType.TRANSPORT_READY,
-    ConditionType.ROLLOUT_READY,
-    ConditionType.REWARD_READY,
-    ConditionType.TRAINER_RUNNING,
-)
-"""Conditions that are all true while a job runs, as far as it has them."""
 
 
 @dataclass(frozen=True)
@@ -80,25 +72,7 @@ def merged(
             "observedGeneration": generation,
             "lastTransitionTime": previous["lastTransitionTime"] if same else timestamp(now),
         }
-    return [known[kind] for kind in _ORDER if kind in known]
-
-
-_ORDER = (
-    ConditionType.SPEC_VALID,
-    ConditionType.ADMITTED,
-    ConditionType.TRANSPORT_READY,
-    ConditionType.ROLLOUT_READY,
-    ConditionType.REWARD_READY,
-    ConditionType.TRAINER_RUNNING,
-    ConditionType.ROLLED_OUT,
-    ConditionType.DEGRADED,
-    ConditionType.SUSPENDED,
-    ConditionType.COMPLETE,
-    ConditionType.FAILED,
-    ConditionType.READY,
-    ConditionType.RECONCILING,
-    ConditionType.STALLED,
-)
+    return [known[kind] for kind in CONDITION_ORDER if kind in known]
 
 
 def phase(conditions: Sequence[Mapping[str, Any]], *, started: bool) -> str:

@@ -27,12 +27,12 @@ from plaudit_operator.attempts import group_of, replica_of
 from plaudit_operator.children import transport
 from plaudit_operator.children.context import JobContext
 from plaudit_operator.children.roles import ROLLOUT_ROLE, has_gateway, rollout_groups
-from plaudit_operator.names import ConditionType, Reason, run_id
+from plaudit_operator.names import NEEDED, ConditionType, Reason, run_id
 from plaudit_operator.observed import NO_SUCH_KIND, Object, Observed, gpu_seconds, labels, timestamp
 from plaudit_operator.pod_state import is_leaving, is_over, is_scheduled
 from plaudit_operator.policies import GangWait
 from plaudit_operator.runtime.kinds import POD_GROUP, RLJOB
-from plaudit_operator.status.conditions import NEEDED, Condition, degraded, healthy, merged, phase, summary
+from plaudit_operator.status.conditions import Condition, degraded, healthy, merged, phase, summary
 from plaudit_operator.status.roles import RoleState, lack_of
 
 
