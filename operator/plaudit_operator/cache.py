@@ -1,4 +1,4 @@
-"""Trimmed copies of watched objects, by RLJob or RewardService; a new list replaces all objects of its kind.
+"""Keep trimmed copies of watched objects, by RLJob or RewardService; a new list replaces all objects of its kind.
 
 Objects are stored as JSON, in a third of the memory of Python dictionaries, and decoded when their job is reconciled.
 """

@@ -2,12 +2,12 @@
 
 Run as ``python -m plaudit_operator.crd [--check|--print]``.
 
-The JSON Schema of ``plaudit_job.reference`` becomes a structural schema: references inlined, keywords of
-JSON Schema 2020 translated to OpenAPI 3.0, and a bound on every text, list and mapping (the API server estimates the
-cost of CEL rules from them). Short rules between fields, and immutability, become CEL; the operator checks every rule
-again with the models (condition ``SpecValid``). Defaults are omitted: an object keeps what its user wrote.
+The JSON Schema of ``plaudit_job.reference`` becomes a structural schema: references inlined, keywords of JSON Schema
+2020 translated to OpenAPI 3.0, and a bound on every text, list and mapping (the API server estimates the cost of CEL
+rules from them). Short rules between fields, and immutability, become CEL (``crd_rules.py``); the operator checks every
+rule again with the models (condition ``SpecValid``). Defaults are omitted: an object keeps what its user wrote.
 
-The schemas of ``status``, and the columns of ``kubectl get``. ``operator/status/status.py`` writes the status.
+``status``, which ``status/status.py`` writes, and the columns of ``kubectl get`` are written by hand below.
 """
 
 from __future__ import annotations
@@ -36,6 +36,12 @@ def _count(description: str) -> dict[str, Any]:
 
 def _time(description: str) -> dict[str, Any]:
     return {"type": "string", "format": "date-time", "description": description}
+
+
+def _list_by(key: str, description: str, items: dict[str, Any], most: int = 64) -> dict[str, Any]:
+    """Return the schema of a list whose items a key identifies."""
+    keys = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+    return {"type": "array", "maxItems": most, **keys, "items": items, "description": description}
 
 
 _CONDITION: dict[str, Any] = {
@@ -83,22 +89,10 @@ STATUS: dict[str, Any] = {
         "observedGeneration": _count("Generation of the object that this status describes."),
         "phase": _text("Summary of the conditions in one word; output only.", 64),
         "run": _text("Id of the run: name and short uid; part of the run's folder and of every key in Redis.", 64),
-        "conditions": {
-            "type": "array",
-            "maxItems": 32,
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["type"],
-            "items": _CONDITION,
-            "description": "Conditions of the job; docs/kubernetes/conditions.md has the remedies.",
-        },
-        "roles": {
-            "type": "array",
-            "maxItems": 64,
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["name"],
-            "items": _ROLE,
-            "description": "Pods by role.",
-        },
+        "conditions": _list_by(
+            "type", "Conditions of the job; docs/kubernetes/conditions.md has the remedies.", _CONDITION, 32
+        ),
+        "roles": _list_by("name", "Pods by role.", _ROLE),
         "replicas": {
             "type": "object",
             "properties": {"rollout": _text("ready/desired.", 32), "reward": _text("ready/desired.", 32)},
@@ -132,14 +126,7 @@ STATUS: dict[str, Any] = {
             "type": "object",
             "description": "GPU time of the job, counted whenever the status changes.",
             "properties": {
-                "roles": {
-                    "type": "array",
-                    "maxItems": 64,
-                    "x-kubernetes-list-type": "map",
-                    "x-kubernetes-list-map-keys": ["name"],
-                    "items": _ROLE_COST,
-                    "description": "GPU time by role.",
-                },
+                "roles": _list_by("name", "GPU time by role.", _ROLE_COST),
                 "exposedRewardGpuSeconds": _count("GPU seconds that the trainer waited for rewards."),
                 "countedTime": _time("Time until which it is counted; later time is that of gpus."),
             },
@@ -197,7 +184,7 @@ SERVICE_COLUMNS: list[dict[str, Any]] = [
 ]
 
 
-TEMPLATES = Path(__file__).parents[3] / "charts" / "plaudit" / "templates"
+TEMPLATES = Path(__file__).parents[2] / "charts" / "plaudit" / "templates"
 
 MAX_TEXT, MAX_ITEMS, MAX_ENTRIES = 4096, 64, 64
 """Bounds of texts, lists and mappings whose models have none."""
@@ -307,10 +294,9 @@ def _root(description: str, spec: dict[str, Any], status: dict[str, Any]) -> dic
 
 
 def _structural(node: Mapping[str, Any], sections: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Convert a node of the JSON Schema into a node of a structural schema.
+    """Convert a node of the JSON Schema, whose ``$defs`` are ``sections``, into one of a structural schema.
 
     Args:
-        sections: the ``$defs`` of the JSON Schema.
         path: of the field under ``spec``, without indices.
     """
     if "$ref" in node:
@@ -383,10 +369,8 @@ def chart_template(definition: dict[str, Any] | None = None) -> str:
         raise ValueError(f"{fields}: the field's text contains '{{{{', which Helm would take for a template")
     kept = "  annotations:\n    helm.sh/resource-policy: keep\n"
     text = text.replace(kept, "  {{- if .Values.crds.keep }}\n" + kept + "  {{- end }}\n", 1)
-    return (
-        "# Generated by `python -m plaudit_operator.crd` from plaudit_workers/job.\n"
-        "{{- if .Values.crds.install }}\n" + text + "{{- end }}\n"
-    )
+    head = "# Generated by `python -m plaudit_operator.crd` from plaudit_workers/job.\n"
+    return head + "{{- if .Values.crds.install }}\n" + text + "{{- end }}\n"
 
 
 def _holding_templates(schema: Mapping[str, Any], path: str) -> Iterator[str]:

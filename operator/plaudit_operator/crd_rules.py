@@ -1,4 +1,4 @@
-"""CEL rules of the CRD: contradictions between fields, and fields that cannot change.
+"""Write the CEL rules of the CRDs: contradictions between fields, and fields that cannot change.
 
 ``SpecValid`` checks the rest: rules that are long or costly in CEL (sums over sections, Redis's memory, GPUs), and
 rules for clusters only (a claim, absolute paths).
@@ -28,6 +28,10 @@ _OPAQUE_TO_CEL = ("ruleArguments",)
 """Objects without a schema, which CEL cannot read; ``SpecValid`` checks them."""
 
 
+def _exactly_one(*fields: str) -> str:
+    return f"[{', '.join(f'has(self.{field})' for field in fields)}].filter(given, given).size() == 1"
+
+
 def _field_rules() -> Iterator[CelRule]:
     fields = dict.fromkeys(field for traits in KINDS.values() for field in traits.fields)
     for field in fields:
@@ -47,6 +51,10 @@ _ONE_SERVICE = [
     _rule("self.?url.orDefault() == '' || has(self.tokenSecret)", "with url tokenSecret is required"),
 ]
 
+_PYTHON = _rule(
+    "self.?kind.orDefault() != 'python' || (has(self.path) && has(self.function))",
+    "kind python needs path and function",
+)
 _OF_AN_ENDPOINT = "model and apiKeySecret are of an endpoint, but the job serves the judge: remove them"
 
 RULES: dict[str, list[CelRule]] = {
@@ -79,10 +87,7 @@ RULES: dict[str, list[CelRule]] = {
             "!has(self.clipRatioC) || self.clipRatioC == 0.0 || self.clipRatioC > 1.0",
             "clipRatioC must be more than 1, or 0 for no bound",
         ),
-        _rule(
-            "self.?kind.orDefault() != 'python' || (has(self.path) && has(self.function))",
-            "kind python needs path and function",
-        ),
+        _PYTHON,
         _rule(
             "self.?correctionFloor.orDefault() <= self.?correctionCap.orDefault()",
             "correctionFloor must not be more than correctionCap",
@@ -145,7 +150,7 @@ RULES: dict[str, list[CelRule]] = {
     "rollout.agent.tools[]": [
         _rule("has(self.path) == has(self.function)", "path and function belong together: give both"),
         _rule(
-            "[has(self.path), has(self.config), has(self.mcp)].filter(given, given).size() == 1",
+            _exactly_one("path", "config", "mcp"),
             "give exactly one of path with function, config and mcp",
         ),
     ],
@@ -167,7 +172,7 @@ RULES: dict[str, list[CelRule]] = {
     ],
     "reward.scorers[].judge.parse": [
         _rule(
-            "[has(self.regex), has(self.jsonPath), has(self.python)].filter(given, given).size() == 1",
+            _exactly_one("regex", "jsonPath", "python"),
             "give exactly one of regex, jsonPath and python",
         )
     ],
@@ -235,8 +240,7 @@ _POD_RULES = {
     "pod.env[]": [_rule("!has(self.valueFrom) || !has(self.value)", "give one of value and valueFrom")],
     "pod.env[].valueFrom": [
         _rule(
-            "[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef), has(self.resourceFieldRef)]"
-            ".filter(given, given).size() == 1",
+            _exactly_one("secretKeyRef", "configMapKeyRef", "fieldRef", "resourceFieldRef"),
             "give exactly one of secretKeyRef, configMapKeyRef, fieldRef and resourceFieldRef",
         )
     ],
@@ -245,18 +249,14 @@ _POD_RULES = {
 
 
 def rules_at(path: str, node: Mapping[str, Any], sections: Mapping[str, Any]) -> list[CelRule]:
-    """Return the rules of a field in CEL, with the models' defaults.
+    """Return the rules of the field at a path under ``spec`` in CEL, with the models' defaults.
 
     Args:
-        path: of the field under ``spec``.
         node: the field's JSON Schema, without a reference.
         sections: the sections that it refers to, by name.
     """
-    written = [
-        *RULES.get(path, []),
-        *(rule for end in _POD_RULES if path.endswith(f".{end}") for rule in _POD_RULES[end]),
-    ]
-    return [_filled(rule, node, sections) for rule in written]
+    of_pods = (rule for end in _POD_RULES if path.endswith(f".{end}") for rule in _POD_RULES[end])
+    return [_filled(rule, node, sections) for rule in (*RULES.get(path, []), *of_pods)]
 
 
 def _filled(rule: CelRule, node: Mapping[str, Any], sections: Mapping[str, Any]) -> CelRule:
@@ -270,11 +270,6 @@ _ITEM = re.compile(r"(?:self|oldSelf)((?:\.\??\w+)+)\.(?:all|exists|exists_one|f
 
 def with_defaults(rule: str, node: Mapping[str, Any], sections: Mapping[str, Any]) -> str:
     """Return a rule in CEL: the default of the field before it in place of every ``orDefault()``.
-
-    Args:
-        rule: the rule; ``self`` and ``oldSelf`` are the field that ``node`` describes.
-        node: the field's JSON Schema, without a reference.
-        sections: the sections that it refers to, by name.
 
     Raises:
         ValueError: a field is unknown, or has no default.

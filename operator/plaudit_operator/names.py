@@ -1,4 +1,4 @@
-"""Names that the operator uses in the cluster: labels, annotations, children, conditions, reasons, exit codes."""
+"""Name what the operator uses in the cluster: labels, annotations, children, conditions, reasons, exit codes."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def awaited(observed: Observed) -> GangWait:
 
 
 def is_managed_elsewhere(observed: Observed) -> bool:
-    """Return True if the controller that ``spec.managedBy`` names, such as MultiKueue's, has the job; it is immutable."""
+    """Return True if ``spec.managedBy`` (immutable) gives the job to another controller, such as MultiKueue's."""
     return observed.job["spec"].get("managedBy", "") not in ("", CONTROLLER)
 
 

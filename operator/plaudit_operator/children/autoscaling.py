@@ -43,17 +43,13 @@ def _behavior(scaling: AutoscalingSpec) -> Manifest:
 
 def _hpa(context: JobContext, scaling: AutoscalingSpec) -> Manifest:
     name = context.role_object(REWARD_ROLE)
+    target = {"type": "Utilization", "averageUtilization": _CPU_PERCENT}
     spec = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
         "minReplicas": max(1, scaling.min_replicas),
         "maxReplicas": scaling.max_replicas,
         "behavior": _behavior(scaling),
-        "metrics": [
-            {
-                "type": "Resource",
-                "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": _CPU_PERCENT}},
-            }
-        ],
+        "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": target}}],
     }
     return context.manifest(HPA, context.metadata(name, REWARD_ROLE), spec)
 
@@ -72,12 +68,8 @@ def _references(context: JobContext) -> dict[str, Sequence[Manifest]]:
         keys = {"username": SecretKey(name=own, key=KEDA_USERNAME), "password": SecretKey(name=own, key="keda")}
         return {"secretTargetRef": [_reference(parameter, key) for parameter, key in keys.items()]}
     tls = transport.tls or TlsSpec()
-    given = {
-        "password": transport.password_secret,
-        "ca": tls.ca_secret,
-        "cert": tls.certificate_secret,
-        "key": tls.key_secret,
-    }
+    given = {"password": transport.password_secret, "ca": tls.ca_secret}
+    given |= {"cert": tls.certificate_secret, "key": tls.key_secret}
     return {
         "secretTargetRef": [_reference(parameter, key) for parameter, key in given.items() if key],
         "configMapTargetRef": [_reference("ca", tls.ca_config_map)] if tls.ca_config_map else [],
@@ -111,9 +103,6 @@ def _scaled_object(context: JobContext, scaling: AutoscalingSpec, *, suspended: 
         "triggers": [_trigger(context, stream, count) for stream in _STREAMS],
     }
     return context.manifest(SCALED_OBJECT, metadata, spec)
-
-
-_KEEP = "currentReplicasIfHigher"
 
 
 def _trigger(context: JobContext, stream: Stream, count: str) -> Manifest:

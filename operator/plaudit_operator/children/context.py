@@ -1,4 +1,4 @@
-"""The input of all manifests, and the metadata that they share."""
+"""Hold the input of all manifests, and build the metadata that they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Network policies: restrict egress of reward workers, and ingress to Redis, metrics, reward models and trainer.
+"""Restrict egress of reward workers and gateways, and ingress to Redis, metrics, reward models, environments and trainer.
 
 Policies cannot match host names: for an endpoint outside the cluster, its port is open to all public addresses.
 """

@@ -1,4 +1,4 @@
-"""The kinds of objects that the operator reads and writes, and their paths in the API."""
+"""Describe the kinds of objects that the operator reads and writes, and their paths in the API."""
 
 from __future__ import annotations
 
