@@ -1,4 +1,4 @@
-"""Restrict egress of reward workers and gateways, and ingress to Redis, metrics, reward models, environments and trainer.
+"""Restrict egress of reward workers and gateways, and ingress to Redis and to the pods of all roles.
 
 Policies cannot match host names: for an endpoint outside the cluster, its port is open to all public addresses.
 """
