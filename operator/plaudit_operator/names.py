@@ -110,8 +110,7 @@ def role_object(name: str, role: str) -> str:
 def model_object(name: str, scorer: str) -> str:
     """Return the name of the Deployment and Service of a scorer's reward model.
 
-    Args:
-        scorer: its name; of a RewardService, whose models change, the digest of the model.
+    In a RewardService, whose models change, the digest of the model stands for the scorer.
     """
     return f"{name}-m-{scorer}"
 

@@ -144,10 +144,7 @@ class Operator:
 class OperatorSeries(Collector):
     """Hold every Prometheus series of the operator; gauges are computed at each scrape.
 
-    Args:
-        cache: source of the series of jobs.
-        leads: returns True while this operator is the leader.
-        silences: returns the seconds since the last event of each watch, by kind.
+    ``silences`` returns the seconds since the last event of each watch, by kind.
     """
 
     def __init__(

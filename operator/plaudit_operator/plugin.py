@@ -200,12 +200,7 @@ def _where(default: str) -> argparse.ArgumentParser:
 
 
 def summary(job: Object, events: Sequence[Object], now: float) -> str:
-    """Return a job as text: phase and progress, roles, problems, newest events.
-
-    Args:
-        events: of the job, in any order.
-        now: seconds since the epoch.
-    """
+    """Return a job as text: phase and progress, roles, problems, newest events."""
     parts = [_head(job, now), _roles(job), _cost(job, now), _problems(job, now), _event_table(events, now)]
     return "\n".join(part for part in parts if part)
 
@@ -327,11 +322,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 class KubectlError(Exception):
-    """kubectl is missing or failed; the message is for the user.
-
-    Attributes:
-        not_found: True if the object does not exist.
-    """
+    """kubectl is missing, failed, or found no such object (``not_found``); the message is for the user."""
 
     def __init__(self, message: str, *, not_found: bool = False) -> None:
         super().__init__(message)
@@ -339,11 +330,7 @@ class KubectlError(Exception):
 
 
 class Kubectl:
-    """Run kubectl with a namespace and a context. Every method raises ``KubectlError`` if kubectl fails.
-
-    Args:
-        argv: program and options that come before every command.
-    """
+    """Run kubectl with the program and options of ``argv``; every method raises ``KubectlError`` if kubectl fails."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         self._argv = list(argv)

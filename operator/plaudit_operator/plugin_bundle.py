@@ -66,13 +66,7 @@ def archive(content: bytes) -> bytes:
 
 
 def manifest(version: str, url: str, digest: str) -> dict[str, Any]:
-    """Return the plugin's manifest for krew.
-
-    Args:
-        version: of the release, without ``v``.
-        url: where krew finds the archive.
-        digest: SHA-256 of the archive, in hex.
-    """
+    """Return the plugin's manifest for krew, which finds the archive of this SHA-256 at the URL."""
     systems = [{"key": "os", "operator": "In", "values": ["linux", "darwin"]}]
     files = [{"from": _NAME, "to": "."}]
     platform = {"selector": {"matchExpressions": systems}, "uri": url, "sha256": digest, "files": files, "bin": _NAME}

@@ -97,10 +97,9 @@ def is_managed_elsewhere(observed: Observed) -> bool:
 
 
 def is_in_use(observed: Observed, child: Object, revision: str) -> bool:
-    """Return True if pods of another revision may use a child that the present revision does not have.
+    """Return True if pods of another revision may use a child that the present ``revision`` does not have.
 
-    Args:
-        revision: the present one; empty for an RLJob, which has only one.
+    The last of them takes it along. An RLJob has one revision only, whose name is empty.
     """
     of_a_revision = names.LABEL_REVISION in labels(child) or names.LABEL_MODEL in labels(child)
     if not revision or not of_a_revision:

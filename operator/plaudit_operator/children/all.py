@@ -65,9 +65,7 @@ def _fixed(written: list[dict[str, Any]], name: str) -> dict[str, Any]:
 def manifests(context: JobContext, templates: Templates, *, suspended: bool, waits: bool) -> list[Manifest]:
     """Return all children except Jobs and the Secret, which are created once and never changed.
 
-    Args:
-        templates: frozen pod templates by child.
-        waits: True while the gang is not scheduled; roles outside it then have no pods.
+    While the gang is not scheduled (``waits``), roles outside it have no pods.
     """
     children = [
         job_config.config_map(context, templates),

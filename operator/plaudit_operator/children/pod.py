@@ -135,35 +135,31 @@ def pod_template(context: JobContext, process: RolePod) -> Manifest:
     template: Manifest = {"metadata": metadata, "spec": spec}
     affinity = {"spec": {"affinity": pod.affinity}} if pod.affinity else {}
     together = _in_one_domain(context, process.role, pod.topology)
-    for layer in (together, affinity, _joined(context, process.role), pod.template):
+    for layer in (together, affinity, _group_membership(context, process.role), pod.template):
         template = strategic_merge(template, layer)
     return template
 
 
 def _container(context: JobContext, process: RolePod) -> Manifest:
     container: Manifest = {
+        **small_container(context),
         "name": process.role,
         "image": process.pod.image or process.image,
         "command": process.command,
         "env": _environment(context, process),
         "resources": _resources(process, context.platform.gpu_resource),
-        "securityContext": _READ_ONLY,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(context, process),
     }
     if process.pod.env_from:
         container["envFrom"] = process.pod.env_from
-    if context.settings.images.pull_policy:
-        container["imagePullPolicy"] = context.settings.images.pull_policy
     if process.ports:
         container["ports"] = [{"name": name, "containerPort": port} for name, port in process.ports.items()]
     if process.probe:
         container["readinessProbe"] = {**process.probe, "periodSeconds": 3, "timeoutSeconds": 3, "failureThreshold": 3}
     if process.liveness:
-        container["livenessProbe"] = {**process.liveness, "periodSeconds": 10, "timeoutSeconds": 5}
-        container["livenessProbe"]["failureThreshold"] = 6
-        container["startupProbe"] = {**process.liveness, "periodSeconds": 2, "timeoutSeconds": 5}
-        container["startupProbe"]["failureThreshold"] = _STARTS_WITHIN_S // 2
+        live = {**process.liveness, "timeoutSeconds": 5}
+        container["livenessProbe"] = {**live, "periodSeconds": 10, "failureThreshold": 6}
+        container["startupProbe"] = {**live, "periodSeconds": 2, "failureThreshold": _STARTS_WITHIN_S // 2}
     return container
 
 
@@ -171,7 +167,8 @@ def _prepare(context: JobContext, process: RolePod) -> Manifest:
     container = _container(context, process)
     for name in ("ports", "readinessProbe", "livenessProbe", "startupProbe", "envFrom"):
         container.pop(name, None)
-    return container | small_container(context) | {"name": "prepare", "command": ["python3", "-c", _PREPARE]}
+    container["resources"] = small_container(context)["resources"]
+    return container | {"name": "prepare", "command": ["python3", "-c", _PREPARE]}
 
 
 def small_container(context: JobContext) -> Manifest:
@@ -263,9 +260,7 @@ def _mounts(context: JobContext, process: RolePod) -> list[Manifest]:
 
 
 def _volumes(context: JobContext, process: RolePod) -> list[Manifest]:
-    shm: Manifest = {"medium": "Memory"}
-    if process.pod.shm_size:
-        shm["sizeLimit"] = process.pod.shm_size
+    shm = {"medium": "Memory"} | ({"sizeLimit": process.pod.shm_size} if process.pod.shm_size else {})
     volumes: list[Manifest] = [
         {"name": "tmp", "emptyDir": {}},
         {"name": "home", "emptyDir": {}},
@@ -389,7 +384,7 @@ def pod_groups(context: JobContext, templates: Templates) -> list[Manifest]:
     return [context.manifest(POD_GROUP, context.metadata(context.run, "gang"), spec)]
 
 
-def _joined(context: JobContext, role: str) -> Manifest:
+def _group_membership(context: JobContext, role: str) -> Manifest:
     """Return the fields by which a pod template joins the job's group; empty for roles outside it."""
     scheduling = context.spec.scheduling
     if role not in _GROUPED_ROLES or not scheduling.whole:
@@ -424,8 +419,7 @@ def deployment(
 ) -> Manifest:
     """Return a Deployment without ``replicas``, which are set at creation and then through the scale subresource.
 
-    Args:
-        **labels: separate its pods from others of the role.
+    The labels separate its pods from others of the role.
     """
     metadata = context.metadata(name, role, **labels)
     metadata["annotations"] = {names.INPUTS: frozen["inputs"]}

@@ -108,7 +108,7 @@ def environment_variables(context: JobContext) -> dict[str, str]:
 def environment_manifests(context: JobContext, server: EnvironmentServerSpec, frozen: Frozen) -> list[Manifest]:
     """Return the Deployment and Service of one environment."""
     name, separate = environment_object(context, server), environment_labels(server)
-    reached = service(context, name, ENVIRONMENT_ROLE, {"http": server.port}, **separate)
+    reached = service(context, name, ENVIRONMENT_ROLE, {"http": server.port}, headless=False, **separate)
     if server.session_affinity == "clientIP":
         kept = {"clientIP": {"timeoutSeconds": _CLIENT_KEPT_S}}
         reached["spec"] |= {"sessionAffinity": "ClientIP", "sessionAffinityConfig": kept}

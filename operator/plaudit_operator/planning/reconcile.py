@@ -57,12 +57,7 @@ class ReconcileResult:
 
 
 class Reconciler:
-    """Reconcile jobs.
-
-    Args:
-        services: the metrics services of jobs; their responses are not trusted.
-        clock: seconds since the epoch.
-    """
+    """Reconcile jobs; ``clock`` gives seconds since the epoch."""
 
     def __init__(
         self,

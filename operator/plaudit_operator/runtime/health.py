@@ -54,7 +54,7 @@ class ControllerHealthServer:
         port: 0 takes a free one.
         alive: returns why the process should be restarted.
         ready: returns why the process does not work yet.
-        access: returns True for tokens whose owner may read ``/metrics``; None lets everybody.
+        access: None lets everybody read ``/metrics``.
     """
 
     def __init__(
@@ -144,11 +144,7 @@ def _check_response(problem: str) -> web.Response:
 
 
 class MetricsAccess:
-    """Decide on tokens with a TokenReview, then a SubjectAccessReview; keep each decision for a minute. Thread-safe.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """Decide on tokens with a TokenReview, then a SubjectAccessReview; keep each decision for a minute. Thread-safe."""
 
     def __init__(self, review: Review, clock: Callable[[], float] = time.monotonic) -> None:
         self._review = review

@@ -24,13 +24,7 @@ _GIVE_UP_AFTER_S = 10.0
 
 
 class Leader:
-    """Hold the Lease, or compete for it.
-
-    Args:
-        lease: namespace and name of the Lease, one for each release of the chart.
-        identity: name of this process in the Lease.
-        clock: monotonic seconds.
-    """
+    """Hold the Lease of this namespace and name, one for each release of the chart, or compete for it."""
 
     def __init__(
         self, kube: ApiServer, lease: tuple[str, str], identity: str, clock: Callable[[], float] = time.monotonic

@@ -143,11 +143,7 @@ class Informer(Generic[K]):
 
 
 class WorkQueue(Generic[K]):
-    """Queue keys.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """Queue keys; ``clock`` gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -76,11 +76,7 @@ class _Queues(msgspec.Struct):
 
 
 class ProgressReader:
-    """Read the progress of jobs from their metrics services, on a thread of its own.
-
-    Args:
-        address_of: maps a job's name and namespace to the base URL of its service.
-    """
+    """Read the progress of jobs from their metrics services, on a thread of its own."""
 
     def __init__(self, address_of: Callable[[str, str], str] = metrics_address) -> None:
         self._address_of = address_of
