@@ -106,7 +106,7 @@ class EmitEvent:
     message: str
 
 
-Action = Create | Apply | Patch | Scale | Delete | EmitEvent
+Action = Create | Apply | Patch | Scale | Delete
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
-from plaudit_operator.actions import Action, Apply, Create, Delete, EmitEvent, Patch, Scale
+from plaudit_operator.actions import Action, Apply, Create, Delete, Patch, Scale
 from plaudit_operator.names import DELETION_COST, LABEL_JOB
 from plaudit_operator.observed import NO_SUCH_KIND, Observed, labels, owner_uid
 from plaudit_operator.runtime.kinds import POD, kind_of
@@ -38,7 +38,7 @@ def carry_out(kube: ApiServer, pool: Executor, observed: Observed, actions: list
     """Carry out actions. A failure does not stop the others, unless it is of an action with ``first``."""
     outcome = ApplyResults()
     first = [action for action in actions if isinstance(action, Create | Apply) and action.first]
-    rest = [action for action in actions if action not in first and not isinstance(action, EmitEvent)]
+    rest = [action for action in actions if action not in first]
     for urgent in first:
         _note(outcome, urgent, _try(kube, observed, urgent))
     if outcome.refusals or outcome.failures:
@@ -68,8 +68,6 @@ def _key(action: Action) -> ChildKey:
             return action.manifest["kind"], action.manifest["metadata"]["name"]
         case Patch() | Scale() | Delete():
             return action.kind, action.name
-        case EmitEvent():
-            return "Event", action.reason
 
 
 def _try(kube: ApiServer, observed: Observed, action: Action) -> KubeError | None:
