@@ -38,16 +38,21 @@ def _time(description: str) -> dict[str, Any]:
     return {"type": "string", "format": "date-time", "description": description}
 
 
+def _fields(properties: dict[str, Any], description: str = "", required: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the schema of an object."""
+    head = ({"required": list(required)} if required else {}) | ({"description": description} if description else {})
+    return {"type": "object", **head, "properties": properties}
+
+
 def _list_by(key: str, description: str, items: dict[str, Any], most: int = 64) -> dict[str, Any]:
     """Return the schema of a list whose items a key identifies."""
     keys = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
     return {"type": "array", "maxItems": most, **keys, "items": items, "description": description}
 
 
-_CONDITION: dict[str, Any] = {
-    "type": "object",
-    "required": ["type", "status", "reason", "message", "lastTransitionTime"],
-    "properties": {
+_CONDITION = _fields(
+    required=("type", "status", "reason", "message", "lastTransitionTime"),
+    properties={
         "type": _text("Type of the condition.", 64),
         "status": {"type": "string", "enum": ["True", "False", "Unknown"], "description": "Status of the condition."},
         "reason": _text("Reason, in one word.", 128),
@@ -55,37 +60,33 @@ _CONDITION: dict[str, Any] = {
         "observedGeneration": _count("Generation of the object that it describes."),
         "lastTransitionTime": _time("Time of the last transition."),
     },
-}
+)
 
-_ROLE: dict[str, Any] = {
-    "type": "object",
-    "required": ["name"],
-    "properties": {
-        "name": _text(
-            "trainer, rollout, reward, gateway, transport, metrics, model/<scorer>, or environment/<name>.", 64
-        ),
+_ROLES = "trainer, rollout, reward, gateway, transport, metrics, model/<scorer>, or environment/<name>."
+_ROLE = _fields(
+    required=("name",),
+    properties={
+        "name": _text(_ROLES, 64),
         "desired": _count("Desired pods."),
         "ready": _count("Pods that are ready."),
         "updated": _count("Pods of the newest template."),
         "restarts": _count("Restarts of their containers."),
         "lastFailure": _text("Last failure of one of its pods."),
     },
-}
+)
 
-_ROLE_COST: dict[str, Any] = {
-    "type": "object",
-    "required": ["name"],
-    "properties": {
+_ROLE_COST = _fields(
+    required=("name",),
+    properties={
         "name": _text("trainer, rollout, reward, or a reward model's scorer.", 64),
         "gpus": _count("GPUs that its pods hold now."),
         "gpuSeconds": _count("GPU seconds until countedTime."),
     },
-}
+)
 
-STATUS: dict[str, Any] = {
-    "type": "object",
-    "description": "Observed state; written by the operator only.",
-    "properties": {
+STATUS = _fields(
+    description="Observed state; written by the operator only.",
+    properties={
         "observedGeneration": _count("Generation of the object that this status describes."),
         "phase": _text("Summary of the conditions in one word; output only.", 64),
         "run": _text("Id of the run: name and short uid; part of the run's folder and of every key in Redis.", 64),
@@ -101,10 +102,9 @@ STATUS: dict[str, Any] = {
         "rollouts": _count("Rollout workers whose pods exist, for the scale subresource."),
         "rolloutSelector": _text("Labels of one pod of each rollout worker, for the scale subresource.", 512),
         "url": _text("Address of the gateway of a job that only scores, inside the cluster.", 256),
-        "progress": {
-            "type": "object",
-            "description": "Progress from the metrics service, at most 10 s old while the job runs.",
-            "properties": {
+        "progress": _fields(
+            description="Progress from the metrics service, at most 10 s old while the job runs.",
+            properties={
                 "step": _count("Steps closed."),
                 "totalSteps": _count("Steps of the run."),
                 "rewardMean": {"type": "number", "description": "Mean reward of the last step."},
@@ -114,23 +114,19 @@ STATUS: dict[str, Any] = {
                 "troubles": {
                     "type": "array",
                     "maxItems": 64,
-                    "items": {
-                        "type": "object",
-                        "properties": {"reason": _text("Reason, in one word.", 128), "message": _text("Explanation.")},
-                    },
+                    "items": _fields({"reason": _text("Reason, in one word.", 128), "message": _text("Explanation.")}),
                     "description": "Problems that no pod shows; the condition Degraded reports them.",
                 },
             },
-        },
-        "cost": {
-            "type": "object",
-            "description": "GPU time of the job, counted whenever the status changes.",
-            "properties": {
+        ),
+        "cost": _fields(
+            description="GPU time of the job, counted whenever the status changes.",
+            properties={
                 "roles": _list_by("name", "GPU time by role.", _ROLE_COST),
                 "exposedRewardGpuSeconds": _count("GPU seconds that the trainer waited for rewards."),
                 "countedTime": _time("Time until which it is counted; later time is that of gpus."),
             },
-        },
+        ),
         "attempt": _count("Number of the trainer's current attempt, from 0."),
         "restarts": _count("Failed attempts of the trainer that the cluster did not cause."),
         "disruptions": _count("Attempts of the trainer that the cluster ended."),
@@ -142,7 +138,7 @@ STATUS: dict[str, Any] = {
         "startTime": _time("Time at which all roles first ran."),
         "completionTime": _time("Time of its end."),
     },
-}
+)
 
 
 def _column(name: str, kind: str, path: str, priority: int = 0) -> dict[str, Any]:

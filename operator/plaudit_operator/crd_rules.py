@@ -149,10 +149,7 @@ RULES: dict[str, list[CelRule]] = {
     ],
     "rollout.agent.tools[]": [
         _rule("has(self.path) == has(self.function)", "path and function belong together: give both"),
-        _rule(
-            _exactly_one("path", "config", "mcp"),
-            "give exactly one of path with function, config and mcp",
-        ),
+        _rule(_exactly_one("path", "config", "mcp"), "give exactly one of path with function, config and mcp"),
     ],
     "rollout.agent.tools[].mcp": [_rule("has(self.url) != has(self.command)", "give exactly one of url and command")],
     "reward.scorers[]": [
@@ -171,10 +168,7 @@ RULES: dict[str, list[CelRule]] = {
         _rule("!has(self.serve) || !(has(self.model) || has(self.apiKeySecret))", _OF_AN_ENDPOINT),
     ],
     "reward.scorers[].judge.parse": [
-        _rule(
-            _exactly_one("regex", "jsonPath", "python"),
-            "give exactly one of regex, jsonPath and python",
-        )
+        _rule(_exactly_one("regex", "jsonPath", "python"), "give exactly one of regex, jsonPath and python")
     ],
     "reward.combine": [
         _rule(

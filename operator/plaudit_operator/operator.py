@@ -43,14 +43,7 @@ class Operator:
         self._reconciler = Reconciler(kube, self._cache, settings, self._pool, services)
         self._leader = Leader(kube, (settings.namespace, settings.lease), settings.identity)
         self._informers = [
-            Informer(
-                kube,
-                kind,
-                namespace,
-                "" if kind in OWNERS else SELECTOR,
-                self._cache,
-                self._touched,
-            )
+            Informer(kube, kind, namespace, "" if kind in OWNERS else SELECTOR, self._cache, self._touched)
             for namespace in settings.watch_namespaces or ("",)
             for kind in WATCHED
         ]

@@ -25,12 +25,7 @@ from plaudit_operator.runtime.kinds import DEPLOYMENT, PDB, POD_GROUP, SERVICE
 HOME = "/home/plaudit"
 SECRETS_FOLDER = "/run/plaudit/secrets"
 _LOST_NODE_TOLERATIONS = [
-    {
-        "key": f"node.kubernetes.io/{taint}",
-        "operator": "Exists",
-        "effect": "NoExecute",
-        "tolerationSeconds": 30,
-    }
+    {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
     for taint in ("not-ready", "unreachable")
 ]
 _STARTS_WITHIN_S = 300
