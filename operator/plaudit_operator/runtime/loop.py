@@ -160,10 +160,7 @@ class WorkQueue(Generic[K]):
     def add(self, key: K) -> None:
         """Queue a key now; if a worker holds it, queue it again once that worker is done."""
         with self._changed:
-            if key in self._working:
-                self._again.add(key)
-            else:
-                self._ready.setdefault(key)
+            self._queue(key)
             self._changed.notify()
 
     def add_after(self, key: K, delay_s: float) -> None:
@@ -238,10 +235,13 @@ class WorkQueue(Generic[K]):
             if self._due.get(key) != due:
                 continue  # an earlier time came before
             del self._due[key]
-            if key in self._working:
-                self._again.add(key)
-            else:
-                self._ready.setdefault(key)
+            self._queue(key)
+
+    def _queue(self, key: K) -> None:
+        if key in self._working:
+            self._again.add(key)
+        else:
+            self._ready.setdefault(key)
 
     def _wait_s(self, end: float | None) -> float | None:
         times = [self._later[0][0]] if self._later else []
