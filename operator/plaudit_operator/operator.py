@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -55,13 +56,10 @@ class Operator:
 
     def run(self) -> None:
         """Reconcile jobs until ``stop`` is set or the Lease is lost."""
-        threads = [
-            threading.Thread(target=informer.run, args=(self.stop,), daemon=True) for informer in self._informers
-        ]
-        threads += [threading.Thread(target=self._work, args=(i,), daemon=True) for i in range(self._settings.workers)]
-        threads.append(threading.Thread(target=self._resync, daemon=True))
-        for thread in threads:
-            thread.start()
+        tasks: list[Callable[[], None]] = [partial(informer.run, self.stop) for informer in self._informers]
+        tasks += [self._resync, *(partial(self._work, number) for number in range(self._settings.workers))]
+        for task in tasks:
+            threading.Thread(target=task, daemon=True).start()
         while not self.stop.is_set() and not all(informer.synced.is_set() for informer in self._informers):
             self.stop.wait(0.05)
         self._leader.run(self.stop, on_start=lambda: self._touched(self._cache.keys()), on_lost=self._lose)

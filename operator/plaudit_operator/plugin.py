@@ -108,24 +108,20 @@ def _need_metrics(kubectl: Kubectl, job: str) -> None:
         raise PluginError(missing_pods(_job(kubectl, job), "metrics"))
 
 
-def _suspension(*, suspend: bool) -> Callable[[Kubectl, argparse.Namespace], int]:
-    def change(kubectl: Kubectl, options: argparse.Namespace) -> int:
-        job = _job(kubectl, options.job)
-        verb, done = ("suspend", "suspended") if suspend else ("resume", "resumed")
-        if how := ended(job):
-            raise PluginError(f"{options.job} is {how}: it cannot {verb}")
-        patch = f'{{"spec":{{"suspend":{str(suspend).lower()}}}}}'
-        resource = SERVICES if job["kind"] == "RewardService" else RESOURCE
-        kubectl.read("patch", resource, options.job, "--type", "merge", "--patch", patch)
-        means = (
-            "its GPUs and workers are released; Redis and volumes are kept"
-            if suspend
-            else "it continues from its checkpoint"
-        )
-        sys.stdout.write(f"{options.job} is {done}: {means}\n")
-        return 0
-
-    return change
+def _suspend_or_resume(kubectl: Kubectl, options: argparse.Namespace) -> int:
+    job = _job(kubectl, options.job)
+    if how := ended(job):
+        raise PluginError(f"{options.job} is {how}: it cannot {options.command}")
+    suspend = options.command == "suspend"
+    patch = f'{{"spec":{{"suspend":{str(suspend).lower()}}}}}'
+    resource = SERVICES if job["kind"] == "RewardService" else RESOURCE
+    kubectl.read("patch", resource, options.job, "--type", "merge", "--patch", patch)
+    if suspend:
+        done, means = "suspended", "its GPUs and workers are released; Redis and volumes are kept"
+    else:
+        done, means = "resumed", "it continues from its checkpoint"
+    sys.stdout.write(f"{options.job} is {done}: {means}\n")
+    return 0
 
 
 def _job(kubectl: Kubectl, name: str) -> Object:
@@ -145,8 +141,8 @@ _COMMANDS: dict[str, Callable[[Kubectl, argparse.Namespace], int]] = {
     "logs": _logs,
     "top": _top,
     "open": _open,
-    "suspend": _suspension(suspend=True),
-    "resume": _suspension(suspend=False),
+    "suspend": _suspend_or_resume,
+    "resume": _suspend_or_resume,
 }
 
 

@@ -55,9 +55,8 @@ def revision_config(context: JobContext) -> Manifest:
 
     Each revision has one of its own, so that a pod of an earlier one that restarts finds its own scorers.
     """
-    metadata = context.metadata(
-        names.revision_config(context.name, context.revision), "job", **{names.LABEL_REVISION: context.revision}
-    )
+    name = names.revision_config(context.name, context.revision)
+    metadata = context.metadata(name, "job", **{names.LABEL_REVISION: context.revision})
     data = {"job.yaml": _job_file(context), **{f.key: f.content for f in context.files}}
     return context.manifest(CONFIG_MAP, metadata, data=data)
 
@@ -104,11 +103,9 @@ def _job_file(context: JobContext) -> str:
     admitted the job, and an edit changes only mutable fields in it.
     """
     written, current = context.admitted.written, context.admitted.current
-    if "job.yaml" not in written:
-        return dump_json(_for_processes(job_data(context.job)))
-    if written["current.json"] == _json(current):
+    if "job.yaml" in written and written["current.json"] == _json(current):
         return written["job.yaml"]
-    if context.revision:
+    if "job.yaml" not in written or context.revision:
         return dump_json(_for_processes(job_data(context.job)))
     resolved = msgspec.json.decode(written["job.yaml"])
     spec = overlaid(resolved["spec"], current)
