@@ -119,13 +119,10 @@ def _began_with_a_deletion(pods: list[Object]) -> bool:
 
 def _rejection(pods: list[Object]) -> str:
     """Return what kubelets reported about pods that they did not run; empty if they ran all."""
-    statuses = [pod.get("status") or {} for pod in pods]
-    reports = [
-        ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
-        for status in statuses
-        if status.get("phase") == "Failed" and status.get("reason")
-    ]
-    return f" ({reports[0]})" if reports else ""
+    for status in (pod.get("status") or {} for pod in pods):
+        if status.get("phase") == "Failed" and status.get("reason"):
+            return f" ({': '.join(str(status[key]) for key in ('reason', 'message') if status.get(key))})"
+    return ""
 
 
 def _deciding_rule(
