@@ -1,12 +1,11 @@
 """Reconcile one job: observe, plan, apply, report.
 
-Events on an RLJob, as ``kubectl describe`` shows them.
-
-Look up why Jobs and StatefulSets lack pods, from their events; called by the reconciler.
+Also emits events on an RLJob, as ``kubectl describe`` shows them, and looks up why Jobs and StatefulSets lack pods.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import defaultdict
@@ -15,7 +14,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from plaudit_operator.actions import EmitEvent, Manifest, Plan, chooses_rollouts, hurry, with_deletion_costs
+from plaudit_operator.actions import EmitEvent, Manifest, Plan, chooses_rollouts, earliest, hurry, with_deletion_costs
 from plaudit_operator.attempts import pods_missing
 from plaudit_operator.cache import Cache, Key, trimmed
 from plaudit_operator.names import FIELD_MANAGER, LABEL_RUN, SELECTOR, run_id
@@ -39,25 +38,155 @@ from plaudit_operator.status.status import transitions
 from plaudit_wire.backoff import backoff_s
 from plaudit_wire.logs import get_logger
 
-_MOST_CHARACTERS = 1024
+logger = get_logger(__name__)
 
+_REFUSED_AGAIN_AFTER_S = 30.0
+_AWAITED_S = 1.0
+_PAUSE_S = 10.0
+_LONGEST_PAUSE_S = 300.0
+_SHARED_FOR_S = 2.0
+_MOST_CHARACTERS = 1024
 """The API server rejects longer messages."""
+
+
+@dataclass(frozen=True)
+class ReconcileResult:
+    """Hold the result of one reconciliation."""
+
+    again_after_s: float | None
+    writes: int
+
+
+class Reconciler:
+    """Reconcile jobs; ``clock`` gives seconds since the epoch."""
+
+    def __init__(
+        self,
+        kube: ApiServer,
+        cache: Cache,
+        settings: OperatorSettings,
+        pool: Executor,
+        services: ProgressReader,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._kube = kube
+        self._cache = cache
+        self._settings = settings
+        self._pool = pool
+        self._services = services
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._asked: dict[str, float] = {}
+        self._refusals = PodRefusals(kube)
+
+    def reconcile(self, key: Key) -> ReconcileResult:
+        """Bring one job closer to its spec; raise ``KubeError`` if a retry is needed."""
+        observed = self._observe(key)
+        hurried = hurry(observed.earlier_pods if observed else self._cache.pods(key))
+        for deletion in hurried:
+            self._kube.delete(POD, key.namespace, deletion.name, deletion.uid, deletion.grace_s)
+        if observed is None:
+            return ReconcileResult(None, len(hurried))
+        now = self._clock()
+        wanted = plan(observed, self._settings, now)
+        if chooses_rollouts(observed, wanted.actions):
+            busy = self._services.busy(observed.name, observed.namespace)
+            wanted = replace(wanted, actions=with_deletion_costs(observed, wanted.actions, busy))
+        outcome = carry_out(self._kube, self._pool, observed, wanted.actions)
+        if outcome.refusals:
+            # The planner turns refusals into conditions.
+            wanted = replace(plan(replace(observed, refusals=outcome.refusals), self._settings, now), actions=[])
+        writes = outcome.calls + self._report(observed, wanted)
+        if wanted.delete_job:
+            self._kube.delete(kind_of(observed.job["kind"]), observed.namespace, observed.name, observed.uid)
+            writes += 1
+        return ReconcileResult(_again(wanted, outcome), writes)
+
+    def _observe(self, key: Key) -> Observed | None:
+        observed = self._cache.observed(key)
+        if observed is None:
+            with self._lock:
+                self._asked = {uid: at for uid, at in self._asked.items() if self._clock() - at < 60.0}
+            self._refusals.forget(self._clock())
+            return None
+        if is_managed_elsewhere(observed):
+            return observed
+        source = (observed.job["spec"].get("files") or {}).get("configMap")
+        if source and not observed.ended and needs_files(observed):
+            with contextlib.suppress(NotFoundError):
+                observed = replace(observed, files=self._kube.get(CONFIG_MAP, observed.namespace, source))
+        if services := referenced(observed.job):
+            keys = (Key(observed.namespace, name, REWARD_SERVICE.kind) for name in services)
+            found = {key.name: service for key in keys if (service := self._cache.find(key)) is not None}
+            observed = replace(observed, services=found)
+        if not observed.ended and pods_missing(observed):
+            # A late watch event must not turn a disruption of an attempt into a crash.
+            run = run_id(observed.name, observed.uid)
+            pods, _ = self._kube.list(POD, observed.namespace, f"{SELECTOR},{LABEL_RUN}={run}")
+            observed = replace(observed, pods=tuple(trimmed(POD, pod) for pod in pods))
+        look = Look() if observed.ended else self._refusals.look(observed, self._clock())
+        return replace(
+            observed,
+            refused_pods=look.refusals,
+            look_for_refusals_after_s=look.again_after_s,
+            progress=self._fresh_progress(observed),
+        )
+
+    def _fresh_progress(self, observed: Observed) -> dict[str, Any]:
+        """Read the progress of a running job at most every 10 s, and again when the trainer is done."""
+        if observed.ended or not observed.status.get("startTime"):
+            return {}
+        done = any((job.get("status") or {}).get("completionTime") for job in observed.jobs_of("trainer"))
+        now = self._clock()
+        with self._lock:
+            if not done and now - self._asked.get(observed.uid, 0.0) < PROGRESS_EVERY_S * 0.9:
+                return {}
+            self._asked[observed.uid] = now
+        return self._services.read(observed.name, observed.namespace)
+
+    def _report(self, observed: Observed, wanted: Plan) -> int:
+        """Write the status if it changed, then emit events; return the number of writes."""
+        changes = status_changes(observed.status, wanted.status)
+        if not changes:
+            return 0
+        metadata = {key: observed.job["metadata"][key] for key in ("uid", "resourceVersion")}
+        body = {"metadata": metadata, "status": changes}
+        try:
+            self._kube.patch(kind_of(observed.job["kind"]), observed.namespace, observed.name, body, "status")
+        except NotFoundError:
+            return 1
+        events = list(transitions(observed.status, wanted.status))
+        for event in events:
+            try:
+                self._kube.create(event_manifest(observed.job, event, self._clock()))
+            except KubeError as error:  # not retried
+                logger.warning("event not written", reason=event.reason, error=str(error))
+        return 1 + len(events)
+
+
+def status_changes(before: Object, after: Object) -> dict[str, Any]:
+    """Return the fields of a status that changed; a null removes a field."""
+    changes = {name: value for name, value in after.items() if before.get(name) != value}
+    return changes | dict.fromkeys(name for name in before if name not in after)
+
+
+def _again(wanted: Plan, outcome: ApplyResults) -> float | None:
+    real = [error for error in outcome.failures if not isinstance(error, AwaitedError)]
+    if real:
+        raise next((error for error in real if not isinstance(error, ConflictError)), real[0])
+    awaited_s = _AWAITED_S if outcome.failures else None
+    return earliest(wanted.requeue_after_s, awaited_s, _REFUSED_AGAIN_AFTER_S if outcome.refusals else None)
 
 
 def event_manifest(job: Object, event: EmitEvent, now: float) -> Manifest:
     """Return the Event object of an RLJob; ``now`` is in seconds since the epoch."""
-    metadata: dict[str, Any] = job["metadata"]
+    metadata = job["metadata"]
+    named = {key: metadata[key] for key in ("name", "namespace", "uid")}
     return {
         "apiVersion": EVENT.api_version,
         "kind": EVENT.kind,
         "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
-        "involvedObject": {
-            "apiVersion": job["apiVersion"],
-            "kind": job["kind"],
-            "name": metadata["name"],
-            "namespace": metadata["namespace"],
-            "uid": metadata["uid"],
-        },
+        "involvedObject": {"apiVersion": job["apiVersion"], "kind": job["kind"], **named},
         "type": event.kind,
         "reason": event.reason,
         "message": event.message[:_MOST_CHARACTERS],
@@ -68,24 +197,14 @@ def event_manifest(job: Object, event: EmitEvent, now: float) -> Manifest:
     }
 
 
-_PAUSE_S = 10.0
-
-_LONGEST_PAUSE_S = 300.0
-
-_SHARED_FOR_S = 2.0
-
-
 @dataclass(frozen=True)
 class Look:
-    """Hold what one look at the events of a job's objects without pods found.
-
-    Attributes:
-        refusals: messages by kind and name of the owner; owners without one are left out.
-        again_after_s: until the next look; None if nothing lacks pods.
-    """
+    """Hold what one look at the events of a job's objects without pods found."""
 
     refusals: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """Messages by kind and name of the owner; owners without one are left out."""
     again_after_s: float | None = None
+    """Until the next look; None if nothing lacks pods."""
 
 
 @dataclass(frozen=True)
@@ -155,151 +274,3 @@ class PodRefusals:
             with self._lock:
                 self._lists[namespace] = shared
         return shared.refusals
-
-
-logger = get_logger(__name__)
-
-_REFUSED_AGAIN_AFTER_S = 30.0
-
-_AWAITED_S = 1.0
-
-
-@dataclass(frozen=True)
-class ReconcileResult:
-    """Hold the result of one reconciliation."""
-
-    again_after_s: float | None
-    writes: int
-
-
-class Reconciler:
-    """Reconcile jobs.
-
-    Args:
-        services: the metrics services of jobs; their responses are not trusted.
-        clock: seconds since the epoch.
-    """
-
-    def __init__(
-        self,
-        kube: ApiServer,
-        cache: Cache,
-        settings: OperatorSettings,
-        pool: Executor,
-        services: ProgressReader,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._kube = kube
-        self._cache = cache
-        self._settings = settings
-        self._pool = pool
-        self._services = services
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._asked: dict[str, float] = {}
-        self._refusals = PodRefusals(kube)
-
-    def reconcile(self, key: Key) -> ReconcileResult:
-        """Bring one job closer to its spec; raise ``KubeError`` if a retry is needed."""
-        observed = self._observe(key)
-        hurried = hurry(observed.earlier_pods if observed else self._cache.pods(key))
-        for deletion in hurried:
-            self._kube.delete(POD, key.namespace, deletion.name, deletion.uid, deletion.grace_s)
-        if observed is None:
-            return ReconcileResult(None, len(hurried))
-        now = self._clock()
-        wanted = plan(observed, self._settings, now)
-        if chooses_rollouts(observed, wanted.actions):
-            busy = self._services.busy(observed.name, observed.namespace)
-            wanted = replace(wanted, actions=with_deletion_costs(observed, wanted.actions, busy))
-        outcome = carry_out(self._kube, self._pool, observed, wanted.actions)
-        if outcome.refusals:
-            # The planner turns refusals into conditions.
-            wanted = replace(plan(replace(observed, refusals=outcome.refusals), self._settings, now), actions=[])
-        writes = outcome.calls + self._report(observed, wanted)
-        if wanted.delete_job:
-            self._kube.delete(kind_of(observed.job["kind"]), observed.namespace, observed.name, observed.uid)
-            writes += 1
-        return ReconcileResult(_again(wanted, outcome), writes)
-
-    def _observe(self, key: Key) -> Observed | None:
-        observed = self._cache.observed(key)
-        if observed is None:
-            with self._lock:
-                self._asked = {uid: at for uid, at in self._asked.items() if self._clock() - at < 60.0}
-            self._refusals.forget(self._clock())
-            return None
-        if is_managed_elsewhere(observed):
-            return observed
-        source = (observed.job["spec"].get("files") or {}).get("configMap")
-        if source and not observed.ended and needs_files(observed):
-            observed = replace(observed, files=self._files(observed.namespace, source))
-        if services := referenced(observed.job):
-            keys = (Key(observed.namespace, name, REWARD_SERVICE.kind) for name in services)
-            found = {key.name: service for key in keys if (service := self._cache.find(key)) is not None}
-            observed = replace(observed, services=found)
-        if not observed.ended and pods_missing(observed):
-            # A late watch event must not turn a disruption of an attempt into a crash.
-            run = run_id(observed.name, observed.uid)
-            pods, _ = self._kube.list(POD, observed.namespace, f"{SELECTOR},{LABEL_RUN}={run}")
-            observed = replace(observed, pods=tuple(trimmed(POD, pod) for pod in pods))
-        look = Look() if observed.ended else self._refusals.look(observed, self._clock())
-        return replace(
-            observed,
-            refused_pods=look.refusals,
-            look_for_refusals_after_s=look.again_after_s,
-            progress=self._fresh_progress(observed),
-        )
-
-    def _files(self, namespace: str, name: str) -> Object | None:
-        try:
-            return self._kube.get(CONFIG_MAP, namespace, name)
-        except NotFoundError:
-            return None
-
-    def _fresh_progress(self, observed: Observed) -> dict[str, Any]:
-        """Read the progress of a running job at most every 10 s, and again when the trainer is done."""
-        if observed.ended or not observed.status.get("startTime"):
-            return {}
-        done = any((job.get("status") or {}).get("completionTime") for job in observed.jobs_of("trainer"))
-        now = self._clock()
-        with self._lock:
-            if not done and now - self._asked.get(observed.uid, 0.0) < PROGRESS_EVERY_S * 0.9:
-                return {}
-            self._asked[observed.uid] = now
-        return self._services.read(observed.name, observed.namespace)
-
-    def _report(self, observed: Observed, wanted: Plan) -> int:
-        """Write the status if it changed, then emit events; return the number of writes."""
-        changes = status_changes(observed.status, wanted.status)
-        if not changes:
-            return 0
-        metadata = {key: observed.job["metadata"][key] for key in ("uid", "resourceVersion")}
-        body = {"metadata": metadata, "status": changes}
-        try:
-            self._kube.patch(kind_of(observed.job["kind"]), observed.namespace, observed.name, body, "status")
-        except NotFoundError:
-            return 1
-        events = list(transitions(observed.status, wanted.status))
-        for event in events:
-            try:
-                self._kube.create(event_manifest(observed.job, event, self._clock()))
-            except KubeError as error:  # not retried
-                logger.warning("event not written", reason=event.reason, error=str(error))
-        return 1 + len(events)
-
-
-def status_changes(before: Object, after: Object) -> dict[str, Any]:
-    """Return the fields of a status that changed; a null removes a field."""
-    changes = {name: value for name, value in after.items() if before.get(name) != value}
-    return changes | dict.fromkeys(name for name in before if name not in after)
-
-
-def _again(wanted: Plan, outcome: ApplyResults) -> float | None:
-    real = [error for error in outcome.failures if not isinstance(error, AwaitedError)]
-    if real:
-        raise next((error for error in real if not isinstance(error, ConflictError)), real[0])
-    waits = [wanted.requeue_after_s]
-    waits.append(_AWAITED_S if outcome.failures else None)
-    waits.append(_REFUSED_AGAIN_AFTER_S if outcome.refusals else None)
-    return min((wait for wait in waits if wait is not None), default=None)
