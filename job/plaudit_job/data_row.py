@@ -13,10 +13,8 @@ import msgspec
 
 REQUIRED_COLUMNS = ("data_source", "prompt", "reward_model")
 """Columns that every row must have; ``extra_info`` is optional, further columns are ignored."""
-
 IMAGES_COLUMN = "images"
 """The column that is read where a job sets ``data.images``."""
-
 MEDIA_REMEDIES = {
     "images": "Set spec.data.images to train a model with a vision tower on them, or remove the column",
     "videos": "Prompts have text and images; remove the column if it is empty in every row, or use other data",
@@ -24,7 +22,6 @@ MEDIA_REMEDIES = {
 }
 """Columns of multi-modal data in verl's form. They are refused where they are not read: without them, a prompt would be
 trained without what it asks about."""
-
 _WITHOUT_IMAGES = "contents are text, and images where spec.data.images is set"
 
 REMEDIES = {
@@ -104,6 +101,5 @@ CHECKS: dict[str, Callable[[Any], bool]] = {
     "extra_info": is_extra_info,
 }
 """By column; a row without ``extra_info`` counts as null."""
-
 CHECKS_WITH_IMAGES = CHECKS | {"prompt": is_prompt_with_images}
 """The same for a job that reads images."""

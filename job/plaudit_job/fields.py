@@ -46,7 +46,6 @@ _TYPES = {
 }
 
 Location = tuple[str | int, ...]
-
 """Keys and indices from the root of the job to a part of it."""
 
 

@@ -117,7 +117,6 @@ def _scalar(value: Any) -> Any:
 
 
 _NOT_IN_YAML = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
-
 """Characters that JSON may hold as they are, and YAML only escaped, or in another sense."""
 
 
@@ -167,7 +166,6 @@ def _plain(value: Any) -> Any:
 
 
 _YAML_1_1 = VersionedResolver(version="1.1")
-
 _TEXT = "tag:yaml.org,2002:str"
 
 
@@ -194,7 +192,6 @@ _Representer.add_representer(float, _Representer.represent_float)
 
 
 _ROUNDS = 20
-
 """Most passes; each finds every error that one pass of pydantic can see."""
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 _MERGED = 2
-
 """Default side of the square of patches that become one token of the language model."""
 
 
@@ -61,7 +60,6 @@ def _edges(tower: Mapping[str, Any], width: int, out: int) -> int:
 
 
 _QUERY_KEY_BIAS = {"qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"}
-
 _QUERY_KEY_NORM = {"qwen3", "qwen3_moe"}
 
 _LOGIT_CHANGES = {
@@ -71,7 +69,6 @@ _LOGIT_CHANGES = {
     "output_multiplier": 1,
     "logits_scaling": 1,
 }
-
 """Field of a configuration that changes the logits behind the head (Gemma, Falcon-H1, Cohere, Granite) → the value that
 does not."""
 
@@ -225,7 +222,6 @@ DEVICES = {
         Device("mi300x-192", 192e9, 1307e12, 163e12, 5.3e12),
     )
 }
-
 """By name. Without a variant: the SXM module of GPUs that have one."""
 
 

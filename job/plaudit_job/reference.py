@@ -74,13 +74,9 @@ def _tidy(section: dict[str, Any]) -> None:
 
 
 PAGE = Path(__file__).parents[4] / "docs" / "rljob.md"
-
 BEGIN = "<!-- begin: written by python -m plaudit_job.reference -->"
-
 END = "<!-- end -->"
-
 _RANGE_SIGNS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
-
 _NOT_SHOWN: tuple[Any, ...] = ("", [], {})
 
 

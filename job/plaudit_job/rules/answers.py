@@ -20,9 +20,7 @@ _STEP = re.compile(
 )
 
 _DECODER = json.JSONDecoder()
-
 Step = str | int | None
-
 """A member's name, an item's index, or None for every item."""
 
 

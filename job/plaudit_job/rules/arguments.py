@@ -19,7 +19,6 @@ from plaudit_wire.errors import ConfigurationError
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 _AMOUNT = re.compile(r"([0-9]+)(k|M|G|Ki|Mi|Gi|)")
 _VERLS_NUM_CASES = 10
-
 _Seconds = Annotated[float, Meta(gt=0)]
 
 

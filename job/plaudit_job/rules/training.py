@@ -46,7 +46,6 @@ def failure_policy_problems(spec: Spec) -> Iterator[Problem]:
 
 
 _OWN_ROUTES = ("enable_sleep_mode", "middleware")
-
 """Arguments of vLLM's server by which it sleeps."""
 
 
@@ -290,7 +289,6 @@ def trainer_memory_problems(spec: Spec) -> Iterator[Problem]:
 
 
 _ADVANTAGE_PER = "spec.algorithm.advantagePer"
-
 _AGENTS = ("environment", "custom")
 
 

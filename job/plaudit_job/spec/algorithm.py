@@ -32,9 +32,7 @@ LOSS_KINDS: dict[str, LossTraits] = {
     ),
     "python": LossTraits("your function"),
 }
-
 """Every kind of policy loss. The function that computes it: ``LOSSES`` of ``training.model.losses``."""
-
 LossKind = Annotated[str, KeyOf(LOSS_KINDS, "Default ppo: what most published runs use.")]
 
 

@@ -69,9 +69,7 @@ class EnvironmentVariable(Section):
 
 
 GPU = "nvidia.com/gpu"
-
 """Resource that counts GPUs unless another one is named."""
-
 RESOURCE_NAME = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 
 

@@ -65,9 +65,7 @@ KINDS: dict[str, KindTraits] = {
     "model": KindTraits("a reward model served for the job", ("model", "cache"), "{source: …}"),
     "environment": KindTraits("the reward that the sample's tools or environment gave"),
 }
-
 """Every kind of scorer. The function that makes a scorer of it: ``scoring.kinds.registry``."""
-
 ScorerKind = Annotated[str, KeyOf(KINDS)]
 
 

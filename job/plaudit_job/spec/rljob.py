@@ -329,13 +329,9 @@ class TrainerSpec(Section):
 
 
 API_VERSION = "plaudit.dev/v1alpha1"
-
 _MOST_ADAPTERS = 8
-
 _CONTROLLER = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9._~]*[A-Za-z0-9])?)?$"
-
 TRAINING_SECTIONS = ("model", "data", "algorithm", "rollout", "trainer")
-
 """Sections of which a job has all or none: a job without them only scores samples that others submit."""
 
 

@@ -102,23 +102,17 @@ def choices(field: FieldInfo) -> list[Any]:
 
 
 MUTABLE = Mutable()
-
 FilePath = Annotated[str, JobPath("file")]
 """A path; relative ones are resolved against the job file's folder."""
-
 Command = Annotated[list[str], JobPath("command")]
 """A program and its arguments; those that name a file beside the job file become its path."""
-
 SourcePath = Annotated[str, JobPath("source")]
 """A path or a hub id."""
-
 Opaque = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
 """An object that is passed on unchanged."""
-
 _QUANTITY_SCHEMA: dict[str, Any] = {"x-kubernetes-int-or-string": True}
 Quantity = Annotated[str | int, Field(json_schema_extra=_QUANTITY_SCHEMA)]
 """A Kubernetes quantity: ``4``, ``500m``, ``16Gi``."""
-
 BYTE_QUANTITY = r"^[0-9]+(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$"
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 SCORER_NAME = r"^[a-z0-9]([-_a-z0-9]*[a-z0-9])?$"

@@ -35,27 +35,16 @@ from plaudit_workers.commands.sizing import (
 from plaudit_workers.process import EXIT_DONE
 
 TRAINING_SHARE = 0.40
-
 """Share of the peak FLOP/s that training reaches."""
-
 PREFILL_SHARE = 0.50
-
 """Share of the peak FLOP/s that an engine step reaches."""
-
 BANDWIDTH_SHARE = 0.70
-
 """Share of the memory bandwidth that decoding reaches."""
-
 PCIE_BYTES_PER_S = 20e9
-
 """Speed of copies between a GPU and pinned host memory: 16 lanes of PCIe 4."""
-
 HOST_ADAMW_BYTES_PER_S = 8e9
-
 """Speed at which AdamW on one thread of a CPU passes through its tensors."""
-
 VOLUME_BYTES_PER_S = 1e9
-
 """Speed at which weights are written to and read from the shared volume, or sent over the network."""
 
 
@@ -159,17 +148,13 @@ def _generation_s(spec: Spec, shape: ModelShape, device: Device, response_tokens
     room = int(cache_tokens(spec, shape, device.memory_bytes) // length)
     at_once = max(1, min(samples, rollout.engine.max_concurrent_samples, room))
     read = shape.parameters * width + at_once * length / 2 * shape.cache_bytes(width)
-    decode_s = max(
-        read / (gpus * device.bandwidth * BANDWIDTH_SHARE),
-        2 * shape.active_parameters * at_once / flops,
-    )
+    decode_s = max(read / (gpus * device.bandwidth * BANDWIDTH_SHARE), 2 * shape.active_parameters * at_once / flops)
     prompts = samples * spec.data.train.max_prompt_length / algorithm.samples_per_prompt
     prefill_s = 2 * shape.active_parameters * prompts / flops
     return -(-samples // at_once) * response_tokens * decode_s + prefill_s
 
 
 PRODUCT_LABEL = "nvidia.com/gpu.product"
-
 """Node label with the GPU's name; ``trainer.pod.nodeSelector`` may have it."""
 
 

@@ -24,43 +24,24 @@ from plaudit_job.rules.fields import rule_problems
 from plaudit_job.spec.rljob import Spec, TrainerSpec
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-
 """``model.dtype`` → bytes of a published value, and of a rollout's."""
-
 FORWARD_BYTES = DTYPE_BYTES | {"float16": 4}
-
 """``model.dtype`` → bytes of a value in the trainer's forward passes (``training.model.FORWARD_DTYPES``)."""
-
 RESERVED_BYTES = 3e9
-
 """CUDA's context, the libraries' workspaces, fragments."""
-
 _FLOAT = 4
-
 _ADAMW = 16
-
 """Bytes a trained parameter: weight, gradient, two averages, all float32."""
-
 _CHUNK_BYTES = 1 << 29
-
 """``token_head.CHUNK_BYTES``: float32 logits of a chunk."""
-
 LOGIT_COPIES = 5
-
 """Logits, their scaled copy, the softmax and gradients, all float32; counted in a test."""
-
 _BACKWARD_SHARE = 1.5
-
 """A layer's saved tensors and the gradients beside them, while its backward pass runs."""
-
 _INPUTS_UNDERWAY = 2
-
 _OFFERED_COPIES = 2
-
 """The newest published weights, and those before while a rollout still receives them; older transfers are broken."""
-
 _PREFILL_TOKENS = 8192
-
 """Tokens of one engine step on a GPU: vLLM's default."""
 
 
@@ -203,9 +184,7 @@ def host_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
 
 
 _MOST_GPUS = 1024
-
 Changes = dict[str, Any]
-
 """Field of a section → new value."""
 
 

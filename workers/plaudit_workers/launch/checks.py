@@ -37,9 +37,7 @@ from plaudit_wire.errors import ConfigurationError
 from plaudit_workers.images import ImageError, row_files
 
 _ROWS_AT_A_TIME = 4096
-
 _ROWS_WITH_IMAGES = 64
-
 _NEEDED = "Rows need data_source, prompt (messages or text) and reward_model: {ground_truth: …}"
 
 
@@ -191,9 +189,7 @@ def class_problem(field: str, model: RewardModelSpec, architecture: str) -> Prob
 
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-
 _RELATIVE = "Correct the path: it is relative to the job file"
 
 

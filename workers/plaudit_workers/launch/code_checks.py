@@ -107,11 +107,8 @@ def _targets(job: RLJob) -> Iterator[tuple[str, Target]]:
 
 
 _FIELD = "spec.algorithm.loss"
-
 _TRIAL = "plaudit_workers.training.model.trial"
-
 """Module of the trainer, run by name: it needs torch, which a job's checks do not import."""
-
 _TRIED_WITHIN_S = 120.0
 
 

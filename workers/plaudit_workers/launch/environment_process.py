@@ -23,7 +23,6 @@ from plaudit_workers.launch.redis import die_with_parent
 from plaudit_workers.process import EXIT_DONE, RESTARTED, ProcessSettings
 
 logger = get_logger(__name__)
-
 NAME = "PLAUDIT_ENVIRONMENT_SERVER"
 """Variable with the name of the environment that this process runs."""
 _CHECK_EVERY_S = 0.2

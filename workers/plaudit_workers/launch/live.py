@@ -29,7 +29,6 @@ from plaudit_wire.records import WorkerRecord
 from plaudit_workers.launch.plan import Role
 
 REPORTED_AFTER_S = 3.0
-
 """A wait that is shorter is not worth a line."""
 
 
@@ -46,15 +45,10 @@ def reported_wait(console: Console, what: str) -> Iterator[None]:
 
 
 _READ_EVERY_S = 0.5
-
 _RESPONSE_WITHIN_S = 5.0
-
 _REPEATED_AFTER_S = 30.0
-
 """A wait for the same processes is reported again after so long."""
-
 _WITH_HEARTBEAT = ("trainer", "rollout", "reward")
-
 _NUMBER = re.compile(r"\d+")
 
 

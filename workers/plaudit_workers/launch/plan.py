@@ -21,12 +21,9 @@ from plaudit_workers.rollout.vllm_arguments import ROLLOUT_GROUP
 Role = str
 """``trainer``, ``rollout``, ``reward``, ``gateway``, ``metrics``, ``model-<scorer>`` for reward models and
 ``environment-<name>`` for environments."""
-
 TOKENS_FOLDER = "tokens"
 """In the run's folder: a file with the token of each caller of the gateway."""
-
 MODEL_SERVE = "plaudit_workers.launch.served_models:serve"
-
 ENVIRONMENT_SERVE = "plaudit_workers.launch.environment_process:serve"
 
 SERVE: dict[Role, str] = {

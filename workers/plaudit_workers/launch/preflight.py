@@ -34,9 +34,7 @@ from plaudit_workers.launch.code_checks import all_problems, preflight
 from plaudit_workers.launch.live import reported_wait
 
 _FIXED = ("spec.seed", "spec.model", "spec.data")
-
 """A checkpoint continues one model on one order of prompts; anything else would be another run."""
-
 _WITHOUT_MEANING = (
     "metadata",
     "spec.algorithm.steps",
@@ -63,7 +61,6 @@ _WITHOUT_MEANING = (
     "spec.trainer.sinks",
     "spec.transport",
 )
-
 """How much there is of what, where it runs and what is recorded. Every other field may change what is learned."""
 
 
@@ -117,9 +114,7 @@ def _shown(value: Any) -> str:
 
 
 _RESPONSE_WITHIN_S = 5.0
-
 _HUB = "https://huggingface.co"
-
 _LOCAL = "If it is a folder, write its path with ./ or /"
 
 

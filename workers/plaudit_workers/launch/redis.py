@@ -38,9 +38,7 @@ def write_private(file: Path, content: str) -> None:
 
 
 _READY_WITHIN_S = 20.0
-
 _PR_SET_PDEATHSIG = 1
-
 _libc = ctypes.CDLL(None)
 
 _NO_SERVER = (

@@ -48,11 +48,8 @@ from plaudit_workers.service.client import ServiceError, connect
 from plaudit_workers.training.state import Lineage
 
 ADDRESS_FILE = "service.json"
-
 """In the run's folder, for ``plaudit submit`` on the same machine; only its owner can read it."""
-
 _READY_WITHIN_S = 600.0
-
 _STRETCH_S = 600.0
 
 
@@ -222,11 +219,8 @@ def print_summary(console: Console, folder: Path, *, restarts: dict[str, int]) -
 
 
 EXIT_INTERRUPTED = 130
-
 """The exit code that shells use for a program that Ctrl-C ended."""
-
 _PRINT_EVERY_S = 0.25
-
 _RESUMABLE = "the same command with --resume continues from the last checkpoint"
 
 

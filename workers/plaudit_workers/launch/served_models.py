@@ -52,9 +52,7 @@ from plaudit_workers.rollout.vllm_arguments import is_cpu_build
 from plaudit_workers.stream.transport import Transport
 
 FOLDER = "model-servers"
-
 """In the run's folder: one folder a scorer, one file a server."""
-
 _EVERYWHERE = "0.0.0.0"  # noqa: S104
 
 
@@ -116,9 +114,7 @@ def own_address() -> str:
 
 
 _RESPONSE_WITHIN_S = 5.0
-
 _MOVED_WITHIN_S = 600.0
-
 """Running requests end first, and 100 GB travel to host memory."""
 
 
@@ -165,11 +161,8 @@ class ServerClient:
 
 
 logger = get_logger(__name__)
-
 ROLE: Final = "model"
-
 _LOOK_EVERY_S = 0.2
-
 _BEAT_EVERY_S = 5.0
 
 
@@ -240,15 +233,10 @@ class ServerTurns:
 
 
 _CHECK_STARTING_EVERY_S = 0.25
-
 _CHECK_HEALTHY_EVERY_S = 2.0
-
 _UNRESPONSIVE_AFTER_S = 30.0
-
 """A server that was healthy and has not responded for so long is restarted."""
-
 _DRAIN_WITHIN_S = 20.0
-
 _TAIL_LINES = 8
 
 

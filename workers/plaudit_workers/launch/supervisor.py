@@ -146,7 +146,6 @@ def _redirect_output(log_file: Path | None) -> None:
 
 
 _ROOM_WITHIN_S = 60.0
-
 _LOOPBACK = "127.0.0.1"
 
 # Ray runs its workers at the lowest priority by default; a rollout must not yield to every other program. Whoever
@@ -258,7 +257,6 @@ def _bundle(plan: ProcessPlan) -> dict[str, float]:
 
 
 _TAIL_BYTES = 256 << 10
-
 _LEVELS = ("error", "critical")
 
 
@@ -298,17 +296,11 @@ def _error(line: bytes) -> str:
 
 
 logger = get_logger(__name__)
-
 _RESTART_PAUSE_S = 0.5
-
 _GRACE_S = 30.0
-
 _ANSWERS_WITHIN_S = 5.0
-
 _LAST_UPDATE_WITHIN_S = 600.0
-
 """A trainer that is asked to stop finishes its update and writes a checkpoint."""
-
 _NO_LAST_CHECKPOINT = "the trainer did not stop in time; --resume goes on from its last checkpoint"
 
 
@@ -485,7 +477,6 @@ class _RestartBudget:
 
 
 _ANSWER_WITHIN_S = 60.0
-
 _MARK = "job.yaml"
 
 

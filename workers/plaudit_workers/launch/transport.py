@@ -114,7 +114,6 @@ def _written(field: str, secret: SecretKey | None, file: Path) -> str:
 
 
 logger = get_logger(__name__)
-
 _CHECK_EVERY_S = 0.25
 
 
