@@ -35,7 +35,7 @@ from ruamel.yaml.resolver import VersionedResolver
 
 from plaudit_job.fields import Location, field_at, field_name, null_problem, problem_of, resolve_paths, section_of
 from plaudit_job.problem import JobError, Problem
-from plaudit_job.rules.fields import rule_problems
+from plaudit_job.rules.job import rule_problems
 from plaudit_job.spec.reward_service import document_model, job_of
 from plaudit_job.spec.rljob import TRAINING_SECTIONS, RLJob
 from plaudit_job.spec.section import Section, choices

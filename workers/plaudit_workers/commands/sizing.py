@@ -20,7 +20,7 @@ from pydantic.alias_generators import to_camel
 
 from plaudit_job.model_shape import Device, ModelShape, divides_heads
 from plaudit_job.problem import Problem
-from plaudit_job.rules.fields import rule_problems
+from plaudit_job.rules.job import rule_problems
 from plaudit_job.spec.rljob import Spec, TrainerSpec
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from plaudit_job.environments import HOST_VARIABLE, SERVER_VARIABLE, metrics_environment
+from plaudit_job.processes import HOST_VARIABLE, SERVER_VARIABLE, metrics_environment
 from plaudit_job.spec.pod import PodSpec, quantity
 from plaudit_job.spec.rewards import ScorerSpec
 from plaudit_job.spec.rljob import EnvironmentServerSpec, RLJob, url_variable
