@@ -1,8 +1,7 @@
-"""Check a Python file that a job names, without running it.
+"""Check a job beyond its rules: Python files, limits of Kubernetes, fields without effect.
 
-Find what keeps a job from running on Kubernetes, where no file lies next to the job file.
-
-Find fields that change nothing, because of the values of others: notes of ``plaudit validate``.
+Python files are parsed, never run. On Kubernetes no file lies next to the job file. ``plaudit validate`` prints fields
+that change nothing, because of the values of others, as notes.
 """
 
 from __future__ import annotations

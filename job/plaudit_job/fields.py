@@ -1,7 +1,4 @@
-"""Resolve the relative paths of a job against the folder of the job file.
-
-Turn pydantic's errors about single fields into messages with a remedy.
-"""
+"""Describe errors of single fields with a remedy, and resolve the paths of a job against the job file's folder."""
 
 from __future__ import annotations
 

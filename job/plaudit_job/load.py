@@ -1,14 +1,10 @@
-"""Read a job file, report every problem with its line, and resolve paths against the file's folder.
-
-Parse a YAML document into plain data and keep the line of each part.
-
-Write a job back as YAML: every default spelled out, nothing empty, no nulls; reading it gives the same job.
-
-Validate a job's data and report every problem in one pass.
+"""Read a job file, report every problem with its line, and write a job back as YAML.
 
 Pydantic stops at the first error inside a section. So each pass removes the broken fields from a copy, and the next
 pass validates the rest. Rules about several fields then run on what is left; a rule that involves a broken field is
 skipped, because it would report values that nobody wrote.
+
+A job is written with every default spelled out, nothing empty and no nulls; reading it gives the same job.
 """
 
 from __future__ import annotations
@@ -39,8 +35,6 @@ from plaudit_job.rules.job import rule_problems
 from plaudit_job.spec.reward_service import document_model, job_of
 from plaudit_job.spec.rljob import TRAINING_SECTIONS, RLJob
 from plaudit_job.spec.section import Section, choices
-
-"""Keys and indices from the root to a part."""
 
 
 class Document:

@@ -1,9 +1,4 @@
-"""Sizes of a model from its ``config.json``: parameters, and what it keeps for each token. Pure.
-
-Parameters of a vision tower from a model's ``config.json``. Pure.
-
-GPUs by name: memory, dense FLOP/s and memory bandwidth, as their makers state them. Pure.
-"""
+"""Describe models by the sizes in their ``config.json``, and GPUs by name, as their makers state them. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The problems of a job: field, message, remedy and line."""
+"""Describe the problems of a job: field, message, remedy and line."""
 
 from __future__ import annotations
 

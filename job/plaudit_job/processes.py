@@ -1,8 +1,7 @@
-"""The job's settings for the metrics service, which cannot read the job itself: it is below workers.
+"""Derive the environment variables and command lines of processes from a job. Pure.
 
-Build the command line and environment of the server of a model from the job's section. Pure.
-
-Used by ``server`` and by the operator.
+The metrics service does not read the job; it gets its settings as variables. A served model has the same command under
+``plaudit run`` and in a pod.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Write the reference of the RLJob into ``docs/rljob.md``.
+"""Write the reference of the RLJob into ``docs/rljob.md``, and build the JSON Schema of a job for editors.
 
-Run as ``python -m plaudit_job.reference [--check]``.
-
-The page is written by hand but for the part between two markers, which follows from the models.
-
-The JSON Schema of a job, for editors: names, types, ranges, defaults and the docstring of every field.
+Run as ``python -m plaudit_job.reference [--check]``. The page is written by hand but for the part between two markers.
+That part and the schema follow from the models: names, types, ranges, defaults and the docstring of every field.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Evaluate a subset of JSONPath: members and items of a JSON answer, one value or a list of values.
+"""Parse ``judge.parse``, and find values in JSON answers by a subset of JSONPath.
 
 ``$.score`` · ``$['the score']`` · ``$.answers[0].score`` · ``$.answers[-1]`` · ``$.answers[*].score`` (a list)
-
-Check how a judge's answer is parsed: ``judge.parse.regex`` and ``judge.parse.jsonPath``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Check the scorers of a job against each other, and each scorer against its kind.
-
-Check the endpoints that scorers call: addresses, ``spec.reward.scorers[].http`` and limits.
-
-Check ``spec.reward.scorers[].judge``.
-"""
+"""Check the scorers of a job against each other, each against its kind, and the endpoints that they call."""
 
 from __future__ import annotations
 

@@ -1,17 +1,4 @@
-"""Check ``lifecycle.failurePolicy``.
-
-Check the fields that ``sleepDuringUpdates`` of rollouts and of served models depends on.
-
-Check the fields that ``data.images`` excludes.
-
-Check the settings of the policy loss against each other.
-
-Check the ``pod`` sections of a job.
-
-Check the fields of ``trainer`` that move memory to the host.
-
-Check the fields that ``algorithm.advantagePer: turn`` depends on.
-"""
+"""Check the fields of a job that trains, where one section depends on another: turns, images, loss, pods, memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``spec.algorithm``: steps, schedule, advantage, loss, optimizer.
-
-``spec.model``: the policy that is trained.
-"""
+"""``spec.algorithm``: steps, schedule, advantage, loss, optimizer. ``spec.model``: the policy that is trained."""
 
 from __future__ import annotations
 

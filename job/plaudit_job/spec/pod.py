@@ -1,9 +1,4 @@
-"""``pod``: the curated part of a Kubernetes pod that a user may set for a role; the same model for every role.
-
-``pod.env``: environment variables, in the form of Kubernetes' ``EnvVar``.
-
-Quantities of Kubernetes as numbers: ``500m`` of a CPU, ``1.5Gi`` of memory.
-"""
+"""``pod``: the curated part of a Kubernetes pod that a user may set for a role; the same model for every role."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``spec.reward``: the rewards of finished samples; the scorers are in ``scorers.py``.
+"""``spec.reward``: the rewards of finished samples.
 
-``spec.reward.scorers``: one model for scorers of every kind; what belongs to a kind has a section of its own.
+One model describes scorers of every kind; what belongs to a kind has a section of its own.
 """
 
 from __future__ import annotations

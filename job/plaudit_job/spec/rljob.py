@@ -1,20 +1,6 @@
 """RLJob: the description of a job, on a laptop, on a Ray cluster and on Kubernetes.
 
-One file per section. ``job.rules`` checks fields against each other, ``job.loading`` reads and validates the YAML.
-
-``spec.environments``: servers that agents and scorers use, such as sandboxes and browsers.
-
-``spec.lifecycle``: deadlines, failure policy and cleanup.
-
-``metadata``: the job's name.
-
-``spec.scheduling``: queue, gang, priority.
-
-``spec.metrics``: the latency objective, traces and stored samples.
-
-``spec.storage`` and ``spec.files``: the shared volume, and files that travel with the job.
-
-``spec.trainer``: the process group that updates the policy and conducts the run.
+The smaller sections are here: metadata, environments, lifecycle, scheduling, metrics, storage, files and trainer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""``spec.rollout``: the workers, engine and agent that generate samples.
-
-``spec.data``: prompts for training and validation.
-"""
+"""``spec.rollout``: the workers, engine and agent that generate samples. ``spec.data``: prompts."""
 
 from __future__ import annotations
 

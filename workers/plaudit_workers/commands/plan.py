@@ -1,6 +1,6 @@
 """``plaudit plan``: print what a job needs of its GPUs and hosts, and how long a step takes, before it is started.
 
-Time of a step, by phase, from operations and bytes. Pure; estimates, with the shares of the peak named here.
+The times are estimates from operations and bytes, with the shares of the peak named here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Decide whether a job fits its GPUs, and find the nearest one that does. Pure.
-
-Memory of a trainer's rank, of a rollout's GPU and of the trainer's hosts, part by part. Pure.
+"""Size the memory of a trainer's rank, a rollout's GPU and the trainer's hosts; find the nearest job that fits. Pure.
 
 The formulas follow the code: float32 weights, gradients and AdamW's two averages divided by the ranks that share them
 (FSDP2, ``fsdpSize``), layers gathered in the precision of the forward passes, activations of one micro-batch or of a

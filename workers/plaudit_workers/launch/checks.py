@@ -1,9 +1,4 @@
-"""Check every file and folder that a resolved job names, before anything starts.
-
-Check every row of the data files that a job names, before anything starts.
-
-Check the class of a reward model: vLLM serves some as embedders, which give no score.
-"""
+"""Check the files and folders that a resolved job names, before anything starts: models, data rows, code, templates."""
 
 from __future__ import annotations
 

@@ -1,12 +1,7 @@
 """Find everything that would make ``plaudit run`` refuse a job or fail later.
 
-Check the reward functions of a job: their imports, signatures, arguments and the columns that they require.
-
-Unlike ``check_files`` this imports the files, each in a process of its own.
-
-Check the loss of a job with ``loss.kind: python``: import its file and compute it once, in a process of its own.
-
-Find fields that ``plaudit run`` does not support: it refuses the job, or ignores a field for Kubernetes only.
+That is what ``checks`` finds in files, fields that ``plaudit run`` does not support, and faults of the user's reward
+functions and loss. Those are imported here, each file in a process of its own.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Print what happens between two closed steps: processes that are still loading, problems, failed scores.
+"""Print what happens between two closed steps, and react to Ctrl-C and SIGTERM.
 
-Reads the run's metrics service. ``LiveMessages`` decides what is worth a line, and is pure.
-
-Report what a run waits for, where that takes longer than a few seconds.
-
-React to Ctrl-C and SIGTERM: the first asks the run to stop, the second ends it at once.
+Lines are about processes that are still loading, problems, failed scores and long waits. They come from the run's
+metrics service. ``LiveMessages`` decides what is worth a line, and is pure.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Check a job and write its run's folder, before ``plaudit run`` starts a process.
+"""Check a job and make or find its run's folder, before ``plaudit run`` starts a process.
 
-Compare the job of a resumed run with the job file: the fields that differ, and those that change what is trained.
-
-Check that the model hub has a model, and that it can be served, before a run starts processes and downloads.
-
-Make and find the folders of runs: ``runs/<run>/`` holds everything that a run leaves behind.
+``runs/<run>/`` holds everything that a run leaves behind. A resumed run is compared with the job file. The model hub is
+asked for models before processes start and download them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Run a private Redis for one run: with a password, an append-only file and bounded memory, on loopback by default.
-
-Files that only this user may read.
-"""
+"""Run a private Redis for one run: with a password, an append-only file and bounded memory, on loopback by default."""
 
 from __future__ import annotations
 

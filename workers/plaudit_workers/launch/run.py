@@ -1,8 +1,7 @@
 """``plaudit run job.yaml``: run the processes of a job on Ray, on this machine or on an existing cluster.
 
-Report where a scoring service is and how to submit to it.
-
-Print what a run does: a line for each step as ``steps.jsonl`` grows, a summary with the ledger at the end.
+It prints a line for each step as ``steps.jsonl`` grows and a summary with the ledger at the end. For a job that only
+scores it prints where the service is and how to submit to it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,8 @@
 """Keep the processes of a run alive: start them by role, restart those that crash, stop them in order.
 
-Each process is a Ray actor. When its process dies Ray makes a fresh one, and the supervisor calls ``run`` on it again.
-A process that dies more often than ``max_restarts`` without a step closing in between fails the job.
-
-Place processes on Ray: a placement group for each role (the resource pools of verl #3152), an actor a process.
-
-Run one process of a job as a Ray actor: the actor's process *is* the role.
-
-Find the newest error in the log of a process.
-
-Check that an existing Ray cluster can run a job: every node sees the run's folder and has this version of Plaudit.
+Each process is a Ray actor, whose process *is* the role; each role has a placement group (the resource pools of verl
+#3152). When the process dies Ray makes a fresh one, and the supervisor calls ``run`` on it again. A process that dies
+more often than ``max_restarts`` without a step closing in between fails the job.
 
 Required of a cluster that ``--address`` names: one shared file system for the run's folder, models, data and code;
 processes under the user that runs ``plaudit run`` (its files with passwords are readable by that user only); the same

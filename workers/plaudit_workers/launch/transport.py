@@ -1,10 +1,7 @@
 """Provide the Redis of a run: the one that ``spec.transport.url`` names, or one that lives as long as the run.
 
-Give each role its address and password file for the run's Redis, and people the admin's.
-
-Read the address of an external Redis from ``spec.transport`` and its Secrets.
-
-The address of a run's Redis: ``plaudit run`` writes it into the run's folder, commands on a live run read it.
+Each role gets its address and password file, people the admin's. ``plaudit run`` writes the address into the run's
+folder, where commands on a live run read it.
 """
 
 from __future__ import annotations
