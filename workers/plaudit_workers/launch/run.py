@@ -39,7 +39,14 @@ from plaudit_workers.launch.plan import TOKENS_FOLDER, LaunchSettings, ProcessPl
 from plaudit_workers.launch.preflight import prepare
 from plaudit_workers.launch.redis import free_port, write_private
 from plaudit_workers.launch.served_models import own_address
-from plaudit_workers.launch.supervisor import Supervisor, connect_to_ray, devices, disconnect, gpus_available
+from plaudit_workers.launch.supervisor import (
+    Supervisor,
+    check_cluster,
+    connect_to_ray,
+    devices,
+    disconnect,
+    gpus_available,
+)
 from plaudit_workers.launch.transport import RedisAccess, run_redis, write_redis_address
 from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, ProcessEnding, unless_stopped
 from plaudit_workers.rollout.vllm_arguments import is_cpu_build
@@ -325,8 +332,6 @@ class _Launch:
             interrupt.listen()
         try:
             if self._address:
-                from plaudit_workers.launch.supervisor import check_cluster
-
                 with reported_wait(self._console, "the nodes of the Ray cluster"):
                     await asyncio.to_thread(check_cluster, self._folder)
             if gpus := gpus_available():
