@@ -9,6 +9,7 @@ A job is written with every default spelled out, nothing empty and no nulls; rea
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import json
@@ -30,7 +31,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 from ruamel.yaml.resolver import VersionedResolver
 
 from plaudit_job.fields import Location, field_at, field_name, null_problem, problem_of, resolve_paths, section_of
-from plaudit_job.problem import JobError, Problem
+from plaudit_job.problem import JobError, Problem, is_within
 from plaudit_job.rules.job import rule_problems
 from plaudit_job.spec.reward_service import document_model, job_of
 from plaudit_job.spec.rljob import TRAINING_SECTIONS, RLJob
@@ -54,7 +55,8 @@ class Document:
         line: int | None = None
         for key in location:
             if isinstance(node, CommentedMap) and key in node:
-                line = _line_of_key(node, key) or line
+                with contextlib.suppress(KeyError):  # merged keys (<<) have no line
+                    line = int(node.lc.key(key)[0]) + 1
                 node = node[key]
             elif isinstance(node, CommentedSeq) and isinstance(key, int) and key < len(node):
                 line = node.lc.item(key)[0] + 1
@@ -62,14 +64,6 @@ class Document:
             else:
                 break
         return line
-
-
-def _line_of_key(node: CommentedMap, key: str | int) -> int | None:
-    """Return the line of a key; merged keys (``<<``) have none."""
-    try:
-        return int(node.lc.key(key)[0]) + 1
-    except KeyError:
-        return None
 
 
 def _parse(text: str, path: Path | str) -> CommentedMap:
@@ -201,7 +195,10 @@ class Examination:
 
     def concerning(self, problems: Sequence[Problem]) -> list[Problem]:
         """Return the problems of a further check that involve no broken field."""
-        return [problem for problem in problems if not any(_touches(field, self.broken) for field in problem.fields)]
+        return [problem for problem in problems if not any(self._touches_broken(field) for field in problem.fields)]
+
+    def _touches_broken(self, field: str) -> bool:
+        return is_within(field, self.broken) or any(is_within(part, (field,)) for part in self.broken)
 
 
 def validate(written: Mapping[str, Any]) -> tuple[RLJob, list[Problem]] | tuple[None, list[Problem]]:
@@ -223,7 +220,7 @@ def examine(written: Mapping[str, Any]) -> Examination:
             job = job_of(root.model_validate(data, by_alias=True, by_name=False))
         except ValidationError as error:
             located = [(detail, _location(detail, data)) for detail in error.errors(include_url=False)]
-            problems += [problem for problem in _described(located, root) if not _within(problem.field, broken)]
+            problems += [problem for problem in _described(located, root) if not is_within(problem.field, broken)]
             broken += [_take_out(data, detail, location, root) for detail, location in located]
         else:
             examination = Examination(job, problems, tuple(broken))
@@ -311,18 +308,6 @@ def _take_out_nulls(data: dict[str, Any], section: type[BaseModel], way: Locatio
             for index, item in enumerate(value):
                 if isinstance(item, dict):
                     yield from _take_out_nulls(item, inner, (*here, index))
-
-
-def _touches(field: str, broken: Sequence[str]) -> bool:
-    return _within(field, broken) or any(_is_in(part, field) for part in broken)
-
-
-def _within(field: str, broken: Sequence[str]) -> bool:
-    return any(field == part or _is_in(field, part) for part in broken)
-
-
-def _is_in(field: str, section: str) -> bool:
-    return field.startswith((f"{section}.", f"{section}["))
 
 
 def load_job(path: Path | str) -> RLJob:

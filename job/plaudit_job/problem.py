@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +16,8 @@ class Problem:
     field: str
     """The field as written: ``spec.reward.scorers[1].weight``; empty for the file as a whole."""
     message: str
-    """The problem, with the value."""
+    """What is wrong, with the value."""
     remedy: str
-    """The remedy."""
     line: int | None = None
     """Line of the job file, from 1."""
     also: tuple[str, ...] = ()
@@ -38,6 +37,11 @@ class Problem:
     def __str__(self) -> str:
         place = f"{self.field}: " if self.field else ""
         return f"{place}{self.message}. {self.remedy}"
+
+
+def is_within(field: str, sections: Iterable[str]) -> bool:
+    """Return True for one of these fields, and for a field below one of them."""
+    return any(field == section or field.startswith((f"{section}.", f"{section}[")) for section in sections)
 
 
 class JobError(RefusedError):

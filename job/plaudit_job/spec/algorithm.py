@@ -185,9 +185,8 @@ class AlgorithmSpec(Section):
     @property
     def max_replaced(self) -> int:
         """Return the number of groups that a step replaces at most."""
-        return (
-            0 if self.dynamic_sampling is None else int((self.dynamic_sampling.max_factor - 1) * self.prompts_per_step)
-        )
+        sampling = self.dynamic_sampling
+        return 0 if sampling is None else int((sampling.max_factor - 1) * self.prompts_per_step)
 
 
 class ModelSpec(Section):

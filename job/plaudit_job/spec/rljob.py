@@ -321,18 +321,6 @@ TRAINING_SECTIONS = ("model", "data", "algorithm", "rollout", "trainer")
 """Sections of which a job has all or none: a job without them only scores samples that others submit."""
 
 
-def _no_model() -> ModelSpec:
-    return ModelSpec.model_construct(source="")
-
-
-def _no_data() -> DataSpec:
-    return DataSpec.model_construct(train=TrainDataSpec.model_construct(path=""))
-
-
-def _no_algorithm() -> AlgorithmSpec:
-    return AlgorithmSpec.model_construct(steps=0)
-
-
 class Spec(Section):
     """The specification of the job."""
 
@@ -345,11 +333,13 @@ class Spec(Section):
     Default empty: the operator."""
     seed: int = Field(default=1, ge=0, le=2**31 - 1)
     """Seed of every random choice: data order, sampling, weights of new layers. Default 1."""
-    model: ModelSpec = Field(default_factory=_no_model)
+    model: ModelSpec = Field(default_factory=lambda: ModelSpec.model_construct(source=""))
     """The policy. Required unless the job only scores."""
-    data: DataSpec = Field(default_factory=_no_data)
+    data: DataSpec = Field(
+        default_factory=lambda: DataSpec.model_construct(train=TrainDataSpec.model_construct(path=""))
+    )
     """Prompts. Required unless the job only scores."""
-    algorithm: AlgorithmSpec = Field(default_factory=_no_algorithm)
+    algorithm: AlgorithmSpec = Field(default_factory=lambda: AlgorithmSpec.model_construct(steps=0))
     """Steps, schedule, loss. Required unless the job only scores."""
     rollout: RolloutSpec = RolloutSpec()
     """The generating workers. Required (``rollout: {}`` will do) unless the job only scores."""

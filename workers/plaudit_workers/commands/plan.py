@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from plaudit_workers.commands.sizing import (
     row_tokens,
     trainer_parts,
 )
+from plaudit_workers.launch.checks import hub_cache
 from plaudit_workers.process import EXIT_DONE
 
 TRAINING_SHARE = 0.40
@@ -287,9 +287,7 @@ def _configuration(model: ModelSpec) -> Path:
     folder = Path(model.source)
     if folder.is_dir():
         return folder / "config.json"
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    repository = cache / f"models--{model.source.replace('/', '--')}"
+    repository = hub_cache(model.source)
     reference = repository / "refs" / model.revision
     commit = reference.read_text().strip() if reference.is_file() else model.revision
     return repository / "snapshots" / commit / "config.json"

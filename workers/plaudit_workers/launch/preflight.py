@@ -21,7 +21,7 @@ from rich.console import Console
 
 from plaudit_job.fields import is_hub_id
 from plaudit_job.load import dump_job, examine_job, job_data, load_job, locate
-from plaudit_job.problem import JobError, Problem
+from plaudit_job.problem import JobError, Problem, is_within
 from plaudit_job.spec.rewards import RewardModelSpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_reward.http import HttpClient, NoResponseError, proxy_for
@@ -72,12 +72,12 @@ class FieldChange:
     @property
     def refused(self) -> bool:
         """Return True for a field that a resumed run must not change."""
-        return _within(self.field, _FIXED)
+        return is_within(self.field, _FIXED)
 
     @property
     def changes_meaning(self) -> bool:
         """Return True when the run may learn something else from here on."""
-        return not _within(self.field, _WITHOUT_MEANING)
+        return not is_within(self.field, _WITHOUT_MEANING)
 
     def __str__(self) -> str:
         """Return ``spec.algorithm.samplesPerPrompt: 8 → 4``."""
@@ -100,10 +100,6 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(inner, f"{path}[{index}]")
     else:
         yield path, value
-
-
-def _within(field: str, sections: tuple[str, ...]) -> bool:
-    return any(field == section or field.startswith((f"{section}.", f"{section}[")) for section in sections)
 
 
 def _shown(value: Any) -> str:
