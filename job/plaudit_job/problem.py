@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,17 @@ class Problem:
 def is_within(field: str, sections: Iterable[str]) -> bool:
     """Return True for one of these fields, and for a field below one of them."""
     return any(field == section or field.startswith((f"{section}.", f"{section}[")) for section in sections)
+
+
+Case = tuple[object, str, str, str, *tuple[str, ...]]
+"""If the first is true there is a problem: its field, message, remedy, and the other fields that are involved."""
+
+
+def refusals(*cases: Case) -> Iterator[Problem]:
+    """Yield the problem of each case that applies."""
+    for applies, field, message, remedy, *also in cases:
+        if applies:
+            yield Problem(field, message, remedy, also=tuple(also))
 
 
 class JobError(RefusedError):

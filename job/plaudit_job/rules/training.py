@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plaudit_job.problem import Problem
+from plaudit_job.problem import Problem, refusals
 from plaudit_job.spec.pod import GPU, EnvironmentVariable, PodSpec
 from plaudit_job.spec.rewards import RewardModelSpec
 from plaudit_job.spec.rljob import Spec
@@ -36,26 +36,6 @@ _OWN_ROUTES = ("enable_sleep_mode", "middleware")
 """Arguments of vLLM's server by which it sleeps."""
 
 
-def rollout_turn_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield what contradicts rollouts that sleep."""
-    if not spec.rollout.sleep_during_updates:
-        return
-    if spec.trainer.lora is not None:
-        yield Problem(
-            "spec.rollout.sleepDuringUpdates",
-            "discards the weights of the engine, but with trainer.lora only adapters are published to load again",
-            "Remove sleepDuringUpdates, or lora",
-            also=("spec.trainer.lora",),
-        )
-    if any(group.pods_per_replica > 1 for group in spec.rollout.by_group.values()):
-        yield Problem(
-            "spec.rollout.sleepDuringUpdates",
-            "is not supported for replicas of several pods",
-            "Remove sleepDuringUpdates, or set podsPerReplica to 1",
-            also=("spec.rollout.podsPerReplica",),
-        )
-
-
 def model_turn_problems(spec: Spec) -> Iterator[Problem]:
     """Yield what contradicts served models that sleep."""
     for index, scorer in enumerate(spec.reward.scorers):
@@ -79,82 +59,79 @@ def model_turn_problems(spec: Spec) -> Iterator[Problem]:
             )
 
 
-_IMAGES = "spec.data.images"
-
-
 def image_problems(spec: Spec) -> Iterator[Problem]:
     """Yield what cannot work with images in prompts."""
     if spec.data.images is None:
         return
     trainer, rollout = spec.trainer, spec.rollout
-    refused = (
+    for applies, field, complaint, remedy in (
         (
-            "spec.rollout.agent.kind",
             rollout.agent.kind != "singleTurn",
+            "spec.rollout.agent.kind",
             f"is {rollout.agent.kind}: agents continue prompts of text",
             "Set it to singleTurn",
         ),
         (
-            "spec.rollout.engine.kind",
             rollout.engine.kind == "scripted",
+            "spec.rollout.engine.kind",
             "is scripted, which has no processor of images",
             "Set it to vllm",
         ),
         (
-            "spec.trainer.lora",
             trainer.lora is not None,
+            "spec.trainer.lora",
             "trains adapters, which vLLM does not apply to vision towers",
             "Remove it: all weights are trained",
         ),
         (
-            "spec.trainer.compile",
             trainer.compile,
+            "spec.trainer.compile",
             "compiles layers; those of vision towers depend on each image's size",
             "Remove it",
         ),
         (
-            "spec.trainer.sequenceParallelSize",
             trainer.sequence_parallel_size > 1,
+            "spec.trainer.sequenceParallelSize",
             f"is {trainer.sequence_parallel_size}: ranks that share a row cannot share its images",
             "Set it to 1, or lower data.images.maxPixels",
         ),
-    )
-    for field, applies, complaint, remedy in refused:
+    ):
         if applies:
             message = f"{complaint}, and data.images is set"
-            yield Problem(field, message, f"{remedy}, or remove data.images", also=(_IMAGES,))
+            yield Problem(field, message, f"{remedy}, or remove data.images", also=("spec.data.images",))
 
 
 def loss_problems(spec: Spec) -> Iterator[Problem]:
-    """Find settings of the loss that contradict each other."""
+    """Yield settings of the loss that contradict each other."""
     loss = spec.algorithm.loss
-    if loss.kind == "python" and not (loss.path and loss.function):
-        yield Problem(
+    return refusals(
+        (
+            loss.kind == "python" and not (loss.path and loss.function),
             "spec.algorithm.loss.path",
             "or function is missing; kind python requires both",
             "Give path: … and function: …",
-        )
-    if loss.correction_floor > loss.correction_cap:
-        yield Problem(
+        ),
+        (
+            loss.correction_floor > loss.correction_cap,
             "spec.algorithm.loss.correctionFloor",
             f"{loss.correction_floor:g} is above correctionCap {loss.correction_cap:g}, so no token is left",
             "Give less than correctionCap",
-            also=("spec.algorithm.loss.correctionCap",),
-        )
-    if loss.correction == "tis" and loss.correction_floor > 0:
-        yield Problem(
+            "spec.algorithm.loss.correctionCap",
+        ),
+        (
+            loss.correction == "tis" and loss.correction_floor > 0,
             "spec.algorithm.loss.correctionFloor",
             f"is {loss.correction_floor:g}, but correction tis truncates weights above the cap only and has no floor",
             "Set correction to decoupled or reject, which leave out what is below the floor, or remove it",
-            also=("spec.algorithm.loss.correction",),
-        )
-    bound = loss.clip_ratio_c
-    if 0 < bound <= 1:
-        yield Problem(
+            "spec.algorithm.loss.correction",
+        ),
+        (
+            0 < loss.clip_ratio_c <= 1,
             "spec.algorithm.loss.clipRatioC",
-            f"{bound:g} would bound tokens whose probability did not change",
+            f"{loss.clip_ratio_c:g} would bound tokens whose probability did not change",
             "Give more than 1, such as 3, or 0 for no bound",
-        )
+        ),
+    )
 
 
 def pods_of(spec: Spec) -> Iterator[tuple[str, PodSpec]]:
@@ -275,49 +252,48 @@ def trainer_memory_problems(spec: Spec) -> Iterator[Problem]:
         )
 
 
-_ADVANTAGE_PER = "spec.algorithm.advantagePer"
-_AGENTS = ("environment", "custom")
-
-
 def turn_advantage_problems(spec: Spec) -> Iterator[Problem]:
     """Yield what contradicts advantages of turns."""
     algorithm, reward, agent = spec.algorithm, spec.reward, spec.rollout.agent
     if algorithm.advantage_per == "sample":
         return
-    if agent.kind not in _AGENTS:
-        yield Problem(
-            _ADVANTAGE_PER,
+    field, is_function = "spec.algorithm.advantagePer", reward.combine.kind == "python"
+    yield from refusals(
+        (
+            agent.kind not in ("environment", "custom"),
+            field,
             f"is turn, but agent kind {agent.kind} has no rewards of turns",
             "Remove advantagePer, or choose agent kind environment or custom",
-            also=("spec.rollout.agent.kind",),
-        )
-    if not any(reward.environment_weights.values()):
-        yield Problem(
-            _ADVANTAGE_PER,
+            "spec.rollout.agent.kind",
+        ),
+        (
+            not any(reward.environment_weights.values()),
+            field,
             "is turn, but no scorer makes the environment's reward a part of the sample's",
             "Add {name: …, kind: environment} with a weight to reward.scorers, or remove advantagePer",
-            also=("spec.reward.scorers",),
-        )
-    if reward.combine.kind == "python" or reward.combine.normalize == "group":
-        combined = "kind is python" if reward.combine.kind == "python" else "normalize is group"
-        yield Problem(
-            _ADVANTAGE_PER,
-            f"is turn, which subtracts rewards of turns from the sample's, but combine.{combined}: "
-            "the sample's reward is not their weighted sum",
+            "spec.reward.scorers",
+        ),
+        (
+            is_function or reward.combine.normalize == "group",
+            field,
+            "is turn, which subtracts rewards of turns from the sample's, but combine."
+            f"{'kind is python' if is_function else 'normalize is group'}: the sample's reward is not their weighted "
+            "sum",
             "Use the plain weightedSum, or remove advantagePer",
-            also=("spec.reward.combine",),
-        )
-    if algorithm.loss.penalises_reward:
-        yield Problem(
-            _ADVANTAGE_PER,
+            "spec.reward.combine",
+        ),
+        (
+            algorithm.loss.penalises_reward,
+            field,
             "is turn, but klIn: reward lowers the reward of whole samples: a turn would pay for the turns before it",
             "Choose klIn: loss, or remove advantagePer",
-            also=("spec.algorithm.loss.klIn",),
-        )
-    if algorithm.dynamic_sampling:
-        yield Problem(
-            _ADVANTAGE_PER,
+            "spec.algorithm.loss.klIn",
+        ),
+        (
+            algorithm.dynamic_sampling,
+            field,
             "is turn, but dynamicSampling drops groups with equal scores, whose turns may differ",
             "Remove dynamicSampling or advantagePer",
-            also=("spec.algorithm.dynamicSampling",),
-        )
+            "spec.algorithm.dynamicSampling",
+        ),
+    )

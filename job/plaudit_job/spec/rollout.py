@@ -216,6 +216,11 @@ class RolloutSpec(Section):
         return sum(each.replicas * each.pods_per_replica for each in self.by_group.values())
 
     @property
+    def spans_pods(self) -> bool:
+        """Return True if a replica of any group has several pods."""
+        return any(each.pods_per_replica > 1 for each in self.by_group.values())
+
+    @property
     def gpus_per_pod(self) -> int:
         """Return the GPUs of one pod."""
         return self.engine.gpus // self.pods_per_replica
