@@ -18,8 +18,8 @@ from plaudit_job.spec.algorithm import LOSS_KINDS, AlgorithmSpec, LossSpec, Opti
 from plaudit_job.spec.rljob import RLJob
 
 
-def python_problem(field: str, path: str, name: str, name_field: str) -> Problem | None:
-    """Return the problem of a file, or of the function or class that the job expects in it, or None.
+def python_problems(field: str, path: str, name: str, name_field: str = "function") -> Iterator[Problem]:
+    """Yield the problem of a file, or of the function or class that the job expects in it.
 
     Args:
         name: function or class; only the first part of a dotted name is looked up.
@@ -27,14 +27,16 @@ def python_problem(field: str, path: str, name: str, name_field: str) -> Problem
     try:
         source = Path(path).read_bytes()
     except FileNotFoundError:
-        return Problem(f"{field}.path", f"there is no file {path}", "Correct the path: it is relative to the job file")
+        yield Problem(f"{field}.path", f"there is no file {path}", "Correct the path: it is relative to the job file")
     except OSError as error:
-        return Problem(f"{field}.path", f"cannot read {path}: {error.strerror}", "Name a Python file")
-    return source_problem(field, path, source, name, name_field)
+        yield Problem(f"{field}.path", f"cannot read {path}: {error.strerror}", "Name a Python file")
+    else:
+        if problem := source_problem(field, path, source, name, name_field):
+            yield problem
 
 
 def source_problem(field: str, path: str, source: bytes, name: str, name_field: str) -> Problem | None:
-    """Return the same for a file that was already read."""
+    """Return the same for a file that was already read; None without a problem."""
     try:
         tree = ast.parse(source, filename=path)
     except (SyntaxError, ValueError) as error:

@@ -67,11 +67,7 @@ def is_prompt_with_images(value: Any) -> bool:
 
 
 def refused_media(images: bool) -> dict[str, str]:
-    """Return the columns that are refused, each with its remedy.
-
-    Args:
-        images: the job reads images (``data.images``).
-    """
+    """Return the columns that are refused, each with its remedy; ``images`` if the job reads images."""
     return {column: remedy for column, remedy in MEDIA_REMEDIES.items() if not (images and column == IMAGES_COLUMN)}
 
 

@@ -85,10 +85,7 @@ def _kind(document: Any) -> str:
 
 
 def score_pattern(pattern: str) -> Any:
-    """Return the compiled expression, whose first group is the score.
-
-    Args:
-        pattern: Python's syntax.
+    """Return the compiled expression, in Python's syntax, whose first group is the score.
 
     Raises:
         ConfigurationError: the pattern does not compile, or has no group.

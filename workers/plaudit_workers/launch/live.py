@@ -70,11 +70,7 @@ _Reply = TypeVar("_Reply")
 
 
 class LiveMessages:
-    """Choose the lines to print.
-
-    Args:
-        expected: names of the processes by role, as ``rollout-0``; roles without heartbeats are not waited for.
-    """
+    """Choose the lines to print; ``expected`` are processes (``rollout-0``), awaited if their role has heartbeats."""
 
     def __init__(self, expected: Sequence[tuple[Role, str]]) -> None:
         self._loading = {name for role, name in expected if role in _WITH_HEARTBEAT}
@@ -84,11 +80,9 @@ class LiveMessages:
         self._seen = 0.0
 
     def news(self, snapshot: NewestSnapshot | None, waited_s: float) -> list[str]:
-        """Return the lines about processes.
+        """Return the lines about processes, from a snapshot, or None without a response.
 
-        Args:
-            snapshot: None without a response. One that was seen before says nothing about now: while Redis does not
-                respond, the service goes on returning its last one.
+        One that was seen before says nothing about now: while Redis does not respond, the service returns its last one.
         """
         if snapshot is None or not snapshot.looks or snapshot.looks[-1].time <= self._seen:
             return self.waiting([], waited_s)
@@ -97,8 +91,7 @@ class LiveMessages:
 
     def waiting(self, workers: Sequence[WorkerRecord], waited_s: float) -> list[str]:
         """Return a line that names the processes that are not ready, when there is news of them."""
-        ready = {worker.worker.rpartition("-")[0] for worker in workers if worker.ready}
-        self._loading -= ready
+        self._loading -= {worker.worker.rpartition("-")[0] for worker in workers if worker.ready}
         reported, at_s = self._reported
         news = self._loading != reported or waited_s - at_s >= _REPEATED_AFTER_S
         if not self._loading or not news or waited_s - at_s < REPORTED_AFTER_S:

@@ -30,9 +30,10 @@ from plaudit_workers.launch.checks import architecture_of, class_problem, hub_ca
 from plaudit_workers.launch.code_checks import all_problems, preflight
 from plaudit_workers.launch.live import reported_wait
 
-_FIXED = ("spec.seed", "spec.model", "spec.data")
+_FIXED_FIELDS = ("spec.seed", "spec.model", "spec.data")
 """A checkpoint continues one model on one order of prompts; anything else would be another run."""
-_WITHOUT_MEANING = (
+
+_FIELDS_WITHOUT_MEANING = (
     "metadata",
     "spec.algorithm.steps",
     "spec.files",
@@ -59,179 +60,10 @@ _WITHOUT_MEANING = (
     "spec.transport",
 )
 """How much there is of what, where it runs and what is recorded. Every other field may change what is learned."""
-
-
-@dataclass(frozen=True)
-class FieldChange:
-    """Hold a field that differs; ``None`` stands for an absent one."""
-
-    field: str
-    before: Any
-    after: Any
-
-    @property
-    def refused(self) -> bool:
-        """Return True for a field that a resumed run must not change."""
-        return is_within(self.field, _FIXED)
-
-    @property
-    def changes_meaning(self) -> bool:
-        """Return True when the run may learn something else from here on."""
-        return not is_within(self.field, _WITHOUT_MEANING)
-
-    def __str__(self) -> str:
-        """Return ``spec.algorithm.samplesPerPrompt: 8 → 4``."""
-        return f"{self.field}: {_shown(self.before)} → {_shown(self.after)}"
-
-
-def job_changes(before: RLJob, after: RLJob) -> list[FieldChange]:
-    """Return the fields in which two jobs differ, in the order of the job file."""
-    old, new = dict(_leaves(job_data(before))), dict(_leaves(job_data(after)))
-    fields = [*old, *(field for field in new if field not in old)]
-    return [FieldChange(field, old.get(field), new.get(field)) for field in fields if old.get(field) != new.get(field)]
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from _leaves(inner, f"{path}.{name}" if path else name)
-    elif isinstance(value, list) and value:
-        for index, inner in enumerate(value):
-            yield from _leaves(inner, f"{path}[{index}]")
-    else:
-        yield path, value
-
-
-def _shown(value: Any) -> str:
-    return "(absent)" if value is None else str(value)
-
-
 _RESPONSE_WITHIN_S = 5.0
 _HUB = "https://huggingface.co"
 _LOCAL = "If it is a folder, write its path with ./ or /"
-
-
-def check_hub_models(job: RLJob) -> list[Problem]:
-    """Return a problem for each model that is neither in the hub's local cache nor on the hub, or served wrongly."""
-    on_hub = [each for each in _models(job) if is_hub_id(each.source)]
-    found = (_cached_problem(each) if is_in_hub_cache(each.source) else asyncio.run(_problem(each)) for each in on_hub)
-    return [problem for problem in found if problem]
-
-
-class _Model(NamedTuple):
-    field: str
-    source: str
-    revision: str
-    reward: RewardModelSpec | None = None
-    """The section of a reward model."""
-
-
-def _models(job: RLJob) -> Iterator[_Model]:
-    if job.spec.trains:
-        model = job.spec.model
-        yield _Model("spec.model.source", model.source, model.revision)
-        if model.tokenizer:
-            yield _Model("spec.model.tokenizer", model.tokenizer, model.tokenizer_revision)
-    for index, scorer in enumerate(job.spec.reward.scorers):
-        if served := scorer.served:
-            field = f"spec.reward.scorers[{index}].{scorer.served_field}.source"
-            yield _Model(field, served.source, served.revision, scorer.model)
-
-
-def _cached_problem(model: _Model) -> Problem | None:
-    """Return the problem of the class of a model in the local cache."""
-    folder = hub_cache(model.source)
-    try:
-        commit = (folder / "refs" / (model.revision or "main")).read_text().strip()
-        config = json.loads((folder / "snapshots" / commit / "config.json").read_text())
-    except (OSError, ValueError):
-        return None  # another revision, or a part of it: the server downloads the rest
-    return _class_problem(model, config)
-
-
-def _class_problem(model: _Model, config: Any) -> Problem | None:
-    if model.reward is None or not isinstance(config, dict):
-        return None
-    return class_problem(model.field.removesuffix(".source"), model.reward, architecture_of(config))
-
-
-async def _problem(model: _Model) -> Problem | None:
-    field, source, revision, _ = model
-    hub = os.environ.get("HF_ENDPOINT", _HUB).rstrip("/")
-    url = f"{hub}/api/models/{source}/revision/{revision or 'main'}"
-    token = os.environ.get("HF_TOKEN", "")
-    client = HttpClient(max_connections=1, bearer_token=token, key_field="HF_TOKEN", proxy=proxy_for(url))
-    try:
-        response = await client.get(url, _RESPONSE_WITHIN_S)
-    except (NoResponseError, CallTimeoutError) as error:
-        return Problem(
-            field,
-            f"{source!r} is no folder beside the job file, and the model hub does not respond: {error}",
-            f"{_LOCAL}. Otherwise check the network, or set HF_ENDPOINT",
-        )
-    finally:
-        await client.close()
-    if response.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}:
-        return Problem(
-            field,
-            f"{source!r} is no folder beside the job file, and {hub} has no such model, or none that "
-            f"{'the token in HF_TOKEN' if token else 'a caller without a token'} may read "
-            f"(revision {revision or 'main'}, HTTP {response.status})",
-            f"{_LOCAL}. Otherwise correct the name, or set HF_TOKEN",
-        )
-    return _class_problem(model, _config(response.body))
-
-
-def _config(described: bytes) -> Any:
-    """Return the part of the hub's description of a model that it takes from config.json."""
-    try:
-        description = json.loads(described)
-    except ValueError:
-        return None
-    return description.get("config") if isinstance(description, dict) else None
-
-
 PARTS = ("samples", "checkpoints", "weights", "logs")
-
-
-def new_run(runs: Path, job_name: str, run: str | None) -> Path:
-    """Make the folder of a new run.
-
-    Raises:
-        RefusedError: the name is taken, or the folder cannot be written.
-    """
-    folder = (runs / (run or f"{job_name}-{secrets.token_hex(3)}")).resolve()
-    if (folder / "job.yaml").exists():
-        raise RefusedError(f"{folder} holds a run already: choose another --run, or add --resume to continue it")
-    try:
-        for part in PARTS:
-            (folder / part).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RefusedError(
-            f"{folder} cannot be written: {error.strerror}. Choose another folder with --runs-folder"
-        ) from error
-    return folder
-
-
-def resumed_run(runs: Path, job_name: str, run: str | None) -> Path:
-    """Find the folder of the run to continue: ``run``, or the job's newest that closed a step, or else its newest."""
-    if run is not None:
-        found = [runs / run] if (runs / run / "job.yaml").exists() else []
-    else:
-        found = [path.parent for path in runs.glob(f"{job_name}-*/job.yaml")]
-    if not found:
-        raise RefusedError(
-            f"--resume: {runs}/ holds no run {run or f'of job {job_name}'}. Leave --resume out to start one, or name "
-            "the folder of the runs with --runs-folder"
-        )
-    return max(found, key=_last_step_closed).resolve()
-
-
-def _last_step_closed(folder: Path) -> tuple[bool, float]:
-    """Return a sort key: whether a run closed a step, and when it last did (else when it was started)."""
-    steps = folder / "steps.jsonl"
-    closed = steps.exists() and steps.stat().st_size > 0
-    return closed, (steps if closed else folder / "job.yaml").stat().st_mtime
 
 
 def prepare(arguments: argparse.Namespace, console: Console) -> tuple[RLJob, Path] | None:
@@ -248,7 +80,7 @@ def prepare(arguments: argparse.Namespace, console: Console) -> tuple[RLJob, Pat
     resumed = resumed_run(runs, job.metadata.name, arguments.run) if arguments.resume else None
     if resumed and _is_finished(job, resumed, console):
         return None
-    _check(job, arguments, console)
+    _refuse_problems(job, arguments, console)
     if resumed:
         _report_changes(job, resumed, console, accepted=arguments.accept_changes)
     folder = resumed or new_run(runs, job.metadata.name, arguments.run)
@@ -265,7 +97,7 @@ def _loaded(arguments: argparse.Namespace) -> RLJob:
     return examination.job
 
 
-def _check(job: RLJob, arguments: argparse.Namespace, console: Console) -> None:
+def _refuse_problems(job: RLJob, arguments: argparse.Namespace, console: Console) -> None:
     imports = not arguments.address  # the nodes of a cluster may have other packages; its workers check
     files = sorted({scorer.python.path for scorer in job.spec.reward.scorers if scorer.python})
     with reported_wait(console, f"the import of {', '.join(files)}" if files and imports else "the job's files"):
@@ -338,3 +170,170 @@ def _report_changes(job: RLJob, folder: Path, console: Console, *, accepted: boo
             f"--resume: {', '.join(meant)} changed since the run in {folder}, so its next steps would be trained "
             "differently. Add --accept-changes to continue with them, or set them back"
         )
+
+
+def new_run(runs: Path, job_name: str, run: str | None) -> Path:
+    """Make the folder of a new run.
+
+    Raises:
+        RefusedError: the name is taken, or the folder cannot be written.
+    """
+    folder = (runs / (run or f"{job_name}-{secrets.token_hex(3)}")).resolve()
+    if (folder / "job.yaml").exists():
+        raise RefusedError(f"{folder} holds a run already: choose another --run, or add --resume to continue it")
+    try:
+        for part in PARTS:
+            (folder / part).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RefusedError(
+            f"{folder} cannot be written: {error.strerror}. Choose another folder with --runs-folder"
+        ) from error
+    return folder
+
+
+def resumed_run(runs: Path, job_name: str, run: str | None) -> Path:
+    """Find the folder of the run to continue: ``run``, or the job's newest that closed a step, or else its newest."""
+    if run is not None:
+        found = [runs / run] if (runs / run / "job.yaml").exists() else []
+    else:
+        found = [path.parent for path in runs.glob(f"{job_name}-*/job.yaml")]
+    if not found:
+        raise RefusedError(
+            f"--resume: {runs}/ holds no run {run or f'of job {job_name}'}. Leave --resume out to start one, or name "
+            "the folder of the runs with --runs-folder"
+        )
+    return max(found, key=_last_step_closed).resolve()
+
+
+def _last_step_closed(folder: Path) -> tuple[bool, float]:
+    """Return a sort key: whether a run closed a step, and when it last did (else when it was started)."""
+    steps = folder / "steps.jsonl"
+    closed = steps.exists() and steps.stat().st_size > 0
+    return closed, (steps if closed else folder / "job.yaml").stat().st_mtime
+
+
+@dataclass(frozen=True)
+class FieldChange:
+    """Hold a field that differs; ``None`` stands for an absent one."""
+
+    field: str
+    before: Any
+    after: Any
+
+    @property
+    def refused(self) -> bool:
+        """Return True for a field that a resumed run must not change."""
+        return is_within(self.field, _FIXED_FIELDS)
+
+    @property
+    def changes_meaning(self) -> bool:
+        """Return True when the run may learn something else from here on."""
+        return not is_within(self.field, _FIELDS_WITHOUT_MEANING)
+
+    def __str__(self) -> str:
+        """Return ``spec.algorithm.samplesPerPrompt: 8 → 4``."""
+        return f"{self.field}: {_shown(self.before)} → {_shown(self.after)}"
+
+
+def job_changes(before: RLJob, after: RLJob) -> list[FieldChange]:
+    """Return the fields in which two jobs differ, in the order of the job file."""
+    old, new = dict(_leaves(job_data(before))), dict(_leaves(job_data(after)))
+    fields = [*old, *(field for field in new if field not in old)]
+    return [FieldChange(field, old.get(field), new.get(field)) for field in fields if old.get(field) != new.get(field)]
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and value:
+        for index, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}[{index}]")
+    else:
+        yield path, value
+
+
+def _shown(value: Any) -> str:
+    return "(absent)" if value is None else str(value)
+
+
+def check_hub_models(job: RLJob) -> list[Problem]:
+    """Return a problem for each model that is neither in the hub's local cache nor on the hub, or served wrongly."""
+    on_hub = [each for each in _named_models(job) if is_hub_id(each.source)]
+    found = (
+        _cached_problem(each) if is_in_hub_cache(each.source) else asyncio.run(_hub_problem(each)) for each in on_hub
+    )
+    return [problem for problem in found if problem]
+
+
+class _HubModel(NamedTuple):
+    field: str
+    source: str
+    revision: str
+    reward: RewardModelSpec | None = None
+    """The section of a reward model."""
+
+
+def _named_models(job: RLJob) -> Iterator[_HubModel]:
+    if job.spec.trains:
+        model = job.spec.model
+        yield _HubModel("spec.model.source", model.source, model.revision)
+        if model.tokenizer:
+            yield _HubModel("spec.model.tokenizer", model.tokenizer, model.tokenizer_revision)
+    for index, scorer in enumerate(job.spec.reward.scorers):
+        if served := scorer.served:
+            field = f"spec.reward.scorers[{index}].{scorer.served_field}.source"
+            yield _HubModel(field, served.source, served.revision, scorer.model)
+
+
+def _cached_problem(model: _HubModel) -> Problem | None:
+    """Return the problem of the class of a model in the local cache."""
+    folder = hub_cache(model.source)
+    try:
+        commit = (folder / "refs" / (model.revision or "main")).read_text().strip()
+        config = json.loads((folder / "snapshots" / commit / "config.json").read_text())
+    except (OSError, ValueError):
+        return None  # another revision, or a part of it: the server downloads the rest
+    return _class_problem(model, config)
+
+
+def _class_problem(model: _HubModel, config: Any) -> Problem | None:
+    if model.reward is None or not isinstance(config, dict):
+        return None
+    return class_problem(model.field.removesuffix(".source"), model.reward, architecture_of(config))
+
+
+async def _hub_problem(model: _HubModel) -> Problem | None:
+    field, source, revision, _ = model
+    hub = os.environ.get("HF_ENDPOINT", _HUB).rstrip("/")
+    url = f"{hub}/api/models/{source}/revision/{revision or 'main'}"
+    token = os.environ.get("HF_TOKEN", "")
+    client = HttpClient(max_connections=1, bearer_token=token, key_field="HF_TOKEN", proxy=proxy_for(url))
+    try:
+        response = await client.get(url, _RESPONSE_WITHIN_S)
+    except (NoResponseError, CallTimeoutError) as error:
+        return Problem(
+            field,
+            f"{source!r} is no folder beside the job file, and the model hub does not respond: {error}",
+            f"{_LOCAL}. Otherwise check the network, or set HF_ENDPOINT",
+        )
+    finally:
+        await client.close()
+    if response.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}:
+        return Problem(
+            field,
+            f"{source!r} is no folder beside the job file, and {hub} has no such model, or none that "
+            f"{'the token in HF_TOKEN' if token else 'a caller without a token'} may read "
+            f"(revision {revision or 'main'}, HTTP {response.status})",
+            f"{_LOCAL}. Otherwise correct the name, or set HF_TOKEN",
+        )
+    return _class_problem(model, _described_config(response.body))
+
+
+def _described_config(described: bytes) -> Any:
+    """Return the part of the hub's description of a model that it takes from config.json."""
+    try:
+        description = json.loads(described)
+    except ValueError:
+        return None
+    return description.get("config") if isinstance(description, dict) else None
