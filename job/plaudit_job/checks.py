@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+
 from plaudit_job.fields import path_fields
 from plaudit_job.load import job_data
 from plaudit_job.problem import Problem
@@ -133,11 +135,7 @@ def _values(node: Any, way: list[str], name: str = "") -> Iterator[tuple[str, st
 
 _LOSS = "spec.algorithm.loss"
 
-_OF_WEIGHTS = {
-    "correction_cap": "correctionCap",
-    "correction_floor": "correctionFloor",
-    "correction_level": "correctionLevel",
-}
+_OF_WEIGHTS = ("correction_cap", "correction_floor", "correction_level")
 
 
 def without_effect(job: RLJob) -> list[Problem]:
@@ -182,10 +180,10 @@ def _dual_clip(loss: LossSpec) -> Iterator[Problem]:
 def _correction(loss: LossSpec) -> Iterator[Problem]:
     if loss.correction != "none":
         return
-    for name, written in _OF_WEIGHTS.items():
+    for name in _OF_WEIGHTS:
         if name in loss.model_fields_set:
             yield Problem(
-                f"{_LOSS}.{written}",
+                f"{_LOSS}.{to_camel(name)}",
                 f"correction none has no importance weights: {getattr(loss, name)} changes nothing",
                 "Remove it, or set correction to tis, decoupled or reject",
                 also=(f"{_LOSS}.correction",),

@@ -7,6 +7,7 @@ read rows with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -61,11 +62,6 @@ def is_prompt(value: Any, kinds: Collection[str] = ("text",)) -> bool:
     )
 
 
-def is_prompt_with_images(value: Any) -> bool:
-    """Return True for what ``is_prompt`` accepts, and where parts of messages are images too."""
-    return is_prompt(value, ("text", "image"))
-
-
 def refused_media(images: bool) -> dict[str, str]:
     """Return the columns that are refused, each with its remedy; ``images`` if the job reads images."""
     return {column: remedy for column, remedy in MEDIA_REMEDIES.items() if not (images and column == IMAGES_COLUMN)}
@@ -97,5 +93,5 @@ CHECKS: dict[str, Callable[[Any], bool]] = {
     "extra_info": is_extra_info,
 }
 """By column; a row without ``extra_info`` counts as null."""
-CHECKS_WITH_IMAGES = CHECKS | {"prompt": is_prompt_with_images}
+CHECKS_WITH_IMAGES = CHECKS | {"prompt": partial(is_prompt, kinds=("text", "image"))}
 """The same for a job that reads images."""

@@ -19,31 +19,23 @@ def vision_parameters(config: Mapping[str, Any]) -> int | None:
     tower = config.get("vision_config")
     if not tower:
         return 0
-    counts = {"qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl}.get(str(config.get("model_type")))
-    return None if counts is None else counts(tower)
+    if config.get("model_type") == "qwen2_5_vl":
+        return _tower_parameters(
+            tower, int(tower["hidden_size"]), int(tower["intermediate_size"]), int(tower["out_hidden_size"]), gated=True
+        )
+    if config.get("model_type") == "qwen2_vl":
+        width = int(tower["embed_dim"])
+        inner = int(width * float(tower.get("mlp_ratio", 4)))
+        return _tower_parameters(tower, width, inner, int(tower["hidden_size"]), gated=False)
+    return None
 
 
-def _qwen2_5_vl(tower: Mapping[str, Any]) -> int:
-    width, inner = int(tower["hidden_size"]), int(tower["intermediate_size"])
+def _tower_parameters(tower: Mapping[str, Any], width: int, inner: int, out: int, *, gated: bool) -> int:
+    """Return the parameters of equal layers: gated MLPs come with RMSNorm, others with LayerNorm, which has a bias."""
+    matrices, norm = (3, width) if gated else (2, 2 * width)
     attention = 4 * (width * width + width)
-    mlp = 3 * width * inner + 2 * inner + width
-    return (
-        _edges(tower, width, int(tower["out_hidden_size"]))
-        + width
-        + int(tower["depth"]) * (2 * width + attention + mlp)
-    )
-
-
-def _qwen2_vl(tower: Mapping[str, Any]) -> int:
-    width = int(tower["embed_dim"])
-    inner = int(width * float(tower.get("mlp_ratio", 4)))
-    attention = 4 * (width * width + width)
-    mlp = 2 * width * inner + inner + width
-    return (
-        _edges(tower, width, int(tower["hidden_size"]))
-        + 2 * width
-        + int(tower["depth"]) * (4 * width + attention + mlp)
-    )
+    mlp = matrices * width * inner + (matrices - 1) * inner + width
+    return _edges(tower, width, out) + norm + int(tower["depth"]) * (2 * norm + attention + mlp)
 
 
 def _edges(tower: Mapping[str, Any], width: int, out: int) -> int:

@@ -171,14 +171,16 @@ class CodeOptions(RuleArguments, frozen=True, forbid_unknown_fields=True):
 
     def check(self) -> None:
         """Refuse values out of their range."""
-        for name, value, right in (
-            ("timeSeconds", self.time_seconds, self.time_seconds > 0),
-            ("cases", self.cases, self.cases is None or self.cases >= 0),
-            ("concurrency", self.concurrency, self.concurrency > 0),
-            ("url", self.url, self.url is None or self.url.startswith(("http://", "https://"))),
+        is_url = self.url is None or self.url.startswith(("http://", "https://"))
+        url_remedy = "write it like http://sandbox:8080/run_code, or leave it out for the local sandbox"
+        for name, value, right, remedy in (
+            ("timeSeconds", self.time_seconds, self.time_seconds > 0, "give seconds above 0"),
+            ("cases", self.cases, (self.cases or 0) >= 0, "give a number of test cases, or 0 for all"),
+            ("concurrency", self.concurrency, self.concurrency > 0, "give at least 1"),
+            ("url", self.url, is_url, url_remedy),
         ):
             if not right:
-                raise ConfigurationError(f"{name} is {value!r}; {_REMEDIES[name]}")
+                raise ConfigurationError(f"{name} is {value!r}; {remedy}")
         _bytes("memory", self.memory)
         _bytes("output", self.output)
 
@@ -248,14 +250,6 @@ def _converted(field: FieldInfo, value: Any) -> Any:
         return msgspec.convert(value, field.type)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{field.encode_name} is {value!r}: {str(error).lower()}") from error
-
-
-_REMEDIES = {
-    "timeSeconds": "give seconds above 0",
-    "cases": "give a number of test cases, or 0 for all",
-    "concurrency": "give at least 1",
-    "url": "write it like http://sandbox:8080/run_code, or leave it out for the local sandbox",
-}
 
 
 def _bytes(name: str, amount: str) -> int:

@@ -142,24 +142,18 @@ def _algorithm(spec: Spec) -> Iterator[Problem]:
 
 def _lengths(spec: Spec) -> Iterator[Problem]:
     prompt, room = spec.data.train.max_prompt_length, spec.rollout.engine.max_model_length
-    response = spec.rollout.sampling.max_tokens
-    field = "spec.rollout.engine.maxModelLength"
-    parts = ("spec.data.train.maxPromptLength", "spec.rollout.sampling.maxTokens")
-    if prompt + response > room:
-        yield Problem(
-            field,
-            f"{room} is less than maxPromptLength {prompt} + maxTokens {response} = {prompt + response}",
-            f"Give at least {prompt + response}, or lower maxPromptLength or maxTokens",
-            also=parts,
-        )
-    own = spec.data.validation.sampling.max_tokens if spec.data.validation else None
-    if own is not None and prompt + own > room:
-        yield Problem(
-            field,
-            f"{room} is less than maxPromptLength {prompt} + validation's maxTokens {own} = {prompt + own}",
-            f"Give at least {prompt + own}, or lower maxPromptLength or maxTokens",
-            also=(*parts, "spec.data.validation.sampling.maxTokens"),
-        )
+    also: tuple[str, ...] = ("spec.data.train.maxPromptLength", "spec.rollout.sampling.maxTokens")
+    limits = [("maxTokens", spec.rollout.sampling.max_tokens, also)]
+    if spec.data.validation and (own := spec.data.validation.sampling.max_tokens):
+        limits.append(("validation's maxTokens", own, (*also, "spec.data.validation.sampling.maxTokens")))
+    for name, response, fields in limits:
+        if prompt + response > room:
+            yield Problem(
+                "spec.rollout.engine.maxModelLength",
+                f"{room} is less than maxPromptLength {prompt} + {name} {response} = {prompt + response}",
+                f"Give at least {prompt + response}, or lower maxPromptLength or maxTokens",
+                also=fields,
+            )
 
 
 def _temperature(spec: Spec) -> Iterator[Problem]:
@@ -228,14 +222,13 @@ def _tool(field: str, tool: ToolSpec) -> Iterator[Problem]:
 
 
 def _environments(spec: Spec) -> Iterator[Problem]:
-    names: set[str] = set()
+    names = [server.name for server in spec.environments]
     for index, server in enumerate(spec.environments):
         field = f"spec.environments[{index}]"
         if not server.image and not server.pod.image and not server.command:
             yield Problem(f"{field}.image", "and command are missing", "Give image: …, command: […] or both")
-        if server.name in names:
+        if server.name in names[:index]:
             yield Problem(f"{field}.name", f"{server.name!r} is used twice", "Give each environment its own name")
-        names.add(server.name)
 
 
 def _ranks(spec: Spec) -> Iterator[Problem]:

@@ -13,6 +13,8 @@ from plaudit_job.spec.rewards import KINDS, JudgeSpec, ScorerSpec, ServiceSpec, 
 from plaudit_job.spec.rljob import Spec
 from plaudit_wire.errors import ConfigurationError
 
+_OWN_MEMBERS = ("model", "messages", "stream", "n")
+"""Members of a judge's request that Plaudit sets."""
 _PRIVATE_DOMAINS = (".svc", ".local", ".localhost", ".internal", ".lan", ".home.arpa")
 
 
@@ -77,12 +79,6 @@ def is_private(host: str) -> bool:
     return address.is_loopback or address.is_private
 
 
-def cache_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
-    """Yield a problem if scores are to be kept that depend on the other samples of their group."""
-    if scorer.cache is not None and scorer.scope == "group":
-        yield Problem(f"{field}.cache", "applies to scope sample only", "Remove it, or set scope to sample")
-
-
 def limits_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
     """Yield every contradiction within a scorer's limits."""
     limits = scorer.limits
@@ -112,9 +108,6 @@ def limits_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
             yield from password_problems(f"{field}.limits.shared.url", limits.shared.url)
 
 
-_OWN_MEMBERS = ("model", "messages", "stream", "n")
-
-
 def judge_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
     """Yield every contradiction within a judge's section."""
     if scorer.judge is None:
@@ -122,7 +115,10 @@ def judge_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
     yield from _parse(f"{field}.judge.parse", scorer.judge)
     yield from _place(f"{field}.judge", scorer.judge)
     yield from _base_url(f"{field}.judge.baseUrl", scorer.judge)
-    yield from _arguments(f"{field}.judge.arguments", scorer.judge)
+    for name in _OWN_MEMBERS:
+        if name in scorer.judge.arguments:
+            remedy = "Remove it; any other member may be set"
+            yield Problem(f"{field}.judge.arguments.{name}", "is set by Plaudit", remedy)
 
 
 def _parse(field: str, judge: JudgeSpec) -> Iterator[Problem]:
@@ -169,12 +165,6 @@ def _base_url(field: str, judge: JudgeSpec) -> Iterator[Problem]:
         yield Problem(field, f"{judge.base_url!r} has a query or a fragment", "Remove it")
 
 
-def _arguments(field: str, judge: JudgeSpec) -> Iterator[Problem]:
-    for name in _OWN_MEMBERS:
-        if name in judge.arguments:
-            yield Problem(f"{field}.{name}", "is set by Plaudit", "Remove it; any other member may be set")
-
-
 def scorer_problems(spec: Spec) -> Iterator[Problem]:
     """Yield every contradiction between scorers, and between them and ``combine``."""
     for index, scorer in enumerate(spec.reward.scorers):
@@ -188,10 +178,8 @@ def scorer_problems(spec: Spec) -> Iterator[Problem]:
         yield from http_problems(field, scorer)
         yield from service_problems(f"{field}.service", scorer.service)
         yield from limits_problems(field, scorer)
-        yield from cache_problems(field, scorer)
     if spec.reward.gateway.canary:
         yield from service_problems("spec.reward.gateway.canary.service", spec.reward.gateway.canary.service)
-    yield from _weights(spec)
     yield from _combine(spec)
 
 
@@ -293,11 +281,13 @@ def _scope(field: str, scorer: ScorerSpec, spec: Spec) -> Iterator[Problem]:
             "Remove when, or set scope to sample",
             also=(f"{field}.scope",),
         )
+    if scorer.cache is not None:
+        yield Problem(f"{field}.cache", "applies to scope sample only", "Remove it, or set scope to sample")
 
 
-def _weights(spec: Spec) -> Iterator[Problem]:
-    scorers = spec.reward.scorers
-    if spec.reward.combine.kind == "weightedSum" and all(scorer.weight == 0 for scorer in scorers):
+def _combine(spec: Spec) -> Iterator[Problem]:
+    scorers, combine = spec.reward.scorers, spec.reward.combine
+    if combine.kind == "weightedSum" and all(scorer.weight == 0 for scorer in scorers):
         yield Problem(
             "spec.reward.scorers",
             "all have weight 0, so every reward is 0",
@@ -305,17 +295,13 @@ def _weights(spec: Spec) -> Iterator[Problem]:
             also=tuple(f"spec.reward.scorers[{i}].weight" for i in range(len(scorers))),
         )
 
-
-def _combine(spec: Spec) -> Iterator[Problem]:
-    combine = spec.reward.combine
-    given = bool(combine.path or combine.function)
     if combine.kind == "python" and not (combine.path and combine.function):
         yield Problem(
             "spec.reward.combine", "lacks path or function; kind python requires both", "Give path and function"
         )
     if combine.normalize == "group":
         yield from _normalize(spec)
-    if combine.kind == "weightedSum" and given:
+    if combine.kind == "weightedSum" and (combine.path or combine.function):
         yield Problem(
             "spec.reward.combine",
             "path and function apply to kind python only, but the kind is weightedSum",

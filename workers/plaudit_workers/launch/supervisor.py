@@ -246,7 +246,7 @@ class ProcessActor:
     def __init__(self, name: str, serve: str) -> None:
         # A new name at each start: others claim the work of a dead process, and nobody mistakes it for this one's.
         os.environ["PLAUDIT_WORKER"] = f"{name}-{uuid.uuid4().hex[:8]}"
-        if _was_restarted():
+        if ray.is_initialized() and ray.get_runtime_context().was_current_actor_reconstructed:
             os.environ[RESTARTED] = "1"
         self._serve = serve
         self._settings = ProcessSettings.from_environment()
@@ -287,10 +287,6 @@ class ProcessActor:
     async def pid(self) -> int:
         """Return the process id."""
         return os.getpid()
-
-
-def _was_restarted() -> bool:
-    return ray.is_initialized() and bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 async def serve_metrics(_: ProcessSettings, stop: asyncio.Event) -> int:
