@@ -32,7 +32,7 @@ REPORTED_AFTER_S = 3.0
 @contextmanager
 def reported_wait(console: Console, what: str) -> Iterator[None]:
     """Print ``waiting for <what> …`` once the body has taken ``REPORTED_AFTER_S``."""
-    timer = threading.Timer(REPORTED_AFTER_S, lambda: console.out(f"waiting for {what} …", highlight=False))
+    timer = threading.Timer(REPORTED_AFTER_S, lambda: console.out(f"waiting for {what} …"))
     timer.daemon = True
     timer.start()
     try:
@@ -127,7 +127,7 @@ async def print_live(url: str, messages: LiveMessages, console: Console) -> None
             counts = await _read(client, f"{url}/api/v1/failures", _Failures)
             lines = messages.news(snapshot, time.monotonic() - started)
             for line in lines + messages.failures(counts.failures if counts else []):
-                console.out(line, highlight=False)
+                console.out(line)
             await asyncio.sleep(_READ_EVERY_S)
     finally:
         await client.close()
@@ -171,9 +171,9 @@ class Interrupt:
     def _on_signal(self) -> None:
         if self.stop.is_set():
             self._twice = True
-            self._console.out("stopping at once", highlight=False)
+            self._console.out("stopping at once")
             self._task.cancel()
             return
         self.stop.set()
         after = ": the trainer finishes its update and writes a checkpoint (Ctrl-C again stops at once)"
-        self._console.out(f"stopping{after if self._saves() else ' …'}", highlight=False)
+        self._console.out(f"stopping{after if self._saves() else ' …'}")

@@ -127,15 +127,13 @@ def _is_finished(job: RLJob, folder: Path, console: Console) -> bool:
     if step >= steps:
         console.out(
             f"run {folder.name} has finished its {steps} steps. To train further, set a larger --steps. "
-            f"Its folder: {folder}",
-            highlight=False,
+            f"Its folder: {folder}"
         )
         return True
     console.out(
         f"run {folder.name}: continuing after step {step} of {steps}"
         if step
-        else f"run {folder.name} has no checkpoint yet: starting at step 1 of {steps}",
-        highlight=False,
+        else f"run {folder.name} has no checkpoint yet: starting at step 1 of {steps}"
     )
     return False
 
@@ -163,7 +161,7 @@ def _report_changes(job: RLJob, folder: Path, console: Console, *, accepted: boo
                 f"{before} has"
             )
     for change in changes:
-        console.out(f"changed: {change}", highlight=False)
+        console.out(f"changed: {change}")
     meant = [change.field for change in changes if change.changes_meaning]
     if meant and not accepted:
         raise RefusedError(

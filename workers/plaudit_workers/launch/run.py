@@ -79,7 +79,7 @@ _CPU_BUILD_NOTE = (
 
 def run(arguments: argparse.Namespace) -> int:
     """Run a job to its end; the exit codes are those of ``plaudit_workers.process``, and 130 after Ctrl-C."""
-    console = Console(stderr=arguments.json)  # standard output then holds JSON only
+    console = Console(stderr=arguments.json, highlight=False)  # standard output then holds JSON only
     logging.getLogger("plaudit_workers").setLevel(logging.ERROR)
     try:
         prepared = prepare(arguments, console)
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
             return EXIT_DONE
         job, folder = prepared
         for problem in ignored(job):
-            console.out(str(problem), style="yellow", highlight=False)
+            console.out(str(problem), style="yellow")
         ending = asyncio.run(_Launch(job, folder, arguments, console).run())
     except RefusedError as error:
         ending = ProcessEnding(EXIT_REFUSED, str(error))
@@ -177,7 +177,7 @@ class _Launch:
                     await asyncio.to_thread(check_cluster, self._folder)
             if gpus := gpus_available():
                 if self._job.spec.trains and self._job.spec.rollout.engine.kind == "vllm" and is_cpu_build():
-                    self._console.out(_CPU_BUILD_NOTE, highlight=False)
+                    self._console.out(_CPU_BUILD_NOTE)
                 plans = plan_processes(self._job, context, with_gpus=True)
                 if not self._address:
                     plans = share_gpus(plans, devices(int(gpus)), in_turns=self._job.spec.takes_turns)
@@ -194,7 +194,7 @@ class _Launch:
     ) -> ProcessEnding:
         """Start everything, print what happens until the run ends, stop everything in any case."""
         url = f"http://127.0.0.1:{context.metrics_port}"
-        self._console.out(f"run {self._folder.name} · live at {url}/", highlight=False)
+        self._console.out(f"run {self._folder.name} · live at {url}/")
         messages = LiveMessages([(role, plan.name) for role, each in plans.items() for plan in each])
         tasks = [asyncio.create_task(print_live(url, messages, self._console))]
         if self._job.spec.trains:
@@ -288,15 +288,15 @@ class StepLines:
         if step["num_samples"]:  # step 0 is the validation before any training
             self._print_row(step)
         if line_of_rewards := _validation_line(step):
-            self._console.out(line_of_rewards, highlight=False)
+            self._console.out(line_of_rewards)
 
     def _print_row(self, step: dict[str, Any]) -> None:
         if not self._header_printed:
             self._header_printed = True
             header = "".join(title.rjust(width) for title, _, width, _ in _COLUMNS)
-            self._console.out(header + "  waited for", style="bold", highlight=False)
+            self._console.out(header + "  waited for", style="bold")
         cells = (_cell(step.get(key), width, form) for _, key, width, form in _COLUMNS)
-        self._console.out("".join(cells) + f"  {step.get('verdict', '')}", highlight=False)
+        self._console.out("".join(cells) + f"  {step.get('verdict', '')}")
 
 
 def _validation_line(step: dict[str, Any]) -> str | None:
@@ -319,17 +319,16 @@ def print_summary(console: Console, folder: Path, *, restarts: dict[str, int]) -
     if rewards:
         last = rewards[-10:]
         console.out(
-            f"mean reward: {rewards[0]:.3f} at the first step, {sum(last) / len(last):.3f} over the last {len(last)}",
-            highlight=False,
+            f"mean reward: {rewards[0]:.3f} at the first step, {sum(last) / len(last):.3f} over the last {len(last)}"
         )
     ledger_file = folder / "ledger.json"
     if ledger_file.exists():
         ledger = json.loads(ledger_file.read_text())
         counts = ", ".join(f"{name} {count}" for name, count in sorted(ledger.items()) if isinstance(count, int))
-        console.out(f"ledger (groups): {counts}", highlight=False)
+        console.out(f"ledger (groups): {counts}")
     if restarts:
-        console.out("restarted: " + ", ".join(f"{name} {n}x" for name, n in restarts.items()), highlight=False)
-    console.out(f"run folder: {folder}", highlight=False)
+        console.out("restarted: " + ", ".join(f"{name} {n}x" for name, n in restarts.items()))
+    console.out(f"run folder: {folder}")
 
 
 @dataclass(frozen=True)
@@ -375,8 +374,7 @@ async def print_when_ready(folder: Path, redis: RedisAddress, gateway: GatewayAd
     console.out(
         f"scoring service {service.job} is ready: {gateway.url or redis.url}, run {folder.name} (Ctrl-C ends it)\n"
         f"  {'URL and token' if gateway.url else 'address and password'}: {folder / ADDRESS_FILE}\n"
-        f"  plaudit submit --runs-folder {folder.parent} --run {folder.name} samples.jsonl -o scores.jsonl",
-        highlight=False,
+        f"  plaudit submit --runs-folder {folder.parent} --run {folder.name} samples.jsonl -o scores.jsonl"
     )
 
 
