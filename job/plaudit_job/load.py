@@ -76,10 +76,7 @@ def read_job(path: Path | str) -> RLJob:
 
 def parse_job(written: Mapping[str, Any]) -> RLJob:
     """Validate plain data with the names of the YAML form; raise ``JobError`` with every problem, without lines."""
-    job, problems = validate(written)
-    if job is None:
-        raise JobError(problems)
-    return job
+    return _sound(examine(written))
 
 
 def locate(problems: Sequence[Problem], path: Path | str) -> list[Problem]:
@@ -88,10 +85,14 @@ def locate(problems: Sequence[Problem], path: Path | str) -> list[Problem]:
 
 
 def _job(document: Document, path: Path | str) -> RLJob:
-    job, problems = validate(document.data)
-    if job is None:
-        raise JobError(_located(problems, document), path)
-    return job
+    examination = examine(document.data)
+    return _sound(replace(examination, problems=_located(examination.problems, document)), path)
+
+
+def _sound(examination: Examination, path: Path | str = "") -> RLJob:
+    if examination.job is None or examination.problems:
+        raise JobError(examination.problems, path)
+    return examination.job
 
 
 def _located(problems: Sequence[Problem], document: Document) -> list[Problem]:
@@ -126,14 +127,6 @@ class Examination:
 
     def _touches_broken(self, field: str) -> bool:
         return is_within(field, self.broken) or any(is_within(part, (field,)) for part in self.broken)
-
-
-def validate(written: Mapping[str, Any]) -> tuple[RLJob, list[Problem]] | tuple[None, list[Problem]]:
-    """Return the job, or every problem that keeps it from being one."""
-    examination = examine(written)
-    if examination.job is None or examination.problems:
-        return None, examination.problems
-    return examination.job, []
 
 
 def examine(written: Mapping[str, Any]) -> Examination:

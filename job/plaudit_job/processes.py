@@ -47,7 +47,7 @@ def _schedule(spec: Spec) -> str:
 SERVER_VARIABLE = "PLAUDIT_MODEL_SERVER"
 HOST_VARIABLE = "PLAUDIT_MODEL_SERVER_HOST"
 PORT_VARIABLE = "PLAUDIT_MODEL_SERVER_PORT"
-"""Variables of the process that starts a server; see ``identity``."""
+"""Variables of the process that starts a server: ``scorer/number`` or ``scorer``, its host and its port."""
 _UTILIZATION = 0.9
 
 _VLLM_ON_CPU = {

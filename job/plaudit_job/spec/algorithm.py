@@ -12,7 +12,7 @@ from plaudit_job.spec.section import FilePath, KeyOf, Opaque, Section, SourcePat
 
 @dataclass(frozen=True)
 class LossTraits:
-    """One policy loss."""
+    """Describe one policy loss."""
 
     meaning: str
     """What it computes, for the reference."""

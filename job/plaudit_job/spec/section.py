@@ -35,7 +35,7 @@ class Section(BaseModel):
 
 @dataclass(frozen=True)
 class Mutable:
-    """Marks a field that may change while the job runs; all others are fixed."""
+    """Mark a field that may change while the job runs; all others are fixed."""
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Add the mark to the JSON Schema."""
@@ -44,7 +44,7 @@ class Mutable:
 
 @dataclass(frozen=True)
 class JobPath:
-    """Marks a path that is relative to the job file.
+    """Mark a path that is relative to the job file.
 
     ``source``: the value may also be the id of a model on the hub; it is a path when it begins with ``.`` or ``/``, or
     when a file or folder of that name lies beside the job file. ``command``: a list whose first item is the name of a
@@ -55,7 +55,7 @@ class JobPath:
 
 
 class HasMeaning(Protocol):
-    """A row of a table of values."""
+    """Describe a value: a row of a table of values."""
 
     @property
     def meaning(self) -> str:
@@ -64,7 +64,7 @@ class HasMeaning(Protocol):
 
 @dataclass(frozen=True)
 class KeyOf:
-    """Marks a text that is a key of a table, which is the only list of the field's values.
+    """Mark a text that is a key of a table, which is the only list of the field's values.
 
     Messages, the JSON Schema, the reference and the CRD read the values and their meanings from the table.
     """

@@ -24,14 +24,14 @@ from plaudit_job.spec.rljob import Spec, TrainerSpec
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """``model.dtype`` → bytes of a published value, and of a rollout's."""
 FORWARD_BYTES = DTYPE_BYTES | {"float16": 4}
-"""``model.dtype`` → bytes of a value in the trainer's forward passes (``training.model.FORWARD_DTYPES``)."""
+"""``model.dtype`` → bytes of a value in the trainer's forward passes (``training.model.head.FORWARD_DTYPES``)."""
 RESERVED_BYTES = 3e9
 """CUDA's context, the libraries' workspaces, fragments."""
 _FLOAT = 4
 _ADAMW = 16
 """Bytes a trained parameter: weight, gradient, two averages, all float32."""
 _CHUNK_BYTES = 1 << 29
-"""``token_head.CHUNK_BYTES``: float32 logits of a chunk."""
+"""``training.model.head.CHUNK_BYTES``: float32 logits of a chunk."""
 LOGIT_COPIES = 5
 """Logits, their scaled copy, the softmax and gradients, all float32; counted in a test."""
 _BACKWARD_SHARE = 1.5

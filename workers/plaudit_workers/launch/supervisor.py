@@ -252,8 +252,8 @@ class ProcessActor:
         self._settings = ProcessSettings.from_environment()
         self._stop = asyncio.Event()
         self._running: asyncio.Task[ProcessEnding] | None = None
-        _redirect_output(self._settings.log_file)
-        _write_pid(self._settings.log_file)
+        if self._settings.log_file is not None:
+            _use_log(self._settings.log_file)
         configure_logs(self._settings.log_file, worker=self._settings.worker)
 
     async def run(self, extra_environment: dict[str, str]) -> tuple[int, str]:
@@ -301,21 +301,14 @@ async def serve_metrics(_: ProcessSettings, stop: asyncio.Event) -> int:
     return EXIT_DONE
 
 
-def _write_pid(log_file: Path | None) -> None:
-    """Write the process id and the name of this process beside its log, for whoever wants to inspect it."""
-    if log_file is not None:
-        log_file.with_suffix(".pid").write_text(f"{os.getpid()}\n")
-        log_file.with_suffix(".worker").write_text(os.environ["PLAUDIT_WORKER"] + "\n")
-
-
-def _redirect_output(log_file: Path | None) -> None:
-    """Send the output of libraries to the log of the process, beside its JSON lines."""
-    if log_file is None:
-        return
+def _use_log(log_file: Path) -> None:
+    """Send the output of libraries to the log; write this process's id and name beside it, for whoever inspects it."""
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    log_file.with_suffix(".pid").write_text(f"{os.getpid()}\n")
+    log_file.with_suffix(".worker").write_text(os.environ["PLAUDIT_WORKER"] + "\n")
 
 
 # Ray runs its workers at the lowest priority by default; a rollout must not yield to every other program. Whoever
