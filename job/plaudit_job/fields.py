@@ -29,8 +29,8 @@ _PATTERNS = {
     r"^/": ("is not an absolute path", "Start it with /"),
     r"^[^/]": ("is not a relative path", "Remove the leading /"),
 }
-
 _MAPPING = ("a mapping", "Write {key: value}, or one indented 'key: value' line for each")
+
 _TYPES = {
     "int_type": ("a whole number", "Write digits without quotes"),
     "int_from_float": ("a whole number", "Remove the fraction"),
@@ -42,9 +42,9 @@ _TYPES = {
     "model_type": _MAPPING,
     "model_attributes_type": _MAPPING,
 }
-
 Location = tuple[str | int, ...]
 """Keys and indices from the root of the job to a part of it."""
+MessageOf = Callable[[Any, dict[str, Any], type[BaseModel], Location], tuple[str, str]]
 
 
 def field_name(location: Iterable[str | int]) -> str:
@@ -91,9 +91,6 @@ def shown(value: object) -> str:
     """Return a value for a message, cut after 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-MessageOf = Callable[[Any, dict[str, Any], type[BaseModel], Location], tuple[str, str]]
 
 
 def _missing(_: Any, __: dict[str, Any], root: type[BaseModel], location: Location) -> tuple[str, str]:

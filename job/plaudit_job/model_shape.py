@@ -8,44 +8,6 @@ from typing import Any, Self
 
 _MERGED = 2
 """Default side of the square of patches that become one token of the language model."""
-
-
-def vision_parameters(config: Mapping[str, Any]) -> int | None:
-    """Return the number of parameters of a model's vision tower with its projection into the language model.
-
-    Returns:
-        0 for a model without a tower; None for one of another form than Qwen2-VL's and Qwen2.5-VL's.
-    """
-    tower = config.get("vision_config")
-    if not tower:
-        return 0
-    if config.get("model_type") == "qwen2_5_vl":
-        return _tower_parameters(
-            tower, int(tower["hidden_size"]), int(tower["intermediate_size"]), int(tower["out_hidden_size"]), gated=True
-        )
-    if config.get("model_type") == "qwen2_vl":
-        width = int(tower["embed_dim"])
-        inner = int(width * float(tower.get("mlp_ratio", 4)))
-        return _tower_parameters(tower, width, inner, int(tower["hidden_size"]), gated=False)
-    return None
-
-
-def _tower_parameters(tower: Mapping[str, Any], width: int, inner: int, out: int, *, gated: bool) -> int:
-    """Return the parameters of equal layers: gated MLPs come with RMSNorm, others with LayerNorm, which has a bias."""
-    matrices, norm = (3, width) if gated else (2, 2 * width)
-    attention = 4 * (width * width + width)
-    mlp = matrices * width * inner + (matrices - 1) * inner + width
-    return _edges(tower, width, out) + norm + int(tower["depth"]) * (2 * norm + attention + mlp)
-
-
-def _edges(tower: Mapping[str, Any], width: int, out: int) -> int:
-    """Return the parameters of the patches' embedding and of the projection, without its norm."""
-    channels = int(tower.get("in_channels") or tower.get("in_chans") or 3)
-    patch = channels * int(tower.get("temporal_patch_size") or 2) * int(tower["patch_size"]) ** 2
-    merged = width * int(tower.get("spatial_merge_size") or _MERGED) ** 2
-    return patch * width + merged * merged + merged + merged * out + out
-
-
 _QUERY_KEY_BIAS = {"qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"}
 _QUERY_KEY_NORM = {"qwen3", "qwen3_moe"}
 
@@ -163,6 +125,42 @@ class ModelShape:
     @property
     def _expert(self) -> int:
         return 3 * self.hidden * self.intermediate
+
+
+def vision_parameters(config: Mapping[str, Any]) -> int | None:
+    """Return the number of parameters of a model's vision tower with its projection into the language model.
+
+    Returns:
+        0 for a model without a tower; None for one of another form than Qwen2-VL's and Qwen2.5-VL's.
+    """
+    tower = config.get("vision_config")
+    if not tower:
+        return 0
+    if config.get("model_type") == "qwen2_5_vl":
+        return _tower_parameters(
+            tower, int(tower["hidden_size"]), int(tower["intermediate_size"]), int(tower["out_hidden_size"]), gated=True
+        )
+    if config.get("model_type") == "qwen2_vl":
+        width = int(tower["embed_dim"])
+        inner = int(width * float(tower.get("mlp_ratio", 4)))
+        return _tower_parameters(tower, width, inner, int(tower["hidden_size"]), gated=False)
+    return None
+
+
+def _tower_parameters(tower: Mapping[str, Any], width: int, inner: int, out: int, *, gated: bool) -> int:
+    """Return the parameters of equal layers: gated MLPs come with RMSNorm, others with LayerNorm, which has a bias."""
+    matrices, norm = (3, width) if gated else (2, 2 * width)
+    attention = 4 * (width * width + width)
+    mlp = matrices * width * inner + (matrices - 1) * inner + width
+    return _edges(tower, width, out) + norm + int(tower["depth"]) * (2 * norm + attention + mlp)
+
+
+def _edges(tower: Mapping[str, Any], width: int, out: int) -> int:
+    """Return the parameters of the patches' embedding and of the projection, without its norm."""
+    channels = int(tower.get("in_channels") or tower.get("in_chans") or 3)
+    patch = channels * int(tower.get("temporal_patch_size") or 2) * int(tower["patch_size"]) ** 2
+    merged = width * int(tower.get("spatial_merge_size") or _MERGED) ** 2
+    return patch * width + merged * merged + merged + merged * out + out
 
 
 def divides_heads(ranks: int, heads: int, key_value_heads: int) -> bool:

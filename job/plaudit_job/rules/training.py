@@ -10,95 +10,9 @@ from plaudit_job.spec.rewards import RewardModelSpec
 from plaudit_job.spec.rljob import Spec
 
 _POLICY = "spec.lifecycle.failurePolicy"
-
-
-def failure_policy_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield rules that apply to nothing or to two things at once, and pauses that contradict each other."""
-    policy = spec.lifecycle.failure_policy
-    for number, rule in enumerate(policy.rules):
-        if (rule.on_exit_codes is not None) == bool(rule.on_reasons):
-            yield Problem(
-                f"{_POLICY}.rules[{number}]",
-                "has both onExitCodes and onReasons" if rule.on_reasons else "has neither onExitCodes nor onReasons",
-                "Give exactly one of onExitCodes and onReasons",
-            )
-    pauses = policy.backoff
-    if pauses.initial_seconds > pauses.max_seconds:
-        yield Problem(
-            f"{_POLICY}.backoff.initialSeconds",
-            f"{pauses.initial_seconds:g} is more than maxSeconds {pauses.max_seconds:g}",
-            "Lower initialSeconds, or raise maxSeconds",
-            also=(f"{_POLICY}.backoff.maxSeconds",),
-        )
-
-
 _OWN_ROUTES = ("enable_sleep_mode", "middleware")
 """Arguments of vLLM's server by which it sleeps."""
-
-
-def model_turn_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield what contradicts served models that sleep."""
-    for index, scorer in enumerate(spec.reward.scorers):
-        model = scorer.served
-        if model is None or not model.sleep_during_updates:
-            continue
-        section = f"spec.reward.scorers[{index}].{scorer.served_field}"
-        if not spec.trains:
-            yield Problem(
-                f"{section}.sleepDuringUpdates",
-                "needs a trainer, whose updates the model sleeps through, and this job has none",
-                "Remove sleepDuringUpdates",
-            )
-        own_server = isinstance(model, RewardModelSpec) and model.engine == "plaudit"
-        if not own_server and (taken := [name for name in _OWN_ROUTES if name in model.arguments]):
-            yield Problem(
-                f"{section}.arguments.{taken[0]}",
-                "is set by sleepDuringUpdates",
-                f"Remove {taken[0]}, or sleepDuringUpdates",
-                also=(f"{section}.sleepDuringUpdates",),
-            )
-
-
-def image_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield what cannot work with images in prompts."""
-    if spec.data.images is None:
-        return
-    trainer, rollout = spec.trainer, spec.rollout
-    for applies, field, complaint, remedy in (
-        (
-            rollout.agent.kind != "singleTurn",
-            "spec.rollout.agent.kind",
-            f"is {rollout.agent.kind}: agents continue prompts of text",
-            "Set it to singleTurn",
-        ),
-        (
-            rollout.engine.kind == "scripted",
-            "spec.rollout.engine.kind",
-            "is scripted, which has no processor of images",
-            "Set it to vllm",
-        ),
-        (
-            trainer.lora is not None,
-            "spec.trainer.lora",
-            "trains adapters, which vLLM does not apply to vision towers",
-            "Remove it: all weights are trained",
-        ),
-        (
-            trainer.compile,
-            "spec.trainer.compile",
-            "compiles layers; those of vision towers depend on each image's size",
-            "Remove it",
-        ),
-        (
-            trainer.sequence_parallel_size > 1,
-            "spec.trainer.sequenceParallelSize",
-            f"is {trainer.sequence_parallel_size}: ranks that share a row cannot share its images",
-            "Set it to 1, or lower data.images.maxPixels",
-        ),
-    ):
-        if applies:
-            message = f"{complaint}, and data.images is set"
-            yield Problem(field, message, f"{remedy}, or remove data.images", also=("spec.data.images",))
+_PER_POD = "tensorParallelSize × pipelineParallelSize ÷ podsPerReplica"
 
 
 def loss_problems(spec: Spec) -> Iterator[Problem]:
@@ -132,124 +46,6 @@ def loss_problems(spec: Spec) -> Iterator[Problem]:
             "Give more than 1, such as 3, or 0 for no bound",
         ),
     )
-
-
-def pods_of(spec: Spec) -> Iterator[tuple[str, PodSpec]]:
-    """Yield every ``pod`` section, with the path under ``spec`` of the section that it belongs to."""
-    yield "rollout", spec.rollout.pod
-    for index, group in enumerate(spec.rollout.groups):
-        yield f"rollout.groups[{index}]", group.pod
-    yield "reward.workers", spec.reward.workers.pod
-    yield "trainer", spec.trainer.pod
-    yield "transport.managed", spec.transport.managed.pod
-    yield "metrics", spec.metrics.pod
-    for index, server in enumerate(spec.environments):
-        yield f"environments[{index}]", server.pod
-    for index, scorer in enumerate(spec.reward.scorers):
-        if scorer.served:
-            yield f"reward.scorers[{index}].{scorer.served_field}", scorer.served.pod
-
-
-def environment_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield variables with no single source of their value."""
-    for section, pod in pods_of(spec):
-        for index, variable in enumerate(pod.env):
-            yield from _variable(f"spec.{section}.pod.env[{index}]", variable)
-
-
-def _variable(field: str, variable: EnvironmentVariable) -> Iterator[Problem]:
-    source = variable.value_from
-    if source is None:
-        return
-    if variable.value:
-        yield Problem(
-            f"{field}.value", f"{variable.value!r} is given beside valueFrom", "Give one of value and valueFrom"
-        )
-    given = sorted(type(source).model_fields[name].alias or name for name in source.model_fields_set)
-    if len(given) != 1:
-        yield Problem(
-            f"{field}.valueFrom",
-            f"has {' and '.join(given) or 'no source'}",
-            "Give exactly one of secretKeyRef, configMapKeyRef, fieldRef and resourceFieldRef",
-        )
-
-
-def gpu_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield numbers of GPUs that contradict the engine or the ranks."""
-    trainer = spec.trainer
-    ranks = min(trainer.ranks, trainer.ranks_per_pod)
-    yield from _gpu_mismatch("spec.trainer", trainer.pod, ranks, "ranks of a pod", "spec.trainer.ranksPerPod")
-    for index, rollout in enumerate(spec.rollout.by_group.values()):
-        section = f"spec.rollout.groups[{index}]" if spec.rollout.groups else "spec.rollout"
-        source = "tensorParallelSize" if rollout.gpus_per_pod == rollout.engine.tensor_parallel_size else _PER_POD
-        yield from _gpu_mismatch(
-            section, rollout.pod, rollout.gpus_per_pod, source, "spec.rollout.engine.tensorParallelSize"
-        )
-
-
-_PER_POD = "tensorParallelSize × pipelineParallelSize ÷ podsPerReplica"
-
-
-def group_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield contradictions between rollout groups, and GPUs that the pods of a replica cannot share evenly."""
-    rollout, names = spec.rollout, [group.name for group in spec.rollout.groups]
-    for index, (name, each) in enumerate(rollout.by_group.items()):
-        section = f"spec.rollout.groups[{index}]" if name else "spec.rollout"
-        if each.engine.gpus % each.pods_per_replica:
-            yield Problem(
-                f"{section}.podsPerReplica",
-                f"{each.pods_per_replica} pods cannot share {each.engine.gpus} GPUs (tensorParallelSize × "
-                "pipelineParallelSize) evenly",
-                "Give a number of pods that divides the GPUs",
-                also=("spec.rollout.engine.tensorParallelSize",),
-            )
-    if not names:
-        return
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            yield Problem(f"spec.rollout.groups[{index}].name", f"{name!r} is used twice", "Give each its own name")
-    if rollout.replicas != 1:
-        yield Problem(
-            "spec.rollout.replicas", "counts workers without groups, but groups are given", "Give each group replicas"
-        )
-    if not rollout.pods:
-        yield Problem(
-            "spec.rollout.groups", "have no replicas at all", "Give one of them at least 1, or set spec.suspend"
-        )
-
-
-def _gpu_mismatch(section: str, pod: PodSpec, derived: int, source: str, source_field: str) -> Iterator[Problem]:
-    for kind, amounts in (("limits", pod.resources.limits), ("requests", pod.resources.requests)):
-        for name in dict.fromkeys((pod.gpu_resource or GPU, GPU)):
-            stated = amounts.get(name)
-            if stated is not None and str(stated) not in {"0", str(derived)}:
-                yield Problem(
-                    f"{section}.pod.resources.{kind}",
-                    f"{name}: {stated} contradicts {source} {derived}",
-                    f"Give {derived} (0 for a CPU), or remove it: the number of GPUs follows from the engine",
-                    also=(source_field,),
-                )
-
-
-def trainer_memory_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield combinations that cannot work."""
-    trainer = spec.trainer
-    checkpointing = trainer.activation_checkpointing
-    if trainer.activation_offload and checkpointing in ("none", "selective"):
-        kept = "everything" if checkpointing == "none" else "the output of attention, which cannot be offloaded"
-        yield Problem(
-            "spec.trainer.activationOffload",
-            f"offloads the inputs of layers, but activationCheckpointing {checkpointing} keeps {kept}",
-            "Set activationCheckpointing to layers or auto, or remove activationOffload",
-            also=("spec.trainer.activationCheckpointing",),
-        )
-    if trainer.cpu_offload and (trainer.strategy != "fsdp2" or trainer.ranks == 1):
-        yield Problem(
-            "spec.trainer.cpuOffload",
-            f"is FSDP2's, which runs with several ranks; strategy is {trainer.strategy} and ranks is {trainer.ranks}",
-            "Set strategy to fsdp2 and ranks to at least 2, or remove cpuOffload",
-            also=("spec.trainer.strategy", "spec.trainer.ranks"),
-        )
 
 
 def turn_advantage_problems(spec: Spec) -> Iterator[Problem]:
@@ -297,3 +93,203 @@ def turn_advantage_problems(spec: Spec) -> Iterator[Problem]:
             "spec.algorithm.dynamicSampling",
         ),
     )
+
+
+def image_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield what cannot work with images in prompts."""
+    if spec.data.images is None:
+        return
+    trainer, rollout = spec.trainer, spec.rollout
+    for applies, field, complaint, remedy in (
+        (
+            rollout.agent.kind != "singleTurn",
+            "spec.rollout.agent.kind",
+            f"is {rollout.agent.kind}: agents continue prompts of text",
+            "Set it to singleTurn",
+        ),
+        (
+            rollout.engine.kind == "scripted",
+            "spec.rollout.engine.kind",
+            "is scripted, which has no processor of images",
+            "Set it to vllm",
+        ),
+        (
+            trainer.lora is not None,
+            "spec.trainer.lora",
+            "trains adapters, which vLLM does not apply to vision towers",
+            "Remove it: all weights are trained",
+        ),
+        (
+            trainer.compile,
+            "spec.trainer.compile",
+            "compiles layers; those of vision towers depend on each image's size",
+            "Remove it",
+        ),
+        (
+            trainer.sequence_parallel_size > 1,
+            "spec.trainer.sequenceParallelSize",
+            f"is {trainer.sequence_parallel_size}: ranks that share a row cannot share its images",
+            "Set it to 1, or lower data.images.maxPixels",
+        ),
+    ):
+        if applies:
+            message = f"{complaint}, and data.images is set"
+            yield Problem(field, message, f"{remedy}, or remove data.images", also=("spec.data.images",))
+
+
+def trainer_memory_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield combinations that cannot work."""
+    trainer = spec.trainer
+    checkpointing = trainer.activation_checkpointing
+    if trainer.activation_offload and checkpointing in ("none", "selective"):
+        kept = "everything" if checkpointing == "none" else "the output of attention, which cannot be offloaded"
+        yield Problem(
+            "spec.trainer.activationOffload",
+            f"offloads the inputs of layers, but activationCheckpointing {checkpointing} keeps {kept}",
+            "Set activationCheckpointing to layers or auto, or remove activationOffload",
+            also=("spec.trainer.activationCheckpointing",),
+        )
+    if trainer.cpu_offload and (trainer.strategy != "fsdp2" or trainer.ranks == 1):
+        yield Problem(
+            "spec.trainer.cpuOffload",
+            f"is FSDP2's, which runs with several ranks; strategy is {trainer.strategy} and ranks is {trainer.ranks}",
+            "Set strategy to fsdp2 and ranks to at least 2, or remove cpuOffload",
+            also=("spec.trainer.strategy", "spec.trainer.ranks"),
+        )
+
+
+def model_turn_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield what contradicts served models that sleep."""
+    for index, scorer in enumerate(spec.reward.scorers):
+        model = scorer.served
+        if model is None or not model.sleep_during_updates:
+            continue
+        section = f"spec.reward.scorers[{index}].{scorer.served_field}"
+        if not spec.trains:
+            yield Problem(
+                f"{section}.sleepDuringUpdates",
+                "needs a trainer, whose updates the model sleeps through, and this job has none",
+                "Remove sleepDuringUpdates",
+            )
+        own_server = isinstance(model, RewardModelSpec) and model.engine == "plaudit"
+        if not own_server and (taken := [name for name in _OWN_ROUTES if name in model.arguments]):
+            yield Problem(
+                f"{section}.arguments.{taken[0]}",
+                "is set by sleepDuringUpdates",
+                f"Remove {taken[0]}, or sleepDuringUpdates",
+                also=(f"{section}.sleepDuringUpdates",),
+            )
+
+
+def group_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield contradictions between rollout groups, and GPUs that the pods of a replica cannot share evenly."""
+    rollout, names = spec.rollout, [group.name for group in spec.rollout.groups]
+    for index, (name, each) in enumerate(rollout.by_group.items()):
+        section = f"spec.rollout.groups[{index}]" if name else "spec.rollout"
+        if each.engine.gpus % each.pods_per_replica:
+            yield Problem(
+                f"{section}.podsPerReplica",
+                f"{each.pods_per_replica} pods cannot share {each.engine.gpus} GPUs (tensorParallelSize × "
+                "pipelineParallelSize) evenly",
+                "Give a number of pods that divides the GPUs",
+                also=("spec.rollout.engine.tensorParallelSize",),
+            )
+    if not names:
+        return
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield Problem(f"spec.rollout.groups[{index}].name", f"{name!r} is used twice", "Give each its own name")
+    if rollout.replicas != 1:
+        yield Problem(
+            "spec.rollout.replicas", "counts workers without groups, but groups are given", "Give each group replicas"
+        )
+    if not rollout.pods:
+        yield Problem(
+            "spec.rollout.groups", "have no replicas at all", "Give one of them at least 1, or set spec.suspend"
+        )
+
+
+def gpu_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield numbers of GPUs that contradict the engine or the ranks."""
+    trainer = spec.trainer
+    ranks = min(trainer.ranks, trainer.ranks_per_pod)
+    yield from _gpu_mismatch("spec.trainer", trainer.pod, ranks, "ranks of a pod", "spec.trainer.ranksPerPod")
+    for index, rollout in enumerate(spec.rollout.by_group.values()):
+        section = f"spec.rollout.groups[{index}]" if spec.rollout.groups else "spec.rollout"
+        source = "tensorParallelSize" if rollout.gpus_per_pod == rollout.engine.tensor_parallel_size else _PER_POD
+        yield from _gpu_mismatch(
+            section, rollout.pod, rollout.gpus_per_pod, source, "spec.rollout.engine.tensorParallelSize"
+        )
+
+
+def _gpu_mismatch(section: str, pod: PodSpec, derived: int, source: str, source_field: str) -> Iterator[Problem]:
+    for kind, amounts in (("limits", pod.resources.limits), ("requests", pod.resources.requests)):
+        for name in dict.fromkeys((pod.gpu_resource or GPU, GPU)):
+            stated = amounts.get(name)
+            if stated is not None and str(stated) not in {"0", str(derived)}:
+                yield Problem(
+                    f"{section}.pod.resources.{kind}",
+                    f"{name}: {stated} contradicts {source} {derived}",
+                    f"Give {derived} (0 for a CPU), or remove it: the number of GPUs follows from the engine",
+                    also=(source_field,),
+                )
+
+
+def pods_of(spec: Spec) -> Iterator[tuple[str, PodSpec]]:
+    """Yield every ``pod`` section, with the path under ``spec`` of the section that it belongs to."""
+    yield "rollout", spec.rollout.pod
+    for index, group in enumerate(spec.rollout.groups):
+        yield f"rollout.groups[{index}]", group.pod
+    yield "reward.workers", spec.reward.workers.pod
+    yield "trainer", spec.trainer.pod
+    yield "transport.managed", spec.transport.managed.pod
+    yield "metrics", spec.metrics.pod
+    for index, server in enumerate(spec.environments):
+        yield f"environments[{index}]", server.pod
+    for index, scorer in enumerate(spec.reward.scorers):
+        if scorer.served:
+            yield f"reward.scorers[{index}].{scorer.served_field}", scorer.served.pod
+
+
+def environment_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield variables with no single source of their value."""
+    for section, pod in pods_of(spec):
+        for index, variable in enumerate(pod.env):
+            yield from _variable(f"spec.{section}.pod.env[{index}]", variable)
+
+
+def _variable(field: str, variable: EnvironmentVariable) -> Iterator[Problem]:
+    source = variable.value_from
+    if source is None:
+        return
+    if variable.value:
+        yield Problem(
+            f"{field}.value", f"{variable.value!r} is given beside valueFrom", "Give one of value and valueFrom"
+        )
+    given = sorted(type(source).model_fields[name].alias or name for name in source.model_fields_set)
+    if len(given) != 1:
+        yield Problem(
+            f"{field}.valueFrom",
+            f"has {' and '.join(given) or 'no source'}",
+            "Give exactly one of secretKeyRef, configMapKeyRef, fieldRef and resourceFieldRef",
+        )
+
+
+def failure_policy_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield rules that apply to nothing or to two things at once, and pauses that contradict each other."""
+    policy = spec.lifecycle.failure_policy
+    for number, rule in enumerate(policy.rules):
+        if (rule.on_exit_codes is not None) == bool(rule.on_reasons):
+            yield Problem(
+                f"{_POLICY}.rules[{number}]",
+                "has both onExitCodes and onReasons" if rule.on_reasons else "has neither onExitCodes nor onReasons",
+                "Give exactly one of onExitCodes and onReasons",
+            )
+    pauses = policy.backoff
+    if pauses.initial_seconds > pauses.max_seconds:
+        yield Problem(
+            f"{_POLICY}.backoff.initialSeconds",
+            f"{pauses.initial_seconds:g} is more than maxSeconds {pauses.max_seconds:g}",
+            "Lower initialSeconds, or raise maxSeconds",
+            also=(f"{_POLICY}.backoff.maxSeconds",),
+        )

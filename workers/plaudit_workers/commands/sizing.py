@@ -27,8 +27,8 @@ FORWARD_BYTES = DTYPE_BYTES | {"float16": 4}
 """``model.dtype`` → bytes of a value in the trainer's forward passes (``training.model.head.FORWARD_DTYPES``)."""
 RESERVED_BYTES = 3e9
 """CUDA's context, the libraries' workspaces, fragments."""
-_FLOAT = 4
-_ADAMW = 16
+_FLOAT_BYTES = 4
+_ADAMW_BYTES = 16
 """Bytes a trained parameter: weight, gradient, two averages, all float32."""
 _CHUNK_BYTES = 1 << 29
 """``training.model.head.CHUNK_BYTES``: float32 logits of a chunk."""
@@ -41,6 +41,9 @@ _OFFERED_COPIES = 2
 """The newest published weights, and those before while a rollout still receives them; older transfers are broken."""
 _PREFILL_TOKENS = 8192
 """Tokens of one engine step on a GPU: vLLM's default."""
+_MOST_GPUS = 1024
+Changes = dict[str, Any]
+"""Field of a section → new value."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,8 @@ def _states(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
     copies = int(algorithm.loss.correction != "none" and algorithm.updates_per_step > 1)
     copies += int(bool(algorithm.loss.kl_coefficient) and trainer.lora is None)
     return [
-        MemoryItem("weights, gradients, optimizer", (_ADAMW * trained + frozen) / trainer.shards),
-        MemoryItem("proximal and reference weights", copies * _FLOAT * trained / trainer.shards),
+        MemoryItem("weights, gradients, optimizer", (_ADAMW_BYTES * trained + frozen) / trainer.shards),
+        MemoryItem("proximal and reference weights", copies * _FLOAT_BYTES * trained / trainer.shards),
     ]
 
 
@@ -106,23 +109,23 @@ def kept_bytes(spec: Spec, shape: ModelShape) -> float:
     """Return the bytes of one micro-batch that all layers keep for the backward pass, on the GPU or on the host."""
     scale = FORWARD_BYTES[spec.model.dtype] / 2
     # In one process autocast keeps the sum of the layers in float32.
-    row = shape.hidden * (_FLOAT if spec.trainer.ranks == 1 and spec.trainer.lora is None else 2 * scale)
+    row = shape.hidden * (_FLOAT_BYTES if spec.trainer.ranks == 1 and spec.trainer.lora is None else 2 * scale)
     kept = {"none": shape.layer_bytes() * scale, "selective": row + 4 * shape.hidden * scale}
     return row_tokens(spec) * shape.layers * kept.get(spec.trainer.activation_checkpointing, row)
 
 
 def _logit_bytes(spec: Spec, shape: ModelShape) -> float:
     """Return the bytes of the float32 logits that exist at a time: a chunk's, or a row's, as if all were trained."""
-    whole = _FLOAT * row_tokens(spec) * shape.vocabulary
+    whole = _FLOAT_BYTES * row_tokens(spec) * shape.vocabulary
     return whole if shape.whole_logits else min(whole, _CHUNK_BYTES)
 
 
 def _gathered_bytes(spec: Spec, shape: ModelShape) -> float:
     width = FORWARD_BYTES[spec.model.dtype]
     if spec.trainer.ranks == 1:
-        return shape.parameters * width if width < _FLOAT and spec.trainer.lora is None else 0
+        return shape.parameters * width if width < _FLOAT_BYTES and spec.trainer.lora is None else 0
     largest = max(shape.layer_parameters, shape.edge_parameters)
-    gradients = 0 if spec.trainer.lora else largest * (width + _FLOAT)
+    gradients = 0 if spec.trainer.lora else largest * (width + _FLOAT_BYTES)
     return (shape.edge_parameters + 2 * shape.layer_parameters) * width + gradients
 
 
@@ -133,7 +136,7 @@ def rollout_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
     lora = spec.trainer.lora
     adapters = shape.adapter_parameters(lora.rank) * width * spec.adapters_at_once if lora else 0
     step = _PREFILL_TOKENS * (4 * shape.hidden + 3 * shape.intermediate / engine.tensor_parallel_size) * width
-    logits = 2 * _FLOAT * engine.max_concurrent_samples * shape.vocabulary
+    logits = 2 * _FLOAT_BYTES * engine.max_concurrent_samples * shape.vocabulary
     return [
         MemoryItem("weights", (shape.parameters * width + adapters) / gpus),
         MemoryItem("activations and logits", step + logits),
@@ -163,10 +166,10 @@ def host_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
     by_rows = (trainer.ranks > 1 or trainer.lora is not None) and not spec.model.trust_remote_code
     largest = max(shape.vocabulary * shape.hidden, 2 * 2 * shape.experts * shape.intermediate * shape.hidden)
     adapters = trained if trainer.lora else 0
-    loading = _FLOAT * (largest / trainer.shards + adapters if by_rows else shape.parameters)
+    loading = _FLOAT_BYTES * (largest / trainer.shards + adapters if by_rows else shape.parameters)
     parts = [
         MemoryItem("loading", loading * ranks_here),
-        MemoryItem("checkpoint", 3 * _FLOAT * trained * ranks_here / trainer.ranks),
+        MemoryItem("checkpoint", 3 * _FLOAT_BYTES * trained * ranks_here / trainer.ranks),
     ]
     if trainer.cpu_offload:
         parts += [MemoryItem(part.name, part.num_bytes * ranks_here) for part in _states(spec, shape)]
@@ -179,11 +182,6 @@ def host_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
         published = DTYPE_BYTES[spec.model.dtype] * shape.parameters
         parts.append(MemoryItem("published weights", published * ranks_here / trainer.ranks))
     return parts
-
-
-_MOST_GPUS = 1024
-Changes = dict[str, Any]
-"""Field of a section → new value."""
 
 
 def fit_problems(spec: Spec, shape: ModelShape, device: Device) -> list[Problem]:

@@ -27,45 +27,12 @@ from plaudit_workers.launch.plan import Role
 
 REPORTED_AFTER_S = 3.0
 """A wait that is shorter is not worth a line."""
-
-
-@contextmanager
-def reported_wait(console: Console, what: str) -> Iterator[None]:
-    """Print ``waiting for <what> …`` once the body has taken ``REPORTED_AFTER_S``."""
-    timer = threading.Timer(REPORTED_AFTER_S, lambda: console.out(f"waiting for {what} …"))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 _READ_EVERY_S = 0.5
 _RESPONSE_WITHIN_S = 5.0
 _REPEATED_AFTER_S = 30.0
 """A wait for the same processes is reported again after so long."""
 _WITH_HEARTBEAT = ("trainer", "rollout", "reward")
 _NUMBER = re.compile(r"\d+")
-
-
-class _Look(msgspec.Struct):
-    time: float
-
-
-class NewestSnapshot(msgspec.Struct):
-    """Hold the service's newest snapshot of the run."""
-
-    looks: list[_Look]
-    """The newest look at Redis; empty before the first."""
-    workers: list[WorkerRecord]
-    """The processes with a fresh heartbeat at that time."""
-
-
-class _Failures(msgspec.Struct):
-    failures: list[Failure]
-
-
 _Reply = TypeVar("_Reply")
 
 
@@ -117,6 +84,23 @@ class LiveMessages:
         return lines
 
 
+class NewestSnapshot(msgspec.Struct):
+    """Hold the service's newest snapshot of the run."""
+
+    looks: list[_Look]
+    """The newest look at Redis; empty before the first."""
+    workers: list[WorkerRecord]
+    """The processes with a fresh heartbeat at that time."""
+
+
+class _Look(msgspec.Struct):
+    time: float
+
+
+class _Failures(msgspec.Struct):
+    failures: list[Failure]
+
+
 async def print_live(url: str, messages: LiveMessages, console: Console) -> None:
     """Print messages until cancelled."""
     started = time.monotonic()
@@ -140,6 +124,18 @@ async def _read(client: HttpClient, url: str, kind: type[_Reply]) -> _Reply | No
         return msgspec.json.decode(response.body, type=kind) if response.status == 200 else None
     except (NoResponseError, CallTimeoutError, msgspec.DecodeError):
         return None
+
+
+@contextmanager
+def reported_wait(console: Console, what: str) -> Iterator[None]:
+    """Print ``waiting for <what> …`` once the body has taken ``REPORTED_AFTER_S``."""
+    timer = threading.Timer(REPORTED_AFTER_S, lambda: console.out(f"waiting for {what} …"))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Interrupt:

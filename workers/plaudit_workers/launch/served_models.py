@@ -43,178 +43,13 @@ from plaudit_workers.stream.transport import Transport
 FOLDER = "model-servers"
 """In the run's folder: one folder a scorer, one file a server."""
 _EVERYWHERE = "0.0.0.0"  # noqa: S104
-
-
-@dataclass(frozen=True)
-class ServerIdentity:
-    """Identify a server."""
-
-    scorer: str
-    number: int | None
-    """None where a Service gives callers the address."""
-    host: str
-    port: int
-    """0: one that is free when the server starts."""
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ServerIdentity:
-        """Read ``PLAUDIT_MODEL_SERVER`` (``scorer/number``, or ``scorer``) and its host and port.
-
-        ``PLAUDIT_MODEL_SERVER_HOST`` is this node if empty, ``PLAUDIT_MODEL_SERVER_PORT`` a free port.
-        """
-        scorer, _, number = environment[SERVER_VARIABLE].partition("/")
-        host = environment.get(HOST_VARIABLE) or own_address()
-        return cls(scorer, int(number) if number else None, host, int(environment.get(PORT_VARIABLE) or 0))
-
-    def with_port(self) -> ServerIdentity:
-        """Return the same with a port to listen on."""
-        return self if self.port else replace(self, port=free_port(self.host))
-
-    @property
-    def url(self) -> str:
-        """Return the address for requests from this machine."""
-        return f"http://{'127.0.0.1' if self.host == _EVERYWHERE else self.host}:{self.port}"
-
-    def publish(self, run_folder: Path) -> None:
-        """Write the file that gives callers the address."""
-        if self.number is None:
-            return
-        file = self.file(run_folder)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        new = file.with_suffix(".new")
-        new.write_text(f"{self.url}\n")
-        new.rename(file)
-
-    def withdraw(self, run_folder: Path) -> None:
-        """Remove that file."""
-        if self.number is not None:
-            self.file(run_folder).unlink(missing_ok=True)
-
-    def file(self, run_folder: Path) -> Path:
-        """Return the file that holds its address."""
-        return run_folder / FOLDER / self.scorer / f"{self.number}.url"
-
-
-def own_address() -> str:
-    """Return the address under which other nodes of a Ray cluster reach this one."""
-    import ray
-
-    return str(ray.util.get_node_ip_address())
-
-
 _RESPONSE_WITHIN_S = 5.0
 _MOVED_WITHIN_S = 600.0
 """Running requests end first, and 100 GB travel to host memory."""
-
-
-class ServerClient:
-    """Call one server; the token is for its routes ``/sleep`` and ``/wake_up``."""
-
-    def __init__(self, url: str, sleep_token: str) -> None:
-        self._url = url
-        self._headers = {"Authorization": f"Bearer {sleep_token}"}
-        self._http = HttpClient(max_connections=2)
-
-    async def healthy(self) -> bool:
-        """Return True if the server responds that it is."""
-        try:
-            return (await self._http.get(f"{self._url}/health", _RESPONSE_WITHIN_S)).status == 200
-        except (NoResponseError, CallTimeoutError):
-            return False
-
-    async def sleep(self) -> None:
-        """Free the server's GPU: move its weights to host memory. Raise ``ServerDiedError`` if it does not do it."""
-        await self._post("sleep")
-
-    async def wake_up(self) -> None:
-        """Take the GPU again. Return once requests are computed; raises as ``sleep`` does."""
-        await self._post("wake_up")
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._http.close()
-
-    async def _post(self, route: str) -> None:
-        try:
-            response = await self._http.post(f"{self._url}/{route}", b"", _MOVED_WITHIN_S, headers=self._headers)
-        except (NoResponseError, CallTimeoutError) as error:
-            raise ServerDiedError(f"/{route}: {error}") from error
-        if response.status != 200:
-            raise ServerDiedError(
-                f"/{route}: the engine responded {response.status} {error_message(response.body, '')}"
-            )
-
-
 logger = get_logger(__name__)
 ROLE: Final = "model"
 _LOOK_EVERY_S = 0.2
 _BEAT_EVERY_S = 5.0
-
-
-class ServerTurns:
-    """Take one server's turns with the trainer. The caller closes the transport."""
-
-    def __init__(self, worker: str, transport: Transport) -> None:
-        self._worker = worker
-        self._transport = transport
-        self._held_for = ""
-        self._asleep = ""
-        self._serving = False
-
-    async def beats(self) -> None:
-        """Report that this server lives, until cancelled."""
-        while True:
-            await self._beat()
-            await asyncio.sleep(_BEAT_EVERY_S)
-
-    async def begin(self) -> None:
-        """Return once the trainer lets the server take its GPU; to be called before it is started."""
-        await self._beat()  # first: a trainer that has not seen this server cannot wait for it
-        while sleep := await self._announced():
-            await self._report(held_for=sleep, asleep=sleep)
-            await asyncio.sleep(_LOOK_EVERY_S)
-        await self._report(held_for="", asleep="")
-
-    async def follow(self, server: ServerClient) -> None:
-        """Let the ready server sleep during updates, until cancelled."""
-        self._serving = True
-        await self._beat()
-        while True:
-            await self._take_turn(server)
-            await asyncio.sleep(_LOOK_EVERY_S)
-
-    async def _take_turn(self, server: ServerClient) -> None:
-        sleep = await self._announced()
-        if sleep and not self._asleep:
-            await self._report(held_for=sleep, asleep="")
-            if await self._is_called(sleep):
-                return
-            await server.sleep()
-            logger.info("asleep", update=sleep)
-        elif self._asleep and not sleep:
-            await server.wake_up()
-            logger.info("awake")
-        await self._report(held_for=sleep, asleep=sleep)  # also if this look is the first after two announcements
-
-    async def _is_called(self, sleep: str) -> bool:
-        """Return True while a live reward worker may have calls under way."""
-        workers = await self._transport.retry_through_outage(self._transport.workers)
-        return any(each.role == "reward" and each.asleep != sleep for each in workers)
-
-    async def _announced(self) -> str:
-        announcement = await self._transport.retry_through_outage(self._transport.announced)
-        return announcement.sleep if announcement is not None else ""
-
-    async def _report(self, *, held_for: str, asleep: str) -> None:
-        if (held_for, asleep) != (self._held_for, self._asleep):
-            self._held_for, self._asleep = held_for, asleep
-            await self._beat()
-
-    async def _beat(self) -> None:
-        record = WorkerRecord(
-            self._worker, ROLE, ready=self._serving, asleep=self._asleep, calls_held_for=self._held_for
-        )
-        await self._transport.beat(record)
 
 
 async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
@@ -295,6 +130,167 @@ def _environment(model: ServedModelSpec, sleep_token: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PLAUDIT_REDIS_")}
     own = server_environment(model, with_gpu=not is_cpu_build())
     return {**inherited, **own, SLEEP_TOKEN_VARIABLE: sleep_token}
+
+
+@dataclass(frozen=True)
+class ServerIdentity:
+    """Identify a server."""
+
+    scorer: str
+    number: int | None
+    """None where a Service gives callers the address."""
+    host: str
+    port: int
+    """0: one that is free when the server starts."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ServerIdentity:
+        """Read ``PLAUDIT_MODEL_SERVER`` (``scorer/number``, or ``scorer``) and its host and port.
+
+        ``PLAUDIT_MODEL_SERVER_HOST`` is this node if empty, ``PLAUDIT_MODEL_SERVER_PORT`` a free port.
+        """
+        scorer, _, number = environment[SERVER_VARIABLE].partition("/")
+        host = environment.get(HOST_VARIABLE) or own_address()
+        return cls(scorer, int(number) if number else None, host, int(environment.get(PORT_VARIABLE) or 0))
+
+    def with_port(self) -> ServerIdentity:
+        """Return the same with a port to listen on."""
+        return self if self.port else replace(self, port=free_port(self.host))
+
+    @property
+    def url(self) -> str:
+        """Return the address for requests from this machine."""
+        return f"http://{'127.0.0.1' if self.host == _EVERYWHERE else self.host}:{self.port}"
+
+    def publish(self, run_folder: Path) -> None:
+        """Write the file that gives callers the address."""
+        if self.number is None:
+            return
+        file = self.file(run_folder)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        new = file.with_suffix(".new")
+        new.write_text(f"{self.url}\n")
+        new.rename(file)
+
+    def withdraw(self, run_folder: Path) -> None:
+        """Remove that file."""
+        if self.number is not None:
+            self.file(run_folder).unlink(missing_ok=True)
+
+    def file(self, run_folder: Path) -> Path:
+        """Return the file that holds its address."""
+        return run_folder / FOLDER / self.scorer / f"{self.number}.url"
+
+
+def own_address() -> str:
+    """Return the address under which other nodes of a Ray cluster reach this one."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
+class ServerClient:
+    """Call one server; the token is for its routes ``/sleep`` and ``/wake_up``."""
+
+    def __init__(self, url: str, sleep_token: str) -> None:
+        self._url = url
+        self._headers = {"Authorization": f"Bearer {sleep_token}"}
+        self._http = HttpClient(max_connections=2)
+
+    async def healthy(self) -> bool:
+        """Return True if the server responds that it is."""
+        try:
+            return (await self._http.get(f"{self._url}/health", _RESPONSE_WITHIN_S)).status == 200
+        except (NoResponseError, CallTimeoutError):
+            return False
+
+    async def sleep(self) -> None:
+        """Free the server's GPU: move its weights to host memory. Raise ``ServerDiedError`` if it does not do it."""
+        await self._post("sleep")
+
+    async def wake_up(self) -> None:
+        """Take the GPU again. Return once requests are computed; raises as ``sleep`` does."""
+        await self._post("wake_up")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.close()
+
+    async def _post(self, route: str) -> None:
+        try:
+            response = await self._http.post(f"{self._url}/{route}", b"", _MOVED_WITHIN_S, headers=self._headers)
+        except (NoResponseError, CallTimeoutError) as error:
+            raise ServerDiedError(f"/{route}: {error}") from error
+        if response.status != 200:
+            raise ServerDiedError(
+                f"/{route}: the engine responded {response.status} {error_message(response.body, '')}"
+            )
+
+
+class ServerTurns:
+    """Take one server's turns with the trainer. The caller closes the transport."""
+
+    def __init__(self, worker: str, transport: Transport) -> None:
+        self._worker = worker
+        self._transport = transport
+        self._held_for = ""
+        self._asleep = ""
+        self._serving = False
+
+    async def beats(self) -> None:
+        """Report that this server lives, until cancelled."""
+        while True:
+            await self._beat()
+            await asyncio.sleep(_BEAT_EVERY_S)
+
+    async def begin(self) -> None:
+        """Return once the trainer lets the server take its GPU; to be called before it is started."""
+        await self._beat()  # first: a trainer that has not seen this server cannot wait for it
+        while sleep := await self._announced():
+            await self._report(held_for=sleep, asleep=sleep)
+            await asyncio.sleep(_LOOK_EVERY_S)
+        await self._report(held_for="", asleep="")
+
+    async def follow(self, server: ServerClient) -> None:
+        """Let the ready server sleep during updates, until cancelled."""
+        self._serving = True
+        await self._beat()
+        while True:
+            await self._take_turn(server)
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _take_turn(self, server: ServerClient) -> None:
+        sleep = await self._announced()
+        if sleep and not self._asleep:
+            await self._report(held_for=sleep, asleep="")
+            if await self._is_called(sleep):
+                return
+            await server.sleep()
+            logger.info("asleep", update=sleep)
+        elif self._asleep and not sleep:
+            await server.wake_up()
+            logger.info("awake")
+        await self._report(held_for=sleep, asleep=sleep)  # also if this look is the first after two announcements
+
+    async def _is_called(self, sleep: str) -> bool:
+        """Return True while a live reward worker may have calls under way."""
+        workers = await self._transport.retry_through_outage(self._transport.workers)
+        return any(each.role == "reward" and each.asleep != sleep for each in workers)
+
+    async def _announced(self) -> str:
+        announcement = await self._transport.retry_through_outage(self._transport.announced)
+        return announcement.sleep if announcement is not None else ""
+
+    async def _report(self, *, held_for: str, asleep: str) -> None:
+        if (held_for, asleep) != (self._held_for, self._asleep):
+            self._held_for, self._asleep = held_for, asleep
+            await self._beat()
+
+    async def _beat(self) -> None:
+        record = WorkerRecord(
+            self._worker, ROLE, ready=self._serving, asleep=self._asleep, calls_held_for=self._held_for
+        )
+        await self._transport.beat(record)
 
 
 if __name__ == "__main__":

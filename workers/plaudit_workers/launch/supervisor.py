@@ -48,7 +48,6 @@ from plaudit_workers.process import (
 )
 
 logger = get_logger(__name__)
-
 _RESTART_PAUSE_S = 0.5
 _GRACE_S = 30.0
 _STOP_ANSWERED_WITHIN_S = 5.0
@@ -60,6 +59,10 @@ _NODE_ANSWERS_WITHIN_S = 60.0
 _LOOPBACK = "127.0.0.1"
 _LOG_TAIL_BYTES = 256 << 10
 _ERROR_LEVELS = ("error", "critical")
+
+# Ray runs its workers at the lowest priority by default; a rollout must not yield to every other program. Whoever
+# reaches a Ray without a token runs code as this user, and some of its ports listen on every address of the machine.
+_OF_A_LOCAL_RAY = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
 
 
 class Supervisor:
@@ -309,11 +312,6 @@ def _use_log(log_file: Path) -> None:
         os.dup2(log.fileno(), 2)
     log_file.with_suffix(".pid").write_text(f"{os.getpid()}\n")
     log_file.with_suffix(".worker").write_text(os.environ["PLAUDIT_WORKER"] + "\n")
-
-
-# Ray runs its workers at the lowest priority by default; a rollout must not yield to every other program. Whoever
-# reaches a Ray without a token runs code as this user, and some of its ports listen on every address of the machine.
-_OF_A_LOCAL_RAY = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
 
 
 def connect_to_ray(address: str | None, *, num_cpus: float) -> None:
