@@ -167,7 +167,7 @@ def _served_model(field: str, model: ServedModelSpec, *, is_judge: bool) -> Iter
     if isinstance(model, RewardModelSpec):
         yield from _reward_model(field, model, config, for_chats=for_chats)
     else:
-        yield from _chat_model(field, model, config, for_chats=for_chats or not is_judge)
+        yield from _chat_model(field, model, config, lacks_template=is_judge and not for_chats)
 
 
 def _reward_model(field: str, model: RewardModelSpec, config: dict[str, Any], *, for_chats: bool) -> Iterator[Problem]:
@@ -189,7 +189,9 @@ def _reward_model(field: str, model: RewardModelSpec, config: dict[str, Any], *,
         )
 
 
-def _chat_model(field: str, model: ServedModelSpec, config: dict[str, Any], *, for_chats: bool) -> Iterator[Problem]:
+def _chat_model(
+    field: str, model: ServedModelSpec, config: dict[str, Any], *, lacks_template: bool
+) -> Iterator[Problem]:
     """Check for a class that writes text and, for a judge, a chat template."""
     architecture = architecture_of(config)
     if writes_no_text(architecture):
@@ -198,7 +200,7 @@ def _chat_model(field: str, model: ServedModelSpec, config: dict[str, Any], *, f
             f"{model.source} has class {architecture}, which writes no text",
             "Name a generative model, or score with it as kind: model",
         )
-    if not for_chats:
+    if lacks_template:
         yield Problem(
             f"{field}.source",
             f"a judge's prompt is a chat message, but the tokenizer in {model.source} has no chat template",

@@ -74,42 +74,27 @@ def all_problems(examination: Examination, *, imports: bool = True) -> list[Prob
     return examination.problems + examination.concerning(preflight(examination.job, imports=imports))
 
 
-def unsupported(job: RLJob) -> list[Problem]:
-    """Return the fields for which ``plaudit run`` refuses the job."""
-    training = [*_rollout(job), *_sinks(job)] if job.spec.trains else []
-    return [*training, *_transport(job), *_environments(job)]
-
-
-def _rollout(job: RLJob) -> Iterator[Problem]:
-    sampling = job.spec.rollout.sampling
-    if sampling.top_p < 1 or sampling.top_k > 0:
+def unsupported(job: RLJob) -> Iterator[Problem]:
+    """Yield the fields for which ``plaudit run`` refuses the job."""
+    spec = job.spec
+    sampling, tls = spec.rollout.sampling, spec.transport.tls
+    if spec.trains and (sampling.top_p < 1 or sampling.top_k > 0):
         yield Problem(
             "spec.rollout.sampling",
             f"topP {sampling.top_p}, topK {sampling.top_k} cut the distribution, which the trainer cannot reproduce",
             "Set topP to 1 and topK to -1; validation may use any values",
         )
-
-
-def _sinks(job: RLJob) -> Iterator[Problem]:
-    for index, sink in enumerate(job.spec.trainer.sinks):
+    for index, sink in enumerate(spec.trainer.sinks if spec.trains else ()):
         if find_spec(sink) is None:
             yield Problem(
                 f"spec.trainer.sinks[{index}]",
                 f"{sink} is not installed",
                 f"Install plaudit-workers[{sink}], or remove it: steps.jsonl is always written",
             )
-
-
-def _transport(job: RLJob) -> Iterator[Problem]:
-    tls = job.spec.transport.tls
     if tls and tls.ca_config_map:
-        yield Problem(
-            "spec.transport.tls.caConfigMap", "is not supported by plaudit run", "Give the certificates in caFile"
-        )
-
-
-def _environments(job: RLJob) -> Iterator[Problem]:
-    for index, server in enumerate(job.spec.environments):
+        remedy = "Give the certificates in caFile"
+        yield Problem("spec.transport.tls.caConfigMap", "is not supported by plaudit run", remedy)
+    for index, server in enumerate(spec.environments):
         if not server.command:
             yield Problem(
                 f"spec.environments[{index}].command",
