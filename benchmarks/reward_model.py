@@ -39,7 +39,7 @@ from typing import Any
 
 import httpx
 
-from plaudit_job.environments import server_command, server_environment
+from plaudit_job.processes import server_command, server_environment
 from plaudit_job.spec.rewards import RewardModelSpec
 from plaudit_workers.launch.redis import free_port
 

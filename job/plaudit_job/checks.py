@@ -1,8 +1,7 @@
-"""Check a Python file that a job names, without running it.
+"""Check a job beyond its rules: Python files, limits of Kubernetes, fields without effect.
 
-Find what keeps a job from running on Kubernetes, where no file lies next to the job file.
-
-Find fields that change nothing, because of the values of others: notes of ``plaudit validate``.
+Python files are parsed, never run. On Kubernetes no file lies next to the job file. ``plaudit validate`` prints fields
+that change nothing, because of the values of others, as notes.
 """
 
 from __future__ import annotations
@@ -12,15 +11,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+
 from plaudit_job.fields import path_fields
 from plaudit_job.load import job_data
-from plaudit_job.problem import Problem
-from plaudit_job.spec.algorithm import LOSS_KINDS, AlgorithmSpec, LossSpec, OptimizerSpec
+from plaudit_job.problem import Case, Problem, refusals
+from plaudit_job.spec.algorithm import LOSS_KINDS
 from plaudit_job.spec.rljob import RLJob
 
+_LOSS = "spec.algorithm.loss"
+_PATH_FIELDS = tuple(path_fields(RLJob))
 
-def python_problem(field: str, path: str, name: str, name_field: str) -> Problem | None:
-    """Return the problem of a file, or of the function or class that the job expects in it, or None.
+
+def python_problems(field: str, path: str, name: str, name_field: str = "function") -> Iterator[Problem]:
+    """Yield the problem of a file, or of the function or class that the job expects in it.
 
     Args:
         name: function or class; only the first part of a dotted name is looked up.
@@ -28,14 +32,16 @@ def python_problem(field: str, path: str, name: str, name_field: str) -> Problem
     try:
         source = Path(path).read_bytes()
     except FileNotFoundError:
-        return Problem(f"{field}.path", f"there is no file {path}", "Correct the path: it is relative to the job file")
+        yield Problem(f"{field}.path", f"there is no file {path}", "Correct the path: it is relative to the job file")
     except OSError as error:
-        return Problem(f"{field}.path", f"cannot read {path}: {error.strerror}", "Name a Python file")
-    return source_problem(field, path, source, name, name_field)
+        yield Problem(f"{field}.path", f"cannot read {path}: {error.strerror}", "Name a Python file")
+    else:
+        if problem := source_problem(field, path, source, name, name_field):
+            yield problem
 
 
 def source_problem(field: str, path: str, source: bytes, name: str, name_field: str) -> Problem | None:
-    """Return the same for a file that was already read."""
+    """Return the same for a file that was already read; None without a problem."""
     try:
         tree = ast.parse(source, filename=path)
     except (SyntaxError, ValueError) as error:
@@ -67,13 +73,10 @@ def _names(tree: ast.Module) -> set[str] | None:
     return None if "*" in names else names
 
 
-_PATHS = tuple(path_fields(RLJob))
-
-
 def kubernetes_problems(job: RLJob) -> list[Problem]:
     """Return the problems of a job on Kubernetes; its paths are as written (``read_job``)."""
     data = job_data(job)
-    problems = [problem for name, mark in _PATHS for problem in _paths(job, data, name, mark.kind)]
+    problems = [problem for name, mark in _PATH_FIELDS for problem in _relative_paths(job, data, name, mark.kind)]
     if job.spec.trains and not job.spec.storage.claim_name:
         problems.append(
             Problem(
@@ -99,7 +102,7 @@ def _cpu_of_scaled_workers(job: RLJob) -> Iterator[Problem]:
         )
 
 
-def _paths(job: RLJob, data: Mapping[str, Any], name: str, kind: str) -> Iterator[Problem]:
+def _relative_paths(job: RLJob, data: Mapping[str, Any], name: str, kind: str) -> Iterator[Problem]:
     provided = {item.path for item in job.spec.files.items}
     everything = bool(job.spec.files.config_map) and not provided
     for field, path in _values(data, name.split(".")):
@@ -130,83 +133,54 @@ def _values(node: Any, way: list[str], name: str = "") -> Iterator[tuple[str, st
         yield from _values(item, way[1:], f"{here}[{index}]")
 
 
-_LOSS = "spec.algorithm.loss"
-
-_OF_WEIGHTS = {
-    "correction_cap": "correctionCap",
-    "correction_floor": "correctionFloor",
-    "correction_level": "correctionLevel",
-}
-
-
 def without_effect(job: RLJob) -> list[Problem]:
     """Return fields that change nothing, because of the values of others."""
     if not job.spec.trains:
         return []
-    algorithm = job.spec.algorithm
-    return [
-        *_clip(algorithm),
-        *_dual_clip(algorithm.loss),
-        *_correction(algorithm.loss),
-        *_kl(algorithm.loss),
-        *_rate(algorithm.optimizer),
+    algorithm, loss, optimizer = job.spec.algorithm, job.spec.algorithm.loss, job.spec.algorithm.optimizer
+    dual_clips = [kind for kind, traits in LOSS_KINDS.items() if traits.dual_clip]
+    weights: list[Case] = [
+        (
+            loss.correction == "none" and name in loss.model_fields_set,
+            f"{_LOSS}.{to_camel(name)}",
+            f"correction none has no importance weights: {getattr(loss, name)} changes nothing",
+            "Remove it, or set correction to tis, decoupled or reject",
+            f"{_LOSS}.correction",
+        )
+        for name in ("correction_cap", "correction_floor", "correction_level")
     ]
-
-
-def _clip(algorithm: AlgorithmSpec) -> Iterator[Problem]:
-    correction = algorithm.loss.correction
-    if algorithm.loss.kind == "python" or correction == "none" or algorithm.updates_per_step > 1:
-        return
-    yield Problem(
-        f"{_LOSS}.correction",
-        f"with {correction} and one update a step the ratio is 1: clipLow, clipHigh and clipRatioC change nothing",
-        "Set miniBatchesPerStep or epochs above 1, or correction to none, for a clip that acts",
-        also=("spec.algorithm.miniBatchesPerStep",),
-    )
-
-
-def _dual_clip(loss: LossSpec) -> Iterator[Problem]:
-    if loss.kind == "python" or LOSS_KINDS[loss.kind].dual_clip:
-        return
-    if "clip_ratio_c" in loss.model_fields_set:
-        others = " or ".join(kind for kind, traits in LOSS_KINDS.items() if traits.dual_clip)
-        yield Problem(
+    cases = refusals(
+        (
+            loss.kind != "python" and loss.correction != "none" and algorithm.updates_per_step == 1,
+            f"{_LOSS}.correction",
+            f"with {loss.correction} and one update a step the ratio is 1: clipLow, clipHigh and clipRatioC change "
+            "nothing",
+            "Set miniBatchesPerStep or epochs above 1, or correction to none, for a clip that acts",
+            "spec.algorithm.miniBatchesPerStep",
+        ),
+        (
+            loss.kind not in (*dual_clips, "python") and "clip_ratio_c" in loss.model_fields_set,
             f"{_LOSS}.clipRatioC",
             f"kind {loss.kind} has no dual clip: {loss.clip_ratio_c:g} changes nothing",
-            f"Remove it, or set kind to {others}",
-            also=(f"{_LOSS}.kind",),
-        )
-
-
-def _correction(loss: LossSpec) -> Iterator[Problem]:
-    if loss.correction != "none":
-        return
-    for name, written in _OF_WEIGHTS.items():
-        if name in loss.model_fields_set:
-            yield Problem(
-                f"{_LOSS}.{written}",
-                f"correction none has no importance weights: {getattr(loss, name)} changes nothing",
-                "Remove it, or set correction to tis, decoupled or reject",
-                also=(f"{_LOSS}.correction",),
-            )
-
-
-def _kl(loss: LossSpec) -> Iterator[Problem]:
-    if loss.kl_importance_weight and not loss.has_kl_term:
-        yield Problem(
+            f"Remove it, or set kind to {' or '.join(dual_clips)}",
+            f"{_LOSS}.kind",
+        ),
+        *weights,
+        (
+            loss.kl_importance_weight and not loss.has_kl_term,
             f"{_LOSS}.klImportanceWeight",
             f"klCoefficient {loss.kl_coefficient:g} and klIn {loss.kl_in} give the loss no term of the divergence: it "
             "changes nothing",
             "Set klCoefficient with klIn: loss, or remove it",
-            also=(f"{_LOSS}.klCoefficient", f"{_LOSS}.klIn"),
-        )
-
-
-def _rate(optimizer: OptimizerSpec) -> Iterator[Problem]:
-    if optimizer.schedule == "constant" and "min_rate_share" in optimizer.model_fields_set:
-        yield Problem(
+            f"{_LOSS}.klCoefficient",
+            f"{_LOSS}.klIn",
+        ),
+        (
+            optimizer.schedule == "constant" and "min_rate_share" in optimizer.model_fields_set,
             "spec.algorithm.optimizer.minRateShare",
             f"with schedule constant the rate does not fall: {optimizer.min_rate_share:g} changes nothing",
             "Remove it, or set schedule to linear or cosine",
-            also=("spec.algorithm.optimizer.schedule",),
-        )
+            "spec.algorithm.optimizer.schedule",
+        ),
+    )
+    return list(cases)

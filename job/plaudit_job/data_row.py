@@ -7,16 +7,15 @@ read rows with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import msgspec
 
 REQUIRED_COLUMNS = ("data_source", "prompt", "reward_model")
 """Columns that every row must have; ``extra_info`` is optional, further columns are ignored."""
-
 IMAGES_COLUMN = "images"
 """The column that is read where a job sets ``data.images``."""
-
 MEDIA_REMEDIES = {
     "images": "Set spec.data.images to train a model with a vision tower on them, or remove the column",
     "videos": "Prompts have text and images; remove the column if it is empty in every row, or use other data",
@@ -24,7 +23,6 @@ MEDIA_REMEDIES = {
 }
 """Columns of multi-modal data in verl's form. They are refused where they are not read: without them, a prompt would be
 trained without what it asks about."""
-
 _WITHOUT_IMAGES = "contents are text, and images where spec.data.images is set"
 
 REMEDIES = {
@@ -64,17 +62,8 @@ def is_prompt(value: Any, kinds: Collection[str] = ("text",)) -> bool:
     )
 
 
-def is_prompt_with_images(value: Any) -> bool:
-    """Return True for what ``is_prompt`` accepts, and where parts of messages are images too."""
-    return is_prompt(value, ("text", "image"))
-
-
 def refused_media(images: bool) -> dict[str, str]:
-    """Return the columns that are refused, each with its remedy.
-
-    Args:
-        images: the job reads images (``data.images``).
-    """
+    """Return the columns that are refused, each with its remedy; ``images`` if the job reads images."""
     return {column: remedy for column, remedy in MEDIA_REMEDIES.items() if not (images and column == IMAGES_COLUMN)}
 
 
@@ -104,6 +93,5 @@ CHECKS: dict[str, Callable[[Any], bool]] = {
     "extra_info": is_extra_info,
 }
 """By column; a row without ``extra_info`` counts as null."""
-
-CHECKS_WITH_IMAGES = CHECKS | {"prompt": is_prompt_with_images}
+CHECKS_WITH_IMAGES = CHECKS | {"prompt": partial(is_prompt, kinds=("text", "image"))}
 """The same for a job that reads images."""

@@ -1,7 +1,4 @@
-"""Resolve the relative paths of a job against the folder of the job file.
-
-Turn pydantic's errors about single fields into messages with a remedy.
-"""
+"""Describe errors of single fields with a remedy, and resolve the paths of a job against the job file's folder."""
 
 from __future__ import annotations
 
@@ -32,6 +29,7 @@ _PATTERNS = {
     r"^/": ("is not an absolute path", "Start it with /"),
     r"^[^/]": ("is not a relative path", "Remove the leading /"),
 }
+_MAPPING = ("a mapping", "Write {key: value}, or one indented 'key: value' line for each")
 
 _TYPES = {
     "int_type": ("a whole number", "Write digits without quotes"),
@@ -40,14 +38,13 @@ _TYPES = {
     "string_type": ("text", "Put it in quotes"),
     "bool_type": ("true or false", "Write true or false without quotes"),
     "list_type": ("a list", "Write [a, b], or one '- ' line for each entry"),
-    "dict_type": ("a mapping", "Write {key: value}, or one indented 'key: value' line for each"),
-    "model_type": ("a mapping", "Write {key: value}, or one indented 'key: value' line for each"),
-    "model_attributes_type": ("a mapping", "Write {key: value}, or one indented 'key: value' line for each"),
+    "dict_type": _MAPPING,
+    "model_type": _MAPPING,
+    "model_attributes_type": _MAPPING,
 }
-
 Location = tuple[str | int, ...]
-
 """Keys and indices from the root of the job to a part of it."""
+MessageOf = Callable[[Any, dict[str, Any], type[BaseModel], Location], tuple[str, str]]
 
 
 def field_name(location: Iterable[str | int]) -> str:
@@ -96,9 +93,6 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-MessageOf = Callable[[Any, dict[str, Any], type[BaseModel], Location], tuple[str, str]]
-
-
 def _missing(_: Any, __: dict[str, Any], root: type[BaseModel], location: Location) -> tuple[str, str]:
     field = field_at(root, location)
     options = [str(option) for option in choices(field)] if field else []
@@ -126,23 +120,19 @@ def _elsewhere(root: type[BaseModel], location: Location) -> list[str]:
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(parts, here, strict=False)))
         return len(parts) + len(here) - 2 * shared
 
-    paths = sorted((path for path in _paths(root) if path.rsplit(".", 1)[-1] == name), key=distance)
+    paths = sorted((path for path, _ in _fields_below(root) if path.rsplit(".", 1)[-1] == name), key=distance)
     nearest = [path for path in paths if distance(path) == distance(paths[0])]
     return nearest[:2]
 
 
-def _paths(section: type[BaseModel], name: str = "") -> Iterator[str]:
-    """Yield the written name of every field below a section, without the pods, which every role has."""
+def _fields_below(section: type[BaseModel], name: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every field below a section with its written name (``[]`` for lists), without the inside of pods."""
     for python_name, field in section.model_fields.items():
         written = f"{name}.{field.alias or python_name}".lstrip(".")
-        yield written
+        yield written, field
         inner = section_of(field.annotation)
         if inner and python_name != "pod":
-            yield from _paths(inner, f"{written}[]" if get_origin(field.annotation) is list else written)
-
-
-def _choice(value: Any, context: dict[str, Any], *_: object) -> tuple[str, str]:
-    return f"{shown(value)} is not supported", f"Give {context['expected']}"
+            yield from _fields_below(inner, f"{written}[]" if get_origin(field.annotation) is list else written)
 
 
 def _pattern(value: Any, context: dict[str, Any], *_: object) -> tuple[str, str]:
@@ -168,14 +158,10 @@ def _too_long(value: Any, context: dict[str, Any], *_: object) -> tuple[str, str
     return f"{shown(value)} has {len(value)} {unit}", f"Give at most {most}"
 
 
-def _not_finite(value: Any, *_: object) -> tuple[str, str]:
-    return f"{shown(value)} is not a finite number", "Give a finite number"
-
-
 _MESSAGES: dict[str, MessageOf] = {
     "missing": _missing,
     "extra_forbidden": _unknown,
-    "literal_error": _choice,
+    "literal_error": lambda value, context, *_: (f"{shown(value)} is not supported", f"Give {context['expected']}"),
     "string_pattern_mismatch": _pattern,
     "greater_than_equal": _bound("at least", "ge"),
     "greater_than": _bound("above", "gt"),
@@ -185,7 +171,7 @@ _MESSAGES: dict[str, MessageOf] = {
     "too_short": _too_short,
     "string_too_long": _too_long,
     "too_long": _too_long,
-    "finite_number": _not_finite,
+    "finite_number": lambda value, *_: (f"{shown(value)} is not a finite number", "Give a finite number"),
 }
 
 
@@ -227,17 +213,12 @@ def resolve_paths(written: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return _resolved(written, RLJob, folder.resolve())
 
 
-def path_fields(section: type[BaseModel], name: str = "") -> Iterator[tuple[str, JobPath]]:
+def path_fields(section: type[BaseModel]) -> Iterator[tuple[str, JobPath]]:
     """Yield every field below a section that is a path: its written name (``[]`` for lists) and its mark."""
-    for python_name, field in section.model_fields.items():
-        written = f"{name}.{field.alias or python_name}".lstrip(".")
+    for written, field in _fields_below(section):
         mark = _mark(field)
         if mark and mark.kind != "command":
             yield written, mark
-        inner = section_of(field.annotation)
-        if inner:
-            is_list = "list" in str(field.annotation).lower().split("[")[0]
-            yield from path_fields(inner, f"{written}[]" if is_list else written)
 
 
 def is_hub_id(source: str) -> bool:

@@ -1,18 +1,15 @@
-"""Read a job file, report every problem with its line, and resolve paths against the file's folder.
-
-Parse a YAML document into plain data and keep the line of each part.
-
-Write a job back as YAML: every default spelled out, nothing empty, no nulls; reading it gives the same job.
-
-Validate a job's data and report every problem in one pass.
+"""Read a job file, report every problem with its line, and write a job back as YAML.
 
 Pydantic stops at the first error inside a section. So each pass removes the broken fields from a copy, and the next
 pass validates the rest. Rules about several fields then run on what is left; a rule that involves a broken field is
 skipped, because it would report values that nobody wrote.
+
+A job is written with every default spelled out, nothing empty and no nulls; reading it gives the same job.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import json
@@ -34,168 +31,84 @@ from ruamel.yaml.representer import RoundTripRepresenter
 from ruamel.yaml.resolver import VersionedResolver
 
 from plaudit_job.fields import Location, field_at, field_name, null_problem, problem_of, resolve_paths, section_of
-from plaudit_job.problem import JobError, Problem
-from plaudit_job.rules.fields import rule_problems
+from plaudit_job.problem import JobError, Problem, is_within
+from plaudit_job.rules.job import rule_problems
 from plaudit_job.spec.reward_service import document_model, job_of
 from plaudit_job.spec.rljob import TRAINING_SECTIONS, RLJob
 from plaudit_job.spec.section import Section, choices
 
-"""Keys and indices from the root to a part."""
+_NOT_IN_YAML = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+"""Characters that JSON may hold as they are, and YAML only escaped, or in another sense."""
+_YAML_1_1 = VersionedResolver(version="1.1")
+_TEXT = "tag:yaml.org,2002:str"
+_ROUNDS = 20
+"""Most passes; each finds every error that one pass of pydantic can see."""
 
 
-class Document:
-    """Hold one YAML document; ``path`` is for the messages.
+def load_job(path: Path | str) -> RLJob:
+    """Read the job of a file and make every path absolute; a RewardService is read as a job that only scores.
 
     Raises:
-        JobError: the text is not YAML, or not one mapping.
+        JobError: with every problem of the file; the files that it names are not opened.
     """
-
-    def __init__(self, text: str, path: Path | str = "") -> None:
-        self._tree = _parse(text, path)
-        self.data: dict[str, Any] = _without_positions(self._tree)
-
-    def line(self, location: Location) -> int | None:
-        """Return the line of a part (from 1), or of the nearest enclosing part; None for the root."""
-        node: object = self._tree
-        line: int | None = None
-        for key in location:
-            if isinstance(node, CommentedMap) and key in node:
-                line = _line_of_key(node, key) or line
-                node = node[key]
-            elif isinstance(node, CommentedSeq) and isinstance(key, int) and key < len(node):
-                line = node.lc.item(key)[0] + 1
-                node = node[key]
-            else:
-                break
-        return line
+    path = Path(path)
+    document = Document(_text(path), path)
+    _job(document, path)
+    resolved = resolve_paths(document.data, path.resolve().parent)
+    return job_of(document_model(resolved).model_validate(resolved, by_alias=True, by_name=False))
 
 
-def _line_of_key(node: CommentedMap, key: str | int) -> int | None:
-    """Return the line of a key; merged keys (``<<``) have none."""
-    try:
-        return int(node.lc.key(key)[0]) + 1
-    except KeyError:
-        return None
+def examine_job(path: Path | str) -> Examination:
+    """Read the job of a file, paths absolute, with every problem that the file alone shows.
 
-
-def _parse(text: str, path: Path | str) -> CommentedMap:
-    try:
-        tree = YAML(typ="rt").load(text)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        message = " ".join(part for part in (error.context, error.problem) if part)
-        raise JobError([_syntax(message, mark.line + 1 if mark else None)], path) from error
-    except (ReaderError, YAMLError, ValueError) as error:
-        raise JobError([_syntax(str(error).splitlines()[0], None)], path) from error
-    except RecursionError as error:
-        raise JobError([_syntax("nested too deeply", None)], path) from error
-    if not isinstance(tree, CommentedMap):
-        kind = "a list" if isinstance(tree, CommentedSeq) else "a single value"
-        found = "is empty" if tree is None else f"contains {kind} instead of a mapping"
-        raise JobError([Problem("", f"the file {found}", "Start it with apiVersion: and kind: RLJob")], path)
-    return tree
-
-
-def _syntax(message: str, line: int | None) -> Problem:
-    return Problem("", f"not valid YAML: {message}", "Fix the syntax (indentation, quotes, brackets)", line)
-
-
-def _without_positions(node: Any) -> Any:
-    """Return dictionaries, lists and scalars without the attributes of the round-trip loader."""
-    if isinstance(node, CommentedMap):
-        return {_scalar(key): _without_positions(value) for key, value in node.items()}
-    if isinstance(node, CommentedSeq):
-        return [_without_positions(value) for value in node]
-    return _scalar(node)
-
-
-def _scalar(value: Any) -> Any:
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    return value
-
-
-_NOT_IN_YAML = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
-
-"""Characters that JSON may hold as they are, and YAML only escaped, or in another sense."""
-
-
-def dump_job(job: RLJob) -> str:
-    """Return the job as YAML text."""
-    yaml = YAML()
-    yaml.Representer = _Representer
-    yaml.default_flow_style = False
-    yaml.width = 120
-    stream = io.StringIO()
-    yaml.dump(job_data(job), stream)
-    return stream.getvalue()
-
-
-def dump_json(data: Mapping[str, Any]) -> str:
-    """Return the job as JSON, which is YAML 1.2 too: it is written a hundred times as fast as YAML."""
-    text = json.dumps(data, indent=1, ensure_ascii=False)
-    return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def job_data(job: RLJob) -> dict[str, Any]:
-    """Return the job as plain data in YAML's names."""
-    data = section_data(job)
-    if not job.spec.trains:
-        for section in TRAINING_SECTIONS:
-            data["spec"].pop(section, None)
-    return data
-
-
-def section_data(section: Section) -> dict[str, Any]:
-    """Return every field of a section but those that are absent, or empty by default."""
-    data = {}
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        written = _plain(value)
-        default = field.default_factory() if field.default_factory else field.default  # type: ignore[call-arg]
-        empty_by_default = written in ("", [], {}) and value == default
-        if value is not None and not empty_by_default:
-            data[field.alias or name] = written
-    return data
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Section):
-        return section_data(value)
-    return [_plain(item) for item in value] if isinstance(value, list) else value
-
-
-_YAML_1_1 = VersionedResolver(version="1.1")
-
-_TEXT = "tag:yaml.org,2002:str"
-
-
-class _Representer(RoundTripRepresenter):
-    """Write values so that readers of YAML 1.1 and 1.2 agree on them.
-
-    To the older version 1e-06 is text, and the texts ``NO`` and ``1:30`` are a boolean and a number.
+    Raises:
+        JobError: the file cannot be read, or is not a YAML mapping.
     """
-
-    def represent_str(self, data: str) -> ScalarNode:
-        plain = _YAML_1_1.resolve(ScalarNode, data, (True, False)) == _TEXT
-        return self.represent_scalar(_TEXT, data, style=None if plain else "'")
-
-    def represent_float(self, value: float) -> ScalarNode:
-        digits = repr(value)
-        if "e" in digits and "." not in digits:
-            digits = digits.replace("e", ".0e")
-        return self.represent_scalar("tag:yaml.org,2002:float", digits)
+    path = Path(path)
+    document = Document(_text(path), path)
+    return examine(resolve_paths(document.data, path.resolve().parent))
 
 
-_Representer.add_representer(str, _Representer.represent_str)
+def read_job(path: Path | str) -> RLJob:
+    """Read the job of a file with its paths as written, for Kubernetes; raise as ``load_job`` does."""
+    return _job(Document(_text(Path(path)), path), path)
 
-_Representer.add_representer(float, _Representer.represent_float)
+
+def parse_job(written: Mapping[str, Any]) -> RLJob:
+    """Validate plain data with the names of the YAML form; raise ``JobError`` with every problem, without lines."""
+    return _sound(examine(written))
 
 
-_ROUNDS = 20
+def locate(problems: Sequence[Problem], path: Path | str) -> list[Problem]:
+    """Add the line of each problem's field in the job file."""
+    return _located(problems, Document(_text(Path(path)), path))
 
-"""Most passes; each finds every error that one pass of pydantic can see."""
+
+def _job(document: Document, path: Path | str) -> RLJob:
+    examination = examine(document.data)
+    return _sound(replace(examination, problems=_located(examination.problems, document)), path)
+
+
+def _sound(examination: Examination, path: Path | str = "") -> RLJob:
+    if examination.job is None or examination.problems:
+        raise JobError(examination.problems, path)
+    return examination.job
+
+
+def _located(problems: Sequence[Problem], document: Document) -> list[Problem]:
+    return [replace(problem, line=document.line(problem.location)) for problem in problems]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise JobError([Problem("", "no such file", "Give the path of a job file")], path) from error
+    except UnicodeDecodeError as error:
+        raise JobError([Problem("", "not UTF-8 text", "Give the path of a YAML file")], path) from error
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise JobError([Problem("", f"cannot read it: {reason}", "Give a file that you can read")], path) from error
 
 
 @dataclass(frozen=True)
@@ -210,15 +123,10 @@ class Examination:
 
     def concerning(self, problems: Sequence[Problem]) -> list[Problem]:
         """Return the problems of a further check that involve no broken field."""
-        return [problem for problem in problems if not any(_touches(field, self.broken) for field in problem.fields)]
+        return [problem for problem in problems if not any(self._touches_broken(field) for field in problem.fields)]
 
-
-def validate(written: Mapping[str, Any]) -> tuple[RLJob, list[Problem]] | tuple[None, list[Problem]]:
-    """Return the job, or every problem that keeps it from being one."""
-    examination = examine(written)
-    if examination.job is None or examination.problems:
-        return None, examination.problems
-    return examination.job, []
+    def _touches_broken(self, field: str) -> bool:
+        return is_within(field, self.broken) or any(is_within(part, (field,)) for part in self.broken)
 
 
 def examine(written: Mapping[str, Any]) -> Examination:
@@ -232,7 +140,7 @@ def examine(written: Mapping[str, Any]) -> Examination:
             job = job_of(root.model_validate(data, by_alias=True, by_name=False))
         except ValidationError as error:
             located = [(detail, _location(detail, data)) for detail in error.errors(include_url=False)]
-            problems += [problem for problem in _described(located, root) if not _within(problem.field, broken)]
+            problems += [problem for problem in _described(located, root) if not is_within(problem.field, broken)]
             broken += [_take_out(data, detail, location, root) for detail, location in located]
         else:
             examination = Examination(job, problems, tuple(broken))
@@ -322,78 +230,135 @@ def _take_out_nulls(data: dict[str, Any], section: type[BaseModel], way: Locatio
                     yield from _take_out_nulls(item, inner, (*here, index))
 
 
-def _touches(field: str, broken: Sequence[str]) -> bool:
-    return _within(field, broken) or any(_is_in(part, field) for part in broken)
-
-
-def _within(field: str, broken: Sequence[str]) -> bool:
-    return any(field == part or _is_in(field, part) for part in broken)
-
-
-def _is_in(field: str, section: str) -> bool:
-    return field.startswith((f"{section}.", f"{section}["))
-
-
-def load_job(path: Path | str) -> RLJob:
-    """Read the job of a file and make every path absolute; a RewardService is read as a job that only scores.
+class Document:
+    """Hold one YAML document; ``path`` is for the messages.
 
     Raises:
-        JobError: with every problem of the file; the files that it names are not opened.
+        JobError: the text is not YAML, or not one mapping.
     """
-    path = Path(path)
-    document = Document(_text(path), path)
-    _job(document, path)
-    resolved = resolve_paths(document.data, path.resolve().parent)
-    return job_of(document_model(resolved).model_validate(resolved, by_alias=True, by_name=False))
+
+    def __init__(self, text: str, path: Path | str = "") -> None:
+        self._tree = _parse(text, path)
+        self.data: dict[str, Any] = _without_positions(self._tree)
+
+    def line(self, location: Location) -> int | None:
+        """Return the line of a part (from 1), or of the nearest enclosing part; None for the root."""
+        node: object = self._tree
+        line: int | None = None
+        for key in location:
+            if isinstance(node, CommentedMap) and key in node:
+                with contextlib.suppress(KeyError):  # merged keys (<<) have no line
+                    line = int(node.lc.key(key)[0]) + 1
+                node = node[key]
+            elif isinstance(node, CommentedSeq) and isinstance(key, int) and key < len(node):
+                line = node.lc.item(key)[0] + 1
+                node = node[key]
+            else:
+                break
+        return line
 
 
-def examine_job(path: Path | str) -> Examination:
-    """Read the job of a file, paths absolute, with every problem that the file alone shows.
-
-    Raises:
-        JobError: the file cannot be read, or is not a YAML mapping.
-    """
-    path = Path(path)
-    document = Document(_text(path), path)
-    return examine(resolve_paths(document.data, path.resolve().parent))
-
-
-def read_job(path: Path | str) -> RLJob:
-    """Read the job of a file with its paths as written, for Kubernetes; raise as ``load_job`` does."""
-    return _job(Document(_text(Path(path)), path), path)
-
-
-def parse_job(written: Mapping[str, Any]) -> RLJob:
-    """Validate plain data with the names of the YAML form; raise ``JobError`` with every problem, without lines."""
-    job, problems = validate(written)
-    if job is None:
-        raise JobError(problems)
-    return job
-
-
-def locate(problems: Sequence[Problem], path: Path | str) -> list[Problem]:
-    """Add the line of each problem's field in the job file."""
-    return _located(problems, Document(_text(Path(path)), path))
-
-
-def _job(document: Document, path: Path | str) -> RLJob:
-    job, problems = validate(document.data)
-    if job is None:
-        raise JobError(_located(problems, document), path)
-    return job
-
-
-def _located(problems: Sequence[Problem], document: Document) -> list[Problem]:
-    return [replace(problem, line=document.line(problem.location)) for problem in problems]
-
-
-def _text(path: Path) -> str:
+def _parse(text: str, path: Path | str) -> CommentedMap:
     try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise JobError([Problem("", "no such file", "Give the path of a job file")], path) from error
-    except UnicodeDecodeError as error:
-        raise JobError([Problem("", "not UTF-8 text", "Give the path of a YAML file")], path) from error
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise JobError([Problem("", f"cannot read it: {reason}", "Give a file that you can read")], path) from error
+        tree = YAML(typ="rt").load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        message = " ".join(part for part in (error.context, error.problem) if part)
+        raise JobError([_syntax(message, mark.line + 1 if mark else None)], path) from error
+    except (ReaderError, YAMLError, ValueError) as error:
+        raise JobError([_syntax(str(error).splitlines()[0], None)], path) from error
+    except RecursionError as error:
+        raise JobError([_syntax("nested too deeply", None)], path) from error
+    if not isinstance(tree, CommentedMap):
+        kind = "a list" if isinstance(tree, CommentedSeq) else "a single value"
+        found = "is empty" if tree is None else f"contains {kind} instead of a mapping"
+        raise JobError([Problem("", f"the file {found}", "Start it with apiVersion: and kind: RLJob")], path)
+    return tree
+
+
+def _syntax(message: str, line: int | None) -> Problem:
+    return Problem("", f"not valid YAML: {message}", "Fix the syntax (indentation, quotes, brackets)", line)
+
+
+def _without_positions(node: Any) -> Any:
+    """Return dictionaries, lists and scalars without the attributes of the round-trip loader."""
+    if isinstance(node, CommentedMap):
+        return {_scalar(key): _without_positions(value) for key, value in node.items()}
+    if isinstance(node, CommentedSeq):
+        return [_without_positions(value) for value in node]
+    return _scalar(node)
+
+
+def _scalar(value: Any) -> Any:
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
+
+
+def dump_job(job: RLJob) -> str:
+    """Return the job as YAML text."""
+    yaml = YAML()
+    yaml.Representer = _Representer
+    yaml.default_flow_style = False
+    yaml.width = 120
+    stream = io.StringIO()
+    yaml.dump(job_data(job), stream)
+    return stream.getvalue()
+
+
+def dump_json(data: Mapping[str, Any]) -> str:
+    """Return the job as JSON, which is YAML 1.2 too: it is written a hundred times as fast as YAML."""
+    text = json.dumps(data, indent=1, ensure_ascii=False)
+    return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def job_data(job: RLJob) -> dict[str, Any]:
+    """Return the job as plain data in YAML's names."""
+    data = section_data(job)
+    if not job.spec.trains:
+        for section in TRAINING_SECTIONS:
+            data["spec"].pop(section, None)
+    return data
+
+
+def section_data(section: Section) -> dict[str, Any]:
+    """Return every field of a section but those that are absent, or empty by default."""
+    data = {}
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        written = _plain(value)
+        default = field.default_factory() if field.default_factory else field.default  # type: ignore[call-arg]
+        empty_by_default = written in ("", [], {}) and value == default
+        if value is not None and not empty_by_default:
+            data[field.alias or name] = written
+    return data
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Section):
+        return section_data(value)
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+class _Representer(RoundTripRepresenter):
+    """Write values so that readers of YAML 1.1 and 1.2 agree on them.
+
+    To the older version 1e-06 is text, and the texts ``NO`` and ``1:30`` are a boolean and a number.
+    """
+
+    def represent_str(self, data: str) -> ScalarNode:
+        plain = _YAML_1_1.resolve(ScalarNode, data, (True, False)) == _TEXT
+        return self.represent_scalar(_TEXT, data, style=None if plain else "'")
+
+    def represent_float(self, value: float) -> ScalarNode:
+        digits = repr(value)
+        if "e" in digits and "." not in digits:
+            digits = digits.replace("e", ".0e")
+        return self.represent_scalar("tag:yaml.org,2002:float", digits)
+
+
+_Representer.add_representer(str, _Representer.represent_str)
+
+
+_Representer.add_representer(float, _Representer.represent_float)

@@ -1,9 +1,4 @@
-"""Sizes of a model from its ``config.json``: parameters, and what it keeps for each token. Pure.
-
-Parameters of a vision tower from a model's ``config.json``. Pure.
-
-GPUs by name: memory, dense FLOP/s and memory bandwidth, as their makers state them. Pure.
-"""
+"""Describe models by the sizes in their ``config.json``, and GPUs by name, as their makers state them. Pure."""
 
 from __future__ import annotations
 
@@ -12,56 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 _MERGED = 2
-
 """Default side of the square of patches that become one token of the language model."""
-
-
-def vision_parameters(config: Mapping[str, Any]) -> int | None:
-    """Return the number of parameters of a model's vision tower with its projection into the language model.
-
-    Returns:
-        0 for a model without a tower; None for one of another form than Qwen2-VL's and Qwen2.5-VL's.
-    """
-    tower = config.get("vision_config")
-    if not tower:
-        return 0
-    counts = {"qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl}.get(str(config.get("model_type")))
-    return None if counts is None else counts(tower)
-
-
-def _qwen2_5_vl(tower: Mapping[str, Any]) -> int:
-    width, inner = int(tower["hidden_size"]), int(tower["intermediate_size"])
-    attention = 4 * (width * width + width)
-    mlp = 3 * width * inner + 2 * inner + width
-    return (
-        _edges(tower, width, int(tower["out_hidden_size"]))
-        + width
-        + int(tower["depth"]) * (2 * width + attention + mlp)
-    )
-
-
-def _qwen2_vl(tower: Mapping[str, Any]) -> int:
-    width = int(tower["embed_dim"])
-    inner = int(width * float(tower.get("mlp_ratio", 4)))
-    attention = 4 * (width * width + width)
-    mlp = 2 * width * inner + inner + width
-    return (
-        _edges(tower, width, int(tower["hidden_size"]))
-        + 2 * width
-        + int(tower["depth"]) * (4 * width + attention + mlp)
-    )
-
-
-def _edges(tower: Mapping[str, Any], width: int, out: int) -> int:
-    """Return the parameters of the patches' embedding and of the projection, without its norm."""
-    channels = int(tower.get("in_channels") or tower.get("in_chans") or 3)
-    patch = channels * int(tower.get("temporal_patch_size") or 2) * int(tower["patch_size"]) ** 2
-    merged = width * int(tower.get("spatial_merge_size") or _MERGED) ** 2
-    return patch * width + merged * merged + merged + merged * out + out
-
-
 _QUERY_KEY_BIAS = {"qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"}
-
 _QUERY_KEY_NORM = {"qwen3", "qwen3_moe"}
 
 _LOGIT_CHANGES = {
@@ -71,7 +18,6 @@ _LOGIT_CHANGES = {
     "output_multiplier": 1,
     "logits_scaling": 1,
 }
-
 """Field of a configuration that changes the logits behind the head (Gemma, Falcon-H1, Cohere, Granite) → the value that
 does not."""
 
@@ -181,6 +127,42 @@ class ModelShape:
         return 3 * self.hidden * self.intermediate
 
 
+def vision_parameters(config: Mapping[str, Any]) -> int | None:
+    """Return the number of parameters of a model's vision tower with its projection into the language model.
+
+    Returns:
+        0 for a model without a tower; None for one of another form than Qwen2-VL's and Qwen2.5-VL's.
+    """
+    tower = config.get("vision_config")
+    if not tower:
+        return 0
+    if config.get("model_type") == "qwen2_5_vl":
+        return _tower_parameters(
+            tower, int(tower["hidden_size"]), int(tower["intermediate_size"]), int(tower["out_hidden_size"]), gated=True
+        )
+    if config.get("model_type") == "qwen2_vl":
+        width = int(tower["embed_dim"])
+        inner = int(width * float(tower.get("mlp_ratio", 4)))
+        return _tower_parameters(tower, width, inner, int(tower["hidden_size"]), gated=False)
+    return None
+
+
+def _tower_parameters(tower: Mapping[str, Any], width: int, inner: int, out: int, *, gated: bool) -> int:
+    """Return the parameters of equal layers: gated MLPs come with RMSNorm, others with LayerNorm, which has a bias."""
+    matrices, norm = (3, width) if gated else (2, 2 * width)
+    attention = 4 * (width * width + width)
+    mlp = matrices * width * inner + (matrices - 1) * inner + width
+    return _edges(tower, width, out) + norm + int(tower["depth"]) * (2 * norm + attention + mlp)
+
+
+def _edges(tower: Mapping[str, Any], width: int, out: int) -> int:
+    """Return the parameters of the patches' embedding and of the projection, without its norm."""
+    channels = int(tower.get("in_channels") or tower.get("in_chans") or 3)
+    patch = channels * int(tower.get("temporal_patch_size") or 2) * int(tower["patch_size"]) ** 2
+    merged = width * int(tower.get("spatial_merge_size") or _MERGED) ** 2
+    return patch * width + merged * merged + merged + merged * out + out
+
+
 def divides_heads(ranks: int, heads: int, key_value_heads: int) -> bool:
     """Return True if so many ranks can share an attention's heads, each a query head with its key and value."""
     return heads % ranks == 0 and (key_value_heads % ranks == 0 or ranks % key_value_heads == 0)
@@ -225,7 +207,6 @@ DEVICES = {
         Device("mi300x-192", 192e9, 1307e12, 163e12, 5.3e12),
     )
 }
-
 """By name. Without a variant: the SXM module of GPUs that have one."""
 
 

@@ -1,8 +1,8 @@
-"""The problems of a job: field, message, remedy and line."""
+"""Describe the problems of a job: field, message, remedy and line."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +16,8 @@ class Problem:
     field: str
     """The field as written: ``spec.reward.scorers[1].weight``; empty for the file as a whole."""
     message: str
-    """The problem, with the value."""
+    """What is wrong, with the value."""
     remedy: str
-    """The remedy."""
     line: int | None = None
     """Line of the job file, from 1."""
     also: tuple[str, ...] = ()
@@ -38,6 +37,22 @@ class Problem:
     def __str__(self) -> str:
         place = f"{self.field}: " if self.field else ""
         return f"{place}{self.message}. {self.remedy}"
+
+
+def is_within(field: str, sections: Iterable[str]) -> bool:
+    """Return True for one of these fields, and for a field below one of them."""
+    return any(field == section or field.startswith((f"{section}.", f"{section}[")) for section in sections)
+
+
+Case = tuple[object, str, str, str, *tuple[str, ...]]
+"""If the first is true there is a problem: its field, message, remedy, and the other fields that are involved."""
+
+
+def refusals(*cases: Case) -> Iterator[Problem]:
+    """Yield the problem of each case that applies."""
+    for applies, field, message, remedy, *also in cases:
+        if applies:
+            yield Problem(field, message, remedy, also=tuple(also))
 
 
 class JobError(RefusedError):

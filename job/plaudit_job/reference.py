@@ -1,10 +1,7 @@
-"""Write the reference of the RLJob into ``docs/rljob.md``.
+"""Write the reference of the RLJob into ``docs/rljob.md``, and build the JSON Schema of a job for editors.
 
-Run as ``python -m plaudit_job.reference [--check]``.
-
-The page is written by hand but for the part between two markers, which follows from the models.
-
-The JSON Schema of a job, for editors: names, types, ranges, defaults and the docstring of every field.
+Run as ``python -m plaudit_job.reference [--check]``. The page is written by hand but for the part between two markers.
+That part and the schema follow from the models: names, types, ranges, defaults and the docstring of every field.
 """
 
 from __future__ import annotations
@@ -23,64 +20,10 @@ from plaudit_job.spec.rljob import API_VERSION, TRAINING_SECTIONS, RLJob
 from plaudit_job.spec.section import Section
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
-
-def job_schema() -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of the YAML form; fields that may change in a run have ``x-plaudit-mutable``."""
-    schema = _schema(RLJob)
-    spec = schema["$defs"]["Spec"]
-    spec["dependentRequired"] = {
-        name: [other for other in TRAINING_SECTIONS if other != name] for name in ("rollout", "trainer")
-    }
-    return {"$schema": DIALECT, "$id": f"https://{API_VERSION}/rljob.schema.json", **schema}
-
-
-def reward_service_schema() -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of a RewardService, without marks: all but two of its sections may change."""
-    schema = _schema(RewardService)
-    for section in schema["$defs"].values():
-        for field in section.get("properties", {}).values():
-            field.pop("x-plaudit-mutable", None)
-    return {"$schema": DIALECT, "$id": f"https://{API_VERSION}/rewardservice.schema.json", **schema}
-
-
-def _schema(model: type[Section]) -> dict[str, Any]:
-    schema = model.model_json_schema(by_alias=True, schema_generator=_WithoutNulls)
-    for section in schema["$defs"].values():
-        _tidy(section)
-    _tidy(schema)
-    return schema
-
-
-class _WithoutNulls(GenerateJsonSchema):
-    """Let optional fields be left out, never be null: the API server refuses null where a number is wanted."""
-
-    def nullable_schema(self, schema: NullableSchema) -> JsonSchemaValue:
-        return self.generate_inner(schema["schema"])
-
-    def default_schema(self, schema: WithDefaultSchema) -> JsonSchemaValue:
-        if schema.get("default", ...) is None:
-            return self.generate_inner(schema["schema"])
-        return super().default_schema(schema)
-
-
-def _tidy(section: dict[str, Any]) -> None:
-    """Remove the titles that repeat the names, and the line breaks of docstrings."""
-    for field in section.get("properties", {}).values():
-        field.pop("title", None)
-    for part in (section, *section.get("properties", {}).values()):
-        if "description" in part:
-            part["description"] = " ".join(part["description"].split()).replace("``", "`")
-
-
 PAGE = Path(__file__).parents[2] / "docs" / "rljob.md"
-
 BEGIN = "<!-- begin: written by python -m plaudit_job.reference -->"
-
 END = "<!-- end -->"
-
 _RANGE_SIGNS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
-
 _NOT_SHOWN: tuple[Any, ...] = ("", [], {})
 
 
@@ -114,14 +57,14 @@ def updated(page: str) -> str:
 
 
 def reference() -> str:
-    """Yield a heading, the docstring and a table of fields for every section, in the order of first use."""
+    """Return a heading, the docstring and a table of fields for every section, in the order of first use."""
     schema = job_schema()
     sections = schema["$defs"]
     return "\n".join("\n".join(_section(name, part, sections)) for name, part in _sections(schema))
 
 
 def _sections(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return every section once, under the name of the first field that holds it."""
+    """Yield every section once, under the name of the first field that holds it."""
     seen: set[str] = set()
     waiting = [("", schema)]
     while waiting:
@@ -181,6 +124,54 @@ def _type(described: dict[str, Any]) -> str:
         return f"{kind}, {described['minimum']:,} to {described['maximum']:,}"
     limits = [f"{sign} {described[key]:,}" for key, sign in _RANGE_SIGNS if key in described]
     return " ".join([kind, *limits])
+
+
+def job_schema() -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of the YAML form; fields that may change in a run have ``x-plaudit-mutable``."""
+    schema = _schema(RLJob)
+    spec = schema["$defs"]["Spec"]
+    spec["dependentRequired"] = {
+        name: [other for other in TRAINING_SECTIONS if other != name] for name in ("rollout", "trainer")
+    }
+    return {"$schema": DIALECT, "$id": f"https://{API_VERSION}/rljob.schema.json", **schema}
+
+
+def reward_service_schema() -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of a RewardService, without marks: all but two of its sections may change."""
+    schema = _schema(RewardService)
+    for section in schema["$defs"].values():
+        for field in section.get("properties", {}).values():
+            field.pop("x-plaudit-mutable", None)
+    return {"$schema": DIALECT, "$id": f"https://{API_VERSION}/rewardservice.schema.json", **schema}
+
+
+def _schema(model: type[Section]) -> dict[str, Any]:
+    schema = model.model_json_schema(by_alias=True, schema_generator=_WithoutNulls)
+    for section in schema["$defs"].values():
+        _tidy(section)
+    _tidy(schema)
+    return schema
+
+
+class _WithoutNulls(GenerateJsonSchema):
+    """Let optional fields be left out, never be null: the API server refuses null where a number is wanted."""
+
+    def nullable_schema(self, schema: NullableSchema) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+    def default_schema(self, schema: WithDefaultSchema) -> JsonSchemaValue:
+        if schema.get("default", ...) is None:
+            return self.generate_inner(schema["schema"])
+        return super().default_schema(schema)
+
+
+def _tidy(section: dict[str, Any]) -> None:
+    """Remove the titles that repeat the names, and the line breaks of docstrings."""
+    for field in section.get("properties", {}).values():
+        field.pop("title", None)
+    for part in (section, *section.get("properties", {}).values()):
+        if "description" in part:
+            part["description"] = " ".join(part["description"].split()).replace("``", "`")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
-"""Evaluate a subset of JSONPath: members and items of a JSON answer, one value or a list of values.
+"""Parse ``judge.parse``, and find values in JSON answers by a subset of JSONPath.
 
 ``$.score`` · ``$['the score']`` · ``$.answers[0].score`` · ``$.answers[-1]`` · ``$.answers[*].score`` (a list)
-
-Check how a judge's answer is parsed: ``judge.parse.regex`` and ``judge.parse.jsonPath``.
 """
 
 from __future__ import annotations
@@ -20,9 +18,7 @@ _STEP = re.compile(
 )
 
 _DECODER = json.JSONDecoder()
-
 Step = str | int | None
-
 """A member's name, an item's index, or None for every item."""
 
 
@@ -89,10 +85,7 @@ def _kind(document: Any) -> str:
 
 
 def score_pattern(pattern: str) -> Any:
-    """Return the compiled expression, whose first group is the score.
-
-    Args:
-        pattern: Python's syntax.
+    """Return the compiled expression, in Python's syntax, whose first group is the score.
 
     Raises:
         ConfigurationError: the pattern does not compile, or has no group.

@@ -19,7 +19,6 @@ from plaudit_wire.errors import ConfigurationError
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 _AMOUNT = re.compile(r"([0-9]+)(k|M|G|Ki|Mi|Gi|)")
 _VERLS_NUM_CASES = 10
-
 _Seconds = Annotated[float, Meta(gt=0)]
 
 
@@ -172,14 +171,16 @@ class CodeOptions(RuleArguments, frozen=True, forbid_unknown_fields=True):
 
     def check(self) -> None:
         """Refuse values out of their range."""
-        for name, value, right in (
-            ("timeSeconds", self.time_seconds, self.time_seconds > 0),
-            ("cases", self.cases, self.cases is None or self.cases >= 0),
-            ("concurrency", self.concurrency, self.concurrency > 0),
-            ("url", self.url, self.url is None or self.url.startswith(("http://", "https://"))),
+        is_url = self.url is None or self.url.startswith(("http://", "https://"))
+        url_remedy = "write it like http://sandbox:8080/run_code, or leave it out for the local sandbox"
+        for name, value, right, remedy in (
+            ("timeSeconds", self.time_seconds, self.time_seconds > 0, "give seconds above 0"),
+            ("cases", self.cases, (self.cases or 0) >= 0, "give a number of test cases, or 0 for all"),
+            ("concurrency", self.concurrency, self.concurrency > 0, "give at least 1"),
+            ("url", self.url, is_url, url_remedy),
         ):
             if not right:
-                raise ConfigurationError(f"{name} is {value!r}; {_REMEDIES[name]}")
+                raise ConfigurationError(f"{name} is {value!r}; {remedy}")
         _bytes("memory", self.memory)
         _bytes("output", self.output)
 
@@ -249,14 +250,6 @@ def _converted(field: FieldInfo, value: Any) -> Any:
         return msgspec.convert(value, field.type)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{field.encode_name} is {value!r}: {str(error).lower()}") from error
-
-
-_REMEDIES = {
-    "timeSeconds": "give seconds above 0",
-    "cases": "give a number of test cases, or 0 for all",
-    "concurrency": "give at least 1",
-    "url": "write it like http://sandbox:8080/run_code, or leave it out for the local sandbox",
-}
 
 
 def _bytes(name: str, amount: str) -> int:

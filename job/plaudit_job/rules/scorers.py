@@ -1,9 +1,4 @@
-"""Check the scorers of a job against each other, and each scorer against its kind.
-
-Check the endpoints that scorers call: addresses, ``spec.reward.scorers[].http`` and limits.
-
-Check ``spec.reward.scorers[].judge``.
-"""
+"""Check the scorers of a job against each other, each against its kind, and the endpoints that they call."""
 
 from __future__ import annotations
 
@@ -18,166 +13,9 @@ from plaudit_job.spec.rewards import KINDS, JudgeSpec, ScorerSpec, ServiceSpec, 
 from plaudit_job.spec.rljob import Spec
 from plaudit_wire.errors import ConfigurationError
 
-_PRIVATE_DOMAINS = (".svc", ".local", ".localhost", ".internal", ".lan", ".home.arpa")
-
-
-def http_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
-    """Yield every contradiction within the section ``http``."""
-    if scorer.http is None:
-        return
-    http = scorer.http
-    yield from address_problems(f"{field}.http.url", http.url, has_key=http.api_key_secret is not None)
-    if urlsplit(http.url).fragment:
-        yield Problem(f"{field}.http.url", f"{http.url!r} has a fragment", "Remove it")
-    try:
-        json_path(http.json_path or "$")
-    except ValueError as error:
-        yield Problem(f"{field}.http.jsonPath", str(error), "Fix it")
-
-
-def service_problems(field: str, service: ServiceSpec | None) -> Iterator[Problem]:
-    """Yield every contradiction within a section ``service``."""
-    if service is None:
-        return
-    if bool(service.name) == bool(service.url):
-        yield Problem(f"{field}", "needs exactly one of name and url", "Give the name of a RewardService, or a url")
-    if service.url and service.token_secret is None:
-        yield Problem(f"{field}.tokenSecret", "is missing; with url it is required", "Name the token's Secret")
-    if service.url:
-        yield from address_problems(f"{field}.url", service.url, has_key=service.token_secret is not None)
-
-
-def address_problems(field: str, url: str, *, has_key: bool) -> Iterator[Problem]:
-    """Yield the problems of an endpoint's URL: credentials in it, or a key that it would carry unencrypted."""
-    parts = urlsplit(url)
-    if parts.username or parts.password:
-        yield Problem(field, "contains a user or a password", "Name the key's Secret in apiKeySecret instead")
-    if has_key and parts.scheme == "http" and not is_private(parts.hostname or ""):
-        yield Problem(
-            field,
-            f"{url!r} would carry the key of apiKeySecret unencrypted over a network",
-            "Write https://; http is for loopback, private addresses, and names of the cluster or a private domain "
-            "(judge, judge.models.svc, judge.internal)",
-        )
-
-
-def password_problems(field: str, url: str) -> Iterator[Problem]:
-    """Yield a problem if the URL of a Redis would carry its password unencrypted."""
-    parts = urlsplit(url)
-    if parts.scheme == "redis" and not is_private(parts.hostname or ""):
-        yield Problem(
-            field,
-            f"{url!r} would carry the password of passwordSecret unencrypted over a network",
-            "Write rediss://; redis is for loopback, private addresses, and names of the cluster or a private "
-            "domain (redis, redis.limits.svc, redis.internal)",
-        )
-
-
-def is_private(host: str) -> bool:
-    """Return True for a host inside the machine, the cluster or a private network, as far as its name shows."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return "." not in host or host.endswith(_PRIVATE_DOMAINS)
-    return address.is_loopback or address.is_private
-
-
-def cache_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
-    """Yield a problem if scores are to be kept that depend on the other samples of their group."""
-    if scorer.cache is not None and scorer.scope == "group":
-        yield Problem(f"{field}.cache", "applies to scope sample only", "Remove it, or set scope to sample")
-
-
-def limits_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
-    """Yield every contradiction within a scorer's limits."""
-    limits = scorer.limits
-    if limits is None or not (scorer.judge or scorer.http):
-        return
-    if not (limits.requests_per_minute or limits.tokens_per_minute or limits.concurrency):
-        yield Problem(
-            f"{field}.limits",
-            "sets no limit",
-            "Give requestsPerMinute, tokensPerMinute or concurrency, or remove limits",
-        )
-    if limits.tokens_per_minute and scorer.http:
-        yield Problem(
-            f"{field}.limits.tokensPerMinute",
-            "applies to kind judge only: an endpoint of kind http reports no tokens",
-            "Give requestsPerMinute or concurrency",
-        )
-    if limits.shared is not None:
-        parts = urlsplit(limits.shared.url)
-        if parts.username or parts.password:
-            yield Problem(
-                f"{field}.limits.shared.url",
-                "contains a user or a password",
-                "Name the password's Secret in passwordSecret",
-            )
-        if limits.shared.password_secret:
-            yield from password_problems(f"{field}.limits.shared.url", limits.shared.url)
-
-
 _OWN_MEMBERS = ("model", "messages", "stream", "n")
-
-
-def judge_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
-    """Yield every contradiction within a judge's section."""
-    if scorer.judge is None:
-        return
-    yield from _parse(f"{field}.judge.parse", scorer.judge)
-    yield from _place(f"{field}.judge", scorer.judge)
-    yield from _base_url(f"{field}.judge.baseUrl", scorer.judge)
-    yield from _arguments(f"{field}.judge.arguments", scorer.judge)
-
-
-def _parse(field: str, judge: JudgeSpec) -> Iterator[Problem]:
-    ways = [name for name, given in judge.parse.model_dump(exclude_none=True).items() if given]
-    if len(ways) != 1:
-        yield Problem(
-            field,
-            f"needs exactly one of regex, jsonPath and python, but has {' and '.join(ways) or 'none'}",
-            "Give one",
-        )
-        return
-    try:
-        if judge.parse.regex:
-            score_pattern(judge.parse.regex)
-        elif judge.parse.json_path:
-            score_path(judge.parse.json_path)
-    except ConfigurationError as error:
-        yield Problem(f"{field}.{ways[0]}", str(error), "Fix it")
-
-
-def _place(field: str, judge: JudgeSpec) -> Iterator[Problem]:
-    """Check that the judge is either an endpoint or a model of the job."""
-    if bool(judge.base_url) == (judge.serve is not None):
-        has = "both" if judge.serve is not None else "none"
-        yield Problem(
-            f"{field}.baseUrl" if judge.base_url else field,
-            f"needs exactly one of baseUrl and serve, but has {has}",
-            "Give baseUrl and model of an endpoint, or serve: {source: …} for a model that the job serves",
-        )
-    if judge.base_url and not judge.model:
-        yield Problem(f"{field}.model", "is missing; with baseUrl it is required", "Give the model's name there")
-    if judge.serve is not None and judge.model:
-        yield Problem(f"{field}.model", "names a model at baseUrl, but the job serves the judge", "Remove it")
-    if judge.serve is not None and judge.api_key_secret is not None:
-        yield Problem(f"{field}.apiKeySecret", "is for baseUrl, but the job serves the judge", "Remove it")
-
-
-def _base_url(field: str, judge: JudgeSpec) -> Iterator[Problem]:
-    yield from address_problems(field, judge.base_url, has_key=judge.api_key_secret is not None)
-    parts = urlsplit(judge.base_url)
-    if parts.path.rstrip("/").endswith("/chat/completions"):
-        yield Problem(field, f"{judge.base_url!r} includes the route", "End it with /v1: Plaudit adds the route")
-    if parts.query or parts.fragment:
-        yield Problem(field, f"{judge.base_url!r} has a query or a fragment", "Remove it")
-
-
-def _arguments(field: str, judge: JudgeSpec) -> Iterator[Problem]:
-    for name in _OWN_MEMBERS:
-        if name in judge.arguments:
-            yield Problem(f"{field}.{name}", "is set by Plaudit", "Remove it; any other member may be set")
+"""Members of a judge's request that Plaudit sets."""
+_PRIVATE_DOMAINS = (".svc", ".local", ".localhost", ".internal", ".lan", ".home.arpa")
 
 
 def scorer_problems(spec: Spec) -> Iterator[Problem]:
@@ -189,14 +27,12 @@ def scorer_problems(spec: Spec) -> Iterator[Problem]:
         yield from _kind(field, scorer)
         yield from _when(field, scorer, earlier)
         yield from _scope(field, scorer, spec)
-        yield from judge_problems(field, scorer)
-        yield from http_problems(field, scorer)
-        yield from service_problems(f"{field}.service", scorer.service)
-        yield from limits_problems(field, scorer)
-        yield from cache_problems(field, scorer)
+        yield from _judge_problems(field, scorer)
+        yield from _http_problems(field, scorer)
+        yield from _service_problems(f"{field}.service", scorer.service)
+        yield from _limits_problems(field, scorer)
     if spec.reward.gateway.canary:
-        yield from service_problems("spec.reward.gateway.canary.service", spec.reward.gateway.canary.service)
-    yield from _weights(spec)
+        yield from _service_problems("spec.reward.gateway.canary.service", spec.reward.gateway.canary.service)
     yield from _combine(spec)
 
 
@@ -298,11 +134,13 @@ def _scope(field: str, scorer: ScorerSpec, spec: Spec) -> Iterator[Problem]:
             "Remove when, or set scope to sample",
             also=(f"{field}.scope",),
         )
+    if scorer.cache is not None:
+        yield Problem(f"{field}.cache", "applies to scope sample only", "Remove it, or set scope to sample")
 
 
-def _weights(spec: Spec) -> Iterator[Problem]:
-    scorers = spec.reward.scorers
-    if spec.reward.combine.kind == "weightedSum" and all(scorer.weight == 0 for scorer in scorers):
+def _combine(spec: Spec) -> Iterator[Problem]:
+    scorers, combine = spec.reward.scorers, spec.reward.combine
+    if combine.kind == "weightedSum" and all(scorer.weight == 0 for scorer in scorers):
         yield Problem(
             "spec.reward.scorers",
             "all have weight 0, so every reward is 0",
@@ -310,17 +148,13 @@ def _weights(spec: Spec) -> Iterator[Problem]:
             also=tuple(f"spec.reward.scorers[{i}].weight" for i in range(len(scorers))),
         )
 
-
-def _combine(spec: Spec) -> Iterator[Problem]:
-    combine = spec.reward.combine
-    given = bool(combine.path or combine.function)
     if combine.kind == "python" and not (combine.path and combine.function):
         yield Problem(
             "spec.reward.combine", "lacks path or function; kind python requires both", "Give path and function"
         )
     if combine.normalize == "group":
         yield from _normalize(spec)
-    if combine.kind == "weightedSum" and given:
+    if combine.kind == "weightedSum" and (combine.path or combine.function):
         yield Problem(
             "spec.reward.combine",
             "path and function apply to kind python only, but the kind is weightedSum",
@@ -353,3 +187,150 @@ def _normalize(spec: Spec) -> Iterator[Problem]:
             "Set advantage to reinforcePlusPlus (GDPO: normalised over the batch) or drGrpo (no second division)",
             also=("spec.reward.combine.normalize",),
         )
+
+
+def _judge_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
+    """Yield every contradiction within a judge's section."""
+    if scorer.judge is None:
+        return
+    yield from _parse(f"{field}.judge.parse", scorer.judge)
+    yield from _place(f"{field}.judge", scorer.judge)
+    yield from _base_url(f"{field}.judge.baseUrl", scorer.judge)
+    for name in _OWN_MEMBERS:
+        if name in scorer.judge.arguments:
+            remedy = "Remove it; any other member may be set"
+            yield Problem(f"{field}.judge.arguments.{name}", "is set by Plaudit", remedy)
+
+
+def _parse(field: str, judge: JudgeSpec) -> Iterator[Problem]:
+    ways = [name for name, given in judge.parse.model_dump(exclude_none=True).items() if given]
+    if len(ways) != 1:
+        yield Problem(
+            field,
+            f"needs exactly one of regex, jsonPath and python, but has {' and '.join(ways) or 'none'}",
+            "Give one",
+        )
+        return
+    try:
+        if judge.parse.regex:
+            score_pattern(judge.parse.regex)
+        elif judge.parse.json_path:
+            score_path(judge.parse.json_path)
+    except ConfigurationError as error:
+        yield Problem(f"{field}.{ways[0]}", str(error), "Fix it")
+
+
+def _place(field: str, judge: JudgeSpec) -> Iterator[Problem]:
+    """Check that the judge is either an endpoint or a model of the job."""
+    if bool(judge.base_url) == (judge.serve is not None):
+        has = "both" if judge.serve is not None else "none"
+        yield Problem(
+            f"{field}.baseUrl" if judge.base_url else field,
+            f"needs exactly one of baseUrl and serve, but has {has}",
+            "Give baseUrl and model of an endpoint, or serve: {source: …} for a model that the job serves",
+        )
+    if judge.base_url and not judge.model:
+        yield Problem(f"{field}.model", "is missing; with baseUrl it is required", "Give the model's name there")
+    if judge.serve is not None and judge.model:
+        yield Problem(f"{field}.model", "names a model at baseUrl, but the job serves the judge", "Remove it")
+    if judge.serve is not None and judge.api_key_secret is not None:
+        yield Problem(f"{field}.apiKeySecret", "is for baseUrl, but the job serves the judge", "Remove it")
+
+
+def _base_url(field: str, judge: JudgeSpec) -> Iterator[Problem]:
+    yield from _address_problems(field, judge.base_url, has_key=judge.api_key_secret is not None)
+    parts = urlsplit(judge.base_url)
+    if parts.path.rstrip("/").endswith("/chat/completions"):
+        yield Problem(field, f"{judge.base_url!r} includes the route", "End it with /v1: Plaudit adds the route")
+    if parts.query or parts.fragment:
+        yield Problem(field, f"{judge.base_url!r} has a query or a fragment", "Remove it")
+
+
+def _http_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
+    """Yield every contradiction within the section ``http``."""
+    if scorer.http is None:
+        return
+    http = scorer.http
+    yield from _address_problems(f"{field}.http.url", http.url, has_key=http.api_key_secret is not None)
+    if urlsplit(http.url).fragment:
+        yield Problem(f"{field}.http.url", f"{http.url!r} has a fragment", "Remove it")
+    try:
+        json_path(http.json_path or "$")
+    except ValueError as error:
+        yield Problem(f"{field}.http.jsonPath", str(error), "Fix it")
+
+
+def _service_problems(field: str, service: ServiceSpec | None) -> Iterator[Problem]:
+    """Yield every contradiction within a section ``service``."""
+    if service is None:
+        return
+    if bool(service.name) == bool(service.url):
+        yield Problem(f"{field}", "needs exactly one of name and url", "Give the name of a RewardService, or a url")
+    if service.url and service.token_secret is None:
+        yield Problem(f"{field}.tokenSecret", "is missing; with url it is required", "Name the token's Secret")
+    if service.url:
+        yield from _address_problems(f"{field}.url", service.url, has_key=service.token_secret is not None)
+
+
+def _limits_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
+    """Yield every contradiction within a scorer's limits."""
+    limits = scorer.limits
+    if limits is None or not (scorer.judge or scorer.http):
+        return
+    if not (limits.requests_per_minute or limits.tokens_per_minute or limits.concurrency):
+        yield Problem(
+            f"{field}.limits",
+            "sets no limit",
+            "Give requestsPerMinute, tokensPerMinute or concurrency, or remove limits",
+        )
+    if limits.tokens_per_minute and scorer.http:
+        yield Problem(
+            f"{field}.limits.tokensPerMinute",
+            "applies to kind judge only: an endpoint of kind http reports no tokens",
+            "Give requestsPerMinute or concurrency",
+        )
+    if limits.shared is not None:
+        parts = urlsplit(limits.shared.url)
+        if parts.username or parts.password:
+            yield Problem(
+                f"{field}.limits.shared.url",
+                "contains a user or a password",
+                "Name the password's Secret in passwordSecret",
+            )
+        if limits.shared.password_secret:
+            yield from password_problems(f"{field}.limits.shared.url", limits.shared.url)
+
+
+def _address_problems(field: str, url: str, *, has_key: bool) -> Iterator[Problem]:
+    """Yield the problems of an endpoint's URL: credentials in it, or a key that it would carry unencrypted."""
+    parts = urlsplit(url)
+    if parts.username or parts.password:
+        yield Problem(field, "contains a user or a password", "Name the key's Secret in apiKeySecret instead")
+    if has_key and parts.scheme == "http" and not is_private(parts.hostname or ""):
+        yield Problem(
+            field,
+            f"{url!r} would carry the key of apiKeySecret unencrypted over a network",
+            "Write https://; http is for loopback, private addresses, and names of the cluster or a private domain "
+            "(judge, judge.models.svc, judge.internal)",
+        )
+
+
+def password_problems(field: str, url: str) -> Iterator[Problem]:
+    """Yield a problem if the URL of a Redis would carry its password unencrypted."""
+    parts = urlsplit(url)
+    if parts.scheme == "redis" and not is_private(parts.hostname or ""):
+        yield Problem(
+            field,
+            f"{url!r} would carry the password of passwordSecret unencrypted over a network",
+            "Write rediss://; redis is for loopback, private addresses, and names of the cluster or a private "
+            "domain (redis, redis.limits.svc, redis.internal)",
+        )
+
+
+def is_private(host: str) -> bool:
+    """Return True for a host inside the machine, the cluster or a private network, as far as its name shows."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return "." not in host or host.endswith(_PRIVATE_DOMAINS)
+    return address.is_loopback or address.is_private

@@ -1,72 +1,160 @@
-"""Check ``lifecycle.failurePolicy``.
-
-Check the fields that ``sleepDuringUpdates`` of rollouts and of served models depends on.
-
-Check the fields that ``data.images`` excludes.
-
-Check the settings of the policy loss against each other.
-
-Check the ``pod`` sections of a job.
-
-Check the fields of ``trainer`` that move memory to the host.
-
-Check the fields that ``algorithm.advantagePer: turn`` depends on.
-"""
+"""Check the fields of a job that trains, where one section depends on another: turns, images, loss, pods, memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plaudit_job.problem import Problem
+from plaudit_job.problem import Problem, refusals
 from plaudit_job.spec.pod import GPU, EnvironmentVariable, PodSpec
 from plaudit_job.spec.rewards import RewardModelSpec
 from plaudit_job.spec.rljob import Spec
 
 _POLICY = "spec.lifecycle.failurePolicy"
-
-
-def failure_policy_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield rules that apply to nothing or to two things at once, and pauses that contradict each other."""
-    policy = spec.lifecycle.failure_policy
-    for number, rule in enumerate(policy.rules):
-        if (rule.on_exit_codes is not None) == bool(rule.on_reasons):
-            yield Problem(
-                f"{_POLICY}.rules[{number}]",
-                "has both onExitCodes and onReasons" if rule.on_reasons else "has neither onExitCodes nor onReasons",
-                "Give exactly one of onExitCodes and onReasons",
-            )
-    pauses = policy.backoff
-    if pauses.initial_seconds > pauses.max_seconds:
-        yield Problem(
-            f"{_POLICY}.backoff.initialSeconds",
-            f"{pauses.initial_seconds:g} is more than maxSeconds {pauses.max_seconds:g}",
-            "Lower initialSeconds, or raise maxSeconds",
-            also=(f"{_POLICY}.backoff.maxSeconds",),
-        )
-
-
 _OWN_ROUTES = ("enable_sleep_mode", "middleware")
-
 """Arguments of vLLM's server by which it sleeps."""
+_PER_POD = "tensorParallelSize × pipelineParallelSize ÷ podsPerReplica"
 
 
-def rollout_turn_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield what contradicts rollouts that sleep."""
-    if not spec.rollout.sleep_during_updates:
+def loss_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield settings of the loss that contradict each other."""
+    loss = spec.algorithm.loss
+    return refusals(
+        (
+            loss.kind == "python" and not (loss.path and loss.function),
+            "spec.algorithm.loss.path",
+            "or function is missing; kind python requires both",
+            "Give path: … and function: …",
+        ),
+        (
+            loss.correction_floor > loss.correction_cap,
+            "spec.algorithm.loss.correctionFloor",
+            f"{loss.correction_floor:g} is above correctionCap {loss.correction_cap:g}, so no token is left",
+            "Give less than correctionCap",
+            "spec.algorithm.loss.correctionCap",
+        ),
+        (
+            loss.correction == "tis" and loss.correction_floor > 0,
+            "spec.algorithm.loss.correctionFloor",
+            f"is {loss.correction_floor:g}, but correction tis truncates weights above the cap only and has no floor",
+            "Set correction to decoupled or reject, which leave out what is below the floor, or remove it",
+            "spec.algorithm.loss.correction",
+        ),
+        (
+            0 < loss.clip_ratio_c <= 1,
+            "spec.algorithm.loss.clipRatioC",
+            f"{loss.clip_ratio_c:g} would bound tokens whose probability did not change",
+            "Give more than 1, such as 3, or 0 for no bound",
+        ),
+    )
+
+
+def turn_advantage_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield what contradicts advantages of turns."""
+    algorithm, reward, agent = spec.algorithm, spec.reward, spec.rollout.agent
+    if algorithm.advantage_per == "sample":
         return
-    if spec.trainer.lora is not None:
+    field, is_function = "spec.algorithm.advantagePer", reward.combine.kind == "python"
+    yield from refusals(
+        (
+            agent.kind not in ("environment", "custom"),
+            field,
+            f"is turn, but agent kind {agent.kind} has no rewards of turns",
+            "Remove advantagePer, or choose agent kind environment or custom",
+            "spec.rollout.agent.kind",
+        ),
+        (
+            not any(reward.environment_weights.values()),
+            field,
+            "is turn, but no scorer makes the environment's reward a part of the sample's",
+            "Add {name: …, kind: environment} with a weight to reward.scorers, or remove advantagePer",
+            "spec.reward.scorers",
+        ),
+        (
+            is_function or reward.combine.normalize == "group",
+            field,
+            "is turn, which subtracts rewards of turns from the sample's, but combine."
+            f"{'kind is python' if is_function else 'normalize is group'}: the sample's reward is not their weighted "
+            "sum",
+            "Use the plain weightedSum, or remove advantagePer",
+            "spec.reward.combine",
+        ),
+        (
+            algorithm.loss.penalises_reward,
+            field,
+            "is turn, but klIn: reward lowers the reward of whole samples: a turn would pay for the turns before it",
+            "Choose klIn: loss, or remove advantagePer",
+            "spec.algorithm.loss.klIn",
+        ),
+        (
+            algorithm.dynamic_sampling,
+            field,
+            "is turn, but dynamicSampling drops groups with equal scores, whose turns may differ",
+            "Remove dynamicSampling or advantagePer",
+            "spec.algorithm.dynamicSampling",
+        ),
+    )
+
+
+def image_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield what cannot work with images in prompts."""
+    if spec.data.images is None:
+        return
+    trainer, rollout = spec.trainer, spec.rollout
+    for applies, field, complaint, remedy in (
+        (
+            rollout.agent.kind != "singleTurn",
+            "spec.rollout.agent.kind",
+            f"is {rollout.agent.kind}: agents continue prompts of text",
+            "Set it to singleTurn",
+        ),
+        (
+            rollout.engine.kind == "scripted",
+            "spec.rollout.engine.kind",
+            "is scripted, which has no processor of images",
+            "Set it to vllm",
+        ),
+        (
+            trainer.lora is not None,
+            "spec.trainer.lora",
+            "trains adapters, which vLLM does not apply to vision towers",
+            "Remove it: all weights are trained",
+        ),
+        (
+            trainer.compile,
+            "spec.trainer.compile",
+            "compiles layers; those of vision towers depend on each image's size",
+            "Remove it",
+        ),
+        (
+            trainer.sequence_parallel_size > 1,
+            "spec.trainer.sequenceParallelSize",
+            f"is {trainer.sequence_parallel_size}: ranks that share a row cannot share its images",
+            "Set it to 1, or lower data.images.maxPixels",
+        ),
+    ):
+        if applies:
+            message = f"{complaint}, and data.images is set"
+            yield Problem(field, message, f"{remedy}, or remove data.images", also=("spec.data.images",))
+
+
+def trainer_memory_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield combinations that cannot work."""
+    trainer = spec.trainer
+    checkpointing = trainer.activation_checkpointing
+    if trainer.activation_offload and checkpointing in ("none", "selective"):
+        kept = "everything" if checkpointing == "none" else "the output of attention, which cannot be offloaded"
         yield Problem(
-            "spec.rollout.sleepDuringUpdates",
-            "discards the weights of the engine, but with trainer.lora only adapters are published to load again",
-            "Remove sleepDuringUpdates, or lora",
-            also=("spec.trainer.lora",),
+            "spec.trainer.activationOffload",
+            f"offloads the inputs of layers, but activationCheckpointing {checkpointing} keeps {kept}",
+            "Set activationCheckpointing to layers or auto, or remove activationOffload",
+            also=("spec.trainer.activationCheckpointing",),
         )
-    if any(group.pods_per_replica > 1 for group in spec.rollout.by_group.values()):
+    if trainer.cpu_offload and (trainer.strategy != "fsdp2" or trainer.ranks == 1):
         yield Problem(
-            "spec.rollout.sleepDuringUpdates",
-            "is not supported for replicas of several pods",
-            "Remove sleepDuringUpdates, or set podsPerReplica to 1",
-            also=("spec.rollout.podsPerReplica",),
+            "spec.trainer.cpuOffload",
+            f"is FSDP2's, which runs with several ranks; strategy is {trainer.strategy} and ranks is {trainer.ranks}",
+            "Set strategy to fsdp2 and ranks to at least 2, or remove cpuOffload",
+            also=("spec.trainer.strategy", "spec.trainer.ranks"),
         )
 
 
@@ -93,82 +181,58 @@ def model_turn_problems(spec: Spec) -> Iterator[Problem]:
             )
 
 
-_IMAGES = "spec.data.images"
-
-
-def image_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield what cannot work with images in prompts."""
-    if spec.data.images is None:
+def group_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield contradictions between rollout groups, and GPUs that the pods of a replica cannot share evenly."""
+    rollout, names = spec.rollout, [group.name for group in spec.rollout.groups]
+    for index, (name, each) in enumerate(rollout.by_group.items()):
+        section = f"spec.rollout.groups[{index}]" if name else "spec.rollout"
+        if each.engine.gpus % each.pods_per_replica:
+            yield Problem(
+                f"{section}.podsPerReplica",
+                f"{each.pods_per_replica} pods cannot share {each.engine.gpus} GPUs (tensorParallelSize × "
+                "pipelineParallelSize) evenly",
+                "Give a number of pods that divides the GPUs",
+                also=("spec.rollout.engine.tensorParallelSize",),
+            )
+    if not names:
         return
-    trainer, rollout = spec.trainer, spec.rollout
-    refused = (
-        (
-            "spec.rollout.agent.kind",
-            rollout.agent.kind != "singleTurn",
-            f"is {rollout.agent.kind}: agents continue prompts of text",
-            "Set it to singleTurn",
-        ),
-        (
-            "spec.rollout.engine.kind",
-            rollout.engine.kind == "scripted",
-            "is scripted, which has no processor of images",
-            "Set it to vllm",
-        ),
-        (
-            "spec.trainer.lora",
-            trainer.lora is not None,
-            "trains adapters, which vLLM does not apply to vision towers",
-            "Remove it: all weights are trained",
-        ),
-        (
-            "spec.trainer.compile",
-            trainer.compile,
-            "compiles layers; those of vision towers depend on each image's size",
-            "Remove it",
-        ),
-        (
-            "spec.trainer.sequenceParallelSize",
-            trainer.sequence_parallel_size > 1,
-            f"is {trainer.sequence_parallel_size}: ranks that share a row cannot share its images",
-            "Set it to 1, or lower data.images.maxPixels",
-        ),
-    )
-    for field, applies, complaint, remedy in refused:
-        if applies:
-            message = f"{complaint}, and data.images is set"
-            yield Problem(field, message, f"{remedy}, or remove data.images", also=(_IMAGES,))
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield Problem(f"spec.rollout.groups[{index}].name", f"{name!r} is used twice", "Give each its own name")
+    if rollout.replicas != 1:
+        yield Problem(
+            "spec.rollout.replicas", "counts workers without groups, but groups are given", "Give each group replicas"
+        )
+    if not rollout.pods:
+        yield Problem(
+            "spec.rollout.groups", "have no replicas at all", "Give one of them at least 1, or set spec.suspend"
+        )
 
 
-def loss_problems(spec: Spec) -> Iterator[Problem]:
-    """Find settings of the loss that contradict each other."""
-    loss = spec.algorithm.loss
-    if loss.kind == "python" and not (loss.path and loss.function):
-        yield Problem(
-            "spec.algorithm.loss.path",
-            "or function is missing; kind python requires both",
-            "Give path: … and function: …",
+def gpu_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield numbers of GPUs that contradict the engine or the ranks."""
+    trainer = spec.trainer
+    ranks = min(trainer.ranks, trainer.ranks_per_pod)
+    yield from _gpu_mismatch("spec.trainer", trainer.pod, ranks, "ranks of a pod", "spec.trainer.ranksPerPod")
+    for index, rollout in enumerate(spec.rollout.by_group.values()):
+        section = f"spec.rollout.groups[{index}]" if spec.rollout.groups else "spec.rollout"
+        source = "tensorParallelSize" if rollout.gpus_per_pod == rollout.engine.tensor_parallel_size else _PER_POD
+        yield from _gpu_mismatch(
+            section, rollout.pod, rollout.gpus_per_pod, source, "spec.rollout.engine.tensorParallelSize"
         )
-    if loss.correction_floor > loss.correction_cap:
-        yield Problem(
-            "spec.algorithm.loss.correctionFloor",
-            f"{loss.correction_floor:g} is above correctionCap {loss.correction_cap:g}, so no token is left",
-            "Give less than correctionCap",
-            also=("spec.algorithm.loss.correctionCap",),
-        )
-    if loss.correction == "tis" and loss.correction_floor > 0:
-        yield Problem(
-            "spec.algorithm.loss.correctionFloor",
-            f"is {loss.correction_floor:g}, but correction tis truncates weights above the cap only and has no floor",
-            "Set correction to decoupled or reject, which leave out what is below the floor, or remove it",
-            also=("spec.algorithm.loss.correction",),
-        )
-    bound = loss.clip_ratio_c
-    if 0 < bound <= 1:
-        yield Problem(
-            "spec.algorithm.loss.clipRatioC",
-            f"{bound:g} would bound tokens whose probability did not change",
-            "Give more than 1, such as 3, or 0 for no bound",
-        )
+
+
+def _gpu_mismatch(section: str, pod: PodSpec, derived: int, source: str, source_field: str) -> Iterator[Problem]:
+    for kind, amounts in (("limits", pod.resources.limits), ("requests", pod.resources.requests)):
+        for name in dict.fromkeys((pod.gpu_resource or GPU, GPU)):
+            stated = amounts.get(name)
+            if stated is not None and str(stated) not in {"0", str(derived)}:
+                yield Problem(
+                    f"{section}.pod.resources.{kind}",
+                    f"{name}: {stated} contradicts {source} {derived}",
+                    f"Give {derived} (0 for a CPU), or remove it: the number of GPUs follows from the engine",
+                    also=(source_field,),
+                )
 
 
 def pods_of(spec: Spec) -> Iterator[tuple[str, PodSpec]]:
@@ -211,128 +275,21 @@ def _variable(field: str, variable: EnvironmentVariable) -> Iterator[Problem]:
         )
 
 
-def gpu_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield numbers of GPUs that contradict the engine or the ranks."""
-    trainer = spec.trainer
-    ranks = min(trainer.ranks, trainer.ranks_per_pod)
-    yield from _gpu_mismatch("spec.trainer", trainer.pod, ranks, "ranks of a pod", "spec.trainer.ranksPerPod")
-    for index, rollout in enumerate(spec.rollout.by_group.values()):
-        section = f"spec.rollout.groups[{index}]" if spec.rollout.groups else "spec.rollout"
-        source = "tensorParallelSize" if rollout.gpus_per_pod == rollout.engine.tensor_parallel_size else _PER_POD
-        yield from _gpu_mismatch(
-            section, rollout.pod, rollout.gpus_per_pod, source, "spec.rollout.engine.tensorParallelSize"
-        )
-
-
-_PER_POD = "tensorParallelSize × pipelineParallelSize ÷ podsPerReplica"
-
-
-def group_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield contradictions between rollout groups, and GPUs that the pods of a replica cannot share evenly."""
-    rollout, names = spec.rollout, [group.name for group in spec.rollout.groups]
-    for index, (name, each) in enumerate(rollout.by_group.items()):
-        section = f"spec.rollout.groups[{index}]" if name else "spec.rollout"
-        if each.engine.gpus % each.pods_per_replica:
+def failure_policy_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield rules that apply to nothing or to two things at once, and pauses that contradict each other."""
+    policy = spec.lifecycle.failure_policy
+    for number, rule in enumerate(policy.rules):
+        if (rule.on_exit_codes is not None) == bool(rule.on_reasons):
             yield Problem(
-                f"{section}.podsPerReplica",
-                f"{each.pods_per_replica} pods cannot share {each.engine.gpus} GPUs (tensorParallelSize × "
-                "pipelineParallelSize) evenly",
-                "Give a number of pods that divides the GPUs",
-                also=("spec.rollout.engine.tensorParallelSize",),
+                f"{_POLICY}.rules[{number}]",
+                "has both onExitCodes and onReasons" if rule.on_reasons else "has neither onExitCodes nor onReasons",
+                "Give exactly one of onExitCodes and onReasons",
             )
-    if not names:
-        return
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            yield Problem(f"spec.rollout.groups[{index}].name", f"{name!r} is used twice", "Give each its own name")
-    if rollout.replicas != 1:
+    pauses = policy.backoff
+    if pauses.initial_seconds > pauses.max_seconds:
         yield Problem(
-            "spec.rollout.replicas", "counts workers without groups, but groups are given", "Give each group replicas"
-        )
-    if not rollout.pods:
-        yield Problem(
-            "spec.rollout.groups", "have no replicas at all", "Give one of them at least 1, or set spec.suspend"
-        )
-
-
-def _gpu_mismatch(section: str, pod: PodSpec, derived: int, source: str, source_field: str) -> Iterator[Problem]:
-    for kind, amounts in (("limits", pod.resources.limits), ("requests", pod.resources.requests)):
-        for name in dict.fromkeys((pod.gpu_resource or GPU, GPU)):
-            stated = amounts.get(name)
-            if stated is not None and str(stated) not in {"0", str(derived)}:
-                yield Problem(
-                    f"{section}.pod.resources.{kind}",
-                    f"{name}: {stated} contradicts {source} {derived}",
-                    f"Give {derived} (0 for a CPU), or remove it: the number of GPUs follows from the engine",
-                    also=(source_field,),
-                )
-
-
-def trainer_memory_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield combinations that cannot work."""
-    trainer = spec.trainer
-    checkpointing = trainer.activation_checkpointing
-    if trainer.activation_offload and checkpointing in ("none", "selective"):
-        kept = "everything" if checkpointing == "none" else "the output of attention, which cannot be offloaded"
-        yield Problem(
-            "spec.trainer.activationOffload",
-            f"offloads the inputs of layers, but activationCheckpointing {checkpointing} keeps {kept}",
-            "Set activationCheckpointing to layers or auto, or remove activationOffload",
-            also=("spec.trainer.activationCheckpointing",),
-        )
-    if trainer.cpu_offload and (trainer.strategy != "fsdp2" or trainer.ranks == 1):
-        yield Problem(
-            "spec.trainer.cpuOffload",
-            f"is FSDP2's, which runs with several ranks; strategy is {trainer.strategy} and ranks is {trainer.ranks}",
-            "Set strategy to fsdp2 and ranks to at least 2, or remove cpuOffload",
-            also=("spec.trainer.strategy", "spec.trainer.ranks"),
-        )
-
-
-_ADVANTAGE_PER = "spec.algorithm.advantagePer"
-
-_AGENTS = ("environment", "custom")
-
-
-def turn_advantage_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield what contradicts advantages of turns."""
-    algorithm, reward, agent = spec.algorithm, spec.reward, spec.rollout.agent
-    if algorithm.advantage_per == "sample":
-        return
-    if agent.kind not in _AGENTS:
-        yield Problem(
-            _ADVANTAGE_PER,
-            f"is turn, but agent kind {agent.kind} has no rewards of turns",
-            "Remove advantagePer, or choose agent kind environment or custom",
-            also=("spec.rollout.agent.kind",),
-        )
-    if not any(reward.environment_weights.values()):
-        yield Problem(
-            _ADVANTAGE_PER,
-            "is turn, but no scorer makes the environment's reward a part of the sample's",
-            "Add {name: …, kind: environment} with a weight to reward.scorers, or remove advantagePer",
-            also=("spec.reward.scorers",),
-        )
-    if reward.combine.kind == "python" or reward.combine.normalize == "group":
-        combined = "kind is python" if reward.combine.kind == "python" else "normalize is group"
-        yield Problem(
-            _ADVANTAGE_PER,
-            f"is turn, which subtracts rewards of turns from the sample's, but combine.{combined}: "
-            "the sample's reward is not their weighted sum",
-            "Use the plain weightedSum, or remove advantagePer",
-            also=("spec.reward.combine",),
-        )
-    if algorithm.loss.penalises_reward:
-        yield Problem(
-            _ADVANTAGE_PER,
-            "is turn, but klIn: reward lowers the reward of whole samples: a turn would pay for the turns before it",
-            "Choose klIn: loss, or remove advantagePer",
-            also=("spec.algorithm.loss.klIn",),
-        )
-    if algorithm.dynamic_sampling:
-        yield Problem(
-            _ADVANTAGE_PER,
-            "is turn, but dynamicSampling drops groups with equal scores, whose turns may differ",
-            "Remove dynamicSampling or advantagePer",
-            also=("spec.algorithm.dynamicSampling",),
+            f"{_POLICY}.backoff.initialSeconds",
+            f"{pauses.initial_seconds:g} is more than maxSeconds {pauses.max_seconds:g}",
+            "Lower initialSeconds, or raise maxSeconds",
+            also=(f"{_POLICY}.backoff.maxSeconds",),
         )

@@ -1,7 +1,4 @@
-"""``spec.algorithm``: steps, schedule, advantage, loss, optimizer.
-
-``spec.model``: the policy that is trained.
-"""
+"""``spec.algorithm``: steps, schedule, advantage, loss, optimizer. ``spec.model``: the policy that is trained."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from plaudit_job.spec.section import FilePath, KeyOf, Opaque, Section, SourcePat
 
 @dataclass(frozen=True)
 class LossTraits:
-    """One policy loss."""
+    """Describe one policy loss."""
 
     meaning: str
     """What it computes, for the reference."""
@@ -32,9 +29,7 @@ LOSS_KINDS: dict[str, LossTraits] = {
     ),
     "python": LossTraits("your function"),
 }
-
 """Every kind of policy loss. The function that computes it: ``LOSSES`` of ``training.model.losses``."""
-
 LossKind = Annotated[str, KeyOf(LOSS_KINDS, "Default ppo: what most published runs use.")]
 
 
@@ -190,9 +185,8 @@ class AlgorithmSpec(Section):
     @property
     def max_replaced(self) -> int:
         """Return the number of groups that a step replaces at most."""
-        return (
-            0 if self.dynamic_sampling is None else int((self.dynamic_sampling.max_factor - 1) * self.prompts_per_step)
-        )
+        sampling = self.dynamic_sampling
+        return 0 if sampling is None else int((sampling.max_factor - 1) * self.prompts_per_step)
 
 
 class ModelSpec(Section):

@@ -1,9 +1,4 @@
-"""``pod``: the curated part of a Kubernetes pod that a user may set for a role; the same model for every role.
-
-``pod.env``: environment variables, in the form of Kubernetes' ``EnvVar``.
-
-Quantities of Kubernetes as numbers: ``500m`` of a CPU, ``1.5Gi`` of memory.
-"""
+"""``pod``: the curated part of a Kubernetes pod that a user may set for a role; the same model for every role."""
 
 from __future__ import annotations
 
@@ -69,9 +64,7 @@ class EnvironmentVariable(Section):
 
 
 GPU = "nvidia.com/gpu"
-
 """Resource that counts GPUs unless another one is named."""
-
 RESOURCE_NAME = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 
 
@@ -161,8 +154,7 @@ class PodSpec(Section):
     def stated_gpus(self, default_resource: str = GPU) -> Quantity | None:
         """Return the number of GPUs in ``resources``; None if it is left to the engine.
 
-        Args:
-            default_resource: counts GPUs if ``gpuResource`` is empty.
+        ``default_resource`` counts GPUs if ``gpuResource`` is empty.
         """
         names = (self.gpu_resource or default_resource, GPU)  # 0 of NVIDIA's means a CPU in any cluster
         amounts = (self.resources.limits, self.resources.requests)
@@ -178,11 +170,7 @@ _QUANTITY = re.compile(
 )
 
 _FACTORS = {"": Decimal(1), "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3")}
-
-
 _FACTORS |= {unit: Decimal(1000) ** power for power, unit in enumerate("kMGTPE", start=1)}
-
-
 _FACTORS |= {f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", start=1)}
 
 

@@ -1,6 +1,6 @@
-"""``spec.reward``: the rewards of finished samples; the scorers are in ``scorers.py``.
+"""``spec.reward``: the rewards of finished samples.
 
-``spec.reward.scorers``: one model for scorers of every kind; what belongs to a kind has a section of its own.
+One model describes scorers of every kind; what belongs to a kind has a section of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from plaudit_job.spec.section import (
 
 @dataclass(frozen=True)
 class KindTraits:
-    """One kind of scorer. The rules of the job, the CEL rules of the CRD and the reference follow from it."""
+    """Describe one kind of scorer. The rules of the job, the CEL rules of the CRD and the reference follow from it."""
 
     meaning: str
     """The source of its scores, for the reference."""
@@ -65,9 +65,7 @@ KINDS: dict[str, KindTraits] = {
     "model": KindTraits("a reward model served for the job", ("model", "cache"), "{source: …}"),
     "environment": KindTraits("the reward that the sample's tools or environment gave"),
 }
-
-"""Every kind of scorer. The function that makes a scorer of it: ``scoring.kinds.registry``."""
-
+"""Every kind of scorer. ``plaudit_workers.service.build`` makes scorers of them."""
 ScorerKind = Annotated[str, KeyOf(KINDS)]
 
 

@@ -1,20 +1,6 @@
 """RLJob: the description of a job, on a laptop, on a Ray cluster and on Kubernetes.
 
-One file per section. ``job.rules`` checks fields against each other, ``job.loading`` reads and validates the YAML.
-
-``spec.environments``: servers that agents and scorers use, such as sandboxes and browsers.
-
-``spec.lifecycle``: deadlines, failure policy and cleanup.
-
-``metadata``: the job's name.
-
-``spec.scheduling``: queue, gang, priority.
-
-``spec.metrics``: the latency objective, traces and stored samples.
-
-``spec.storage`` and ``spec.files``: the shared volume, and files that travel with the job.
-
-``spec.trainer``: the process group that updates the policy and conducts the run.
+The smaller sections are here: metadata, environments, lifecycle, scheduling, metrics, storage, files and trainer.
 """
 
 from __future__ import annotations
@@ -329,26 +315,10 @@ class TrainerSpec(Section):
 
 
 API_VERSION = "plaudit.dev/v1alpha1"
-
 _MOST_ADAPTERS = 8
-
 _CONTROLLER = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9._~]*[A-Za-z0-9])?)?$"
-
 TRAINING_SECTIONS = ("model", "data", "algorithm", "rollout", "trainer")
-
 """Sections of which a job has all or none: a job without them only scores samples that others submit."""
-
-
-def _no_model() -> ModelSpec:
-    return ModelSpec.model_construct(source="")
-
-
-def _no_data() -> DataSpec:
-    return DataSpec.model_construct(train=TrainDataSpec.model_construct(path=""))
-
-
-def _no_algorithm() -> AlgorithmSpec:
-    return AlgorithmSpec.model_construct(steps=0)
 
 
 class Spec(Section):
@@ -363,11 +333,13 @@ class Spec(Section):
     Default empty: the operator."""
     seed: int = Field(default=1, ge=0, le=2**31 - 1)
     """Seed of every random choice: data order, sampling, weights of new layers. Default 1."""
-    model: ModelSpec = Field(default_factory=_no_model)
+    model: ModelSpec = Field(default_factory=lambda: ModelSpec.model_construct(source=""))
     """The policy. Required unless the job only scores."""
-    data: DataSpec = Field(default_factory=_no_data)
+    data: DataSpec = Field(
+        default_factory=lambda: DataSpec.model_construct(train=TrainDataSpec.model_construct(path=""))
+    )
     """Prompts. Required unless the job only scores."""
-    algorithm: AlgorithmSpec = Field(default_factory=_no_algorithm)
+    algorithm: AlgorithmSpec = Field(default_factory=lambda: AlgorithmSpec.model_construct(steps=0))
     """Steps, schedule, loss. Required unless the job only scores."""
     rollout: RolloutSpec = RolloutSpec()
     """The generating workers. Required (``rollout: {}`` will do) unless the job only scores."""

@@ -1,7 +1,4 @@
-"""``spec.rollout``: the workers, engine and agent that generate samples.
-
-``spec.data``: prompts for training and validation.
-"""
+"""``spec.rollout``: the workers, engine and agent that generate samples. ``spec.data``: prompts."""
 
 from __future__ import annotations
 
@@ -217,6 +214,11 @@ class RolloutSpec(Section):
     def pods(self) -> int:
         """Return the number of pods of all groups."""
         return sum(each.replicas * each.pods_per_replica for each in self.by_group.values())
+
+    @property
+    def spans_pods(self) -> bool:
+        """Return True if a replica of any group has several pods."""
+        return any(each.pods_per_replica > 1 for each in self.by_group.values())
 
     @property
     def gpus_per_pod(self) -> int:

@@ -35,7 +35,7 @@ class Section(BaseModel):
 
 @dataclass(frozen=True)
 class Mutable:
-    """Marks a field that may change while the job runs; all others are fixed."""
+    """Mark a field that may change while the job runs; all others are fixed."""
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Add the mark to the JSON Schema."""
@@ -44,7 +44,7 @@ class Mutable:
 
 @dataclass(frozen=True)
 class JobPath:
-    """Marks a path that is relative to the job file.
+    """Mark a path that is relative to the job file.
 
     ``source``: the value may also be the id of a model on the hub; it is a path when it begins with ``.`` or ``/``, or
     when a file or folder of that name lies beside the job file. ``command``: a list whose first item is the name of a
@@ -55,7 +55,7 @@ class JobPath:
 
 
 class HasMeaning(Protocol):
-    """A row of a table of values."""
+    """Describe a value: a row of a table of values."""
 
     @property
     def meaning(self) -> str:
@@ -64,7 +64,7 @@ class HasMeaning(Protocol):
 
 @dataclass(frozen=True)
 class KeyOf:
-    """Marks a text that is a key of a table, which is the only list of the field's values.
+    """Mark a text that is a key of a table, which is the only list of the field's values.
 
     Messages, the JSON Schema, the reference and the CRD read the values and their meanings from the table.
     """
@@ -102,23 +102,17 @@ def choices(field: FieldInfo) -> list[Any]:
 
 
 MUTABLE = Mutable()
-
 FilePath = Annotated[str, JobPath("file")]
 """A path; relative ones are resolved against the job file's folder."""
-
 Command = Annotated[list[str], JobPath("command")]
 """A program and its arguments; those that name a file beside the job file become its path."""
-
 SourcePath = Annotated[str, JobPath("source")]
 """A path or a hub id."""
-
 Opaque = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
 """An object that is passed on unchanged."""
-
 _QUANTITY_SCHEMA: dict[str, Any] = {"x-kubernetes-int-or-string": True}
 Quantity = Annotated[str | int, Field(json_schema_extra=_QUANTITY_SCHEMA)]
 """A Kubernetes quantity: ``4``, ``500m``, ``16Gi``."""
-
 BYTE_QUANTITY = r"^[0-9]+(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$"
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 SCORER_NAME = r"^[a-z0-9]([-_a-z0-9]*[a-z0-9])?$"

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from plaudit_job.environments import (
+from plaudit_job.processes import (
     HOST_VARIABLE,
     PORT_VARIABLE,
     SERVER_VARIABLE,

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from plaudit_job.environments import server_environment
+from plaudit_job.processes import server_environment
 from plaudit_job.spec.rewards import RewardModelSpec
 from plaudit_reward.endpoint.access import EndpointRefusedError, EndpointUsage
 from plaudit_reward.endpoint.budget import Limiter, LocalBudget, RateLimits

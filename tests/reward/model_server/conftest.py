@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from plaudit_job.environments import server_command, server_environment
+from plaudit_job.processes import server_command, server_environment
 from plaudit_job.spec.rewards import RewardModelSpec
 from plaudit_reward.endpoint.sleep_token import SLEEP_TOKEN_VARIABLE
 from plaudit_workers.launch.redis import free_port

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from plaudit_job.environments import server_command, server_environment
+from plaudit_job.processes import server_command, server_environment
 from plaudit_job.spec.rewards import RewardModelSpec
 from plaudit_workers.launch.checks import class_problem
 

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from plaudit_workers.launch.served_models import ServerClient, ServerDiedError
+from plaudit_workers.launch.child_server import ServerDiedError
+from plaudit_workers.launch.served_models import ServerClient
 
 TEXTS = ["a text that waits", "another one"]
 

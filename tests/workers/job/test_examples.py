@@ -26,7 +26,7 @@ def script(name: str, file: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_examples_job_runs_as_it_is(name: str) -> None:
     job = load_job(EXAMPLES / name / "job.yaml")
-    assert unsupported(job) == []
+    assert list(unsupported(job)) == []
     assert ignored(job) == []
 
 

@@ -70,14 +70,14 @@ def test_a_setting_that_another_one_switches_off_is_noted(
 
 def test_a_job_that_only_scores_is_run(changed: Change) -> None:
     only_scores = {"rollout": None, "trainer": None, "model": None, "data": None, "algorithm": None}
-    assert unsupported(parse_job(changed(only_scores))) == []
+    assert list(unsupported(parse_job(changed(only_scores)))) == []
 
 
 def test_a_sink_that_is_not_installed_is_refused_before_anything_starts(
     changed: Change, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = parse_job(changed({"trainer.sinks": ["tensorboard", "wandb"]}))
-    assert unsupported(job) == []
+    assert list(unsupported(job)) == []
     monkeypatch.setitem(sys.modules, "wandb", None)  # how Python marks a module that cannot be imported
     (problem,) = unsupported(job)
     assert str(problem).startswith("spec.trainer.sinks[1]: wandb is not installed")
@@ -85,7 +85,7 @@ def test_a_sink_that_is_not_installed_is_refused_before_anything_starts(
 
 def test_a_usual_job_is_accepted_without_ignored_fields(small_job: str, changed: Change) -> None:
     job = parse_job(changed({"trainer.sinks": ["tensorboard"], "rollout.agent": {"kind": "singleTurn"}}))
-    assert unsupported(job) == []
+    assert list(unsupported(job)) == []
     assert ignored(job) == []
 
 

@@ -30,7 +30,7 @@ def test_the_functions_take_conversational_and_plain_completions(chat: bool) -> 
 
 def test_its_job_runs_as_it_is_and_its_functions_fit() -> None:
     job = load_job(EXAMPLE / "job.yaml")
-    assert unsupported(job) == []
+    assert list(unsupported(job)) == []
     for scorer in job.spec.reward.scorers:
         assert scorer.python is not None
         assert check(Target(scorer.python.path, scorer.python.function, scope=scorer.scope)).problem is None

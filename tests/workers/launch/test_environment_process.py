@@ -14,7 +14,8 @@ from plaudit_job.load import load_job
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.job_start import await_environments, environment_url, is_reachable
-from plaudit_workers.launch.environment_process import EnvironmentDiedError, serve
+from plaudit_workers.launch.child_server import ServerDiedError
+from plaudit_workers.launch.environment_process import serve
 from plaudit_workers.launch.redis import free_port
 from plaudit_workers.process import ProcessSettings
 
@@ -82,7 +83,7 @@ async def test_a_server_that_dies_ends_its_process_which_the_supervisor_starts_a
     writer.write(b"GET /ready HTTP/1.0\r\n\r\n")
     os.kill(int((await reader.read()).split()[-1]), signal.SIGKILL)
     writer.close()
-    with pytest.raises(EnvironmentDiedError, match="environment code-box ended with exit code -9; its log: "):
+    with pytest.raises(ServerDiedError, match="environment code-box ended with exit code -9; its log: "):
         await serving
 
 
@@ -100,7 +101,7 @@ async def test_a_server_that_does_not_start_is_refused_with_its_log(settings, pr
 
 async def test_a_server_that_ends_at_a_later_start_may_be_started_again(settings, monkeypatch) -> None:
     monkeypatch.setenv("PLAUDIT_RESTARTED", "1")
-    with pytest.raises(EnvironmentDiedError, match="ended with exit code 1 at its start"):
+    with pytest.raises(ServerDiedError, match="ended with exit code 1 at its start"):
         await serve(settings("raise ValueError('killed by a request')", 30), asyncio.Event())
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from plaudit_job.environments import server_command, server_environment
+from plaudit_job.processes import server_command, server_environment
 from plaudit_job.spec.rewards import ServedChatModelSpec
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.errors import RefusedError

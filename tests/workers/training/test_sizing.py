@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from live_bytes import LiveBytes
 from plaudit_job.model_shape import DEVICES, ModelShape, find_device
-from plaudit_job.rules.fields import rule_problems
+from plaudit_job.rules.job import rule_problems
 from plaudit_reward.attention import PACKED_ATTENTION
 from plaudit_wire.errors import RefusedError
 from plaudit_workers.cli import main

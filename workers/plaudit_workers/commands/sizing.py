@@ -1,6 +1,4 @@
-"""Decide whether a job fits its GPUs, and find the nearest one that does. Pure.
-
-Memory of a trainer's rank, of a rollout's GPU and of the trainer's hosts, part by part. Pure.
+"""Size the memory of a trainer's rank, a rollout's GPU and the trainer's hosts; find the nearest job that fits. Pure.
 
 The formulas follow the code: float32 weights, gradients and AdamW's two averages divided by the ranks that share them
 (FSDP2, ``fsdpSize``), layers gathered in the precision of the forward passes, activations of one micro-batch or of a
@@ -20,48 +18,32 @@ from pydantic.alias_generators import to_camel
 
 from plaudit_job.model_shape import Device, ModelShape, divides_heads
 from plaudit_job.problem import Problem
-from plaudit_job.rules.fields import rule_problems
+from plaudit_job.rules.job import rule_problems
 from plaudit_job.spec.rljob import Spec, TrainerSpec
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-
 """``model.dtype`` → bytes of a published value, and of a rollout's."""
-
 FORWARD_BYTES = DTYPE_BYTES | {"float16": 4}
-
-"""``model.dtype`` → bytes of a value in the trainer's forward passes (``training.model.FORWARD_DTYPES``)."""
-
+"""``model.dtype`` → bytes of a value in the trainer's forward passes (``training.model.head.FORWARD_DTYPES``)."""
 RESERVED_BYTES = 3e9
-
 """CUDA's context, the libraries' workspaces, fragments."""
-
-_FLOAT = 4
-
-_ADAMW = 16
-
+_FLOAT_BYTES = 4
+_ADAMW_BYTES = 16
 """Bytes a trained parameter: weight, gradient, two averages, all float32."""
-
 _CHUNK_BYTES = 1 << 29
-
-"""``token_head.CHUNK_BYTES``: float32 logits of a chunk."""
-
+"""``training.model.head.CHUNK_BYTES``: float32 logits of a chunk."""
 LOGIT_COPIES = 5
-
 """Logits, their scaled copy, the softmax and gradients, all float32; counted in a test."""
-
 _BACKWARD_SHARE = 1.5
-
 """A layer's saved tensors and the gradients beside them, while its backward pass runs."""
-
 _INPUTS_UNDERWAY = 2
-
 _OFFERED_COPIES = 2
-
 """The newest published weights, and those before while a rollout still receives them; older transfers are broken."""
-
 _PREFILL_TOKENS = 8192
-
 """Tokens of one engine step on a GPU: vLLM's default."""
+_MOST_GPUS = 1024
+Changes = dict[str, Any]
+"""Field of a section → new value."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +86,8 @@ def _states(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
     copies = int(algorithm.loss.correction != "none" and algorithm.updates_per_step > 1)
     copies += int(bool(algorithm.loss.kl_coefficient) and trainer.lora is None)
     return [
-        MemoryItem("weights, gradients, optimizer", (_ADAMW * trained + frozen) / trainer.shards),
-        MemoryItem("proximal and reference weights", copies * _FLOAT * trained / trainer.shards),
+        MemoryItem("weights, gradients, optimizer", (_ADAMW_BYTES * trained + frozen) / trainer.shards),
+        MemoryItem("proximal and reference weights", copies * _FLOAT_BYTES * trained / trainer.shards),
     ]
 
 
@@ -127,23 +109,23 @@ def kept_bytes(spec: Spec, shape: ModelShape) -> float:
     """Return the bytes of one micro-batch that all layers keep for the backward pass, on the GPU or on the host."""
     scale = FORWARD_BYTES[spec.model.dtype] / 2
     # In one process autocast keeps the sum of the layers in float32.
-    row = shape.hidden * (_FLOAT if spec.trainer.ranks == 1 and spec.trainer.lora is None else 2 * scale)
+    row = shape.hidden * (_FLOAT_BYTES if spec.trainer.ranks == 1 and spec.trainer.lora is None else 2 * scale)
     kept = {"none": shape.layer_bytes() * scale, "selective": row + 4 * shape.hidden * scale}
     return row_tokens(spec) * shape.layers * kept.get(spec.trainer.activation_checkpointing, row)
 
 
 def _logit_bytes(spec: Spec, shape: ModelShape) -> float:
     """Return the bytes of the float32 logits that exist at a time: a chunk's, or a row's, as if all were trained."""
-    whole = _FLOAT * row_tokens(spec) * shape.vocabulary
+    whole = _FLOAT_BYTES * row_tokens(spec) * shape.vocabulary
     return whole if shape.whole_logits else min(whole, _CHUNK_BYTES)
 
 
 def _gathered_bytes(spec: Spec, shape: ModelShape) -> float:
     width = FORWARD_BYTES[spec.model.dtype]
     if spec.trainer.ranks == 1:
-        return shape.parameters * width if width < _FLOAT and spec.trainer.lora is None else 0
+        return shape.parameters * width if width < _FLOAT_BYTES and spec.trainer.lora is None else 0
     largest = max(shape.layer_parameters, shape.edge_parameters)
-    gradients = 0 if spec.trainer.lora else largest * (width + _FLOAT)
+    gradients = 0 if spec.trainer.lora else largest * (width + _FLOAT_BYTES)
     return (shape.edge_parameters + 2 * shape.layer_parameters) * width + gradients
 
 
@@ -154,7 +136,7 @@ def rollout_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
     lora = spec.trainer.lora
     adapters = shape.adapter_parameters(lora.rank) * width * spec.adapters_at_once if lora else 0
     step = _PREFILL_TOKENS * (4 * shape.hidden + 3 * shape.intermediate / engine.tensor_parallel_size) * width
-    logits = 2 * _FLOAT * engine.max_concurrent_samples * shape.vocabulary
+    logits = 2 * _FLOAT_BYTES * engine.max_concurrent_samples * shape.vocabulary
     return [
         MemoryItem("weights", (shape.parameters * width + adapters) / gpus),
         MemoryItem("activations and logits", step + logits),
@@ -184,10 +166,10 @@ def host_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
     by_rows = (trainer.ranks > 1 or trainer.lora is not None) and not spec.model.trust_remote_code
     largest = max(shape.vocabulary * shape.hidden, 2 * 2 * shape.experts * shape.intermediate * shape.hidden)
     adapters = trained if trainer.lora else 0
-    loading = _FLOAT * (largest / trainer.shards + adapters if by_rows else shape.parameters)
+    loading = _FLOAT_BYTES * (largest / trainer.shards + adapters if by_rows else shape.parameters)
     parts = [
         MemoryItem("loading", loading * ranks_here),
-        MemoryItem("checkpoint", 3 * _FLOAT * trained * ranks_here / trainer.ranks),
+        MemoryItem("checkpoint", 3 * _FLOAT_BYTES * trained * ranks_here / trainer.ranks),
     ]
     if trainer.cpu_offload:
         parts += [MemoryItem(part.name, part.num_bytes * ranks_here) for part in _states(spec, shape)]
@@ -200,13 +182,6 @@ def host_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
         published = DTYPE_BYTES[spec.model.dtype] * shape.parameters
         parts.append(MemoryItem("published weights", published * ranks_here / trainer.ranks))
     return parts
-
-
-_MOST_GPUS = 1024
-
-Changes = dict[str, Any]
-
-"""Field of a section → new value."""
 
 
 def fit_problems(spec: Spec, shape: ModelShape, device: Device) -> list[Problem]:

@@ -1,12 +1,7 @@
 """Find everything that would make ``plaudit run`` refuse a job or fail later.
 
-Check the reward functions of a job: their imports, signatures, arguments and the columns that they require.
-
-Unlike ``check_files`` this imports the files, each in a process of its own.
-
-Check the loss of a job with ``loss.kind: python``: import its file and compute it once, in a process of its own.
-
-Find fields that ``plaudit run`` does not support: it refuses the job, or ignores a field for Kubernetes only.
+That is what ``checks`` finds in files, fields that ``plaudit run`` does not support, and faults of the user's reward
+functions and loss. Those are imported here, each file in a process of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +15,7 @@ from importlib.util import find_spec
 import msgspec
 
 from plaudit_job.load import Examination
-from plaudit_job.problem import Problem
+from plaudit_job.problem import Problem, is_within
 from plaudit_job.rules.training import pods_of
 from plaudit_job.spec.algorithm import LossSpec
 from plaudit_job.spec.pod import PodSpec, ResourcesSpec
@@ -29,20 +24,116 @@ from plaudit_job.spec.section import Section
 from plaudit_reward.functions.check import check
 from plaudit_reward.functions.forms import ENVIRONMENTS
 from plaudit_reward.functions.result import Target
-from plaudit_workers.launch.checks import check_files, shared_extra_info
+from plaudit_workers.launch.checks import check_files, data_files, shared_extra_info
 from plaudit_workers.service.build import function_target
 
-_AT_A_TIME = 4
+_CHECKED_AT_ONCE = 4
+_LOSS = "spec.algorithm.loss"
+_TRIAL_MODULE = "plaudit_workers.training.model.trial"
+"""Module of the trainer, run by name: it needs torch, which a job's checks do not import."""
+_TRIED_WITHIN_S = 120.0
+_ON_KUBERNETES = "It applies on Kubernetes"
+
+_KUBERNETES_ONLY = {
+    "suspend": _ON_KUBERNETES,
+    "managedBy": _ON_KUBERNETES,
+    "reward.workers.autoscaling": "Set reward.workers.replicas instead",
+    "reward.networkPolicy": _ON_KUBERNETES,
+    "transport.managed.storage": "Redis writes into the run's folder",
+    "transport.managed.storageClassName": "Redis writes into the run's folder",
+    "transport.managed.image": "A Redis server of this machine runs",
+    "storage": "Everything is in the run's folder",
+    "files": "Files are found relative to the job file",
+    "scheduling": _ON_KUBERNETES,
+    "lifecycle.preRunningDeadlineSeconds": _ON_KUBERNETES,
+    "lifecycle.activeDeadlineSeconds": _ON_KUBERNETES,
+    "lifecycle.ttlSecondsAfterFinished": _ON_KUBERNETES,
+    "lifecycle.cleanup": _ON_KUBERNETES,
+    "lifecycle.failurePolicy.maxDisruptions": _ON_KUBERNETES,
+    "lifecycle.failurePolicy.rules": _ON_KUBERNETES,
+    "lifecycle.failurePolicy.backoff": _ON_KUBERNETES,
+}
+
+
+def preflight(job: RLJob, *, imports: bool = True) -> list[Problem]:
+    """Check what this machine supports, the files that the job names, and the functions in them.
+
+    Without ``imports``, code that runs on other machines is not imported.
+    """
+    problems = [*unsupported(job), *check_files(job)]
+    if not imports:
+        return problems
+    fields = {problem.field for problem in problems}
+    return [*problems, *check_functions(job, fields), *check_loss(job, fields)]
+
+
+def all_problems(examination: Examination, *, imports: bool = True) -> list[Problem]:
+    """Return the problems of a file and, as far as its sound fields allow, those that ``preflight`` finds."""
+    if examination.job is None:
+        return examination.problems
+    return examination.problems + examination.concerning(preflight(examination.job, imports=imports))
+
+
+def unsupported(job: RLJob) -> Iterator[Problem]:
+    """Yield the fields for which ``plaudit run`` refuses the job."""
+    spec = job.spec
+    sampling, tls = spec.rollout.sampling, spec.transport.tls
+    if spec.trains and (sampling.top_p < 1 or sampling.top_k > 0):
+        yield Problem(
+            "spec.rollout.sampling",
+            f"topP {sampling.top_p}, topK {sampling.top_k} cut the distribution, which the trainer cannot reproduce",
+            "Set topP to 1 and topK to -1; validation may use any values",
+        )
+    for index, sink in enumerate(spec.trainer.sinks if spec.trains else ()):
+        if find_spec(sink) is None:
+            yield Problem(
+                f"spec.trainer.sinks[{index}]",
+                f"{sink} is not installed",
+                f"Install plaudit-workers[{sink}], or remove it: steps.jsonl is always written",
+            )
+    if tls and tls.ca_config_map:
+        remedy = "Give the certificates in caFile"
+        yield Problem("spec.transport.tls.caConfigMap", "is not supported by plaudit run", remedy)
+    for index, server in enumerate(spec.environments):
+        if not server.command:
+            yield Problem(
+                f"spec.environments[{index}].command",
+                "is empty; plaudit run starts no images",
+                "Give the command that starts the server on this machine",
+            )
+
+
+def ignored(job: RLJob) -> list[Problem]:
+    """Return the fields that ``plaudit run`` ignores, because they concern Kubernetes only."""
+    problems = [
+        Problem(f"spec.{name}", "is ignored by plaudit run", remedy)
+        for name, remedy in _KUBERNETES_ONLY.items()
+        if _differs(job.spec, name)
+    ]
+    problems += [
+        Problem(f"spec.{name}.pod", "is ignored by plaudit run, except for its resources", _ON_KUBERNETES)
+        for name, pod in pods_of(job.spec)
+        if pod.model_copy(update={"resources": ResourcesSpec()}) != PodSpec()
+    ]
+    return problems
+
+
+def _differs(section: Section, name: str) -> bool:
+    """Return True where a field, named as written, differs from its default."""
+    written, _, rest = name.partition(".")
+    fields = {field.alias or python_name: python_name for python_name, field in type(section).model_fields.items()}
+    value = getattr(section, fields[written])
+    if rest:
+        return _differs(value, rest)
+    return bool(value != type(section).model_fields[fields[written]].get_default(call_default_factory=True))
 
 
 def check_functions(job: RLJob, broken: Collection[str] = ()) -> list[Problem]:
     """Find what would keep a reward function from being called; skip files of ``broken`` fields (``check_files``)."""
     targets = {
-        field: target
-        for field, target in _targets(job)
-        if not any(other == field or other.startswith(f"{field}.") for other in broken)
+        field: target for field, target in _targets(job) if not any(is_within(other, (field,)) for other in broken)
     }
-    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+    with ThreadPoolExecutor(_CHECKED_AT_ONCE) as pool:
         found = list(pool.map(check, targets.values()))
     problems = [
         Problem(field, report.problem.rstrip("."), "See docs/rewards/python.md")
@@ -78,11 +169,7 @@ def _missing_columns(
     """Compare the columns that TRL functions require with the ``extra_info`` of every row."""
     if not wanted or not job.spec.trains:
         return
-    data = job.spec.data
-    paths = {"spec.data.train.path": data.train.path}
-    if data.validation:
-        paths["spec.data.validation.path"] = data.validation.path
-    for path_field, path in paths.items():
+    for path_field, path in data_files(job).items():
         if path_field in broken:
             continue
         there = shared_extra_info(path)
@@ -106,32 +193,23 @@ def _targets(job: RLJob) -> Iterator[tuple[str, Target]]:
         yield "spec.reward.combine", Target(reward.combine.path, reward.combine.function, scope="combine")
 
 
-_FIELD = "spec.algorithm.loss"
-
-_TRIAL = "plaudit_workers.training.model.trial"
-
-"""Module of the trainer, run by name: it needs torch, which a job's checks do not import."""
-
-_TRIED_WITHIN_S = 120.0
-
-
 def check_loss(job: RLJob, broken: Collection[str] = ()) -> Iterator[Problem]:
     """Find what would keep the user's loss from training; skip it if its field is ``broken`` (``check_files``).
 
     Such a loss raises, or returns no value with a gradient for each token.
     """
     loss = job.spec.algorithm.loss if job.spec.trains else None
-    if loss is None or loss.kind != "python" or any(field.startswith(_FIELD) for field in broken):
+    if loss is None or loss.kind != "python" or any(is_within(field, (_LOSS,)) for field in broken):
         return
-    if find_spec("torch") is not None and (problem := _tried(loss)):
-        yield Problem(_FIELD, problem.removeprefix(f"{_FIELD}: ").rstrip("."), "See docs/training.md, An update")
+    if find_spec("torch") is not None and (problem := _trial_problem(loss)):
+        yield Problem(_LOSS, problem.removeprefix(f"{_LOSS}: ").rstrip("."), "See docs/training.md, An update")
 
 
-def _tried(loss: LossSpec) -> str | None:
+def _trial_problem(loss: LossSpec) -> str | None:
     """Return the problem of a loss; None where there is none, and where its import takes minutes."""
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", _TRIAL],
+            [sys.executable, "-P", "-m", _TRIAL_MODULE],
             input=loss.model_dump_json(by_alias=True).encode(),
             capture_output=True,
             timeout=_TRIED_WITHIN_S,
@@ -147,116 +225,3 @@ def _tried(loss: LossSpec) -> str | None:
             f"{loss.function} in {loss.path} ended its process (exit status {done.returncode}; {last}): neither the "
             "file nor the function may do that"
         )
-
-
-def unsupported(job: RLJob) -> list[Problem]:
-    """Return the fields for which ``plaudit run`` refuses the job."""
-    training = [*_rollout(job), *_sinks(job)] if job.spec.trains else []
-    return [*training, *_transport(job), *_environments(job)]
-
-
-def ignored(job: RLJob) -> list[Problem]:
-    """Return the fields that ``plaudit run`` ignores, because they concern Kubernetes only."""
-    problems = [
-        Problem(f"spec.{name}", "is ignored by plaudit run", remedy)
-        for name, remedy in _KUBERNETES_ONLY.items()
-        if _differs(job.spec, name)
-    ]
-    problems += [
-        Problem(f"spec.{name}.pod", "is ignored by plaudit run, except for its resources", _ON_KUBERNETES)
-        for name, pod in pods_of(job.spec)
-        if pod.model_copy(update={"resources": ResourcesSpec()}) != PodSpec()
-    ]
-    return problems
-
-
-def _environments(job: RLJob) -> Iterator[Problem]:
-    for index, server in enumerate(job.spec.environments):
-        if not server.command:
-            yield Problem(
-                f"spec.environments[{index}].command",
-                "is empty; plaudit run starts no images",
-                "Give the command that starts the server on this machine",
-            )
-
-
-_ON_KUBERNETES = "It applies on Kubernetes"
-
-_KUBERNETES_ONLY = {
-    "suspend": _ON_KUBERNETES,
-    "managedBy": _ON_KUBERNETES,
-    "reward.workers.autoscaling": "Set reward.workers.replicas instead",
-    "reward.networkPolicy": _ON_KUBERNETES,
-    "transport.managed.storage": "Redis writes into the run's folder",
-    "transport.managed.storageClassName": "Redis writes into the run's folder",
-    "transport.managed.image": "A Redis server of this machine runs",
-    "storage": "Everything is in the run's folder",
-    "files": "Files are found relative to the job file",
-    "scheduling": _ON_KUBERNETES,
-    "lifecycle.preRunningDeadlineSeconds": _ON_KUBERNETES,
-    "lifecycle.activeDeadlineSeconds": _ON_KUBERNETES,
-    "lifecycle.ttlSecondsAfterFinished": _ON_KUBERNETES,
-    "lifecycle.cleanup": _ON_KUBERNETES,
-    "lifecycle.failurePolicy.maxDisruptions": _ON_KUBERNETES,
-    "lifecycle.failurePolicy.rules": _ON_KUBERNETES,
-    "lifecycle.failurePolicy.backoff": _ON_KUBERNETES,
-}
-
-
-def _differs(section: Section, name: str) -> bool:
-    """Return True where a field, named as written, differs from its default."""
-    written, _, rest = name.partition(".")
-    fields = {field.alias or python_name: python_name for python_name, field in type(section).model_fields.items()}
-    value = getattr(section, fields[written])
-    if rest:
-        return _differs(value, rest)
-    return bool(value != type(section).model_fields[fields[written]].get_default(call_default_factory=True))
-
-
-def _rollout(job: RLJob) -> Iterator[Problem]:
-    sampling = job.spec.rollout.sampling
-    if sampling.top_p < 1 or sampling.top_k > 0:
-        yield Problem(
-            "spec.rollout.sampling",
-            f"topP {sampling.top_p}, topK {sampling.top_k} cut the distribution, which the trainer cannot reproduce",
-            "Set topP to 1 and topK to -1; validation may use any values",
-        )
-
-
-def _sinks(job: RLJob) -> Iterator[Problem]:
-    for index, sink in enumerate(job.spec.trainer.sinks):
-        if find_spec(sink) is None:
-            yield Problem(
-                f"spec.trainer.sinks[{index}]",
-                f"{sink} is not installed",
-                f"Install plaudit-workers[{sink}], or remove it: steps.jsonl is always written",
-            )
-
-
-def _transport(job: RLJob) -> Iterator[Problem]:
-    tls = job.spec.transport.tls
-    if tls and tls.ca_config_map:
-        yield Problem(
-            "spec.transport.tls.caConfigMap", "is not supported by plaudit run", "Give the certificates in caFile"
-        )
-
-
-def preflight(job: RLJob, *, imports: bool = True) -> list[Problem]:
-    """Check what this machine supports, the files that the job names, and the functions in them.
-
-    Args:
-        imports: import the files of rewards and loss, each in a process of its own; False where they run on other
-            machines.
-    """
-    problems = [*unsupported(job), *check_files(job)]
-    if not imports:
-        return problems
-    fields = {problem.field for problem in problems}
-    return [*problems, *check_functions(job, fields), *check_loss(job, fields)]
-
-
-def all_problems(examination: Examination, *, imports: bool = True) -> list[Problem]:
-    """Return the problems of a file and, as far as its sound fields allow, those that ``preflight`` finds."""
-    if examination.job is None:
-        return examination.problems
-    return examination.problems + examination.concerning(preflight(examination.job, imports=imports))

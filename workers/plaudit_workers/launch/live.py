@@ -1,10 +1,7 @@
-"""Print what happens between two closed steps: processes that are still loading, problems, failed scores.
+"""Print what happens between two closed steps, and react to Ctrl-C and SIGTERM.
 
-Reads the run's metrics service. ``LiveMessages`` decides what is worth a line, and is pure.
-
-Report what a run waits for, where that takes longer than a few seconds.
-
-React to Ctrl-C and SIGTERM: the first asks the run to stop, the second ends it at once.
+Lines are about processes that are still loading, problems, failed scores and long waits. They come from the run's
+metrics service. ``LiveMessages`` decides what is worth a line, and is pure.
 """
 
 from __future__ import annotations
@@ -29,61 +26,18 @@ from plaudit_wire.records import WorkerRecord
 from plaudit_workers.launch.plan import Role
 
 REPORTED_AFTER_S = 3.0
-
 """A wait that is shorter is not worth a line."""
-
-
-@contextmanager
-def reported_wait(console: Console, what: str) -> Iterator[None]:
-    """Print ``waiting for <what> …`` once the body has taken ``REPORTED_AFTER_S``."""
-    timer = threading.Timer(REPORTED_AFTER_S, lambda: console.out(f"waiting for {what} …", highlight=False))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 _READ_EVERY_S = 0.5
-
 _RESPONSE_WITHIN_S = 5.0
-
 _REPEATED_AFTER_S = 30.0
-
 """A wait for the same processes is reported again after so long."""
-
 _WITH_HEARTBEAT = ("trainer", "rollout", "reward")
-
 _NUMBER = re.compile(r"\d+")
-
-
-class _Look(msgspec.Struct):
-    time: float
-
-
-class NewestSnapshot(msgspec.Struct):
-    """Hold the service's newest snapshot of the run."""
-
-    looks: list[_Look]
-    """The newest look at Redis; empty before the first."""
-    workers: list[WorkerRecord]
-    """The processes with a fresh heartbeat at that time."""
-
-
-class _Failures(msgspec.Struct):
-    failures: list[Failure]
-
-
 _Reply = TypeVar("_Reply")
 
 
 class LiveMessages:
-    """Choose the lines to print.
-
-    Args:
-        expected: names of the processes by role, as ``rollout-0``; roles without heartbeats are not waited for.
-    """
+    """Choose the lines to print; ``expected`` are processes (``rollout-0``), awaited if their role has heartbeats."""
 
     def __init__(self, expected: Sequence[tuple[Role, str]]) -> None:
         self._loading = {name for role, name in expected if role in _WITH_HEARTBEAT}
@@ -93,11 +47,9 @@ class LiveMessages:
         self._seen = 0.0
 
     def news(self, snapshot: NewestSnapshot | None, waited_s: float) -> list[str]:
-        """Return the lines about processes.
+        """Return the lines about processes, from a snapshot, or None without a response.
 
-        Args:
-            snapshot: None without a response. One that was seen before says nothing about now: while Redis does not
-                respond, the service goes on returning its last one.
+        One that was seen before says nothing about now: while Redis does not respond, the service returns its last one.
         """
         if snapshot is None or not snapshot.looks or snapshot.looks[-1].time <= self._seen:
             return self.waiting([], waited_s)
@@ -106,8 +58,7 @@ class LiveMessages:
 
     def waiting(self, workers: Sequence[WorkerRecord], waited_s: float) -> list[str]:
         """Return a line that names the processes that are not ready, when there is news of them."""
-        ready = {worker.worker.rpartition("-")[0] for worker in workers if worker.ready}
-        self._loading -= ready
+        self._loading -= {worker.worker.rpartition("-")[0] for worker in workers if worker.ready}
         reported, at_s = self._reported
         news = self._loading != reported or waited_s - at_s >= _REPEATED_AFTER_S
         if not self._loading or not news or waited_s - at_s < REPORTED_AFTER_S:
@@ -133,6 +84,23 @@ class LiveMessages:
         return lines
 
 
+class NewestSnapshot(msgspec.Struct):
+    """Hold the service's newest snapshot of the run."""
+
+    looks: list[_Look]
+    """The newest look at Redis; empty before the first."""
+    workers: list[WorkerRecord]
+    """The processes with a fresh heartbeat at that time."""
+
+
+class _Look(msgspec.Struct):
+    time: float
+
+
+class _Failures(msgspec.Struct):
+    failures: list[Failure]
+
+
 async def print_live(url: str, messages: LiveMessages, console: Console) -> None:
     """Print messages until cancelled."""
     started = time.monotonic()
@@ -143,7 +111,7 @@ async def print_live(url: str, messages: LiveMessages, console: Console) -> None
             counts = await _read(client, f"{url}/api/v1/failures", _Failures)
             lines = messages.news(snapshot, time.monotonic() - started)
             for line in lines + messages.failures(counts.failures if counts else []):
-                console.out(line, highlight=False)
+                console.out(line)
             await asyncio.sleep(_READ_EVERY_S)
     finally:
         await client.close()
@@ -156,6 +124,18 @@ async def _read(client: HttpClient, url: str, kind: type[_Reply]) -> _Reply | No
         return msgspec.json.decode(response.body, type=kind) if response.status == 200 else None
     except (NoResponseError, CallTimeoutError, msgspec.DecodeError):
         return None
+
+
+@contextmanager
+def reported_wait(console: Console, what: str) -> Iterator[None]:
+    """Print ``waiting for <what> …`` once the body has taken ``REPORTED_AFTER_S``."""
+    timer = threading.Timer(REPORTED_AFTER_S, lambda: console.out(f"waiting for {what} …"))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Interrupt:
@@ -187,9 +167,9 @@ class Interrupt:
     def _on_signal(self) -> None:
         if self.stop.is_set():
             self._twice = True
-            self._console.out("stopping at once", highlight=False)
+            self._console.out("stopping at once")
             self._task.cancel()
             return
         self.stop.set()
         after = ": the trainer finishes its update and writes a checkpoint (Ctrl-C again stops at once)"
-        self._console.out(f"stopping{after if self._saves() else ' …'}", highlight=False)
+        self._console.out(f"stopping{after if self._saves() else ' …'}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from plaudit_job.environments import HOST_VARIABLE, SERVER_VARIABLE, metrics_environment
+from plaudit_job.processes import HOST_VARIABLE, SERVER_VARIABLE, metrics_environment
 from plaudit_job.spec.pod import PodSpec, quantity
 from plaudit_job.spec.rewards import ScorerSpec
 from plaudit_job.spec.rljob import EnvironmentServerSpec, RLJob, url_variable
@@ -21,12 +21,9 @@ from plaudit_workers.rollout.vllm_arguments import ROLLOUT_GROUP
 Role = str
 """``trainer``, ``rollout``, ``reward``, ``gateway``, ``metrics``, ``model-<scorer>`` for reward models and
 ``environment-<name>`` for environments."""
-
 TOKENS_FOLDER = "tokens"
 """In the run's folder: a file with the token of each caller of the gateway."""
-
 MODEL_SERVE = "plaudit_workers.launch.served_models:serve"
-
 ENVIRONMENT_SERVE = "plaudit_workers.launch.environment_process:serve"
 
 SERVE: dict[Role, str] = {
@@ -94,51 +91,35 @@ class LaunchSettings:
 def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> dict[Role, list[ProcessPlan]]:
     """Return the processes of each role, in the order in which they are started."""
     spec = job.spec
-    ranks_per_pod = min(spec.trainer.ranks, spec.trainer.ranks_per_pod)
-    counts: dict[Role, tuple[int, float, float]] = {  # processes, CPUs and GPUs of each
-        "metrics": (1, _cpus(spec.metrics.pod, 0.1), 0),
-        "gateway": (min(spec.reward.gateway.replicas, 1), _cpus(spec.reward.gateway.pod), 0),
-        "reward": (spec.reward.workers.replicas, _cpus(spec.reward.workers.pod), 0),
-        "trainer": (
-            spec.trainer.ranks,
-            _cpus(spec.trainer.pod, ranks_per_pod) / ranks_per_pod,
-            _gpus(spec.trainer.pod, 1),
-        ),
-    }
-    if not with_gpus:
-        counts = {role: (count, cpus, 0) for role, (count, cpus, _) in counts.items()}
-    own = metrics_environment(job)
+    trainer, reward, own = spec.trainer, spec.reward, metrics_environment(job)
     own["PLAUDIT_MODEL_SERVERS"] = json.dumps(
-        {each.name: [(context.folder / FOLDER / each.name).as_uri()] for each in job.spec.reward.model_scorers}
+        {each.name: [(context.folder / FOLDER / each.name).as_uri()] for each in reward.model_scorers}
     )
-    plans = {
-        role: [
-            ProcessPlan(f"{role}-{i}", role, cpus, gpus, SERVE[role], context.environment(f"{role}-{i}", role) | own)
-            for i in range(count)
+
+    def alike(role: Role, count: int, cpus: float, gpus: float = 0) -> list[ProcessPlan]:
+        names = [f"{role}-{number}" for number in range(count)]
+        return [
+            ProcessPlan(each, role, cpus, gpus, SERVE[role], context.environment(each, role) | own) for each in names
         ]
-        for role, (count, cpus, gpus) in counts.items()
-    }
-    trainers = plans.pop("trainer")
-    plans |= {"rollout": list(_rollouts(spec.rollout, context, own, with_gpus=with_gpus)), "trainer": trainers}
-    plans["reward"] = [replace(plan, secrets=context.reward_secrets) for plan in plans["reward"]]
+
+    plans = {"metrics": alike("metrics", 1, _cpus(spec.metrics.pod, 0.1))}
+    plans |= {f"environment-{each.name}": [_environment(each, context)] for each in spec.environments}
+    plans |= {f"model-{each.name}": _servers(each, context, with_gpus=with_gpus) for each in reward.model_scorers}
+    if reward.gateway.replicas and not spec.trains:
+        gateway = alike("gateway", 1, _cpus(reward.gateway.pod))
+        plans["gateway"] = [replace(plan, environment={**plan.environment, **_gateway(context)}) for plan in gateway]
+    workers = alike("reward", reward.workers.replicas, _cpus(reward.workers.pod))
+    plans["reward"] = [replace(plan, secrets=context.reward_secrets) for plan in workers]
     if spec.trains:
-        del plans["gateway"]
-    else:
-        del plans["rollout"], plans["trainer"]
-        plans["gateway"] = [
-            replace(plan, environment={**plan.environment, **_gateway(context)}) for plan in plans["gateway"]
-        ]
-        if not plans["gateway"]:
-            del plans["gateway"]
-    models = spec.reward.model_scorers
-    servers = {f"model-{each.name}": _servers(each, context, with_gpus=with_gpus) for each in models}
-    environments = {f"environment-{each.name}": [_environment(each, context)] for each in spec.environments}
-    ordered = {"metrics": plans.pop("metrics"), **environments, **servers, **plans}
+        plans["rollout"] = list(_rollouts(spec.rollout, context, own, with_gpus=with_gpus))
+        ranks_per_pod = min(trainer.ranks, trainer.ranks_per_pod)
+        cpus, gpus = _cpus(trainer.pod, ranks_per_pod) / ranks_per_pod, _gpus(trainer.pod, 1) if with_gpus else 0
+        plans["trainer"] = alike("trainer", trainer.ranks, cpus, gpus)
     if not with_gpus:
-        return ordered
+        return plans
     return {
         role: [plan if plan.gpus else replace(plan, environment={**plan.environment, **_NO_GPUS}) for plan in each]
-        for role, each in ordered.items()
+        for role, each in plans.items()
     }
 
 

@@ -1,10 +1,7 @@
-"""Check a job and write its run's folder, before ``plaudit run`` starts a process.
+"""Check a job and make or find its run's folder, before ``plaudit run`` starts a process.
 
-Compare the job of a resumed run with the job file: the fields that differ, and those that change what is trained.
-
-Check that the model hub has a model, and that it can be served, before a run starts processes and downloads.
-
-Make and find the folders of runs: ``runs/<run>/`` holds everything that a run leaves behind.
+``runs/<run>/`` holds everything that a run leaves behind. A resumed run is compared with the job file. The model hub is
+asked for models before processes start and download them.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from rich.console import Console
 
 from plaudit_job.fields import is_hub_id
 from plaudit_job.load import dump_job, examine_job, job_data, load_job, locate
-from plaudit_job.problem import JobError, Problem
+from plaudit_job.problem import JobError, Problem, is_within
 from plaudit_job.spec.rewards import RewardModelSpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_reward.http import HttpClient, NoResponseError, proxy_for
@@ -33,11 +30,10 @@ from plaudit_workers.launch.checks import architecture_of, class_problem, hub_ca
 from plaudit_workers.launch.code_checks import all_problems, preflight
 from plaudit_workers.launch.live import reported_wait
 
-_FIXED = ("spec.seed", "spec.model", "spec.data")
-
+_FIXED_FIELDS = ("spec.seed", "spec.model", "spec.data")
 """A checkpoint continues one model on one order of prompts; anything else would be another run."""
 
-_WITHOUT_MEANING = (
+_FIELDS_WITHOUT_MEANING = (
     "metadata",
     "spec.algorithm.steps",
     "spec.files",
@@ -63,147 +59,115 @@ _WITHOUT_MEANING = (
     "spec.trainer.sinks",
     "spec.transport",
 )
-
 """How much there is of what, where it runs and what is recorded. Every other field may change what is learned."""
-
-
-@dataclass(frozen=True)
-class FieldChange:
-    """Hold a field that differs; ``None`` stands for an absent one."""
-
-    field: str
-    before: Any
-    after: Any
-
-    @property
-    def refused(self) -> bool:
-        """Return True for a field that a resumed run must not change."""
-        return _within(self.field, _FIXED)
-
-    @property
-    def changes_meaning(self) -> bool:
-        """Return True when the run may learn something else from here on."""
-        return not _within(self.field, _WITHOUT_MEANING)
-
-    def __str__(self) -> str:
-        """Return ``spec.algorithm.samplesPerPrompt: 8 → 4``."""
-        return f"{self.field}: {_shown(self.before)} → {_shown(self.after)}"
-
-
-def job_changes(before: RLJob, after: RLJob) -> list[FieldChange]:
-    """Return the fields in which two jobs differ, in the order of the job file."""
-    old, new = dict(_leaves(job_data(before))), dict(_leaves(job_data(after)))
-    fields = [*old, *(field for field in new if field not in old)]
-    return [FieldChange(field, old.get(field), new.get(field)) for field in fields if old.get(field) != new.get(field)]
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from _leaves(inner, f"{path}.{name}" if path else name)
-    elif isinstance(value, list) and value:
-        for index, inner in enumerate(value):
-            yield from _leaves(inner, f"{path}[{index}]")
-    else:
-        yield path, value
-
-
-def _within(field: str, sections: tuple[str, ...]) -> bool:
-    return any(field == section or field.startswith((f"{section}.", f"{section}[")) for section in sections)
-
-
-def _shown(value: Any) -> str:
-    return "(absent)" if value is None else str(value)
-
-
 _RESPONSE_WITHIN_S = 5.0
-
 _HUB = "https://huggingface.co"
-
 _LOCAL = "If it is a folder, write its path with ./ or /"
-
-
-def check_hub_models(job: RLJob) -> list[Problem]:
-    """Return a problem for each model that is neither in the hub's local cache nor on the hub, or served wrongly."""
-    on_hub = [each for each in _models(job) if is_hub_id(each.source)]
-    found = (_cached_problem(each) if is_in_hub_cache(each.source) else asyncio.run(_problem(each)) for each in on_hub)
-    return [problem for problem in found if problem]
-
-
-class _Model(NamedTuple):
-    field: str
-    source: str
-    revision: str
-    reward: RewardModelSpec | None = None
-    """The section of a reward model."""
-
-
-def _models(job: RLJob) -> Iterator[_Model]:
-    if job.spec.trains:
-        model = job.spec.model
-        yield _Model("spec.model.source", model.source, model.revision)
-        if model.tokenizer:
-            yield _Model("spec.model.tokenizer", model.tokenizer, model.tokenizer_revision)
-    for index, scorer in enumerate(job.spec.reward.scorers):
-        if served := scorer.served:
-            field = f"spec.reward.scorers[{index}].{scorer.served_field}.source"
-            yield _Model(field, served.source, served.revision, scorer.model)
-
-
-def _cached_problem(model: _Model) -> Problem | None:
-    """Return the problem of the class of a model in the local cache."""
-    folder = hub_cache(model.source)
-    try:
-        commit = (folder / "refs" / (model.revision or "main")).read_text().strip()
-        config = json.loads((folder / "snapshots" / commit / "config.json").read_text())
-    except (OSError, ValueError):
-        return None  # another revision, or a part of it: the server downloads the rest
-    return _class_problem(model, config)
-
-
-def _class_problem(model: _Model, config: Any) -> Problem | None:
-    if model.reward is None or not isinstance(config, dict):
-        return None
-    return class_problem(model.field.removesuffix(".source"), model.reward, architecture_of(config))
-
-
-async def _problem(model: _Model) -> Problem | None:
-    field, source, revision, _ = model
-    hub = os.environ.get("HF_ENDPOINT", _HUB).rstrip("/")
-    url = f"{hub}/api/models/{source}/revision/{revision or 'main'}"
-    token = os.environ.get("HF_TOKEN", "")
-    client = HttpClient(max_connections=1, bearer_token=token, key_field="HF_TOKEN", proxy=proxy_for(url))
-    try:
-        response = await client.get(url, _RESPONSE_WITHIN_S)
-    except (NoResponseError, CallTimeoutError) as error:
-        return Problem(
-            field,
-            f"{source!r} is no folder beside the job file, and the model hub does not respond: {error}",
-            f"{_LOCAL}. Otherwise check the network, or set HF_ENDPOINT",
-        )
-    finally:
-        await client.close()
-    if response.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}:
-        return Problem(
-            field,
-            f"{source!r} is no folder beside the job file, and {hub} has no such model, or none that "
-            f"{'the token in HF_TOKEN' if token else 'a caller without a token'} may read "
-            f"(revision {revision or 'main'}, HTTP {response.status})",
-            f"{_LOCAL}. Otherwise correct the name, or set HF_TOKEN",
-        )
-    return _class_problem(model, _config(response.body))
-
-
-def _config(described: bytes) -> Any:
-    """Return the part of the hub's description of a model that it takes from config.json."""
-    try:
-        description = json.loads(described)
-    except ValueError:
-        return None
-    return description.get("config") if isinstance(description, dict) else None
-
-
 PARTS = ("samples", "checkpoints", "weights", "logs")
+
+
+def prepare(arguments: argparse.Namespace, console: Console) -> tuple[RLJob, Path] | None:
+    """Load and check the job and make (or find) its run's folder with the resolved ``job.yaml`` in it.
+
+    Returns:
+        None when there is nothing to do: the run to resume has finished.
+
+    Raises:
+        RefusedError: anything that would make the run fail later and can be found out now.
+    """
+    job = _with_steps(_loaded(arguments), arguments.steps)
+    runs = Path(arguments.runs_folder)
+    resumed = resumed_run(runs, job.metadata.name, arguments.run) if arguments.resume else None
+    if resumed and _is_finished(job, resumed, console):
+        return None
+    _refuse_problems(job, arguments, console)
+    if resumed:
+        _report_changes(job, resumed, console, accepted=arguments.accept_changes)
+    folder = resumed or new_run(runs, job.metadata.name, arguments.run)
+    (folder / "job.yaml").write_text(dump_job(job))
+    return job, folder
+
+
+def _loaded(arguments: argparse.Namespace) -> RLJob:
+    """Load the job; if its file is wrong, report also what the files that it names show."""
+    examination = examine_job(arguments.job)
+    if examination.job is None or examination.problems:
+        problems = all_problems(examination, imports=not arguments.address)
+        raise JobError(locate(problems, arguments.job), arguments.job)
+    return examination.job
+
+
+def _refuse_problems(job: RLJob, arguments: argparse.Namespace, console: Console) -> None:
+    imports = not arguments.address  # the nodes of a cluster may have other packages; its workers check
+    files = sorted({scorer.python.path for scorer in job.spec.reward.scorers if scorer.python})
+    with reported_wait(console, f"the import of {', '.join(files)}" if files and imports else "the job's files"):
+        problems = preflight(job, imports=imports)
+    if not problems:
+        with reported_wait(console, "the model hub"):
+            problems = check_hub_models(job)
+    if problems:
+        raise JobError(locate(problems, arguments.job), arguments.job)
+
+
+def _with_steps(job: RLJob, steps: int | None) -> RLJob:
+    """Return the job with ``--steps`` in place of ``algorithm.steps``."""
+    if steps is None:
+        return job
+    if not job.spec.trains:
+        raise RefusedError(f"--steps {steps}: a job without rollout and trainer has no steps. Leave it out")
+    algorithm = job.spec.algorithm.model_copy(update={"steps": steps})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"algorithm": algorithm})})
+
+
+def _is_finished(job: RLJob, folder: Path, console: Console) -> bool:
+    """Report where a resumed run stands; return True when it has trained all its steps."""
+    if not job.spec.trains:
+        return False
+    step, steps = _checkpointed_step(folder / "checkpoints"), job.spec.algorithm.steps
+    if step >= steps:
+        console.out(
+            f"run {folder.name} has finished its {steps} steps. To train further, set a larger --steps. "
+            f"Its folder: {folder}"
+        )
+        return True
+    console.out(
+        f"run {folder.name}: continuing after step {step} of {steps}"
+        if step
+        else f"run {folder.name} has no checkpoint yet: starting at step 1 of {steps}"
+    )
+    return False
+
+
+def _checkpointed_step(folder: Path) -> int:
+    """Return the step from which the trainer will continue: that of the newest incarnation's newest checkpoint."""
+    found = [(0, 0)]
+    for state in folder.glob("step-*/state.json"):
+        try:
+            extra = json.loads(state.read_text())["extra"]
+            found.append((int(extra["incarnation"]), int(extra["step"])))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # the trainer reports a checkpoint that it cannot read
+    return max(found)[1]
+
+
+def _report_changes(job: RLJob, folder: Path, console: Console, *, accepted: bool) -> None:
+    """Print how the job differs from the run's; refuse what the run cannot take or the user has not accepted."""
+    before = folder / "job.yaml"
+    changes = job_changes(load_job(before), job)
+    for change in changes:
+        if change.refused:
+            raise RefusedError(
+                f"--resume: {change} differs from the run in {folder}. Start a new run, or set the field back to what "
+                f"{before} has"
+            )
+    for change in changes:
+        console.out(f"changed: {change}")
+    meant = [change.field for change in changes if change.changes_meaning]
+    if meant and not accepted:
+        raise RefusedError(
+            f"--resume: {', '.join(meant)} changed since the run in {folder}, so its next steps would be trained "
+            "differently. Add --accept-changes to continue with them, or set them back"
+        )
 
 
 def new_run(runs: Path, job_name: str, run: str | None) -> Path:
@@ -246,107 +210,128 @@ def _last_step_closed(folder: Path) -> tuple[bool, float]:
     return closed, (steps if closed else folder / "job.yaml").stat().st_mtime
 
 
-def prepare(arguments: argparse.Namespace, console: Console) -> tuple[RLJob, Path] | None:
-    """Load and check the job and make (or find) its run's folder with the resolved ``job.yaml`` in it.
+@dataclass(frozen=True)
+class FieldChange:
+    """Hold a field that differs; ``None`` stands for an absent one."""
 
-    Returns:
-        None when there is nothing to do: the run to resume has finished.
+    field: str
+    before: Any
+    after: Any
 
-    Raises:
-        RefusedError: anything that would make the run fail later and can be found out now.
-    """
-    job = _with_steps(_loaded(arguments), arguments.steps)
-    runs = Path(arguments.runs_folder)
-    resumed = resumed_run(runs, job.metadata.name, arguments.run) if arguments.resume else None
-    if resumed and _is_finished(job, resumed, console):
-        return None
-    _check(job, arguments, console)
-    if resumed:
-        _report_changes(job, resumed, console, accepted=arguments.accept_changes)
-    folder = resumed or new_run(runs, job.metadata.name, arguments.run)
-    (folder / "job.yaml").write_text(dump_job(job))
-    return job, folder
+    @property
+    def refused(self) -> bool:
+        """Return True for a field that a resumed run must not change."""
+        return is_within(self.field, _FIXED_FIELDS)
 
+    @property
+    def changes_meaning(self) -> bool:
+        """Return True when the run may learn something else from here on."""
+        return not is_within(self.field, _FIELDS_WITHOUT_MEANING)
 
-def _loaded(arguments: argparse.Namespace) -> RLJob:
-    """Load the job; if its file is wrong, report also what the files that it names show."""
-    examination = examine_job(arguments.job)
-    if examination.job is None or examination.problems:
-        problems = all_problems(examination, imports=not arguments.address)
-        raise JobError(locate(problems, arguments.job), arguments.job)
-    return examination.job
+    def __str__(self) -> str:
+        """Return ``spec.algorithm.samplesPerPrompt: 8 → 4``."""
+        return f"{self.field}: {_shown(self.before)} → {_shown(self.after)}"
 
 
-def _check(job: RLJob, arguments: argparse.Namespace, console: Console) -> None:
-    imports = not arguments.address  # the nodes of a cluster may have other packages; its workers check
-    files = sorted({scorer.python.path for scorer in job.spec.reward.scorers if scorer.python})
-    with reported_wait(console, f"the import of {', '.join(files)}" if files and imports else "the job's files"):
-        problems = preflight(job, imports=imports)
-    if not problems:
-        with reported_wait(console, "the model hub"):
-            problems = check_hub_models(job)
-    if problems:
-        raise JobError(locate(problems, arguments.job), arguments.job)
+def job_changes(before: RLJob, after: RLJob) -> list[FieldChange]:
+    """Return the fields in which two jobs differ, in the order of the job file."""
+    old, new = dict(_leaves(job_data(before))), dict(_leaves(job_data(after)))
+    fields = [*old, *(field for field in new if field not in old)]
+    return [FieldChange(field, old.get(field), new.get(field)) for field in fields if old.get(field) != new.get(field)]
 
 
-def _with_steps(job: RLJob, steps: int | None) -> RLJob:
-    """Return the job with ``--steps`` in place of ``algorithm.steps``."""
-    if steps is None:
-        return job
-    if not job.spec.trains:
-        raise RefusedError(f"--steps {steps}: a job without rollout and trainer has no steps. Leave it out")
-    algorithm = job.spec.algorithm.model_copy(update={"steps": steps})
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"algorithm": algorithm})})
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and value:
+        for index, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}[{index}]")
+    else:
+        yield path, value
 
 
-def _is_finished(job: RLJob, folder: Path, console: Console) -> bool:
-    """Report where a resumed run stands; return True when it has trained all its steps."""
-    if not job.spec.trains:
-        return False
-    step, steps = _checkpointed_step(folder / "checkpoints"), job.spec.algorithm.steps
-    if step >= steps:
-        console.out(
-            f"run {folder.name} has finished its {steps} steps. To train further, set a larger --steps. "
-            f"Its folder: {folder}",
-            highlight=False,
-        )
-        return True
-    console.out(
-        f"run {folder.name}: continuing after step {step} of {steps}"
-        if step
-        else f"run {folder.name} has no checkpoint yet: starting at step 1 of {steps}",
-        highlight=False,
+def _shown(value: Any) -> str:
+    return "(absent)" if value is None else str(value)
+
+
+def check_hub_models(job: RLJob) -> list[Problem]:
+    """Return a problem for each model that is neither in the hub's local cache nor on the hub, or served wrongly."""
+    on_hub = [each for each in _named_models(job) if is_hub_id(each.source)]
+    found = (
+        _cached_problem(each) if is_in_hub_cache(each.source) else asyncio.run(_hub_problem(each)) for each in on_hub
     )
-    return False
+    return [problem for problem in found if problem]
 
 
-def _checkpointed_step(folder: Path) -> int:
-    """Return the step from which the trainer will continue: that of the newest incarnation's newest checkpoint."""
-    found = [(0, 0)]
-    for state in folder.glob("step-*/state.json"):
-        try:
-            extra = json.loads(state.read_text())["extra"]
-            found.append((int(extra["incarnation"]), int(extra["step"])))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # the trainer reports a checkpoint that it cannot read
-    return max(found)[1]
+class _HubModel(NamedTuple):
+    field: str
+    source: str
+    revision: str
+    reward: RewardModelSpec | None = None
+    """The section of a reward model."""
 
 
-def _report_changes(job: RLJob, folder: Path, console: Console, *, accepted: bool) -> None:
-    """Print how the job differs from the run's; refuse what the run cannot take or the user has not accepted."""
-    before = folder / "job.yaml"
-    changes = job_changes(load_job(before), job)
-    for change in changes:
-        if change.refused:
-            raise RefusedError(
-                f"--resume: {change} differs from the run in {folder}. Start a new run, or set the field back to what "
-                f"{before} has"
-            )
-    for change in changes:
-        console.out(f"changed: {change}", highlight=False)
-    meant = [change.field for change in changes if change.changes_meaning]
-    if meant and not accepted:
-        raise RefusedError(
-            f"--resume: {', '.join(meant)} changed since the run in {folder}, so its next steps would be trained "
-            "differently. Add --accept-changes to continue with them, or set them back"
+def _named_models(job: RLJob) -> Iterator[_HubModel]:
+    if job.spec.trains:
+        model = job.spec.model
+        yield _HubModel("spec.model.source", model.source, model.revision)
+        if model.tokenizer:
+            yield _HubModel("spec.model.tokenizer", model.tokenizer, model.tokenizer_revision)
+    for index, scorer in enumerate(job.spec.reward.scorers):
+        if served := scorer.served:
+            field = f"spec.reward.scorers[{index}].{scorer.served_field}.source"
+            yield _HubModel(field, served.source, served.revision, scorer.model)
+
+
+def _cached_problem(model: _HubModel) -> Problem | None:
+    """Return the problem of the class of a model in the local cache."""
+    folder = hub_cache(model.source)
+    try:
+        commit = (folder / "refs" / (model.revision or "main")).read_text().strip()
+        config = json.loads((folder / "snapshots" / commit / "config.json").read_text())
+    except (OSError, ValueError):
+        return None  # another revision, or a part of it: the server downloads the rest
+    return _class_problem(model, config)
+
+
+def _class_problem(model: _HubModel, config: Any) -> Problem | None:
+    if model.reward is None or not isinstance(config, dict):
+        return None
+    return class_problem(model.field.removesuffix(".source"), model.reward, architecture_of(config))
+
+
+async def _hub_problem(model: _HubModel) -> Problem | None:
+    field, source, revision, _ = model
+    hub = os.environ.get("HF_ENDPOINT", _HUB).rstrip("/")
+    url = f"{hub}/api/models/{source}/revision/{revision or 'main'}"
+    token = os.environ.get("HF_TOKEN", "")
+    client = HttpClient(max_connections=1, bearer_token=token, key_field="HF_TOKEN", proxy=proxy_for(url))
+    try:
+        response = await client.get(url, _RESPONSE_WITHIN_S)
+    except (NoResponseError, CallTimeoutError) as error:
+        return Problem(
+            field,
+            f"{source!r} is no folder beside the job file, and the model hub does not respond: {error}",
+            f"{_LOCAL}. Otherwise check the network, or set HF_ENDPOINT",
         )
+    finally:
+        await client.close()
+    if response.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}:
+        return Problem(
+            field,
+            f"{source!r} is no folder beside the job file, and {hub} has no such model, or none that "
+            f"{'the token in HF_TOKEN' if token else 'a caller without a token'} may read "
+            f"(revision {revision or 'main'}, HTTP {response.status})",
+            f"{_LOCAL}. Otherwise correct the name, or set HF_TOKEN",
+        )
+    return _class_problem(model, _described_config(response.body))
+
+
+def _described_config(described: bytes) -> Any:
+    """Return the part of the hub's description of a model that it takes from config.json."""
+    try:
+        description = json.loads(described)
+    except ValueError:
+        return None
+    return description.get("config") if isinstance(description, dict) else None

@@ -1,10 +1,8 @@
-"""Run a private Redis for one run: with a password, an append-only file and bounded memory, on loopback by default.
-
-Files that only this user may read.
-"""
+"""Run a private Redis for one run: with a password, an append-only file and bounded memory, on loopback by default."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import secrets
@@ -15,7 +13,6 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import redis
@@ -38,9 +35,7 @@ def write_private(file: Path, content: str) -> None:
 
 
 _READY_WITHIN_S = 20.0
-
 _PR_SET_PDEATHSIG = 1
-
 _libc = ctypes.CDLL(None)
 
 _NO_SERVER = (
@@ -51,7 +46,7 @@ _NO_SERVER = (
 
 @dataclass(frozen=True)
 class ServerAccess:
-    """Name the users of a Redis server."""
+    """Hold the users of a Redis server."""
 
     admin_password: str
     acl: str
@@ -134,12 +129,9 @@ class RedisServer:
         if self._process is None:
             return
         self._process.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
+        self.kill()
 
     def _configuration(self) -> str:
         return "\n".join(
@@ -187,7 +179,7 @@ class RedisServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

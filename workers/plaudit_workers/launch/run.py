@@ -1,8 +1,7 @@
 """``plaudit run job.yaml``: run the processes of a job on Ray, on this machine or on an existing cluster.
 
-Report where a scoring service is and how to submit to it.
-
-Print what a run does: a line for each step as ``steps.jsonl`` grows, a summary with the ledger at the end.
+It prints a line for each step as ``steps.jsonl`` grows and a summary with the ledger at the end. For a job that only
+scores it prints where the service is and how to submit to it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,14 @@ from plaudit_workers.launch.plan import TOKENS_FOLDER, LaunchSettings, ProcessPl
 from plaudit_workers.launch.preflight import prepare
 from plaudit_workers.launch.redis import free_port, write_private
 from plaudit_workers.launch.served_models import own_address
-from plaudit_workers.launch.supervisor import Supervisor, connect_to_ray, devices, disconnect, gpus_available
+from plaudit_workers.launch.supervisor import (
+    Supervisor,
+    check_cluster,
+    connect_to_ray,
+    devices,
+    disconnect,
+    gpus_available,
+)
 from plaudit_workers.launch.transport import RedisAccess, run_redis, write_redis_address
 from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, ProcessEnding, unless_stopped
 from plaudit_workers.rollout.vllm_arguments import is_cpu_build
@@ -48,86 +54,9 @@ from plaudit_workers.service.client import ServiceError, connect
 from plaudit_workers.training.state import Lineage
 
 ADDRESS_FILE = "service.json"
-
 """In the run's folder, for ``plaudit submit`` on the same machine; only its owner can read it."""
-
-_READY_WITHIN_S = 600.0
-
-_STRETCH_S = 600.0
-
-
-@dataclass(frozen=True)
-class GatewayAddress:
-    """Hold the HTTP address of a service and the token of its one caller; empty without a gateway."""
-
-    url: str = ""
-    token: str = field(default="", repr=False)
-
-    @property
-    def port(self) -> int:
-        """Return the port of the address; 0 without one."""
-        return urlsplit(self.url).port or 0
-
-
-def gateway_address(folder: Path, spec: GatewaySpec) -> GatewayAddress:
-    """Return the address of a run's gateway, and write its token into the run's folder.
-
-    A run that is resumed keeps token and, if it is free, port, so that callers that wait find the service again.
-    """
-    if not spec.replicas:
-        return GatewayAddress()
-    earlier = _earlier_address(folder)
-    port = spec.port or (earlier.port if _is_free(earlier.port) else free_port())
-    token = earlier.token or secrets.token_urlsafe(32)
-    write_private(folder / TOKENS_FOLDER / "client", token)
-    return GatewayAddress(f"http://127.0.0.1:{port}", token)
-
-
-def write_address(folder: Path, redis: RedisAddress, gateway: GatewayAddress) -> None:
-    """Write the addresses, token and password for clients into the run's folder."""
-    content = {"run": folder.name, **asdict(gateway), "redis": asdict(redis)}
-    write_private(folder / ADDRESS_FILE, json.dumps(content))
-
-
-async def print_when_ready(folder: Path, redis: RedisAddress, gateway: GatewayAddress, console: Console) -> None:
-    """Print the addresses and an example once a reward worker has opened all scorers."""
-    try:
-        transport, service = await connect(redis, run=folder.name, job="", wait_s=_READY_WITHIN_S)
-    except ServiceError:
-        return
-    await transport.close()
-    console.out(
-        f"scoring service {service.job} is ready: {gateway.url or redis.url}, run {folder.name} (Ctrl-C ends it)\n"
-        f"  {'URL and token' if gateway.url else 'address and password'}: {folder / ADDRESS_FILE}\n"
-        f"  plaudit submit --runs-folder {folder.parent} --run {folder.name} samples.jsonl -o scores.jsonl",
-        highlight=False,
-    )
-
-
-def _earlier_address(folder: Path) -> GatewayAddress:
-    try:
-        written = json.loads((folder / ADDRESS_FILE).read_text())
-        return GatewayAddress(written["url"], written["token"])
-    except (OSError, ValueError, KeyError):
-        return GatewayAddress()
-
-
-def _is_free(port: int) -> bool:
-    if not port:
-        return False
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
-def stretches_of_uptime() -> int:
-    """Count periods of 10 minutes. A service closes no steps, so its processes regain their restarts with each."""
-    return int(time.monotonic() / _STRETCH_S)
-
+_SERVICE_READY_WITHIN_S = 600.0
+_STRETCH_OF_UPTIME_S = 600.0
 
 _COLUMNS = (
     ("step", "step", 6, "{:.0f}"),
@@ -137,102 +66,20 @@ _COLUMNS = (
     ("step s", "step_s", 8, "{:.2f}"),
     ("exposed reward s", "exposed_reward_s", 17, "{:.2f}"),
 )
-
-
-class StepLines:
-    """Print each newly closed step once.
-
-    Args:
-        steps_file: ``steps.jsonl`` of the run; only lines added from now on are printed.
-        as_json: print the lines of ``steps.jsonl`` as they are, for programs, instead of a table.
-    """
-
-    def __init__(self, steps_file: Path, console: Console, *, as_json: bool = False) -> None:
-        self._file = steps_file
-        self._console = console
-        self._as_json = as_json
-        self._offset = steps_file.stat().st_size if steps_file.exists() else 0
-        self._header_printed = False
-        self.closed = 0
-        """Steps closed since this object was made."""
-
-    def print_new(self) -> None:
-        """Print what was added to the file since the last call; a torn last line waits for its rest."""
-        if not self._file.exists():
-            return
-        with self._file.open("rb") as file:
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._offset += len(line)
-                self.closed += 1
-                self._print(line)
-
-    def _print(self, line: bytes) -> None:
-        step = json.loads(line)
-        if self._as_json:
-            print(line.decode().strip(), flush=True)
-            return
-        if step["num_samples"]:  # step 0 is the validation before any training
-            self._print_row(step)
-        if line_of_rewards := _validation_line(step):
-            self._console.out(line_of_rewards, highlight=False)
-
-    def _print_row(self, step: dict[str, Any]) -> None:
-        if not self._header_printed:
-            self._header_printed = True
-            header = "".join(title.rjust(width) for title, _, width, _ in _COLUMNS)
-            self._console.out(header + "  waited for", style="bold", highlight=False)
-        cells = (_cell(step.get(key), width, form) for _, key, width, form in _COLUMNS)
-        self._console.out("".join(cells) + f"  {step.get('verdict', '')}", highlight=False)
-
-
-def _validation_line(step: dict[str, Any]) -> str | None:
-    """Format the mean validation reward of each data source; None for a step without validation."""
-    rewards = validation_rewards(step)
-    if not rewards:
-        return None
-    means = ", ".join(f"{source} {reward:.3f}" for source, reward in sorted(rewards.items()))
-    return f"{step['step']:6.0f}  validation reward: {means}"
-
-
-def _cell(value: float | None, width: int, form: str) -> str:
-    return ("-" if value is None else form.format(value)).rjust(width)
-
-
-def print_summary(console: Console, folder: Path, *, restarts: dict[str, int]) -> None:
-    """Print the first and last rewards of the run, its ledger and the restarts of its processes."""
-    steps = read_steps(folder / "steps.jsonl")
-    rewards = [step.statistics["reward/mean"] for step in steps if "reward/mean" in step.statistics]
-    if rewards:
-        last = rewards[-10:]
-        console.out(
-            f"mean reward: {rewards[0]:.3f} at the first step, {sum(last) / len(last):.3f} over the last {len(last)}",
-            highlight=False,
-        )
-    ledger_file = folder / "ledger.json"
-    if ledger_file.exists():
-        ledger = json.loads(ledger_file.read_text())
-        counts = ", ".join(f"{name} {count}" for name, count in sorted(ledger.items()) if isinstance(count, int))
-        console.out(f"ledger (groups): {counts}", highlight=False)
-    if restarts:
-        console.out("restarted: " + ", ".join(f"{name} {n}x" for name, n in restarts.items()), highlight=False)
-    console.out(f"run folder: {folder}", highlight=False)
-
-
 EXIT_INTERRUPTED = 130
-
 """The exit code that shells use for a program that Ctrl-C ended."""
-
 _PRINT_EVERY_S = 0.25
-
 _RESUMABLE = "the same command with --resume continues from the last checkpoint"
+
+_CPU_BUILD_NOTE = (
+    "note: Ray has GPUs, but the installed vLLM is its CPU build, so rollouts generate on CPUs. "
+    "`make install GPU=1` installs the GPU build"
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run a job to its end; the exit codes are those of ``plaudit_workers.process``, and 130 after Ctrl-C."""
-    console = Console(stderr=arguments.json)  # standard output then holds JSON only
+    console = Console(stderr=arguments.json, highlight=False)  # standard output then holds JSON only
     logging.getLogger("plaudit_workers").setLevel(logging.ERROR)
     try:
         prepared = prepare(arguments, console)
@@ -240,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
             return EXIT_DONE
         job, folder = prepared
         for problem in ignored(job):
-            console.out(str(problem), style="yellow", highlight=False)
+            console.out(str(problem), style="yellow")
         ending = asyncio.run(_Launch(job, folder, arguments, console).run())
     except RefusedError as error:
         ending = ProcessEnding(EXIT_REFUSED, str(error))
@@ -254,12 +101,6 @@ def run(arguments: argparse.Namespace) -> int:
     if ending.message:
         print(f"plaudit run: {ending.message}", file=sys.stderr)
     return ending.code
-
-
-_CPU_BUILD_NOTE = (
-    "note: Ray has GPUs, but the installed vLLM is its CPU build, so rollouts generate on CPUs. "
-    "`make install GPU=1` installs the GPU build"
-)
 
 
 class _RayNotUpError(Exception):
@@ -332,13 +173,11 @@ class _Launch:
             interrupt.listen()
         try:
             if self._address:
-                from plaudit_workers.launch.supervisor import check_cluster
-
                 with reported_wait(self._console, "the nodes of the Ray cluster"):
                     await asyncio.to_thread(check_cluster, self._folder)
             if gpus := gpus_available():
                 if self._job.spec.trains and self._job.spec.rollout.engine.kind == "vllm" and is_cpu_build():
-                    self._console.out(_CPU_BUILD_NOTE, highlight=False)
+                    self._console.out(_CPU_BUILD_NOTE)
                 plans = plan_processes(self._job, context, with_gpus=True)
                 if not self._address:
                     plans = share_gpus(plans, devices(int(gpus)), in_turns=self._job.spec.takes_turns)
@@ -355,7 +194,7 @@ class _Launch:
     ) -> ProcessEnding:
         """Start everything, print what happens until the run ends, stop everything in any case."""
         url = f"http://127.0.0.1:{context.metrics_port}"
-        self._console.out(f"run {self._folder.name} · live at {url}/", highlight=False)
+        self._console.out(f"run {self._folder.name} · live at {url}/")
         messages = LiveMessages([(role, plan.name) for role, each in plans.items() for plan in each])
         tasks = [asyncio.create_task(print_live(url, messages, self._console))]
         if self._job.spec.trains:
@@ -409,3 +248,156 @@ async def _in_daemon_thread(work: Callable[[], None]) -> None:
 
     threading.Thread(target=target, daemon=True, name="starts Ray").start()
     await done
+
+
+class StepLines:
+    """Print each newly closed step once.
+
+    Args:
+        steps_file: ``steps.jsonl`` of the run; only lines added from now on are printed.
+        as_json: print the lines of ``steps.jsonl`` as they are, for programs, instead of a table.
+    """
+
+    def __init__(self, steps_file: Path, console: Console, *, as_json: bool = False) -> None:
+        self._file = steps_file
+        self._console = console
+        self._as_json = as_json
+        self._offset = steps_file.stat().st_size if steps_file.exists() else 0
+        self._header_printed = False
+        self.closed = 0
+        """Steps closed since this object was made."""
+
+    def print_new(self) -> None:
+        """Print what was added to the file since the last call; a torn last line waits for its rest."""
+        if not self._file.exists():
+            return
+        with self._file.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._offset += len(line)
+                self.closed += 1
+                self._print(line)
+
+    def _print(self, line: bytes) -> None:
+        step = json.loads(line)
+        if self._as_json:
+            print(line.decode().strip(), flush=True)
+            return
+        if step["num_samples"]:  # step 0 is the validation before any training
+            self._print_row(step)
+        if line_of_rewards := _validation_line(step):
+            self._console.out(line_of_rewards)
+
+    def _print_row(self, step: dict[str, Any]) -> None:
+        if not self._header_printed:
+            self._header_printed = True
+            header = "".join(title.rjust(width) for title, _, width, _ in _COLUMNS)
+            self._console.out(header + "  waited for", style="bold")
+        cells = (_cell(step.get(key), width, form) for _, key, width, form in _COLUMNS)
+        self._console.out("".join(cells) + f"  {step.get('verdict', '')}")
+
+
+def _validation_line(step: dict[str, Any]) -> str | None:
+    """Format the mean validation reward of each data source; None for a step without validation."""
+    rewards = validation_rewards(step)
+    if not rewards:
+        return None
+    means = ", ".join(f"{source} {reward:.3f}" for source, reward in sorted(rewards.items()))
+    return f"{step['step']:6.0f}  validation reward: {means}"
+
+
+def _cell(value: float | None, width: int, form: str) -> str:
+    return ("-" if value is None else form.format(value)).rjust(width)
+
+
+def print_summary(console: Console, folder: Path, *, restarts: dict[str, int]) -> None:
+    """Print the first and last rewards of the run, its ledger and the restarts of its processes."""
+    steps = read_steps(folder / "steps.jsonl")
+    rewards = [step.statistics["reward/mean"] for step in steps if "reward/mean" in step.statistics]
+    if rewards:
+        last = rewards[-10:]
+        console.out(
+            f"mean reward: {rewards[0]:.3f} at the first step, {sum(last) / len(last):.3f} over the last {len(last)}"
+        )
+    ledger_file = folder / "ledger.json"
+    if ledger_file.exists():
+        ledger = json.loads(ledger_file.read_text())
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(ledger.items()) if isinstance(count, int))
+        console.out(f"ledger (groups): {counts}")
+    if restarts:
+        console.out("restarted: " + ", ".join(f"{name} {n}x" for name, n in restarts.items()))
+    console.out(f"run folder: {folder}")
+
+
+@dataclass(frozen=True)
+class GatewayAddress:
+    """Hold the HTTP address of a service and the token of its one caller; empty without a gateway."""
+
+    url: str = ""
+    token: str = field(default="", repr=False)
+
+    @property
+    def port(self) -> int:
+        """Return the port of the address; 0 without one."""
+        return urlsplit(self.url).port or 0
+
+
+def gateway_address(folder: Path, spec: GatewaySpec) -> GatewayAddress:
+    """Return the address of a run's gateway, and write its token into the run's folder.
+
+    A run that is resumed keeps token and, if it is free, port, so that callers that wait find the service again.
+    """
+    if not spec.replicas:
+        return GatewayAddress()
+    earlier = _earlier_address(folder)
+    port = spec.port or (earlier.port if _is_free(earlier.port) else free_port())
+    token = earlier.token or secrets.token_urlsafe(32)
+    write_private(folder / TOKENS_FOLDER / "client", token)
+    return GatewayAddress(f"http://127.0.0.1:{port}", token)
+
+
+def write_address(folder: Path, redis: RedisAddress, gateway: GatewayAddress) -> None:
+    """Write the addresses, token and password for clients into the run's folder."""
+    content = {"run": folder.name, **asdict(gateway), "redis": asdict(redis)}
+    write_private(folder / ADDRESS_FILE, json.dumps(content))
+
+
+async def print_when_ready(folder: Path, redis: RedisAddress, gateway: GatewayAddress, console: Console) -> None:
+    """Print the addresses and an example once a reward worker has opened all scorers."""
+    try:
+        transport, service = await connect(redis, run=folder.name, job="", wait_s=_SERVICE_READY_WITHIN_S)
+    except ServiceError:
+        return
+    await transport.close()
+    console.out(
+        f"scoring service {service.job} is ready: {gateway.url or redis.url}, run {folder.name} (Ctrl-C ends it)\n"
+        f"  {'URL and token' if gateway.url else 'address and password'}: {folder / ADDRESS_FILE}\n"
+        f"  plaudit submit --runs-folder {folder.parent} --run {folder.name} samples.jsonl -o scores.jsonl"
+    )
+
+
+def _earlier_address(folder: Path) -> GatewayAddress:
+    try:
+        written = json.loads((folder / ADDRESS_FILE).read_text())
+        return GatewayAddress(written["url"], written["token"])
+    except (OSError, ValueError, KeyError):
+        return GatewayAddress()
+
+
+def _is_free(port: int) -> bool:
+    if not port:
+        return False
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def stretches_of_uptime() -> int:
+    """Count periods of 10 minutes. A service closes no steps, so its processes regain their restarts with each."""
+    return int(time.monotonic() / _STRETCH_OF_UPTIME_S)

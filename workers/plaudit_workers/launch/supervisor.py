@@ -1,15 +1,8 @@
 """Keep the processes of a run alive: start them by role, restart those that crash, stop them in order.
 
-Each process is a Ray actor. When its process dies Ray makes a fresh one, and the supervisor calls ``run`` on it again.
-A process that dies more often than ``max_restarts`` without a step closing in between fails the job.
-
-Place processes on Ray: a placement group for each role (the resource pools of verl #3152), an actor a process.
-
-Run one process of a job as a Ray actor: the actor's process *is* the role.
-
-Find the newest error in the log of a process.
-
-Check that an existing Ray cluster can run a job: every node sees the run's folder and has this version of Plaudit.
+Each process is a Ray actor, whose process *is* the role; each role has a placement group (the resource pools of verl
+#3152). When the process dies Ray makes a fresh one, and the supervisor calls ``run`` on it again. A process that dies
+more often than ``max_restarts`` without a step closing in between fails the job.
 
 Required of a cluster that ``--address`` names: one shared file system for the run's folder, models, data and code;
 processes under the user that runs ``plaudit run`` (its files with passwords are readable by that user only); the same
@@ -41,6 +34,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import configure_logs, get_logger
 from plaudit_workers.launch.plan import ProcessPlan, Role
+from plaudit_workers.launch.redis import free_port
+from plaudit_workers.launch.served_models import own_address
 from plaudit_workers.process import (
     EXIT_CRASHED,
     EXIT_DONE,
@@ -52,264 +47,22 @@ from plaudit_workers.process import (
     serve_guarded,
 )
 
-
-class ProcessActor:
-    """Run one role until it ends or is stopped.
-
-    A crash ends the whole process, so that no broken state is reused: Ray starts a new one, and the supervisor calls
-    ``run`` again.
-    """
-
-    def __init__(self, name: str, serve: str) -> None:
-        # A new name at each start: others claim the work of a dead process, and nobody mistakes it for this one's.
-        os.environ["PLAUDIT_WORKER"] = f"{name}-{uuid.uuid4().hex[:8]}"
-        if _was_restarted():
-            os.environ[RESTARTED] = "1"
-        self._serve = serve
-        self._settings = ProcessSettings.from_environment()
-        self._stop = asyncio.Event()
-        self._running: asyncio.Task[ProcessEnding] | None = None
-        _redirect_output(self._settings.log_file)
-        _write_pid(self._settings.log_file)
-        configure_logs(self._settings.log_file, worker=self._settings.worker)
-
-    async def run(self, extra_environment: dict[str, str]) -> tuple[int, str]:
-        """Serve the role; return its exit code and the reason if it was refused or failed.
-
-        A second call waits for the same role: the reply to the first may be lost while the process lives.
-        """
-        if self._running is None:
-            os.environ.update(extra_environment)
-            self._running = asyncio.create_task(self._run())
-        ending = await asyncio.shield(self._running)
-        return ending.code, ending.message
-
-    async def _run(self) -> ProcessEnding:
-        module, _, function = self._serve.partition(":")
-        serve = getattr(importlib.import_module(module), function)
-        ending = await serve_guarded(serve, self._settings, self._stop)
-        if ending.code == EXIT_CRASHED:
-            os._exit(EXIT_CRASHED)
-        return ending
-
-    async def stop(self) -> None:
-        """Ask the role to finish its work and to end, as SIGTERM asks a pod."""
-        self._stop.set()
-
-    async def address(self) -> tuple[str, int]:
-        """Return this node's address and a free port on it, for the rendezvous of ranks."""
-        import ray
-
-        from plaudit_workers.launch.redis import free_port
-
-        host = ray.util.get_node_ip_address()
-        return host, free_port(host)
-
-    async def pid(self) -> int:
-        """Return the process id."""
-        return os.getpid()
-
-
-def _was_restarted() -> bool:
-    import ray
-
-    return ray.is_initialized() and bool(ray.get_runtime_context().was_current_actor_reconstructed)
-
-
-async def serve_metrics(_: ProcessSettings, stop: asyncio.Event) -> int:
-    """Serve metrics under ``plaudit run``. The service is below workers in the import order, with its own settings."""
-    from plaudit_metrics.service.serve import CannotServeError, serve
-    from plaudit_metrics.service.settings import ServiceSettings
-
-    try:
-        await serve(ServiceSettings.from_environment(), stop)
-    except CannotServeError as error:
-        raise RefusedError(str(error)) from error
-    return EXIT_DONE
-
-
-def _write_pid(log_file: Path | None) -> None:
-    """Write the process id and the name of this process beside its log, for whoever wants to inspect it."""
-    if log_file is not None:
-        log_file.with_suffix(".pid").write_text(f"{os.getpid()}\n")
-        log_file.with_suffix(".worker").write_text(os.environ["PLAUDIT_WORKER"] + "\n")
-
-
-def _redirect_output(log_file: Path | None) -> None:
-    """Send the output of libraries to the log of the process, beside its JSON lines."""
-    if log_file is None:
-        return
-    log_file.parent.mkdir(parents=True, exist_ok=True)
-    with log_file.open("ab") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-
-
+logger = get_logger(__name__)
+_RESTART_PAUSE_S = 0.5
+_GRACE_S = 30.0
+_STOP_ANSWERED_WITHIN_S = 5.0
+_LAST_UPDATE_WITHIN_S = 600.0
+"""A trainer that is asked to stop finishes its update and writes a checkpoint."""
+_NO_LAST_CHECKPOINT = "the trainer did not stop in time; --resume goes on from its last checkpoint"
 _ROOM_WITHIN_S = 60.0
-
+_NODE_ANSWERS_WITHIN_S = 60.0
 _LOOPBACK = "127.0.0.1"
+_LOG_TAIL_BYTES = 256 << 10
+_ERROR_LEVELS = ("error", "critical")
 
 # Ray runs its workers at the lowest priority by default; a rollout must not yield to every other program. Whoever
 # reaches a Ray without a token runs code as this user, and some of its ports listen on every address of the machine.
 _OF_A_LOCAL_RAY = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
-
-
-def connect_to_ray(address: str | None, *, num_cpus: float) -> None:
-    """Join the cluster at ``address``, or start a Ray with a token on this machine, which ``disconnect`` ends.
-
-    Args:
-        num_cpus: that all processes of the job request; a laptop with fewer cores shares them.
-
-    Raises:
-        RefusedError: no cluster responds at the address.
-    """
-    options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
-    if address is None:
-        for name, value in _OF_A_LOCAL_RAY.items():
-            os.environ.setdefault(name, value)
-        Config.initialize("")  # Ray read its environment when it was imported
-        _start(num_cpus=max(os.cpu_count() or 1, int(num_cpus) + 1), _node_ip_address=_LOOPBACK, **options)
-        return
-    options.pop("include_dashboard")
-    try:
-        ray.init(address=address, **options)
-    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        raise RefusedError(
-            f"--address {address}: no Ray cluster responds there ({error}). Is 'ray start' running, and does "
-            "~/.ray/auth_token or RAY_AUTH_TOKEN hold its token?"
-        ) from error
-
-
-def _start(**options: Any) -> None:
-    """Start Ray; try a second time when a busy machine needed longer than the 30 s that Ray allows itself."""
-    try:
-        ray.init(**options)
-    except Exception as error:
-        if "timed out during startup" not in str(error):
-            raise
-        ray.shutdown()
-        ray.init(**options)
-
-
-def disconnect() -> None:
-    """Leave the cluster; end it when ``connect`` started it."""
-    ray.shutdown()
-
-
-def gpus_available() -> float:
-    """Return the number of GPUs in the cluster."""
-    return float(ray.cluster_resources().get("GPU", 0))
-
-
-def devices(count: int) -> list[str]:
-    """Return the first GPUs of this machine, as ``CUDA_VISIBLE_DEVICES`` names them."""
-    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return (visible or [str(number) for number in range(count)])[:count]
-
-
-def reserve(plans: Sequence[ProcessPlan]) -> PlacementGroup:
-    """Request room for all processes of a role."""
-    return placement_group([_bundle(plan) for plan in plans], strategy="PACK")
-
-
-async def await_room(role: str, plans: Sequence[ProcessPlan], group: PlacementGroup) -> None:
-    """Wait until a role has its room.
-
-    Raises:
-        RefusedError: the cluster has no room for it within a minute.
-    """
-    deadline = time.monotonic() + _ROOM_WITHIN_S
-    while time.monotonic() < deadline:
-        if await asyncio.to_thread(group.wait, 1):
-            return
-    free = {kind: amount for kind, amount in ray.available_resources().items() if kind in {"CPU", "GPU"}}
-    raise RefusedError(
-        f"the Ray cluster has no room for role {role}: it needs {[_bundle(plan) for plan in plans]}, free is {free}. "
-        "Lower the role's replicas or ranks, or add nodes"
-    )
-
-
-def release(group: PlacementGroup) -> None:
-    """Return the room to the cluster, which kills what still runs in it."""
-    remove_placement_group(group)
-
-
-def start_actor(plan: ProcessPlan, group: PlacementGroup, index: int) -> Any:
-    """Start the actor of one process in its role's bundle ``index``; Ray restarts it when its process dies."""
-    actor_class = ray.remote(ProcessActor)
-    return actor_class.options(
-        num_cpus=plan.cpus,
-        num_gpus=plan.gpus,
-        max_restarts=-1,
-        max_task_retries=0,
-        max_concurrency=8,
-        runtime_env={"env_vars": dict(plan.environment)},
-        scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=index),
-    ).remote(plan.name, plan.serve)
-
-
-def kill_actor(actor: Any) -> None:
-    """Kill the process of an actor, for good."""
-    ray.kill(actor, no_restart=True)
-
-
-def _bundle(plan: ProcessPlan) -> dict[str, float]:
-    return {"CPU": plan.cpus} | ({"GPU": plan.gpus} if plan.gpus else {})
-
-
-_TAIL_BYTES = 256 << 10
-
-_LEVELS = ("error", "critical")
-
-
-def last_error(log: Path) -> str:
-    """Return the newest error in a log of JSON lines: the last line of its traceback, or its message and error field.
-
-    Empty when the last 256 KiB hold no error, or when there is no log. Lines of libraries, which are no JSON, do not
-    count.
-    """
-    for line in reversed(_tail(log)):
-        if error := _error(line):
-            return error
-    return ""
-
-
-def _tail(log: Path) -> list[bytes]:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            return file.read().splitlines()
-    except OSError:
-        return []
-
-
-def _error(line: bytes) -> str:
-    try:
-        fields = msgspec.json.decode(line, type=dict[str, object])
-    except msgspec.DecodeError:
-        return ""
-    if fields.get("level") not in _LEVELS:
-        return ""
-    traceback = str(fields.get("traceback") or "").strip()
-    if traceback:
-        return traceback.splitlines()[-1]
-    message, error = fields.get("message", ""), fields.get("error")
-    return f"{message}: {error}" if error else str(message)
-
-
-logger = get_logger(__name__)
-
-_RESTART_PAUSE_S = 0.5
-
-_GRACE_S = 30.0
-
-_ANSWERS_WITHIN_S = 5.0
-
-_LAST_UPDATE_WITHIN_S = 600.0
-
-"""A trainer that is asked to stop finishes its update and writes a checkpoint."""
-
-_NO_LAST_CHECKPOINT = "the trainer did not stop in time; --resume goes on from its last checkpoint"
 
 
 class Supervisor:
@@ -334,11 +87,13 @@ class Supervisor:
 
     async def start(self) -> None:
         """Place and start every process. Raise ``RefusedError`` when the cluster has no room."""
-        self._groups = [reserve(plans) for plans in self._plans.values()]
+        self._groups = [
+            placement_group([_bundle(plan) for plan in plans], strategy="PACK") for plans in self._plans.values()
+        ]
         for (role, plans), group in zip(self._plans.items(), self._groups, strict=True):
-            await await_room(role, plans, group)
+            await _await_room(role, plans, group)
             for index, plan in enumerate(plans):
-                self._actors[plan.name] = start_actor(plan, group, index)
+                self._actors[plan.name] = _start_actor(plan, group, index)
         if "trainer" in self._plans:
             self._trainer = asyncio.create_task(self._keep_ranks(self._plans["trainer"]))
         others = [plan for role, plans in self._plans.items() if role != "trainer" for plan in plans]
@@ -364,7 +119,7 @@ class Supervisor:
         waiting = [task for task in [self._trainer, *self._tasks] if task is not None and not task.done()]
         if at_once:
             for actor in self._actors.values():
-                kill_actor(actor)
+                ray.kill(actor, no_restart=True)
         else:
             for role in reversed(list(self._plans)):
                 await self._stop_role(role)
@@ -373,7 +128,7 @@ class Supervisor:
         for task in waiting:
             task.cancel()
         for group in self._groups:
-            await asyncio.to_thread(release, group)
+            await asyncio.to_thread(remove_placement_group, group)  # kills what still runs in it
 
     async def _stop_role(self, role: Role) -> None:
         self._stopping = True
@@ -382,7 +137,7 @@ class Supervisor:
             if actor is not None:
                 # An actor that does not answer, on a machine that is too busy, is ended with its placement group.
                 with contextlib.suppress(ray.exceptions.RayActorError, TimeoutError):
-                    await asyncio.wait_for(actor.stop.remote(), timeout=_ANSWERS_WITHIN_S)
+                    await asyncio.wait_for(actor.stop.remote(), timeout=_STOP_ANSWERED_WITHIN_S)
 
     async def _keep(self, plan: ProcessPlan) -> ProcessEnding:
         """Keep one process running; return only to end the job or after a stop."""
@@ -484,9 +239,196 @@ class _RestartBudget:
         return self._crashes > self._max_restarts
 
 
-_ANSWER_WITHIN_S = 60.0
+class ProcessActor:
+    """Run one role until it ends or is stopped.
 
-_MARK = "job.yaml"
+    A crash ends the whole process, so that no broken state is reused: Ray starts a new one, and the supervisor calls
+    ``run`` again.
+    """
+
+    def __init__(self, name: str, serve: str) -> None:
+        # A new name at each start: others claim the work of a dead process, and nobody mistakes it for this one's.
+        os.environ["PLAUDIT_WORKER"] = f"{name}-{uuid.uuid4().hex[:8]}"
+        if ray.is_initialized() and ray.get_runtime_context().was_current_actor_reconstructed:
+            os.environ[RESTARTED] = "1"
+        self._serve = serve
+        self._settings = ProcessSettings.from_environment()
+        self._stop = asyncio.Event()
+        self._running: asyncio.Task[ProcessEnding] | None = None
+        if self._settings.log_file is not None:
+            _use_log(self._settings.log_file)
+        configure_logs(self._settings.log_file, worker=self._settings.worker)
+
+    async def run(self, extra_environment: dict[str, str]) -> tuple[int, str]:
+        """Serve the role; return its exit code and the reason if it was refused or failed.
+
+        A second call waits for the same role: the reply to the first may be lost while the process lives.
+        """
+        if self._running is None:
+            os.environ.update(extra_environment)
+            self._running = asyncio.create_task(self._run())
+        ending = await asyncio.shield(self._running)
+        return ending.code, ending.message
+
+    async def _run(self) -> ProcessEnding:
+        module, _, function = self._serve.partition(":")
+        serve = getattr(importlib.import_module(module), function)
+        ending = await serve_guarded(serve, self._settings, self._stop)
+        if ending.code == EXIT_CRASHED:
+            os._exit(EXIT_CRASHED)
+        return ending
+
+    async def stop(self) -> None:
+        """Ask the role to finish its work and to end, as SIGTERM asks a pod."""
+        self._stop.set()
+
+    async def address(self) -> tuple[str, int]:
+        """Return this node's address and a free port on it, for the rendezvous of ranks."""
+        host = own_address()
+        return host, free_port(host)
+
+    async def pid(self) -> int:
+        """Return the process id."""
+        return os.getpid()
+
+
+async def serve_metrics(_: ProcessSettings, stop: asyncio.Event) -> int:
+    """Serve metrics under ``plaudit run``. The service is below workers in the import order, with its own settings."""
+    from plaudit_metrics.service.serve import CannotServeError, serve
+    from plaudit_metrics.service.settings import ServiceSettings
+
+    try:
+        await serve(ServiceSettings.from_environment(), stop)
+    except CannotServeError as error:
+        raise RefusedError(str(error)) from error
+    return EXIT_DONE
+
+
+def _use_log(log_file: Path) -> None:
+    """Send the output of libraries to the log; write this process's id and name beside it, for whoever inspects it."""
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with log_file.open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    log_file.with_suffix(".pid").write_text(f"{os.getpid()}\n")
+    log_file.with_suffix(".worker").write_text(os.environ["PLAUDIT_WORKER"] + "\n")
+
+
+def connect_to_ray(address: str | None, *, num_cpus: float) -> None:
+    """Join the cluster at ``address``, or start a Ray with a token on this machine, which ``disconnect`` ends.
+
+    Args:
+        num_cpus: that all processes of the job request; a laptop with fewer cores shares them.
+
+    Raises:
+        RefusedError: no cluster responds at the address.
+    """
+    options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        for name, value in _OF_A_LOCAL_RAY.items():
+            os.environ.setdefault(name, value)
+        Config.initialize("")  # Ray read its environment when it was imported
+        _start(num_cpus=max(os.cpu_count() or 1, int(num_cpus) + 1), _node_ip_address=_LOOPBACK, **options)
+        return
+    options.pop("include_dashboard")
+    try:
+        ray.init(address=address, **options)
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        raise RefusedError(
+            f"--address {address}: no Ray cluster responds there ({error}). Is 'ray start' running, and does "
+            "~/.ray/auth_token or RAY_AUTH_TOKEN hold its token?"
+        ) from error
+
+
+def _start(**options: Any) -> None:
+    """Start Ray; try a second time when a busy machine needed longer than the 30 s that Ray allows itself."""
+    try:
+        ray.init(**options)
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+        ray.shutdown()
+        ray.init(**options)
+
+
+def disconnect() -> None:
+    """Leave the cluster; end it when ``connect`` started it."""
+    ray.shutdown()
+
+
+def gpus_available() -> float:
+    """Return the number of GPUs in the cluster."""
+    return float(ray.cluster_resources().get("GPU", 0))
+
+
+def devices(count: int) -> list[str]:
+    """Return the first GPUs of this machine, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return (visible or [str(number) for number in range(count)])[:count]
+
+
+async def _await_room(role: str, plans: Sequence[ProcessPlan], group: PlacementGroup) -> None:
+    """Wait until a role has its room.
+
+    Raises:
+        RefusedError: the cluster has no room for it within a minute.
+    """
+    deadline = time.monotonic() + _ROOM_WITHIN_S
+    while time.monotonic() < deadline:
+        if await asyncio.to_thread(group.wait, 1):
+            return
+    free = {kind: amount for kind, amount in ray.available_resources().items() if kind in {"CPU", "GPU"}}
+    raise RefusedError(
+        f"the Ray cluster has no room for role {role}: it needs {[_bundle(plan) for plan in plans]}, free is {free}. "
+        "Lower the role's replicas or ranks, or add nodes"
+    )
+
+
+def _start_actor(plan: ProcessPlan, group: PlacementGroup, index: int) -> Any:
+    """Start the actor of one process in its role's bundle ``index``; Ray restarts it when its process dies."""
+    options = ray.remote(ProcessActor).options(
+        num_cpus=plan.cpus,
+        num_gpus=plan.gpus,
+        max_restarts=-1,
+        max_task_retries=0,
+        max_concurrency=8,
+        runtime_env={"env_vars": dict(plan.environment)},
+        scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=index),
+    )
+    return options.remote(plan.name, plan.serve)
+
+
+def _bundle(plan: ProcessPlan) -> dict[str, float]:
+    return {"CPU": plan.cpus} | ({"GPU": plan.gpus} if plan.gpus else {})
+
+
+def last_error(log: Path) -> str:
+    """Return the newest error in a log of JSON lines: the last line of its traceback, or its message and error field.
+
+    Empty when the last 256 KiB hold no error, or when there is no log. Lines of libraries, which are no JSON, do not
+    count.
+    """
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return ""
+    return next((error for line in reversed(lines) if (error := _error(line))), "")
+
+
+def _error(line: bytes) -> str:
+    try:
+        fields = msgspec.json.decode(line, type=dict[str, object])
+    except msgspec.DecodeError:
+        return ""
+    if fields.get("level") not in _ERROR_LEVELS:
+        return ""
+    traceback = str(fields.get("traceback") or "").strip()
+    if traceback:
+        return traceback.splitlines()[-1]
+    message, error = fields.get("message", ""), fields.get("error")
+    return f"{message}: {error}" if error else str(message)
 
 
 def check_cluster(folder: Path) -> None:
@@ -499,7 +441,7 @@ def check_cluster(folder: Path) -> None:
     asked = {node["NodeManagerAddress"]: _ask(node["NodeID"], folder) for node in nodes}
     for address, reply in asked.items():
         try:
-            problem = ray.get(reply, timeout=_ANSWER_WITHIN_S)
+            problem = ray.get(reply, timeout=_NODE_ANSWERS_WITHIN_S)
         except (ray.exceptions.RayError, TimeoutError) as error:
             problem = f"did not respond: {error}"
         if problem:
@@ -511,16 +453,16 @@ def check_cluster(folder: Path) -> None:
 
 def _ask(node: str, folder: Path) -> Any:
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-    options = ray.remote(node_problem).options(num_cpus=0, scheduling_strategy=strategy, max_retries=0)
+    options = ray.remote(_node_problem).options(num_cpus=0, scheduling_strategy=strategy, max_retries=0)
     return options.remote(str(folder), version("plaudit-workers"))
 
 
-def node_problem(folder: str, expected: str) -> str:
+def _node_problem(folder: str, expected: str) -> str:
     """Return why this node cannot run processes of a run; empty when it can."""
     found = version("plaudit-workers")
     if found != expected:
         return f"has plaudit-workers {found}"
-    if not Path(folder, _MARK).exists():
+    if not Path(folder, "job.yaml").exists():
         return f"does not see {folder}"
     for file in Path(folder, "secrets").glob("*"):
         try:

@@ -1,10 +1,7 @@
 """Provide the Redis of a run: the one that ``spec.transport.url`` names, or one that lives as long as the run.
 
-Give each role its address and password file for the run's Redis, and people the admin's.
-
-Read the address of an external Redis from ``spec.transport`` and its Secrets.
-
-The address of a run's Redis: ``plaudit run`` writes it into the run's folder, commands on a live run read it.
+Each role gets its address and password file, people the admin's. ``plaudit run`` writes the address into the run's
+folder, where commands on a live run read it.
 """
 
 from __future__ import annotations
@@ -31,91 +28,10 @@ from plaudit_workers.launch.redis import RedisServer, ServerAccess, write_privat
 from plaudit_workers.process import redis_from
 from plaudit_workers.stream.transport import Transport
 
-_FOLDER = "secrets"
-
-
-@dataclass(frozen=True)
-class RedisAccess:
-    """Hold the addresses of one Redis.
-
-    Attributes:
-        admin: may do everything; ``plaudit run`` itself and commands on a live run use it.
-        of_roles: by role; empty for an external Redis, which has one user for all.
-        folder: of the run. Processes get the names of password files in it, never a password: Ray writes the
-            environment of an actor into a log that every user of the machine can read.
-    """
-
-    admin: RedisAddress
-    folder: Path
-    of_roles: Mapping[str, RedisAddress] = field(default_factory=dict)
-
-    def of(self, role: str) -> RedisAddress:
-        """Return the address for a role; a role without a user of its own may only check that Redis responds."""
-        return self.of_roles.get(role) or self.of_roles.get(PROBE, self.admin)
-
-    def environment(self, role: str) -> dict[str, str]:
-        """Return the variables that ``RedisAddress.from_environment`` reads, with a file in place of the password."""
-        address = self.of(role)
-        variables = address.environment()
-        if variables.pop("PLAUDIT_REDIS_PASSWORD"):
-            variables["PLAUDIT_REDIS_PASSWORD_FILE"] = str(self._password_file(address))
-        return variables
-
-    def write_passwords(self) -> None:
-        """Write a file for each password, readable by this user only."""
-        for address in {self.admin, *self.of_roles.values()}:
-            if address.password:
-                write_private(self._password_file(address), address.password)
-
-    def _password_file(self, address: RedisAddress) -> Path:
-        return self.folder / _FOLDER / f"redis-{address.username or 'default'}"
-
-
-def new_passwords(*, trains: bool) -> dict[str, str]:
-    """Return a password for each user of a run's own Redis."""
-    return {user: secrets.token_urlsafe(24) for user in users(trains=trains)}
-
-
-def own_access(url: str, passwords: Mapping[str, str], folder: Path) -> RedisAccess:
-    """Return the access to a run's own Redis."""
-    addresses = {user: RedisAddress(url, password, user) for user, password in passwords.items()}
-    return RedisAccess(addresses.pop(ADMIN), folder, addresses)
-
-
-def external_redis(job: RLJob, folder: Path) -> RedisAddress:
-    """Return the address with user, password and certificates.
-
-    Args:
-        folder: of the run; Secrets that have to be files are written into it, readable by this user only.
-    """
-    transport = job.spec.transport
-    secret = transport.password_secret
-    password = secret_value(secret, "spec.transport.passwordSecret") if secret else ""
-    tls = _files(transport.tls, folder / "redis-tls") if transport.tls else RedisTls()
-    return RedisAddress(transport.url, password, transport.username, tls)
-
-
-def _files(tls: TlsSpec, folder: Path) -> RedisTls:
-    return RedisTls(
-        ca_file=tls.ca_file or _written("caSecret", tls.ca_secret, folder / "ca.pem"),
-        certificate_file=tls.certificate_file
-        or _written("certificateSecret", tls.certificate_secret, folder / "certificate.pem"),
-        key_file=tls.key_file or _written("keySecret", tls.key_secret, folder / "key.pem"),
-        check_server_name=tls.check_server_name,
-    )
-
-
-def _written(field: str, secret: SecretKey | None, file: Path) -> str:
-    if secret is None:
-        return ""
-    value = secret_value(secret, f"spec.transport.tls.{field}")
-    write_private(file, value + "\n")
-    return str(file)
-
-
+_PASSWORDS_FOLDER = "secrets"
 logger = get_logger(__name__)
-
 _CHECK_EVERY_S = 0.25
+_ADDRESS_FILE = "redis.json"
 
 
 @contextlib.asynccontextmanager
@@ -158,12 +74,83 @@ async def _restart_when_dead(server: RedisServer) -> None:
         await asyncio.sleep(_CHECK_EVERY_S)
 
 
-_FILE = "redis.json"
+@dataclass(frozen=True)
+class RedisAccess:
+    """Hold the addresses of one Redis.
+
+    Processes get the names of password files in the run's folder, never a password: Ray writes the environment of an
+    actor into a log that every user of the machine can read.
+    """
+
+    admin: RedisAddress
+    """It may do everything; ``plaudit run`` itself and commands on a live run use it."""
+    folder: Path
+    of_roles: Mapping[str, RedisAddress] = field(default_factory=dict)
+    """Empty for an external Redis, which has one user for all."""
+
+    def of(self, role: str) -> RedisAddress:
+        """Return the address for a role; a role without a user of its own may only check that Redis responds."""
+        return self.of_roles.get(role) or self.of_roles.get(PROBE, self.admin)
+
+    def environment(self, role: str) -> dict[str, str]:
+        """Return the variables that ``RedisAddress.from_environment`` reads, with a file in place of the password."""
+        address = self.of(role)
+        variables = address.environment()
+        if variables.pop("PLAUDIT_REDIS_PASSWORD"):
+            variables["PLAUDIT_REDIS_PASSWORD_FILE"] = str(self._password_file(address))
+        return variables
+
+    def write_passwords(self) -> None:
+        """Write a file for each password, readable by this user only."""
+        for address in {self.admin, *self.of_roles.values()}:
+            if address.password:
+                write_private(self._password_file(address), address.password)
+
+    def _password_file(self, address: RedisAddress) -> Path:
+        return self.folder / _PASSWORDS_FOLDER / f"redis-{address.username or 'default'}"
+
+
+def new_passwords(*, trains: bool) -> dict[str, str]:
+    """Return a password for each user of a run's own Redis."""
+    return {user: secrets.token_urlsafe(24) for user in users(trains=trains)}
+
+
+def own_access(url: str, passwords: Mapping[str, str], folder: Path) -> RedisAccess:
+    """Return the access to a run's own Redis."""
+    addresses = {user: RedisAddress(url, password, user) for user, password in passwords.items()}
+    return RedisAccess(addresses.pop(ADMIN), folder, addresses)
+
+
+def external_redis(job: RLJob, folder: Path) -> RedisAddress:
+    """Return the address with user, password and certificates; Secrets that have to be files go into ``folder``."""
+    transport = job.spec.transport
+    secret = transport.password_secret
+    password = secret_value(secret, "spec.transport.passwordSecret") if secret else ""
+    tls = _tls_files(transport.tls, folder / "redis-tls") if transport.tls else RedisTls()
+    return RedisAddress(transport.url, password, transport.username, tls)
+
+
+def _tls_files(tls: TlsSpec, folder: Path) -> RedisTls:
+    return RedisTls(
+        ca_file=tls.ca_file or _written_secret("caSecret", tls.ca_secret, folder / "ca.pem"),
+        certificate_file=tls.certificate_file
+        or _written_secret("certificateSecret", tls.certificate_secret, folder / "certificate.pem"),
+        key_file=tls.key_file or _written_secret("keySecret", tls.key_secret, folder / "key.pem"),
+        check_server_name=tls.check_server_name,
+    )
+
+
+def _written_secret(field: str, secret: SecretKey | None, file: Path) -> str:
+    if secret is None:
+        return ""
+    value = secret_value(secret, f"spec.transport.tls.{field}")
+    write_private(file, value + "\n")
+    return str(file)
 
 
 def write_redis_address(folder: Path, redis: RedisAddress) -> None:
     """Write the address into the run's folder, readable by this user only because of the password."""
-    file = folder / _FILE
+    file = folder / _ADDRESS_FILE
     file.touch(mode=0o600)
     file.write_bytes(msgspec.json.encode(asdict(redis)))
 
@@ -177,11 +164,11 @@ def redis_address(folder: Path, url: str | None) -> RedisAddress:
     if url is not None:
         return redis_from(os.environ, url)
     try:
-        return msgspec.json.decode((folder / _FILE).read_bytes(), type=RedisAddress)
+        return msgspec.json.decode((folder / _ADDRESS_FILE).read_bytes(), type=RedisAddress)
     except OSError as error:
         raise RefusedError(
-            f"{folder / _FILE} cannot be read: {error.strerror}. Is {folder.name} a run in that folder "
+            f"{folder / _ADDRESS_FILE} cannot be read: {error.strerror}. Is {folder.name} a run in that folder "
             "(--runs-folder)? For a run on Kubernetes give --redis URL, and its password in PLAUDIT_REDIS_PASSWORD"
         ) from error
     except msgspec.DecodeError as error:
-        raise RefusedError(f"{folder / _FILE} is damaged: {error}. Give --redis URL") from error
+        raise RefusedError(f"{folder / _ADDRESS_FILE} is damaged: {error}. Give --redis URL") from error

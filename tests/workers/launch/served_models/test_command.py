@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from plaudit_job.environments import server_command, server_environment
+from plaudit_job.processes import server_command, server_environment
 from plaudit_job.spec.rewards import RewardModelSpec, ServedChatModelSpec
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.redis import RedisAddress
-from plaudit_workers.launch.served_models import ServerDiedError, ServerIdentity, serve
+from plaudit_workers.launch.child_server import ServerDiedError
+from plaudit_workers.launch.served_models import ServerIdentity, serve
 from plaudit_workers.process import ProcessSettings
 
 JOB = """

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
-from plaudit_job.problem import Problem
+from plaudit_job.problem import Problem, refusals
 from plaudit_job.rules.scorers import password_problems, scorer_problems
 from plaudit_job.rules.training import (
     environment_problems,
@@ -20,7 +20,6 @@ from plaudit_job.rules.training import (
     image_problems,
     loss_problems,
     model_turn_problems,
-    rollout_turn_problems,
     trainer_memory_problems,
     turn_advantage_problems,
 )
@@ -69,111 +68,92 @@ def _no_orphans(spec: Spec) -> Iterator[Problem]:
             )
 
 
-def _mini_batches(spec: Spec) -> Iterator[Problem]:
-    prompts, parts = spec.algorithm.prompts_per_step, spec.algorithm.mini_batches_per_step
-    if prompts % parts:
-        yield Problem(
+def _algorithm(spec: Spec) -> Iterator[Problem]:
+    algorithm, loss = spec.algorithm, spec.algorithm.loss
+    prompts, parts, samples = algorithm.prompts_per_step, algorithm.mini_batches_per_step, algorithm.samples_per_prompt
+    in_reward, over_batch = loss.kl_in == "reward", algorithm.advantage == "reinforcePlusPlus"
+    yield from refusals(
+        (
+            prompts % parts,
             "spec.algorithm.promptsPerStep",
             f"{prompts} is not a multiple of miniBatchesPerStep {parts}",
             f"Give a multiple of {parts}, such as {max(parts, prompts - prompts % parts)}",
-            also=("spec.algorithm.miniBatchesPerStep",),
-        )
-
-
-def _reward_penalty(spec: Spec) -> Iterator[Problem]:
-    algorithm = spec.algorithm
-    if algorithm.loss.kl_in == "loss":
-        if algorithm.loss.adaptive_kl is not None:
-            yield Problem(
-                "spec.algorithm.loss.adaptiveKl",
-                "changes the coefficient of a divergence in the reward, but klIn is loss",
-                "Set klIn: reward, or remove adaptiveKl",
-                also=("spec.algorithm.loss.klIn",),
-            )
-        return
-    if algorithm.loss.kl_coefficient == 0:
-        yield Problem(
-            "spec.algorithm.loss.klIn",
-            "is reward, but klCoefficient is 0",
-            "Set klCoefficient, or remove klIn",
-            also=("spec.algorithm.loss.klCoefficient",),
-        )
-    if algorithm.advantage == "reinforcePlusPlus":
-        yield Problem(
-            "spec.algorithm.loss.klIn",
-            "is reward, but under advantage reinforcePlusPlus each token would have an advantage of its own",
-            "Choose klIn: loss, or an advantage relative to the group, such as reinforcePlusPlusBaseline",
-            also=("spec.algorithm.advantage",),
-        )
-
-
-def _dynamic_sampling(spec: Spec) -> Iterator[Problem]:
-    algorithm = spec.algorithm
-    if algorithm.dynamic_sampling and algorithm.advantage == "reinforcePlusPlus":
-        yield Problem(
-            "spec.algorithm.dynamicSampling",
-            "drops groups with equal scores, but under advantage reinforcePlusPlus they have a signal",
-            "Remove dynamicSampling, or choose a group-relative advantage",
-            also=("spec.algorithm.advantage",),
-        )
-    if algorithm.dynamic_sampling and not algorithm.max_replaced:
-        yield Problem(
-            "spec.algorithm.dynamicSampling.maxFactor",
-            f"{algorithm.dynamic_sampling.max_factor} allows no further prompt beside {algorithm.prompts_per_step}",
-            f"Give at least {1 + 1 / algorithm.prompts_per_step:.3g}",
-            also=("spec.algorithm.promptsPerStep",),
-        )
-
-
-def _order(spec: Spec) -> Iterator[Problem]:
-    if spec.algorithm.order == "ready" and spec.algorithm.max_staleness == 0:
-        yield Problem(
+            "spec.algorithm.miniBatchesPerStep",
+        ),
+        (
+            algorithm.order == "ready" and algorithm.max_staleness == 0,
             "spec.algorithm.order",
             "order ready trains groups across steps, but maxStaleness is 0",
             "Set maxStaleness to 1 or more, or order to step",
-            also=("spec.algorithm.maxStaleness",),
-        )
-
-
-def _group_size(spec: Spec) -> Iterator[Problem]:
-    samples, advantage = spec.algorithm.samples_per_prompt, spec.algorithm.advantage
-    if samples < 2 and advantage != "reinforcePlusPlus":
-        yield Problem(
+            "spec.algorithm.maxStaleness",
+        ),
+        (
+            samples < 2 and not over_batch,
             "spec.algorithm.samplesPerPrompt",
-            f"with {samples}, a group has nothing to compare and advantage {advantage} is always 0",
+            f"with {samples}, a group has nothing to compare and advantage {algorithm.advantage} is always 0",
             "Give at least 2, or set advantage to reinforcePlusPlus",
-            also=("spec.algorithm.advantage",),
-        )
-    least = spec.reward.min_samples_per_group
-    if least > samples:
-        yield Problem(
+            "spec.algorithm.advantage",
+        ),
+        (
+            spec.reward.min_samples_per_group > samples,
             "spec.reward.minSamplesPerGroup",
-            f"{least} is more than samplesPerPrompt {samples}, so every group would be dropped",
+            f"{spec.reward.min_samples_per_group} is more than samplesPerPrompt {samples}, so every group would be "
+            "dropped",
             f"Give at most {samples}",
-            also=("spec.algorithm.samplesPerPrompt",),
+            "spec.algorithm.samplesPerPrompt",
+        ),
+        (
+            not in_reward and loss.adaptive_kl is not None,
+            "spec.algorithm.loss.adaptiveKl",
+            "changes the coefficient of a divergence in the reward, but klIn is loss",
+            "Set klIn: reward, or remove adaptiveKl",
+            "spec.algorithm.loss.klIn",
+        ),
+        (
+            in_reward and loss.kl_coefficient == 0,
+            "spec.algorithm.loss.klIn",
+            "is reward, but klCoefficient is 0",
+            "Set klCoefficient, or remove klIn",
+            "spec.algorithm.loss.klCoefficient",
+        ),
+        (
+            in_reward and over_batch,
+            "spec.algorithm.loss.klIn",
+            "is reward, but under advantage reinforcePlusPlus each token would have an advantage of its own",
+            "Choose klIn: loss, or an advantage relative to the group, such as reinforcePlusPlusBaseline",
+            "spec.algorithm.advantage",
+        ),
+        (
+            algorithm.dynamic_sampling and over_batch,
+            "spec.algorithm.dynamicSampling",
+            "drops groups with equal scores, but under advantage reinforcePlusPlus they have a signal",
+            "Remove dynamicSampling, or choose a group-relative advantage",
+            "spec.algorithm.advantage",
+        ),
+    )
+    if algorithm.dynamic_sampling and not algorithm.max_replaced:
+        yield Problem(
+            "spec.algorithm.dynamicSampling.maxFactor",
+            f"{algorithm.dynamic_sampling.max_factor} allows no further prompt beside {prompts}",
+            f"Give at least {1 + 1 / prompts:.3g}",
+            also=("spec.algorithm.promptsPerStep",),
         )
 
 
 def _lengths(spec: Spec) -> Iterator[Problem]:
     prompt, room = spec.data.train.max_prompt_length, spec.rollout.engine.max_model_length
-    response = spec.rollout.sampling.max_tokens
-    field = "spec.rollout.engine.maxModelLength"
-    parts = ("spec.data.train.maxPromptLength", "spec.rollout.sampling.maxTokens")
-    if prompt + response > room:
-        yield Problem(
-            field,
-            f"{room} is less than maxPromptLength {prompt} + maxTokens {response} = {prompt + response}",
-            f"Give at least {prompt + response}, or lower maxPromptLength or maxTokens",
-            also=parts,
-        )
-    own = spec.data.validation.sampling.max_tokens if spec.data.validation else None
-    if own is not None and prompt + own > room:
-        yield Problem(
-            field,
-            f"{room} is less than maxPromptLength {prompt} + validation's maxTokens {own} = {prompt + own}",
-            f"Give at least {prompt + own}, or lower maxPromptLength or maxTokens",
-            also=(*parts, "spec.data.validation.sampling.maxTokens"),
-        )
+    also: tuple[str, ...] = ("spec.data.train.maxPromptLength", "spec.rollout.sampling.maxTokens")
+    limits = [("maxTokens", spec.rollout.sampling.max_tokens, also)]
+    if spec.data.validation and (own := spec.data.validation.sampling.max_tokens):
+        limits.append(("validation's maxTokens", own, (*also, "spec.data.validation.sampling.maxTokens")))
+    for name, response, fields in limits:
+        if prompt + response > room:
+            yield Problem(
+                "spec.rollout.engine.maxModelLength",
+                f"{room} is less than maxPromptLength {prompt} + {name} {response} = {prompt + response}",
+                f"Give at least {prompt + response}, or lower maxPromptLength or maxTokens",
+                also=fields,
+            )
 
 
 def _temperature(spec: Spec) -> Iterator[Problem]:
@@ -242,32 +222,33 @@ def _tool(field: str, tool: ToolSpec) -> Iterator[Problem]:
 
 
 def _environments(spec: Spec) -> Iterator[Problem]:
-    names: set[str] = set()
+    names = [server.name for server in spec.environments]
     for index, server in enumerate(spec.environments):
         field = f"spec.environments[{index}]"
         if not server.image and not server.pod.image and not server.command:
             yield Problem(f"{field}.image", "and command are missing", "Give image: …, command: […] or both")
-        if server.name in names:
+        if server.name in names[:index]:
             yield Problem(f"{field}.name", f"{server.name!r} is used twice", "Give each environment its own name")
-        names.add(server.name)
 
 
 def _ranks(spec: Spec) -> Iterator[Problem]:
     trainer = spec.trainer
-    if trainer.strategy == "single" and trainer.ranks > 1:
-        yield Problem(
+    yield from refusals(
+        (
+            trainer.strategy == "single" and trainer.ranks > 1,
             "spec.trainer.strategy",
             f"strategy single runs one process, but ranks is {trainer.ranks}",
             "Set strategy to fsdp2, or ranks to 1",
-            also=("spec.trainer.ranks",),
-        )
-    if trainer.ranks > trainer.ranks_per_pod and trainer.ranks % trainer.ranks_per_pod:
-        yield Problem(
+            "spec.trainer.ranks",
+        ),
+        (
+            trainer.ranks > trainer.ranks_per_pod and trainer.ranks % trainer.ranks_per_pod,
             "spec.trainer.ranks",
             f"{trainer.ranks} is not a multiple of ranksPerPod {trainer.ranks_per_pod}",
             "Give a multiple, so that every pod has the same number",
-            also=("spec.trainer.ranksPerPod",),
-        )
+            "spec.trainer.ranksPerPod",
+        ),
+    )
     for name, size in (("fsdpSize", trainer.fsdp_size or 1), ("sequenceParallelSize", trainer.sequence_parallel_size)):
         if trainer.ranks % size:
             yield Problem(
@@ -278,62 +259,69 @@ def _ranks(spec: Spec) -> Iterator[Problem]:
             )
 
 
-def _lora(spec: Spec) -> Iterator[Problem]:
-    if spec.trainer.lora is None:
-        return
-    if spec.rollout.in_flight == "recompute":
-        yield Problem(
+def _ways_of_weights(spec: Spec) -> Iterator[Problem]:
+    """Yield what adapters, replicas of several pods and direct transfer exclude."""
+    rollout, weights = spec.rollout, spec.trainer.weights
+    lora, pods, direct = spec.trainer.lora is not None, rollout.spans_pods, weights.transfer == "direct"
+    every, deltas = weights.full_every, weights.full_every > 1
+    return refusals(
+        (
+            lora and rollout.in_flight == "recompute",
             "spec.rollout.inFlight",
             "is recompute, but with trainer.lora samples finish under the adapter that began them",
             "Set inFlight to continue, or to drain if samples of two versions must not run at once",
-            also=("spec.trainer.lora",),
-        )
-
-
-def _direct_transfer(spec: Spec) -> Iterator[Problem]:
-    if spec.trainer.weights.transfer == "files":
-        return
-    if spec.trainer.lora is not None:
-        yield Problem(
+            "spec.trainer.lora",
+        ),
+        (
+            lora and rollout.sleep_during_updates,
+            "spec.rollout.sleepDuringUpdates",
+            "discards the weights of the engine, but with trainer.lora only adapters are published to load again",
+            "Remove sleepDuringUpdates, or lora",
+            "spec.trainer.lora",
+        ),
+        (
+            lora and direct,
             "spec.trainer.weights.transfer",
             "is direct, but with trainer.lora only adapters of a few megabytes are published, as files",
             "Set transfer to files",
-            also=("spec.trainer.lora",),
-        )
-    if any(group.pods_per_replica > 1 for group in spec.rollout.by_group.values()):
-        yield Problem(
+            "spec.trainer.lora",
+        ),
+        (
+            lora and deltas,
+            "spec.trainer.weights.fullEvery",
+            f"is {every}, but with trainer.lora only adapters of a few megabytes are published, always whole",
+            "Leave out fullEvery",
+            "spec.trainer.lora",
+        ),
+        (
+            pods and rollout.sleep_during_updates,
+            "spec.rollout.sleepDuringUpdates",
+            "is not supported for replicas of several pods",
+            "Remove sleepDuringUpdates, or set podsPerReplica to 1",
+            "spec.rollout.podsPerReplica",
+        ),
+        (
+            pods and direct,
             "spec.trainer.weights.transfer",
             "is direct, but a rollout replica of several pods reads its weights from files",
             "Set transfer to files, or podsPerReplica to 1",
-            also=("spec.rollout.podsPerReplica",),
-        )
-
-
-def _deltas(spec: Spec) -> Iterator[Problem]:
-    full_every = spec.trainer.weights.full_every
-    if full_every == 1:
-        return
-    if spec.trainer.weights.transfer == "direct":
-        yield Problem(
+            "spec.rollout.podsPerReplica",
+        ),
+        (
+            pods and deltas,
             "spec.trainer.weights.fullEvery",
-            f"is {full_every}, but with transfer: direct rollouts receive every version whole, and no files",
-            "Set transfer to files, or leave out fullEvery",
-            also=("spec.trainer.weights.transfer",),
-        )
-    if spec.trainer.lora is not None:
-        yield Problem(
-            "spec.trainer.weights.fullEvery",
-            f"is {full_every}, but with trainer.lora only adapters of a few megabytes are published, always whole",
-            "Leave out fullEvery",
-            also=("spec.trainer.lora",),
-        )
-    if any(group.pods_per_replica > 1 for group in spec.rollout.by_group.values()):
-        yield Problem(
-            "spec.trainer.weights.fullEvery",
-            f"is {full_every}, but the pods of a rollout replica read whole weights from the run's folder",
+            f"is {every}, but the pods of a rollout replica read whole weights from the run's folder",
             "Leave out fullEvery, or set podsPerReplica to 1",
-            also=("spec.rollout.podsPerReplica",),
-        )
+            "spec.rollout.podsPerReplica",
+        ),
+        (
+            direct and deltas,
+            "spec.trainer.weights.fullEvery",
+            f"is {every}, but with transfer: direct rollouts receive every version whole, and no files",
+            "Set transfer to files, or leave out fullEvery",
+            "spec.trainer.weights.transfer",
+        ),
+    )
 
 
 def _redis_memory(spec: Spec) -> Iterator[Problem]:
@@ -435,28 +423,24 @@ def _files(spec: Spec) -> Iterator[Problem]:
             yield Problem(f"spec.files.items[{index}].path", f"{path!r} is used twice", "Give each file its own path")
 
 
-FieldRule = Callable[[Spec], Iterator[Problem]]
-
-
-def _gang_or_queue(spec: Spec) -> Iterator[Problem]:
+def _queue(spec: Spec) -> Iterator[Problem]:
     scheduling = spec.scheduling
-    if scheduling.gang != "none" and scheduling.queue_name:
-        yield Problem(
+    return refusals(
+        (
+            scheduling.gang != "none" and scheduling.queue_name,
             "spec.scheduling.gang",
             f"gang {scheduling.gang} cannot be combined with queueName {scheduling.queue_name!r}",
             "Remove gang: a queue also admits trainer, rollouts, reward models and Redis together",
-            also=("spec.scheduling.queueName",),
-        )
-
-
-def _quota_after_the_end(spec: Spec) -> Iterator[Problem]:
-    if spec.scheduling.queue_name and spec.lifecycle.cleanup == "KeepTransport":
-        yield Problem(
+            "spec.scheduling.queueName",
+        ),
+        (
+            scheduling.queue_name and spec.lifecycle.cleanup == "KeepTransport",
             "spec.lifecycle.cleanup",
             "is KeepTransport: a queue frees the quota of a job as a whole, so Redis alone would hold all of its GPUs",
             "Set cleanup to All, or remove scheduling.queueName",
-            also=("spec.scheduling.queueName",),
-        )
+            "spec.scheduling.queueName",
+        ),
+    )
 
 
 def _gang_without_training(spec: Spec) -> Iterator[Problem]:
@@ -467,6 +451,8 @@ def _gang_without_training(spec: Spec) -> Iterator[Problem]:
             "Remove them: reward workers start one by one",
         )
 
+
+FieldRule = Callable[[Spec], Iterator[Problem]]
 
 _ALWAYS: tuple[FieldRule, ...] = (
     scorer_problems,
@@ -481,26 +467,18 @@ _ALWAYS: tuple[FieldRule, ...] = (
 _SCORING_ONLY: tuple[FieldRule, ...] = (_no_orphans, _gang_without_training)
 _TRAINING: tuple[FieldRule, ...] = (
     _sections_together,
-    _mini_batches,
+    _algorithm,
     loss_problems,
-    _order,
-    _dynamic_sampling,
-    _reward_penalty,
     turn_advantage_problems,
-    _group_size,
     _lengths,
     _temperature,
     _agent,
     _ranks,
     trainer_memory_problems,
     image_problems,
-    _lora,
-    rollout_turn_problems,
-    _direct_transfer,
-    _deltas,
+    _ways_of_weights,
     group_problems,
     gpu_problems,
     _redis_memory,
-    _gang_or_queue,
-    _quota_after_the_end,
+    _queue,
 )

@@ -1,8 +1,7 @@
-"""The job's settings for the metrics service, which cannot read the job itself: it is below workers.
+"""Derive the environment variables and command lines of processes from a job. Pure.
 
-Build the command line and environment of the server of a model from the job's section. Pure.
-
-Used by ``server`` and by the operator.
+The metrics service does not read the job; it gets its settings as variables. A served model has the same command under
+``plaudit run`` and in a pod.
 """
 
 from __future__ import annotations
@@ -16,6 +15,21 @@ from plaudit_job.spec.rewards import RewardModelSpec, ServedModelSpec
 from plaudit_job.spec.rljob import RLJob, Spec
 
 _BY_STALENESS = ("on-policy", "one-step-off-policy")
+SERVER_VARIABLE = "PLAUDIT_MODEL_SERVER"
+HOST_VARIABLE = "PLAUDIT_MODEL_SERVER_HOST"
+PORT_VARIABLE = "PLAUDIT_MODEL_SERVER_PORT"
+"""Variables of the process that starts a server: ``scorer/number`` or ``scorer``, its host and its port."""
+_UTILIZATION = 0.9
+
+_VLLM_ON_CPU = {
+    # GiB. Without a bound vLLM takes most of the machine's memory for a cache that pooling hardly uses.
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # The engine's only worker lives in the engine's own process: one import of vLLM less, ten seconds of a core.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # Compiling costs a small model more time than it saves.
+    "TORCHDYNAMO_DISABLE": "1",
+}
 
 
 def metrics_environment(job: RLJob) -> dict[str, str]:
@@ -43,27 +57,6 @@ def _schedule(spec: Spec) -> str:
         return "service"
     staleness = spec.algorithm.max_staleness
     return _BY_STALENESS[staleness] if staleness < len(_BY_STALENESS) else "asynchronous"
-
-
-SERVER_VARIABLE = "PLAUDIT_MODEL_SERVER"
-
-HOST_VARIABLE = "PLAUDIT_MODEL_SERVER_HOST"
-
-PORT_VARIABLE = "PLAUDIT_MODEL_SERVER_PORT"
-
-"""Variables of the process that starts a server; see ``identity``."""
-
-_UTILIZATION = 0.9
-
-_VLLM_ON_CPU = {
-    # GiB. Without a bound vLLM takes most of the machine's memory for a cache that pooling hardly uses.
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # The engine's only worker lives in the engine's own process: one import of vLLM less, ten seconds of a core.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # Compiling costs a small model more time than it saves.
-    "TORCHDYNAMO_DISABLE": "1",
-}
 
 
 def server_command(
