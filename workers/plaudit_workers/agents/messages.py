@@ -18,9 +18,8 @@
 | ``RunAgentProgram`` | rollout | sample | run the program |
 | ``ProgramEnded`` | sample | rollout | its reward, or the reason that it failed |
 
-Frames are those of ``plaudit_reward.isolation.messages``.
-
-Hold what agents exchange with a rollout: finished responses in, a trajectory out. No heavy imports.
+Frames are those of ``plaudit_wire.frames``. An agent gets ``FinishedSample`` and returns a ``Trajectory``. No heavy
+imports.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class Program(msgspec.Struct, frozen=True, tag=True):
 
 
 class EnvironmentClass(msgspec.Struct, frozen=True, tag=True):
-    """Name a class in a file in the form of TRL, SkyRL or verl; ``sources.environments.load`` recognises the form."""
+    """Name a class in a file in the form of TRL, SkyRL or verl; ``load`` recognises the form."""
 
     path: str
     class_name: str
@@ -101,7 +100,6 @@ class EnvironmentServer(msgspec.Struct, frozen=True, tag=True):
 Source = FunctionTool | VerlTools | McpServer | AgentClass | EnvironmentClass | EnvironmentServer | Program
 
 EnvironmentKind = Literal["", "calls", "text", "loop"]
-
 """``calls``: the policy acts through tool calls. ``text``: each turn is an action. ``loop``: a class that runs whole
 samples. Empty: there is no environment."""
 
@@ -129,6 +127,11 @@ class Tool(msgspec.Struct, frozen=True):
     schema: dict[str, Any]
     """In OpenAI's format: ``{type: function, function: {name, description, parameters}}``."""
     timeout_s: float
+
+    @classmethod
+    def of(cls, schema: dict[str, Any], timeout_s: float) -> Tool:
+        """Return the tool that a schema describes."""
+        return cls(schema["function"]["name"], schema, timeout_s)
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -238,7 +241,7 @@ class Generated(msgspec.Struct, frozen=True, tag=True):
 
     id: int
     sample: dict[str, Any] | None = None
-    """The fields of ``engines.protocol.FinishedSample``."""
+    """The fields of ``FinishedSample``."""
     error: str = ""
 
 
@@ -246,7 +249,7 @@ class AgentDone(msgspec.Struct, frozen=True, tag=True):
     """Report that the agent returned."""
 
     trajectory: dict[str, Any]
-    """The fields of ``agents.agent.Trajectory``."""
+    """The fields of ``Trajectory``."""
 
 
 class AgentFailed(msgspec.Struct, frozen=True, tag=True):
@@ -276,28 +279,19 @@ class ProgramEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 ToTemplate = Load | Fork | Kill
-
 FromTemplate = Loaded | Refused | Ended
-
 ToSample = CallTool | AskEnvironment | RunAgent | RunAgentProgram | Generated
-
 FromSample = ToolResult | EnvironmentReply | GenerateTurn | AgentDone | AgentFailed | ProgramEnded
 
 to_template = msgspec.msgpack.Decoder(list[ToTemplate])
-
 from_template = msgspec.msgpack.Decoder(list[FromTemplate])
-
 to_sample = msgspec.msgpack.Decoder(list[ToSample])
-
 from_sample = msgspec.msgpack.Decoder(list[FromSample])
 
 
 FinishReason = Literal["stop", "length"]
-
 """``stop``: the policy ended the response itself. ``length``: it was cut at ``max_tokens`` or the model's length."""
-
 VersionSpan = tuple[int, int, int]
-
 """(first token, incarnation, number), as in ``SampleBody.version_spans``."""
 
 
