@@ -1,14 +1,8 @@
 """``engine.kind: vllm``: the asyncio interface of a vLLM engine that one thread of this process drives.
 
 Works on a GPU (tensor parallelism included) and, with vLLM's CPU build, without one; also inside an actor whose event
-loop is not on the main thread.
-
-Keep the newest figures of a vLLM engine, in place of vLLM's own loggers.
-
-vLLM's Prometheus series cost 5 % of a small model's speed. This costs a few assignments a step; the rollout's heartbeat
-carries the figures to the metrics service.
-
-Carry requests from the event loop to the thread that drives vLLM, each with a future. No heavy imports.
+loop is not on the main thread. Requests go to the thread (``vllm_loop``) each with a future. No heavy imports: vLLM is
+imported when the engine starts.
 """
 
 from __future__ import annotations
@@ -28,15 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.messages import PolicyVersion
 from plaudit_wire.records import EngineStatus
 from plaudit_workers.agents.messages import FinishedSample
 from plaudit_workers.images import ImageCache, ImageError, ImageStore, decode_image
 from plaudit_workers.rollout.engine import EngineFailedError, RequestRefusedError, SampleRequest, WeightSwitch
 from plaudit_workers.rollout.vllm_arguments import (
-    WHOLE,
-    ReplicaMember,
     VllmSettings,
     engine_arguments,
     is_cpu_build,
@@ -52,95 +43,11 @@ if TYPE_CHECKING:
 
 
 _NEWEST = 100
-
-
-class VllmStats:
-    """Stand in for vLLM's ``StatLoggerManager``. The engine's thread records, any thread reads ``status``.
-
-    Attributes:
-        status: as of the engine's newest step; None before the first.
-    """
-
-    def __init__(self) -> None:
-        self.status: EngineStatus | None = None
-        self._first_tokens_s: deque[float] = deque(maxlen=_NEWEST)
-        self._mean_s: float | None = None
-
-    def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None) -> None:
-        """Keep the figures of one step."""
-        if iteration_stats is not None and iteration_stats.time_to_first_tokens_iter:
-            self._first_tokens_s.extend(iteration_stats.time_to_first_tokens_iter)
-            self._mean_s = sum(self._first_tokens_s) / len(self._first_tokens_s)
-        self.status = EngineStatus(
-            scheduler_stats.num_running_reqs,
-            scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
-            scheduler_stats.kv_cache_usage,
-            self._mean_s,
-        )
-
-    def record_sleep_state(self, is_awake: int, level: int) -> None:
-        """Keep nothing: the rollout's heartbeat reports whether it sleeps."""
-
-    def log(self) -> None:
-        """Log nothing; vLLM calls this every few seconds."""
-
+_IMAGE_BYTES = 256 << 20
+"""Decoded images that are held: the samples of a group have the same."""
 
 FutureResult = tuple[asyncio.Future[Any], Any]
-
 """A future and its result; an exception is raised to whoever awaits it."""
-
-
-@dataclass(slots=True)
-class Generation:
-    """Hold one response, from its submission until it is finished."""
-
-    id: str
-    request: SampleRequest
-    submitted: float
-    """Monotonic clock, seconds."""
-    future: asyncio.Future[FinishedSample]
-    internal_id: str = ""
-    """vLLM's own id, while the request is inside vLLM."""
-    version: PolicyVersion | None = None
-    """Of the adapter that samples it; None where the engine's weights are switched."""
-    recomputed: int = 0
-    """Preemptions caused by switches of weights, not by a lack of memory."""
-    images: Sequence[Image] = ()
-    """The decoded images of the request."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightLoad:
-    """Request a switch of weights."""
-
-    path: Path
-    version: PolicyVersion
-    switch: WeightSwitch
-    future: asyncio.Future[None]
-
-
-@dataclass(frozen=True, slots=True)
-class Sleep:
-    """Request to free the GPUs until the next load."""
-
-    switch: WeightSwitch
-    future: asyncio.Future[None]
-
-
-def resolve(answers: Iterable[FutureResult]) -> None:
-    """Resolve futures on their event loop; those that were cancelled meanwhile are ignored."""
-    for future, answer in answers:
-        if future.done():
-            continue
-        if isinstance(answer, Exception):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)
-
-
-_IMAGE_BYTES = 256 << 20
-
-"""Decoded images that are held: the samples of a group have the same."""
 
 
 class VllmEngine:
@@ -153,7 +60,9 @@ class VllmEngine:
     def __init__(self, settings: VllmSettings, run_folder: Path = Path()) -> None:
         self._settings = settings
         store = ImageStore(run_folder)
-        self._images = ImageCache(lambda digest: decode_image(store.read(digest)), _decoded_bytes, _IMAGE_BYTES)
+        self._images = ImageCache(
+            lambda digest: decode_image(store.read(digest)), lambda image: 3 * image.width * image.height, _IMAGE_BYTES
+        )
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._vllm: VllmLoop | None = None
@@ -162,11 +71,6 @@ class VllmEngine:
         self._error: EngineFailedError | None = None
         self._awaited: set[asyncio.Future[Any]] = set()
         self._request_ids = map(str, itertools.count())
-
-    @classmethod
-    def from_job(cls, job: RLJob, member: ReplicaMember = WHOLE, run_folder: Path = Path()) -> VllmEngine:
-        """Build the engine that ``spec.model`` and ``spec.rollout`` describe, in the leader of a replica."""
-        return cls(VllmSettings.from_job(job, member), run_folder)
 
     async def start(self) -> None:
         """Build the engine in its thread; it samples nothing before the first ``load_weights``."""
@@ -281,7 +185,7 @@ class VllmEngine:
         engine.logger_manager = self._stats  # each finished request keeps its times
         loop = VllmLoop(
             engine,
-            lambda answers: self._post(partial(resolve, answers)),
+            lambda answers: self._post(partial(_resolve, answers)),
             untied=is_untied(arguments),
             adapters=EngineAdapters(engine) if arguments.enable_lora else None,
             images=self._settings.images is not None,
@@ -295,8 +199,84 @@ class VllmEngine:
 
     def _fail(self, error: EngineFailedError) -> None:
         self._error = error
-        resolve((future, error) for future in self._awaited)
+        _resolve((future, error) for future in self._awaited)
 
 
-def _decoded_bytes(image: Image) -> int:
-    return 3 * image.width * image.height
+class VllmStats:
+    """Stand in for vLLM's ``StatLoggerManager``. The engine's thread records, any thread reads ``status``.
+
+    vLLM's Prometheus series cost 5 % of a small model's speed. This costs a few assignments a step; the rollout's
+    heartbeat carries the figures to the metrics service.
+    """
+
+    def __init__(self) -> None:
+        self.status: EngineStatus | None = None
+        """As of the engine's newest step; None before the first."""
+        self._first_tokens_s: deque[float] = deque(maxlen=_NEWEST)
+        self._mean_s: float | None = None
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None) -> None:
+        """Keep the figures of one step."""
+        if iteration_stats is not None and iteration_stats.time_to_first_tokens_iter:
+            self._first_tokens_s.extend(iteration_stats.time_to_first_tokens_iter)
+            self._mean_s = sum(self._first_tokens_s) / len(self._first_tokens_s)
+        self.status = EngineStatus(
+            scheduler_stats.num_running_reqs,
+            scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
+            scheduler_stats.kv_cache_usage,
+            self._mean_s,
+        )
+
+    def record_sleep_state(self, is_awake: int, level: int) -> None:
+        """Keep nothing: the rollout's heartbeat reports whether it sleeps."""
+
+    def log(self) -> None:
+        """Log nothing; vLLM calls this every few seconds."""
+
+
+@dataclass(slots=True)
+class Generation:
+    """Hold one response, from its submission until it is finished."""
+
+    id: str
+    request: SampleRequest
+    submitted: float
+    """Monotonic clock, seconds."""
+    future: asyncio.Future[FinishedSample]
+    internal_id: str = ""
+    """vLLM's own id, while the request is inside vLLM."""
+    version: PolicyVersion | None = None
+    """Of the adapter that samples it; None where the engine's weights are switched."""
+    recomputed: int = 0
+    """Preemptions caused by switches of weights, not by a lack of memory."""
+    images: Sequence[Image] = ()
+    """The decoded images of the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightLoad:
+    """Request a switch of weights."""
+
+    path: Path
+    version: PolicyVersion
+    switch: WeightSwitch
+    future: asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Request to free the GPUs until the next load."""
+
+    switch: WeightSwitch
+    future: asyncio.Future[None]
+
+
+def _resolve(answers: Iterable[FutureResult]) -> None:
+    """Resolve futures on their event loop; those that were cancelled meanwhile are ignored."""
+    for future, answer in answers:
+        if future.done():
+            continue
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
