@@ -1,11 +1,7 @@
-"""Generate and publish the missing samples of one prompt. Called by ``worker`` for each delivery.
+"""Generate and publish the missing samples of one prompt: prompt → sample runs → encoded bodies → published samples.
 
-Generate one sample and encode it for publication: agent, seeds, timings. Called by ``prompt_work``.
-
-Count the samples that a worker has in work, and its free places. Used by ``worker`` and ``prompt_work``.
-
-A sample is in the engine or in its agent (waiting for tools). A worker takes further prompts while the engine has free
-places and the number of samples in agents is below a limit of its own, so the engine stays busy while tools run.
+``PromptWork`` runs each delivery that the worker takes, ``SampleRun`` one of its samples, and ``Slots`` count the
+samples in work.
 """
 
 from __future__ import annotations
@@ -14,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -32,8 +29,84 @@ from plaudit_workers.stream.transport import Transport
 logger = get_logger(__name__)
 
 _TURN_STRIDE = 1 << 32
-
 """Keeps the seeds of one sample's later turns apart from the first turns of other samples."""
+
+
+class _GroupClosedError(Exception):
+    """Report that the group is closed: the remaining samples are not needed either."""
+
+
+@dataclass(frozen=True)
+class PromptWork:
+    """Hold everything that the prompts of a worker share."""
+
+    worker: str
+    transport: Transport
+    engine: Engine
+    agent: Agent
+    weights: PolicyWeights
+
+    async def run(self, delivery: Delivery[Prompt], claim: Claim) -> None:
+        """Generate and publish every sample of the prompt that is not published yet; stop when the lease is lost.
+
+        If some samples cannot be generated (the agent raised, the prompt exceeds the model's length), the entry is
+        dead-lettered once all others are published; the group's completion rule decides on them.
+        """
+        work = asyncio.ensure_future(self._all(delivery, claim))
+        lost = asyncio.ensure_future(delivery.lost.wait())
+        try:
+            await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+            else:
+                logger.warning("lease lost", group=delivery.group)
+        finally:
+            lost.cancel()
+            work.cancel()
+            await asyncio.wait({work, lost})
+            claim.shrink_to(0)
+
+    async def _all(self, delivery: Delivery[Prompt], claim: Claim) -> None:
+        prompt = delivery.payload
+        await self.weights.hold(prompt.min_version)
+        indices = await self.transport.retry_through_outage(lambda: unpublished(self.transport, prompt))
+        claim.shrink_to(len(indices))
+        if not indices:
+            await discard(self.transport, delivery)
+            return
+        failures = await self._generate(delivery, indices, claim)
+        if failures:
+            await dead_letter(self.transport, delivery, f"{len(failures)} samples failed: {failures[0]}")
+
+    async def _generate(self, delivery: Delivery[Prompt], indices: list[int], claim: Claim) -> list[str]:
+        """Return why samples failed; [] if none failed or the group is closed."""
+        samples: list[asyncio.Task[str]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                samples += [group.create_task(self._one(delivery, index, claim)) for index in indices]
+        except* _GroupClosedError:
+            logger.info("group closed", group=delivery.group)
+            samples.clear()
+        return [failure for sample in samples if (failure := sample.result())]
+
+    async def _one(self, delivery: Delivery[Prompt], index: int, claim: Claim) -> str:
+        run = SampleRun(delivery.payload, index, self.engine, claim.change_in_agents)
+        try:
+            trajectory = await run.run(self.agent)
+        except EngineFailedError:
+            raise
+        except Exception as error:
+            # An agent runs users' code: whatever it raises fails this sample only.
+            logger.exception("sample failed", group=delivery.group, index=index)
+            return repr(error)
+        finally:
+            claim.release_one()
+        await self.weights.compared(trajectory.versions)
+        record = run.record(self.worker, trajectory, self.weights.logprob_mismatch)
+        body = sample_body(delivery.payload, index, trajectory, record, self.engine.decode)
+        if await publish(self.transport, delivery, index, body) is Publication.refused:
+            raise _GroupClosedError
+        return ""
 
 
 class SampleRun:
@@ -144,16 +217,18 @@ class SampleRun:
         """Return the turns of a conversation; a single response, which no agent held, needs no such record."""
         if len(self._finished) == 1 and not trajectory.calls and not trajectory.messages:
             return []
+        # An agent may discard a response that it asked for.
+        turns = zip(trajectory.turns, sorted(self._finished.items()), strict=False)
         return [
             TurnRecord(
-                first, len(turn.response_ids), self._requested_s[number], turn.generate_s, turn.engine_queue_s, calls
+                first,
+                len(turn.response_ids),
+                self._requested_s[number],
+                turn.generate_s,
+                turn.engine_queue_s,
+                trajectory.calls.get(place, []),
             )
-            for first, (number, turn), calls in zip(
-                trajectory.turns,
-                sorted(self._finished.items()),
-                [trajectory.calls.get(number, []) for number in range(len(trajectory.turns))],
-                strict=False,  # an agent may discard a response that it asked for
-            )
+            for place, (first, (number, turn)) in enumerate(turns)
         ]
 
 
@@ -184,30 +259,23 @@ def sample_body(
         environment=trajectory.environment,
         failure=trajectory.failure,
     )
-    return SampleBody(
-        response_ids=np.asarray(trajectory.response_ids, "<i4").tobytes(),
-        logprobs=np.asarray(trajectory.logprobs, "<f4").tobytes(),
-        loss_mask=np.asarray(trajectory.loss_mask, "u1").tobytes(),
-        version_spans=trajectory.version_spans,
-        generation=generation,
-        sample=sample,
-        prompt_ids=np.asarray(trajectory.prompt_ids, "<i4").tobytes(),
-        branches=[_branch(branch) for branch in trajectory.branches],
-    )
+    branches = [Branch(**_arrays(branch)) for branch in trajectory.branches]
+    return SampleBody(**_arrays(trajectory), generation=generation, sample=sample, branches=branches)
 
 
-def _branch(branch: Trajectory) -> Branch:
-    return Branch(
-        prompt_ids=np.asarray(branch.prompt_ids, "<i4").tobytes(),
-        response_ids=np.asarray(branch.response_ids, "<i4").tobytes(),
-        logprobs=np.asarray(branch.logprobs, "<f4").tobytes(),
-        loss_mask=np.asarray(branch.loss_mask, "u1").tobytes(),
-        version_spans=branch.version_spans,
-    )
+def _arrays(trajectory: Trajectory) -> dict[str, Any]:
+    """Return the fields that a sample's body and its branches share."""
+    return {
+        "prompt_ids": np.asarray(trajectory.prompt_ids, "<i4").tobytes(),
+        "response_ids": np.asarray(trajectory.response_ids, "<i4").tobytes(),
+        "logprobs": np.asarray(trajectory.logprobs, "<f4").tobytes(),
+        "loss_mask": np.asarray(trajectory.loss_mask, "u1").tobytes(),
+        "version_spans": trajectory.version_spans,
+    }
 
 
 class Claim:
-    """Hold the places held by the samples of one prompt."""
+    """Hold the places of one prompt's samples."""
 
     def __init__(self, slots: Slots, count: int) -> None:
         self._slots = slots
@@ -231,6 +299,9 @@ class Claim:
 
 class Slots:
     """Count samples in work. A single prompt may exceed ``limit``; then nothing is taken until places are free.
+
+    A sample is in the engine or in its agent (waiting for tools). A worker takes further prompts while the engine has
+    free places and fewer samples than ``agents_limit`` are in agents, so the engine stays busy while tools run.
 
     Args:
         limit: samples in the engine at a time.
@@ -272,80 +343,3 @@ class Slots:
         while not self.free:
             self._freed.clear()
             await self._freed.wait()
-
-
-class _GroupClosedError(Exception):
-    """Report that the group is closed: the remaining samples are not needed either."""
-
-
-@dataclass(frozen=True)
-class PromptWork:
-    """Hold everything that the prompts of a worker share."""
-
-    worker: str
-    transport: Transport
-    engine: Engine
-    agent: Agent
-    weights: PolicyWeights
-
-    async def run(self, delivery: Delivery[Prompt], claim: Claim) -> None:
-        """Generate and publish every sample of the prompt that is not published yet; stop when the lease is lost.
-
-        If some samples cannot be generated (the agent raised, the prompt exceeds the model's length), the entry is
-        dead-lettered once all others are published; the group's completion rule decides on them.
-        """
-        work = asyncio.ensure_future(self._all(delivery, claim))
-        lost = asyncio.ensure_future(delivery.lost.wait())
-        try:
-            await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-            else:
-                logger.warning("lease lost", group=delivery.group)
-        finally:
-            lost.cancel()
-            work.cancel()
-            await asyncio.wait({work, lost})
-            claim.shrink_to(0)
-
-    async def _all(self, delivery: Delivery[Prompt], claim: Claim) -> None:
-        prompt = delivery.payload
-        await self.weights.hold(prompt.min_version)
-        indices = await self.transport.retry_through_outage(lambda: unpublished(self.transport, prompt))
-        claim.shrink_to(len(indices))
-        if not indices:
-            await discard(self.transport, delivery)
-            return
-        failures = await self._generate(delivery, indices, claim)
-        if failures:
-            await dead_letter(self.transport, delivery, f"{len(failures)} samples failed: {failures[0]}")
-
-    async def _generate(self, delivery: Delivery[Prompt], indices: list[int], claim: Claim) -> list[str]:
-        """Return why samples failed; [] if none failed or the group is closed."""
-        samples: list[asyncio.Task[str]] = []
-        try:
-            async with asyncio.TaskGroup() as group:
-                samples += [group.create_task(self._one(delivery, index, claim)) for index in indices]
-        except* _GroupClosedError:
-            logger.info("group closed", group=delivery.group)
-            samples.clear()
-        return [failure for sample in samples if (failure := sample.result())]
-
-    async def _one(self, delivery: Delivery[Prompt], index: int, claim: Claim) -> str:
-        run = SampleRun(delivery.payload, index, self.engine, claim.change_in_agents)
-        try:
-            trajectory = await run.run(self.agent)
-        except EngineFailedError:
-            raise
-        except Exception as error:
-            # An agent runs users' code: whatever it raises fails this sample only.
-            logger.exception("sample failed", group=delivery.group, index=index)
-            return repr(error)
-        finally:
-            claim.release_one()
-        await self.weights.compared(trajectory.versions)
-        record = run.record(self.worker, trajectory, self.weights.logprob_mismatch)
-        body = sample_body(delivery.payload, index, trajectory, record, self.engine.decode)
-        if await publish(self.transport, delivery, index, body) is Publication.refused:
-            raise _GroupClosedError
-        return ""
