@@ -66,8 +66,10 @@ def row_files(prompt: str | Sequence[dict[str, Any]], value: Any, folder: Path, 
         ImageError: an image is missing, has no place or cannot be decoded, or there are too many; the message continues
             a sentence about the column.
     """
-    images, places = _row_images(value), _num_placeholders(prompt)
-    num_images = len(images)
+    images = [] if value is None else value
+    if not isinstance(images, list):
+        raise ImageError(f"is {type(value).__name__}, no list", "Give a list of images; [] or null for none")
+    num_images, places = len(images), _num_placeholders(prompt)
     if num_images > most:
         raise ImageError(f"has {num_images} images, data.images.maxPerPrompt is {most}", "Raise it, or remove images")
     if num_images and isinstance(prompt, str):
@@ -90,19 +92,6 @@ def row_files(prompt: str | Sequence[dict[str, Any]], value: Any, folder: Path, 
     return files
 
 
-def _row_images(value: Any) -> list[Any]:
-    """Return the images of a row as written; null is none.
-
-    Raises:
-        ImageError: it is no list.
-    """
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise ImageError(f"is {type(value).__name__}, no list", "Give a list of images; [] or null for none")
-    return value
-
-
 def _image_bytes(image: Any, folder: Path) -> bytes:
     """Return the bytes of one image as written: bytes, ``{bytes}``, ``{path}``, ``{image}``, or a path as text.
 
@@ -118,10 +107,7 @@ def _image_bytes(image: Any, folder: Path) -> bytes:
         raise ImageError(kinds, _REMEDY)
     if "://" in path and not path.startswith("file://"):
         raise ImageError(f"is the address {path}", "Download it: a run reads images from files only")
-    return _read(folder / path.removeprefix("file://"))
-
-
-def _read(file: Path) -> bytes:
+    file = folder / path.removeprefix("file://")
     try:
         if file.stat().st_size > MOST_BYTES:
             raise ImageError(f"has more than {MOST_BYTES:,} bytes: {file}", "Compress it or make it smaller")
@@ -293,8 +279,7 @@ class ImageCache(Generic[Made]):
         self._most_bytes = most_bytes
         self._held: OrderedDict[str, Made] = OrderedDict()
         self._lock = threading.Lock()
-        self.num_bytes = 0
-        """Bytes held at this moment."""
+        self._num_bytes = 0
 
     def get(self, digest: str) -> Made:
         """Return what is made of an image; raise what making it raises."""
@@ -303,17 +288,13 @@ class ImageCache(Generic[Made]):
                 self._held.move_to_end(digest)
                 return self._held[digest]
         made = self._make(digest)
-        self._keep(digest, made)
-        return made
-
-    def _keep(self, digest: str, made: Made) -> None:
         with self._lock:
-            if digest in self._held or self._size(made) > self._most_bytes:
-                return
-            self._held[digest] = made
-            self.num_bytes += self._size(made)
-            while self.num_bytes > self._most_bytes:
-                self.num_bytes -= self._size(self._held.popitem(last=False)[1])
+            if digest not in self._held and self._size(made) <= self._most_bytes:
+                self._held[digest] = made
+                self._num_bytes += self._size(made)
+                while self._num_bytes > self._most_bytes:
+                    self._num_bytes -= self._size(self._held.popitem(last=False)[1])
+        return made
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class TRLEnvironment(Environment):
 
     def __init__(self, factory: Callable[..., Any], source: EnvironmentClass) -> None:
         self._instance: Any = None
-        self._create = lambda: factory(**source.arguments)
+        self._create: Callable[[], Any] = lambda: factory(**source.arguments)
         if inspect.isclass(factory):
             schemas, self.gives_reward = _describe_methods(object.__new__(factory), source)
         else:

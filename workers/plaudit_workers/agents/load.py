@@ -47,7 +47,63 @@ from plaudit_workers.agents.messages import (
 from plaudit_workers.agents.verl_loop import VerlAgentLoop
 
 
-def load_agent_class(source: AgentClass) -> Any:
+@dataclass
+class LoadedSources:
+    """Hold everything that the processes of samples run."""
+
+    tools: dict[str, LoadedTool] = field(default_factory=dict)
+    agent: Any = None
+    """The instance of the agent's class."""
+    program: RunnableProgram | None = None
+    environment: Environment | None = None
+
+    @property
+    def environment_kind(self) -> EnvironmentKind:
+        """Return how the policy acts in the environment."""
+        if self.environment is not None:
+            return "text" if self.environment.reads_text else "calls"
+        return "loop" if self.agent is not None else ""
+
+
+def load(sources: Sequence[Source]) -> LoadedSources:
+    """Load the sources.
+
+    Raises:
+        ConfigurationError: one cannot be used, or two tools have the same name.
+    """
+    loaded = LoadedSources()
+    for source in sources:
+        if isinstance(source, AgentClass):
+            loaded.agent = _load_agent_class(source)
+            continue
+        if isinstance(source, Program):
+            loaded.program = _load_program(source)
+            continue
+        for tool in _tools(source, loaded):
+            name = tool.description.name
+            if name in loaded.tools:
+                raise ConfigurationError(f"two tools have the name {name!r}: rename one of them")
+            loaded.tools[name] = tool
+    return loaded
+
+
+def _tools(source: Source, loaded: LoadedSources) -> Sequence[LoadedTool]:
+    if isinstance(source, EnvironmentClass | EnvironmentServer):
+        environment = _load_class(source) if isinstance(source, EnvironmentClass) else _load_server(source)
+        if isinstance(environment, VerlAgentLoop):
+            loaded.agent = environment
+            return []
+        loaded.environment = environment
+        return environment.tools
+    if isinstance(source, FunctionTool):
+        return [load_function(source)]
+    if isinstance(source, VerlTools):
+        return _load_verl_tools(source)
+    assert not isinstance(source, AgentClass | Program)
+    return load_mcp_tools(source)
+
+
+def _load_agent_class(source: AgentClass) -> Any:
     """Import a class with ``async def run(self, prompt, generate) -> Trajectory``; instantiate it without arguments.
 
     Raises:
@@ -74,7 +130,7 @@ class RunnableProgram:
     """Started anew for each sample."""
 
 
-def load_program(source: Program) -> RunnableProgram:
+def _load_program(source: Program) -> RunnableProgram:
     """Import the function, or find the command.
 
     Raises:
@@ -93,7 +149,7 @@ def load_program(source: Program) -> RunnableProgram:
     return RunnableProgram(command=command)
 
 
-def load_verl_tools(source: VerlTools) -> list[LoadedTool]:
+def _load_verl_tools(source: VerlTools) -> list[LoadedTool]:
     """Instantiate the tool classes that a YAML file in verl's format lists.
 
     Raises:
@@ -151,7 +207,7 @@ def _verl_schema(schema: dict[str, Any]) -> Any:
     return OpenAIFunctionToolSchema.model_validate(schema)
 
 
-def load_class(source: EnvironmentClass) -> Environment | VerlAgentLoop:
+def _load_class(source: EnvironmentClass) -> Environment | VerlAgentLoop:
     """Import the file and wrap the class in the form of TRL, SkyRL or verl.
 
     Raises:
@@ -173,7 +229,7 @@ def load_class(source: EnvironmentClass) -> Environment | VerlAgentLoop:
     )
 
 
-def load_server(source: EnvironmentServer) -> Environment:
+def _load_server(source: EnvironmentServer) -> Environment:
     """Ask a server for its routes and actions.
 
     Raises:
@@ -207,64 +263,3 @@ def _is_agent_loop(found: Any) -> bool:
     bases = {base.__name__ for base in getattr(found, "__mro__", ())}
     run = getattr(found, "run", None)
     return "AgentLoopBase" in bases or (run is not None and "sampling_params" in inspect.signature(run).parameters)
-
-
-@dataclass
-class LoadedSources:
-    """Hold everything that the processes of samples run."""
-
-    tools: dict[str, LoadedTool] = field(default_factory=dict)
-    agent: Any = None
-    """The instance of the agent's class."""
-    program: RunnableProgram | None = None
-    environment: Environment | None = None
-
-    @property
-    def descriptions(self) -> list[Tool]:
-        """Return the tools as the model sees them."""
-        return [tool.description for tool in self.tools.values()]
-
-    @property
-    def environment_kind(self) -> EnvironmentKind:
-        """Return how the policy acts in the environment."""
-        if self.environment is not None:
-            return "text" if self.environment.reads_text else "calls"
-        return "loop" if self.agent is not None else ""
-
-
-def load(sources: Sequence[Source]) -> LoadedSources:
-    """Load the sources.
-
-    Raises:
-        ConfigurationError: one cannot be used, or two tools have the same name.
-    """
-    loaded = LoadedSources()
-    for source in sources:
-        if isinstance(source, AgentClass):
-            loaded.agent = load_agent_class(source)
-            continue
-        if isinstance(source, Program):
-            loaded.program = load_program(source)
-            continue
-        for tool in _tools(source, loaded):
-            name = tool.description.name
-            if name in loaded.tools:
-                raise ConfigurationError(f"two tools have the name {name!r}: rename one of them")
-            loaded.tools[name] = tool
-    return loaded
-
-
-def _tools(source: Source, loaded: LoadedSources) -> Sequence[LoadedTool]:
-    if isinstance(source, EnvironmentClass | EnvironmentServer):
-        environment = load_class(source) if isinstance(source, EnvironmentClass) else load_server(source)
-        if isinstance(environment, VerlAgentLoop):
-            loaded.agent = environment
-            return []
-        loaded.environment = environment
-        return environment.tools
-    if isinstance(source, FunctionTool):
-        return [load_function(source)]
-    if isinstance(source, VerlTools):
-        return load_verl_tools(source)
-    assert not isinstance(source, AgentClass | Program)
-    return load_mcp_tools(source)

@@ -289,8 +289,6 @@ to_sample = msgspec.msgpack.Decoder(list[ToSample])
 from_sample = msgspec.msgpack.Decoder(list[FromSample])
 
 
-FinishReason = Literal["stop", "length"]
-"""``stop``: the policy ended the response itself. ``length``: it was cut at ``max_tokens`` or the model's length."""
 VersionSpan = tuple[int, int, int]
 """(first token, incarnation, number), as in ``SampleBody.version_spans``."""
 
@@ -305,7 +303,8 @@ class FinishedSample:
     """[T] natural log-probabilities under the distribution sampled from (temperature, top_p, top_k applied)."""
     version_spans: list[VersionSpan]
     """The policy version that sampled each range of tokens; begins with token 0 when ``T`` > 0."""
-    finish_reason: FinishReason
+    finish_reason: Literal["stop", "length"]
+    """``stop``: the policy ended it. ``length``: it was cut at ``max_tokens`` or the model's length."""
     generate_s: float
     """Seconds from the call of ``generate`` to the last token."""
     engine_queue_s: float = 0.0

@@ -103,7 +103,7 @@ class _Template:
         self._imported = _children_of_this_process()
         _adopt_orphans()
         gc.freeze()  # a collection in a fork would copy all pages that it shares
-        self._send(Loaded(loaded.descriptions, loaded.environment_kind))
+        self._send(Loaded([tool.description for tool in loaded.tools.values()], loaded.environment_kind))
         self._wakeups = wakeup, wake = socket.socketpair()
         wake.setblocking(False)
         signal.set_wakeup_fd(wake.fileno())

@@ -11,6 +11,7 @@ import struct
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
 
@@ -180,12 +181,9 @@ def _joined(
 
 
 def _num_kept(sampled: Sequence[int], kept: Sequence[int], mask: Sequence[int]) -> int:
-    count = 0
-    for own, other, chosen in zip(sampled, kept, mask, strict=False):
-        if own != other or not chosen:
-            break
-        count += 1
-    return count
+    """Return how many tokens of a turn stand at the beginning of what is left, marked as the policy's."""
+    places = zip(sampled, kept, mask, strict=False)
+    return sum(1 for _ in takewhile(lambda place: place[0] == place[1] and place[2], places))
 
 
 def _cut(turn: FinishedSample, count: int) -> FinishedSample:

@@ -52,7 +52,7 @@ class PromptWork:
         If some samples cannot be generated (the agent raised, the prompt exceeds the model's length), the entry is
         dead-lettered once all others are published; the group's completion rule decides on them.
         """
-        work = asyncio.ensure_future(self._all(delivery, claim))
+        work = asyncio.ensure_future(self._publish_missing(delivery, claim))
         lost = asyncio.ensure_future(delivery.lost.wait())
         try:
             await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -66,7 +66,7 @@ class PromptWork:
             await asyncio.wait({work, lost})
             claim.shrink_to(0)
 
-    async def _all(self, delivery: Delivery[Prompt], claim: Claim) -> None:
+    async def _publish_missing(self, delivery: Delivery[Prompt], claim: Claim) -> None:
         prompt = delivery.payload
         await self.weights.hold(prompt.min_version)
         indices = await self.transport.retry_through_outage(lambda: unpublished(self.transport, prompt))
@@ -83,14 +83,15 @@ class PromptWork:
         samples: list[asyncio.Task[str]] = []
         try:
             async with asyncio.TaskGroup() as group:
-                samples += [group.create_task(self._one(delivery, index, claim)) for index in indices]
+                samples += [group.create_task(self._publish_sample(delivery, index, claim)) for index in indices]
         except* _GroupClosedError:
             logger.info("group closed", group=delivery.group)
             samples.clear()
         return [failure for sample in samples if (failure := sample.result())]
 
-    async def _one(self, delivery: Delivery[Prompt], index: int, claim: Claim) -> str:
-        run = SampleRun(delivery.payload, index, self.engine, claim.change_in_agents)
+    async def _publish_sample(self, delivery: Delivery[Prompt], index: int, claim: Claim) -> str:
+        """Generate and publish one sample; return why it failed, or ""."""
+        run = SampleRun(delivery.payload, index, self.engine, claim.slots.change_in_agents)
         try:
             trajectory = await run.run(self.agent)
         except EngineFailedError:
@@ -275,26 +276,22 @@ def _arrays(trajectory: Trajectory) -> dict[str, Any]:
 
 
 class Claim:
-    """Hold the places of one prompt's samples."""
+    """Hold places for ``count`` samples of one prompt."""
 
     def __init__(self, slots: Slots, count: int) -> None:
-        self._slots = slots
+        self.slots = slots
         self._count = count
         slots.change_busy(count)
 
     def shrink_to(self, count: int) -> None:
         """Release places until ``count`` are left; never grow."""
         if count < self._count:
-            self._slots.change_busy(count - self._count)
+            self.slots.change_busy(count - self._count)
             self._count = count
 
     def release_one(self) -> None:
         """Release the place of a finished sample."""
         self.shrink_to(self._count - 1)
-
-    def change_in_agents(self, count: int) -> None:
-        """Add ``count`` to the samples that wait for their agents instead of the engine."""
-        self._slots.change_in_agents(count)
 
 
 class Slots:
@@ -322,10 +319,6 @@ class Slots:
         """Return the number of samples that may be started now; 0 while one prompt exceeds the limit."""
         return max(0, self.limit + min(self.in_agents, self.agents_limit) - self.busy)
 
-    def claim(self, count: int) -> Claim:
-        """Take ``count`` places."""
-        return Claim(self, count)
-
     def change_busy(self, count: int) -> None:
         """Add ``count`` to the busy places; called by claims."""
         self.busy += count
@@ -333,7 +326,7 @@ class Slots:
             self._freed.set()
 
     def change_in_agents(self, count: int) -> None:
-        """Add ``count`` to the samples in agents; called by claims."""
+        """Add ``count`` to the samples that wait for their agents instead of the engine."""
         self.in_agents += count
         if count > 0 and self.agents_limit:
             self._freed.set()

@@ -188,7 +188,9 @@ class ScriptedEngine:
         latency_s = max(0.0, _draw(self._script.latency_seconds, random))
         response_ids: list[int] = random.integers(0, self._script.vocabulary_size, num_tokens).tolist()
         if self._script.turns:
-            response_ids = self._played(request.turn)
+            text = self._script.turns[min(request.turn, len(self._script.turns) - 1)]
+            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+            response_ids = [*ids, self._tokenizer.eos_token_id]
         logprobs = np.log(random.uniform(0.05, 1.0, len(response_ids)))
         running = _Running(
             request=request,
@@ -202,12 +204,6 @@ class ScriptedEngine:
         self._running.add(running)
         self._idle.clear()
         return running
-
-    def _played(self, turn: int) -> list[int]:
-        """Return the tokens of a turn of the script, ended by the end-of-sequence token."""
-        text = self._script.turns[min(turn, len(self._script.turns) - 1)]
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return [*ids, self._tokenizer.eos_token_id]
 
 
 @dataclass(slots=True, eq=False)

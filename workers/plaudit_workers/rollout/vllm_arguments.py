@@ -291,10 +291,7 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
         model = EngineArgs(**arguments).create_model_config()
         arguments.setdefault("max_model_len", min(settings.max_model_length, model.max_model_len))
         if on_cpu:
-            _refuse_experts_on_cpu(settings.source, model.get_num_experts())
-            # With adapters the model's own weights are read once, and its head with them.
-            tied = model.hf_text_config.tie_word_embeddings and not settings.lora_rank
-            _suit_cpu(arguments, tied=tied)
+            _suit_cpu(arguments, settings, model)
         return EngineArgs(**arguments)
     except (VLLMClientError, TypeError, ValueError, OSError) as error:
         raise RefusedError(f"spec.model.source {settings.source!r} or spec.rollout.engine: {error}") from error
@@ -357,19 +354,17 @@ def _has_draft(arguments: Mapping[str, Any], *, sleeps: bool) -> bool:
     return True
 
 
-def _refuse_experts_on_cpu(source: str, num_experts: int) -> None:
-    if num_experts:
+def _suit_cpu(arguments: dict[str, Any], settings: VllmSettings, model: Any) -> None:
+    if num_experts := model.get_num_experts():
         raise RefusedError(
-            f"spec.model.source {source!r} has {num_experts} experts: vLLM's CPU backend packs their weights when it "
-            "builds the model and keeps computing with the old ones after new weights are loaded. Train it on GPUs, "
-            "or use a model without experts"
+            f"spec.model.source {settings.source!r} has {num_experts} experts: vLLM's CPU backend packs their weights "
+            "when it builds the model and keeps computing with the old ones after new weights are loaded. Train it on "
+            "GPUs, or use a model without experts"
         )
-
-
-def _suit_cpu(arguments: dict[str, Any], *, tied: bool) -> None:
     # On a CPU vLLM cannot give a seeded request its random number back after a prefill in chunks: the step raises.
     arguments["enable_chunked_prefill"] = False
     arguments.setdefault("max_num_batched_tokens", max(_CPU_BATCH_TOKENS, arguments["max_model_len"]))
-    if tied:
+    # With adapters the model's own weights are read once, and its head with them.
+    if model.hf_text_config.tie_word_embeddings and not settings.lora_rank:
         # See ``UntiedWeights``: by this override the loop knows that it has to load the head separately.
         arguments["hf_overrides"] = {**arguments.get("hf_overrides", {}), "tie_word_embeddings": False}

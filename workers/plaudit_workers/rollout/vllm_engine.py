@@ -96,12 +96,12 @@ class VllmEngine:
     async def load_weights(self, path: Path, version: PolicyVersion, switch: WeightSwitch = "continue") -> None:
         """Switch the weights between two steps."""
         vllm = self._started()
-        await self._answer(lambda future: vllm.load(WeightLoad(path, version, switch, future)))
+        await self._answer(lambda future: vllm.switch(WeightLoad(path, version, switch, future)))
 
     async def sleep(self, switch: WeightSwitch = "continue") -> None:
         """Free the GPUs between two steps; vLLM's CPU build stops generating, but keeps its memory."""
         vllm = self._started()
-        await self._answer(lambda future: vllm.sleep(Sleep(switch, future)))
+        await self._answer(lambda future: vllm.switch(Sleep(switch, future)))
 
     async def probe(self, ids: Sequence[int]) -> list[float] | None:
         """Compute the log-probabilities of ``ids[1:]`` under the loaded weights, beside the running samples."""

@@ -210,13 +210,9 @@ class VllmLoop:
         else:
             self._line = deque(generation for generation in self._line if generation.id != request_id)
 
-    def load(self, load: WeightLoad) -> None:
-        """Switch the weights as soon as ``load.switch`` allows."""
+    def switch(self, load: WeightLoad | Sleep) -> None:
+        """Switch the weights, or free the GPUs, as soon as ``load.switch`` allows."""
         self._loads.append(load)
-
-    def sleep(self, sleep: Sleep) -> None:
-        """Free the GPUs as soon as ``sleep.switch`` allows."""
-        self._loads.append(sleep)
 
     def probe(self, ids: Sequence[int], future: asyncio.Future[list[float]]) -> None:
         """Compute the log-probabilities of ``ids[1:]``; [L] in, [L - 1] out."""

@@ -209,8 +209,13 @@ class PolicyWeights:
         try:
             if self._avoids_memory:
                 raise WeightsUnreadableError("a process was killed while it received weights; requesting files")
-            with self._marks.held():
-                async with _received_folder(announcement) as folder, self._loading(announcement.version):
+            assert announcement.transfer is not None
+            with self._marks.held(), Reception(announcement.version, announcement.transfer) as reception:
+                try:
+                    folder = await asyncio.to_thread(reception.receive)
+                except TransferError as error:
+                    raise WeightsUnreadableError(str(error)) from error
+                async with self._loading(announcement.version):
                     await self._load_folder(folder, announcement.version)
         except WeightsUnreadableError:
             self.needs_files = str(announcement.version)
@@ -261,8 +266,7 @@ class PolicyWeights:
         self._uncompared = version
         try:
             await self._engine.load_weights(folder, version, self._switch)
-            self.logprob_mismatch = await self._mismatch(probe)
-            self._refuse_mismatch(version, probe)
+            await self._compare(version, probe)
         except BaseException:
             # Cancellation included: the engine may hold the new weights by now, or half of them.
             self.held, self._ready_asleep = None, False
@@ -271,9 +275,13 @@ class PolicyWeights:
         self.needs_files, self._avoids_memory = "", False
         logger.info("weights loaded", version=str(version), logprob_mismatch=self.logprob_mismatch)
 
-    def _refuse_mismatch(self, version: PolicyVersion, probe: Probe | None) -> None:
-        difference = self.logprob_mismatch
-        if probe is None or difference is None or difference <= probe.limit:
+    async def _compare(self, version: PolicyVersion, probe: Probe | None) -> None:
+        logprobs = None if probe is None else await self._engine.probe(probe.ids)
+        if probe is None or logprobs is None:
+            self.logprob_mismatch = None
+            return
+        difference = self.logprob_mismatch = mean_difference(probe.logprobs, logprobs)
+        if difference <= probe.limit:
             return
         raise EngineFailedError(
             f"the engine loaded weights {version}, but its log-probabilities of the probe differ from the trainer's by "
@@ -281,24 +289,6 @@ class PolicyWeights:
             "repeats after a restart, this model cannot be served by this engine on this device: compare "
             "rollout.engine.arguments with its defaults, and the model with those that vLLM supports"
         )
-
-    async def _mismatch(self, probe: Probe | None) -> float | None:
-        logprobs = None if probe is None else await self._engine.probe(probe.ids)
-        if probe is None or logprobs is None:
-            return None
-        return mean_difference(probe.logprobs, logprobs)
-
-
-@asynccontextmanager
-async def _received_folder(announcement: Announcement) -> AsyncIterator[Path]:
-    """Receive directly offered weights; yield a folder with them, whose memory is freed at the end."""
-    assert announcement.transfer is not None
-    with Reception(announcement.version, announcement.transfer) as reception:
-        try:
-            folder = await asyncio.to_thread(reception.receive)
-        except TransferError as error:
-            raise WeightsUnreadableError(str(error)) from error
-        yield folder
 
 
 class LocalWeights:

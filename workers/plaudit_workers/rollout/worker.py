@@ -189,7 +189,7 @@ class RolloutWorker:
             return
         prompts = max(1, self._slots.free // self._options.samples_per_prompt)
         for delivery in await consumer.take(min(prompts, self._options.prompts_per_take)):
-            claim = self._slots.claim(delivery.payload.n)
+            claim = Claim(self._slots, delivery.payload.n)
             work = tasks.start(self._work_prompt(consumer, delivery, claim))
             self._works.add(work)
             work.add_done_callback(self._works.discard)

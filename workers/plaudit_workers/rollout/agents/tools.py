@@ -264,6 +264,7 @@ class Conversation:
     def __init__(self, agent: ToolAgent, prompt: Prompt, generate: Generate, process: ToolProcess) -> None:
         self.trajectory = Trajectory()
         self._agent = agent
+        self._prompt = prompt
         self._prompt_ids: list[int] = np.frombuffer(prompt.prompt_ids, "<i4").tolist()
         self._max_tokens = prompt.sampling.max_tokens
         self._generate = generate
@@ -418,10 +419,7 @@ class EnvironmentAgent(ToolAgent):
 class _Episode(Conversation):
     """Hold one sample in progress."""
 
-    def __init__(self, agent: EnvironmentAgent, prompt: Prompt, generate: Generate, process: ToolProcess) -> None:
-        super().__init__(agent, prompt, generate, process)
-        self._environment = agent
-        self._prompt = prompt
+    _agent: EnvironmentAgent
 
     async def hold(self) -> None:
         """Reset the environment, act until the episode ends, ask for the reward."""
@@ -431,13 +429,13 @@ class _Episode(Conversation):
             raise AgentError(f"the environment cannot be reset: {reset.reason}", outcome)
         if reset.messages is not None:
             self._begin(reset.messages)
-        await (self._act() if self._environment.reads_text else super().hold())
+        await (self._act() if self._agent.reads_text else super().hold())
         if self.trajectory.failure is None:
             await self._finish()
 
     async def _reset(self) -> EnvironmentReply:
         """Reset the environment, in a new process where the last one died; a server is asked again in the process."""
-        limit_s = self._environment.step_limit_s
+        limit_s = self._agent.step_limit_s
         for _ in range(1 + _RESETS_AFTER_DEATH):
             reply = await self._process.ask("reset", limit_s, prompt=self._prompt)
             if reply.outcome != "infra_error" or not self._process.died:
@@ -475,7 +473,7 @@ class _Episode(Conversation):
 
     async def _step(self, action: str) -> EnvironmentReply:
         began = time.monotonic()
-        reply = await self._process.ask("step", self._environment.step_limit_s, action=action)
+        reply = await self._process.ask("step", self._agent.step_limit_s, action=action)
         seconds = time.monotonic() - began
         self.trajectory.add_calls([CallRecord("step", _STEP_OUTCOMES[reply.outcome], began - self._started, seconds)])
         return reply
@@ -487,7 +485,7 @@ class _Episode(Conversation):
     async def _finish(self) -> None:
         """End the episode; its reward, where it has one, replaces the sum of the steps' rewards."""
         completion = self.trajectory.messages
-        reply = await self._process.ask("finish", self._environment.step_limit_s, completion=completion)
+        reply = await self._process.ask("finish", self._agent.step_limit_s, completion=completion)
         self.trajectory.environment = reply.attributes
         if reply.outcome != "ok":
             self.trajectory.reward = AgentReward(reply.outcome, reason=reply.reason)
