@@ -253,14 +253,11 @@ class ImageStore:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise ImageError(
-                f"{path} cannot be read ({error.strerror or error})",
-                "Trainer and rollouts need the run's folder at this path",
-            ) from error
+            remedy = "Trainer and rollouts need the run's folder at this path"
+            raise ImageError(f"{path} cannot be read ({error.strerror or error})", remedy) from error
         if hashlib.sha256(content).hexdigest() != digest:
-            raise ImageError(
-                f"{path} is damaged", "Delete it and start again with --resume: the trainer writes it again"
-            )
+            remedy = "Delete it and start again with --resume: the trainer writes it again"
+            raise ImageError(f"{path} is damaged", remedy)
         return content
 
 

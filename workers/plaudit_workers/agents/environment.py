@@ -32,7 +32,7 @@ from plaudit_workers.agents.functions import (
     to_answer,
     to_text,
 )
-from plaudit_workers.agents.messages import AskEnvironment, EnvironmentClass, EnvironmentReply, Tool
+from plaudit_workers.agents.messages import AskEnvironment, EnvironmentClass, EnvironmentReply, Tool, prompt_messages
 
 Messages = list[dict[str, Any]]
 
@@ -213,11 +213,6 @@ def _accepted_by(function: Callable[..., Any], arguments: dict[str, Any]) -> dic
     if takes_any(accepted):
         return arguments
     return {name: value for name, value in arguments.items() if name in named(accepted)}
-
-
-def prompt_messages(prompt: Prompt) -> Messages:
-    """Return the prompt as chat messages; a data row that holds text becomes a user's message."""
-    return [dict(message) for message in prompt.messages] or [{"role": "user", "content": prompt.prompt}]
 
 
 def with_observation(messages: Messages, text: str) -> Messages:

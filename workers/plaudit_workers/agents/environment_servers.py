@@ -16,9 +16,9 @@ import aiohttp
 
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
 from plaudit_wire.messages import Prompt
-from plaudit_workers.agents.environment import Environment, Messages, prompt_messages, with_observation
+from plaudit_workers.agents.environment import Environment, Messages, with_observation
 from plaudit_workers.agents.functions import LoadedTool, ToolAnswer, first_cause, function_schema, in_fork, to_text
-from plaudit_workers.agents.messages import EnvironmentServer, Tool
+from plaudit_workers.agents.messages import EnvironmentServer, Tool, prompt_messages
 
 _ASK_WITHIN_S = 30.0
 _FIRST_PAUSE_S = 0.2

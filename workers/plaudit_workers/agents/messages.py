@@ -24,6 +24,7 @@ imports.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -287,6 +288,16 @@ to_template = msgspec.msgpack.Decoder(list[ToTemplate])
 from_template = msgspec.msgpack.Decoder(list[FromTemplate])
 to_sample = msgspec.msgpack.Decoder(list[ToSample])
 from_sample = msgspec.msgpack.Decoder(list[FromSample])
+
+
+def prompt_messages(prompt: Prompt) -> list[dict[str, Any]]:
+    """Return the prompt as chat messages; a data row that holds text becomes a user's message."""
+    return [dict(message) for message in prompt.messages] or [{"role": "user", "content": prompt.prompt}]
+
+
+def prompt_tokens(prompt: Prompt) -> list[int]:
+    """Return the token ids of the prompt."""
+    return list(struct.unpack(f"<{len(prompt.prompt_ids) // 4}i", prompt.prompt_ids))
 
 
 VersionSpan = tuple[int, int, int]

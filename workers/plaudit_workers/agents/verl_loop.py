@@ -7,7 +7,6 @@ behind the prompt that it was sampled from.
 
 from __future__ import annotations
 
-import struct
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,8 +16,8 @@ from typing import Any
 
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import AgentReward
-from plaudit_workers.agents.environment import AttributeDict, columns_of, prompt_messages
-from plaudit_workers.agents.messages import EnvironmentClass, FinishedSample, Trajectory
+from plaudit_workers.agents.environment import AttributeDict, columns_of
+from plaudit_workers.agents.messages import EnvironmentClass, FinishedSample, Trajectory, prompt_messages, prompt_tokens
 
 SampledTurn = tuple[list[int], FinishedSample]
 """The prompt of a turn, and what was sampled."""
@@ -135,7 +134,7 @@ class _ServerManager:
 def _trajectory(prompt: Prompt, output: Any, turns: Sequence[SampledTurn]) -> Trajectory:
     prompt_ids = [int(token) for token in output.prompt_ids]
     trajectory = _joined(prompt_ids, [int(t) for t in output.response_ids], list(output.response_mask), turns)
-    if prompt_ids != [token for (token,) in struct.iter_unpack("<i", prompt.prompt_ids)]:
+    if prompt_ids != prompt_tokens(prompt):
         trajectory.prompt_ids = prompt_ids
     extra = getattr(output, "extra_fields", None) or {}
     trajectory.turn_rewards = [float(score) for score in extra.get("turn_scores") or []]

@@ -18,7 +18,7 @@ import numpy as np
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Branch, Prompt, SampleBody
 from plaudit_wire.records import AgentReward, GenerationRecord, Sample, TurnRecord
-from plaudit_workers.agents.messages import FinishedSample, Trajectory
+from plaudit_workers.agents.messages import FinishedSample, Trajectory, prompt_tokens
 from plaudit_workers.rollout.agents.agent import Agent, AgentError
 from plaudit_workers.rollout.engine import Engine, EngineFailedError, SampleRequest
 from plaudit_workers.rollout.weights import PolicyWeights
@@ -156,7 +156,7 @@ class SampleRun:
         self._finished.clear()
         self._requested_s.clear()
         trajectory = Trajectory()
-        trajectory.add_turn(await self._generate(np.frombuffer(self._prompt.prompt_ids, "<i4").tolist(), 1))
+        trajectory.add_turn(await self._generate(prompt_tokens(self._prompt), 1))
         trajectory.failure = failure
         return trajectory
 

@@ -86,7 +86,7 @@ class VllmEngine:
         images = await self._decoded(request.images)
         try:
             finished: FinishedSample = await self._answer(
-                lambda future: vllm.submit(Generation(request_id, request, submitted, future, images=images))
+                lambda vllm, future: vllm.submit(Generation(request_id, request, submitted, future, images=images))
             )
         except asyncio.CancelledError:
             vllm.call(partial(vllm.cancel, request_id))
@@ -95,18 +95,15 @@ class VllmEngine:
 
     async def load_weights(self, path: Path, version: PolicyVersion, switch: WeightSwitch = "continue") -> None:
         """Switch the weights between two steps."""
-        vllm = self._started()
-        await self._answer(lambda future: vllm.switch(WeightLoad(path, version, switch, future)))
+        await self._answer(lambda vllm, future: vllm.switch(WeightLoad(path, version, switch, future)))
 
     async def sleep(self, switch: WeightSwitch = "continue") -> None:
         """Free the GPUs between two steps; vLLM's CPU build stops generating, but keeps its memory."""
-        vllm = self._started()
-        await self._answer(lambda future: vllm.switch(Sleep(switch, future)))
+        await self._answer(lambda vllm, future: vllm.switch(Sleep(switch, future)))
 
     async def probe(self, ids: Sequence[int]) -> list[float] | None:
         """Compute the log-probabilities of ``ids[1:]`` under the loaded weights, beside the running samples."""
-        vllm = self._started()
-        logprobs: list[float] = await self._answer(lambda future: vllm.probe(ids, future))
+        logprobs: list[float] = await self._answer(lambda vllm, future: vllm.probe(ids, future))
         return logprobs
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -143,12 +140,12 @@ class VllmEngine:
             raise EngineFailedError("the engine is not started")
         return self._vllm
 
-    async def _answer(self, command: Callable[[asyncio.Future[Any]], None]) -> Any:
+    async def _answer(self, command: Callable[[VllmLoop, asyncio.Future[Any]], None]) -> Any:
         """Run ``command`` in the engine's thread and await the future that it is given."""
-        future = asyncio.get_running_loop().create_future()
+        vllm, future = self._started(), asyncio.get_running_loop().create_future()
         self._awaited.add(future)
         try:
-            self._started().call(lambda: command(future))
+            vllm.call(lambda: command(vllm, future))
             return await future
         finally:
             self._awaited.discard(future)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import msgspec
-import numpy as np
 
 from plaudit_wire.messages import Prompt
 from plaudit_workers.agents.messages import (
@@ -22,6 +21,7 @@ from plaudit_workers.agents.messages import (
     GenerateTurn,
     RunAgent,
     Trajectory,
+    prompt_tokens,
 )
 from plaudit_workers.agents.processes import AgentProcesses, ProcessDiedError, SampleProcess
 from plaudit_workers.rollout.engine import EngineFailedError
@@ -72,7 +72,7 @@ class SingleTurn:
     async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
         """Return the policy's response unchanged."""
         trajectory = Trajectory()
-        response = await generate(np.frombuffer(prompt.prompt_ids, "<i4").tolist())
+        response = await generate(prompt_tokens(prompt))
         trajectory.prompt_ids = response.prompt_ids
         trajectory.add_turn(response)
         return trajectory

@@ -27,7 +27,7 @@ from plaudit_metrics.service.serve import HttpServer, listening_socket
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import AgentReward
-from plaudit_workers.agents.messages import FromSample, ProgramEnded, RunAgentProgram, Trajectory
+from plaudit_workers.agents.messages import FromSample, ProgramEnded, RunAgentProgram, Trajectory, prompt_messages
 from plaudit_workers.agents.processes import AgentProcesses, ProcessDiedError, SampleProcess
 from plaudit_workers.rollout.agents.agent import AgentError, Generate
 from plaudit_workers.rollout.agents.session import (
@@ -168,7 +168,7 @@ def _without_a_turn(failure: AgentReward | None) -> AgentError:
 def _document(prompt: Prompt) -> dict[str, Any]:
     """Return what the program reads about its prompt."""
     return {
-        "messages": prompt.messages or [{"role": "user", "content": prompt.prompt}],
+        "messages": prompt_messages(prompt),
         "data_source": prompt.data_source,
         "ground_truth": prompt.ground_truth,
         "extra_info": prompt.extra_info,

@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-import numpy as np
-
 from plaudit_job.spec.rollout import AgentSpec
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import AgentReward, CallOutcome, CallRecord
@@ -28,6 +26,7 @@ from plaudit_workers.agents.messages import (
     ToolResult,
     ToSample,
     Trajectory,
+    prompt_tokens,
 )
 from plaudit_workers.agents.processes import AgentProcesses, ProcessDiedError, SampleProcess
 from plaudit_workers.rollout.agents.agent import AgentError, Generate
@@ -265,7 +264,7 @@ class Conversation:
         self.trajectory = Trajectory()
         self._agent = agent
         self._prompt = prompt
-        self._prompt_ids: list[int] = np.frombuffer(prompt.prompt_ids, "<i4").tolist()
+        self._prompt_ids = prompt_tokens(prompt)
         self._max_tokens = prompt.sampling.max_tokens
         self._generate = generate
         self._process = process
