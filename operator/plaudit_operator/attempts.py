@@ -34,6 +34,7 @@ from plaudit_operator.actions import Delete, Patch, suspend_job
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed, annotations_of, attempt_of, holds, labels, seconds, timestamp
 from plaudit_operator.pod_state import ended_at, exit_of, failure_reasons, is_disrupted, is_ended_by_deletion
+from plaudit_wire.backoff import backoff_s
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ def pause_s(short_attempts: int, policy: BackoffSpec) -> float:
     """Return the pause before the next attempt, given how many in a row ended early (seconds)."""
     if short_attempts <= 1:
         return 0.0
-    return min(policy.max_seconds, policy.initial_seconds * 2.0 ** min(short_attempts - 2, 32))
+    return backoff_s(short_attempts - 1, policy.initial_seconds, policy.max_seconds)
 
 
 def left_s(observed: Observed, now: float) -> float:

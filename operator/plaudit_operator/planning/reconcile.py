@@ -36,6 +36,7 @@ from plaudit_operator.services import needs_files, referenced
 from plaudit_operator.settings import OperatorSettings
 from plaudit_operator.status.progress import ProgressReader
 from plaudit_operator.status.status import transitions
+from plaudit_wire.backoff import backoff_s
 from plaudit_wire.logs import get_logger
 
 _MOST_CHARACTERS = 1024
@@ -90,6 +91,7 @@ class Look:
 @dataclass(frozen=True)
 class _Earlier:
     at: float
+    looks: int
     pause_s: float
     refusals: Mapping[tuple[str, str], str]
 
@@ -126,10 +128,11 @@ class PodRefusals:
                 return Look(again_after_s=FIRST_LOOK_AFTER_S if without_pods else None)
             earlier = self._earlier.get(observed.uid)
         if earlier is None or now - earlier.at >= earlier.pause_s:
-            pause_s = min(_LONGEST_PAUSE_S, 2 * earlier.pause_s) if earlier else _PAUSE_S
+            looks = earlier.looks + 1 if earlier else 1
+            pause_s = backoff_s(looks, _PAUSE_S, _LONGEST_PAUSE_S)
             events = self._events(observed.namespace, now)
             found = {(o["kind"], o["metadata"]["name"]): events.get(o["metadata"]["uid"], "") for o in overdue}
-            earlier = _Earlier(now, pause_s, {key: refusal for key, refusal in found.items() if refusal})
+            earlier = _Earlier(now, looks, pause_s, {key: refusal for key, refusal in found.items() if refusal})
             with self._lock:
                 self._earlier[observed.uid] = earlier
         return Look(earlier.refusals, max(1.0, earlier.at + earlier.pause_s - now))

@@ -18,6 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from plaudit_operator.runtime.kinds import Kind
 from plaudit_operator.runtime.kube import ApiServer, GoneError, KubeError, NotFoundError
+from plaudit_wire.backoff import backoff_s
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
@@ -32,7 +33,7 @@ _LOOK_FOR_OPTIONAL_KIND_EVERY_S = 60.0
 
 _LOOK_FOR_KIND_EVERY_S = 2.0
 
-_LONGEST_PAUSE_S = 15.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 15.0
 
 
 class Store(Protocol[K_co]):
@@ -137,7 +138,7 @@ class Informer(Generic[K]):
 
     def _pause_s(self) -> float:
         self._failures += 1
-        return min(_LONGEST_PAUSE_S, 0.1 * 2.0 ** min(self._failures, 10)) * random.uniform(0.5, 1.0)
+        return backoff_s(self._failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=(0.5, 1.0))
 
     def _record_contact(self) -> None:
         self._last_contact = time.monotonic()
@@ -216,10 +217,9 @@ class WorkQueue(Generic[KeyT]):
     def failed(self, key: KeyT, at_least_s: float = 0.0) -> float:
         """Release a key that failed and queue it again after a pause; return the pause (seconds)."""
         with self._changed:
-            count = self._failures.get(key, 0)
-            self._failures[key] = count + 1
+            count = self._failures[key] = self._failures.get(key, 0) + 1
             self._end_turn(key)
-        pause: float = max(at_least_s, min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(count, 20)))
+        pause = max(at_least_s, backoff_s(count, _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S))
         self.add_after(key, pause)
         return pause
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
+from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
 from plaudit_wire.messages import Prompt
 from plaudit_workers.agents.environment import Environment, Messages, with_observation
@@ -92,15 +93,16 @@ async def _begin_session(source: EnvironmentServer, attempt: Callable[[], Awaita
         InfrastructureError: it still is when the reset's time is over.
     """
     deadline = asyncio.get_running_loop().time() + _RESET_SHARE * source.timeout_s
-    pause_s = _FIRST_PAUSE_S
+    failures = 0
     while True:
         try:
             return await attempt()
         except (InfrastructureError, aiohttp.ClientError, OSError) as error:
+            failures += 1
+            pause_s = backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
             if asyncio.get_running_loop().time() + pause_s > deadline:
                 raise InfrastructureError(first_cause(error)) from error
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 class ResourcesServer(Environment):
