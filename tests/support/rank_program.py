@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.image_processor import ImageProcessor
+from plaudit_workers.images import ImageProcessor
 from plaudit_workers.training.backend import TorchBackend
 from plaudit_workers.training.checkpoint import load_checkpoint, write_checkpoint
 from plaudit_workers.training.model.policy_model import PolicyModel, build_model

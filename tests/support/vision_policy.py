@@ -10,7 +10,7 @@ import numpy as np
 
 from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.image_processor import ImageProcessor
+from plaudit_workers.images import ImageProcessor
 from plaudit_workers.tokenizer import ChatTemplate
 from plaudit_workers.training.data import DatasetRow, PromptData
 from plaudit_workers.training.model.batch import TrainingBatch, TrainingSequence

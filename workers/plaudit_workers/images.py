@@ -1,17 +1,8 @@
-"""Check the images of one data row against its prompt. Called by the preflight and by the trainer, for every row.
+"""Read, check, store and decode the images of prompts, and turn them into pixels.
 
-Hold what was made of images within a bound of bytes: the least recently used goes first.
-
-Read the column ``images`` of a data row: verl's forms, of which each names or holds the bytes of an image file.
-
-Decode images: the trainer and vLLM get the same pixels, because both get them from here. Pillow is imported late.
-
-Find the places of images in chat messages: ``<image>`` in a text, as in verl, or a part of type ``image``.
-
-Store the images of a run once each, by the SHA-256 of their files: ``images/ab/abcd…`` in the run's folder.
-
-Written by the trainer before the first prompt is admitted; read by rollouts and by every rank of the trainer. Prompts
-on the streams carry digests only.
+A data row's column ``images`` has verl's forms. Its places in the prompt are ``<image>`` in a text, as in verl, or a
+part of type ``image``. Trainer and vLLM get the same pixels, because both get decoded images from here. Pillow, numpy
+and transformers are imported late.
 """
 
 from __future__ import annotations
@@ -22,27 +13,41 @@ import re
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.files import whole_file
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from PIL.Image import Image
+    from torch import Tensor
 
+    from plaudit_job.spec.algorithm import ModelSpec
+    from plaudit_job.spec.rljob import RLJob
+    from plaudit_job.spec.rollout import ImagesSpec
+    from plaudit_workers.tokenizer import ChatTemplate
 
+PLACEHOLDER = "<image>"
 MOST_BYTES = 32 << 20
-
 """Bytes of an image file."""
-
 MOST_PIXELS = 1 << 26
-
 """Width times height of an image."""
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-
 """Pillow's other decoders start programs (EPS) or are rarely used, and so rarely tested."""
+_ORIENTATION = 0x0112
+_FIRST_TURNED = 5
+"""EXIF orientations from 5 on exchange width and height."""
+_REMEDY = "Give {bytes: …}, {path: …} or a path; paths are relative to the data file"
+_CACHE_BYTES = 1 << 29
+"""Pixels that are held for the next row or update; the samples of a group have the same images."""
+
+Made = TypeVar("Made")
 
 
 class ImageError(ValueError):
@@ -52,6 +57,114 @@ class ImageError(ValueError):
         super().__init__(f"{complaint}. {remedy}")
         self.complaint = complaint
         self.remedy = remedy
+
+
+def row_files(prompt: str | Sequence[dict[str, Any]], value: Any, folder: Path, most: int) -> list[bytes]:
+    """Return the bytes of a row's images, of which each can be decoded and has its place in the prompt.
+
+    Raises:
+        ImageError: an image is missing, has no place or cannot be decoded, or there are too many; the message continues
+            a sentence about the column.
+    """
+    images = [] if value is None else value
+    if not isinstance(images, list):
+        raise ImageError(f"is {type(value).__name__}, no list", "Give a list of images; [] or null for none")
+    num_images, places = len(images), _num_placeholders(prompt)
+    if num_images > most:
+        raise ImageError(f"has {num_images} images, data.images.maxPerPrompt is {most}", "Raise it, or remove images")
+    if num_images and isinstance(prompt, str):
+        raise ImageError(
+            "has images, but the prompt is text, which the chat template does not see",
+            f"Give messages, with {PLACEHOLDER} where an image belongs",
+        )
+    if num_images != places and not isinstance(prompt, str):
+        raise ImageError(
+            f"has {_count(num_images, 'image')}, but the prompt has {_count(places, 'place')} for one",
+            f"Write {PLACEHOLDER} (or a part of type image) once for each image",
+        )
+    files = []
+    for number, image in enumerate(images, 1):
+        try:
+            files.append(_image_bytes(image, folder))
+            decode_image(files[-1])
+        except ImageError as error:
+            raise ImageError(f"has image {number}, which {error.complaint}", error.remedy) from error
+    return files
+
+
+def _image_bytes(image: Any, folder: Path) -> bytes:
+    """Return the bytes of one image as written: bytes, ``{bytes}``, ``{path}``, ``{image}``, or a path as text.
+
+    Raises:
+        ImageError: it is none of these, or its file cannot be read.
+    """
+    content = image.get("bytes") if isinstance(image, dict) else image
+    if isinstance(content, bytes | bytearray):
+        return bytes(content)
+    path = image.get("path") or image.get("image") if isinstance(image, dict) else image
+    if not isinstance(path, str) or not path:
+        kinds = f"has {', '.join(image) or 'nothing'}" if isinstance(image, dict) else f"is {type(image).__name__}"
+        raise ImageError(kinds, _REMEDY)
+    if "://" in path and not path.startswith("file://"):
+        raise ImageError(f"is the address {path}", "Download it: a run reads images from files only")
+    file = folder / path.removeprefix("file://")
+    try:
+        if file.stat().st_size > MOST_BYTES:
+            raise ImageError(f"has more than {MOST_BYTES:,} bytes: {file}", "Compress it or make it smaller")
+        return file.read_bytes()
+    except OSError as error:
+        raise ImageError(f"cannot be read: {file} ({error.strerror or error})", "Correct the path") from error
+
+
+def _num_placeholders(prompt: str | Sequence[dict[str, Any]]) -> int:
+    """Return the number of places for images in a prompt, text or messages."""
+    if isinstance(prompt, str):
+        return prompt.count(PLACEHOLDER)
+    return sum(part.get("type") == "image" for message in prompt for part in _parts(message["content"]))
+
+
+def with_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages whose contents are lists of parts wherever they have an image, as chat templates expect them.
+
+    Image parts become ``{"type": "image"}``: a template that looks for keys must not find Arrow's nulls.
+    """
+    return [{**message, "content": _content(message["content"])} for message in messages]
+
+
+def without_files(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages as they are written, without the files or addresses in their image parts."""
+    return [
+        message if isinstance(message["content"], str) else {**message, "content": _parts(message["content"])}
+        for message in messages
+    ]
+
+
+def _content(content: Any) -> Any:
+    parts = _parts(content)
+    return parts if any(part.get("type") == "image" for part in parts) else content
+
+
+def _parts(content: Any) -> list[dict[str, Any]]:
+    if not isinstance(content, list):
+        pieces = re.split(f"({re.escape(PLACEHOLDER)})", str(content))
+        return [{"type": "image"} if piece == PLACEHOLDER else _text_part(piece) for piece in pieces if piece]
+    return [_plain_part(part) for part in content]
+
+
+def _plain_part(part: Any) -> dict[str, Any]:
+    if not isinstance(part, dict):
+        return _text_part(str(part))
+    if part.get("type") == "image":
+        return {"type": "image"}
+    return {key: value for key, value in part.items() if value is not None}
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def image_size(content: bytes) -> tuple[int, int]:
@@ -86,13 +199,6 @@ def decode_image(content: bytes) -> Image:
         raise ImageError(f"cannot be decoded ({error})", "Write the file again") from error
 
 
-_ORIENTATION = 0x0112
-
-_FIRST_TURNED = 5
-
-"""EXIF orientations from 5 on exchange width and height."""
-
-
 def _opened(content: bytes) -> Image:
     from PIL import Image
 
@@ -110,198 +216,15 @@ def _opened(content: bytes) -> Image:
     return image
 
 
-_REMEDY = "Give {bytes: …}, {path: …} or a path; paths are relative to the data file"
-
-
-def row_images(value: Any) -> list[Any]:
-    """Return the images of a row as written; null is none.
-
-    Raises:
-        ImageError: it is no list.
-    """
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise ImageError(f"is {type(value).__name__}, no list", "Give a list of images; [] or null for none")
-    return value
-
-
-def image_files(value: Any, folder: Path) -> Iterator[bytes]:
-    """Yield the bytes of each image of a row.
-
-    Raises:
-        ImageError: an image is written in another form, or its file cannot be read; the message names its number.
-    """
-    for number, image in enumerate(row_images(value), 1):
-        try:
-            yield image_bytes(image, folder)
-        except ImageError as error:
-            raise ImageError(f"has image {number}, which {error.complaint}", error.remedy) from error
-
-
-def image_bytes(image: Any, folder: Path) -> bytes:
-    """Return the bytes of one image as written: bytes, ``{bytes}``, ``{path}``, ``{image}``, or a path as text.
-
-    Raises:
-        ImageError: it is none of these, or its file cannot be read.
-    """
-    content = image.get("bytes") if isinstance(image, dict) else image
-    if isinstance(content, bytes | bytearray):
-        return bytes(content)
-    path = image.get("path") or image.get("image") if isinstance(image, dict) else image
-    if not isinstance(path, str) or not path:
-        kinds = f"has {', '.join(image) or 'nothing'}" if isinstance(image, dict) else f"is {type(image).__name__}"
-        raise ImageError(kinds, _REMEDY)
-    if "://" in path and not path.startswith("file://"):
-        raise ImageError(f"is the address {path}", "Download it: a run reads images from files only")
-    return _read(folder / path.removeprefix("file://"))
-
-
-def _read(file: Path) -> bytes:
-    try:
-        if file.stat().st_size > MOST_BYTES:
-            raise ImageError(f"has more than {MOST_BYTES:,} bytes: {file}", "Compress it or make it smaller")
-        return file.read_bytes()
-    except OSError as error:
-        raise ImageError(f"cannot be read: {file} ({error.strerror or error})", "Correct the path") from error
-
-
-PLACEHOLDER = "<image>"
-
-
-def num_placeholders(prompt: str | Sequence[dict[str, Any]]) -> int:
-    """Return the number of places for images in a prompt, text or messages."""
-    if isinstance(prompt, str):
-        return prompt.count(PLACEHOLDER)
-    return sum(part.get("type") == "image" for message in prompt for part in _parts(message["content"]))
-
-
-def with_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages whose contents are lists of parts wherever they have an image, as chat templates expect them.
-
-    Image parts become ``{"type": "image"}``: a template that looks for keys must not find Arrow's nulls.
-    """
-    return [{**message, "content": _content(message["content"])} for message in messages]
-
-
-def without_files(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages as they are written, without the files or addresses in their image parts."""
-    return [
-        message if isinstance(message["content"], str) else {**message, "content": _parts(message["content"])}
-        for message in messages
-    ]
-
-
-def _content(content: Any) -> Any:
-    parts = _parts(content)
-    return parts if any(part.get("type") == "image" for part in parts) else content
-
-
-def _parts(content: Any) -> list[dict[str, Any]]:
-    if not isinstance(content, list):
-        pieces = re.split(f"({re.escape(PLACEHOLDER)})", str(content))
-        return [_image() if piece == PLACEHOLDER else _text_part(piece) for piece in pieces if piece]
-    return [_plain(part) for part in content]
-
-
-def _plain(part: Any) -> dict[str, Any]:
-    if not isinstance(part, dict):
-        return _text_part(str(part))
-    if part.get("type") == "image":
-        return _image()
-    return {key: value for key, value in part.items() if value is not None}
-
-
-def _image() -> dict[str, Any]:
-    return {"type": "image"}
-
-
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
-
-
-def row_files(prompt: str | Sequence[dict[str, Any]], value: Any, folder: Path, most: int) -> list[bytes]:
-    """Return the bytes of a row's images, of which each can be decoded and has its place in the prompt.
-
-    Raises:
-        ImageError: an image is missing, has no place or cannot be decoded, or there are too many; the message continues
-            a sentence about the column.
-    """
-    num_images, places = len(row_images(value)), num_placeholders(prompt)
-    if num_images > most:
-        raise ImageError(f"has {num_images} images, data.images.maxPerPrompt is {most}", "Raise it, or remove images")
-    if num_images and isinstance(prompt, str):
-        raise ImageError(
-            "has images, but the prompt is text, which the chat template does not see",
-            f"Give messages, with {PLACEHOLDER} where an image belongs",
-        )
-    if num_images != places and not isinstance(prompt, str):
-        raise ImageError(
-            f"has {_count(num_images, 'image')}, but the prompt has {_count(places, 'place')} for one",
-            f"Write {PLACEHOLDER} (or a part of type image) once for each image",
-        )
-    files = list(image_files(value, folder))
-    for number, content in enumerate(files, 1):
-        try:
-            decode_image(content)
-        except ImageError as error:
-            raise ImageError(f"has image {number}, which {error.complaint}", error.remedy) from error
-    return files
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-Made = TypeVar("Made")
-
-
-class ImageCache(Generic[Made]):
-    """Cache objects made from images, by digest, within a bound. Any thread may call it.
-
-    Args:
-        make: makes it of a digest; two threads may make the same.
-        size: bytes of what was made.
-        most_bytes: a larger one is returned, but not kept.
-    """
-
-    def __init__(self, make: Callable[[str], Made], size: Callable[[Made], int], most_bytes: int) -> None:
-        self._make = make
-        self._size = size
-        self._most_bytes = most_bytes
-        self._held: OrderedDict[str, Made] = OrderedDict()
-        self._lock = threading.Lock()
-        self.num_bytes = 0
-        """Bytes held at this moment."""
-
-    def get(self, digest: str) -> Made:
-        """Return what is made of an image; raise what making it raises."""
-        with self._lock:
-            if digest in self._held:
-                self._held.move_to_end(digest)
-                return self._held[digest]
-        made = self._make(digest)
-        self._keep(digest, made)
-        return made
-
-    def _keep(self, digest: str, made: Made) -> None:
-        with self._lock:
-            if digest in self._held or self._size(made) > self._most_bytes:
-                return
-            self._held[digest] = made
-            self.num_bytes += self._size(made)
-            while self.num_bytes > self._most_bytes:
-                self.num_bytes -= self._size(self._held.popitem(last=False)[1])
-
-
-FOLDER = "images"
-
-
 class ImageStore:
-    """Store the images of one run."""
+    """Store the images of one run once each, by the SHA-256 of their files: ``images/ab/abcd…`` in its folder.
+
+    The trainer writes them before the first prompt is admitted; rollouts and every rank of the trainer read them.
+    Prompts on the streams carry digests only.
+    """
 
     def __init__(self, run_folder: Path) -> None:
-        self._folder = run_folder / FOLDER
+        self._folder = run_folder / "images"
 
     def path(self, digest: str) -> Path:
         """Return the file of an image; it may be missing."""
@@ -330,12 +253,171 @@ class ImageStore:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise ImageError(
-                f"{path} cannot be read ({error.strerror or error})",
-                "Trainer and rollouts need the run's folder at this path",
-            ) from error
+            remedy = "Trainer and rollouts need the run's folder at this path"
+            raise ImageError(f"{path} cannot be read ({error.strerror or error})", remedy) from error
         if hashlib.sha256(content).hexdigest() != digest:
-            raise ImageError(
-                f"{path} is damaged", "Delete it and start again with --resume: the trainer writes it again"
-            )
+            remedy = "Delete it and start again with --resume: the trainer writes it again"
+            raise ImageError(f"{path} is damaged", remedy)
         return content
+
+
+class ImageCache(Generic[Made]):
+    """Cache objects made from images, by digest, within a bound. Any thread may call it.
+
+    Args:
+        make: makes it of a digest; two threads may make the same.
+        size: bytes of what was made.
+        most_bytes: a larger one is returned, but not kept.
+    """
+
+    def __init__(self, make: Callable[[str], Made], size: Callable[[Made], int], most_bytes: int) -> None:
+        self._make = make
+        self._size = size
+        self._most_bytes = most_bytes
+        self._held: OrderedDict[str, Made] = OrderedDict()
+        self._lock = threading.Lock()
+        self._num_bytes = 0
+
+    def get(self, digest: str) -> Made:
+        """Return what is made of an image; raise what making it raises."""
+        with self._lock:
+            if digest in self._held:
+                self._held.move_to_end(digest)
+                return self._held[digest]
+        made = self._make(digest)
+        with self._lock:
+            if digest not in self._held and self._size(made) <= self._most_bytes:
+                self._held[digest] = made
+                self._num_bytes += self._size(made)
+                while self._num_bytes > self._most_bytes:
+                    self._num_bytes -= self._size(self._held.popitem(last=False)[1])
+        return made
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Hold one image as the vision tower reads it."""
+
+    values: Tensor
+    """float32[patches, values of a patch]."""
+    grid: Tensor
+    """int64[1, 3]: frames (1), patches of the height, patches of the width."""
+
+
+class ImageProcessor:
+    """Turn images into pixels and count their tokens, by the model's own processor of transformers.
+
+    The trainer counts with it and computes with its pixels; vLLM has the same processor. The trainer compares the
+    prompt of each sample, as vLLM computed it, with its own.
+    """
+
+    def __init__(self, processor: Any, settings: ImagesSpec, store: ImageStore) -> None:
+        self._processor = processor
+        self.settings = settings
+        self.store = store
+        self.token_id = int(processor.image_token_id)
+        """The token that stands for an image in a prompt: once as rendered, once for each of its tokens when expanded.
+        """
+        self._num_tokens: dict[str, int] = {}
+        self._pixels = ImageCache(self._computed, lambda pixels: pixels.values.nbytes, _CACHE_BYTES)
+
+    @classmethod
+    def of_job(cls, job: RLJob, run_folder: Path) -> Self | None:
+        """Load the processor of a resolved job that reads images; raise as ``of_model`` does."""
+        settings = job.spec.data.images
+        return None if settings is None else cls.of_model(job.spec.model, settings, ImageStore(run_folder))
+
+    @classmethod
+    def of_model(cls, model: ModelSpec, settings: ImagesSpec, store: ImageStore) -> Self:
+        """Load the processor of ``model.source``.
+
+        Raises:
+            RefusedError: it cannot be loaded, or reads images in another way than by grids of patches.
+        """
+        from transformers import AutoProcessor
+
+        from plaudit_workers.tokenizer import loading_message
+
+        further = {} if settings.max_pixels is None else {"max_pixels": settings.max_pixels}
+        try:
+            processor = AutoProcessor.from_pretrained(  # type: ignore[no-untyped-call]
+                model.source, revision=model.revision, trust_remote_code=model.trust_remote_code, **further
+            )
+        # As tokenizers do, processors fail to load with every kind of exception.
+        except Exception as error:
+            raise RefusedError(loading_message("processor of images", "model.source", model.source, error)) from error
+        if "image_grid_thw" not in getattr(processor, "model_input_names", ()):
+            raise RefusedError(
+                f"model.source is {model.source!r}: its processor ({type(processor).__name__}) gives no grids of image "
+                "patches, so data.images cannot be used. Use a model such as Qwen2.5-VL, or remove data.images"
+            )
+        return cls(processor, settings, store)
+
+    def give_template(self, template: ChatTemplate, model: ModelSpec) -> None:
+        """Let prompts be rendered by the processor's chat template where the job names none, as vLLM and verl do."""
+        own = getattr(self._processor, "chat_template", None)
+        if own and not model.chat_template:
+            template.tokenizer.chat_template = own
+
+    def add(self, content: bytes) -> str:
+        """Store an image file and count its tokens; return its digest.
+
+        Raises:
+            ImageError: its header cannot be read.
+            ValueError: the processor refuses its size.
+            RefusedError: the disk is full.
+        """
+        num_tokens = self._tokens_of(image_size(content))
+        digest = self.store.add(content)
+        self._num_tokens[digest] = num_tokens
+        return digest
+
+    def num_tokens(self, digest: str) -> int:
+        """Return the tokens that an image takes in a prompt.
+
+        Raises:
+            ImageError: it is missing or damaged.
+        """
+        if digest not in self._num_tokens:
+            self._num_tokens[digest] = self._tokens_of(image_size(self.store.read(digest)))
+        return self._num_tokens[digest]
+
+    def expand(self, ids: NDArray[np.int32], digests: Sequence[str]) -> NDArray[np.int32]:
+        """Return a prompt with each image's token repeated as often as the image takes tokens.
+
+        Args:
+            ids: int32[P] as rendered, with ``token_id`` once for each image.
+        """
+        import numpy as np
+
+        counts = np.ones(ids.size, dtype=np.int64)
+        counts[ids == self.token_id] = [self.num_tokens(digest) for digest in digests]
+        return np.repeat(ids, counts)
+
+    def pixels(self, digest: str) -> Pixels:
+        """Return the pixels of an image, as the processor scales and normalises them.
+
+        Raises:
+            ImageError: it is missing or damaged.
+        """
+        return self._pixels.get(digest)
+
+    def pixels_of(self, image: Any) -> Pixels:
+        """Return the pixels of a decoded image."""
+        found = self._processor.image_processor(images=[image], return_tensors="pt")
+        return Pixels(found["pixel_values"].float(), found["image_grid_thw"])
+
+    def tokens_of_grid(self, grid: Tensor) -> int:
+        """Return the tokens of an image with so many patches."""
+        return int(grid.prod()) // int(self._processor.image_processor.merge_size) ** 2
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the processor's files, the tokenizer's among them."""
+        self._processor.save_pretrained(folder)
+
+    def _computed(self, digest: str) -> Pixels:
+        return self.pixels_of(decode_image(self.store.read(digest)))
+
+    def _tokens_of(self, size: tuple[int, int]) -> int:
+        counted = self._processor._get_num_multimodal_tokens(image_sizes=[size])
+        return int(counted["num_image_tokens"][0])

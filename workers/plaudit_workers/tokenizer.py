@@ -1,4 +1,4 @@
-"""Load the policy's tokenizer and apply its chat template. Called by the trainer and by agents of rollouts."""
+"""Load the policy's tokenizer and apply its chat template. Imports transformers."""
 
 from __future__ import annotations
 
@@ -51,13 +51,10 @@ class ChatTemplate:
     """
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        tools: Sequence[dict[str, Any]] = (),
-        arguments: dict[str, Any] | None = None,
+        self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Any] = (), arguments: dict[str, Any] | None = None
     ) -> None:
         self.tokenizer = tokenizer
-        self.tools: list[Any] = list(tools)
+        self.tools = list(tools)
         self._arguments = dict(arguments or {})
 
     @classmethod
@@ -72,11 +69,7 @@ class ChatTemplate:
             jinja2.TemplateError: the template refuses these messages.
         """
         text = self.tokenizer.apply_chat_template(
-            list(messages),
-            tools=self.tools or None,
-            tokenize=False,
-            add_generation_prompt=generate,
-            **self._arguments,
+            list(messages), tools=self.tools or None, tokenize=False, add_generation_prompt=generate, **self._arguments
         )
         return str(text)
 

@@ -162,7 +162,7 @@ def sends_an_empty_message():
 
 
 def sends_a_result_that_nothing_asked_for():
-    from plaudit_reward.isolation.messages import frame
+    from plaudit_wire.frames import frame
     from plaudit_workers.agents.messages import ToolResult
     write_to_wire(frame([ToolResult(999, "ok", "forged", 0.0)]))
     time.sleep(60)

@@ -38,7 +38,7 @@ class Both:
         self.job = vision_job(model, folder, rollout={"sampling": {"maxTokens": 12}, "engine": ENGINE})
         self.images, self.rows = opened(self.job, folder)
         self.policy = build_model(self.job, images=self.images)
-        self.engine = VllmEngine.from_job(self.job, run_folder=folder)
+        self.engine = VllmEngine(VllmSettings.from_job(self.job), folder)
         self.number = 0
 
     async def publish(self, switch="continue"):

@@ -13,8 +13,7 @@ from PIL import Image
 from plaudit_job.spec.algorithm import ModelSpec
 from plaudit_job.spec.rollout import ImagesSpec, TrainDataSpec
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.image_processor import ImageProcessor
-from plaudit_workers.images import ImageStore, decode_image, image_size
+from plaudit_workers.images import ImageProcessor, ImageStore, decode_image, image_size
 from plaudit_workers.launch.checks import data_problem
 from plaudit_workers.tokenizer import ChatTemplate
 from plaudit_workers.training.data import PromptData

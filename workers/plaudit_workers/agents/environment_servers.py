@@ -1,20 +1,12 @@
-"""Use resources servers of NeMo Gym: ``/seed_session``, one route for each tool, ``/verify`` for the reward.
+"""Use environments behind a URL, OpenEnv servers and resources servers of NeMo Gym, from the process of a sample.
 
-The cookies of ``/seed_session`` name the sample's session. ``/verify`` gets the conversation as a response of OpenAI's
-Responses API, as NeMo Gym's simple agent sends it.
-
-Use OpenEnv servers: a session over the WebSocket ``/ws`` for each sample.
-
-The policy acts through one tool, ``step``, whose parameters are those of the server's action (``GET /schema``); on a
-server whose actions are MCP tools, through these tools. Rewards come with the steps and are added up.
-
-Send requests to an environment's server, from the process of a sample.
+Imports aiohttp, so ``load`` imports this module late. A server is recognised by its routes, and asked for its tools in
+a fork. On both kinds the policy acts by tool calls.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -25,15 +17,17 @@ import aiohttp
 from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
 from plaudit_wire.messages import Prompt
-from plaudit_workers.agents.environment import Messages, Observation, prompt_messages, with_observation
-from plaudit_workers.agents.functions import ToolAnswer, first_cause, in_fork, to_text
-from plaudit_workers.agents.messages import EnvironmentServer, Tool
+from plaudit_workers.agents.environment import Environment, Messages, with_observation
+from plaudit_workers.agents.functions import LoadedTool, ToolAnswer, first_cause, function_schema, in_fork, to_text
+from plaudit_workers.agents.messages import EnvironmentServer, Tool, prompt_messages
 
 _ASK_WITHIN_S = 30.0
-
 _FIRST_PAUSE_S = 0.2
-
 _LONGEST_PAUSE_S = 5.0
+_RESET_SHARE = 0.8
+"""Of the limit of a call, in which a server that is unreachable or full is asked for a session again."""
+_NO_TOOLS = frozenset({"/seed_session", "/verify", "/aggregate_metrics", "/mcp"})
+_MOST_CHARACTERS_OF_A_PROBLEM = 500
 
 Result = TypeVar("Result")
 
@@ -67,10 +61,10 @@ def routes_of(source: EnvironmentServer) -> Routes:
     Raises:
         ConfigurationError: it cannot be reached or does not describe itself.
     """
-    return Routes(ask_in_fork(source, lambda session: get_json(session, f"{source.url.rstrip('/')}/openapi.json")))
+    return Routes(_ask_in_fork(source, lambda session: _get_json(session, f"{source.url.rstrip('/')}/openapi.json")))
 
 
-def ask_in_fork(source: EnvironmentServer, ask: Callable[[aiohttp.ClientSession], Awaitable[Result]]) -> Result:
+def _ask_in_fork(source: EnvironmentServer, ask: Callable[[aiohttp.ClientSession], Awaitable[Result]]) -> Result:
     """Return what ``ask`` returns; it runs in a fork, since the template must not keep connections.
 
     Raises:
@@ -87,80 +81,62 @@ def ask_in_fork(source: EnvironmentServer, ask: Callable[[aiohttp.ClientSession]
         raise ConfigurationError(f"the environment's server {source.url} cannot be used: {error}") from error
 
 
-async def get_json(session: aiohttp.ClientSession, url: str) -> Any:
-    """Return the JSON at a URL.
-
-    Raises:
-        aiohttp.ClientError: it cannot be reached, or responds with an error.
-    """
+async def _get_json(session: aiohttp.ClientSession, url: str) -> Any:
     async with session.get(url, raise_for_status=True) as response:
         return await response.json()
 
 
-async def retry_until(limit_s: float, attempt: Callable[[], Awaitable[Result]]) -> Result:
+async def _begin_session(source: EnvironmentServer, attempt: Callable[[], Awaitable[Result]]) -> Result:
     """Repeat ``attempt`` with growing pauses while the server is unreachable or full.
 
     Raises:
-        InfrastructureError: it still is after ``limit_s``.
+        InfrastructureError: it still is when the reset's time is over.
     """
-    deadline = asyncio.get_running_loop().time() + limit_s
-    for failures in itertools.count(1):
+    deadline = asyncio.get_running_loop().time() + _RESET_SHARE * source.timeout_s
+    failures = 0
+    while True:
         try:
             return await attempt()
         except (InfrastructureError, aiohttp.ClientError, OSError) as error:
+            failures += 1
             pause_s = backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
             if asyncio.get_running_loop().time() + pause_s > deadline:
                 raise InfrastructureError(first_cause(error)) from error
             await asyncio.sleep(pause_s)
-    raise AssertionError("attempts are endless")
 
 
-_NO_TOOLS = frozenset({"/seed_session", "/verify", "/aggregate_metrics", "/mcp"})
+class ResourcesServer(Environment):
+    """Hold a session with a resources server of NeMo Gym. ``source.arguments`` are added to each data row.
 
-_PAUSE_SHARE = 0.8
+    ``/seed_session`` begins it, and its cookies name it. Each tool is a route; the model reads the body of its
+    response, whatever the status. ``/verify`` returns the reward: it gets the conversation as a response of OpenAI's
+    Responses API, as NeMo Gym's simple agent sends it.
+    """
 
-_MOST_CHARACTERS_OF_A_PROBLEM = 500
-
-
-class Route:
-    """Call a tool of the server, in the session that ``server`` holds."""
-
-    def __init__(self, server: ResourcesServer, description: Tool) -> None:
-        self.description = description
-        self._server = server
-
-    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> ToolAnswer:
-        """Call the tool; the model reads the body of the response, whatever its status."""
-        _, text = await self._server.post(f"/{self.description.name}", arguments)
-        return ToolAnswer(text)
-
-
-class ResourcesServer:
-    """Hold a session with a resources server. ``source.arguments`` are added to each data row."""
-
-    reads_text = False
     gives_reward = True
 
     def __init__(self, source: EnvironmentServer, routes: Routes) -> None:
         self._source = source
-        schemas = [schema for path in sorted(routes.paths - _NO_TOOLS) if (schema := _schema(routes, path))]
-        self.tools = [Route(self, Tool(schema["function"]["name"], schema, source.timeout_s)) for schema in schemas]
-        self._schemas = schemas
+        self._schemas = [schema for path in sorted(routes.paths - _NO_TOOLS) if (schema := _route_schema(routes, path))]
+        self.tools = [self._route(Tool.of(schema, source.timeout_s)) for schema in self._schemas]
         self._session: aiohttp.ClientSession | None = None
         self._row: dict[str, Any] = {}
+
+    def _route(self, description: Tool) -> LoadedTool:
+        async def call(arguments: dict[str, Any], _: dict[str, Any]) -> ToolAnswer:
+            return ToolAnswer((await self._post(f"/{description.name}", arguments))[1])
+
+        return LoadedTool(description, call)
 
     async def reset(self, prompt: Prompt) -> Messages | None:
         """Open a session for the data row: the columns of ``extra_info``, and ``responses_create_params``."""
         # Addresses without a name, such as 127.0.0.1, get cookies only in an unsafe jar.
         self._session = aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True))
-        written = {"input": prompt_messages(prompt), "tools": [_flat(schema) for schema in self._schemas]}
+        tools = [{"type": "function", "strict": False, **schema["function"]} for schema in self._schemas]
+        written = {"input": prompt_messages(prompt), "tools": tools}
         self._row = {"responses_create_params": written, **prompt.extra_info, **self._source.arguments}
-        await retry_until(_PAUSE_SHARE * self._source.timeout_s, lambda: self._post_checked("/seed_session", self._row))
+        await _begin_session(self._source, lambda: self._post_checked("/seed_session", self._row))
         return None
-
-    async def step(self, action: str) -> Observation:
-        """Do nothing: the policy acts through tools."""
-        raise NotImplementedError
 
     async def finish(self, completion: Messages) -> float | None:
         """Have the conversation verified."""
@@ -170,16 +146,7 @@ class ResourcesServer:
         reward: float | None = verified.get("reward")
         return reward
 
-    async def attributes(self) -> dict[str, Any] | None:
-        """Return None: the server holds the environment."""
-        return None
-
-    async def post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
-        """Return status and body of the response.
-
-        Raises:
-            InfrastructureError: the server cannot be reached.
-        """
+    async def _post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
         assert self._session is not None
         try:
             async with self._session.post(f"{self._source.url.rstrip('/')}{path}", json=body) as response:
@@ -188,7 +155,7 @@ class ResourcesServer:
             raise InfrastructureError(f"{self._source.url}{path}: {type(error).__name__}: {error}") from error
 
     async def _post_checked(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        status, text = await self.post(path, body)
+        status, text = await self._post(path, body)
         problem = f"{self._source.url}{path} responded with status {status}: {text[:_MOST_CHARACTERS_OF_A_PROBLEM]}"
         if status >= 500 or status == 429:
             raise InfrastructureError(problem)
@@ -198,7 +165,7 @@ class ResourcesServer:
         return content
 
 
-def _schema(routes: Routes, path: str) -> dict[str, Any] | None:
+def _route_schema(routes: Routes, path: str) -> dict[str, Any] | None:
     """Describe the tool at a path; None for a path that is no tool."""
     operation, name = routes.document["paths"][path].get("post"), path.removeprefix("/")
     if operation is None or "/" in name or "{" in name:
@@ -206,15 +173,11 @@ def _schema(routes: Routes, path: str) -> dict[str, Any] | None:
     content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
     parameters = routes.resolved(content.get("schema") or {"type": "object", "properties": {}})
     description = operation.get("description") or operation.get("summary") or name
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
-
-
-def _flat(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool in the form of the Responses API."""
-    return {"type": "function", "strict": False, **schema["function"]}
+    return function_schema(name, description, parameters)
 
 
 def _response(completion: Messages) -> dict[str, Any]:
+    """Return a conversation as a response of the Responses API."""
     return {
         "id": "resp_plaudit",
         "created_at": 0,
@@ -248,51 +211,39 @@ def _items(message: dict[str, Any], number: int) -> list[dict[str, Any]]:
     return items
 
 
-class ServerAction:
-    """Take the server's action, or one of its MCP tools, in the session that ``server`` holds."""
+class OpenEnvServer(Environment):
+    """Hold a session with an OpenEnv server, over its WebSocket ``/ws``. ``source.arguments`` are passed to ``reset``.
 
-    def __init__(self, server: OpenEnvServer, description: Tool) -> None:
-        self.description = description
-        self._server = server
-
-    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> ToolAnswer:
-        """Take one step."""
-        action = arguments
-        if self._server.has_mcp_tools:
-            action = {"type": "call_tool", "tool_name": self.description.name, "arguments": arguments}
-        data = await self._server.ask("step", action)
-        reward = data.get("reward")
-        text = _tool_text(data["observation"]) if self._server.has_mcp_tools else _text(data)
-        return ToolAnswer(text, None if reward is None else float(reward), bool(data.get("done")))
-
-
-class OpenEnvServer:
-    """Hold a session with an OpenEnv server. ``source.arguments`` are passed to ``reset``."""
-
-    reads_text = False
-    gives_reward = False
+    The policy acts through one tool, ``step``, whose parameters are those of the server's action (``GET /schema``); on
+    a server whose actions are MCP tools, through these tools. Rewards come with the steps and are added up.
+    """
 
     def __init__(self, source: EnvironmentServer, routes: Routes) -> None:
         self._source = source
-        schemas, self.has_mcp_tools = ask_in_fork(source, lambda session: _actions(session, source.url.rstrip("/")))
-        self.tools = [
-            ServerAction(self, Tool(schema["function"]["name"], schema, source.timeout_s)) for schema in schemas
-        ]
+        schemas, self._has_mcp_tools = _ask_in_fork(source, lambda session: _actions(session, source.url.rstrip("/")))
+        self.tools = [self._action(Tool.of(schema, source.timeout_s)) for schema in schemas]
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._session: aiohttp.ClientSession | None = None
         self._one_at_a_time = asyncio.Lock()
+
+    def _action(self, description: Tool) -> LoadedTool:
+        async def call(arguments: dict[str, Any], _: dict[str, Any]) -> ToolAnswer:
+            action = arguments
+            if self._has_mcp_tools:
+                action = {"type": "call_tool", "tool_name": description.name, "arguments": arguments}
+            data = await self._ask("step", action)
+            reward = data.get("reward")
+            text = _tool_text(data["observation"]) if self._has_mcp_tools else _observation_text(data)
+            return ToolAnswer(text, None if reward is None else float(reward), bool(data.get("done")))
+
+        return LoadedTool(description, call)
 
     async def reset(self, prompt: Prompt) -> Messages | None:
         """Open a session and reset it with the prompt's seed and the data row; append the first observation."""
         arguments = {"seed": prompt.seed, **prompt.extra_info, **self._source.arguments}
         self._session = aiohttp.ClientSession()
-        data = await retry_until(_PAUSE_SHARE * self._source.timeout_s, lambda: self._open(arguments))
-        text = _text(data)
+        text = _observation_text(await _begin_session(self._source, lambda: self._open(arguments)))
         return with_observation(prompt_messages(prompt), f"\n\n{text}") if text else None
-
-    async def step(self, action: str) -> Observation:
-        """Do nothing: the policy acts through tools."""
-        raise NotImplementedError
 
     async def finish(self, completion: Messages) -> float | None:
         """Close the session; the rewards came with the steps."""
@@ -302,11 +253,7 @@ class OpenEnvServer:
             await self._session.close()
         return None
 
-    async def attributes(self) -> dict[str, Any] | None:
-        """Return None: the server holds the environment."""
-        return None
-
-    async def ask(self, method: str, data: dict[str, Any]) -> dict[str, Any]:
+    async def _ask(self, method: str, data: dict[str, Any]) -> dict[str, Any]:
         """Send one message and return the data of its answer.
 
         Raises:
@@ -320,7 +267,7 @@ class OpenEnvServer:
     async def _open(self, arguments: dict[str, Any]) -> dict[str, Any]:
         assert self._session is not None
         self._socket = await self._session.ws_connect(_socket_url(self._source.url))
-        return await self.ask("reset", arguments)
+        return await self._ask("reset", arguments)
 
 
 async def _exchange(socket: aiohttp.ClientWebSocketResponse, method: str, data: dict[str, Any]) -> dict[str, Any]:
@@ -344,13 +291,13 @@ async def _exchange(socket: aiohttp.ClientWebSocketResponse, method: str, data: 
 
 async def _actions(session: aiohttp.ClientSession, url: str) -> tuple[list[dict[str, Any]], bool]:
     """Return the tools that the policy may call, and True if they are MCP tools."""
-    schema = (await get_json(session, f"{url}/schema"))["action"]
+    schema = (await _get_json(session, f"{url}/schema"))["action"]
     properties = {name: each for name, each in schema.get("properties", {}).items() if name != "metadata"}
     # MCP actions reach a server only where its action is one of them, or the base class, which has no field of its own.
     if {"tool_name", "arguments"} <= properties.keys() or properties.keys() <= {"type"}:
         listed = await _mcp_tools(session, url)
         if listed:
-            return [_tool(t["name"], t.get("description") or "", _input_schema(t)) for t in listed], True
+            return [function_schema(t["name"], t.get("description") or "", _parameters(t)) for t in listed], True
         if "type" in properties:
             raise ConfigurationError("the server takes MCP tool calls as actions but lists no tools")
     parameters = {
@@ -359,7 +306,7 @@ async def _actions(session: aiohttp.ClientSession, url: str) -> tuple[list[dict[
         "properties": properties,
         "required": [name for name in schema.get("required", []) if name in properties],
     }
-    return [_tool("step", schema.get("description") or "Act in the environment.", parameters)], False
+    return [function_schema("step", schema.get("description") or "Act in the environment.", parameters)], False
 
 
 async def _mcp_tools(session: aiohttp.ClientSession, url: str) -> list[dict[str, Any]]:
@@ -389,19 +336,15 @@ def _tool_text(observation: dict[str, Any]) -> str:
     return to_text(data) if data is not None else text
 
 
-def _input_schema(tool: dict[str, Any]) -> dict[str, Any]:
+def _parameters(tool: dict[str, Any]) -> dict[str, Any]:
     return tool.get("inputSchema") or tool.get("input_schema") or {"type": "object", "properties": {}}
-
-
-def _tool(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
 def _socket_url(url: str) -> str:
     return f"ws{url.rstrip('/').removeprefix('http')}/ws"
 
 
-def _text(data: dict[str, Any]) -> str:
+def _observation_text(data: dict[str, Any]) -> str:
     """Return an observation as the model reads it: its only field as it is, several as JSON."""
     observation = {
         name: value

@@ -1,14 +1,8 @@
-"""Run Python functions as tools: their signature and docstring describe them, as transformers and TRL read them.
+"""Run users' Python functions as tools, and call users' code.
 
-A function that verl's ``@function_tool`` decorated carries its own schema. A result is shown to the model as text: a
-string as it is, everything else as JSON. ``(text, reward)`` and ``(text, reward, metrics)`` also give a reward, as in
-verl.
-
-Run a function in a fork, where it may open connections and threads: the template, which forks, must not have any.
-
-Define a loaded tool. Made by the modules beside this one, called in the processes of samples.
-
-Call users' code, and put into words what it raises. Runs in the processes of samples.
+A function's signature and docstring describe it, as transformers and TRL read them; one that verl's ``@function_tool``
+decorated carries its own schema. The model reads a text as it is and everything else as JSON. ``(text, reward)`` and
+``(text, reward, metrics)`` also give a reward, as in verl.
 """
 
 from __future__ import annotations
@@ -20,14 +14,20 @@ import json
 import math
 import operator
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from collections.abc import Awaitable, Callable
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from plaudit_reward.functions.function import import_user_file
 from plaudit_wire.errors import ConfigurationError
 from plaudit_workers.agents.messages import FunctionTool, Tool
+
+MOST_CHARACTERS = 1 << 20
+"""Longer texts are cut here; the agent's own limit is far below."""
+
+Result = TypeVar("Result")
 
 
 class ToolAnswer(NamedTuple):
@@ -40,97 +40,44 @@ class ToolAnswer(NamedTuple):
     """The environment ended the episode."""
 
 
-class LoadedTool(Protocol):
-    """Call a tool that is loaded."""
+class LoadedTool(NamedTuple):
+    """Hold a tool that the processes of samples call."""
 
     description: Tool
-
-    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> ToolAnswer:
-        """Call it; whatever it raises is reported to the model.
-
-        Args:
-            create_arguments: of ``create`` of verl's tools, from the data row; others ignore them.
-        """
-        ...
+    call: Callable[[dict[str, Any], dict[str, Any]], Awaitable[ToolAnswer]]
+    """Takes the call's arguments, and from the data row those of ``create`` of verl's tools, which others ignore.
+    Whatever it raises is reported to the model."""
 
 
-MOST_CHARACTERS = 1 << 20
-
-"""Longer texts are cut here; the agent's own limit is far below."""
-
-
-async def run_user_code(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Call a plain function in a thread, an async one on the event loop."""
-    if inspect.iscoroutinefunction(function):
-        return await function(*arguments, **named)
-    result, error = await asyncio.to_thread(_called, function, arguments, named)
-    if error is not None:
-        raise error
-    return await result if inspect.isawaitable(result) else result
-
-
-def error_text(error: BaseException) -> str:
-    """Return the type and the message of an exception, whose own methods may raise."""
-    try:
-        return plain_text(f"{type(error).__name__}: {error}")
-    except BaseException:  # the user's code
-        return str(type.__getattribute__(type(error), "__name__"))
-
-
-def plain_text(text: str) -> str:
-    """Cut a text, which may be of a subclass of the user's; replace what UTF-8 cannot encode."""
-    return str.encode(str.__getitem__(text, slice(MOST_CHARACTERS)), errors="replace").decode()
-
-
-def _called(
-    function: Callable[..., Any], arguments: Sequence[Any], named: dict[str, Any]
-) -> tuple[Any, BaseException | None]:
-    """Return what a function returned or raised: with a StopIteration, a future of asyncio would never end."""
-    try:
-        return function(*arguments, **named), None
-    except BaseException as error:  # the user's code: sys.exit and the like included
-        return None, error
-
-
-class PythonTool:
-    """Call a function, plain or async, as a tool."""
-
-    def __init__(self, function: Callable[..., Any], description: Tool) -> None:
-        self.description = description
-        self._function = function
-
-    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> ToolAnswer:
-        """Call the function: an async one on the event loop, a plain one in a thread."""
-        return to_answer(await run_user_code(self._function, **arguments))
-
-
-def load_function(source: FunctionTool) -> PythonTool:
+def load_function(source: FunctionTool) -> LoadedTool:
     """Import the file and describe the function.
 
     Raises:
         ConfigurationError: the file or the function is missing, or its signature or docstring does not describe it.
     """
     module = import_user_file(source.path, "tool file")
-    try:
-        found = operator.attrgetter(source.function)(module)
-    except AttributeError:
-        found = None
+    found = attribute_of(module, source.function)
     function = getattr(found, "fn", found)  # verl's @function_tool wraps it
     if not callable(function):
         names = sorted(name for name, item in vars(module).items() if callable(item) and not name.startswith("_"))
         raise ConfigurationError(
             f"{source.path} has no function {source.function!r}; it defines {', '.join(names) or 'none'}"
         )
-    schema = _schema_of(found, function, source)
-    return PythonTool(function, Tool(schema["function"]["name"], schema, source.timeout_s))
-
-
-def _schema_of(found: Any, function: Callable[..., Any], source: FunctionTool) -> dict[str, Any]:
     own = getattr(found, "tool_schema", None)
-    if own is not None:
-        schema: dict[str, Any] = own if isinstance(own, dict) else own.model_dump(exclude_unset=True, exclude_none=True)
-        return schema
-    return describe(function, source.function, f"in {source.path}")
+    schema = describe(function, source.function, f"in {source.path}") if own is None else plain_schema(own)
+
+    async def call(arguments: dict[str, Any], _: dict[str, Any]) -> ToolAnswer:
+        return to_answer(await run_user_code(function, **arguments))
+
+    return LoadedTool(Tool.of(schema, source.timeout_s), call)
+
+
+def attribute_of(module: ModuleType, name: str) -> Any:
+    """Return what a module has under a dotted name; None if it has nothing."""
+    try:
+        return operator.attrgetter(name)(module)
+    except AttributeError:
+        return None
 
 
 def describe(function: Callable[..., Any], name: str, where: str) -> dict[str, Any]:
@@ -150,14 +97,26 @@ def describe(function: Callable[..., Any], name: str, where: str) -> dict[str, A
         ) from error
 
 
+def function_schema(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the description of a tool in OpenAI's format."""
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def plain_schema(schema: Any) -> dict[str, Any]:
+    """Return a schema of verl's, a dictionary or a pydantic model, as a dictionary."""
+    return schema if isinstance(schema, dict) else dict(schema.model_dump(exclude_unset=True, exclude_none=True))
+
+
 def to_answer(result: Any) -> ToolAnswer:
     """Turn what a function returned into text and, where it gave one, a reward.
 
     Raises:
         ValueError: the reward is not finite.
     """
-    if isinstance(result, tuple) and len(result) in (2, 3) and _is_number(result[1]):
-        return ToolAnswer(to_text(result[0]), finite(result[1]))
+    if isinstance(result, tuple) and len(result) in (2, 3):
+        reward = result[1]
+        if isinstance(reward, int | float) and not isinstance(reward, bool):
+            return ToolAnswer(to_text(result[0]), finite(reward))
     return ToolAnswer(to_text(result))
 
 
@@ -182,15 +141,47 @@ def finite(reward: float) -> float:
     return number
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+async def run_user_code(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Call a plain function in a thread, an async one on the event loop."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*arguments, **named)
+
+    def called() -> tuple[Any, BaseException | None]:
+        try:
+            return function(*arguments, **named), None
+        except BaseException as error:  # the user's code: sys.exit and the like included
+            return None, error  # not raised: with a StopIteration, a future of asyncio would never end
+
+    result, error = await asyncio.to_thread(called)
+    if error is not None:
+        raise error
+    return await result if inspect.isawaitable(result) else result
 
 
-Result = TypeVar("Result")
+def error_text(error: BaseException) -> str:
+    """Return the type and the message of an exception, whose own methods may raise."""
+    try:
+        return plain_text(f"{type(error).__name__}: {error}")
+    except BaseException:  # the user's code
+        return str(type.__getattribute__(type(error), "__name__"))
+
+
+def first_cause(error: BaseException) -> str:
+    """Return the text of the first cause in a group of exceptions."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error_text(error)
+
+
+def plain_text(text: str) -> str:
+    """Cut a text, which may be of a subclass of the user's; replace what UTF-8 cannot encode."""
+    return str.encode(str.__getitem__(text, slice(MOST_CHARACTERS)), errors="replace").decode()
 
 
 def in_fork(function: Callable[[], Result]) -> Result:
     """Return what a function returned in a fork; it must consist of msgpack's types.
+
+    A fork may open connections and threads: the template, which forks, must not have any.
 
     Raises:
         ConfigurationError: it raised, or its process ended.
@@ -210,13 +201,6 @@ def in_fork(function: Callable[[], Result]) -> Result:
     if problem:
         raise ConfigurationError(problem)
     return cast(Result, result)
-
-
-def first_cause(error: BaseException) -> str:
-    """Return the first cause in a group of exceptions."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error_text(error)
 
 
 def _outcome(function: Callable[[], Result]) -> tuple[Result | None, str]:

@@ -1,27 +1,13 @@
-"""Load all sources of a job's agent. Runs in the template process only.
+"""Load all sources of a job's agent, in the template process only.
 
-Load a user's agent: a class with ``async def run(self, prompt, generate) -> Trajectory``.
-
-It is instantiated once, without arguments, before the processes of samples are forked: each sample works on its own
-copy of the instance.
-
-Load a program that holds conversations over HTTP: a command, or a function that takes the prompt.
-
-A function may return a reward. Its file is imported once, in the template; the command is started anew for each sample.
-
-Run tools that are classes in verl's form, listed in a YAML file in verl's format.
-
-``create`` → ``execute`` → ``release`` run around every call, as in verl's tool agent loop. A class is instantiated
-once, before the processes of samples are forked: each sample works on its own copy of the instance.
-
-Recognise the form of an environment: of a class by its methods, of a server by its routes.
+Files are imported and classes instantiated once, before the processes of samples are forked: each sample works on its
+own copy of an instance. An environment's form is recognised: a class's by its methods, a server's by its routes.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import operator
 import os
 import shutil
 import sys
@@ -36,7 +22,16 @@ from ruamel.yaml.error import YAMLError
 from plaudit_reward.functions.function import import_user_file
 from plaudit_wire.errors import ConfigurationError
 from plaudit_workers.agents.environment import Environment, SkyRLEnvironment, TRLEnvironment
-from plaudit_workers.agents.functions import LoadedTool, ToolAnswer, finite, load_function, run_user_code, to_text
+from plaudit_workers.agents.functions import (
+    LoadedTool,
+    ToolAnswer,
+    attribute_of,
+    finite,
+    load_function,
+    plain_schema,
+    run_user_code,
+    to_text,
+)
 from plaudit_workers.agents.mcp_server import load_mcp_tools
 from plaudit_workers.agents.messages import (
     AgentClass,
@@ -52,8 +47,64 @@ from plaudit_workers.agents.messages import (
 from plaudit_workers.agents.verl_loop import VerlAgentLoop
 
 
-def load_agent_class(source: AgentClass) -> Any:
-    """Import the file and create an instance.
+@dataclass
+class LoadedSources:
+    """Hold everything that the processes of samples run."""
+
+    tools: dict[str, LoadedTool] = field(default_factory=dict)
+    agent: Any = None
+    """The instance of the agent's class."""
+    program: RunnableProgram | None = None
+    environment: Environment | None = None
+
+    @property
+    def environment_kind(self) -> EnvironmentKind:
+        """Return how the policy acts in the environment."""
+        if self.environment is not None:
+            return "text" if self.environment.reads_text else "calls"
+        return "loop" if self.agent is not None else ""
+
+
+def load(sources: Sequence[Source]) -> LoadedSources:
+    """Load the sources.
+
+    Raises:
+        ConfigurationError: one cannot be used, or two tools have the same name.
+    """
+    loaded = LoadedSources()
+    for source in sources:
+        if isinstance(source, AgentClass):
+            loaded.agent = _load_agent_class(source)
+            continue
+        if isinstance(source, Program):
+            loaded.program = _load_program(source)
+            continue
+        for tool in _tools(source, loaded):
+            name = tool.description.name
+            if name in loaded.tools:
+                raise ConfigurationError(f"two tools have the name {name!r}: rename one of them")
+            loaded.tools[name] = tool
+    return loaded
+
+
+def _tools(source: Source, loaded: LoadedSources) -> Sequence[LoadedTool]:
+    if isinstance(source, EnvironmentClass | EnvironmentServer):
+        environment = _load_class(source) if isinstance(source, EnvironmentClass) else _load_server(source)
+        if isinstance(environment, VerlAgentLoop):
+            loaded.agent = environment
+            return []
+        loaded.environment = environment
+        return environment.tools
+    if isinstance(source, FunctionTool):
+        return [load_function(source)]
+    if isinstance(source, VerlTools):
+        return _load_verl_tools(source)
+    assert not isinstance(source, AgentClass | Program)
+    return load_mcp_tools(source)
+
+
+def _load_agent_class(source: AgentClass) -> Any:
+    """Import a class with ``async def run(self, prompt, generate) -> Trajectory``; instantiate it without arguments.
 
     Raises:
         ConfigurationError: file or class are missing, the import fails, or ``run`` is not a coroutine function.
@@ -71,20 +122,25 @@ def load_agent_class(source: AgentClass) -> Any:
 
 @dataclass(frozen=True)
 class RunnableProgram:
-    """Hold either a function or a command."""
+    """Hold what talks to the policy over HTTP: a function that takes the prompt, or a command."""
 
     function: Callable[[dict[str, Any]], Any] | None = None
+    """It may return a reward."""
     command: list[str] = field(default_factory=list)
+    """Started anew for each sample."""
 
 
-def load_program(source: Program) -> RunnableProgram:
+def _load_program(source: Program) -> RunnableProgram:
     """Import the function, or find the command.
 
     Raises:
         ConfigurationError: the function or the program is missing.
     """
     if source.function:
-        return RunnableProgram(_function(source))
+        function = attribute_of(import_user_file(source.path, "agent file"), source.function)
+        if not callable(function):
+            raise ConfigurationError(f"{source.path} has no function {source.function!r}")
+        return RunnableProgram(function)
     command = [*(source.command or [sys.executable]), *([os.path.abspath(source.path)] if source.path else [])]
     if shutil.which(command[0]) is None:
         raise ConfigurationError(
@@ -93,39 +149,8 @@ def load_program(source: Program) -> RunnableProgram:
     return RunnableProgram(command=command)
 
 
-def _function(source: Program) -> Callable[[dict[str, Any]], Any]:
-    module = import_user_file(source.path, "agent file")
-    try:
-        found = operator.attrgetter(source.function)(module)
-    except AttributeError:
-        found = None
-    if not callable(found):
-        raise ConfigurationError(f"{source.path} has no function {source.function!r}")
-    function: Callable[[dict[str, Any]], Any] = found
-    return function
-
-
-class VerlTool:
-    """Call an instance of a tool class, whose ``create``, ``execute`` and ``release`` are async or plain."""
-
-    def __init__(self, instance: Any, description: Tool) -> None:
-        self.description = description
-        self._instance = instance
-
-    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> ToolAnswer:
-        """Create, execute, release."""
-        created = await run_user_code(self._instance.create, create_kwargs=create_arguments)
-        instance_id = created[0] if isinstance(created, tuple) else created
-        try:
-            response, reward, _ = await run_user_code(self._instance.execute, instance_id, arguments)
-        finally:
-            await run_user_code(self._instance.release, instance_id)
-        # verl's tools return 0.0 where they have no reward to give.
-        return ToolAnswer(to_text(response), finite(reward) if reward else None)
-
-
-def load_verl_tools(source: VerlTools) -> list[VerlTool]:
-    """Instantiate the classes of a YAML file.
+def _load_verl_tools(source: VerlTools) -> list[LoadedTool]:
+    """Instantiate the tool classes that a YAML file in verl's format lists.
 
     Raises:
         ConfigurationError: the file or a class cannot be used.
@@ -141,24 +166,39 @@ def load_verl_tools(source: VerlTools) -> list[VerlTool]:
             f"{source.path} is not a tool configuration in verl's format (tools: [{{class_name: …, config: …, "
             f"tool_schema: …}}]): {type(error).__name__}: {error}"
         ) from error
-    return [_load(entry, source) for entry in entries]
+    return [_load_verl_tool(entry, source) for entry in entries]
 
 
-def _load(entry: dict[str, Any], source: VerlTools) -> VerlTool:
+def _load_verl_tool(entry: dict[str, Any], source: VerlTools) -> LoadedTool:
     module, _, name = str(entry.get("class_name", "")).rpartition(".")
     try:
         found = getattr(importlib.import_module(module), name)
         written = entry.get("tool_schema")
-        instance = found(config=entry.get("config") or {}, tool_schema=_verls(written) if written else None)
-        schema = written or instance.tool_schema.model_dump(exclude_unset=True, exclude_none=True)
-        return VerlTool(instance, Tool(schema["function"]["name"], schema, source.timeout_s))
+        instance = found(config=entry.get("config") or {}, tool_schema=_verl_schema(written) if written else None)
+        return _verl_tool(instance, Tool.of(written or plain_schema(instance.tool_schema), source.timeout_s))
     except Exception as error:  # the user's code may raise anything
         raise ConfigurationError(
             f"{source.path}: tool {entry.get('class_name')!r} cannot be loaded: {type(error).__name__}: {error}"
         ) from error
 
 
-def _verls(schema: dict[str, Any]) -> Any:
+def _verl_tool(instance: Any, description: Tool) -> LoadedTool:
+    """Return a tool that calls ``create`` → ``execute`` → ``release``, async or plain, as verl's agent loop does."""
+
+    async def call(arguments: dict[str, Any], create_arguments: dict[str, Any]) -> ToolAnswer:
+        created = await run_user_code(instance.create, create_kwargs=create_arguments)
+        instance_id = created[0] if isinstance(created, tuple) else created
+        try:
+            response, reward, _ = await run_user_code(instance.execute, instance_id, arguments)
+        finally:
+            await run_user_code(instance.release, instance_id)
+        # verl's tools return 0.0 where they have no reward to give.
+        return ToolAnswer(to_text(response), finite(reward) if reward else None)
+
+    return LoadedTool(description, call)
+
+
+def _verl_schema(schema: dict[str, Any]) -> Any:
     """Return the schema as verl passes it to the class; the plain dictionary where verl is not installed."""
     try:
         from verl.tools.schemas import OpenAIFunctionToolSchema
@@ -167,7 +207,7 @@ def _verls(schema: dict[str, Any]) -> Any:
     return OpenAIFunctionToolSchema.model_validate(schema)
 
 
-def load_class(source: EnvironmentClass) -> Environment | VerlAgentLoop:
+def _load_class(source: EnvironmentClass) -> Environment | VerlAgentLoop:
     """Import the file and wrap the class in the form of TRL, SkyRL or verl.
 
     Raises:
@@ -182,14 +222,14 @@ def load_class(source: EnvironmentClass) -> Environment | VerlAgentLoop:
     if _is_agent_loop(found):
         return VerlAgentLoop(found, source)
     if _has(found, "reset") or not inspect.isclass(found):
-        return TRLEnvironment.load(found, source)
+        return TRLEnvironment(found, source)
     raise ConfigurationError(
         f"{source.class_name} in {source.path} is no environment: it needs reset (TRL), init and step (SkyRL), or "
         "async def run(self, sampling_params, **kwargs) (verl's AgentLoopBase)"
     )
 
 
-def load_server(source: EnvironmentServer) -> Environment:
+def _load_server(source: EnvironmentServer) -> Environment:
     """Ask a server for its routes and actions.
 
     Raises:
@@ -223,64 +263,3 @@ def _is_agent_loop(found: Any) -> bool:
     bases = {base.__name__ for base in getattr(found, "__mro__", ())}
     run = getattr(found, "run", None)
     return "AgentLoopBase" in bases or (run is not None and "sampling_params" in inspect.signature(run).parameters)
-
-
-@dataclass
-class LoadedSources:
-    """Hold everything that the processes of samples run."""
-
-    tools: dict[str, LoadedTool] = field(default_factory=dict)
-    agent: Any = None
-    """The instance of the agent's class."""
-    program: RunnableProgram | None = None
-    environment: Environment | None = None
-
-    @property
-    def descriptions(self) -> list[Tool]:
-        """Return the tools as the model sees them."""
-        return [tool.description for tool in self.tools.values()]
-
-    @property
-    def environment_kind(self) -> EnvironmentKind:
-        """Return how the policy acts in the environment."""
-        if self.environment is not None:
-            return "text" if self.environment.reads_text else "calls"
-        return "loop" if self.agent is not None else ""
-
-
-def load(sources: Sequence[Source]) -> LoadedSources:
-    """Load the sources.
-
-    Raises:
-        ConfigurationError: one cannot be used, or two tools have the same name.
-    """
-    loaded = LoadedSources()
-    for source in sources:
-        if isinstance(source, AgentClass):
-            loaded.agent = load_agent_class(source)
-            continue
-        if isinstance(source, Program):
-            loaded.program = load_program(source)
-            continue
-        for tool in _tools(source, loaded):
-            name = tool.description.name
-            if name in loaded.tools:
-                raise ConfigurationError(f"two tools have the name {name!r}: rename one of them")
-            loaded.tools[name] = tool
-    return loaded
-
-
-def _tools(source: Source, loaded: LoadedSources) -> Sequence[LoadedTool]:
-    if isinstance(source, EnvironmentClass | EnvironmentServer):
-        environment = load_class(source) if isinstance(source, EnvironmentClass) else load_server(source)
-        if isinstance(environment, VerlAgentLoop):
-            loaded.agent = environment
-            return []
-        loaded.environment = environment
-        return environment.tools
-    if isinstance(source, FunctionTool):
-        return [load_function(source)]
-    if isinstance(source, VerlTools):
-        return load_verl_tools(source)
-    assert not isinstance(source, AgentClass | Program)
-    return load_mcp_tools(source)

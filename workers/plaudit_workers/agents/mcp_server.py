@@ -13,13 +13,42 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from plaudit_wire.errors import ConfigurationError, InfrastructureError
-from plaudit_workers.agents.functions import ToolAnswer, first_cause, in_fork
+from plaudit_workers.agents.functions import LoadedTool, ToolAnswer, first_cause, function_schema, in_fork
 from plaudit_workers.agents.messages import McpServer, Tool
 
 _LIST_WITHIN_S = 60.0
 
 
-class McpSession:
+def load_mcp_tools(source: McpServer) -> list[LoadedTool]:
+    """List the tools of a server.
+
+    Raises:
+        ConfigurationError: the server cannot be reached or started.
+    """
+    # Imported before the fork: in each sample's process it would take a second.
+    import mcp.client.stdio
+    import mcp.client.streamable_http  # noqa: F401
+
+    session = _McpSession(source)
+    return [session.tool(Tool.of(schema, source.timeout_s)) for schema in _listed(source)]
+
+
+def _listed(source: McpServer) -> list[dict[str, Any]]:
+    """Return the schemas of the server's tools."""
+    try:
+        return in_fork(lambda: asyncio.run(_list(source)))
+    except ConfigurationError as error:
+        remedy = ". Check mcp.url, and whether the server needs mcp.headers" if source.url else ""
+        raise ConfigurationError(f"MCP server {_address(source)} cannot be used: {error}{remedy}") from error
+
+
+async def _list(source: McpServer) -> list[dict[str, Any]]:
+    async with asyncio.timeout(_LIST_WITHIN_S), _client(source) as client:
+        listed = await client.list_tools()
+    return [function_schema(tool.name, tool.description or "", tool.input_schema or {}) for tool in listed.tools]
+
+
+class _McpSession:
     """Hold one sample's session with a server, opened by the first call.
 
     A session that ends, with the server or by its word, fails the call that notices it; the next call opens another
@@ -31,7 +60,19 @@ class McpSession:
         self._opened: asyncio.Future[Any] | None = None
         self._holding: asyncio.Task[None] | None = None
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> Any:
+    def tool(self, description: Tool) -> LoadedTool:
+        """Return a tool of the server, called in this session."""
+
+        async def call(arguments: dict[str, Any], _: dict[str, Any]) -> ToolAnswer:
+            result = await self._call_tool(description.name, arguments)
+            text = _result_text(result)
+            if result.is_error:
+                raise RuntimeError(text or "the server reported an error")
+            return ToolAnswer(text)
+
+        return LoadedTool(description, call)
+
+    async def _call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
         """Return the result of a tool.
 
         Raises:
@@ -80,23 +121,7 @@ def _ended_by(error: Any) -> bool:
     return bool(error.code == CONNECTION_CLOSED) or error.message == "Session terminated"
 
 
-class McpTool:
-    """Call a tool of an MCP server."""
-
-    def __init__(self, session: McpSession, description: Tool) -> None:
-        self.description = description
-        self._session = session
-
-    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> ToolAnswer:
-        """Call the tool on the server."""
-        result = await self._session.call(self.description.name, arguments)
-        text = text_of(result)
-        if result.is_error:
-            raise RuntimeError(text or "the server reported an error")
-        return ToolAnswer(text)
-
-
-def text_of(result: Any) -> str:
+def _result_text(result: Any) -> str:
     """Return a result as text: contents of other kinds by their type and size, structured content as JSON."""
     blocks = [_block_text(block) for block in result.content]
     if not blocks and result.structured_content is not None:
@@ -115,45 +140,6 @@ def _block_text(block: Any) -> str:
     return f"[{inner.mime_type or block.type}, {len(data) * 3 // 4} bytes]"
 
 
-def load_mcp_tools(source: McpServer) -> list[McpTool]:
-    """List the tools of a server.
-
-    Raises:
-        ConfigurationError: the server cannot be reached or started.
-    """
-    # Imported before the fork: in each sample's process it would take a second.
-    import mcp.client.stdio
-    import mcp.client.streamable_http  # noqa: F401
-
-    session = McpSession(source)
-    return [McpTool(session, Tool(_name(schema), schema, source.timeout_s)) for schema in _listed(source)]
-
-
-def _listed(source: McpServer) -> list[dict[str, Any]]:
-    """Return the schemas of the server's tools."""
-    try:
-        return in_fork(lambda: asyncio.run(_list(source)))
-    except ConfigurationError as error:
-        remedy = ". Check mcp.url, and whether the server needs mcp.headers" if source.url else ""
-        raise ConfigurationError(f"MCP server {_address(source)} cannot be used: {error}{remedy}") from error
-
-
-async def _list(source: McpServer) -> list[dict[str, Any]]:
-    async with asyncio.timeout(_LIST_WITHIN_S), _client(source) as client:
-        listed = await client.list_tools()
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.name,
-                "description": tool.description or "",
-                "parameters": tool.input_schema or {},
-            },
-        }
-        for tool in listed.tools
-    ]
-
-
 @contextlib.asynccontextmanager
 async def _client(server: McpServer) -> AsyncIterator[Any]:
     from mcp import Client, StdioServerParameters
@@ -168,10 +154,6 @@ async def _client(server: McpServer) -> AsyncIterator[Any]:
         Client(streamable_http_client(server.url, http_client=http)) as client,
     ):
         yield client
-
-
-def _name(schema: dict[str, Any]) -> str:
-    return str(schema["function"]["name"])
 
 
 def _address(server: McpServer) -> str:

@@ -18,13 +18,13 @@
 | ``RunAgentProgram`` | rollout | sample | run the program |
 | ``ProgramEnded`` | sample | rollout | its reward, or the reason that it failed |
 
-Frames are those of ``plaudit_reward.isolation.messages``.
-
-Hold what agents exchange with a rollout: finished responses in, a trajectory out. No heavy imports.
+Frames are those of ``plaudit_wire.frames``. An agent gets ``FinishedSample`` and returns a ``Trajectory``. No heavy
+imports.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -77,7 +77,7 @@ class Program(msgspec.Struct, frozen=True, tag=True):
 
 
 class EnvironmentClass(msgspec.Struct, frozen=True, tag=True):
-    """Name a class in a file in the form of TRL, SkyRL or verl; ``sources.environments.load`` recognises the form."""
+    """Name a class in a file in the form of TRL, SkyRL or verl; ``load`` recognises the form."""
 
     path: str
     class_name: str
@@ -101,7 +101,6 @@ class EnvironmentServer(msgspec.Struct, frozen=True, tag=True):
 Source = FunctionTool | VerlTools | McpServer | AgentClass | EnvironmentClass | EnvironmentServer | Program
 
 EnvironmentKind = Literal["", "calls", "text", "loop"]
-
 """``calls``: the policy acts through tool calls. ``text``: each turn is an action. ``loop``: a class that runs whole
 samples. Empty: there is no environment."""
 
@@ -129,6 +128,11 @@ class Tool(msgspec.Struct, frozen=True):
     schema: dict[str, Any]
     """In OpenAI's format: ``{type: function, function: {name, description, parameters}}``."""
     timeout_s: float
+
+    @classmethod
+    def of(cls, schema: dict[str, Any], timeout_s: float) -> Tool:
+        """Return the tool that a schema describes."""
+        return cls(schema["function"]["name"], schema, timeout_s)
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -238,7 +242,7 @@ class Generated(msgspec.Struct, frozen=True, tag=True):
 
     id: int
     sample: dict[str, Any] | None = None
-    """The fields of ``engines.protocol.FinishedSample``."""
+    """The fields of ``FinishedSample``."""
     error: str = ""
 
 
@@ -246,7 +250,7 @@ class AgentDone(msgspec.Struct, frozen=True, tag=True):
     """Report that the agent returned."""
 
     trajectory: dict[str, Any]
-    """The fields of ``agents.agent.Trajectory``."""
+    """The fields of ``Trajectory``."""
 
 
 class AgentFailed(msgspec.Struct, frozen=True, tag=True):
@@ -276,28 +280,27 @@ class ProgramEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 ToTemplate = Load | Fork | Kill
-
 FromTemplate = Loaded | Refused | Ended
-
 ToSample = CallTool | AskEnvironment | RunAgent | RunAgentProgram | Generated
-
 FromSample = ToolResult | EnvironmentReply | GenerateTurn | AgentDone | AgentFailed | ProgramEnded
 
 to_template = msgspec.msgpack.Decoder(list[ToTemplate])
-
 from_template = msgspec.msgpack.Decoder(list[FromTemplate])
-
 to_sample = msgspec.msgpack.Decoder(list[ToSample])
-
 from_sample = msgspec.msgpack.Decoder(list[FromSample])
 
 
-FinishReason = Literal["stop", "length"]
+def prompt_messages(prompt: Prompt) -> list[dict[str, Any]]:
+    """Return the prompt as chat messages; a data row that holds text becomes a user's message."""
+    return [dict(message) for message in prompt.messages] or [{"role": "user", "content": prompt.prompt}]
 
-"""``stop``: the policy ended the response itself. ``length``: it was cut at ``max_tokens`` or the model's length."""
+
+def prompt_tokens(prompt: Prompt) -> list[int]:
+    """Return the token ids of the prompt."""
+    return list(struct.unpack(f"<{len(prompt.prompt_ids) // 4}i", prompt.prompt_ids))
+
 
 VersionSpan = tuple[int, int, int]
-
 """(first token, incarnation, number), as in ``SampleBody.version_spans``."""
 
 
@@ -311,7 +314,8 @@ class FinishedSample:
     """[T] natural log-probabilities under the distribution sampled from (temperature, top_p, top_k applied)."""
     version_spans: list[VersionSpan]
     """The policy version that sampled each range of tokens; begins with token 0 when ``T`` > 0."""
-    finish_reason: FinishReason
+    finish_reason: Literal["stop", "length"]
+    """``stop``: the policy ended it. ``length``: it was cut at ``max_tokens`` or the model's length."""
     generate_s: float
     """Seconds from the call of ``generate`` to the last token."""
     engine_queue_s: float = 0.0

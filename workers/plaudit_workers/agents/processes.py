@@ -1,6 +1,6 @@
-"""Start the template for the rollout, have processes forked, notice their ends, kill them.
+"""Run the processes of a rollout's samples: start their template, have it fork, notice their ends, kill them.
 
-Read the sources of a job's agent, and describe its tools to the model.
+``sources_of`` reads from the job what the template loads.
 """
 
 from __future__ import annotations
@@ -52,22 +52,15 @@ from plaudit_workers.job_start import environment_url
 logger = get_logger(__name__)
 
 _LOAD_WITHIN_S = 300.0
-
 _STATUS_WITHIN_S = 2.0
-
 """Seconds that the template may take to report the exit code of a process whose connection closed."""
-
 _DRAIN_WITHIN_S = 2.0
-
 """Seconds in which the connection of a process that ended is read to its end; another process may hold it open."""
-
 _MOST_BYTES = 64 << 20
-
 """A process that sends more without completing a message is killed."""
-
 _FULL_PAUSE_S = 0.002
-
 _END_WITHIN_S = 3.0
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class ProcessDiedError(Exception):
@@ -175,17 +168,9 @@ class _Connection(asyncio.Protocol):
 
 
 class AgentProcesses:
-    """Hold the processes of all samples of a rollout.
+    """Hold the processes of all samples of a rollout."""
 
-    Args:
-        limits: of each sample; None: the defaults.
-    """
-
-    def __init__(
-        self,
-        sources: Sequence[Source],
-        limits: ProcessLimits | None = None,
-    ) -> None:
+    def __init__(self, sources: Sequence[Source], limits: ProcessLimits | None = None) -> None:
         self._sources = list(sources)
         self._limits = limits or ProcessLimits()
         self._numbers = itertools.count()
@@ -333,9 +318,6 @@ def _how(status: int) -> str:
     if status >= 0:
         return f"ended with exit code {status}"
     return f"was killed by {signal_name(-status)}" + (" (out of memory?)" if -status == signal.SIGKILL else "")
-
-
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def sources_of(job: RLJob) -> list[Source]:

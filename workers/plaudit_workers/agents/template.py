@@ -1,18 +1,11 @@
 """Load users' files once, and fork a process for each sample that needs them: the template process.
 
-Started as ``python -m plaudit_workers.agents.template <file descriptor> <parent's process id>`` by
-``processes``. A fork imports nothing again and shares the memory of everything that the files imported. The template
-itself never runs a tool, so it can always kill a process of a sample that hangs. It ends with its parent, and they end
-with it. Each sample's process is confined (``confinement``); when it ends, or the processes below it exceed their
-limits, all that it started is killed.
+``processes`` starts it as ``python -m plaudit_workers.agents.template <file descriptor> <parent's process id>``. A fork
+imports nothing again and shares the memory of everything that the files imported. The template itself never runs a
+tool, so it can always kill a process of a sample that hangs. It ends with its parent, and they end with it.
 
-Read the process trees below the samples' processes from ``/proc``. Called in the template process.
-
-Confine the process of a sample, so that what its tools do wrong costs this sample only. Called in the fork.
-
-A tool may run what the policy wrote. The kernel keeps its signals away from all other processes (Landlock, since Linux
-6.12), refuses it memory beyond a limit, and ends it first when memory runs out. What it starts stays below it in the
-process tree, where ``process_trees`` finds and kills it.
+A tool may run what the policy wrote, and must not cost more than its sample. So each fork is confined (``_confine``),
+and when it ends, or the processes below it exceed their limits, all that it started is killed.
 """
 
 from __future__ import annotations
@@ -55,151 +48,11 @@ from plaudit_workers.agents.messages import (
 from plaudit_workers.agents.sample_process import run_sample
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
-class Process(NamedTuple):
-    """Describe a living process."""
-
-    pid: int
-    parent: int
-    num_threads: int
-    resident_bytes: int
-    """Pages that it shares with others count in full."""
-
-
-class ProcessTree(NamedTuple):
-    """Hold a process and its descendants."""
-
-    processes: list[Process]
-
-    @property
-    def num_threads(self) -> int:
-        """Return the threads of all processes; a process has at least one."""
-        return sum(process.num_threads for process in self.processes)
-
-    def uses_more_than(self, memory_bytes: int) -> bool:
-        """Return True if the processes together hold more memory; shared pages count once."""
-        if sum(process.resident_bytes for process in self.processes) <= memory_bytes:
-            return False
-        return sum(_proportional_bytes(process.pid) for process in self.processes) > memory_bytes
-
-    def kill(self) -> None:
-        """Kill all of them, and the groups that they lead."""
-        for process in self.processes:
-            kill(process.pid)
-
-
-def trees(roots: Collection[int]) -> dict[int, ProcessTree]:
-    """Return the process tree of each living root."""
-    by_pid = {process.pid: process for process in _living()}
-    children: dict[int, list[int]] = defaultdict(list)
-    for process in by_pid.values():
-        children[process.parent].append(process.pid)
-    return {root: ProcessTree(list(_below(root, by_pid, children))) for root in roots if root in by_pid}
-
-
-def children_of_this_process() -> set[int]:
-    """Return the ids of this process's children, including adopted and ended ones."""
-    pid = os.getpid()
-    try:
-        return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
-    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
-        return {process.pid for process in _living() if process.parent == pid}
-
-
-def kill(pid: int) -> None:
-    """Kill a process, and its group where it leads one."""
-    for send in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            send(pid, signal.SIGKILL)
-
-
-def _below(root: int, by_pid: dict[int, Process], children: dict[int, list[int]]) -> Iterator[Process]:
-    waiting = [root]
-    while waiting:
-        pid = waiting.pop()
-        yield by_pid[pid]
-        waiting += children[pid]
-
-
-def _living() -> Iterator[Process]:
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            text = Path(f"/proc/{name}/stat").read_text(errors="replace")
-        except OSError:
-            continue  # it has ended
-        # Behind the name, which may hold anything: state, parent, …; see proc_pid_stat(5), where state is field 3.
-        fields = text.rpartition(")")[2].split()
-        if fields[0] not in "ZX":
-            yield Process(int(name), int(fields[1]), int(fields[17]), int(fields[21]) * _PAGE_BYTES)
-
-
-def _proportional_bytes(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0  # it has ended
-    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-
-
 _PR_SET_CHILD_SUBREAPER = 36
-
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-
-
-def confine(memory_bytes: int) -> None:
-    """Confine this process and all that it starts, for good. Each may allocate ``memory_bytes`` on top of what it has.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
-    adopt_orphans()
-    no_new_privileges()
-    keep_signals_inside()
-    offer_to_the_oom_killer()
-    _lower(resource.RLIMIT_DATA, _data_bytes() + memory_bytes)
-    _lower(resource.RLIMIT_CORE, 0)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of all descendants whose own parents end, so that none leaves the process tree.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
-    prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def machine_memory_bytes() -> int:
-    """Return the memory of this container, or of the machine where no container limits it."""
-    sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for path in _CGROUP_LIMITS:
-        try:
-            sizes.append(int(Path(path).read_text()))
-        except (OSError, ValueError):
-            continue  # another version of cgroups, or no limit ("max")
-    return min(sizes)
-
-
-def _lower(kind: int, value: int) -> None:
-    hard = resource.getrlimit(kind)[1]
-    lowest = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (lowest, lowest))
-
-
-def _data_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[5])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 _READ_BYTES = 1 << 16
-
 _MOST_DESCRIPTORS = 64
-
 _WATCH_EVERY_S = 1.0
-
 _END_WITHIN_S = 1.0
 
 
@@ -244,11 +97,13 @@ class _Template:
         if threading.active_count() > 1:
             names = ", ".join(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
             print(f"importing the files started threads ({names}); they do not run in the processes of samples")
-        self._limits = _filled(sources[0].limits)
-        self._imported = children_of_this_process()
-        adopt_orphans()
+        self._limits = sources[0].limits
+        if not self._limits.memory_bytes:
+            self._limits = ProcessLimits(_machine_memory_bytes() // 2, self._limits.threads)
+        self._imported = _children_of_this_process()
+        _adopt_orphans()
         gc.freeze()  # a collection in a fork would copy all pages that it shares
-        self._send(Loaded(loaded.descriptions, loaded.environment_kind))
+        self._send(Loaded([tool.description for tool in loaded.tools.values()], loaded.environment_kind))
         self._wakeups = wakeup, wake = socket.socketpair()
         wake.setblocking(False)
         signal.set_wakeup_fd(wake.fileno())
@@ -280,7 +135,7 @@ class _Template:
             self._running[pid] = message.number
         elif isinstance(message, Kill):
             for pid in [pid for pid, number in self._running.items() if number == message.number]:
-                kill(pid)
+                _kill(pid)
 
     def _begin(self, descriptor: int, loaded: Any) -> None:
         """Become the process of a sample."""
@@ -295,7 +150,7 @@ class _Template:
                 connection.close()
             for other in self._descriptors:
                 os.close(other)
-            confine(self._limits.memory_bytes)
+            _confine(self._limits.memory_bytes)
             run_sample(socket.socket(fileno=descriptor), loaded)
             status = 0
         except BaseException:
@@ -309,16 +164,16 @@ class _Template:
     def end(self) -> None:
         """Kill the processes of all samples and all that they started."""
         deadline_s = time.monotonic() + _END_WITHIN_S
-        while (started := children_of_this_process() - self._imported) and time.monotonic() < deadline_s:
+        while (started := _children_of_this_process() - self._imported) and time.monotonic() < deadline_s:
             for pid in started:
-                kill(pid)
+                _kill(pid)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(-1, 0)
 
     def _watch(self) -> None:
         """Kill the processes of samples that exceed their limits."""
         limits = self._limits
-        for pid, tree in trees(self._running).items():
+        for pid, tree in _trees(self._running).items():
             if tree.num_threads > limits.threads:
                 self._reasons[pid] = f"it had more than {limits.threads} processes and threads"
             elif tree.uses_more_than(limits.memory_bytes):
@@ -331,11 +186,11 @@ class _Template:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 # Before it is reaped: until then no other process can get its id.
-                kill(ended.si_pid)
+                _kill(ended.si_pid)
                 _, status = os.waitpid(ended.si_pid, 0)
                 number = self._running.pop(ended.si_pid, None)
-                for orphan in children_of_this_process() - self._running.keys() - self._imported:
-                    kill(orphan)
+                for orphan in _children_of_this_process() - self._running.keys() - self._imported:
+                    _kill(orphan)
                 if number is not None:
                     reason = self._reasons.pop(ended.si_pid, "")
                     self._send(Ended(number, os.waitstatus_to_exitcode(status), reason))
@@ -357,8 +212,131 @@ class _Template:
         return messages
 
 
-def _filled(limits: ProcessLimits) -> ProcessLimits:
-    return limits if limits.memory_bytes else ProcessLimits(machine_memory_bytes() // 2, limits.threads)
+class _Process(NamedTuple):
+    """Describe a living process."""
+
+    pid: int
+    parent: int
+    num_threads: int
+    resident_bytes: int
+    """Pages that it shares with others count in full."""
+
+
+class _ProcessTree(NamedTuple):
+    """Hold a process and its descendants."""
+
+    processes: list[_Process]
+
+    @property
+    def num_threads(self) -> int:
+        """Return the threads of all processes; a process has at least one."""
+        return sum(process.num_threads for process in self.processes)
+
+    def uses_more_than(self, memory_bytes: int) -> bool:
+        """Return True if the processes together hold more memory; shared pages count once."""
+        if sum(process.resident_bytes for process in self.processes) <= memory_bytes:
+            return False
+        return sum(_proportional_bytes(process.pid) for process in self.processes) > memory_bytes
+
+    def kill(self) -> None:
+        """Kill all of them, and the groups that they lead."""
+        for process in self.processes:
+            _kill(process.pid)
+
+
+def _trees(roots: Collection[int]) -> dict[int, _ProcessTree]:
+    """Return the process tree of each living root."""
+    by_pid = {process.pid: process for process in _living()}
+    children: dict[int, list[int]] = defaultdict(list)
+    for process in by_pid.values():
+        children[process.parent].append(process.pid)
+    return {root: _ProcessTree(list(_below(root, by_pid, children))) for root in roots if root in by_pid}
+
+
+def _children_of_this_process() -> set[int]:
+    """Return the ids of this process's children, including adopted and ended ones."""
+    pid = os.getpid()
+    try:
+        return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        return {process.pid for process in _living() if process.parent == pid}
+
+
+def _kill(pid: int) -> None:
+    """Kill a process, and its group where it leads one."""
+    for send in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            send(pid, signal.SIGKILL)
+
+
+def _below(root: int, by_pid: dict[int, _Process], children: dict[int, list[int]]) -> Iterator[_Process]:
+    waiting = [root]
+    while waiting:
+        pid = waiting.pop()
+        yield by_pid[pid]
+        waiting += children[pid]
+
+
+def _living() -> Iterator[_Process]:
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            text = Path(f"/proc/{name}/stat").read_text(errors="replace")
+        except OSError:
+            continue  # it has ended
+        # Behind the name, which may hold anything: state, parent, …; see proc_pid_stat(5), where state is field 3.
+        fields = text.rpartition(")")[2].split()
+        if fields[0] not in "ZX":
+            yield _Process(int(name), int(fields[1]), int(fields[17]), int(fields[21]) * _PAGE_BYTES)
+
+
+def _proportional_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0  # it has ended
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
+def _confine(memory_bytes: int) -> None:
+    """Confine this process and all that it starts, for good. Each may allocate ``memory_bytes`` on top of what it has.
+
+    The kernel keeps its signals away from all other processes (Landlock, since Linux 6.12), refuses it memory beyond
+    the limit, and ends it first when memory runs out. What it starts stays below it in the process tree.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    _adopt_orphans()
+    no_new_privileges()
+    keep_signals_inside()
+    offer_to_the_oom_killer()
+    data_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * _PAGE_BYTES
+    _lower(resource.RLIMIT_DATA, data_bytes + memory_bytes)
+    _lower(resource.RLIMIT_CORE, 0)
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of all descendants whose own parents end, so that none leaves the process tree."""
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _machine_memory_bytes() -> int:
+    """Return the memory of this container, or of the machine where no container limits it."""
+    sizes = [os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES]
+    for path in _CGROUP_LIMITS:
+        try:
+            sizes.append(int(Path(path).read_text()))
+        except (OSError, ValueError):
+            continue  # another version of cgroups, or no limit ("max")
+    return min(sizes)
+
+
+def _lower(kind: int, value: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    lowest = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (lowest, lowest))
 
 
 if __name__ == "__main__":

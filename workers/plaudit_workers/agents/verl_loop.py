@@ -7,17 +7,17 @@ behind the prompt that it was sampled from.
 
 from __future__ import annotations
 
-import struct
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
 
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import AgentReward
-from plaudit_workers.agents.environment import AttributeDict, columns_of, prompt_messages
-from plaudit_workers.agents.messages import EnvironmentClass, FinishedSample, Trajectory
+from plaudit_workers.agents.environment import AttributeDict, columns_of
+from plaudit_workers.agents.messages import EnvironmentClass, FinishedSample, Trajectory, prompt_messages, prompt_tokens
 
 SampledTurn = tuple[list[int], FinishedSample]
 """The prompt of a turn, and what was sampled."""
@@ -40,8 +40,9 @@ class VerlAgentLoop:
         self._source = source
         self._model = ModelSpec.model_validate(source.model)
         self._tokenizer = load_tokenizer(self._model)
+        model = self._model
         config = AutoConfig.from_pretrained(
-            self._model.source, revision=self._model.revision, trust_remote_code=self._model.trust_remote_code
+            model.source, revision=model.revision, trust_remote_code=model.trust_remote_code
         )
         self._model_type = str(config.model_type)
 
@@ -52,20 +53,21 @@ class VerlAgentLoop:
             ValueError: it marks tokens as the policy's that were not sampled at this place.
         """
         server = _ServerManager(prompt, generate)
+        data = AttributeDict(apply_chat_template_kwargs=dict(self._model.chat_template_arguments))
         loop = self._class(
-            trainer_config=SimpleNamespace(config=self._config(prompt)),
+            trainer_config=SimpleNamespace(config=self._config(prompt, data)),
             server_manager=server,
             tokenizer=self._tokenizer,
             processor=None,
             dataset_cls=None,
-            data_config=SimpleNamespace(config=self._data()),
+            data_config=SimpleNamespace(config=data),
             hf_model_type=self._model_type,
             **self._source.arguments,
         )
         output = await loop.run(dict(server.sampling), **_row(prompt))
-        return self._trajectory(prompt, output, server.turns)
+        return _trajectory(prompt, output, server.turns)
 
-    def _config(self, prompt: Prompt) -> AttributeDict:
+    def _config(self, prompt: Prompt, data: AttributeDict) -> AttributeDict:
         """Return the part of verl's configuration that agent loops read, with verl's defaults."""
         multi_turn = {
             "max_assistant_turns": self._source.max_turns,
@@ -81,22 +83,7 @@ class VerlAgentLoop:
             "multi_turn": multi_turn,
             "full_determinism": False,
         }
-        return AttributeDict({"actor_rollout_ref": {"rollout": rollout}, "data": self._data()})
-
-    def _data(self) -> AttributeDict:
-        return AttributeDict(apply_chat_template_kwargs=dict(self._model.chat_template_arguments))
-
-    def _trajectory(self, prompt: Prompt, output: Any, turns: Sequence[SampledTurn]) -> Trajectory:
-        prompt_ids = [int(token) for token in output.prompt_ids]
-        trajectory = joined(prompt_ids, [int(t) for t in output.response_ids], list(output.response_mask), turns)
-        if prompt_ids != [token for (token,) in struct.iter_unpack("<i", prompt.prompt_ids)]:
-            trajectory.prompt_ids = prompt_ids
-        extra = getattr(output, "extra_fields", None) or {}
-        trajectory.turn_rewards = [float(score) for score in extra.get("turn_scores") or []]
-        trajectory.tool_rewards = [float(reward) for reward in extra.get("tool_rewards") or [] if reward is not None]
-        if (reward := getattr(output, "reward_score", None)) is not None:
-            trajectory.reward = AgentReward("scored", float(reward))
-        return trajectory
+        return AttributeDict({"actor_rollout_ref": {"rollout": rollout}, "data": data})
 
 
 class _ServerManager:
@@ -125,10 +112,7 @@ class _ServerManager:
         """
         wanted = {**sampling_params}
         limit = wanted.pop("max_tokens", None) or wanted.pop("max_new_tokens", None) or self._max_tokens
-        changed = {
-            name: value for name, value in wanted.items() if value is not None and value != self.sampling.get(name)
-        }
-        if changed:
+        if changed := {k: v for k, v in wanted.items() if v is not None and v != self.sampling.get(k)}:
             raise ValueError(
                 f"an agent loop cannot change the sampling of a run ({changed}); see spec.rollout.sampling"
             )
@@ -147,7 +131,20 @@ class _ServerManager:
         )
 
 
-def joined(
+def _trajectory(prompt: Prompt, output: Any, turns: Sequence[SampledTurn]) -> Trajectory:
+    prompt_ids = [int(token) for token in output.prompt_ids]
+    trajectory = _joined(prompt_ids, [int(t) for t in output.response_ids], list(output.response_mask), turns)
+    if prompt_ids != prompt_tokens(prompt):
+        trajectory.prompt_ids = prompt_ids
+    extra = getattr(output, "extra_fields", None) or {}
+    trajectory.turn_rewards = [float(score) for score in extra.get("turn_scores") or []]
+    trajectory.tool_rewards = [float(reward) for reward in extra.get("tool_rewards") or [] if reward is not None]
+    if (reward := getattr(output, "reward_score", None)) is not None:
+        trajectory.reward = AgentReward("scored", float(reward))
+    return trajectory
+
+
+def _joined(
     prompt_ids: list[int], response_ids: list[int], mask: Sequence[int], turns: Sequence[SampledTurn]
 ) -> Trajectory:
     """Join the turns to a trajectory with their log-probabilities and versions.
@@ -169,11 +166,8 @@ def joined(
             position = end
             continue
         before = prompt_ids + response_ids[:position]
-        counts = [
-            (_num_kept(turn.response_ids, response_ids[position:], mask[position:]), turn)
-            for prompt, turn in turns
-            if prompt == before
-        ]
+        rest = response_ids[position:], mask[position:]
+        counts = [(_num_kept(turn.response_ids, *rest), turn) for prompt, turn in turns if prompt == before]
         count, turn = max(counts, key=lambda each: each[0], default=(0, None))
         if turn is None or not count:
             raise ValueError(
@@ -186,25 +180,17 @@ def joined(
 
 
 def _num_kept(sampled: Sequence[int], kept: Sequence[int], mask: Sequence[int]) -> int:
-    count = 0
-    for own, other, chosen in zip(sampled, kept, mask, strict=False):
-        if own != other or not chosen:
-            break
-        count += 1
-    return count
+    """Return how many tokens of a turn stand at the beginning of what is left, marked as the policy's."""
+    places = zip(sampled, kept, mask, strict=False)
+    return sum(1 for _ in takewhile(lambda place: place[0] == place[1] and place[2], places))
 
 
 def _cut(turn: FinishedSample, count: int) -> FinishedSample:
     if count == len(turn.response_ids):
         return turn
     spans = [span for span in turn.version_spans if span[0] < count]
-    return replace(
-        turn,
-        response_ids=turn.response_ids[:count],
-        logprobs=turn.logprobs[:count],
-        version_spans=spans,
-        finish_reason="length",
-    )
+    ids, logprobs = turn.response_ids[:count], turn.logprobs[:count]
+    return replace(turn, response_ids=ids, logprobs=logprobs, version_spans=spans, finish_reason="length")
 
 
 def _row(prompt: Prompt) -> dict[str, Any]:

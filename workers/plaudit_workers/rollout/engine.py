@@ -1,4 +1,4 @@
-"""Define the protocol between a rollout worker and an inference engine: ``VllmEngine``, ``ScriptedEngine``, or a third.
+"""Define the protocol between a rollout worker and its inference engine, and check weights before a load.
 
 An engine runs many samples at once: every agent awaits ``generate``. Weights are switched while samples run, and each
 finished sample names the policy version that sampled each of its tokens.
@@ -7,11 +7,6 @@ finished sample names the policy version that sampled each of its tokens.
 | --- | --- | --- |
 | ``SampleRequest`` | an agent's call of ``generate`` | engine |
 | ``FinishedSample`` | engine | agent |
-
-Read the headers of published weights before an engine replaces its own. Called by ``vllm_loop``.
-
-vLLM replaces weights layer by layer. A load that fails in its middle leaves layers half filled, and the next loads of
-good weights then fail as well. So everything that can be wrong with the files alone is found before.
 """
 
 from __future__ import annotations
@@ -33,7 +28,6 @@ if TYPE_CHECKING:
 
 
 WeightSwitch = Literal["continue", "recompute", "drain"]
-
 """How running samples are treated when the weights change (``rollout.inFlight``).
 
 ``continue``: they keep the key-value cache of the old weights. ``recompute``: their cache is computed again under the
@@ -78,7 +72,6 @@ class Engine(Protocol):
         Raises:
             RefusedError: the model or the engine's arguments cannot work.
         """
-        ...
 
     async def generate(self, request: SampleRequest) -> FinishedSample:
         """Generate one response. Waits for the first ``load_weights``; cancelling the call cancels the request.
@@ -87,7 +80,6 @@ class Engine(Protocol):
             RequestRefusedError: the engine can never generate this request.
             EngineFailedError: the engine broke.
         """
-        ...
 
     async def load_weights(self, path: Path, version: PolicyVersion, switch: WeightSwitch = "continue") -> None:
         """Switch to the weights in folder ``path``, which are ``version``; return when they are loaded.
@@ -98,7 +90,6 @@ class Engine(Protocol):
             WeightsUnreadableError: the files vanished or are torn.
             EngineFailedError: the engine broke, or failed to load weights of which it may hold a part.
         """
-        ...
 
     async def sleep(self, switch: WeightSwitch = "continue") -> None:
         """Discard weights and cache, free the GPUs' memory and generate nothing until the next ``load_weights``.
@@ -109,7 +100,6 @@ class Engine(Protocol):
         Raises:
             EngineFailedError: the engine broke.
         """
-        ...
 
     async def probe(self, ids: Sequence[int]) -> list[float] | None:
         """Compute the log-probability of each of L tokens after the first under the loaded weights at temperature 1.
@@ -117,23 +107,22 @@ class Engine(Protocol):
         Returns:
             [L - 1] natural log-probabilities, or None if the engine has no model.
         """
-        ...
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of [T] token ids, without special tokens."""
-        ...
 
     def status(self) -> EngineStatus | None:
         """Return the engine's requests and cache at this moment; None before it has started."""
-        ...
 
     async def close(self) -> None:
         """Stop the engine and free its resources. Calls of ``generate`` have to be cancelled before."""
-        ...
 
 
 def check_readable(engine: LLMEngine, folder: Path, *, adapter: bool) -> None:
     """Let each process of the engine read the headers of a folder's ``*.safetensors``.
+
+    vLLM replaces weights layer by layer. A load that fails in its middle leaves layers half filled, and the next loads
+    of good weights then fail as well. So everything that can be wrong with the files alone is found before.
 
     Args:
         adapter: it holds an adapter, which needs its configuration.
@@ -141,12 +130,12 @@ def check_readable(engine: LLMEngine, folder: Path, *, adapter: bool) -> None:
     Raises:
         WeightsUnreadableError: a process cannot open them, or they are shorter than their headers say.
     """
-    problems = engine.collective_rpc(problem_of, args=(str(folder), adapter))
+    problems = engine.collective_rpc(_problem_of, args=(str(folder), adapter))
     if problem := next(filter(None, problems), ""):
         raise WeightsUnreadableError(problem)
 
 
-def problem_of(worker: object, folder: str, adapter: bool) -> str:
+def _problem_of(worker: object, folder: str, adapter: bool) -> str:
     """Return why this process cannot read the weights; empty if it can. vLLM calls it in each worker process.
 
     It returns the problem because vLLM stops reading the answers of its processes at the first exception: those of the

@@ -1,11 +1,7 @@
-"""Generate and publish the missing samples of one prompt. Called by ``worker`` for each delivery.
+"""Generate and publish the missing samples of one prompt: prompt → sample runs → encoded bodies → published samples.
 
-Generate one sample and encode it for publication: agent, seeds, timings. Called by ``prompt_work``.
-
-Count the samples that a worker has in work, and its free places. Used by ``worker`` and ``prompt_work``.
-
-A sample is in the engine or in its agent (waiting for tools). A worker takes further prompts while the engine has free
-places and the number of samples in agents is below a limit of its own, so the engine stays busy while tools run.
+``PromptWork`` runs each delivery that the worker takes, ``SampleRun`` one of its samples, and ``Slots`` count the
+samples in work.
 """
 
 from __future__ import annotations
@@ -14,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,7 +18,7 @@ import numpy as np
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Branch, Prompt, SampleBody
 from plaudit_wire.records import AgentReward, GenerationRecord, Sample, TurnRecord
-from plaudit_workers.agents.messages import FinishedSample, Trajectory
+from plaudit_workers.agents.messages import FinishedSample, Trajectory, prompt_tokens
 from plaudit_workers.rollout.agents.agent import Agent, AgentError
 from plaudit_workers.rollout.engine import Engine, EngineFailedError, SampleRequest
 from plaudit_workers.rollout.weights import PolicyWeights
@@ -32,8 +29,85 @@ from plaudit_workers.stream.transport import Transport
 logger = get_logger(__name__)
 
 _TURN_STRIDE = 1 << 32
-
 """Keeps the seeds of one sample's later turns apart from the first turns of other samples."""
+
+
+class _GroupClosedError(Exception):
+    """Report that the group is closed: the remaining samples are not needed either."""
+
+
+@dataclass(frozen=True)
+class PromptWork:
+    """Hold everything that the prompts of a worker share."""
+
+    worker: str
+    transport: Transport
+    engine: Engine
+    agent: Agent
+    weights: PolicyWeights
+
+    async def run(self, delivery: Delivery[Prompt], claim: Claim) -> None:
+        """Generate and publish every sample of the prompt that is not published yet; stop when the lease is lost.
+
+        If some samples cannot be generated (the agent raised, the prompt exceeds the model's length), the entry is
+        dead-lettered once all others are published; the group's completion rule decides on them.
+        """
+        work = asyncio.ensure_future(self._publish_missing(delivery, claim))
+        lost = asyncio.ensure_future(delivery.lost.wait())
+        try:
+            await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+            else:
+                logger.warning("lease lost", group=delivery.group)
+        finally:
+            lost.cancel()
+            work.cancel()
+            await asyncio.wait({work, lost})
+            claim.shrink_to(0)
+
+    async def _publish_missing(self, delivery: Delivery[Prompt], claim: Claim) -> None:
+        prompt = delivery.payload
+        await self.weights.hold(prompt.min_version)
+        indices = await self.transport.retry_through_outage(lambda: unpublished(self.transport, prompt))
+        claim.shrink_to(len(indices))
+        if not indices:
+            await discard(self.transport, delivery)
+            return
+        failures = await self._generate(delivery, indices, claim)
+        if failures:
+            await dead_letter(self.transport, delivery, f"{len(failures)} samples failed: {failures[0]}")
+
+    async def _generate(self, delivery: Delivery[Prompt], indices: list[int], claim: Claim) -> list[str]:
+        """Return why samples failed; [] if none failed or the group is closed."""
+        samples: list[asyncio.Task[str]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                samples += [group.create_task(self._publish_sample(delivery, index, claim)) for index in indices]
+        except* _GroupClosedError:
+            logger.info("group closed", group=delivery.group)
+            samples.clear()
+        return [failure for sample in samples if (failure := sample.result())]
+
+    async def _publish_sample(self, delivery: Delivery[Prompt], index: int, claim: Claim) -> str:
+        """Generate and publish one sample; return why it failed, or ""."""
+        run = SampleRun(delivery.payload, index, self.engine, claim.slots.change_in_agents)
+        try:
+            trajectory = await run.run(self.agent)
+        except EngineFailedError:
+            raise
+        except Exception as error:
+            # An agent runs users' code: whatever it raises fails this sample only.
+            logger.exception("sample failed", group=delivery.group, index=index)
+            return repr(error)
+        finally:
+            claim.release_one()
+        await self.weights.compared(trajectory.versions)
+        record = run.record(self.worker, trajectory, self.weights.logprob_mismatch)
+        body = sample_body(delivery.payload, index, trajectory, record, self.engine.decode)
+        if await publish(self.transport, delivery, index, body) is Publication.refused:
+            raise _GroupClosedError
+        return ""
 
 
 class SampleRun:
@@ -82,7 +156,7 @@ class SampleRun:
         self._finished.clear()
         self._requested_s.clear()
         trajectory = Trajectory()
-        trajectory.add_turn(await self._generate(np.frombuffer(self._prompt.prompt_ids, "<i4").tolist(), 1))
+        trajectory.add_turn(await self._generate(prompt_tokens(self._prompt), 1))
         trajectory.failure = failure
         return trajectory
 
@@ -144,16 +218,18 @@ class SampleRun:
         """Return the turns of a conversation; a single response, which no agent held, needs no such record."""
         if len(self._finished) == 1 and not trajectory.calls and not trajectory.messages:
             return []
+        # An agent may discard a response that it asked for.
+        turns = zip(trajectory.turns, sorted(self._finished.items()), strict=False)
         return [
             TurnRecord(
-                first, len(turn.response_ids), self._requested_s[number], turn.generate_s, turn.engine_queue_s, calls
+                first,
+                len(turn.response_ids),
+                self._requested_s[number],
+                turn.generate_s,
+                turn.engine_queue_s,
+                trajectory.calls.get(place, []),
             )
-            for first, (number, turn), calls in zip(
-                trajectory.turns,
-                sorted(self._finished.items()),
-                [trajectory.calls.get(number, []) for number in range(len(trajectory.turns))],
-                strict=False,  # an agent may discard a response that it asked for
-            )
+            for place, (first, (number, turn)) in enumerate(turns)
         ]
 
 
@@ -184,53 +260,45 @@ def sample_body(
         environment=trajectory.environment,
         failure=trajectory.failure,
     )
-    return SampleBody(
-        response_ids=np.asarray(trajectory.response_ids, "<i4").tobytes(),
-        logprobs=np.asarray(trajectory.logprobs, "<f4").tobytes(),
-        loss_mask=np.asarray(trajectory.loss_mask, "u1").tobytes(),
-        version_spans=trajectory.version_spans,
-        generation=generation,
-        sample=sample,
-        prompt_ids=np.asarray(trajectory.prompt_ids, "<i4").tobytes(),
-        branches=[_branch(branch) for branch in trajectory.branches],
-    )
+    branches = [Branch(**_arrays(branch)) for branch in trajectory.branches]
+    return SampleBody(**_arrays(trajectory), generation=generation, sample=sample, branches=branches)
 
 
-def _branch(branch: Trajectory) -> Branch:
-    return Branch(
-        prompt_ids=np.asarray(branch.prompt_ids, "<i4").tobytes(),
-        response_ids=np.asarray(branch.response_ids, "<i4").tobytes(),
-        logprobs=np.asarray(branch.logprobs, "<f4").tobytes(),
-        loss_mask=np.asarray(branch.loss_mask, "u1").tobytes(),
-        version_spans=branch.version_spans,
-    )
+def _arrays(trajectory: Trajectory) -> dict[str, Any]:
+    """Return the fields that a sample's body and its branches share."""
+    return {
+        "prompt_ids": np.asarray(trajectory.prompt_ids, "<i4").tobytes(),
+        "response_ids": np.asarray(trajectory.response_ids, "<i4").tobytes(),
+        "logprobs": np.asarray(trajectory.logprobs, "<f4").tobytes(),
+        "loss_mask": np.asarray(trajectory.loss_mask, "u1").tobytes(),
+        "version_spans": trajectory.version_spans,
+    }
 
 
 class Claim:
-    """Hold the places held by the samples of one prompt."""
+    """Hold places for ``count`` samples of one prompt."""
 
     def __init__(self, slots: Slots, count: int) -> None:
-        self._slots = slots
+        self.slots = slots
         self._count = count
         slots.change_busy(count)
 
     def shrink_to(self, count: int) -> None:
         """Release places until ``count`` are left; never grow."""
         if count < self._count:
-            self._slots.change_busy(count - self._count)
+            self.slots.change_busy(count - self._count)
             self._count = count
 
     def release_one(self) -> None:
         """Release the place of a finished sample."""
         self.shrink_to(self._count - 1)
 
-    def change_in_agents(self, count: int) -> None:
-        """Add ``count`` to the samples that wait for their agents instead of the engine."""
-        self._slots.change_in_agents(count)
-
 
 class Slots:
     """Count samples in work. A single prompt may exceed ``limit``; then nothing is taken until places are free.
+
+    A sample is in the engine or in its agent (waiting for tools). A worker takes further prompts while the engine has
+    free places and fewer samples than ``agents_limit`` are in agents, so the engine stays busy while tools run.
 
     Args:
         limit: samples in the engine at a time.
@@ -251,10 +319,6 @@ class Slots:
         """Return the number of samples that may be started now; 0 while one prompt exceeds the limit."""
         return max(0, self.limit + min(self.in_agents, self.agents_limit) - self.busy)
 
-    def claim(self, count: int) -> Claim:
-        """Take ``count`` places."""
-        return Claim(self, count)
-
     def change_busy(self, count: int) -> None:
         """Add ``count`` to the busy places; called by claims."""
         self.busy += count
@@ -262,7 +326,7 @@ class Slots:
             self._freed.set()
 
     def change_in_agents(self, count: int) -> None:
-        """Add ``count`` to the samples in agents; called by claims."""
+        """Add ``count`` to the samples that wait for their agents instead of the engine."""
         self.in_agents += count
         if count > 0 and self.agents_limit:
             self._freed.set()
@@ -272,80 +336,3 @@ class Slots:
         while not self.free:
             self._freed.clear()
             await self._freed.wait()
-
-
-class _GroupClosedError(Exception):
-    """Report that the group is closed: the remaining samples are not needed either."""
-
-
-@dataclass(frozen=True)
-class PromptWork:
-    """Hold everything that the prompts of a worker share."""
-
-    worker: str
-    transport: Transport
-    engine: Engine
-    agent: Agent
-    weights: PolicyWeights
-
-    async def run(self, delivery: Delivery[Prompt], claim: Claim) -> None:
-        """Generate and publish every sample of the prompt that is not published yet; stop when the lease is lost.
-
-        If some samples cannot be generated (the agent raised, the prompt exceeds the model's length), the entry is
-        dead-lettered once all others are published; the group's completion rule decides on them.
-        """
-        work = asyncio.ensure_future(self._all(delivery, claim))
-        lost = asyncio.ensure_future(delivery.lost.wait())
-        try:
-            await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-            else:
-                logger.warning("lease lost", group=delivery.group)
-        finally:
-            lost.cancel()
-            work.cancel()
-            await asyncio.wait({work, lost})
-            claim.shrink_to(0)
-
-    async def _all(self, delivery: Delivery[Prompt], claim: Claim) -> None:
-        prompt = delivery.payload
-        await self.weights.hold(prompt.min_version)
-        indices = await self.transport.retry_through_outage(lambda: unpublished(self.transport, prompt))
-        claim.shrink_to(len(indices))
-        if not indices:
-            await discard(self.transport, delivery)
-            return
-        failures = await self._generate(delivery, indices, claim)
-        if failures:
-            await dead_letter(self.transport, delivery, f"{len(failures)} samples failed: {failures[0]}")
-
-    async def _generate(self, delivery: Delivery[Prompt], indices: list[int], claim: Claim) -> list[str]:
-        """Return why samples failed; [] if none failed or the group is closed."""
-        samples: list[asyncio.Task[str]] = []
-        try:
-            async with asyncio.TaskGroup() as group:
-                samples += [group.create_task(self._one(delivery, index, claim)) for index in indices]
-        except* _GroupClosedError:
-            logger.info("group closed", group=delivery.group)
-            samples.clear()
-        return [failure for sample in samples if (failure := sample.result())]
-
-    async def _one(self, delivery: Delivery[Prompt], index: int, claim: Claim) -> str:
-        run = SampleRun(delivery.payload, index, self.engine, claim.change_in_agents)
-        try:
-            trajectory = await run.run(self.agent)
-        except EngineFailedError:
-            raise
-        except Exception as error:
-            # An agent runs users' code: whatever it raises fails this sample only.
-            logger.exception("sample failed", group=delivery.group, index=index)
-            return repr(error)
-        finally:
-            claim.release_one()
-        await self.weights.compared(trajectory.versions)
-        record = run.record(self.worker, trajectory, self.weights.logprob_mismatch)
-        body = sample_body(delivery.payload, index, trajectory, record, self.engine.decode)
-        if await publish(self.transport, delivery, index, body) is Publication.refused:
-            raise _GroupClosedError
-        return ""

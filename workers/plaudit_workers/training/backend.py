@@ -36,7 +36,7 @@ from plaudit_wire.errors import JobFailedError, RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement, PolicyVersion
 from plaudit_workers.files import whole_folder
-from plaudit_workers.image_processor import ImageProcessor
+from plaudit_workers.images import ImageProcessor
 from plaudit_workers.stream.groups import Group
 from plaudit_workers.training.checkpoint import load_checkpoint, read_extra, recovered_checkpoints, write_checkpoint
 from plaudit_workers.training.model.batch import KlController, RewardPenalty, TrainingBatch, make_batch

@@ -25,8 +25,7 @@ from plaudit_job.data_row import IMAGES_COLUMN, extra_info_of
 from plaudit_job.spec.rollout import DataSpec, TrainDataSpec
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
-from plaudit_workers.image_processor import ImageProcessor
-from plaudit_workers.images import ImageError, row_files, with_parts, without_files
+from plaudit_workers.images import ImageError, ImageProcessor, row_files, with_parts, without_files
 from plaudit_workers.tokenizer import ChatTemplate
 from plaudit_workers.training.rows import Rows, image_column, read_rows, within_pass_rate
 

@@ -30,7 +30,7 @@ def export_checkpoint(job: RLJob, checkpoint: Path, output: Path) -> None:
     Raises:
         RefusedError: the checkpoint is damaged, of an earlier version, or its model's configuration cannot be loaded.
     """
-    from plaudit_workers.image_processor import ImageProcessor
+    from plaudit_workers.images import ImageProcessor
     from plaudit_workers.training.model.head import DTYPES, build_empty, save_companions
     from plaudit_workers.training.model.lora import adapter_config, published_name
     from plaudit_workers.weights.files import ShardReader, write_converted

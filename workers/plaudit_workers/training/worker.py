@@ -73,7 +73,7 @@ def ranks(environment: Mapping[str, str], expected: int) -> tuple[int, int]:
 
 
 async def _follow(job: RLJob, settings: ProcessSettings, rank: int, world_size: int) -> int:
-    from plaudit_workers.image_processor import ImageProcessor
+    from plaudit_workers.images import ImageProcessor
     from plaudit_workers.training.model.policy_model import build_model
 
     images = ImageProcessor.of_job(job, settings.run_folder)
@@ -86,7 +86,7 @@ async def _conduct(
     job: RLJob, settings: ProcessSettings, transport: Transport, world_size: int, stop: asyncio.Event
 ) -> bool:
     # Heavy imports only here: refusing a job needs none of them.
-    from plaudit_workers.image_processor import ImageProcessor
+    from plaudit_workers.images import ImageProcessor
     from plaudit_workers.tokenizer import ChatTemplate
     from plaudit_workers.training.backend import TorchBackend
     from plaudit_workers.training.conductor import conduct

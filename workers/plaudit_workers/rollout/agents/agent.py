@@ -1,21 +1,15 @@
 """Turn a prompt into a trajectory by calling ``generate`` any number of times: the protocol of agents.
 
-Called by ``sample_run``; implemented by ``single_turn``, ``tools``, ``endpoint`` and (``kind: custom``) by users' own
-classes, which run in processes of their own (``custom``).
-
-``agent.kind: singleTurn``: one response to the prompt.
-
-``agent.kind: custom``: a user's class, run in a process of its own for each sample; ``generate`` calls back here.
+Here are ``agent.kind: singleTurn``, one response to the prompt, and ``custom``, a user's class.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import msgspec
-import numpy as np
 
 from plaudit_wire.messages import Prompt
 from plaudit_workers.agents.messages import (
@@ -27,9 +21,12 @@ from plaudit_workers.agents.messages import (
     GenerateTurn,
     RunAgent,
     Trajectory,
+    prompt_tokens,
 )
 from plaudit_workers.agents.processes import AgentProcesses, ProcessDiedError, SampleProcess
 from plaudit_workers.rollout.engine import EngineFailedError
+
+_MOST_TURNS_AT_ONCE = 64
 
 
 class Generate(Protocol):
@@ -48,7 +45,6 @@ class Generate(Protocol):
             max_tokens: most tokens of this turn; at most, and by default, the prompt's own limit.
             stop: texts that end this turn, beside the prompt's own; they stay part of it.
         """
-        ...
 
 
 class Agent(Protocol):
@@ -60,7 +56,6 @@ class Agent(Protocol):
         Raises:
             AgentError: the sample has no trajectory; it ends without a score, for this reason.
         """
-        ...
 
 
 class AgentError(Exception):
@@ -77,17 +72,14 @@ class SingleTurn:
     async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
         """Return the policy's response unchanged."""
         trajectory = Trajectory()
-        response = await generate(np.frombuffer(prompt.prompt_ids, "<i4").tolist())
+        response = await generate(prompt_tokens(prompt))
         trajectory.prompt_ids = response.prompt_ids
         trajectory.add_turn(response)
         return trajectory
 
 
-_MOST_TURNS_AT_ONCE = 64
-
-
 class CustomAgent:
-    """Run the user's class.
+    """Run the user's class in a process of its own for each sample; its calls of ``generate`` are answered here.
 
     Args:
         limit_s: seconds after which a sample's process is killed.
@@ -106,7 +98,7 @@ class CustomAgent:
         process = await self._processes.fork()
         try:
             async with asyncio.timeout(self._limit_s):
-                return await _Run(process, generate).result(prompt)
+                return await _CustomRun(process, generate).result(prompt)
         except TimeoutError:
             raise AgentError(f"no trajectory within {self._limit_s:g} s", "timeout") from None
         except ProcessDiedError as error:
@@ -115,7 +107,7 @@ class CustomAgent:
             process.close()
 
 
-class _Run:
+class _CustomRun:
     """Answer the process's calls of ``generate`` for one sample, until it has a trajectory."""
 
     def __init__(self, process: SampleProcess, generate: Generate) -> None:
@@ -163,8 +155,7 @@ class _Run:
         except Exception as error:
             self._process.send(Generated(call.id, error=f"{type(error).__name__}: {error}"))
         else:
-            fields: dict[str, Any] = msgspec.to_builtins(sample)
-            self._process.send(Generated(call.id, fields))
+            self._process.send(Generated(call.id, msgspec.to_builtins(sample)))
 
     def _fail(self, error: Exception) -> None:
         if not self._ended.done():

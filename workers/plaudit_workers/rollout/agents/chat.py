@@ -1,24 +1,14 @@
-"""Continue a conversation token by token: next prompt = previous ids + sampled ids + the suffix of the new messages.
+"""Continue a conversation token by token, and parse the tool calls of the policy's turns.
 
-Nothing that the policy sampled is tokenised again. The suffix is everything that the chat template writes after an
-assistant turn: the rest of its closing, a separator, the new messages, and the opening of the next assistant turn. It
-is found by rendering a short conversation in which a marker stands where the assistant's own text ends::
+The next prompt = previous ids + sampled ids + the suffix of the new messages. Nothing that the policy sampled is
+tokenised again. The suffix is everything that the chat template writes after an assistant turn: the rest of its
+closing, a separator, the new messages, and the opening of the next assistant turn. It is found by rendering a short
+conversation in which a marker stands where the assistant's own text ends::
 
     render([user, assistant(marker), *new messages])  =  … marker <closing> <separator> <new messages> <opening>
 
 and cutting behind the closing that the policy wrote itself: its end-of-turn token. The separator that follows it in
 the template (often a line end) stays part of the suffix. The idea is that of TRL's ``_get_tool_suffix_ids``.
-
-Parse the policy's text into tool calls, by the name of a parser (``hermes``, ``llama3_json``, …).
-
-Parse the turns of gpt-oss, which are written in OpenAI's Harmony format.
-
-A turn consists of messages, each in a channel; one with a recipient calls a tool::
-
-    <|channel|>analysis<|message|>I should look.<|end|>
-    <|start|>assistant<|channel|>commentary to=functions.search <|constrain|>json<|message|>{"query": "a"}<|call|>
-
-vLLM's own parser of this name works only inside its server, with an encoding that is downloaded.
 """
 
 from __future__ import annotations
@@ -30,7 +20,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from jinja2 import TemplateError
@@ -42,16 +32,22 @@ if TYPE_CHECKING:
     from plaudit_workers.tokenizer import ChatTemplate
 
 
+logger = get_logger(__name__)
+
+REWRITES = (
+    "the chat template drops the reasoning of earlier turns; training keeps every sampled token, as the policy saw it. "
+    "A server that renders the whole conversation anew shows the policy a different history"
+)
+
 _MARKER = "zq7mark"
-
 _THOUGHT = "zq7thought"
-
 _USER = {"role": "user", "content": "a"}
-
 _ANSWER = {"role": "assistant", "content": "b"}
+_FIELD = "spec.rollout.agent.toolParser"
+_MOST_LEVELS = 64
+_TOO_DEEP = f"the arguments are nested more than {_MOST_LEVELS} levels deep"
 
 CallMessage = Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
-
 """Makes an assistant's message with these calls, the marker in the last one."""
 
 
@@ -191,12 +187,6 @@ class ChatSuffix:
         return False
 
 
-REWRITES = (
-    "the chat template drops the reasoning of earlier turns; training keeps every sampled token, as the policy saw it. "
-    "A server that renders the whole conversation anew shows the policy a different history"
-)
-
-
 def tool_call(name: str, arguments: Any, number: int) -> dict[str, Any]:
     """Return a call as it stands in an assistant's message.
 
@@ -204,16 +194,15 @@ def tool_call(name: str, arguments: Any, number: int) -> dict[str, Any]:
         arguments: parsed; templates expect a dictionary.
         number: makes the id, in the nine letters and digits that Mistral's template wants.
     """
-    return {"id": call_id(number), "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"id": _call_id(number), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def tool_message(name: str, text: str, number: int) -> dict[str, Any]:
     """Return the message with a tool's result; see ``tool_call``."""
-    return {"role": "tool", "name": name, "content": text, "tool_call_id": call_id(number)}
+    return {"role": "tool", "name": name, "content": text, "tool_call_id": _call_id(number)}
 
 
-def call_id(number: int) -> str:
-    """Return the id of a call."""
+def _call_id(number: int) -> str:
     return f"call{number % 100_000:05d}"
 
 
@@ -231,13 +220,12 @@ def _with_arguments(call: dict[str, Any], arguments: Any) -> dict[str, Any]:
 
 
 def _shown(messages: Sequence[dict[str, Any]], text: str) -> bool:
-    """Return True if the text contains the contents. Templates may strip or escape them, so a part is enough."""
-    return all(_part(str(message["content"])) in text for message in messages)
+    """Return True if the text contains the contents. Templates may strip or escape them: the longest word is enough."""
 
+    def longest_word(content: str) -> str:
+        return max("".join(c if c.isalnum() and c.isascii() else " " for c in content).split(), key=len, default="")
 
-def _part(content: str) -> str:
-    words = "".join(c if c.isalnum() and c.isascii() else " " for c in content).split()
-    return max(words, key=len, default="")
+    return all(longest_word(str(message["content"])) in text for message in messages)
 
 
 _FORMS: tuple[CallMessage, ...] = (
@@ -248,53 +236,7 @@ _FORMS: tuple[CallMessage, ...] = (
     # Templates that know no tool calls still render tool messages behind a plain assistant turn.
     lambda calls: {"role": "assistant", "content": _MARKER},
 )
-
 """The forms that templates expect: arguments parsed or as JSON text, contents empty or None."""
-
-
-NAME = "openai"
-
-"""The parser's name, as for vLLM's ``--tool-call-parser``."""
-
-_MESSAGE = re.compile(
-    r"(?P<header>[^<]*(?:<\|channel\|>[^<]*)?(?:<\|constrain\|>[^<]*)?)<\|message\|>(?P<content>.*?)"
-    r"(?=<\|end\|>|<\|call\|>|<\|return\|>|<\|start\|>|$)",
-    re.DOTALL,
-)
-
-_RECIPIENT = re.compile(r"\bto=(?:functions\.)?(\S+?)(?=\s|<|$)")
-
-_HIDDEN = "<|channel|>analysis"
-
-
-class HarmonyTurn(NamedTuple):
-    """Hold a turn of the policy."""
-
-    content: str
-    """What a user reads: all messages without a recipient but those of the channel ``analysis``."""
-    calls: list[tuple[str, str]]
-    """Name and arguments, as JSON, of each call."""
-
-
-def parse_harmony(text: str) -> HarmonyTurn:
-    """Split a turn into its messages; text in another format has no calls and stays as it is."""
-    content, calls = [], []
-    for message in _MESSAGE.finditer(text):
-        recipient = _RECIPIENT.search(message["header"])
-        if recipient:
-            calls.append((recipient[1], message["content"]))
-        elif _HIDDEN not in message["header"]:
-            content.append(message["content"])
-    if not calls and not content and "<|message|>" not in text:
-        return HarmonyTurn(text, [])
-    return HarmonyTurn("\n".join(content), calls)
-
-
-logger = get_logger(__name__)
-
-_MOST_LEVELS = 64
-
-_TOO_DEEP = f"the arguments are nested more than {_MOST_LEVELS} levels deep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,8 +292,6 @@ class ToolCallParser:
 
 _Reader = Callable[[str], ParsedTurn]
 
-_FIELD = "spec.rollout.agent.toolParser"
-
 
 def _vllm_reader(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> _Reader:
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionToolsParam
@@ -381,10 +321,38 @@ def _vllm_reader(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> 
     return read
 
 
+_MESSAGE = re.compile(
+    r"(?P<header>[^<]*(?:<\|channel\|>[^<]*)?(?:<\|constrain\|>[^<]*)?)<\|message\|>(?P<content>.*?)"
+    r"(?=<\|end\|>|<\|call\|>|<\|return\|>|<\|start\|>|$)",
+    re.DOTALL,
+)
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?(\S+?)(?=\s|<|$)")
+_HIDDEN = "<|channel|>analysis"
+
+
 def _harmony_reader(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> _Reader:
+    """Read the turns of gpt-oss, which are written in OpenAI's Harmony format.
+
+    A turn consists of messages, each in a channel; one with a recipient calls a tool::
+
+        <|channel|>analysis<|message|>I should look.<|end|>
+        <|start|>assistant<|channel|>commentary to=functions.search <|constrain|>json<|message|>{"query": "a"}<|call|>
+
+    A user reads all messages without a recipient but those of the channel ``analysis``. Text in another format has no
+    calls and stays as it is. vLLM's own parser of this name works only inside its server, with an encoding that is
+    downloaded.
+    """
+
     def read(text: str) -> ParsedTurn:
-        content, calls = parse_harmony(text)
-        return ParsedTurn(content, [_parsed(*call) for call in calls])
+        content, calls = [], []
+        for message in _MESSAGE.finditer(text):
+            if recipient := _RECIPIENT.search(message["header"]):
+                calls.append(_parsed(recipient[1], message["content"]))
+            elif _HIDDEN not in message["header"]:
+                content.append(message["content"])
+        if not calls and not content and "<|message|>" not in text:
+            return ParsedTurn(text, [])
+        return ParsedTurn("\n".join(content), calls)
 
     return read
 
@@ -411,10 +379,9 @@ def _response_template_reader(name: str, tokenizer: Any, tools: Sequence[dict[st
 
 
 _READERS: dict[str, Callable[[str, Any, Sequence[dict[str, Any]]], _Reader]] = {
-    NAME: _harmony_reader,
+    "openai": _harmony_reader,
     "hf": _response_template_reader,
 }
-
 """Names that vLLM knows too, but reads only in its server."""
 
 

@@ -1,13 +1,7 @@
 """``agent.kind: endpoint``: run a program on a prompt, and answer its requests from the policy.
 
-The program runs in the sample's own process (``agents.sample_process``). It gets nothing but its prompt, the
-URL and a key; whatever it does between its requests is its own affair.
-
-Serve OpenAI's Chat Completions and Models API on loopback, for the programs of a rollout's samples.
-
-A request belongs to the sample whose key it carries; keys are random and end with their sample.
-
-Write answers in the forms of OpenAI's Chat Completions and Models API.
+The program runs in the sample's own process. It gets nothing but its prompt, the URL and a key; whatever it does
+between its requests is its own affair. The server speaks OpenAI's Chat Completions and Models API on loopback.
 """
 
 from __future__ import annotations
@@ -33,7 +27,7 @@ from plaudit_metrics.service.serve import HttpServer, listening_socket
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import AgentReward
-from plaudit_workers.agents.messages import FromSample, ProgramEnded, RunAgentProgram, Trajectory
+from plaudit_workers.agents.messages import FromSample, ProgramEnded, RunAgentProgram, Trajectory, prompt_messages
 from plaudit_workers.agents.processes import AgentProcesses, ProcessDiedError, SampleProcess
 from plaudit_workers.rollout.agents.agent import AgentError, Generate
 from plaudit_workers.rollout.agents.session import (
@@ -45,197 +39,14 @@ from plaudit_workers.rollout.agents.session import (
     parse_request,
 )
 
-MODEL = "policy"
-
-"""The id of the model; requests may name any."""
-
-
-def completion_document(completion: Completion, model: str) -> dict[str, Any]:
-    """Return a whole answer."""
-    choice = {"index": 0, "message": completion.message, "finish_reason": completion.finish_reason, "logprobs": None}
-    return {**_head(completion, model, "chat.completion"), "choices": [choice], "usage": _usage(completion)}
-
-
-def completion_events(completion: Completion, model: str, *, include_usage: bool) -> Iterator[str]:
-    """Return an answer as server-sent events, in few parts."""
-    head = _head(completion, model, "chat.completion.chunk")
-    message = completion.message
-    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-    if message["content"]:
-        deltas.append({"content": message["content"]})
-    deltas += [{"tool_calls": [{"index": place, **call}]} for place, call in enumerate(message.get("tool_calls") or [])]
-    for delta in deltas:
-        yield _event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
-    yield _event({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": completion.finish_reason}]})
-    if include_usage:
-        yield _event({**head, "choices": [], "usage": _usage(completion)})
-    yield "data: [DONE]\n\n"
-
-
-def models_document() -> dict[str, Any]:
-    """Return the list of models: the policy."""
-    return {"object": "list", "data": [model_document(MODEL)]}
-
-
-def model_document(name: str) -> dict[str, Any]:
-    """Return one model."""
-    return {"id": name, "object": "model", "created": 0, "owned_by": "plaudit"}
-
-
-def error_document(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """Return an error."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def _head(completion: Completion, model: str, kind: str) -> dict[str, Any]:
-    return {
-        "id": f"chatcmpl-{completion.number}",
-        "object": kind,
-        "created": int(time.time()),
-        "model": model or MODEL,
-    }
-
-
-def _usage(completion: Completion) -> dict[str, int]:
-    return {
-        "prompt_tokens": completion.num_prompt_tokens,
-        "completion_tokens": completion.num_tokens,
-        "total_tokens": completion.num_prompt_tokens + completion.num_tokens,
-    }
-
-
-def _event(document: dict[str, Any]) -> str:
-    return f"data: {json.dumps(document, ensure_ascii=False)}\n\n"
-
-
-_KEEP_ALIVE_S = 75
-
-_END_WITHIN_S = 2
-
-_MOST_BYTES = 16 << 20
-
-
-class EndpointServer:
-    """Run the server as an asynchronous context manager."""
-
-    def __init__(self) -> None:
-        self._sessions: dict[str, EndpointSession] = {}
-        self._socket = listening_socket("127.0.0.1", 0)
-        self._task: asyncio.Task[None] | None = None
-        routes = [
-            Route("/v1/chat/completions", self._complete, methods=["POST"]),
-            Route("/v1/models", self._models),
-            Route("/v1/models/{name:path}", self._model),
-            Route("/{path:path}", self._unknown, methods=["GET", "POST", "PUT", "DELETE", "PATCH"]),
-        ]
-        config = uvicorn.Config(
-            Starlette(routes=routes),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=_END_WITHIN_S,
-        )
-        self._server = HttpServer(config)
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.get_running_loop().create_task(self._server.serve([self._socket]))
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.should_exit = True
-        if self._task is not None:
-            await self._task
-        self._socket.close()
-
-    @property
-    def url(self) -> str:
-        """Return the value of ``OPENAI_BASE_URL``."""
-        return f"http://127.0.0.1:{self._socket.getsockname()[1]}/v1"
-
-    @contextmanager
-    def serving(self, session: EndpointSession) -> Iterator[str]:
-        """Serve a sample; the key is that of its program."""
-        key = f"sk-plaudit-{secrets.token_urlsafe(24)}"
-        self._sessions[key] = session
-        try:
-            yield key
-        finally:
-            del self._sessions[key]
-            session.close()
-
-    async def _complete(self, request: Request) -> Response:
-        session = self._session(request)
-        if session is None:
-            return _unauthorized()
-        try:
-            chat = parse_request(await _body(request), session.sampling)
-            completion = await _unless_disconnected(request, session.complete(chat))
-        except RequestError as error:
-            return JSONResponse(error_document(str(error), "invalid_request_error", error.param, error.code), 400)
-        if completion is None:
-            return Response(status_code=499)
-        if chat.stream:
-            events = completion_events(completion, chat.model, include_usage=chat.include_usage)
-            return StreamingResponse(events, media_type="text/event-stream")
-        return JSONResponse(completion_document(completion, chat.model))
-
-    async def _models(self, request: Request) -> Response:
-        return _unauthorized() if self._session(request) is None else JSONResponse(models_document())
-
-    async def _model(self, request: Request) -> Response:
-        if self._session(request) is None:
-            return _unauthorized()
-        return JSONResponse(model_document(request.path_params["name"]))
-
-    async def _unknown(self, request: Request) -> Response:
-        message = (
-            f"{request.method} {request.url.path} is not served: a policy in training speaks Chat Completions "
-            "(POST /v1/chat/completions) and Models. Configure the client to use Chat Completions"
-        )
-        return JSONResponse(error_document(message, "invalid_request_error", code="unknown_url"), 404)
-
-    def _session(self, request: Request) -> EndpointSession | None:
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        return self._sessions.get(key.strip()) if scheme.lower() == "bearer" else None
-
-
-async def _body(request: Request) -> bytes:
-    parts, size = [], 0
-    async for part in request.stream():
-        parts.append(part)
-        size += len(part)
-        if size > _MOST_BYTES:
-            raise RequestError(f"the request has more than {_MOST_BYTES >> 20} MiB")
-    return b"".join(parts)
-
-
-async def _unless_disconnected(request: Request, work: Any) -> Completion | None:
-    """Return the completion; None if the client closed its connection or the sample ended first."""
-    completion: asyncio.Task[Completion] = asyncio.ensure_future(work)
-    disconnected = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait({completion, disconnected}, return_when=asyncio.FIRST_COMPLETED)
-        if not completion.done() or completion.cancelled():
-            return None
-        return completion.result()
-    finally:
-        completion.cancel()
-        disconnected.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _unauthorized() -> Response:
-    message = "the key belongs to no running sample: use OPENAI_API_KEY of this program's environment"
-    return JSONResponse(error_document(message, "authentication_error", code="invalid_api_key"), 401)
-
-
 logger = get_logger(__name__)
 
+MODEL = "policy"
+"""The id of the model; requests may name any."""
+
+_KEEP_ALIVE_S = 75
+_END_WITHIN_S = 2
+_MOST_BYTES = 16 << 20
 _LOOPBACK = "127.0.0.1,localhost"
 
 
@@ -357,10 +168,184 @@ def _without_a_turn(failure: AgentReward | None) -> AgentError:
 def _document(prompt: Prompt) -> dict[str, Any]:
     """Return what the program reads about its prompt."""
     return {
-        "messages": prompt.messages or [{"role": "user", "content": prompt.prompt}],
+        "messages": prompt_messages(prompt),
         "data_source": prompt.data_source,
         "ground_truth": prompt.ground_truth,
         "extra_info": prompt.extra_info,
         "split": prompt.split,
         "group": prompt.group,
+    }
+
+
+class EndpointServer:
+    """Serve the programs of a rollout's samples, as an asynchronous context manager.
+
+    A request belongs to the sample whose key it carries; keys are random and end with their sample.
+    """
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, EndpointSession] = {}
+        self._socket = listening_socket("127.0.0.1", 0)
+        self._task: asyncio.Task[None] | None = None
+        routes = [
+            Route("/v1/chat/completions", self._complete, methods=["POST"]),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{name:path}", self._model),
+            Route("/{path:path}", self._unknown, methods=["GET", "POST", "PUT", "DELETE", "PATCH"]),
+        ]
+        config = uvicorn.Config(
+            Starlette(routes=routes),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_END_WITHIN_S,
+        )
+        self._server = HttpServer(config)
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.get_running_loop().create_task(self._server.serve([self._socket]))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+        self._socket.close()
+
+    @property
+    def url(self) -> str:
+        """Return the value of ``OPENAI_BASE_URL``."""
+        return f"http://127.0.0.1:{self._socket.getsockname()[1]}/v1"
+
+    @contextmanager
+    def serving(self, session: EndpointSession) -> Iterator[str]:
+        """Serve a sample; the key is that of its program."""
+        key = f"sk-plaudit-{secrets.token_urlsafe(24)}"
+        self._sessions[key] = session
+        try:
+            yield key
+        finally:
+            del self._sessions[key]
+            session.close()
+
+    async def _complete(self, request: Request) -> Response:
+        session = self._session(request)
+        if session is None:
+            return _unauthorized()
+        try:
+            chat = parse_request(await _body(request), session.sampling)
+            completion = await _unless_disconnected(request, session.complete(chat))
+        except RequestError as error:
+            return _error(400, str(error), param=error.param, code=error.code)
+        if completion is None:
+            return Response(status_code=499)
+        if chat.stream:
+            events = _completion_events(completion, chat.model, include_usage=chat.include_usage)
+            return StreamingResponse(events, media_type="text/event-stream")
+        return JSONResponse(_completion_document(completion, chat.model))
+
+    async def _models(self, request: Request) -> Response:
+        if self._session(request) is None:
+            return _unauthorized()
+        return JSONResponse({"object": "list", "data": [_model_document(MODEL)]})
+
+    async def _model(self, request: Request) -> Response:
+        if self._session(request) is None:
+            return _unauthorized()
+        return JSONResponse(_model_document(request.path_params["name"]))
+
+    async def _unknown(self, request: Request) -> Response:
+        message = (
+            f"{request.method} {request.url.path} is not served: a policy in training speaks Chat Completions "
+            "(POST /v1/chat/completions) and Models. Configure the client to use Chat Completions"
+        )
+        return _error(404, message, code="unknown_url")
+
+    def _session(self, request: Request) -> EndpointSession | None:
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        return self._sessions.get(key.strip()) if scheme.lower() == "bearer" else None
+
+
+async def _body(request: Request) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
+        if size > _MOST_BYTES:
+            raise RequestError(f"the request has more than {_MOST_BYTES >> 20} MiB")
+    return b"".join(parts)
+
+
+async def _unless_disconnected(request: Request, work: Any) -> Completion | None:
+    """Return the completion; None if the client closed its connection or the sample ended first."""
+    completion: asyncio.Task[Completion] = asyncio.ensure_future(work)
+    disconnected = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({completion, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+        if not completion.done() or completion.cancelled():
+            return None
+        return completion.result()
+    finally:
+        completion.cancel()
+        disconnected.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _unauthorized() -> Response:
+    message = "the key belongs to no running sample: use OPENAI_API_KEY of this program's environment"
+    return _error(401, message, "authentication_error", code="invalid_api_key")
+
+
+def _error(
+    status: int, message: str, kind: str = "invalid_request_error", *, param: str | None = None, code: str | None = None
+) -> Response:
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return JSONResponse({"error": error}, status)
+
+
+def _completion_document(completion: Completion, model: str) -> dict[str, Any]:
+    """Return a whole answer."""
+    choice = {"index": 0, "message": completion.message, "finish_reason": completion.finish_reason, "logprobs": None}
+    return {**_head(completion, model, "chat.completion"), "choices": [choice], "usage": _usage(completion)}
+
+
+def _completion_events(completion: Completion, model: str, *, include_usage: bool) -> Iterator[str]:
+    """Yield an answer as server-sent events, in few parts."""
+
+    def event(document: dict[str, Any]) -> str:
+        return f"data: {json.dumps(document, ensure_ascii=False)}\n\n"
+
+    head = _head(completion, model, "chat.completion.chunk")
+    message = completion.message
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    if message["content"]:
+        deltas.append({"content": message["content"]})
+    deltas += [{"tool_calls": [{"index": place, **call}]} for place, call in enumerate(message.get("tool_calls") or [])]
+    for delta in deltas:
+        yield event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+    yield event({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": completion.finish_reason}]})
+    if include_usage:
+        yield event({**head, "choices": [], "usage": _usage(completion)})
+    yield "data: [DONE]\n\n"
+
+
+def _model_document(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "plaudit"}
+
+
+def _head(completion: Completion, model: str, kind: str) -> dict[str, Any]:
+    identity = {"id": f"chatcmpl-{completion.number}", "object": kind}
+    return {**identity, "created": int(time.time()), "model": model or MODEL}
+
+
+def _usage(completion: Completion) -> dict[str, int]:
+    return {
+        "prompt_tokens": completion.num_prompt_tokens,
+        "completion_tokens": completion.num_tokens,
+        "total_tokens": completion.num_prompt_tokens + completion.num_tokens,
     }

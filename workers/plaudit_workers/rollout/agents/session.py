@@ -1,25 +1,8 @@
 """Continue the conversations of one sample token by token, and capture what the policy sampled.
 
-The next prompt of a continued conversation = the ids of the turn before + the tokens that the chat template writes for
-the new messages. A request that continues no earlier turn is rendered anew, as a prompt without loss.
-
-Turn the captured turns of a sample into token sequences: one for each conversation that was not continued further.
-
-A turn that continues the last turn of a sequence is appended to it. Every other turn begins a sequence of its own,
-whose prompt holds all tokens before it: a token that the policy sampled is in the loss of exactly one sequence.
-
-Find the turn that a request continues, by comparing its messages with those of earlier turns.
-
-Clients send a conversation back in their own form: without empty fields, with trimmed text, with arguments of calls
-formatted anew. Two messages are the same if their keys are; the tokens are always those of the earlier turn.
-
-Read a request of OpenAI's Chat Completions API.
-
-A parameter is used, replaced by the job's own value and recorded by name, or refused. Replaced are those that most
-programs set by default and that only change the distribution sampled from: training needs the job's. Refused are those
-without which the program would misread the answer.
-
-Hold the chat template and the parser of tool calls for one list of tools: requests bring their own tools.
+A request of OpenAI's Chat Completions API is parsed, and its messages are compared with those of earlier turns. The
+next prompt of a continued conversation = the ids of the turn before + the tokens that the chat template writes for the
+new messages. A request that continues no earlier turn is rendered anew, as a prompt without loss.
 """
 
 from __future__ import annotations
@@ -38,13 +21,203 @@ from transformers import PreTrainedTokenizerBase
 from plaudit_wire.messages import Prompt, Sampling
 from plaudit_workers.agents.messages import FinishedSample, Trajectory
 from plaudit_workers.rollout.agents.agent import Generate
-from plaudit_workers.rollout.agents.chat import ChatSuffix, ToolCallParser, call_id
+from plaudit_workers.rollout.agents.chat import ChatSuffix, ToolCallParser, tool_call
 from plaudit_workers.rollout.engine import EngineFailedError, RequestRefusedError
 from plaudit_workers.tokenizer import ChatTemplate
 
 History = tuple[str, ...]
-
 """The keys of messages, in order."""
+
+_MOST_KEPT = 64
+"""Chat formats."""
+_MOST_REFUSED = 16
+"""Requests beyond a limit after which the program is killed."""
+_TOO_LONG = "context_length_exceeded"
+_USED = ("messages", "model", "tools", "stop", "max_tokens", "max_completion_tokens", "stream", "stream_options")
+_WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier", "extra_body")
+_DEFAULTS: dict[str, Any] = {
+    "n": 1,
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "logprobs": False,
+    "top_logprobs": 0,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "modalities": ["text"],
+    "response_format": {"type": "text"},
+}
+"""Values that ask for nothing in particular."""
+_REFUSED = {
+    "n": "gives one choice a request: make several requests",
+    "logit_bias": "changes the policy's distribution, which training could not reproduce",
+    "frequency_penalty": "changes the policy's distribution, which training could not reproduce",
+    "presence_penalty": "changes the policy's distribution, which training could not reproduce",
+    "functions": "is the older form of 'tools', which this server reads",
+    "function_call": "is the older form of 'tool_choice', which this server reads",
+    "modalities": "can only be text",
+    "audio": "can only be text",
+}
+
+
+class LimitIgnoredError(Exception):
+    """Report that a program goes on asking after its sample reached a limit."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Hold the answer to one request."""
+
+    number: int
+    message: dict[str, Any]
+    """In OpenAI's form."""
+    finish_reason: str
+    num_prompt_tokens: int
+    num_tokens: int
+
+
+class EndpointSession:
+    """Hold the conversations of one sample, of at most ``max_turns`` requests."""
+
+    def __init__(self, prompt: Prompt, generate: Generate, chat_formats: ChatFormats, max_turns: int) -> None:
+        self.sampling = prompt.sampling
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails when the engine breaks, or when the program ignores its limits."""
+        self.replaced: set[str] = set()
+        """Names of parameters in whose place the job's values were used."""
+        self.at_limit = False
+        """A request was refused because the sample had no turn or no token left."""
+        self._generate = generate
+        self._chat_formats = chat_formats
+        self._max_turns = max_turns
+        self._turns: dict[int, Turn] = {}
+        self._num_requests = 0
+        self._num_refused = 0
+        self._num_calls = 0
+        self._generations: set[asyncio.Task[FinishedSample]] = set()
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        """Generate the next turn.
+
+        Raises:
+            RequestError: the template cannot render the messages, or a limit is reached.
+            asyncio.CancelledError: the caller went away, or the sample ended.
+        """
+        chat_format, tools = self._chat_formats.of(request.tools), _tools_key(request.tools)
+        history = tuple(map(_message_key, request.messages))
+        prompt_ids, parent = self._prompt(chat_format, request, tools, history)
+        limit = self._room(prompt_ids, parent)
+        number, self._num_requests = self._num_requests, self._num_requests + 1
+        self.replaced.update(request.replaced)
+        finished = await self._generated(prompt_ids, min(limit, request.max_tokens or limit), request.stop)
+        answer, message = self._read(chat_format, request, finished)
+        self._turns[number] = Turn(number, tools, history, request.messages, answer, prompt_ids, finished, parent)
+        reason = "tool_calls" if message.get("tool_calls") else finished.finish_reason
+        return Completion(number, message, reason, len(prompt_ids), len(finished.response_ids))
+
+    def close(self) -> None:
+        """End all requests that are being answered."""
+        for generation in self._generations:
+            generation.cancel()
+        if self.failed.done():
+            self.failed.exception()  # it was read, or is not needed any more
+        self.failed.cancel()
+
+    def trajectory(self) -> Trajectory | None:
+        """Return what was captured; None without a finished turn."""
+        if not self._turns:
+            return None
+        trajectory = _trajectory_of([turn for _, turn in sorted(self._turns.items())])
+        trajectory.replaced_parameters = sorted(self.replaced)
+        if self.at_limit:
+            trajectory.finish_reason = "length"
+        return trajectory
+
+    def _prompt(
+        self, chat_format: ChatFormat, request: ChatRequest, tools: str, history: History
+    ) -> tuple[list[int], Turn | None]:
+        """Return the tokens to continue, and the turn that they continue."""
+        turns = list(self._turns.values())
+        for turn in turns:
+            if turn.tools == tools and turn.history == history:  # the same request again
+                return turn.prompt_ids, turn.parent
+        parent = _continued_turn(turns, tools, history)
+        if parent is not None:
+            new = request.messages[len(parent.history) + 1 :]
+            try:
+                return parent.ids + _suffix(chat_format, parent, new), parent
+            except ValueError:
+                pass  # the template cannot continue with these messages: render the whole conversation
+        try:
+            return chat_format.template.encode(chat_format.template.render(request.messages, generate=True)), None
+        except (TemplateError, TypeError, KeyError) as error:
+            raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
+
+    def _room(self, prompt_ids: list[int], parent: Turn | None) -> int:
+        """Return the most tokens of the next turn.
+
+        Raises:
+            RequestError: no turn or no token is left.
+        """
+        if self._num_requests >= self._max_turns:
+            raise self._limit(
+                f"this sample has had its {self._max_turns} turns (spec.rollout.agent.maxTurns)", "max_turns"
+            )
+        used = len(prompt_ids) - parent.num_root_tokens if parent is not None else 0
+        if used >= self.sampling.max_tokens:
+            raise self._limit(
+                f"the conversation has {used} tokens after its first prompt; spec.rollout.sampling.maxTokens allows "
+                f"{self.sampling.max_tokens}",
+                _TOO_LONG,
+            )
+        return self.sampling.max_tokens - used
+
+    def _limit(self, message: str, code: str) -> RequestError:
+        """Note that the sample has no turn left; end it if its program does not stop asking."""
+        self.at_limit = True
+        self._num_refused += 1
+        if self._num_refused > _MOST_REFUSED and not self.failed.done():
+            self.failed.set_exception(LimitIgnoredError(message))
+        return RequestError(message, "messages", code)
+
+    async def _generated(self, ids: list[int], limit: int, stop: tuple[str, ...]) -> FinishedSample:
+        generation = asyncio.ensure_future(self._generate(ids, limit, stop))
+        self._generations.add(generation)
+        generation.add_done_callback(self._generations.discard)
+        try:
+            return await generation
+        except RequestRefusedError as error:
+            raise self._limit(str(error), _TOO_LONG) from error
+        except EngineFailedError as error:
+            if not self.failed.done():
+                self.failed.set_exception(error)
+            raise
+        finally:
+            generation.cancel()
+
+    def _read(
+        self, chat_format: ChatFormat, request: ChatRequest, finished: FinishedSample
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the policy's message as templates render it, and in OpenAI's form."""
+        text = self._chat_formats.text(finished.response_ids, request.stop)
+        parsed = chat_format.parser.parse(text) if chat_format.parser is not None and request.calls_allowed else None
+        if parsed is None or not parsed.calls or any(call.problem for call in parsed.calls):
+            return {"role": "assistant", "content": text}, {"role": "assistant", "content": text}
+        numbered = list(enumerate(parsed.calls, self._num_calls))
+        self._num_calls += len(numbered)
+        calls = [tool_call(call.name, call.arguments, number) for number, call in numbered]
+        written = [tool_call(call.name, json.dumps(call.arguments), number) for number, call in numbered]
+        return (
+            {"role": "assistant", "content": parsed.content, "tool_calls": calls},
+            {"role": "assistant", "content": parsed.content or None, "tool_calls": written},
+        )
+
+
+def _suffix(chat_format: ChatFormat, parent: Turn, messages: list[dict[str, Any]]) -> list[int]:
+    last = parent.finished.response_ids[-1]
+    calls = parent.answer.get("tool_calls")
+    if calls:
+        return chat_format.suffix.after_calls(calls, messages, last)
+    return chat_format.suffix.after_answer(messages, last)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,8 +251,12 @@ class Turn:
         return len(self.prompt_ids) if self.parent is None else self.parent.num_root_tokens
 
 
-def message_key(message: dict[str, Any]) -> str:
-    """Return a text that is the same for two forms of a message."""
+def _message_key(message: dict[str, Any]) -> str:
+    """Return a text that is the same for two forms of a message.
+
+    Clients send a conversation back in their own form: without empty fields, with trimmed text, with arguments of calls
+    formatted anew. The tokens are always those of the earlier turn.
+    """
     calls = [
         [call["function"]["name"], json.dumps(call["function"]["arguments"], sort_keys=True)]
         for call in message.get("tool_calls") or []
@@ -87,17 +264,11 @@ def message_key(message: dict[str, Any]) -> str:
     return json.dumps([message["role"], message["content"].strip(), calls, message.get("tool_call_id")])
 
 
-def history_of(messages: Sequence[dict[str, Any]]) -> History:
-    """Return the keys of messages."""
-    return tuple(message_key(message) for message in messages)
-
-
-def tools_key(tools: Sequence[dict[str, Any]]) -> str:
-    """Return the key of a list of tools."""
+def _tools_key(tools: Sequence[dict[str, Any]]) -> str:
     return json.dumps(list(tools), sort_keys=True)
 
 
-def continued_turn(turns: Sequence[Turn], tools: str, history: History) -> Turn | None:
+def _continued_turn(turns: Sequence[Turn], tools: str, history: History) -> Turn | None:
     """Return the turn whose history and answer are the longest beginning of ``history``; the newest among several."""
     found: Turn | None = None
     for turn in turns:
@@ -107,19 +278,19 @@ def continued_turn(turns: Sequence[Turn], tools: str, history: History) -> Turn 
             and length + 1 < len(history)
             and (found is None or length >= len(found.history))
             and history[:length] == turn.history
-            and history[length] == message_key(turn.answer)
+            and history[length] == _message_key(turn.answer)
         ):
             found = turn
     return found
 
 
-def repeated_turn(turns: Sequence[Turn], tools: str, history: History) -> Turn | None:
-    """Return a turn that answered the same messages."""
-    return next((turn for turn in turns if turn.tools == tools and turn.history == history), None)
+def _trajectory_of(turns: Sequence[Turn]) -> Trajectory:
+    """Return the token sequence with the newest turn; the others are its ``branches``. There is at least one turn.
 
-
-def trajectory_of(turns: Sequence[Turn]) -> Trajectory:
-    """Return the sequence with the newest turn; the others are its ``branches``. There is at least one turn."""
+    There is a sequence for each conversation that was not continued further. A turn that continues the last turn of a
+    sequence is appended to it. Every other turn begins a sequence of its own, whose prompt holds all tokens before it:
+    a token that the policy sampled is in the loss of exactly one sequence.
+    """
     branches: list[Trajectory] = []
     ends: dict[int, Trajectory] = {}
     """Number of the last turn of a sequence → the sequence."""
@@ -139,45 +310,61 @@ def trajectory_of(turns: Sequence[Turn]) -> Trajectory:
         ends[turn.number] = branch
     newest = ends[turns[-1].number]
     newest.branches = [branch for branch in branches if branch is not newest]
-    newest.turns = _first_tokens([newest, *newest.branches], places)
+    # The first token of each turn is counted over all responses, one after the other.
+    sequences = [newest, *newest.branches]
+    offsets = accumulate((len(sequence.response_ids) for sequence in sequences), initial=0)
+    offset_of = {id(sequence): offset for sequence, offset in zip(sequences, offsets, strict=False)}
+    newest.turns = [offset_of[id(sequence)] + first for sequence, first in places]
     return newest
 
 
-def _first_tokens(sequences: list[Trajectory], places: list[tuple[Trajectory, int]]) -> list[int]:
-    """Return the first token of each turn, counted over all responses, one after the other."""
-    offsets = accumulate((len(sequence.response_ids) for sequence in sequences), initial=0)
-    offset_of = {id(sequence): offset for sequence, offset in zip(sequences, offsets, strict=False)}
-    return [offset_of[id(sequence)] + first for sequence, first in places]
+@dataclass(frozen=True)
+class ChatFormat:
+    """Render and parse conversations with the same tools."""
+
+    template: ChatTemplate
+    suffix: ChatSuffix
+    parser: ToolCallParser | None
+    """None: there are no tools."""
 
 
-_USED = ("messages", "model", "tools", "stop", "max_tokens", "max_completion_tokens", "stream", "stream_options")
+class ChatFormats:
+    """Keep the chat formats of recent requests, which bring their own tools.
 
-_WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier", "extra_body")
+    Args:
+        arguments: ``model.chatTemplateArguments``.
+        parser: name of vLLM's parser.
+    """
 
-_DEFAULTS: dict[str, Any] = {
-    "n": 1,
-    "tool_choice": "auto",
-    "parallel_tool_calls": True,
-    "logprobs": False,
-    "top_logprobs": 0,
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "modalities": ["text"],
-    "response_format": {"type": "text"},
-}
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: dict[str, Any], parser: str) -> None:
+        self.tokenizer = tokenizer
+        self._arguments = arguments
+        self._parser = parser
+        self._kept: OrderedDict[str, ChatFormat] = OrderedDict()
 
-"""Values that ask for nothing in particular."""
+    def of(self, tools: Sequence[dict[str, Any]]) -> ChatFormat:
+        """Return the chat format of a list of tools.
 
-_REFUSED = {
-    "n": "gives one choice a request: make several requests",
-    "logit_bias": "changes the policy's distribution, which training could not reproduce",
-    "frequency_penalty": "changes the policy's distribution, which training could not reproduce",
-    "presence_penalty": "changes the policy's distribution, which training could not reproduce",
-    "functions": "is the older form of 'tools', which this server reads",
-    "function_call": "is the older form of 'tool_choice', which this server reads",
-    "modalities": "can only be text",
-    "audio": "can only be text",
-}
+        Raises:
+            RefusedError: there is no such parser, or it does not suit the tokenizer.
+        """
+        key = _tools_key(tools)
+        found = self._kept.pop(key, None)
+        if found is None:
+            template = ChatTemplate(self.tokenizer, tools, self._arguments)
+            parser = ToolCallParser(self._parser, self.tokenizer, tools) if tools else None
+            found = ChatFormat(template, ChatSuffix(template), parser)
+        self._kept[key] = found
+        if len(self._kept) > _MOST_KEPT:
+            self._kept.popitem(last=False)
+        return found
+
+    def text(self, ids: Sequence[int], stop: Sequence[str]) -> str:
+        """Decode a turn with the special tokens that parsers look for, without its end and its stop text."""
+        ended = bool(ids) and ids[-1] in self.tokenizer.all_special_ids
+        text = str(self.tokenizer.decode(list(ids[:-1] if ended else ids), skip_special_tokens=False))
+        places = [place for place in map(text.find, stop) if place >= 0]
+        return text[: min(places, default=len(text))]
 
 
 class RequestError(Exception):
@@ -213,6 +400,10 @@ class ChatRequest:
 
 def parse_request(body: bytes, sampling: Sampling) -> ChatRequest:
     """Parse a request's body, which is JSON.
+
+    A parameter is used, replaced by the job's own value and recorded by name, or refused. Replaced are those that most
+    programs set by default and that only change the distribution sampled from: training needs the job's. Refused are
+    those without which the program would misread the answer.
 
     Raises:
         RequestError: it is malformed, or asks for something that is refused.
@@ -303,240 +494,5 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
             arguments = json.loads(arguments)
         except ValueError:
             arguments = {"arguments": arguments}
-    return {
-        "id": str(call.get("id") or ""),
-        "type": "function",
-        "function": {"name": str(function["name"]), "arguments": arguments},
-    }
-
-
-_MOST_KEPT = 64
-
-
-@dataclass(frozen=True)
-class ChatFormat:
-    """Render and parse conversations with the same tools."""
-
-    template: ChatTemplate
-    suffix: ChatSuffix
-    parser: ToolCallParser | None
-    """None: there are no tools."""
-
-
-class ChatFormats:
-    """Keep the chat formats of recent requests.
-
-    Args:
-        arguments: ``model.chatTemplateArguments``.
-        parser: name of vLLM's parser.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: dict[str, Any], parser: str) -> None:
-        self.tokenizer = tokenizer
-        self._arguments = arguments
-        self._parser = parser
-        self._kept: OrderedDict[str, ChatFormat] = OrderedDict()
-
-    def of(self, tools: Sequence[dict[str, Any]]) -> ChatFormat:
-        """Return the chat format of a list of tools.
-
-        Raises:
-            RefusedError: there is no such parser, or it does not suit the tokenizer.
-        """
-        key = tools_key(tools)
-        found = self._kept.pop(key, None)
-        if found is None:
-            template = ChatTemplate(self.tokenizer, tools, self._arguments)
-            parser = ToolCallParser(self._parser, self.tokenizer, tools) if tools else None
-            found = ChatFormat(template, ChatSuffix(template), parser)
-        self._kept[key] = found
-        if len(self._kept) > _MOST_KEPT:
-            self._kept.popitem(last=False)
-        return found
-
-    def text(self, ids: Sequence[int], stop: Sequence[str]) -> str:
-        """Decode a turn with the special tokens that parsers look for, without its end and its stop text."""
-        ended = bool(ids) and ids[-1] in self.tokenizer.all_special_ids
-        text = str(self.tokenizer.decode(list(ids[:-1] if ended else ids), skip_special_tokens=False))
-        places = [place for place in map(text.find, stop) if place >= 0]
-        return text[: min(places, default=len(text))]
-
-
-_TOO_LONG = "context_length_exceeded"
-
-_MOST_REFUSED = 16
-
-"""Requests beyond a limit after which the program is killed."""
-
-
-class LimitIgnoredError(Exception):
-    """Report that a program goes on asking after its sample reached a limit."""
-
-
-@dataclass(frozen=True)
-class Completion:
-    """Hold the answer to one request."""
-
-    number: int
-    message: dict[str, Any]
-    """In OpenAI's form."""
-    finish_reason: str
-    num_prompt_tokens: int
-    num_tokens: int
-
-
-class EndpointSession:
-    """Hold the conversations of one sample, of at most ``max_turns`` requests."""
-
-    def __init__(self, prompt: Prompt, generate: Generate, chat_formats: ChatFormats, max_turns: int) -> None:
-        self.sampling = prompt.sampling
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails when the engine breaks, or when the program ignores its limits."""
-        self.replaced: set[str] = set()
-        """Names of parameters in whose place the job's values were used."""
-        self.at_limit = False
-        """A request was refused because the sample had no turn or no token left."""
-        self._generate = generate
-        self._chat_formats = chat_formats
-        self._max_turns = max_turns
-        self._turns: dict[int, Turn] = {}
-        self._num_requests = 0
-        self._num_refused = 0
-        self._num_calls = 0
-        self._generations: set[asyncio.Task[FinishedSample]] = set()
-
-    async def complete(self, request: ChatRequest) -> Completion:
-        """Generate the next turn.
-
-        Raises:
-            RequestError: the template cannot render the messages, or a limit is reached.
-            asyncio.CancelledError: the caller went away, or the sample ended.
-        """
-        chat_format, tools, history = (
-            self._chat_formats.of(request.tools),
-            tools_key(request.tools),
-            history_of(request.messages),
-        )
-        prompt_ids, parent = self._prompt(chat_format, request, tools, history)
-        limit = self._room(prompt_ids, parent)
-        number, self._num_requests = self._num_requests, self._num_requests + 1
-        self.replaced.update(request.replaced)
-        finished = await self._generated(prompt_ids, min(limit, request.max_tokens or limit), request.stop)
-        answer, message = self._read(chat_format, request, finished)
-        self._turns[number] = Turn(number, tools, history, request.messages, answer, prompt_ids, finished, parent)
-        reason = "tool_calls" if message.get("tool_calls") else finished.finish_reason
-        return Completion(number, message, reason, len(prompt_ids), len(finished.response_ids))
-
-    def close(self) -> None:
-        """End all requests that are being answered."""
-        for generation in self._generations:
-            generation.cancel()
-        if self.failed.done():
-            self.failed.exception()  # it was read, or is not needed any more
-        self.failed.cancel()
-
-    def trajectory(self) -> Trajectory | None:
-        """Return what was captured; None without a finished turn."""
-        if not self._turns:
-            return None
-        trajectory = trajectory_of([turn for _, turn in sorted(self._turns.items())])
-        trajectory.replaced_parameters = sorted(self.replaced)
-        if self.at_limit:
-            trajectory.finish_reason = "length"
-        return trajectory
-
-    def _prompt(
-        self, chat_format: ChatFormat, request: ChatRequest, tools: str, history: History
-    ) -> tuple[list[int], Turn | None]:
-        """Return the tokens to continue, and the turn that they continue."""
-        turns = list(self._turns.values())
-        repeated = repeated_turn(turns, tools, history)
-        if repeated is not None:
-            return repeated.prompt_ids, repeated.parent
-        parent = continued_turn(turns, tools, history)
-        if parent is not None:
-            new = request.messages[len(parent.history) + 1 :]
-            try:
-                return parent.ids + _suffix(chat_format, parent, new), parent
-            except ValueError:
-                pass  # the template cannot continue with these messages: render the whole conversation
-        try:
-            return chat_format.template.encode(chat_format.template.render(request.messages, generate=True)), None
-        except (TemplateError, TypeError, KeyError) as error:
-            raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
-
-    def _room(self, prompt_ids: list[int], parent: Turn | None) -> int:
-        """Return the most tokens of the next turn.
-
-        Raises:
-            RequestError: no turn or no token is left.
-        """
-        if self._num_requests >= self._max_turns:
-            raise self._limit(
-                f"this sample has had its {self._max_turns} turns (spec.rollout.agent.maxTurns)", "max_turns"
-            )
-        used = len(prompt_ids) - parent.num_root_tokens if parent is not None else 0
-        if used >= self.sampling.max_tokens:
-            raise self._limit(
-                f"the conversation has {used} tokens after its first prompt; spec.rollout.sampling.maxTokens allows "
-                f"{self.sampling.max_tokens}",
-                _TOO_LONG,
-            )
-        return self.sampling.max_tokens - used
-
-    def _limit(self, message: str, code: str) -> RequestError:
-        """Note that the sample has no turn left; end it if its program does not stop asking."""
-        self.at_limit = True
-        self._num_refused += 1
-        if self._num_refused > _MOST_REFUSED and not self.failed.done():
-            self.failed.set_exception(LimitIgnoredError(message))
-        return RequestError(message, "messages", code)
-
-    async def _generated(self, ids: list[int], limit: int, stop: tuple[str, ...]) -> FinishedSample:
-        generation = asyncio.ensure_future(self._generate(ids, limit, stop))
-        self._generations.add(generation)
-        generation.add_done_callback(self._generations.discard)
-        try:
-            return await generation
-        except RequestRefusedError as error:
-            raise self._limit(str(error), _TOO_LONG) from error
-        except EngineFailedError as error:
-            if not self.failed.done():
-                self.failed.set_exception(error)
-            raise
-        finally:
-            generation.cancel()
-
-    def _read(
-        self, chat_format: ChatFormat, request: ChatRequest, finished: FinishedSample
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the policy's message as templates render it, and in OpenAI's form."""
-        text = self._chat_formats.text(finished.response_ids, request.stop)
-        parsed = chat_format.parser.parse(text) if chat_format.parser is not None and request.calls_allowed else None
-        if parsed is None or not parsed.calls or any(call.problem for call in parsed.calls):
-            return {"role": "assistant", "content": text}, {"role": "assistant", "content": text}
-        calls = [
-            {
-                "id": call_id(self._num_calls + place),
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for place, call in enumerate(parsed.calls)
-        ]
-        self._num_calls += len(calls)
-        written = [
-            {**call, "function": {"name": parsed_call.name, "arguments": json.dumps(parsed_call.arguments)}}
-            for call, parsed_call in zip(calls, parsed.calls, strict=True)
-        ]
-        return (
-            {"role": "assistant", "content": parsed.content, "tool_calls": calls},
-            {"role": "assistant", "content": parsed.content or None, "tool_calls": written},
-        )
-
-
-def _suffix(chat_format: ChatFormat, parent: Turn, messages: list[dict[str, Any]]) -> list[int]:
-    last = parent.finished.response_ids[-1]
-    calls = parent.answer.get("tool_calls")
-    if calls:
-        return chat_format.suffix.after_calls(calls, messages, last)
-    return chat_format.suffix.after_answer(messages, last)
+    named = {"name": str(function["name"]), "arguments": arguments}
+    return {"id": str(call.get("id") or ""), "type": "function", "function": named}

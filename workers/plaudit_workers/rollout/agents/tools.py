@@ -1,26 +1,18 @@
-"""``agent.kind: tools``: generate → run the tool calls → append their results → generate, until the policy stops.
+"""Let the policy call tools (``agent.kind: tools``) or act in a user's environment (``agent.kind: environment``).
 
-The conversation lives here, beside the engine; the tools run in the sample's own process (``tool_process``). Token ids
-are only ever appended (``chat.suffix``).
-
-Call the tools and the environment of one sample in its process, which the first call forks; kill it at a limit.
-
-``agent.kind: environment``: the policy acts in a user's environment until it ends the episode.
-
-The environment runs in the sample's process (``tool_process``); the conversation lives here, beside the engine, as for
-tools. The policy acts by tool calls (TRL, OpenEnv, NeMo Gym) or by the text of its turns (SkyRL). verl's agent loops,
-which hold the conversation themselves, run as ``custom`` agents do.
+Generate → run the tool calls → append their results → generate, until the policy stops or the episode ends. The
+conversation lives here, beside the engine; tools and environment run in the sample's own process. Token ids are only
+ever appended (``chat.ChatSuffix``). In an environment the policy acts by tool calls (TRL, OpenEnv, NeMo Gym) or by the
+text of its turns (SkyRL). verl's agent loops, which hold the conversation themselves, run as ``custom`` agents do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
-
-import numpy as np
 
 from plaudit_job.spec.rollout import AgentSpec
 from plaudit_wire.messages import Prompt
@@ -32,7 +24,9 @@ from plaudit_workers.agents.messages import (
     FromSample,
     Tool,
     ToolResult,
+    ToSample,
     Trajectory,
+    prompt_tokens,
 )
 from plaudit_workers.agents.processes import AgentProcesses, ProcessDiedError, SampleProcess
 from plaudit_workers.rollout.agents.agent import AgentError, Generate
@@ -45,6 +39,18 @@ from plaudit_workers.rollout.agents.chat import (
     tool_message,
 )
 from plaudit_workers.tokenizer import ChatTemplate
+
+_ONE_CALL = "only the first call of a turn is run"
+"""With a chat template that has no place for more."""
+_CHARACTERS_OF_A_TOKEN = 8
+"""Of a longer result, this many characters for each token that may stay are read."""
+_STEP_OUTCOMES: dict[str, CallOutcome] = {
+    "ok": "ok",
+    "data_error": "error",
+    "timeout": "timeout",
+    "infra_error": "killed",
+}
+_RESETS_AFTER_DEATH = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ class CallEnd:
 
 
 class ToolProcess:
-    """Run the tools of one sample.
+    """Call the tools and the environment of one sample in its process, which the first call forks; kill it at a limit.
 
     Args:
         create_arguments: by the tool's name, the arguments of ``create`` of verl's tools.
@@ -120,11 +126,9 @@ class ToolProcess:
                 process = await self._forked()
             if process is None or process.died.done():
                 raise ProcessDiedError("ended before")
-            self._num_calls += 1
-            number = self._num_calls
-            answer = self._awaited[number] = asyncio.get_running_loop().create_future()
-            process.send(AskEnvironment(number, method, **fields))
-            reply: EnvironmentReply = await asyncio.wait_for(answer, limit_s)
+            reply: EnvironmentReply = await self._answer(
+                process, lambda number: AskEnvironment(number, method, **fields), limit_s
+            )
             return reply
         except TimeoutError:
             reason = f"{method} of the environment gave no answer within {limit_s:g} s"
@@ -142,22 +146,34 @@ class ToolProcess:
         return self._process
 
     async def _call(self, process: SampleProcess, call: ParsedCall, began: float, wait_s: float) -> CallEnd:
-        self._num_calls += 1
-        number, limit_s = self._num_calls, self._tools[call.name].timeout_s
-        answer = self._awaited[number] = asyncio.get_running_loop().create_future()
-        process.send(CallTool(number, call.name, call.arguments, dict(self._create_arguments.get(call.name, {}))))
-        outcome: CallOutcome
+        name, limit_s = call.name, self._tools[call.name].timeout_s
+        create = dict(self._create_arguments.get(name, {}))
+        outcome: CallOutcome = "killed"
         try:
-            result = await asyncio.wait_for(answer, limit_s)
+            result = await self._answer(process, lambda number: CallTool(number, name, call.arguments, create), limit_s)
             return CallEnd(result.outcome, result.text, time.monotonic() - began, wait_s, result.reward, result.done)
         except TimeoutError:
-            outcome, text = "timeout", f"{call.name} gave no result within {limit_s:g} s"
+            outcome, text = "timeout", f"{name} gave no result within {limit_s:g} s"
             process.kill(f"was killed: {text}")
         except ProcessDiedError as error:
-            outcome, text = "killed", f"the process that ran {call.name} {error}"
+            text = f"the process that ran {name} {error}"
+        return CallEnd(outcome, text, time.monotonic() - began, wait_s)
+
+    async def _answer(self, process: SampleProcess, message: Callable[[int], ToSample], limit_s: float) -> Any:
+        """Send the message with a number of its own; return what answers it.
+
+        Raises:
+            TimeoutError: nothing does within the limit.
+            ProcessDiedError: the process ended.
+        """
+        self._num_calls += 1
+        number = self._num_calls
+        answer = self._awaited[number] = asyncio.get_running_loop().create_future()
+        process.send(message(number))
+        try:
+            return await asyncio.wait_for(answer, limit_s)
         finally:
             self._awaited.pop(number, None)
-        return CallEnd(outcome, text, time.monotonic() - began, wait_s)
 
     def _on_message(self, message: FromSample) -> bool:
         answer = self._awaited.pop(message.id, None) if isinstance(message, ToolResult | EnvironmentReply) else None
@@ -171,15 +187,6 @@ class ToolProcess:
         for answer in self._awaited.values():
             if not answer.done():
                 answer.set_exception(ProcessDiedError(died.result()))
-
-
-_ONE_CALL = "only the first call of a turn is run"
-
-"""With a chat template that has no place for more."""
-
-_CHARACTERS_OF_A_TOKEN = 8
-
-"""Of a longer result, this many characters for each token that may stay are read."""
 
 
 @dataclass(frozen=True)
@@ -256,7 +263,8 @@ class Conversation:
     def __init__(self, agent: ToolAgent, prompt: Prompt, generate: Generate, process: ToolProcess) -> None:
         self.trajectory = Trajectory()
         self._agent = agent
-        self._prompt_ids: list[int] = np.frombuffer(prompt.prompt_ids, "<i4").tolist()
+        self._prompt = prompt
+        self._prompt_ids = prompt_tokens(prompt)
         self._max_tokens = prompt.sampling.max_tokens
         self._generate = generate
         self._process = process
@@ -328,16 +336,11 @@ class Conversation:
     def _note(self, calls: Sequence[ParsedCall], ends: Sequence[CallEnd]) -> None:
         """Record the calls, their rewards, and a failure that ends the sample."""
         now_s = time.monotonic() - self._started
+        names = [call.name if call.name in self._agent.tools else "" for call in calls]
         self.trajectory.add_calls(
             [
-                CallRecord(
-                    call.name if call.name in self._agent.tools else "",
-                    end.outcome,
-                    now_s - end.call_s,
-                    end.call_s,
-                    end.wait_s,
-                )
-                for call, end in zip(calls, ends, strict=True)
+                CallRecord(name, end.outcome, now_s - end.call_s, end.call_s, end.wait_s)
+                for name, end in zip(names, ends, strict=True)
             ]
         )
         self.trajectory.tool_rewards += [end.reward for end in ends if end.reward is not None]
@@ -394,11 +397,6 @@ class Conversation:
         return f"{decode(first)}...(truncated)...{decode(last[len(last) - half :])}"
 
 
-_CALLS: dict[str, CallOutcome] = {"ok": "ok", "data_error": "error", "timeout": "timeout", "infra_error": "killed"}
-
-_RESETS_AFTER_DEATH = 2
-
-
 class EnvironmentAgent(ToolAgent):
     """Run episodes.
 
@@ -420,10 +418,7 @@ class EnvironmentAgent(ToolAgent):
 class _Episode(Conversation):
     """Hold one sample in progress."""
 
-    def __init__(self, agent: EnvironmentAgent, prompt: Prompt, generate: Generate, process: ToolProcess) -> None:
-        super().__init__(agent, prompt, generate, process)
-        self._environment = agent
-        self._prompt = prompt
+    _agent: EnvironmentAgent
 
     async def hold(self) -> None:
         """Reset the environment, act until the episode ends, ask for the reward."""
@@ -433,18 +428,17 @@ class _Episode(Conversation):
             raise AgentError(f"the environment cannot be reset: {reset.reason}", outcome)
         if reset.messages is not None:
             self._begin(reset.messages)
-        await (self._act() if self._environment.reads_text else super().hold())
+        await (self._act() if self._agent.reads_text else super().hold())
         if self.trajectory.failure is None:
             await self._finish()
 
     async def _reset(self) -> EnvironmentReply:
         """Reset the environment, in a new process where the last one died; a server is asked again in the process."""
-        limit_s = self._environment.step_limit_s
-        reply = await self._process.ask("reset", limit_s, prompt=self._prompt)
-        for _ in range(_RESETS_AFTER_DEATH):
+        limit_s = self._agent.step_limit_s
+        for _ in range(1 + _RESETS_AFTER_DEATH):
+            reply = await self._process.ask("reset", limit_s, prompt=self._prompt)
             if reply.outcome != "infra_error" or not self._process.died:
                 break
-            reply = await self._process.ask("reset", limit_s, prompt=self._prompt)
         return reply
 
     def _begin(self, messages: list[dict[str, Any]]) -> None:
@@ -464,7 +458,11 @@ class _Episode(Conversation):
                 outcome = "data_error" if reply.outcome == "skipped" else reply.outcome
                 trajectory.failure = AgentReward(outcome, reason=reply.reason)
                 return
-            self._add_reward(reply.reward)
+            if reply.reward is not None:
+                # Earlier turns without a reward have 0, so that each keeps its position.
+                without = len(trajectory.turns) - 1 - len(trajectory.turn_rewards)
+                trajectory.turn_rewards += [0.0] * without + [reply.reward]
+                trajectory.reward = AgentReward("scored", sum(trajectory.turn_rewards))
             messages = reply.messages or []
             trajectory.messages += messages
             if reply.done or not messages or len(trajectory.turns) >= self._agent.limits.turns:
@@ -474,26 +472,19 @@ class _Episode(Conversation):
 
     async def _step(self, action: str) -> EnvironmentReply:
         began = time.monotonic()
-        reply = await self._process.ask("step", self._environment.step_limit_s, action=action)
+        reply = await self._process.ask("step", self._agent.step_limit_s, action=action)
         seconds = time.monotonic() - began
-        self.trajectory.add_calls([CallRecord("step", _CALLS[reply.outcome], began - self._started, seconds)])
+        self.trajectory.add_calls([CallRecord("step", _STEP_OUTCOMES[reply.outcome], began - self._started, seconds)])
         return reply
 
     def _note(self, calls: Sequence[ParsedCall], ends: Sequence[CallEnd]) -> None:
         super()._note(calls, ends)
         self.trajectory.turn_rewards.append(sum(end.reward for end in ends if end.reward is not None))
 
-    def _add_reward(self, reward: float | None) -> None:
-        """Add the reward of the newest turn; earlier turns without one have 0, so that each keeps its position."""
-        if reward is not None:
-            without = len(self.trajectory.turns) - 1 - len(self.trajectory.turn_rewards)
-            self.trajectory.turn_rewards += [0.0] * without + [reward]
-            self.trajectory.reward = AgentReward("scored", sum(self.trajectory.turn_rewards))
-
     async def _finish(self) -> None:
         """End the episode; its reward, where it has one, replaces the sum of the steps' rewards."""
         completion = self.trajectory.messages
-        reply = await self._process.ask("finish", self._environment.step_limit_s, completion=completion)
+        reply = await self._process.ask("finish", self._agent.step_limit_s, completion=completion)
         self.trajectory.environment = reply.attributes
         if reply.outcome != "ok":
             self.trajectory.reward = AgentReward(reply.outcome, reason=reply.reason)

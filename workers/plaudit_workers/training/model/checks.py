@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from plaudit_reward.attention import PackedLayout
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.image_processor import ImageProcessor, Pixels
+from plaudit_workers.images import ImageProcessor, Pixels
 from plaudit_workers.training.model.batch import TrainingSequence
 from plaudit_workers.training.model.head import NO_LEAK, PACKING_TOLERANCE, ROUGH_PACKING_TOLERANCE, forward_logits
 from plaudit_workers.training.model.packing import RowImages, shortest

@@ -50,7 +50,7 @@ from plaudit_job.spec.algorithm import ModelSpec
 from plaudit_job.spec.rollout import SamplingSpec
 from plaudit_reward.attention import PACKED_ATTENTION, PackedLayout, UnsupportedAttentionError, length_limits
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.image_processor import ImageProcessor
+from plaudit_workers.images import ImageProcessor
 from plaudit_workers.tokenizer import load_tokenizer, loading_message
 from plaudit_workers.weights.parameters import ModelFiles, StoredParameters
 from plaudit_workers.weights.send import TensorParts

@@ -28,7 +28,7 @@ from plaudit_job.spec.algorithm import ModelSpec
 from plaudit_job.spec.rljob import RLJob, Spec
 from plaudit_reward.attention import choose_attention
 from plaudit_wire.messages import PolicyVersion, Transfer, TransferPart
-from plaudit_workers.image_processor import ImageProcessor
+from plaudit_workers.images import ImageProcessor
 from plaudit_workers.tokenizer import load_tokenizer
 from plaudit_workers.training.model.batch import TrainingBatch
 from plaudit_workers.training.model.checks import (
