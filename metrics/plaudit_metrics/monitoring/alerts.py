@@ -22,15 +22,10 @@ from typing import Any
 from plaudit_metrics.monitoring.rules import AS_WRITTEN, BURNS, THRESHOLDS, Alert, Burn, Windows
 
 _SINCE_STEP = "(time() - plaudit_step_opened_timestamp_seconds)"
-
 _BACKLOG = 'plaudit_stream_undelivered{stream=~"samples|groups"}'
-
 _QUEUE_AGE = 'plaudit_stream_oldest_undelivered_seconds{stream="samples"}'
-
 _THRESHOLD = "plaudit_reward_latency_threshold_seconds"
-
 _TRUNCATED = "avg_over_time(plaudit_last_step_truncated_share[30m])"
-
 _REDELIVERED = "plaudit_redeliveries_total - min_over_time(plaudit_redeliveries_total[5m])"
 
 
@@ -370,12 +365,8 @@ _TOOLS = (
 )
 
 RUN_ALERTS: tuple[Alert, ...] = (*_LATENCY, *_PROGRESS, *_FAILURES, *_TOOLS, *_LEARNING, *_TRANSPORT)
-
-
 POD_LABELS = "instance, pod, container, endpoint"
-
 _JOB = "{{ $labels.namespace }}/{{ $labels.name }}"
-
 _LEADS = f"max without ({POD_LABELS}) (plaudit_operator_leader)"
 
 

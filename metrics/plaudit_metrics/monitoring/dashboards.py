@@ -263,5 +263,4 @@ DASHBOARDS: dict[str, Dashboard] = {
     "fleet": fleet_dashboard(),
     "operator": operator_dashboard(),
 }
-
 """File name without ending → dashboard."""

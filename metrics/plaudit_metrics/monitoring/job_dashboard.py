@@ -259,7 +259,6 @@ def tools() -> Sequence[Any]:
 
 
 _OF_FAILURES = ("Samples without a score", "Failed scores by scorer", "Samples by outcome", "Failed calls by scorer")
-
 _LAST_S = f"sum(plaudit_last_step_seconds{{{OF_RUN}}})"
 
 

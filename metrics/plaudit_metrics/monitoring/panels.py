@@ -42,19 +42,12 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 
 DATA_SOURCE = DataSourceRef("prometheus", "${datasource}")
-
 TAG = "plaudit"
-
 OF_RUN = 'cluster=~"$cluster", namespace=~"$namespace", run=~"$run"'
-
 """Selects the runs chosen by ``with_run_variables``."""
-
 PAGE = "http://127.0.0.1:9090"
-
 """Address of a run's page unless the variable ``page`` has another: that of a port-forward to its metrics service."""
-
 SHARE, SECONDS, BYTES, COUNT, PER_SECOND = "percentunit", "s", "bytes", "short", "ops"
-
 """Grafana's unit names."""
 
 

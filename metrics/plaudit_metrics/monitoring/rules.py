@@ -68,17 +68,11 @@ class Burn:
 
 
 BURNS = (Burn("critical", "burnCritical", "1h", "5m"), Burn("warning", "burnWarning", "6h", "30m"))
-
 RECENT_SAMPLES = 100
-
 """Shares and means among so many of the newest samples, however old they are, hold for steps of any length."""
-
 LEAST_SAMPLES = 20
-
 """Fewer samples than this say nothing."""
-
 RECENT_STEPS = 10
-
 """The longest of so many steps is how long a step may take."""
 
 
@@ -120,14 +114,9 @@ class Windows:
 
 
 AS_WRITTEN = Windows()
-
 """Leaves all windows as they are."""
-
-
 RUNBOOK = "metrics/runbook.md"
-
 _NOT_RUNNING = "run:plaudit_not_running:last1h"
-
 """A suspended, queued or ended job waits for nothing. Without an operator there is no such series."""
 
 

@@ -79,9 +79,7 @@ from plaudit_wire.logs import traceparent
 from plaudit_wire.records import SampleRecord, Split
 
 _MISDIRECTED = 421
-
 _PROBES = ("/healthz", "/readyz")
-
 _INTERNAL = (".localhost", ".svc", ".svc.cluster.local")
 
 
@@ -137,7 +135,6 @@ def _without_port(host: str) -> str:
 
 
 _MOST_OPEN = 500
-
 """Only so many of the newest samples are looked through: they are read on the event loop."""
 
 

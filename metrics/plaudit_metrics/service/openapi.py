@@ -20,13 +20,9 @@ from plaudit_wire.logs import VERSION
 from plaudit_wire.records import OUTCOMES, Split
 
 _MOST_DIGITS = 18
-
 _SHOWN = 80
-
 """Characters of a wrong parameter that its error repeats."""
-
 TEXT_CHARACTERS = 1000
-
 """Characters of a text parameter."""
 
 
@@ -111,33 +107,19 @@ def choice(request: Request, name: str, choices: Collection[str]) -> str:
 
 
 MOST_STEPS = 500
-
 """Number of steps that are kept and served."""
-
 MOST_SAMPLES = 100
-
 """Number of slowest samples that are kept with a step."""
-
 MOST_TRACED = 5000
-
 """Number of samples in a timeline, the slowest first: more would overwhelm a browser."""
-
 MOST_LISTED = 200
-
 """Number of stored samples on one page of a search."""
-
 CHARACTERS = 20_000
-
 """Number of characters of each text of a stored sample, unless the request asks for more."""
-
 ORDERS = get_args(SampleOrder)
-
 SAMPLE_OUTCOMES = (*OUTCOMES, FAILED)
-
 _NUMBER = {"type": "number"}
-
 _INTEGER = {"type": "integer"}
-
 _TEXT = {"type": "string"}
 
 

@@ -68,15 +68,10 @@ class HttpServer(uvicorn.Server):
 
 
 logger = get_logger(__name__)
-
 _LOOK_EVERY_S = 2.0
-
 _END_WITHIN_S = 2
-
 """Open connections of scrapers delay the shutdown no longer."""
-
 _REDIS_WITHIN_S = 30.0
-
 """After as long without a response from Redis the service is not ready."""
 
 

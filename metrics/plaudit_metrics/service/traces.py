@@ -33,11 +33,8 @@ from plaudit_wire.records import (
 )
 
 Attributes = dict[str, Any]
-
 EVALUATION = "gen_ai.evaluation.result"
-
 """Name of the event that holds a score."""
-
 _NO_FAILURE = ("scored", "skipped", "ok")
 
 
@@ -124,15 +121,10 @@ def error(outcome: str) -> Attributes:
 
 
 logger = get_logger(__name__)
-
 _EXPORT_WITHIN_S = 5.0
-
 _MOST_STEPS = 8
-
 """Steps that may wait for the thread; the traces of further ones are dropped."""
-
 _TRACES_AT_A_TIME = 100
-
 _PATH = "/v1/traces"
 
 

@@ -37,7 +37,6 @@ from plaudit_wire.records import (
 )
 
 MOST_CHARACTERS = 4_000_000
-
 """Characters of one sample that are returned when all of it is asked for."""
 
 
@@ -168,9 +167,7 @@ def _text(content: Any) -> str:
 
 
 _NAME = re.compile(r"step-(\d+)-i(\d+)\.parquet")
-
 FOLDER = "samples"
-
 """Folder of the files, in the run's folder."""
 
 
@@ -200,7 +197,6 @@ def surviving_files(folder: Path) -> dict[int, Path]:
 
 
 _EXTRA = "extra/"
-
 _GENERATION = {name: name for name in GenerationRecord.__struct_fields__} | {"worker": "rollout_worker"}
 
 _SCORING = {name: name for name in ("outcome", "reason", "limiter_s", "retry_s", "call_s")} | {
@@ -314,7 +310,6 @@ LISTED_COLUMNS = [
     "version_max",
     "prompt_id",
 ]
-
 """The columns that ``ListedSample`` is made of."""
 
 

@@ -33,15 +33,10 @@ if TYPE_CHECKING:
 
 
 FAILED = "failed"
-
 """As ``outcome``: every outcome but ``scored``."""
-
 _SCORED = "scored"
-
 _EQUAL = ("data_source", "split", "group", "prompt_id")
-
 SampleOrder = Literal["stored", "lowest", "highest"]
-
 RowNumbers = NDArray[np.int64]
 
 
@@ -144,7 +139,6 @@ def _equals(table: pyarrow.Table, name: str, value: str) -> NDArray[np.bool_]:
 
 
 Row = dict[str, Any]
-
 _BOUNDED = ("outcome", "score", "data_source", "split")
 
 
@@ -241,9 +235,7 @@ class SampleFile:
 
 
 _FIRST = 16
-
 """The first samples of a step, which are those of whole groups."""
-
 _FAILED = 4
 
 
@@ -260,7 +252,6 @@ def few_samples(path: Path) -> list[Row]:
 
 
 MOST_FILES = 128
-
 MOST_BYTES = 32 << 20
 
 

@@ -214,7 +214,6 @@ def _text(value: bytes | str) -> str:
 
 
 MOST_LOOKS = 1800
-
 """An hour of snapshots, one every two seconds."""
 
 

@@ -41,7 +41,6 @@ from plaudit_metrics.statistics.steps import step_statistics, wall_seconds
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord, WaitRecord
 
 FILE_NAME = "steps.jsonl"
-
 _FIELDS = frozenset(StepRecord.__struct_fields__) - {"statistics", "labels"}
 
 
@@ -151,7 +150,6 @@ class EncodedStep(msgspec.Struct, frozen=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-
 _decoder = msgspec.msgpack.Decoder(SampleRecord)
 
 
@@ -259,11 +257,8 @@ class KeptSteps:
 
 
 _CLOCK_SLACK_S = 1.0
-
 """A group belongs to a step that opened before the group closed; both stamps are from one clock, read in two calls."""
-
 _CLOSED_GROUPS = 200_000
-
 """Ids of closed groups that are remembered, to recognise replays."""
 
 

@@ -28,19 +28,12 @@ from plaudit_wire.names import EVENTS_GROUP, Names
 from plaudit_wire.records import GenerationRecord, GroupRecord, SampleRecord, ScoringRecord, StepRecord, read_fields
 
 EventRecord = SampleRecord | GroupRecord | StepRecord
-
 _GENERATION = msgspec.msgpack.Decoder(GenerationRecord)
-
 _SCORING = msgspec.msgpack.Decoder(ScoringRecord)
-
 _GROUP = msgspec.msgpack.Decoder(GroupRecord)
-
 _STEP = msgspec.msgpack.Decoder(StepRecord)
-
 _MOST_SAMPLES = 1 << 16
-
 """No group has as many."""
-
 _ENDED = b"ended:"
 
 
@@ -85,25 +78,15 @@ def _samples(fields: Mapping[bytes, bytes]) -> Iterator[SampleRecord]:
 
 
 logger = get_logger(__name__)
-
 _BATCH = 100
-
 """Entries read at a time; each holds the samples of one group."""
-
 _RECORDS_AT_A_TIME = 1000
-
 """Records handled before requests are answered: about 10 ms."""
-
 _BLOCK_MS = 500
-
 _RETRY_AFTER_S = 1.0
-
 StreamEntry = tuple[bytes, dict[bytes, bytes]]
-
 """Id and fields."""
-
 Handle = Callable[[list[EventRecord], bool], None]
-
 """Takes a batch of records in the stream's order, and True if they count."""
 
 

@@ -86,9 +86,7 @@ class PackedRows:
 
 
 MOST_TOOLS = 64
-
 """Tools whose calls are figures of a step; a model may invent any number of names, which count as unknown."""
-
 _UNKNOWN = "unknown"
 
 
@@ -168,19 +166,12 @@ def turn_statistics(columns: TurnColumns) -> dict[str, float]:
 
 
 NO_SCORER = "(no scorer)"
-
 """Stands for the scorer of samples that ended without one: poison, or given up at their group's deadline."""
-
 _MOST_KINDS = 8
-
 """Kinds of failure that are kept for each scorer; further ones count as the last."""
-
 _REASON_CHARACTERS = 200
-
 _FOLDER = re.compile(r"\(/[^()]*/(?=[^/()]+:\d+)")
-
 _PLACE = re.compile(r"\([^()]+:\d+[^()]*\)$")
-
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
@@ -263,17 +254,11 @@ def shortened(reason: str) -> str:
 
 
 Floats = NDArray[np.float64]
-
 Integers = NDArray[np.int64]
-
 MOST_EXTRAS = 16
-
 """Numeric extras of one scorer that are figures of a step; further ones are not."""
-
 _EXTRA_CHARACTERS = 64
-
 _OUTCOME_CODES = {outcome: float(code) for code, outcome in enumerate(OUTCOMES)}
-
 _NAN = math.nan
 
 _NEVER_GENERATED = GenerationRecord(
@@ -479,7 +464,6 @@ _FLOATS = {
     "call_s": 17,
     "value": 18,
 }
-
 """Column → its place in a row of ``ColumnCollector``; place 7 is ``generated``, 19 holds outcome
 and deliveries, 20 is ``truncated``."""
 

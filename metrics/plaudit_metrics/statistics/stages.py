@@ -47,11 +47,8 @@ SAMPLE_STAGES = (
 )
 
 GROUP_STAGES = ("group_wait", "group_scorer", "ready_queue")
-
 STAGES = SAMPLE_STAGES + GROUP_STAGES
-
 _UNKNOWN = GroupRecord("", "train", 0, "trained", 0, 0, 0.0, 0.0)
-
 """Stands for a group without a record: it has no points in time."""
 
 
@@ -122,7 +119,6 @@ def _cut(span: Floats, *parts: Floats) -> list[Floats]:
 
 
 BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
-
 """Upper bounds in seconds, from a rule's millisecond to the hour of an agent's run."""
 
 

@@ -157,7 +157,6 @@ def _centred(values: Floats, group: NDArray[np.int64]) -> Floats:
 
 
 _PIPELINE = "reward_pipeline"
-
 _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 

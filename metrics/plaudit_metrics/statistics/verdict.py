@@ -58,17 +58,11 @@ from plaudit_metrics.statistics.columns import Floats, Integers, SampleColumns
 from plaudit_wire.records import OUTCOMES, PAUSE, GroupRecord, WaitRecord
 
 CAUSES = ("generation", "tools", "sample_queue", "limiter", "score", "group_scorer", "ready_queue", PAUSE)
-
 """In the order of the pipeline; all but the first two are the reward side's."""
-
 ROLLOUT_CAUSES = CAUSES[:2]
-
 _OF_GROUPS = CAUSES[:-1]
-
 """Causes that follow from the stamps of the awaited groups."""
-
 _FEWEST_PEERS = 4
-
 """Among fewer awaited samples (or groups) the last always accounts for a large part, which makes it no straggler."""
 
 
@@ -200,29 +194,17 @@ Verdict = Literal[
 ]
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-
 WAITING_SHARE = 0.2
-
 """Below this share of the step spent waiting, the trainer itself is the bottleneck."""
-
 STRAGGLER_SHARE = 0.5
-
 """A straggler accounts for more than this share of the waiting."""
-
 SIDE_SHARE = 0.6
-
 """Generation or the reward side accounts for at least this share of the waiting."""
-
 _PROCESS_WAIT = re.compile(r"reward_pipeline/scorer/(.+)/wait_s/mean")
-
 HELD_SHARE = 0.5
-
 """Of the waits for limits, the endpoints' own pauses take at least this share."""
-
 _OUTCOME_KEYS = tuple(f"reward_pipeline/outcome/{outcome}" for outcome in OUTCOMES)
-
 LIMITER_KEY, HELD_KEY = "reward_pipeline/limiter_total_s", "reward_pipeline/limiter_held_total_s"
-
 _SCORED_KEY = "reward_pipeline/outcome/scored"
 
 _NAMES: dict[str, Verdict] = {

@@ -37,9 +37,7 @@ from plaudit_metrics.statistics.steps import slowest_samples
 from plaudit_wire.records import StepRecord
 
 _STEPS = 10
-
 _CHARACTERS = 4000
-
 """Of each text."""
 
 
@@ -63,23 +61,14 @@ def report_samples(folder: Path) -> dict[str, Any]:
 
 
 MOST_STEPS = 2000
-
 """The newest steps that a report contains."""
-
 _WITH_SAMPLES = 30
-
 """The newest steps whose slowest samples are in the file."""
-
 _WITH_TIMELINE = 5
-
 _SLOWEST = 20
-
 _DRAWN = 60
-
 _IMPORT = re.compile(r"^import (?P<names>{.*?}) from \"\./(?P<file>[a-z]+\.js)\";\n", re.MULTILINE | re.DOTALL)
-
 _EXPORT = re.compile(r"^export (?:async )?(?:function|class|const|let) (\w+)", re.MULTILINE)
-
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {scripts}; base-uri 'none'"
 
 

@@ -73,7 +73,6 @@ class CopiedCounter(Collector):
 
 
 GaugeValues = Mapping[tuple[str, ...], float | None]
-
 """Label values → value; None: the gauge is absent."""
 
 
@@ -148,7 +147,6 @@ class RecentMean:
 
 
 _MOST_CHARACTERS = 64
-
 """Of a group's id: Prometheus refuses an exemplar whose labels have over 128 characters."""
 
 
@@ -180,7 +178,6 @@ class Naming:
 
 
 UNTRACED = Naming()
-
 """Names samples by group and index alone."""
 
 
@@ -235,7 +232,6 @@ def engine_gauges(engines: Sequence[EngineStatus]) -> Iterator[GaugeMetricFamily
 
 
 _FAILED = ("error", "timeout", "killed")
-
 """A refused call is the policy's mistake or a limit of the job: the tool was never run."""
 
 

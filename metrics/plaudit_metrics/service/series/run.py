@@ -58,7 +58,6 @@ _STATISTICS = {
     "plaudit_reward_mean": ("reward/mean", "Mean reward"),
     "plaudit_reward_std": ("reward/std", "Standard deviation of the rewards"),
 }
-
 """Gauge of the newest closed step → its key of a step's figures, and its help text."""
 
 _TOOL = "reward_pipeline/tool/"
@@ -116,7 +115,6 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[StepRecord], GaugeValu
     ),
     ("plaudit_last_step_tool_seconds", "Seconds of a tool's calls", ("tool", "statistic"), _tool_seconds),
 )
-
 """Name, help text and labels of a gauge of the newest closed step, and its values by label values."""
 
 
@@ -182,9 +180,7 @@ class StepSeries(Collector):
 
 
 TRACE_RESULTS = ("sent", "failed", "dropped")
-
 SERVICE = "service"
-
 """The schedule of a job without a trainer: it only scores, and closes no steps."""
 
 
