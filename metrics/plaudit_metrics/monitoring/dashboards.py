@@ -1,8 +1,7 @@
 """The Grafana dashboards, built with Grafana's own builders and committed in ``metrics/dashboards``.
 
-``Plaudit / Fleet``: compare all runs that Prometheus scrapes.
-
-``Plaudit / Operator``: leadership, backlog and conditions of the RLJobs.
+Here are ``Plaudit / Fleet`` (all runs that Prometheus scrapes, compared) and ``Plaudit / Operator`` (leadership,
+backlog and conditions of the RLJobs).
 """
 
 from __future__ import annotations

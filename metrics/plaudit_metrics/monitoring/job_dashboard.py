@@ -1,9 +1,4 @@
-"""``Plaudit / Job``: bottleneck, scorers, queue age and failures on the first screen; details of each part below.
-
-The rows of ``Plaudit / Job`` about rewards, scorers, judges and reward models.
-
-The rows of ``Plaudit / Job`` about generation, rollout engines and tools.
-"""
+"""``Plaudit / Job``: bottleneck, scorers, queue age and failures on the first screen; details of each part below."""
 
 from __future__ import annotations
 

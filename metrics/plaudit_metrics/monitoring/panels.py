@@ -1,9 +1,7 @@
-"""Build the parts of dashboards: the frame with its variables, and three kinds of panels.
+"""Build the parts of dashboards: the frame with its variables, three kinds of panels, and the PromQL that they share.
 
 Every query uses the data source of the variable ``datasource``. The variable ``run`` selects by the label that the
 scrape configuration sets (docs/metrics.md); without that label, "All" still finds everything.
-
-PromQL that the panels of a run share. Every query selects the chosen runs.
 """
 
 from __future__ import annotations
@@ -119,13 +117,7 @@ def panel_id(title: str) -> int:
 
 
 def stat(
-    title: str,
-    expression: str,
-    unit: str,
-    *,
-    about: str,
-    warn: float | None = None,
-    bad: float | None = None,
+    title: str, expression: str, unit: str, *, about: str, warn: float | None = None, bad: float | None = None
 ) -> StatPanel:
     """Return a panel of one number, yellow from ``warn`` and red from ``bad``; ``about`` describes it."""
     steps = [Threshold(None, "green")]

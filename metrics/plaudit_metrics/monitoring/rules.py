@@ -1,11 +1,8 @@
-"""One alert rule, and its form in a rule file.
+"""The form of one alert rule, the thresholds of all alerts, and their time windows.
 
-Every threshold of the alerts, by the name that the chart's values have for it (``monitoring.alerts.thresholds``).
-
-Expressions and summaries hold a threshold as ``<name>``. ``filled`` replaces it by the value below; the chart by the
-value of the installation.
-
-Scale all time windows together, so that a test sees in seconds what takes hours.
+Expressions and summaries hold a threshold as ``<name>``: its name in the chart's values
+(``monitoring.alerts.thresholds``). ``filled`` replaces it by the value below; the chart by the value of the
+installation.
 """
 
 from __future__ import annotations
@@ -86,7 +83,7 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 @dataclass(frozen=True)
 class Windows:
-    """Scale Prometheus durations.
+    """Scale all time windows together, so that a test sees in seconds what takes hours.
 
     Attributes:
         scale: factor; 1/60 turns hours into minutes.
@@ -132,7 +129,7 @@ class Alert:
     description: str
     """What it means for the run, and where to look first."""
     expression: str
-    held: str = "0m"
+    held: str = "5m"
     """How long the expression must hold before the alert fires."""
     kept: str = "10m"
     """How long it keeps firing after the expression no longer holds."""

@@ -1,20 +1,8 @@
-"""The HTTP interface: Prometheus, JSON, health. The routes are described by ``openapi.py``.
-
-Guard the service against other sites in a user's browser.
-
-A page of another site can point its own name at this service's address (DNS rebinding) and then read it as its own
-origin. Its requests carry that name as ``Host``: requests for names that are not this service's are refused. Addresses,
-``localhost``, names without a dot and Kubernetes' own names (``….svc``, ``….svc.cluster.local``) cannot be such a name.
-
-The routes over stored samples: search them page by page, and read one as its conversation.
-
-The files are read in a thread, one request at a time, so that the service goes on and its memory stays bounded.
-"""
+"""Respond over HTTP: Prometheus, JSON about steps, queues and stored samples, health. ``openapi.py`` has the routes."""
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import math
 from collections.abc import Callable, Collection, Mapping
 from ipaddress import ip_address
@@ -42,15 +30,15 @@ from plaudit_metrics.service.answers import (
 )
 from plaudit_metrics.service.openapi import (
     CHARACTERS,
-    MOST_LISTED,
-    MOST_SAMPLES,
-    MOST_STEPS,
-    MOST_TRACED,
+    LISTED,
+    LOOKS,
+    NEWEST_STEPS,
     ORDERS,
     SAMPLE_OUTCOMES,
+    SLOWEST,
+    TRACED,
     RefusedQueryError,
     choice,
-    count,
     document,
     point_in_time,
     real_number,
@@ -63,7 +51,6 @@ from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.samples import (
     FOLDER,
     LISTED_COLUMNS,
-    MOST_CHARACTERS,
     ListedSample,
     SampleDetail,
     UnreadableFileError,
@@ -73,7 +60,7 @@ from plaudit_metrics.sources.samples import (
     surviving_files,
 )
 from plaudit_metrics.sources.search import Place, SampleFile, SampleOrder, SampleQuery, SampleSearch
-from plaudit_metrics.sources.snapshot import MOST_LOOKS, RunSnapshot
+from plaudit_metrics.sources.snapshot import RunSnapshot
 from plaudit_metrics.sources.steps import ClosedStep, EncodedStep
 from plaudit_wire.logs import traceparent
 from plaudit_wire.records import SampleRecord, Split
@@ -84,7 +71,12 @@ _INTERNAL = (".localhost", ".svc", ".svc.cluster.local")
 
 
 class BrowserGuard:
-    """Refuse requests for foreign names, and add ``nosniff`` to every response.
+    """Guard the service against other sites in a user's browser, and add ``nosniff`` to every response.
+
+    A page of another site can point its own name at this service's address (DNS rebinding) and then read it as its own
+    origin. Its requests carry that name as ``Host``: requests for names that are not this service's are refused.
+    Addresses, ``localhost``, names without a dot and Kubernetes' own names (``….svc``, ``….svc.cluster.local``) cannot
+    be such a name.
 
     Args:
         hosts: further names that lead here, such as an ingress's; ``*`` allows all.
@@ -122,7 +114,7 @@ def own_host(header: str, hosts: Collection[str]) -> bool:
     if "*" in hosts or name in hosts or ("." not in name and ":" not in name) or name.endswith(_INTERNAL):
         return True
     try:
-        ipaddress.ip_address(name)
+        ip_address(name)
     except ValueError:
         return False
     return True
@@ -139,7 +131,9 @@ _MOST_OPEN = 500
 
 
 class StoredSamples:
-    """Serve the stored samples of one run, and list those of the open step.
+    """Serve the stored samples of one run, page by page and one as its conversation; list those of the open step.
+
+    The files are read in a thread, one request at a time, so that the service goes on and its memory stays bounded.
 
     Args:
         run_folder: None: the service has none.
@@ -165,16 +159,13 @@ class StoredSamples:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        return [
-            Route("/api/v1/samples", self._page),
-            Route("/api/v1/samples/{step}/{group}/{index}", self._sample),
-        ]
+        return [Route("/api/v1/samples", self._page), Route("/api/v1/samples/{step}/{group}/{index}", self._sample)]
 
     async def _page(self, request: Request) -> Response:
         self._check_client(request)
         query, start = _query(request), _place(request)
         first, last = step_number(request, "first_step"), step_number(request, "last_step")
-        most = count(request, "most", 50, MOST_LISTED)
+        most = LISTED.of(request)
         opened = self._open(query, first, last)[:most] if start is None else []
 
         def search() -> dict[str, Any]:
@@ -206,7 +197,7 @@ class StoredSamples:
         self._check_client(request)
         step, index = whole_number(request.path_params["step"]), whole_number(request.path_params["index"])
         group = request.path_params["group"]
-        characters = count(request, "characters", CHARACTERS, MOST_CHARACTERS)
+        characters = CHARACTERS.of(request)
         return await self._answer(lambda: self._read(step, group, index, characters))
 
     def _check_client(self, request: Request) -> None:
@@ -335,7 +326,7 @@ class RunApi:
         return Response(encode(self._view.series.registry), headers={"Content-Type": content_type})
 
     async def _steps(self, request: Request) -> Response:
-        steps = self._view.kept.newest(count(request, "newest", MOST_STEPS, MOST_STEPS))
+        steps = self._view.kept.newest(NEWEST_STEPS.of(request))
         return _json({"run": self._run, "steps": [step_summary(step) for step in steps]})
 
     async def _step(self, request: Request) -> Response:
@@ -345,21 +336,19 @@ class RunApi:
         step = self._find(request)
         samples = [
             sample | {"traceparent": traceparent(self._run, sample["group"], sample["index"])}
-            for sample in sample_details(step, count(request, "slowest", 20, MOST_SAMPLES))
+            for sample in sample_details(step, SLOWEST.of(request))
         ]
         return _json({"run": self._run, "step": step.record.step, "samples": samples})
 
     async def _trace(self, request: Request) -> Response:
         step = self._find(request)
-        most = count(request, "slowest", MOST_TRACED, MOST_TRACED)
+        most = TRACED.of(request)
         encoded = self._view.kept.samples(step.record.step)
         # A second of work for a large step: in a thread, so that other requests are answered meanwhile.
         timeline = await asyncio.to_thread(_timeline, step, encoded, most)
         name = f"{self._run}-step-{step.record.step}.json"
         return Response(
-            timeline,
-            media_type="application/json",
-            headers={"Content-Disposition": f'attachment; filename="{name}"'},
+            timeline, media_type="application/json", headers={"Content-Disposition": f'attachment; filename="{name}"'}
         )
 
     async def _openapi(self, _: Request) -> Response:
@@ -378,7 +367,7 @@ class RunApi:
 
     async def _queues(self, request: Request) -> Response:
         looks = self._view.queues.after(point_in_time(request, "after"))
-        looks = looks[-count(request, "newest", MOST_LOOKS, MOST_LOOKS) :]
+        looks = looks[-LOOKS.of(request) :]
         workers = self._view.snapshot.worker_records
         return _json({"run": self._run, "looks": [_look(seen) for seen in looks], "workers": workers})
 

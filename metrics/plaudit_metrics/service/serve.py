@@ -2,8 +2,6 @@
 
 Runs as ``python -m plaudit_metrics``, or as a coroutine in another process's event loop (a Ray actor's): it installs no
 signal handlers and ends when ``stop`` is set. Exit codes: 0 stopped, 2 refused with one message.
-
-uvicorn inside an event loop that the caller runs, on a socket that answers at once.
 """
 
 from __future__ import annotations
@@ -100,11 +98,7 @@ async def serve(settings: ServiceSettings, stop: asyncio.Event) -> None:
 
 
 async def _serve_on(
-    listener: socket.socket,
-    client: Redis,
-    settings: ServiceSettings,
-    stop: asyncio.Event,
-    sender: SpanSender | None,
+    listener: socket.socket, client: Redis, settings: ServiceSettings, stop: asyncio.Event, sender: SpanSender | None
 ) -> None:
     series = RunSeries(
         latency_threshold_s=settings.latency_threshold_s,

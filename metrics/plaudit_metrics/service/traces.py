@@ -1,12 +1,11 @@
 """Send samples as OpenTelemetry spans (OTLP over HTTP): the slowest of each step and a share of all.
 
-Each sample is one trace (``trace_context``): a root span from its admission until the trainer took its group, a child
-span for each stage, each scorer, and each turn and tool call of a conversation. A thread of its own builds and sends
-them after the step has closed, so that neither a sample nor the metrics service waits.
+Each sample is one trace: a root span from its admission until the trainer took its group, a child span for each stage,
+each scorer, and each turn and tool call of a conversation. Their attributes follow OpenTelemetry's conventions for
+generative AI (``gen_ai.*``). A thread of its own builds and sends them after the step has closed, so that neither a
+sample nor the metrics service waits.
 
 Needs the extra ``traces``. A slow or unreachable collector loses traces, which are counted, and nothing else.
-
-Describe a sample by the attributes of OpenTelemetry's conventions for generative AI (``gen_ai.*``). Pure.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""A stored sample as the conversation that it was: messages, tool calls and results, with the times of each turn.
+"""Read a run's stored samples (``samples/step-000012-i1.parquet``: step 12 as incarnation 1 trained it).
 
-Find the files of a run's stored samples: ``samples/step-000012-i1.parquet``, step 12 as incarnation 1 trained it.
-
-Cut long texts, so that one sample with megabytes of output costs a reader and a browser little.
-
-Stored samples as the API returns them: a line of a list, and one sample in full.
-
-Read a run's stored samples (``samples/step-000012-i1.parquet``, written by the trainer) as records.
+As records, as a line of a list, or as one sample in full: the conversation that it was, with messages, tool calls and
+results, and the times of each turn. Long texts are cut, so that one sample with megabytes of output costs a reader and
+a browser little.
 """
 
 from __future__ import annotations

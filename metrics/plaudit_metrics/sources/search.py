@@ -1,14 +1,9 @@
 """Search a run's stored samples page by page. A page costs a bounded amount of work, however many samples there are.
 
 A search walks the files of the steps from the newest to the oldest. Files whose footer excludes the query are skipped;
-the footers' bounds are remembered, since a file never changes. A page ends when it is full, after ``MOST_FILES`` opened
+the footers' bounds are remembered, since a file never changes. Conditions are evaluated on columns without reading
+texts, and only the row groups of the found rows are read. A page ends when it is full, after ``MOST_FILES`` opened
 files, or after ``MOST_BYTES`` of decompressed texts; it then names the place at which the next page begins.
-
-Choose a few stored samples of a step, where only some can be kept.
-
-Conditions on stored samples, evaluated on columns without reading texts.
-
-Read single rows of one file of stored samples: only the row groups that hold them.
 """
 
 from __future__ import annotations
@@ -149,7 +144,8 @@ class SampleFile:
         columns: the columns of the rows; None reads all. Columns that the file lacks are None.
 
     Raises:
-        UnreadableFileError: it is not a readable Parquet file, or it lacks ``group``, ``outcome`` or ``score``.
+        UnreadableFileError: it is not a readable Parquet file, or it lacks ``group``, ``outcome`` or ``score``; by
+            its methods too, if it is damaged.
     """
 
     def __init__(self, path: Path, columns: Sequence[str] | None = None) -> None:
@@ -193,11 +189,7 @@ class SampleFile:
         return found
 
     def find(self, query: SampleQuery) -> RowNumbers:
-        """Return the numbers of the rows that match, in the query's order.
-
-        Raises:
-            UnreadableFileError: the file is damaged.
-        """
+        """Return the numbers of the rows that match, in the query's order."""
         columns = [name for name in query.columns() if name in self._places] or ["outcome"]
         return query.rows(self._guarded(lambda: self._file.read(columns, use_threads=False)))
 
@@ -211,11 +203,7 @@ class SampleFile:
         return sum(int(chunks.column(place).total_uncompressed_size) for place in places)
 
     def read(self, row: int) -> Row:
-        """Return a row.
-
-        Raises:
-            UnreadableFileError: the file is damaged.
-        """
+        """Return a row."""
         group = self._group_of(row)
         table = self._tables.get(group)
         if table is None:
@@ -240,11 +228,7 @@ _FAILED = 4
 
 
 def few_samples(path: Path) -> list[Row]:
-    """Return the first 16 samples of a file, and the first four that have no score.
-
-    Raises:
-        UnreadableFileError: the file is damaged.
-    """
+    """Return the first 16 samples of a file, and the first four that have no score."""
     with SampleFile(path) as file:
         first = file.find(SampleQuery())[:_FIRST].tolist()
         failed = file.find(SampleQuery(outcome=FAILED))[:_FAILED].tolist()

@@ -1,16 +1,8 @@
-"""Read the ``events`` stream with a consumer group of its own, which records its position.
+"""Read the ``events`` stream with a consumer group of its own, which records its position, and decode its entries.
 
 A start has two phases. First it reads again what earlier starts handled, up to the group's last delivered entry, to
 restore steps and waiting samples without counting them. Then it continues where they stopped. An entry is acknowledged
 after it was handled, so one that was in progress during a crash is handled and counted by the next start.
-
-Decode the entries of the ``events`` stream.
-
-Fields: ``kind`` = ``samples`` | ``group`` | ``step``. A group's or step's ``record`` is its msgpack. The samples of a
-group share one entry, which a script writes from the group's hash: ``group``, ``split``, ``step``,
-``data_source``, ``admitted`` as text; then of each index ``ended:<index>`` and, where it was published,
-``published:<index>`` (see ``sample_fields``). Unknown fields are ignored, so that newer writers do not stop an older
-reader.
 """
 
 from __future__ import annotations
@@ -38,7 +30,14 @@ _ENDED = b"ended:"
 
 
 def decode_event(fields: Mapping[bytes, bytes]) -> Sequence[EventRecord]:
-    """Decode one entry; return nothing for an unknown kind or a damaged one (only figures are lost, never a sample)."""
+    """Decode one entry; return nothing for an unknown kind or a damaged one (only figures are lost, never a sample).
+
+    Fields: ``kind`` = ``samples`` | ``group`` | ``step``. A group's or step's ``record`` is its msgpack. The samples of
+    a group share one entry, which a script writes from the group's hash: ``group``, ``split``, ``step``,
+    ``data_source``, ``admitted`` as text; then of each index ``ended:<index>`` and, where it was published,
+    ``published:<index>`` (see ``read_fields``). Unknown fields are ignored, so that newer writers do not stop an older
+    reader.
+    """
     try:
         match fields.get(b"kind"):
             case b"samples":

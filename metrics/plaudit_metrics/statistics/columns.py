@@ -1,19 +1,8 @@
 """Turn a step's samples into arrays: one column a field, so that every figure is one numpy call.
 
 ``ColumnCollector`` takes the samples one by one as they come and packs each into one row of numbers, so that nothing
-is left to convert when the step closes. Read by ``steps``, ``stages`` and ``waits``. NaN means "did not happen".
-
-Append rows of numbers one by one, and read them as contiguous columns.
-
-Collect the turns and tool calls of a step's conversations sample by sample, with figures at the end.
-
-verl's keys count as verl does: ``num_turns`` has one for the prompt, one for each turn of the policy and one for each
-turn of tool results; ``tool_call_counts`` has the calls of a sample. Steps without conversations have none of the keys.
-
-Count why samples have no score: each scorer's failures by kind, with the first reason of each kind.
-
-A kind is an outcome and the part of its reason that does not change from sample to sample: the type of an exception
-and its line, or the text before the first colon, without its numbers.
+is left to convert when the step closes. It also collects the turns and tool calls of conversations, and why samples
+have no score. NaN means "did not happen".
 """
 
 from __future__ import annotations
@@ -152,7 +141,11 @@ def turns_began(sample: SampleRecord) -> float:
 
 
 def turn_statistics(columns: TurnColumns) -> dict[str, float]:
-    """Compute verl's ``num_turns/…`` and ``tool_call_counts/…``, each with ``min``, ``max`` and ``mean``."""
+    """Compute verl's ``num_turns/…`` and ``tool_call_counts/…``, each with ``min``, ``max`` and ``mean``.
+
+    As verl counts: ``num_turns`` has one for the prompt, one for each turn of the policy and one for each turn of tool
+    results; ``tool_call_counts`` has the calls of a sample. Without conversations there are none of the keys.
+    """
     if len(columns.num_turns) == 0:
         return {}
     statistics: dict[str, float] = {}
@@ -191,7 +184,10 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class FailureCounts:
-    """Count failures by scorer and kind, in bounded memory.
+    """Count why samples have no score: each scorer's failures by kind, with the first reason of each. Bounded.
+
+    A kind is an outcome and the part of its reason that does not change from sample to sample: the type of an exception
+    and its line, or the text before the first colon, without its numbers.
 
     Attributes:
         unscored: those of the ``samples`` that have no score.
@@ -441,13 +437,7 @@ class ColumnCollector:
         )
 
 
-_INTEGERS = {
-    "group": 0,
-    "num_preempted": 11,
-    "prompt_tokens": 12,
-    "response_tokens": 13,
-    "version_min": 14,
-}
+_INTEGERS = {"group": 0, "num_preempted": 11, "prompt_tokens": 12, "response_tokens": 13, "version_min": 14}
 
 _FLOATS = {
     "admitted": 1,

@@ -2,14 +2,6 @@
 
 The trainer calls ``step_record`` when it closes a step, with complete records from the groups' hashes. The metrics
 service calls ``step_statistics`` with events, for steps whose record has no figures.
-
-Compute verl's keys for a step's samples, with verl's meaning, so that its dashboards and notebooks keep working.
-
-Sources: verl pull requests #5971 (``compute_score`` beside ``generate_sequences`` and ``tool_calls``; the slowest
-sample is the one with the largest sum of the three) and #5896 (the name ``reward`` for the same figure). One
-difference: an unknown number of preemptions (-1) is left out here, while verl counts it as minus one.
-
-Compute statistics of a step's rewards: spread, groups without a signal, length against reward. Pure.
 """
 
 from __future__ import annotations
@@ -67,7 +59,11 @@ class AgentLoopColumns:
 
 
 def agent_loop_statistics(columns: AgentLoopColumns) -> dict[str, float]:
-    """Compute verl's ``timing_s/agent_loop/…`` keys.
+    """Compute verl's ``timing_s/agent_loop/…`` keys, with verl's meaning, so that its dashboards keep working.
+
+    Sources: verl pull requests #5971 (``compute_score`` beside ``generate_sequences`` and ``tool_calls``; the slowest
+    sample is the one with the largest sum of the three) and #5896 (the name ``reward`` for the same figure). One
+    difference: an unknown number of preemptions (-1) is left out here, while verl counts it as minus one.
 
     Returns:
         Per measure ``min``, ``max`` and ``mean``, and under ``slowest/`` the measures of the slowest sample (of equal

@@ -1,9 +1,8 @@
 """``plaudit report RUN``: write the live page as one HTML file, with the data of a run's folder inside.
 
 The file is self-contained: styles, scripts and chart library are inside, and its content security policy forbids the
-browser to fetch anything. It also works for a run that continues or was cut short: it contains the closed steps.
-
-Choose the stored samples that a report contains, since a file can hold only some of them.
+browser to fetch anything. It also works for a run that continues or was cut short: it contains the closed steps, and of
+the stored samples as many as one file can hold.
 """
 
 from __future__ import annotations
