@@ -26,13 +26,83 @@ from plaudit_metrics.sources.samples import UnreadableFileError
 if TYPE_CHECKING:
     from plaudit_metrics.sources.samples import ListedSample
 
-
 FAILED = "failed"
 """As ``outcome``: every outcome but ``scored``."""
 _SCORED = "scored"
 _EQUAL = ("data_source", "split", "group", "prompt_id")
+_BOUNDED = ("outcome", "score", "data_source", "split")
+_FIRST = 16
+"""The first samples of a step, which are those of whole groups."""
+_FAILED = 4
+MOST_FILES = 128
+MOST_BYTES = 32 << 20
 SampleOrder = Literal["stored", "lowest", "highest"]
 RowNumbers = NDArray[np.int64]
+Row = dict[str, Any]
+
+
+class Place(NamedTuple):
+    """Name the place of a sample in a search."""
+
+    step: int
+    skip: int = 0
+    """Matching samples of this step that precede it."""
+
+    def __str__(self) -> str:
+        return f"{self.step}.{self.skip}"
+
+
+class SamplePage(NamedTuple):
+    """Hold a part of a search's samples."""
+
+    rows: list[Row]
+    next: Place | None
+    """The beginning of the next page; None at the end."""
+
+
+class SampleSearch:
+    """Search files for rows of these columns, and remember the bounds of each file."""
+
+    def __init__(self, columns: list[str]) -> None:
+        self._columns = columns
+        self._bounds: dict[Path, Mapping[str, Bounds]] = {}
+
+    def page(self, files: Mapping[int, Path], query: SampleQuery, start: Place | None, most: int) -> SamplePage:
+        """Return the next samples of a search, at most ``most``.
+
+        Args:
+            files: step → its file.
+            start: the place at which the page begins; None is the newest step.
+
+        Raises:
+            UnreadableFileError: a file is damaged.
+        """
+        rows: list[Row] = []
+        spent_bytes, opened = 0, 0
+        for step in sorted(files, reverse=True):
+            if (start is not None and step > start.step) or query.excludes(self._bounds.get(files[step], {})):
+                continue
+            if len(rows) >= most or opened >= MOST_FILES or spent_bytes >= MOST_BYTES:
+                return SamplePage(rows, Place(step))
+            opened += 1
+            skip = start.skip if start is not None and step == start.step else 0
+            with SampleFile(files[step], self._columns) as file:
+                bounds = self._bounds.setdefault(files[step], file.bounds())
+                found = [] if query.excludes(bounds) else file.find(query)[skip:].tolist()
+                for number, row in enumerate(found):
+                    if len(rows) >= most or spent_bytes >= MOST_BYTES:
+                        return SamplePage(rows, Place(step, skip + number))
+                    spent_bytes += file.cost_bytes(row)
+                    rows.append(file.read(row))
+        return SamplePage(rows, None)
+
+
+def few_samples(path: Path) -> list[Row]:
+    """Return the first 16 samples of a file, and the first four that have no score."""
+    with SampleFile(path) as file:
+        first = file.find(SampleQuery())[:_FIRST].tolist()
+        failed = file.find(SampleQuery(outcome=FAILED))[:_FAILED].tolist()
+        return [file.read(row) for row in dict.fromkeys(first + failed)]
 
 
 class Bounds(NamedTuple):
@@ -133,10 +203,6 @@ def _equals(table: pyarrow.Table, name: str, value: str) -> NDArray[np.bool_]:
     return np.asarray(equal, dtype=np.bool_)
 
 
-Row = dict[str, Any]
-_BOUNDED = ("outcome", "score", "data_source", "split")
-
-
 class SampleFile:
     """Read one file of stored samples; use as a context manager.
 
@@ -220,76 +286,3 @@ class SampleFile:
             return read()
         except (pyarrow.ArrowException, OSError) as error:
             raise UnreadableFileError(f"{self._path} cannot be read: {error}") from error
-
-
-_FIRST = 16
-"""The first samples of a step, which are those of whole groups."""
-_FAILED = 4
-
-
-def few_samples(path: Path) -> list[Row]:
-    """Return the first 16 samples of a file, and the first four that have no score."""
-    with SampleFile(path) as file:
-        first = file.find(SampleQuery())[:_FIRST].tolist()
-        failed = file.find(SampleQuery(outcome=FAILED))[:_FAILED].tolist()
-        return [file.read(row) for row in dict.fromkeys(first + failed)]
-
-
-MOST_FILES = 128
-MOST_BYTES = 32 << 20
-
-
-class Place(NamedTuple):
-    """Name the place of a sample in a search."""
-
-    step: int
-    skip: int = 0
-    """Matching samples of this step that precede it."""
-
-    def __str__(self) -> str:
-        return f"{self.step}.{self.skip}"
-
-
-class SamplePage(NamedTuple):
-    """Hold a part of a search's samples."""
-
-    rows: list[Row]
-    next: Place | None
-    """The beginning of the next page; None at the end."""
-
-
-class SampleSearch:
-    """Search files for rows of these columns, and remember the bounds of each file."""
-
-    def __init__(self, columns: list[str]) -> None:
-        self._columns = columns
-        self._bounds: dict[Path, Mapping[str, Bounds]] = {}
-
-    def page(self, files: Mapping[int, Path], query: SampleQuery, start: Place | None, most: int) -> SamplePage:
-        """Return the next samples of a search, at most ``most``.
-
-        Args:
-            files: step → its file.
-            start: the place at which the page begins; None is the newest step.
-
-        Raises:
-            UnreadableFileError: a file is damaged.
-        """
-        rows: list[Row] = []
-        spent_bytes, opened = 0, 0
-        for step in sorted(files, reverse=True):
-            if (start is not None and step > start.step) or query.excludes(self._bounds.get(files[step], {})):
-                continue
-            if len(rows) >= most or opened >= MOST_FILES or spent_bytes >= MOST_BYTES:
-                return SamplePage(rows, Place(step))
-            opened += 1
-            skip = start.skip if start is not None and step == start.step else 0
-            with SampleFile(files[step], self._columns) as file:
-                bounds = self._bounds.setdefault(files[step], file.bounds())
-                found = [] if query.excludes(bounds) else file.find(query)[skip:].tolist()
-                for number, row in enumerate(found):
-                    if len(rows) >= most or spent_bytes >= MOST_BYTES:
-                        return SamplePage(rows, Place(step, skip + number))
-                    spent_bytes += file.cost_bytes(row)
-                    rows.append(file.read(row))
-        return SamplePage(rows, None)

@@ -8,6 +8,7 @@ after it was handled, so one that was in progress during a crash is handled and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -120,10 +121,12 @@ class EventReader:
                         await self._finish(entries)
             except (RedisError, OSError) as error:  # down, loading its file, or keys lost: start again
                 logger.warning("cannot read events; retrying", error=str(error))
-                await _sleep(_RETRY_AFTER_S, stop)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_RETRY_AFTER_S):
+                        await stop.wait()
 
     async def _ensure_group(self) -> None:
-        if await self._group_exists():  # Redis denies XGROUP CREATE on a full memory before it looks
+        if await self._group() is not None:  # Redis denies XGROUP CREATE on a full memory before it looks
             return
         try:
             await self._client.xgroup_create(self._keys.events, EVENTS_GROUP, id="0", mkstream=True)
@@ -131,16 +134,17 @@ class EventReader:
             if "BUSYGROUP" not in str(error):
                 raise
 
-    async def _group_exists(self) -> bool:
+    async def _group(self) -> dict[str, Any] | None:
         try:
             groups: list[dict[str, Any]] = await self._client.xinfo_groups(self._keys.events)
         except ResponseError:  # no such key
-            return False
-        return any(group["name"] == EVENTS_GROUP.encode() for group in groups)
+            return None
+        return next((group for group in groups if group["name"] == EVENTS_GROUP.encode()), None)
 
     async def _read_again(self) -> None:
-        groups: list[dict[str, Any]] = await self._client.xinfo_groups(self._keys.events)
-        last = next(each["last-delivered-id"] for each in groups if each["name"] == EVENTS_GROUP.encode())
+        if (group := await self._group()) is None:
+            raise ResponseError(f"{self._keys.events} has lost its group")
+        last = group["last-delivered-id"]
         pending = await self._client.xpending_range(self._keys.events, EVENTS_GROUP, min="-", max="+", count=_BATCH * 4)
         not_handled = {each["message_id"] for each in pending}
         after: bytes | str = "-"
@@ -176,11 +180,3 @@ class EventReader:
         if waiting:
             self._handle(waiting, count)
         await asyncio.sleep(0)
-
-
-async def _sleep(seconds: float, stop: asyncio.Event) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await stop.wait()
-    except TimeoutError:
-        return
