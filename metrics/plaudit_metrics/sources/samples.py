@@ -1,8 +1,12 @@
-"""Read a run's stored samples (``samples/step-000012-i1.parquet``: step 12 as incarnation 1 trained it).
+"""A stored sample as the conversation that it was: messages, tool calls and results, with the times of each turn.
 
-As records, as a line of a list, or as one sample in full: the conversation that it was, with messages, tool calls and
-results, and the times of each turn. Long texts are cut, so that one sample with megabytes of output costs a reader and
-a browser little.
+Find the files of a run's stored samples: ``samples/step-000012-i1.parquet``, step 12 as incarnation 1 trained it.
+
+Cut long texts, so that one sample with megabytes of output costs a reader and a browser little.
+
+Stored samples as the API returns them: a line of a list, and one sample in full.
+
+Read a run's stored samples (``samples/step-000012-i1.parquet``, written by the trainer) as records.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from plaudit_wire.records import (
 )
 
 MOST_CHARACTERS = 4_000_000
+
 """Characters of one sample that are returned when all of it is asked for."""
 
 
@@ -163,7 +168,9 @@ def _text(content: Any) -> str:
 
 
 _NAME = re.compile(r"step-(\d+)-i(\d+)\.parquet")
+
 FOLDER = "samples"
+
 """Folder of the files, in the run's folder."""
 
 
@@ -193,6 +200,7 @@ def surviving_files(folder: Path) -> dict[int, Path]:
 
 
 _EXTRA = "extra/"
+
 _GENERATION = {name: name for name in GenerationRecord.__struct_fields__} | {"worker": "rollout_worker"}
 
 _SCORING = {name: name for name in ("outcome", "reason", "limiter_s", "retry_s", "call_s")} | {
@@ -306,6 +314,7 @@ LISTED_COLUMNS = [
     "version_max",
     "prompt_id",
 ]
+
 """The columns that ``ListedSample`` is made of."""
 
 

@@ -16,9 +16,11 @@ import msgspec
 from plaudit_wire.messages import PolicyVersion, Prompt, Sampling, Service, Tensors, decoder, digest_of, encode
 from plaudit_wire.records import NO_STEP, GenerationRecord, Sample, ScoringRecord
 from plaudit_workers.stream import calls as transitions
-from plaudit_workers.stream.calls import Submission, SubmittedGroup
+from plaudit_workers.stream.calls import SessionGoneError, SessionTakenError, Submission, SubmittedGroup
 from plaudit_workers.stream.groups import read_entries, read_group, release_call
 from plaudit_workers.stream.transport import Transport
+
+__all__ = ["GroupResult", "SampleResult", "SessionGoneError", "SessionTakenError", "StreamSession", "Submission"]
 
 LARGEST_GROUP: Final = 1024
 """Samples that one submitted group may have: its scores are one stream entry."""
