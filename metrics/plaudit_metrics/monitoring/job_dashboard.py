@@ -23,6 +23,7 @@ from plaudit_metrics.monitoring.panels import (
     stat,
     to_page,
     with_page_variable,
+    with_panels,
     with_run_variables,
 )
 from plaudit_metrics.monitoring.rules import THRESHOLDS as T
@@ -35,8 +36,7 @@ def job_dashboard() -> Dashboard:
     """Return the dashboard."""
     board = with_run_variables(frame("plaudit-job", "Plaudit / Job", "What each step of a run waits for, and why"))
     board = with_page_variable(board)
-    for panel in _first_screen():
-        board = board.with_panel(_linked(panel))
+    board = with_panels(board, map(_linked, _first_screen()))
     rows: dict[str, Callable[[], Sequence[Any]]] = {
         "Reward": reward,
         "Scorers": scorers,
@@ -49,9 +49,7 @@ def job_dashboard() -> Dashboard:
         "Transport": _transport,
     }
     for title, panels in rows.items():
-        board = board.with_row(Row(title))
-        for panel in panels():
-            board = board.with_panel(_linked(panel))
+        board = with_panels(board.with_row(Row(title)), map(_linked, panels()))
     return board
 
 

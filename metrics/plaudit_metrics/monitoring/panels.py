@@ -7,6 +7,8 @@ scrape configuration sets (docs/metrics.md); without that label, "All" still fin
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 from grafana_foundation_sdk.builders.bargauge import Panel as BarGaugePanel
 from grafana_foundation_sdk.builders.common import ReduceDataOptions, StackingConfig, VizLegendOptions
@@ -116,6 +118,20 @@ def panel_id(title: str) -> int:
     return zlib.crc32(title.encode()) % 1_000_000 + 1
 
 
+def with_panels(board: Dashboard, panels: Iterable[Any]) -> Dashboard:
+    """Add panels in their order."""
+    for panel in panels:
+        board = board.with_panel(panel)
+    return board
+
+
+_AnyPanel = TypeVar("_AnyPanel", StatPanel, BarGaugePanel, TimeseriesPanel)
+
+
+def _begun(panel: _AnyPanel, title: str, about: str) -> _AnyPanel:
+    return panel.id(panel_id(title)).title(title).description(about).datasource(DATA_SOURCE)
+
+
 def stat(
     title: str, expression: str, unit: str, *, about: str, warn: float | None = None, bad: float | None = None
 ) -> StatPanel:
@@ -124,11 +140,7 @@ def stat(
     steps += [Threshold(warn, "yellow")] if warn is not None else []
     steps += [Threshold(bad, "red")] if bad is not None else []
     return (
-        StatPanel()
-        .id(panel_id(title))
-        .title(title)
-        .description(about)
-        .datasource(DATA_SOURCE)
+        _begun(StatPanel(), title, about)
         .with_target(_query(expression, "", 0).instant())
         .unit(unit)
         .thresholds(ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
@@ -143,11 +155,7 @@ def stat(
 def bars(title: str, unit: str, *queries: tuple[str, str], about: str, most: float | None = None) -> BarGaugePanel:
     """Return a panel of horizontal bars, one for each series; ``queries`` are pairs of expression and legend."""
     panel = (
-        BarGaugePanel()
-        .id(panel_id(title))
-        .title(title)
-        .description(about)
-        .datasource(DATA_SOURCE)
+        _begun(BarGaugePanel(), title, about)
         .unit(unit)
         .min(0)
         .orientation(VizOrientation.HORIZONTAL)
@@ -171,15 +179,7 @@ def lines(
     """
     legend_options = VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
     panel = (
-        TimeseriesPanel()
-        .id(panel_id(title))
-        .title(title)
-        .description(about)
-        .datasource(DATA_SOURCE)
-        .unit(unit)
-        .legend(legend_options.show_legend(True))
-        .height(8)
-        .span(8)
+        _begun(TimeseriesPanel(), title, about).unit(unit).legend(legend_options.show_legend(True)).height(8).span(8)
     )
     if not signed:
         panel = panel.min(0)
