@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from statistics import median
 
-from product_modules import Module, importers, modules
+from product_modules import ROOT, Module, importers, modules
 
 MOST_MODULES = 300
 LEAST_MEDIAN_LINES = 180
 """Both without the packages' fronts: most of them only mark a folder as a package, and are empty."""
 MOST_LINES = 700
+MOST_OF_A_SAMPLE = 48
+"""Files that execute between a sample's prompt and its update."""
 LEAST_MODULES = 4
 """Of a folder; below that it is a file. A folder that holds folders only has none of its own."""
 LEAST_LINES = 80
@@ -36,6 +40,12 @@ def test_there_are_few_files_and_they_are_not_small():
 
 def test_no_file_is_too_long_to_read_at_once():
     assert {module.shown: module.lines for module in modules().values() if module.lines > MOST_LINES} == {}
+
+
+def test_the_way_of_a_sample_leads_through_few_files():
+    command = [sys.executable, ROOT / "tests" / "support" / "sample_way.py"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert int(shown.split()[0]) <= MOST_OF_A_SAMPLE, shown
 
 
 def test_a_folder_holds_several_modules():

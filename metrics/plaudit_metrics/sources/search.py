@@ -31,9 +31,9 @@ FAILED = "failed"
 _SCORED = "scored"
 _EQUAL = ("data_source", "split", "group", "prompt_id")
 _BOUNDED = ("outcome", "score", "data_source", "split")
-_FIRST = 16
+_FIRST_SAMPLES = 16
 """The first samples of a step, which are those of whole groups."""
-_FAILED = 4
+_FAILED_SAMPLES = 4
 MOST_FILES = 128
 MOST_BYTES = 32 << 20
 SampleOrder = Literal["stored", "lowest", "highest"]
@@ -100,8 +100,8 @@ class SampleSearch:
 def few_samples(path: Path) -> list[Row]:
     """Return the first 16 samples of a file, and the first four that have no score."""
     with SampleFile(path) as file:
-        first = file.find(SampleQuery())[:_FIRST].tolist()
-        failed = file.find(SampleQuery(outcome=FAILED))[:_FAILED].tolist()
+        first = file.find(SampleQuery())[:_FIRST_SAMPLES].tolist()
+        failed = file.find(SampleQuery(outcome=FAILED))[:_FAILED_SAMPLES].tolist()
         return [file.read(row) for row in dict.fromkeys(first + failed)]
 
 

@@ -39,7 +39,6 @@ _EXTRA_CHARACTERS = 64
 _OUTCOME_CODES = {outcome: float(code) for code, outcome in enumerate(OUTCOMES)}
 _NAN = math.nan
 
-
 _NEVER_GENERATED = GenerationRecord(
     worker="",
     generate_s=_NAN,

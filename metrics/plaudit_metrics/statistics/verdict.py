@@ -209,7 +209,7 @@ _NAMES: dict[str, Verdict] = {
     PAUSE: "unscored",
 }
 
-_EXPLANATIONS: dict[Verdict, str] = {
+_EXPLANATIONS: dict[str, str] = {
     "unscored": "Too many samples have no score: the reasons are listed by scorer. Repair the scorer that fails.",
     "generation": "The trainer waited for generation: add rollouts, or shorten responses.",
     "tools": "The trainer waited for the tools of agents: make them faster, or raise agent.maxConcurrentSamples.",
@@ -276,7 +276,7 @@ def explain(name: str, statistics: Mapping[str, float] = MappingProxyType({})) -
     Args:
         statistics: the step's figures, for a remedy that they point to.
     """
-    text = next((text for known, text in _EXPLANATIONS.items() if known == name), "")
+    text = _EXPLANATIONS.get(name, "")
     return " ".join(filter(None, (text, _more_processes(statistics) if name == "reward" else "")))
 
 
