@@ -7,7 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from plaudit_wire.logs import VERSION
+from plaudit_wire import VERSION
 
 DOCKERFILE = Path(__file__).parents[2] / "workers" / "Dockerfile"
 ABSENT = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'vllm', 'ray'))); "

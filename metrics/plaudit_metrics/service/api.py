@@ -48,8 +48,8 @@ from plaudit_metrics.service.openapi import (
     whole_number,
 )
 from plaudit_metrics.service.view import RunView
+from plaudit_metrics.sources.sample_schema import FOLDER, surviving_files
 from plaudit_metrics.sources.samples import (
-    FOLDER,
     LISTED_COLUMNS,
     ListedSample,
     SampleDetail,
@@ -57,7 +57,6 @@ from plaudit_metrics.sources.samples import (
     detail,
     listed,
     listed_open,
-    surviving_files,
 )
 from plaudit_metrics.sources.search import Place, SampleFile, SampleOrder, SampleQuery, SampleSearch
 from plaudit_metrics.sources.snapshot import RunSnapshot
