@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.scorer import Attempt, GroupScorer, Score, Scorer
+from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import CallTimeoutError, DataError, InfrastructureError, ScoreTimeoutError, ScoringError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.records import Outcome, Sample, ScorerRecord
@@ -131,9 +131,8 @@ async def _once(call: Callable[[Attempt], Awaitable[T]], attempt: Attempt) -> tu
 
 
 def _pause_s(number: int, error: ScoringError) -> float:
-    mean_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (number - 1))
     asked_s = error.retry_after_s if isinstance(error, InfrastructureError) else None
-    return (asked_s or 0.0) + random.uniform(0.5, 1.5) * mean_s
+    return (asked_s or 0.0) + backoff_s(number, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=(0.5, 1.5))
 
 
 def _outcome(error: ScoringError) -> Outcome:
