@@ -33,17 +33,16 @@ def files() -> dict[str, str]:
         "alerts/chart-grafana.yaml": yaml_of(provisioning(values=None)),
         "alerts/grafana.yaml": grafana,
         "alerts/grafana-configmap.yaml": yaml_of(config_map(grafana)),
-        **{f"dashboards/{name}.json": _json_of(board.build()) for name, board in DASHBOARDS.items()},
+        **{
+            f"dashboards/{name}.json": json.dumps(board.build(), cls=JSONEncoder, indent=1, sort_keys=True) + "\n"
+            for name, board in DASHBOARDS.items()
+        },
     }
 
 
 def yaml_of(content: dict[str, Any]) -> str:
     """Return a file's text, with expressions of several lines as blocks."""
     return _HEADER + yaml.dump(content, Dumper=_Readable, sort_keys=False, width=120)
-
-
-def _json_of(content: object) -> str:
-    return json.dumps(content, cls=JSONEncoder, indent=1, sort_keys=True) + "\n"
 
 
 class _Readable(yaml.SafeDumper):

@@ -1,16 +1,11 @@
-"""All alerts, and the content of their rule files.
+"""All alerts and recording rules, and the content of their rule files.
 
-Alerts of a run. None uses ``histogram_quantile``; each holds for steps of any length.
+Alerts of a run hold for steps of any length: they compare gauges of the newest step, shares of the newest samples, and
+ages, instead of rates over a window that may contain no step at all. None uses ``histogram_quantile``. Alerts of the
+operator, and of jobs as the operator reports them, outlive the pods of a run; every operator pod reports every job, so
+pods are aggregated away.
 
-They compare gauges of the newest step, shares of the newest samples, and ages, instead of rates over a window that may
-contain no step at all.
-
-Alerts of the operator, and of jobs as the operator reports them: they outlive the pods of a run.
-
-Every operator pod reports every job, so pods are aggregated away.
-
-Recording rules, named ``level:metric:operation``. The level is ``run``, since one service serves one run.
-
+Recording rules are named ``level:metric:operation``. The level is ``run``, since one service serves one run.
 Aggregations use ``without``, so that labels from the scrape (namespace, run, cluster) stay.
 """
 
@@ -22,15 +17,10 @@ from typing import Any
 from plaudit_metrics.monitoring.rules import AS_WRITTEN, BURNS, THRESHOLDS, Alert, Burn, Windows
 
 _SINCE_STEP = "(time() - plaudit_step_opened_timestamp_seconds)"
-
 _BACKLOG = 'plaudit_stream_undelivered{stream=~"samples|groups"}'
-
 _QUEUE_AGE = 'plaudit_stream_oldest_undelivered_seconds{stream="samples"}'
-
 _THRESHOLD = "plaudit_reward_latency_threshold_seconds"
-
 _TRUNCATED = "avg_over_time(plaudit_last_step_truncated_share[30m])"
-
 _REDELIVERED = "plaudit_redeliveries_total - min_over_time(plaudit_redeliveries_total[5m])"
 
 
@@ -66,7 +56,6 @@ _LATENCY = (
         "{{ $value | humanizePercentage }} of its time.",
         "Its GPUs are idle because of rewards. /api/v1/verdict names the part that it waits for.",
         "run:plaudit_exposed_reward:ratio > <exposedShare>",
-        held="5m",
         panel="Bottleneck: where the newest step's time went",
     ),
     Alert(
@@ -86,7 +75,6 @@ _LATENCY = (
         "Over <slowFactor> times the job's metrics.rewardLatency.thresholdSeconds.",
         'plaudit_last_step_scorer_seconds{statistic="p99"}\n'
         f"> ignoring (scorer, statistic) group_left () (<slowFactor> * {_THRESHOLD})",
-        held="5m",
         panel="Scorers: p50 and p99 of a call in the newest step",
     ),
 )
@@ -107,7 +95,6 @@ _PROGRESS = (
         "{{ $labels.run }}: no trainer has sent a heartbeat for five minutes.",
         "Nothing is trained. Other processes finish the open groups and wait.",
         'sum without (role, state) (plaudit_workers{role="trainer"}) == 0',
-        held="5m",
         panel="Workers",
     ),
     Alert(
@@ -125,7 +112,6 @@ _PROGRESS = (
         "{{ $labels.run }}: samples wait, and no reward worker has been ready for five minutes.",
         "No samples are scored. Read the log of a reward worker.",
         _without("reward", "samples"),
-        held="5m",
         panel="Workers",
     ),
     Alert(
@@ -136,7 +122,6 @@ _PROGRESS = (
         f"({_QUEUE_AGE} > <queueAgeSeconds>)\n"
         f"unless ignoring (stream) (max without (stream) ({_QUEUE_AGE})"
         " <= <queueAgeSteps> * plaudit_last_step_seconds)",
-        held="5m",
         panel="Age of the oldest unread entry",
     ),
     Alert(
@@ -160,7 +145,6 @@ _FAILURES = (
         "{{ $labels.run }}: {{ $value | humanizePercentage }} of the samples have no score because scorers fail.",
         "They are not trained on. /api/v1/failures lists the reasons by scorer.",
         "run:plaudit_failed:ratio_10m > <failedShare>",
-        held="5m",
         panel="Samples by outcome",
     ),
     Alert(
@@ -169,7 +153,6 @@ _FAILURES = (
         "{{ $labels.run }}: {{ $value | humanizePercentage }} of the calls of scorer {{ $labels.scorer }} fail.",
         "A judge, a reward model, a sandbox or a function. /api/v1/failures lists the reasons.",
         "avg_over_time(plaudit_scorer_recent_failed_ratio[10m]) > <scorerFailedShare>",
-        held="5m",
         panel="Failed calls by scorer",
     ),
     Alert(
@@ -179,7 +162,6 @@ _FAILURES = (
         "failed.",
         "They ended with 429, 5xx, a timeout or no connection. Retries hide them until they run out.",
         "avg_over_time(plaudit_judge_recent_failed_ratio[10m]) > <judgeFailedShare>",
-        held="5m",
         panel="Requests by status",
     ),
     Alert(
@@ -188,7 +170,6 @@ _FAILURES = (
         "{{ $labels.run }}: the circuit breaker for judge {{ $labels.judge }} is open; no requests are sent.",
         "The judge failed repeatedly. Its samples end as infra_error.",
         "plaudit_judge_circuit_open == 1",
-        held="5m",
         panel="Tokens per second, open circuit breakers",
     ),
     Alert(
@@ -250,7 +231,6 @@ _LEARNING = (
         "{{ $labels.run }}: a sample was trained {{ $value }} policy versions after its generation.",
         "maxStaleness of the job allows less.",
         'plaudit_sample_staleness{statistic="max"} > ignoring (statistic) plaudit_staleness_limit',
-        held="5m",
         panel="Staleness",
     ),
     Alert(
@@ -259,7 +239,6 @@ _LEARNING = (
         "{{ $labels.run }}: a ready rollout is {{ $value }} policy versions behind.",
         "More than maxStaleness allows. It loads weights too slowly.",
         "plaudit_policy_version_lag > <versionsBehind>\nunless plaudit_policy_version_lag <= plaudit_staleness_limit",
-        held="5m",
         panel="Policy version",
     ),
     Alert(
@@ -270,7 +249,6 @@ _LEARNING = (
         "That is more than the precision explains, so a rollout samples from other weights or computes something else.",
         "avg_over_time(plaudit_last_step_logprob_mismatch[10m])\n"
         "> <mismatchFactor> * avg_over_time(plaudit_last_step_logprob_mismatch_limit[10m])",
-        held="5m",
         panel="Difference between rollouts and trainer",
     ),
     Alert(
@@ -279,6 +257,7 @@ _LEARNING = (
         "{{ $labels.run }}: {{ $value }} updates of a step were discarded because their gradient is not finite.",
         "The weights did not change in them. The trainer's log has the cause. The run ends after five in a row.",
         "max_over_time(plaudit_last_step_skipped_updates[10m]) > <discardedUpdates>",
+        held="0m",
         panel="Discarded updates",
     ),
 )
@@ -290,6 +269,7 @@ _TRANSPORT = (
         "{{ $labels.run }}: work of lost workers was taken over in {{ $value }} of the last six spans of five minutes.",
         "Workers die or freeze again and again.",
         f"sum_over_time((sum without (stream) ({_REDELIVERED}) > bool 0)[30m:5m]) >= <redeliveryPeriods>",
+        held="0m",
         panel="Redeliveries, duplicates, dead letters",
     ),
     Alert(
@@ -298,6 +278,7 @@ _TRANSPORT = (
         "{{ $labels.run }}: a record of {{ $labels.stream }} became a dead letter.",
         "Three workers were lost with it, or it cannot be read. `plaudit dead list` shows it.",
         "plaudit_dead_letters_total - min_over_time(plaudit_dead_letters_total[15m]) > 0",
+        held="0m",
         panel="Redeliveries, duplicates, dead letters",
     ),
     Alert(
@@ -324,7 +305,6 @@ _TRANSPORT = (
         "{{ $labels.run }}: Redis uses {{ $value | humanizePercentage }} of its memory.",
         "No new groups are admitted.",
         "plaudit_redis_memory_bytes / (plaudit_redis_memory_limit_bytes > 0) > <redisMemoryShare>",
-        held="5m",
         panel="Redis",
     ),
     Alert(
@@ -333,7 +313,6 @@ _TRANSPORT = (
         "{{ $labels.run }}: Redis does not write its append-only file.",
         "If it dies, open work is repeated from the last checkpoint.",
         "plaudit_redis_aof_ok == 0",
-        held="5m",
         panel="Metrics pipeline",
     ),
 )
@@ -346,7 +325,6 @@ _TOOLS = (
         "The tool raised, timed out or lost its process. Depending on onToolFailure the policy reads the error, or the "
         "sample has no score.",
         "avg_over_time(plaudit_tool_recent_failed_ratio[10m]) > <toolFailedShare>",
-        held="5m",
         panel="Tool calls by outcome",
     ),
     Alert(
@@ -355,7 +333,6 @@ _TOOLS = (
         "{{ $labels.run }}: p99 of tool {{ $labels.tool }} is {{ $value | humanizeDuration }} in the newest step.",
         "Conversations wait for it. Nothing else does while others generate.",
         'plaudit_last_step_tool_seconds{statistic="p99"} > <toolSlowSeconds>',
-        held="5m",
         panel="Duration of a tool call, p50 and p99 in the newest step",
     ),
     Alert(
@@ -364,18 +341,13 @@ _TOOLS = (
         "{{ $labels.run }}: the trainer waits for tools {{ $value | humanizePercentage }} of its time.",
         "Its GPUs are idle because of the tools that agents call.",
         "run:plaudit_tools_wait:ratio > <exposedShare>",
-        held="5m",
         panel="Bottleneck: where the newest step's time went",
     ),
 )
 
 RUN_ALERTS: tuple[Alert, ...] = (*_LATENCY, *_PROGRESS, *_FAILURES, *_TOOLS, *_LEARNING, *_TRANSPORT)
-
-
 POD_LABELS = "instance, pod, container, endpoint"
-
 _JOB = "{{ $labels.namespace }}/{{ $labels.name }}"
-
 _LEADS = f"max without ({POD_LABELS}) (plaudit_operator_leader)"
 
 
@@ -390,7 +362,6 @@ OPERATOR_ALERTS: tuple[Alert, ...] = (
         f"{_JOB}: the job runs, and nothing scrapes its metrics.",
         "No other alert of this run can fire. Its metrics pod is gone, or no monitor selects it.",
         f"{_jobs('Running|Degraded')}\nunless on (run) plaudit_redis_up",
-        held="5m",
         where="operator",
     ),
     Alert(
@@ -399,6 +370,7 @@ OPERATOR_ALERTS: tuple[Alert, ...] = (
         f"{_JOB}: the job has failed.",
         "`kubectl plaudit status` gives the reason and the remedy.",
         _jobs("Failed"),
+        held="0m",
         kept="0m",
         where="operator",
     ),
@@ -417,7 +389,6 @@ OPERATOR_ALERTS: tuple[Alert, ...] = (
         "{{ $labels.namespace }}: no operator holds the lease.",
         "RLJobs are not reconciled. Running jobs continue.",
         f"max_over_time(({_LEADS})[6h:1m]) unless {_LEADS} == 1",
-        held="5m",
         where="operator",
     ),
     Alert(

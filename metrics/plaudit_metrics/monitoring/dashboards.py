@@ -1,8 +1,7 @@
 """The Grafana dashboards, built with Grafana's own builders and committed in ``metrics/dashboards``.
 
-``Plaudit / Fleet``: compare all runs that Prometheus scrapes.
-
-``Plaudit / Operator``: leadership, backlog and conditions of the RLJobs.
+Here are ``Plaudit / Fleet`` (all runs that Prometheus scrapes, compared) and ``Plaudit / Operator`` (leadership,
+backlog and conditions of the RLJobs).
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from plaudit_metrics.monitoring.panels import (
     lines,
     stat,
     to_job,
+    with_panels,
     with_run_variables,
 )
 from plaudit_metrics.monitoring.rules import THRESHOLDS as T
@@ -34,12 +34,8 @@ def fleet_dashboard() -> Dashboard:
     """Return the dashboard."""
     board = frame("plaudit-fleet", "Plaudit / Fleet", "All runs: time waiting for rewards, queue age, stalled steps")
     board = _totals(with_run_variables(board))
-    for panel in _shares():
-        board = board.with_panel(_linked(panel))
-    board = board.with_row(Row("Over time"))
-    for panel in _rates():
-        board = board.with_panel(_linked(panel))
-    return board
+    board = with_panels(board, map(_linked, _shares()))
+    return with_panels(board.with_row(Row("Over time")), map(_linked, _rates()))
 
 
 def _linked(panel: Any) -> Any:
@@ -98,9 +94,7 @@ def _totals(board: Dashboard) -> Dashboard:
             about="Age of the oldest open step of these runs.",
         ),
     )
-    for panel in panels:
-        board = board.with_panel(panel)
-    return board
+    return with_panels(board, panels)
 
 
 def _shares() -> Sequence[Any]:
@@ -213,8 +207,6 @@ def operator_dashboard() -> Dashboard:
             about="Seconds since the operator received an event of any watch.",
         ),
     )
-    for panel in stats:
-        board = board.with_panel(panel.span(6))
     means = (
         "sum by (result) (rate(plaudit_operator_reconcile_seconds_sum[$__rate_interval]))"
         " / sum by (result) (rate(plaudit_operator_reconcile_seconds_count[$__rate_interval]) > 0)"
@@ -223,39 +215,30 @@ def operator_dashboard() -> Dashboard:
     # Each operator pod reports every job.
     conditions = 'count by (type) (max by (namespace, name, type) (plaudit_rljob_condition{status="True"}))'
     phases = "count by (phase) (max by (namespace, name, phase) (plaudit_rljob_info))"
-    return (
-        board.with_panel(
-            bars(
-                "RLJobs by true condition", COUNT, (conditions, "{{type}}"), about="Jobs for which a condition is True."
-            )
-        )
-        .with_panel(lines("Reconciliations", PER_SECOND, (rates, "{{result}}"), about="Per second, by result."))
-        .with_panel(
-            lines(
-                "Mean duration of a reconciliation",
-                SECONDS,
-                (means, "{{result}}"),
-                about="Seconds of a reconciliation, by result.",
-            )
-        )
-        .with_panel(
-            lines(
-                "Queue",
-                COUNT,
-                ("max(plaudit_operator_queue_depth)", "waiting"),
-                about="Jobs that wait to be reconciled, over time.",
-            )
-        )
-        .with_panel(
-            lines(
-                "Age of the last event by kind",
-                SECONDS,
-                ("max by (kind) (plaudit_operator_watch_last_event_age_seconds)", "{{kind}}"),
-                about="Since the watch of each kind received an event. Kinds that rarely change have long ages.",
-            )
-        )
-        .with_panel(lines("RLJobs by phase", COUNT, (phases, "{{phase}}"), about="Jobs in each phase, over time."))
+    over_time = (
+        bars("RLJobs by true condition", COUNT, (conditions, "{{type}}"), about="Jobs for which a condition is True."),
+        lines("Reconciliations", PER_SECOND, (rates, "{{result}}"), about="Per second, by result."),
+        lines(
+            "Mean duration of a reconciliation",
+            SECONDS,
+            (means, "{{result}}"),
+            about="Seconds of a reconciliation, by result.",
+        ),
+        lines(
+            "Queue",
+            COUNT,
+            ("max(plaudit_operator_queue_depth)", "waiting"),
+            about="Jobs that wait to be reconciled, over time.",
+        ),
+        lines(
+            "Age of the last event by kind",
+            SECONDS,
+            ("max by (kind) (plaudit_operator_watch_last_event_age_seconds)", "{{kind}}"),
+            about="Since the watch of each kind received an event. Kinds that rarely change have long ages.",
+        ),
+        lines("RLJobs by phase", COUNT, (phases, "{{phase}}"), about="Jobs in each phase, over time."),
     )
+    return with_panels(board, [*(panel.span(6) for panel in stats), *over_time])
 
 
 DASHBOARDS: dict[str, Dashboard] = {
@@ -263,5 +246,4 @@ DASHBOARDS: dict[str, Dashboard] = {
     "fleet": fleet_dashboard(),
     "operator": operator_dashboard(),
 }
-
 """File name without ending → dashboard."""

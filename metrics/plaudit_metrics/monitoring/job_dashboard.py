@@ -1,9 +1,4 @@
-"""``Plaudit / Job``: bottleneck, scorers, queue age and failures on the first screen; details of each part below.
-
-The rows of ``Plaudit / Job`` about rewards, scorers, judges and reward models.
-
-The rows of ``Plaudit / Job`` about generation, rollout engines and tools.
-"""
+"""``Plaudit / Job``: bottleneck, scorers, queue age and failures on the first screen; details of each part below."""
 
 from __future__ import annotations
 
@@ -28,9 +23,119 @@ from plaudit_metrics.monitoring.panels import (
     stat,
     to_page,
     with_page_variable,
+    with_panels,
     with_run_variables,
 )
 from plaudit_metrics.monitoring.rules import THRESHOLDS as T
+
+_OF_FAILURES = ("Samples without a score", "Failed scores by scorer", "Samples by outcome", "Failed calls by scorer")
+_LAST_S = f"sum(plaudit_last_step_seconds{{{OF_RUN}}})"
+
+
+def job_dashboard() -> Dashboard:
+    """Return the dashboard."""
+    board = with_run_variables(frame("plaudit-job", "Plaudit / Job", "What each step of a run waits for, and why"))
+    board = with_page_variable(board)
+    board = with_panels(board, map(_linked, _first_screen()))
+    rows: dict[str, Callable[[], Sequence[Any]]] = {
+        "Reward": reward,
+        "Scorers": scorers,
+        "Steps and stages": _stages,
+        "Generation and rollout engines": generation,
+        "Tools": tools,
+        "Judges and limits": judges,
+        "Reward models": reward_models,
+        "Policy": _policy,
+        "Transport": _transport,
+    }
+    for title, panels in rows.items():
+        board = with_panels(board.with_row(Row(title)), map(_linked, panels()))
+    return board
+
+
+def _linked(panel: Any) -> Any:
+    """Add the link to the run's page; a panel about failures leads to the samples as well."""
+    of_failures = panel.build().title in _OF_FAILURES
+    return panel.links([to_page(), *([to_page("samples?outcome=failed")] if of_failures else [])])
+
+
+def _first_screen() -> Sequence[Any]:
+    share = T["exposedShare"]
+    exposed = f"sum(plaudit_last_step_exposed_reward_seconds{{{OF_RUN}}}) / {_LAST_S}"
+    waits = f"sum by (cause) (plaudit_last_step_wait_seconds{{{OF_RUN}}}) / on() group_left () {_LAST_S}"
+    trainer = f"1 - sum(plaudit_last_step_wait_seconds{{{OF_RUN}}}) / {_LAST_S}"
+    failures = (
+        f'sum by (scorer, outcome) (increase(plaudit_score_seconds_count{{{OF_RUN}, outcome!="scored"}}[$__range]))'
+    )
+    oldest = newest("plaudit_stream_oldest_undelivered_seconds", where=', stream="samples"')
+    return (
+        stat(
+            "Newest step waiting for rewards",
+            exposed,
+            SHARE,
+            warn=share / 2,
+            bad=share,
+            about="Share of the newest step in which the trainer waited for rewards after generation had ended.",
+        ),
+        stat(
+            "Oldest unscored sample",
+            oldest,
+            SECONDS,
+            warn=T["queueAgeSeconds"] / 4,
+            bad=T["queueAgeSeconds"],
+            about="Age of the oldest finished sample that no reward worker has taken.",
+        ),
+        stat(
+            "Samples without a score",
+            newest("plaudit_last_step_masked_share"),
+            SHARE,
+            warn=T["failedShare"] / 2,
+            bad=T["failedShare"],
+            about="Of the newest step.",
+        ),
+        stat("Newest step", newest("plaudit_step"), COUNT, about="Number of the newest closed step."),
+        stat(
+            "Since the last step",
+            f"time() - {newest('plaudit_step_last_closed_timestamp_seconds')}",
+            SECONDS,
+            about="Time since the newest step closed.",
+        ),
+        stat("Mean reward", f"avg(plaudit_reward_mean{{{OF_RUN}}})", COUNT, about="Of the newest step."),
+        bars(
+            "Bottleneck: where the newest step's time went",
+            SHARE,
+            (waits, "{{cause}}"),
+            (trainer, "trainer"),
+            about="Waits of the trainer by cause; the rest is its own work.",
+        ),
+        bars(
+            "Scorers: p50 and p99 of a call in the newest step",
+            SECONDS,
+            (newest("plaudit_last_step_scorer_seconds", "scorer, statistic"), "{{scorer}}: {{statistic}}"),
+            about="Exact quantiles of the last attempts.",
+        ),
+        bars("Failed scores by scorer", COUNT, (failures, "{{scorer}}: {{outcome}}"), about="In the range of time."),
+        lines(
+            "Age of the oldest unread entry",
+            SECONDS,
+            (newest("plaudit_stream_oldest_undelivered_seconds", "stream"), "{{stream}}"),
+            about="Long ages of samples: too few reward workers.",
+        ),
+        lines(
+            "Queue depth",
+            COUNT,
+            (newest("plaudit_stream_undelivered", "stream"), "{{stream}}: waiting"),
+            (newest("plaudit_stream_in_flight", "stream"), "{{stream}}: in progress"),
+            about="Entries that no consumer has read, and entries in work, by stream.",
+        ),
+        lines(
+            "Samples by outcome",
+            PER_SECOND,
+            (f"{rate('plaudit_samples_total', 'outcome')} > 0", "{{outcome}}"),
+            stacked=True,
+            about="Samples per second that ended, by outcome. All but scored have no score.",
+        ),
+    )
 
 
 def reward() -> Sequence[Any]:
@@ -254,120 +359,6 @@ def tools() -> Sequence[Any]:
             COUNT,
             (rate("plaudit_tool_call_seconds_sum", "tool"), "{{tool}}"),
             about="Calls that run at the same time, on average.",
-        ),
-    )
-
-
-_OF_FAILURES = ("Samples without a score", "Failed scores by scorer", "Samples by outcome", "Failed calls by scorer")
-
-_LAST_S = f"sum(plaudit_last_step_seconds{{{OF_RUN}}})"
-
-
-def job_dashboard() -> Dashboard:
-    """Return the dashboard."""
-    board = with_run_variables(frame("plaudit-job", "Plaudit / Job", "What each step of a run waits for, and why"))
-    board = with_page_variable(board)
-    for panel in _first_screen():
-        board = board.with_panel(_linked(panel))
-    rows: dict[str, Callable[[], Sequence[Any]]] = {
-        "Reward": reward,
-        "Scorers": scorers,
-        "Steps and stages": _stages,
-        "Generation and rollout engines": generation,
-        "Tools": tools,
-        "Judges and limits": judges,
-        "Reward models": reward_models,
-        "Policy": _policy,
-        "Transport": _transport,
-    }
-    for title, panels in rows.items():
-        board = board.with_row(Row(title))
-        for panel in panels():
-            board = board.with_panel(_linked(panel))
-    return board
-
-
-def _linked(panel: Any) -> Any:
-    """Add the link to the run's page; a panel about failures leads to the samples as well."""
-    of_failures = panel.build().title in _OF_FAILURES
-    return panel.links([to_page(), *([to_page("samples?outcome=failed")] if of_failures else [])])
-
-
-def _first_screen() -> Sequence[Any]:
-    share = T["exposedShare"]
-    exposed = f"sum(plaudit_last_step_exposed_reward_seconds{{{OF_RUN}}}) / {_LAST_S}"
-    waits = f"sum by (cause) (plaudit_last_step_wait_seconds{{{OF_RUN}}}) / on() group_left () {_LAST_S}"
-    trainer = f"1 - sum(plaudit_last_step_wait_seconds{{{OF_RUN}}}) / {_LAST_S}"
-    failures = (
-        f'sum by (scorer, outcome) (increase(plaudit_score_seconds_count{{{OF_RUN}, outcome!="scored"}}[$__range]))'
-    )
-    oldest = newest("plaudit_stream_oldest_undelivered_seconds", where=', stream="samples"')
-    return (
-        stat(
-            "Newest step waiting for rewards",
-            exposed,
-            SHARE,
-            warn=share / 2,
-            bad=share,
-            about="Share of the newest step in which the trainer waited for rewards after generation had ended.",
-        ),
-        stat(
-            "Oldest unscored sample",
-            oldest,
-            SECONDS,
-            warn=T["queueAgeSeconds"] / 4,
-            bad=T["queueAgeSeconds"],
-            about="Age of the oldest finished sample that no reward worker has taken.",
-        ),
-        stat(
-            "Samples without a score",
-            newest("plaudit_last_step_masked_share"),
-            SHARE,
-            warn=T["failedShare"] / 2,
-            bad=T["failedShare"],
-            about="Of the newest step.",
-        ),
-        stat("Newest step", newest("plaudit_step"), COUNT, about="Number of the newest closed step."),
-        stat(
-            "Since the last step",
-            f"time() - {newest('plaudit_step_last_closed_timestamp_seconds')}",
-            SECONDS,
-            about="Time since the newest step closed.",
-        ),
-        stat("Mean reward", f"avg(plaudit_reward_mean{{{OF_RUN}}})", COUNT, about="Of the newest step."),
-        bars(
-            "Bottleneck: where the newest step's time went",
-            SHARE,
-            (waits, "{{cause}}"),
-            (trainer, "trainer"),
-            about="Waits of the trainer by cause; the rest is its own work.",
-        ),
-        bars(
-            "Scorers: p50 and p99 of a call in the newest step",
-            SECONDS,
-            (newest("plaudit_last_step_scorer_seconds", "scorer, statistic"), "{{scorer}}: {{statistic}}"),
-            about="Exact quantiles of the last attempts.",
-        ),
-        bars("Failed scores by scorer", COUNT, (failures, "{{scorer}}: {{outcome}}"), about="In the range of time."),
-        lines(
-            "Age of the oldest unread entry",
-            SECONDS,
-            (newest("plaudit_stream_oldest_undelivered_seconds", "stream"), "{{stream}}"),
-            about="Long ages of samples: too few reward workers.",
-        ),
-        lines(
-            "Queue depth",
-            COUNT,
-            (newest("plaudit_stream_undelivered", "stream"), "{{stream}}: waiting"),
-            (newest("plaudit_stream_in_flight", "stream"), "{{stream}}: in progress"),
-            about="Entries that no consumer has read, and entries in work, by stream.",
-        ),
-        lines(
-            "Samples by outcome",
-            PER_SECOND,
-            (f"{rate('plaudit_samples_total', 'outcome')} > 0", "{{outcome}}"),
-            stacked=True,
-            about="Samples per second that ended, by outcome. All but scored have no score.",
         ),
     )
 

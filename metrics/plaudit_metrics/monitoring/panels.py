@@ -1,14 +1,14 @@
-"""Build the parts of dashboards: the frame with its variables, and three kinds of panels.
+"""Build the parts of dashboards: the frame with its variables, three kinds of panels, and the PromQL that they share.
 
 Every query uses the data source of the variable ``datasource``. The variable ``run`` selects by the label that the
 scrape configuration sets (docs/metrics.md); without that label, "All" still finds everything.
-
-PromQL that the panels of a run share. Every query selects the chosen runs.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 from grafana_foundation_sdk.builders.bargauge import Panel as BarGaugePanel
 from grafana_foundation_sdk.builders.common import ReduceDataOptions, StackingConfig, VizLegendOptions
@@ -42,19 +42,12 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 
 DATA_SOURCE = DataSourceRef("prometheus", "${datasource}")
-
 TAG = "plaudit"
-
 OF_RUN = 'cluster=~"$cluster", namespace=~"$namespace", run=~"$run"'
-
 """Selects the runs chosen by ``with_run_variables``."""
-
 PAGE = "http://127.0.0.1:9090"
-
 """Address of a run's page unless the variable ``page`` has another: that of a port-forward to its metrics service."""
-
 SHARE, SECONDS, BYTES, COUNT, PER_SECOND = "percentunit", "s", "bytes", "short", "ops"
-
 """Grafana's unit names."""
 
 
@@ -125,25 +118,29 @@ def panel_id(title: str) -> int:
     return zlib.crc32(title.encode()) % 1_000_000 + 1
 
 
+def with_panels(board: Dashboard, panels: Iterable[Any]) -> Dashboard:
+    """Add panels in their order."""
+    for panel in panels:
+        board = board.with_panel(panel)
+    return board
+
+
+_AnyPanel = TypeVar("_AnyPanel", StatPanel, BarGaugePanel, TimeseriesPanel)
+
+
+def _begun(panel: _AnyPanel, title: str, about: str) -> _AnyPanel:
+    return panel.id(panel_id(title)).title(title).description(about).datasource(DATA_SOURCE)
+
+
 def stat(
-    title: str,
-    expression: str,
-    unit: str,
-    *,
-    about: str,
-    warn: float | None = None,
-    bad: float | None = None,
+    title: str, expression: str, unit: str, *, about: str, warn: float | None = None, bad: float | None = None
 ) -> StatPanel:
     """Return a panel of one number, yellow from ``warn`` and red from ``bad``; ``about`` describes it."""
     steps = [Threshold(None, "green")]
     steps += [Threshold(warn, "yellow")] if warn is not None else []
     steps += [Threshold(bad, "red")] if bad is not None else []
     return (
-        StatPanel()
-        .id(panel_id(title))
-        .title(title)
-        .description(about)
-        .datasource(DATA_SOURCE)
+        _begun(StatPanel(), title, about)
         .with_target(_query(expression, "", 0).instant())
         .unit(unit)
         .thresholds(ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
@@ -158,11 +155,7 @@ def stat(
 def bars(title: str, unit: str, *queries: tuple[str, str], about: str, most: float | None = None) -> BarGaugePanel:
     """Return a panel of horizontal bars, one for each series; ``queries`` are pairs of expression and legend."""
     panel = (
-        BarGaugePanel()
-        .id(panel_id(title))
-        .title(title)
-        .description(about)
-        .datasource(DATA_SOURCE)
+        _begun(BarGaugePanel(), title, about)
         .unit(unit)
         .min(0)
         .orientation(VizOrientation.HORIZONTAL)
@@ -186,15 +179,7 @@ def lines(
     """
     legend_options = VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
     panel = (
-        TimeseriesPanel()
-        .id(panel_id(title))
-        .title(title)
-        .description(about)
-        .datasource(DATA_SOURCE)
-        .unit(unit)
-        .legend(legend_options.show_legend(True))
-        .height(8)
-        .span(8)
+        _begun(TimeseriesPanel(), title, about).unit(unit).legend(legend_options.show_legend(True)).height(8).span(8)
     )
     if not signed:
         panel = panel.min(0)

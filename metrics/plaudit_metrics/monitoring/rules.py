@@ -1,11 +1,8 @@
-"""One alert rule, and its form in a rule file.
+"""The form of one alert rule, the thresholds of all alerts, and their time windows.
 
-Every threshold of the alerts, by the name that the chart's values have for it (``monitoring.alerts.thresholds``).
-
-Expressions and summaries hold a threshold as ``<name>``. ``filled`` replaces it by the value below; the chart by the
-value of the installation.
-
-Scale all time windows together, so that a test sees in seconds what takes hours.
+Expressions and summaries hold a threshold as ``<name>``: its name in the chart's values
+(``monitoring.alerts.thresholds``). ``filled`` replaces it by the value below; the chart by the value of the
+installation.
 """
 
 from __future__ import annotations
@@ -68,17 +65,11 @@ class Burn:
 
 
 BURNS = (Burn("critical", "burnCritical", "1h", "5m"), Burn("warning", "burnWarning", "6h", "30m"))
-
 RECENT_SAMPLES = 100
-
 """Shares and means among so many of the newest samples, however old they are, hold for steps of any length."""
-
 LEAST_SAMPLES = 20
-
 """Fewer samples than this say nothing."""
-
 RECENT_STEPS = 10
-
 """The longest of so many steps is how long a step may take."""
 
 
@@ -92,7 +83,7 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 @dataclass(frozen=True)
 class Windows:
-    """Scale Prometheus durations.
+    """Scale all time windows together, so that a test sees in seconds what takes hours.
 
     Attributes:
         scale: factor; 1/60 turns hours into minutes.
@@ -120,14 +111,9 @@ class Windows:
 
 
 AS_WRITTEN = Windows()
-
 """Leaves all windows as they are."""
-
-
 RUNBOOK = "metrics/runbook.md"
-
 _NOT_RUNNING = "run:plaudit_not_running:last1h"
-
 """A suspended, queued or ended job waits for nothing. Without an operator there is no such series."""
 
 
@@ -143,7 +129,7 @@ class Alert:
     description: str
     """What it means for the run, and where to look first."""
     expression: str
-    held: str = "0m"
+    held: str = "5m"
     """How long the expression must hold before the alert fires."""
     kept: str = "10m"
     """How long it keeps firing after the expression no longer holds."""

@@ -1,20 +1,8 @@
-"""The HTTP interface: Prometheus, JSON, health. The routes are described by ``openapi.py``.
-
-Guard the service against other sites in a user's browser.
-
-A page of another site can point its own name at this service's address (DNS rebinding) and then read it as its own
-origin. Its requests carry that name as ``Host``: requests for names that are not this service's are refused. Addresses,
-``localhost``, names without a dot and Kubernetes' own names (``….svc``, ``….svc.cluster.local``) cannot be such a name.
-
-The routes over stored samples: search them page by page, and read one as its conversation.
-
-The files are read in a thread, one request at a time, so that the service goes on and its memory stays bounded.
-"""
+"""Respond over HTTP: Prometheus, JSON about steps, queues and stored samples, health. ``openapi.py`` has the routes."""
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import math
 from collections.abc import Callable, Collection, Mapping
 from ipaddress import ip_address
@@ -42,15 +30,15 @@ from plaudit_metrics.service.answers import (
 )
 from plaudit_metrics.service.openapi import (
     CHARACTERS,
-    MOST_LISTED,
-    MOST_SAMPLES,
-    MOST_STEPS,
-    MOST_TRACED,
+    LISTED,
+    LOOKS,
+    NEWEST_STEPS,
     ORDERS,
     SAMPLE_OUTCOMES,
+    SLOWEST,
+    TRACED,
     RefusedQueryError,
     choice,
-    count,
     document,
     point_in_time,
     real_number,
@@ -63,7 +51,6 @@ from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.sample_schema import FOLDER, surviving_files
 from plaudit_metrics.sources.samples import (
     LISTED_COLUMNS,
-    MOST_CHARACTERS,
     ListedSample,
     SampleDetail,
     UnreadableFileError,
@@ -72,215 +59,21 @@ from plaudit_metrics.sources.samples import (
     listed_open,
 )
 from plaudit_metrics.sources.search import Place, SampleFile, SampleOrder, SampleQuery, SampleSearch
-from plaudit_metrics.sources.snapshot import MOST_LOOKS, RunSnapshot
+from plaudit_metrics.sources.snapshot import RunSnapshot
 from plaudit_metrics.sources.steps import ClosedStep, EncodedStep
 from plaudit_wire.logs import traceparent
 from plaudit_wire.records import SampleRecord, Split
 
 _MISDIRECTED = 421
-
 _PROBES = ("/healthz", "/readyz")
-
 _INTERNAL = (".localhost", ".svc", ".svc.cluster.local")
-
-
-class BrowserGuard:
-    """Refuse requests for foreign names, and add ``nosniff`` to every response.
-
-    Args:
-        hosts: further names that lead here, such as an ingress's; ``*`` allows all.
-    """
-
-    def __init__(self, application: ASGIApp, hosts: Collection[str] = ()) -> None:
-        self._application = application
-        self._hosts = frozenset(host.lower() for host in hosts)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-
-        async def send_guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).setdefault("X-Content-Type-Options", "nosniff")
-            await send(message)
-
-        if scope["type"] == "http" and scope["path"] not in _PROBES:
-            host = Headers(scope=scope).get("host", "")
-            if not own_host(host, self._hosts):
-                text = f"Host is {host[:200]!r}; add the name to PLAUDIT_METRICS_ALLOWED_HOSTS if it leads here"
-                await JSONResponse({"error": text}, _MISDIRECTED)(scope, receive, send_guarded)
-                return
-        await self._application(scope, receive, send_guarded)
-
-
-def own_host(header: str, hosts: Collection[str]) -> bool:
-    """Return True where a ``Host`` header (with or without a port) names this service.
-
-    Args:
-        header: an empty one (HTTP/1.0) names it.
-        hosts: further names, lower case; ``*`` allows all.
-    """
-    name = _without_port(header.strip().lower()).rstrip(".")
-    if "*" in hosts or name in hosts or ("." not in name and ":" not in name) or name.endswith(_INTERNAL):
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if host.count(":") == 1 else host
-
-
 _MOST_OPEN = 500
-
 """Only so many of the newest samples are looked through: they are read on the event loop."""
-
-
-class StoredSamples:
-    """Serve the stored samples of one run, and list those of the open step.
-
-    Args:
-        run_folder: None: the service has none.
-        newest_open: returns at most so many samples of steps that have not closed, the newest first.
-        to_all: serve clients of other machines and pods too. Otherwise texts go only to this machine, which includes
-            ``kubectl port-forward``: metrics are open to a whole cluster, prompts and responses should not be.
-    """
-
-    def __init__(
-        self,
-        run: str,
-        run_folder: Path | None,
-        newest_open: Callable[[int], list[SampleRecord]],
-        *,
-        to_all: bool = False,
-    ) -> None:
-        self._run = run
-        self._to_all = to_all
-        self._newest_open = newest_open
-        self._folder = run_folder / FOLDER if run_folder else None
-        self._search = SampleSearch(LISTED_COLUMNS)
-        self._one_at_a_time = asyncio.Lock()
-
-    def routes(self) -> list[Route]:
-        """Return the routes."""
-        return [
-            Route("/api/v1/samples", self._page),
-            Route("/api/v1/samples/{step}/{group}/{index}", self._sample),
-        ]
-
-    async def _page(self, request: Request) -> Response:
-        self._check_client(request)
-        query, start = _query(request), _place(request)
-        first, last = step_number(request, "first_step"), step_number(request, "last_step")
-        most = count(request, "most", 50, MOST_LISTED)
-        opened = self._open(query, first, last)[:most] if start is None else []
-
-        def search() -> dict[str, Any]:
-            files = self._files()
-            chosen = {
-                step: path
-                for step, path in files.items()
-                if (first is None or step >= first) and (last is None or step <= last)
-            }
-            page = self._search.page(chosen, query, start, most)
-            return {
-                "run": self._run,
-                "samples": [listed(row) for row in page.rows],
-                "open": opened,
-                "next": str(page.next) if page.next else None,
-                "first_step": min(files, default=None),
-                "last_step": max(files, default=None),
-                "problem": self._problem(files),
-            }
-
-        return await self._answer(search)
-
-    def _open(self, query: SampleQuery, first: int | None, last: int | None) -> list[ListedSample]:
-        newest = map(listed_open, self._newest_open(_MOST_OPEN))
-        least, most = first or 0, math.inf if last is None else last
-        return [sample for sample in newest if least <= sample.step <= most and query.accepts(sample)]
-
-    async def _sample(self, request: Request) -> Response:
-        self._check_client(request)
-        step, index = whole_number(request.path_params["step"]), whole_number(request.path_params["index"])
-        group = request.path_params["group"]
-        characters = count(request, "characters", CHARACTERS, MOST_CHARACTERS)
-        return await self._answer(lambda: self._read(step, group, index, characters))
-
-    def _check_client(self, request: Request) -> None:
-        if not self._to_all and not (request.client and ip_address(request.client.host).is_loopback):
-            raise RefusedQueryError(403, _FOREIGN)
-
-    async def _answer(self, read: Any) -> Response:
-        async with self._one_at_a_time:
-            try:
-                content = await asyncio.to_thread(read)
-            except UnreadableFileError as error:
-                raise RefusedQueryError(500, str(error)) from error
-        return Response(msgspec.json.encode(content), media_type="application/json")
-
-    def _read(self, step: int | None, group: str, index: int | None, characters: int) -> SampleDetail:
-        path = None if step is None else self._files().get(step)
-        if path is not None:
-            with SampleFile(path) as file:
-                for row in map(file.read, file.find(SampleQuery(group=group)).tolist()):
-                    if row["index"] == index:
-                        return detail(row, characters)
-        raise RefusedQueryError(
-            404, f"sample {index} of group {shown(group)} is not stored in step {step}: it was rolled back or deleted"
-        )
-
-    def _files(self) -> Mapping[int, Path]:
-        return surviving_files(self._folder) if self._folder else {}
-
-    def _problem(self, files: Mapping[int, Path]) -> str:
-        """Return why there are no stored samples, with the remedies; empty where there are some."""
-        if files:
-            return ""
-        if self._folder is None or not self._folder.is_dir():
-            place = self._folder or "the run's folder"
-            return (
-                f"The metrics service cannot read {place}. On Kubernetes set spec.storage.claimName to a ReadWriteMany "
-                "volume, which trainer and metrics service share; on a Ray cluster use a folder that all nodes share."
-            )
-        return (
-            f"{self._folder} has no samples yet: they are stored when a step closes, unless metrics.keepSamples is "
-            "false. On Kubernetes without spec.storage.claimName each pod has its own folder, and they stay invisible."
-        )
-
 
 _FOREIGN = (
     "The metrics service shows prompts and responses only on its own machine. In a cluster use kubectl plaudit open, "
     "on another machine an SSH tunnel, or set PLAUDIT_METRICS_SAMPLES=all in its environment (spec.metrics.pod.env)"
 )
-
-
-def _query(request: Request) -> SampleQuery:
-    order = choice(request, "order", ORDERS) or "stored"
-    return SampleQuery(
-        outcome=choice(request, "outcome", SAMPLE_OUTCOMES),
-        lowest=real_number(request, "lowest"),
-        highest=real_number(request, "highest"),
-        data_source=text(request, "data_source"),
-        split=choice(request, "split", get_args(Split)),
-        group=text(request, "group"),
-        prompt_id=text(request, "prompt_id"),
-        order=next(each for each in get_args(SampleOrder) if each == order),
-    )
-
-
-def _place(request: Request) -> Place | None:
-    given = text(request, "start")
-    if not given:
-        return None
-    step, skip = (whole_number(part) for part in given.partition(".")[::2])
-    if step is None or skip is None:
-        raise RefusedQueryError(400, f"start is {shown(given)!r}; give the next of the page before")
-    return Place(step, skip)
 
 
 class RunApi:
@@ -337,7 +130,7 @@ class RunApi:
         return Response(encode(self._view.series.registry), headers={"Content-Type": content_type})
 
     async def _steps(self, request: Request) -> Response:
-        steps = self._view.kept.newest(count(request, "newest", MOST_STEPS, MOST_STEPS))
+        steps = self._view.kept.newest(NEWEST_STEPS.of(request))
         return _json({"run": self._run, "steps": [step_summary(step) for step in steps]})
 
     async def _step(self, request: Request) -> Response:
@@ -347,21 +140,19 @@ class RunApi:
         step = self._find(request)
         samples = [
             sample | {"traceparent": traceparent(self._run, sample["group"], sample["index"])}
-            for sample in sample_details(step, count(request, "slowest", 20, MOST_SAMPLES))
+            for sample in sample_details(step, SLOWEST.of(request))
         ]
         return _json({"run": self._run, "step": step.record.step, "samples": samples})
 
     async def _trace(self, request: Request) -> Response:
         step = self._find(request)
-        most = count(request, "slowest", MOST_TRACED, MOST_TRACED)
+        most = TRACED.of(request)
         encoded = self._view.kept.samples(step.record.step)
         # A second of work for a large step: in a thread, so that other requests are answered meanwhile.
         timeline = await asyncio.to_thread(_timeline, step, encoded, most)
         name = f"{self._run}-step-{step.record.step}.json"
         return Response(
-            timeline,
-            media_type="application/json",
-            headers={"Content-Disposition": f'attachment; filename="{name}"'},
+            timeline, media_type="application/json", headers={"Content-Disposition": f'attachment; filename="{name}"'}
         )
 
     async def _openapi(self, _: Request) -> Response:
@@ -380,7 +171,7 @@ class RunApi:
 
     async def _queues(self, request: Request) -> Response:
         looks = self._view.queues.after(point_in_time(request, "after"))
-        looks = looks[-count(request, "newest", MOST_LOOKS, MOST_LOOKS) :]
+        looks = looks[-LOOKS.of(request) :]
         workers = self._view.snapshot.worker_records
         return _json({"run": self._run, "looks": [_look(seen) for seen in looks], "workers": workers})
 
@@ -430,3 +221,195 @@ def _json(content: dict[str, Any]) -> Response:
 async def _refuse(_: Request, error: Exception) -> Response:
     assert isinstance(error, RefusedQueryError)
     return JSONResponse({"error": str(error)}, status_code=error.status)
+
+
+class StoredSamples:
+    """Serve the stored samples of one run, page by page and one as its conversation; list those of the open step.
+
+    The files are read in a thread, one request at a time, so that the service goes on and its memory stays bounded.
+
+    Args:
+        run_folder: None: the service has none.
+        newest_open: returns at most so many samples of steps that have not closed, the newest first.
+        to_all: serve clients of other machines and pods too. Otherwise texts go only to this machine, which includes
+            ``kubectl port-forward``: metrics are open to a whole cluster, prompts and responses should not be.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        run_folder: Path | None,
+        newest_open: Callable[[int], list[SampleRecord]],
+        *,
+        to_all: bool = False,
+    ) -> None:
+        self._run = run
+        self._to_all = to_all
+        self._newest_open = newest_open
+        self._folder = run_folder / FOLDER if run_folder else None
+        self._search = SampleSearch(LISTED_COLUMNS)
+        self._one_at_a_time = asyncio.Lock()
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [Route("/api/v1/samples", self._page), Route("/api/v1/samples/{step}/{group}/{index}", self._sample)]
+
+    async def _page(self, request: Request) -> Response:
+        self._check_client(request)
+        query, start = _query(request), _place(request)
+        first, last = step_number(request, "first_step"), step_number(request, "last_step")
+        most = LISTED.of(request)
+        opened = self._open(query, first, last)[:most] if start is None else []
+
+        def search() -> dict[str, Any]:
+            files = self._files()
+            chosen = {
+                step: path
+                for step, path in files.items()
+                if (first is None or step >= first) and (last is None or step <= last)
+            }
+            page = self._search.page(chosen, query, start, most)
+            return {
+                "run": self._run,
+                "samples": [listed(row) for row in page.rows],
+                "open": opened,
+                "next": str(page.next) if page.next else None,
+                "first_step": min(files, default=None),
+                "last_step": max(files, default=None),
+                "problem": self._problem(files),
+            }
+
+        return await self._answer(search)
+
+    def _open(self, query: SampleQuery, first: int | None, last: int | None) -> list[ListedSample]:
+        newest = map(listed_open, self._newest_open(_MOST_OPEN))
+        least, most = first or 0, math.inf if last is None else last
+        return [sample for sample in newest if least <= sample.step <= most and query.accepts(sample)]
+
+    async def _sample(self, request: Request) -> Response:
+        self._check_client(request)
+        step, index = whole_number(request.path_params["step"]), whole_number(request.path_params["index"])
+        group = request.path_params["group"]
+        characters = CHARACTERS.of(request)
+        return await self._answer(lambda: self._read(step, group, index, characters))
+
+    def _check_client(self, request: Request) -> None:
+        if not self._to_all and not (request.client and ip_address(request.client.host).is_loopback):
+            raise RefusedQueryError(403, _FOREIGN)
+
+    async def _answer(self, read: Any) -> Response:
+        async with self._one_at_a_time:
+            try:
+                content = await asyncio.to_thread(read)
+            except UnreadableFileError as error:
+                raise RefusedQueryError(500, str(error)) from error
+        return Response(msgspec.json.encode(content), media_type="application/json")
+
+    def _read(self, step: int | None, group: str, index: int | None, characters: int) -> SampleDetail:
+        path = None if step is None else self._files().get(step)
+        if path is not None:
+            with SampleFile(path) as file:
+                for row in map(file.read, file.find(SampleQuery(group=group)).tolist()):
+                    if row["index"] == index:
+                        return detail(row, characters)
+        raise RefusedQueryError(
+            404, f"sample {index} of group {shown(group)} is not stored in step {step}: it was rolled back or deleted"
+        )
+
+    def _files(self) -> Mapping[int, Path]:
+        return surviving_files(self._folder) if self._folder else {}
+
+    def _problem(self, files: Mapping[int, Path]) -> str:
+        """Return why there are no stored samples, with the remedies; empty where there are some."""
+        if files:
+            return ""
+        if self._folder is None or not self._folder.is_dir():
+            place = self._folder or "the run's folder"
+            return (
+                f"The metrics service cannot read {place}. On Kubernetes set spec.storage.claimName to a ReadWriteMany "
+                "volume, which trainer and metrics service share; on a Ray cluster use a folder that all nodes share."
+            )
+        return (
+            f"{self._folder} has no samples yet: they are stored when a step closes, unless metrics.keepSamples is "
+            "false. On Kubernetes without spec.storage.claimName each pod has its own folder, and they stay invisible."
+        )
+
+
+def _query(request: Request) -> SampleQuery:
+    order = choice(request, "order", ORDERS) or "stored"
+    return SampleQuery(
+        outcome=choice(request, "outcome", SAMPLE_OUTCOMES),
+        lowest=real_number(request, "lowest"),
+        highest=real_number(request, "highest"),
+        data_source=text(request, "data_source"),
+        split=choice(request, "split", get_args(Split)),
+        group=text(request, "group"),
+        prompt_id=text(request, "prompt_id"),
+        order=next(each for each in get_args(SampleOrder) if each == order),
+    )
+
+
+def _place(request: Request) -> Place | None:
+    given = text(request, "start")
+    if not given:
+        return None
+    step, skip = (whole_number(part) for part in given.partition(".")[::2])
+    if step is None or skip is None:
+        raise RefusedQueryError(400, f"start is {shown(given)!r}; give the next of the page before")
+    return Place(step, skip)
+
+
+class BrowserGuard:
+    """Guard the service against other sites in a user's browser, and add ``nosniff`` to every response.
+
+    A page of another site can point its own name at this service's address (DNS rebinding) and then read it as its own
+    origin. Its requests carry that name as ``Host``: requests for names that are not this service's are refused.
+    Addresses, ``localhost``, names without a dot and Kubernetes' own names (``….svc``, ``….svc.cluster.local``) cannot
+    be such a name.
+
+    Args:
+        hosts: further names that lead here, such as an ingress's; ``*`` allows all.
+    """
+
+    def __init__(self, application: ASGIApp, hosts: Collection[str] = ()) -> None:
+        self._application = application
+        self._hosts = frozenset(host.lower() for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).setdefault("X-Content-Type-Options", "nosniff")
+            await send(message)
+
+        if scope["type"] == "http" and scope["path"] not in _PROBES:
+            host = Headers(scope=scope).get("host", "")
+            if not own_host(host, self._hosts):
+                text = f"Host is {host[:200]!r}; add the name to PLAUDIT_METRICS_ALLOWED_HOSTS if it leads here"
+                await JSONResponse({"error": text}, _MISDIRECTED)(scope, receive, send_guarded)
+                return
+        await self._application(scope, receive, send_guarded)
+
+
+def own_host(header: str, hosts: Collection[str]) -> bool:
+    """Return True where a ``Host`` header (with or without a port) names this service.
+
+    Args:
+        header: an empty one (HTTP/1.0) names it.
+        hosts: further names, lower case; ``*`` allows all.
+    """
+    name = _without_port(header.strip().lower()).rstrip(".")
+    if "*" in hosts or name in hosts or ("." not in name and ":" not in name) or name.endswith(_INTERNAL):
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0] if host.count(":") == 1 else host

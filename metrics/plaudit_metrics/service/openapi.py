@@ -1,11 +1,13 @@
-"""The OpenAPI document of the metrics service: routes, parameters and responses.
+"""The OpenAPI document of the metrics service (routes, parameters, responses), and the reading of its parameters.
 
-Read the parameters of requests; a wrong one is refused with its name, value and remedy.
+A wrong parameter is refused with its name, value and remedy.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import msgspec
@@ -20,13 +22,9 @@ from plaudit_wire import VERSION
 from plaudit_wire.records import OUTCOMES, Split
 
 _MOST_DIGITS = 18
-
 _SHOWN = 80
-
 """Characters of a wrong parameter that its error repeats."""
-
 TEXT_CHARACTERS = 1000
-
 """Characters of a text parameter."""
 
 
@@ -48,13 +46,27 @@ def whole_number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
 
 
-def count(request: Request, name: str, default: int, most: int) -> int:
-    """Return a number from 1 to ``most``; raise ``RefusedQueryError`` for anything else."""
-    text = request.query_params.get(name, str(default))
-    number = whole_number(text)
-    if number is None or not 1 <= number <= most:
-        raise RefusedQueryError(400, f"{name} is {shown(text)!r}; give a whole number from 1 to {most}")
-    return number
+@dataclass(frozen=True)
+class Count:
+    """A parameter that is a number from 1 to ``most``."""
+
+    name: str
+    description: str
+    default: int
+    most: int
+
+    def of(self, request: Request) -> int:
+        """Return the number of a request; raise ``RefusedQueryError`` for anything else."""
+        text = request.query_params.get(self.name, str(self.default))
+        number = whole_number(text)
+        if number is None or not 1 <= number <= self.most:
+            raise RefusedQueryError(400, f"{self.name} is {shown(text)!r}; give a whole number from 1 to {self.most}")
+        return number
+
+    def described(self) -> dict[str, Any]:
+        """Return the parameter as the document has it."""
+        schema = {"type": "integer", "minimum": 1, "maximum": self.most, "default": self.default}
+        return _parameter(self.name, self.description, schema)
 
 
 def step_number(request: Request, name: str) -> int | None:
@@ -73,11 +85,8 @@ def real_number(request: Request, name: str) -> float | None:
     text = request.query_params.get(name)
     if not text:
         return None
-    try:
-        number = float(text)
-    except ValueError:
-        number = float("nan")
-    if not float("-inf") < number < float("inf"):
+    number = _float(text)
+    if not math.isfinite(number):
         raise RefusedQueryError(400, f"{name} is {shown(text)!r}; give a number such as 0.5")
     return number
 
@@ -85,17 +94,21 @@ def real_number(request: Request, name: str) -> float | None:
 def point_in_time(request: Request, name: str) -> float:
     """Return seconds since the epoch, 0 without the parameter; raise ``RefusedQueryError`` for less or other text."""
     text = request.query_params.get(name, "0")
-    try:
-        time = float(text)
-    except ValueError:
-        time = -1.0
-    if not 0 <= time < float("inf"):
+    time = _float(text)
+    if not (math.isfinite(time) and time >= 0):
         raise RefusedQueryError(400, f"{name} is {shown(text)!r}; give seconds since the epoch, at least 0")
     return time
 
 
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def text(request: Request, name: str) -> str:
-    """Return a text, empty without the parameter; raise ``RefusedQueryError`` beyond ``MOST_CHARACTERS``."""
+    """Return a text, empty without the parameter; raise ``RefusedQueryError`` beyond ``TEXT_CHARACTERS``."""
     given = request.query_params.get(name, "")
     if len(given) > TEXT_CHARACTERS:
         raise RefusedQueryError(400, f"{name} has {len(given)} characters; give at most {TEXT_CHARACTERS}")
@@ -110,35 +123,20 @@ def choice(request: Request, name: str, choices: Collection[str]) -> str:
     return given
 
 
-MOST_STEPS = 500
-
-"""Number of steps that are kept and served."""
-
-MOST_SAMPLES = 100
-
-"""Number of slowest samples that are kept with a step."""
-
-MOST_TRACED = 5000
-
-"""Number of samples in a timeline, the slowest first: more would overwhelm a browser."""
-
-MOST_LISTED = 200
-
-"""Number of stored samples on one page of a search."""
-
-CHARACTERS = 20_000
-
-"""Number of characters of each text of a stored sample, unless the request asks for more."""
-
+NEWEST_STEPS = Count("newest", "number of newest steps", 500, 500)
+SLOWEST = Count("slowest", "number of slowest samples", 20, 100)
+"""At most as many as ``KeptSteps`` keeps with a step."""
+TRACED = Count("slowest", "number of slowest samples in the timeline", 5000, 5000)
+"""More would overwhelm a browser."""
+LISTED = Count("most", "number of samples on the page", 50, 200)
+CHARACTERS = Count("characters", "number of characters of each text", 20_000, MOST_CHARACTERS)
+LOOKS = Count("newest", "how many looks, the newest", MOST_LOOKS, MOST_LOOKS)
 ORDERS = get_args(SampleOrder)
-
 SAMPLE_OUTCOMES = (*OUTCOMES, FAILED)
-
 _NUMBER = {"type": "number"}
-
 _INTEGER = {"type": "integer"}
-
 _TEXT = {"type": "string"}
+_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
 
 
 def document(run: str) -> dict[str, Any]:
@@ -158,22 +156,19 @@ def document(run: str) -> dict[str, Any]:
 def _paths() -> dict[str, Any]:
     steps = _object({"run": _TEXT, "steps": _array("Step")})
     samples = _object({"run": _TEXT, "step": _INTEGER, "samples": _array("Sample")})
-    newest = _query("newest", "number of newest steps", MOST_STEPS, MOST_STEPS)
-    slowest = _query("slowest", "number of slowest samples", 20, MOST_SAMPLES)
-    traced = _query("slowest", "number of slowest samples in the timeline", MOST_TRACED, MOST_TRACED)
     queues = _object({"run": _TEXT, "looks": _array("Look"), "workers": _array("Worker")})
     after = {"type": "number", "minimum": 0, "default": 0}
     return {
-        "/api/v1/steps": _get("The newest steps, oldest first", steps, newest, fails=("400",)),
+        "/api/v1/steps": _get("The newest steps, oldest first", steps, NEWEST_STEPS.described(), fails=("400",)),
         "/api/v1/steps/{step}": _get("One step", _reference("StepDetail"), _STEP, fails=("404",)),
         "/api/v1/steps/{step}/samples": _get(
-            "Its slowest samples, with their stages", samples, _STEP, slowest, fails=("400", "404")
+            "Its slowest samples, with their stages", samples, _STEP, SLOWEST.described(), fails=("400", "404")
         ),
         "/api/v1/steps/{step}/trace": _get(
             "Its timeline in Chrome's trace format, for ui.perfetto.dev",
             _object({"traceEvents": {"type": "array", "items": {"type": "object"}}}),
             _STEP,
-            traced,
+            TRACED.described(),
             fails=("400", "404"),
         ),
         "/api/v1/samples": _get(
@@ -188,7 +183,7 @@ def _paths() -> dict[str, Any]:
             _STEP,
             _path("group", "id of the sample's group", _TEXT),
             _path("index", "index of the sample in its group", _INTEGER),
-            _query("characters", "number of characters of each text", CHARACTERS, MOST_CHARACTERS),
+            CHARACTERS.described(),
             fails=("400", "403", "404", "500"),
         ),
         "/api/v1/verdict": _get("What the newest step waited for", _reference("Verdict"), fails=("404",)),
@@ -200,7 +195,7 @@ def _paths() -> dict[str, Any]:
             "Queues, workers and Redis over the last hour (a look every two seconds), and the workers of now",
             queues,
             _parameter("after", "only looks later than this: seconds since the epoch, as in their time", after),
-            _query("newest", "how many looks, the newest", MOST_LOOKS, MOST_LOOKS),
+            LOOKS.described(),
             fails=("400",),
         ),
         "/api/v1/openapi.json": _get("This document", {"type": "object"}),
@@ -227,7 +222,7 @@ def _conditions() -> list[dict[str, Any]]:
         _parameter("prompt_id", "prompt_id of a sample: the samples of the same prompt in all steps", text),
         _parameter("order", "of the samples of one step", _one_of(ORDERS)),
         _parameter("start", "the next of the page before; without it the first page", text),
-        _query("most", "number of samples on the page", 50, MOST_LISTED),
+        LISTED.described(),
     ]
 
 
@@ -263,6 +258,9 @@ def _schemas() -> dict[str, Any]:
         "stages_s": stages,
         "traceparent": _TEXT,
     }
+    ages = dict.fromkeys(("oldest_undelivered_s", "oldest_in_flight_s"), _NUMBER)
+    depth = _object({"undelivered": _INTEGER, "in_flight": _INTEGER, **ages})
+    states = {"type": "object", "additionalProperties": _INTEGER, "description": "busy, idle, starting → processes"}
     return {
         "Step": _object(own) | figures,
         "StepDetail": _object(
@@ -299,25 +297,20 @@ def _schemas() -> dict[str, Any]:
         ),
         **msgspec.json.schema_components([SampleDetail], ref_template="#/components/schemas/{name}")[1],
         "Failure": _object({"scorer": _TEXT, "outcome": _TEXT, "reason": _TEXT, "count": _INTEGER}),
-        "Look": _object(_look()),
+        "Look": _object(
+            {
+                "time": _NUMBER,
+                "streams": {"type": "object", "additionalProperties": depth},
+                "workers": {"type": "object", "additionalProperties": states, "description": "by role"},
+                "policy_version": {"type": ["integer", "null"]},
+                "policy_version_lag": _INTEGER,
+                "redis_memory_bytes": _INTEGER,
+                "redis_memory_limit_bytes": _INTEGER,
+            }
+        ),
         "Worker": _object({"worker": _TEXT, "role": _TEXT})
         | {"description": "A heartbeat; slots and busy are absent where 0, ready where true"},
         "Error": _object({"error": _TEXT}),
-    }
-
-
-def _look() -> dict[str, Any]:
-    ages = dict.fromkeys(("oldest_undelivered_s", "oldest_in_flight_s"), _NUMBER)
-    depth = _object({"undelivered": _INTEGER, "in_flight": _INTEGER, **ages})
-    states = {"type": "object", "additionalProperties": _INTEGER, "description": "busy, idle, starting → processes"}
-    return {
-        "time": _NUMBER,
-        "streams": {"type": "object", "additionalProperties": depth},
-        "workers": {"type": "object", "additionalProperties": states, "description": "by role"},
-        "policy_version": {"type": ["integer", "null"]},
-        "policy_version_lag": _INTEGER,
-        "redis_memory_bytes": _INTEGER,
-        "redis_memory_limit_bytes": _INTEGER,
     }
 
 
@@ -330,13 +323,9 @@ def _get(
 ) -> dict[str, Any]:
     responses = {"200": {"description": summary, "content": {media_type: {"schema": answer}}}}
     for status in fails:
-        content = {"text/plain": {"schema": _TEXT}} if status == "503" else _content("Error")
+        content = {"text/plain": {"schema": _TEXT}} if status == "503" else _ERROR
         responses[status] = {"description": "Refused", "content": content}
     return {"get": {"summary": summary, "parameters": list(parameters), "responses": responses}}
-
-
-def _query(name: str, description: str, default: int, most: int) -> dict[str, Any]:
-    return _parameter(name, description, {"type": "integer", "minimum": 1, "maximum": most, "default": default})
 
 
 def _one_of(choices: Sequence[str]) -> dict[str, Any]:
@@ -353,10 +342,6 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 
 def _array(name: str) -> dict[str, Any]:
     return {"type": "array", "items": _reference(name)}
-
-
-def _content(name: str) -> dict[str, Any]:
-    return {"application/json": {"schema": _reference(name)}}
 
 
 def _reference(name: str) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 Runs as ``python -m plaudit_metrics``, or as a coroutine in another process's event loop (a Ray actor's): it installs no
 signal handlers and ends when ``stop`` is set. Exit codes: 0 stopped, 2 refused with one message.
-
-uvicorn inside an event loop that the caller runs, on a socket that answers at once.
 """
 
 from __future__ import annotations
@@ -32,51 +30,12 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.names import Names
 from plaudit_wire.redis import OUTAGE, Outages
 
-_BACKLOG = 2048
-
-
-def listening_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address; port 0 is any free one.
-
-    A response leaves in two packets, headers and body. asyncio switches Nagle's algorithm off only for sockets that
-    were made with the number of the protocol, and ``create_server`` makes them without: the second packet would wait
-    40 ms for the client's delayed acknowledgement. Accepted connections inherit the option.
-
-    Raises:
-        OSError: the port is taken, or the address is not one of this machine.
-    """
-    listener = socket.create_server((host, port), backlog=_BACKLOG)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
-
-
-class HttpServer(uvicorn.Server):
-    """Run uvicorn without signal handlers; the caller ends it with ``should_exit``."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture no signals."""
-        yield
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shut down as uvicorn does, then close all connections: one whose client reads nothing would stay open."""
-        await super().shutdown(sockets)
-        for connection in list(self.server_state.connections):
-            if connection.transport is not None:
-                connection.transport.abort()
-        await asyncio.sleep(0)  # a transport is closed in the loop's next round
-
-
 logger = get_logger(__name__)
-
+_BACKLOG = 2048
 _LOOK_EVERY_S = 2.0
-
 _END_WITHIN_S = 2
-
 """Open connections of scrapers delay the shutdown no longer."""
-
 _REDIS_WITHIN_S = 30.0
-
 """After as long without a response from Redis the service is not ready."""
 
 
@@ -105,11 +64,7 @@ async def serve(settings: ServiceSettings, stop: asyncio.Event) -> None:
 
 
 async def _serve_on(
-    listener: socket.socket,
-    client: Redis,
-    settings: ServiceSettings,
-    stop: asyncio.Event,
-    sender: SpanSender | None,
+    listener: socket.socket, client: Redis, settings: ServiceSettings, stop: asyncio.Event, sender: SpanSender | None
 ) -> None:
     series = RunSeries(
         latency_threshold_s=settings.latency_threshold_s,
@@ -212,3 +167,35 @@ def _message(error: Exception, settings: ServiceSettings) -> str:
     if isinstance(error, RedisError):
         return f"Redis at {settings.redis.url} cannot be reached: {error}. Check PLAUDIT_REDIS_URL"
     return f"cannot listen on {settings.host}:{settings.port}: {error}. Choose another PLAUDIT_METRICS_PORT"
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address; port 0 is any free one.
+
+    A response leaves in two packets, headers and body. asyncio switches Nagle's algorithm off only for sockets that
+    were made with the number of the protocol, and ``create_server`` makes them without: the second packet would wait
+    40 ms for the client's delayed acknowledgement. Accepted connections inherit the option.
+
+    Raises:
+        OSError: the port is taken, or the address is not one of this machine.
+    """
+    listener = socket.create_server((host, port), backlog=_BACKLOG)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+class HttpServer(uvicorn.Server):
+    """Run uvicorn without signal handlers; the caller ends it with ``should_exit``."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture no signals."""
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Shut down as uvicorn does, then close all connections: one whose client reads nothing would stay open."""
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+        await asyncio.sleep(0)  # a transport is closed in the loop's next round

@@ -64,12 +64,16 @@ class ServiceSettings:
                 f"environment variables missing: {', '.join(missing)}. 'plaudit run job.yaml' sets them; to start "
                 "this process by hand, set them yourself."
             )
+        try:
+            redis = RedisAddress.from_environment(environment)
+        except PasswordFileError as error:
+            raise ServiceSettingsError(str(error)) from error
         folder, log_file = environment.get("PLAUDIT_RUN_FOLDER"), environment.get("PLAUDIT_LOG_FILE")
         port = "PLAUDIT_METRICS_PORT" if environment.get("PLAUDIT_METRICS_PORT") else "PLAUDIT_HEALTH_PORT"
         hosts = environment.get("PLAUDIT_METRICS_ALLOWED_HOSTS", "")
         return cls(
             run=environment["PLAUDIT_RUN"],
-            redis=_redis(environment),
+            redis=redis,
             host=environment.get("PLAUDIT_METRICS_HOST") or cls.host,
             port=int(_number(environment, port, cls.port)),
             allowed_hosts=tuple(filter(None, (each.strip() for each in hosts.split(",")))),
@@ -87,13 +91,6 @@ class ServiceSettings:
             traces_endpoint=environment.get("PLAUDIT_TRACES_ENDPOINT", ""),
             traces_share=_number(environment, "PLAUDIT_TRACES_SHARE", cls.traces_share),
         )
-
-
-def _redis(environment: Mapping[str, str]) -> RedisAddress:
-    try:
-        return RedisAddress.from_environment(environment)
-    except PasswordFileError as error:
-        raise ServiceSettingsError(str(error)) from error
 
 
 def _number(environment: Mapping[str, str], name: str, default: float) -> float:

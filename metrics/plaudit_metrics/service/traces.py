@@ -1,12 +1,11 @@
 """Send samples as OpenTelemetry spans (OTLP over HTTP): the slowest of each step and a share of all.
 
-Each sample is one trace (``trace_context``): a root span from its admission until the trainer took its group, a child
-span for each stage, each scorer, and each turn and tool call of a conversation. A thread of its own builds and sends
-them after the step has closed, so that neither a sample nor the metrics service waits.
+Each sample is one trace: a root span from its admission until the trainer took its group, a child span for each stage,
+each scorer, and each turn and tool call of a conversation. Their attributes follow OpenTelemetry's conventions for
+generative AI (``gen_ai.*``). A thread of its own builds and sends them after the step has closed, so that neither a
+sample nor the metrics service waits.
 
 Needs the extra ``traces``. A slow or unreachable collector loses traces, which are counted, and nothing else.
-
-Describe a sample by the attributes of OpenTelemetry's conventions for generative AI (``gen_ai.*``). Pure.
 """
 
 from __future__ import annotations
@@ -32,108 +31,16 @@ from plaudit_wire.records import (
     TurnRecord,
 )
 
-Attributes = dict[str, Any]
-
-EVALUATION = "gen_ai.evaluation.result"
-
-"""Name of the event that holds a score."""
-
-_NO_FAILURE = ("scored", "skipped", "ok")
-
-
-def of_sample(record: StepRecord, sample: SampleRecord) -> Attributes:
-    """Return the attributes of a sample's root span."""
-    attributes: Attributes = {
-        "plaudit.step": record.step,
-        "plaudit.group": sample.group,
-        "plaudit.index": sample.index,
-        "plaudit.data_source": sample.data_source,
-        "plaudit.outcome": sample.scoring.outcome,
-        "plaudit.deliveries": sample.deliveries,
-    }
-    if sample.scoring.value is not None:
-        attributes["plaudit.reward"] = sample.scoring.value
-    return attributes | error(sample.scoring.outcome)
-
-
-def of_generation(generation: GenerationRecord, model: str) -> Attributes:
-    """Return the attributes of the span of a sample's generation."""
-    return {
-        "gen_ai.operation.name": "text_completion",
-        "gen_ai.request.model": model,
-        "gen_ai.usage.input_tokens": generation.prompt_tokens,
-        "gen_ai.usage.output_tokens": generation.response_tokens,
-        "gen_ai.response.finish_reasons": [generation.finish_reason],
-        "plaudit.policy_version.min": generation.version_min,
-        "plaudit.policy_version.max": generation.version_max,
-        "plaudit.worker": generation.worker,
-    }
-
-
-def of_turn(number: int, turn: TurnRecord, model: str) -> Attributes:
-    """Return the attributes of the span of one turn of a conversation."""
-    return {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.request.model": model,
-        "gen_ai.usage.output_tokens": turn.tokens,
-        "plaudit.turn": number,
-        "plaudit.engine_queue_s": turn.engine_queue_s,
-    }
-
-
-def of_call(call: CallRecord) -> Attributes:
-    """Return the attributes of the span of one tool call."""
-    attributes: Attributes = {
-        "gen_ai.operation.name": "execute_tool",
-        "gen_ai.tool.name": call.tool,
-        "plaudit.outcome": call.outcome,
-        "plaudit.wait_s": call.wait_s,
-    }
-    return attributes | error(call.outcome)
-
-
-def of_scorer(name: str, scorer: ScorerRecord) -> Attributes:
-    """Return the attributes of a scorer's span; a judge reports its tokens."""
-    attributes: Attributes = {
-        "plaudit.scorer": name,
-        "plaudit.outcome": scorer.outcome,
-        "plaudit.attempts": scorer.attempts,
-        "plaudit.limiter_s": scorer.limiter_s,
-        "plaudit.retry_s": scorer.retry_s,
-        "plaudit.wait_s": scorer.wait_s,
-    }
-    for extra, attribute in (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")):
-        if isinstance(count := scorer.extra.get(extra), float | int):
-            attributes[f"gen_ai.usage.{attribute}"] = int(count)
-    return attributes | error(scorer.outcome)
-
-
-def evaluation(name: str, scorer: ScorerRecord) -> Attributes:
-    """Return the attributes of the event with a scorer's result."""
-    attributes: Attributes = {"gen_ai.evaluation.name": name, **error(scorer.outcome)}
-    if scorer.value is not None:
-        attributes["gen_ai.evaluation.score.value"] = scorer.value
-    if scorer.reason:
-        attributes["gen_ai.evaluation.explanation"] = scorer.reason
-    return attributes
-
-
-def error(outcome: str) -> Attributes:
-    """Return ``error.type`` for an outcome that is a failure."""
-    return {} if outcome in _NO_FAILURE else {"error.type": outcome}
-
-
 logger = get_logger(__name__)
-
+Attributes = dict[str, Any]
 _EXPORT_WITHIN_S = 5.0
-
 _MOST_STEPS = 8
-
 """Steps that may wait for the thread; the traces of further ones are dropped."""
-
 _TRACES_AT_A_TIME = 100
-
 _PATH = "/v1/traces"
+EVALUATION = "gen_ai.evaluation.result"
+"""Name of the event that holds a score."""
+_NO_FAILURE = ("scored", "skipped", "ok")
 
 
 class MissingPackageError(Exception):
@@ -356,3 +263,85 @@ class _Sdk:
         spans = self._finished.get_finished_spans()
         self._finished.clear()
         return not spans or self._exporter.export(spans) is self._success
+
+
+def of_sample(record: StepRecord, sample: SampleRecord) -> Attributes:
+    """Return the attributes of a sample's root span."""
+    attributes: Attributes = {
+        "plaudit.step": record.step,
+        "plaudit.group": sample.group,
+        "plaudit.index": sample.index,
+        "plaudit.data_source": sample.data_source,
+        "plaudit.outcome": sample.scoring.outcome,
+        "plaudit.deliveries": sample.deliveries,
+    }
+    if sample.scoring.value is not None:
+        attributes["plaudit.reward"] = sample.scoring.value
+    return attributes | error(sample.scoring.outcome)
+
+
+def of_generation(generation: GenerationRecord, model: str) -> Attributes:
+    """Return the attributes of the span of a sample's generation."""
+    return {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.request.model": model,
+        "gen_ai.usage.input_tokens": generation.prompt_tokens,
+        "gen_ai.usage.output_tokens": generation.response_tokens,
+        "gen_ai.response.finish_reasons": [generation.finish_reason],
+        "plaudit.policy_version.min": generation.version_min,
+        "plaudit.policy_version.max": generation.version_max,
+        "plaudit.worker": generation.worker,
+    }
+
+
+def of_turn(number: int, turn: TurnRecord, model: str) -> Attributes:
+    """Return the attributes of the span of one turn of a conversation."""
+    return {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": model,
+        "gen_ai.usage.output_tokens": turn.tokens,
+        "plaudit.turn": number,
+        "plaudit.engine_queue_s": turn.engine_queue_s,
+    }
+
+
+def of_call(call: CallRecord) -> Attributes:
+    """Return the attributes of the span of one tool call."""
+    attributes: Attributes = {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": call.tool,
+        "plaudit.outcome": call.outcome,
+        "plaudit.wait_s": call.wait_s,
+    }
+    return attributes | error(call.outcome)
+
+
+def of_scorer(name: str, scorer: ScorerRecord) -> Attributes:
+    """Return the attributes of a scorer's span; a judge reports its tokens."""
+    attributes: Attributes = {
+        "plaudit.scorer": name,
+        "plaudit.outcome": scorer.outcome,
+        "plaudit.attempts": scorer.attempts,
+        "plaudit.limiter_s": scorer.limiter_s,
+        "plaudit.retry_s": scorer.retry_s,
+        "plaudit.wait_s": scorer.wait_s,
+    }
+    for extra, attribute in (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")):
+        if isinstance(count := scorer.extra.get(extra), float | int):
+            attributes[f"gen_ai.usage.{attribute}"] = int(count)
+    return attributes | error(scorer.outcome)
+
+
+def evaluation(name: str, scorer: ScorerRecord) -> Attributes:
+    """Return the attributes of the event with a scorer's result."""
+    attributes: Attributes = {"gen_ai.evaluation.name": name, **error(scorer.outcome)}
+    if scorer.value is not None:
+        attributes["gen_ai.evaluation.score.value"] = scorer.value
+    if scorer.reason:
+        attributes["gen_ai.evaluation.explanation"] = scorer.reason
+    return attributes
+
+
+def error(outcome: str) -> Attributes:
+    """Return ``error.type`` for an outcome that is a failure."""
+    return {} if outcome in _NO_FAILURE else {"error.type": outcome}

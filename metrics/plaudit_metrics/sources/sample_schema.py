@@ -37,7 +37,6 @@ from plaudit_wire.records import (
 
 FOLDER = "samples"
 """Folder of the files, in the run's folder."""
-
 _NAME = re.compile(r"step-(\d+)-i(\d+)\.parquet")
 
 
@@ -63,11 +62,8 @@ def surviving_files(folder: Path) -> dict[int, Path]:
 
 
 Row = Mapping[str, Any]
-
 TEXT, WHOLE, REAL = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
-
 _STAMPS = {name: f"{name}_at" for name in Stamps.__struct_fields__}
-
 _GROUP_TIMES = {name: f"group_{name}_at" for name in ("terminal", "ready", "taken", "closed")}
 
 COLUMNS: dict[str, pyarrow.DataType] = {
@@ -128,10 +124,8 @@ SCORER_COLUMNS: dict[str, pyarrow.DataType] = {
 
 ROW_GROUP = 256
 """Rows of a row group: few, so that single samples are read cheaply."""
-
 BOUNDED = ["step", "outcome", "score", "data_source", "split"]
 """Columns whose bounds the footer holds. Those of texts would make it several times as large."""
-
 MOST_EXTRAS = 64
 """Extras of one scorer that get a column each; further ones are not stored."""
 

@@ -1,10 +1,7 @@
-"""A stored sample as the conversation that it was: messages, tool calls and results, with the times of each turn.
+"""Read a run's stored samples: as records, as the lines of a list, or as one sample in full.
 
-Cut long texts, so that one sample with megabytes of output costs a reader and a browser little.
-
-Stored samples as the API returns them: a line of a list, and one sample in full.
-
-Read a run's stored samples (``samples/step-000012-i1.parquet``, written by the trainer) as records.
+In full a sample is the conversation that it was: messages, tool calls and results, with the times of each turn. Long
+texts are cut, so that one sample with megabytes of output costs a reader and a browser little.
 """
 
 from __future__ import annotations
@@ -34,7 +31,6 @@ from plaudit_metrics.statistics.stages import stages_of
 from plaudit_wire.records import CallOutcome, CallRecord, GroupRecord, SampleRecord, ScorerRecord, TurnRecord
 
 MOST_CHARACTERS = 4_000_000
-
 """Characters of one sample that are returned when all of it is asked for."""
 
 
@@ -194,7 +190,6 @@ LISTED_COLUMNS = [
     "version_max",
     "prompt_id",
 ]
-
 """The columns that ``ListedSample`` is made of."""
 
 

@@ -1,14 +1,9 @@
 """Search a run's stored samples page by page. A page costs a bounded amount of work, however many samples there are.
 
 A search walks the files of the steps from the newest to the oldest. Files whose footer excludes the query are skipped;
-the footers' bounds are remembered, since a file never changes. A page ends when it is full, after ``MOST_FILES`` opened
+the footers' bounds are remembered, since a file never changes. Conditions are evaluated on columns without reading
+texts, and only the row groups of the found rows are read. A page ends when it is full, after ``MOST_FILES`` opened
 files, or after ``MOST_BYTES`` of decompressed texts; it then names the place at which the next page begins.
-
-Choose a few stored samples of a step, where only some can be kept.
-
-Conditions on stored samples, evaluated on columns without reading texts.
-
-Read single rows of one file of stored samples: only the row groups that hold them.
 """
 
 from __future__ import annotations
@@ -31,18 +26,83 @@ from plaudit_metrics.sources.samples import UnreadableFileError
 if TYPE_CHECKING:
     from plaudit_metrics.sources.samples import ListedSample
 
-
 FAILED = "failed"
-
 """As ``outcome``: every outcome but ``scored``."""
-
 _SCORED = "scored"
-
 _EQUAL = ("data_source", "split", "group", "prompt_id")
-
+_BOUNDED = ("outcome", "score", "data_source", "split")
+_FIRST_SAMPLES = 16
+"""The first samples of a step, which are those of whole groups."""
+_FAILED_SAMPLES = 4
+MOST_FILES = 128
+MOST_BYTES = 32 << 20
 SampleOrder = Literal["stored", "lowest", "highest"]
-
 RowNumbers = NDArray[np.int64]
+Row = dict[str, Any]
+
+
+class Place(NamedTuple):
+    """Name the place of a sample in a search."""
+
+    step: int
+    skip: int = 0
+    """Matching samples of this step that precede it."""
+
+    def __str__(self) -> str:
+        return f"{self.step}.{self.skip}"
+
+
+class SamplePage(NamedTuple):
+    """Hold a part of a search's samples."""
+
+    rows: list[Row]
+    next: Place | None
+    """The beginning of the next page; None at the end."""
+
+
+class SampleSearch:
+    """Search files for rows of these columns, and remember the bounds of each file."""
+
+    def __init__(self, columns: list[str]) -> None:
+        self._columns = columns
+        self._bounds: dict[Path, Mapping[str, Bounds]] = {}
+
+    def page(self, files: Mapping[int, Path], query: SampleQuery, start: Place | None, most: int) -> SamplePage:
+        """Return the next samples of a search, at most ``most``.
+
+        Args:
+            files: step → its file.
+            start: the place at which the page begins; None is the newest step.
+
+        Raises:
+            UnreadableFileError: a file is damaged.
+        """
+        rows: list[Row] = []
+        spent_bytes, opened = 0, 0
+        for step in sorted(files, reverse=True):
+            if (start is not None and step > start.step) or query.excludes(self._bounds.get(files[step], {})):
+                continue
+            if len(rows) >= most or opened >= MOST_FILES or spent_bytes >= MOST_BYTES:
+                return SamplePage(rows, Place(step))
+            opened += 1
+            skip = start.skip if start is not None and step == start.step else 0
+            with SampleFile(files[step], self._columns) as file:
+                bounds = self._bounds.setdefault(files[step], file.bounds())
+                found = [] if query.excludes(bounds) else file.find(query)[skip:].tolist()
+                for number, row in enumerate(found):
+                    if len(rows) >= most or spent_bytes >= MOST_BYTES:
+                        return SamplePage(rows, Place(step, skip + number))
+                    spent_bytes += file.cost_bytes(row)
+                    rows.append(file.read(row))
+        return SamplePage(rows, None)
+
+
+def few_samples(path: Path) -> list[Row]:
+    """Return the first 16 samples of a file, and the first four that have no score."""
+    with SampleFile(path) as file:
+        first = file.find(SampleQuery())[:_FIRST_SAMPLES].tolist()
+        failed = file.find(SampleQuery(outcome=FAILED))[:_FAILED_SAMPLES].tolist()
+        return [file.read(row) for row in dict.fromkeys(first + failed)]
 
 
 class Bounds(NamedTuple):
@@ -143,11 +203,6 @@ def _equals(table: pyarrow.Table, name: str, value: str) -> NDArray[np.bool_]:
     return np.asarray(equal, dtype=np.bool_)
 
 
-Row = dict[str, Any]
-
-_BOUNDED = ("outcome", "score", "data_source", "split")
-
-
 class SampleFile:
     """Read one file of stored samples; use as a context manager.
 
@@ -155,7 +210,8 @@ class SampleFile:
         columns: the columns of the rows; None reads all. Columns that the file lacks are None.
 
     Raises:
-        UnreadableFileError: it is not a readable Parquet file, or it lacks ``group``, ``outcome`` or ``score``.
+        UnreadableFileError: it is not a readable Parquet file, or it lacks ``group``, ``outcome`` or ``score``; by
+            its methods too, if it is damaged.
     """
 
     def __init__(self, path: Path, columns: Sequence[str] | None = None) -> None:
@@ -199,11 +255,7 @@ class SampleFile:
         return found
 
     def find(self, query: SampleQuery) -> RowNumbers:
-        """Return the numbers of the rows that match, in the query's order.
-
-        Raises:
-            UnreadableFileError: the file is damaged.
-        """
+        """Return the numbers of the rows that match, in the query's order."""
         columns = [name for name in query.columns() if name in self._places] or ["outcome"]
         return query.rows(self._guarded(lambda: self._file.read(columns, use_threads=False)))
 
@@ -217,11 +269,7 @@ class SampleFile:
         return sum(int(chunks.column(place).total_uncompressed_size) for place in places)
 
     def read(self, row: int) -> Row:
-        """Return a row.
-
-        Raises:
-            UnreadableFileError: the file is damaged.
-        """
+        """Return a row."""
         group = self._group_of(row)
         table = self._tables.get(group)
         if table is None:
@@ -238,83 +286,3 @@ class SampleFile:
             return read()
         except (pyarrow.ArrowException, OSError) as error:
             raise UnreadableFileError(f"{self._path} cannot be read: {error}") from error
-
-
-_FIRST = 16
-
-"""The first samples of a step, which are those of whole groups."""
-
-_FAILED = 4
-
-
-def few_samples(path: Path) -> list[Row]:
-    """Return the first 16 samples of a file, and the first four that have no score.
-
-    Raises:
-        UnreadableFileError: the file is damaged.
-    """
-    with SampleFile(path) as file:
-        first = file.find(SampleQuery())[:_FIRST].tolist()
-        failed = file.find(SampleQuery(outcome=FAILED))[:_FAILED].tolist()
-        return [file.read(row) for row in dict.fromkeys(first + failed)]
-
-
-MOST_FILES = 128
-
-MOST_BYTES = 32 << 20
-
-
-class Place(NamedTuple):
-    """Name the place of a sample in a search."""
-
-    step: int
-    skip: int = 0
-    """Matching samples of this step that precede it."""
-
-    def __str__(self) -> str:
-        return f"{self.step}.{self.skip}"
-
-
-class SamplePage(NamedTuple):
-    """Hold a part of a search's samples."""
-
-    rows: list[Row]
-    next: Place | None
-    """The beginning of the next page; None at the end."""
-
-
-class SampleSearch:
-    """Search files for rows of these columns, and remember the bounds of each file."""
-
-    def __init__(self, columns: list[str]) -> None:
-        self._columns = columns
-        self._bounds: dict[Path, Mapping[str, Bounds]] = {}
-
-    def page(self, files: Mapping[int, Path], query: SampleQuery, start: Place | None, most: int) -> SamplePage:
-        """Return the next samples of a search, at most ``most``.
-
-        Args:
-            files: step → its file.
-            start: the place at which the page begins; None is the newest step.
-
-        Raises:
-            UnreadableFileError: a file is damaged.
-        """
-        rows: list[Row] = []
-        spent_bytes, opened = 0, 0
-        for step in sorted(files, reverse=True):
-            if (start is not None and step > start.step) or query.excludes(self._bounds.get(files[step], {})):
-                continue
-            if len(rows) >= most or opened >= MOST_FILES or spent_bytes >= MOST_BYTES:
-                return SamplePage(rows, Place(step))
-            opened += 1
-            skip = start.skip if start is not None and step == start.step else 0
-            with SampleFile(files[step], self._columns) as file:
-                bounds = self._bounds.setdefault(files[step], file.bounds())
-                found = [] if query.excludes(bounds) else file.find(query)[skip:].tolist()
-                for number, row in enumerate(found):
-                    if len(rows) >= most or spent_bytes >= MOST_BYTES:
-                        return SamplePage(rows, Place(step, skip + number))
-                    spent_bytes += file.cost_bytes(row)
-                    rows.append(file.read(row))
-        return SamplePage(rows, None)

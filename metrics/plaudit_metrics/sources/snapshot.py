@@ -1,7 +1,4 @@
-"""Take snapshots of a run's streams, processes and Redis. Reads only.
-
-Keep the run's snapshots of the last hour, in bounded memory.
-"""
+"""Take snapshots of a run's streams, processes and Redis, and keep those of the last hour. Reads only."""
 
 from __future__ import annotations
 
@@ -214,7 +211,6 @@ def _text(value: bytes | str) -> str:
 
 
 MOST_LOOKS = 1800
-
 """An hour of snapshots, one every two seconds."""
 
 

@@ -1,28 +1,8 @@
-"""Read and write ``steps.jsonl``: one JSON object for each closed step. Only the trainer appends.
+"""Closed steps: ``steps.jsonl``, their samples in bounded memory, and how event records join to them.
 
-An object is flat: the step's own fields (``step``, ``incarnation``, ``opened``, ``closed``, ``num_samples``,
-``num_groups``, ``verdict``, ``waits``) beside its figures and labels by the keys of docs/metrics.md. A step that was
-repeated after a resume is a second line with a higher incarnation. A reader takes the newest one and skips lines that
-a later incarnation rolled back.
-
-Keep the newest closed steps in bounded memory, the newest incarnation of each.
-
-Each kept step has its record and its slowest samples. All samples (for the timeline) are kept for the newest steps
-only, encoded, within a budget of bytes.
-
-Keep the samples of a step encoded, one by one, from their arrival until the step is forgotten.
-
-Nothing converts all of them at once: msgspec holds the interpreter while it encodes or decodes an object, for half a
-second with a step of 100,000 samples, and no thread and no request of the service would proceed.
-
-Join event records to closed steps: a state machine without I/O.
-
-Samples wait for the record of their group, groups for the record of their step; the step's record closes it. Records
-may arrive in any order and more than once: a replay changes nothing. A record that arrives after its step has closed is
-counted as late and discarded.
-
-Memory is bounded: samples wait encoded, and when too many wait (their group's record was lost) the oldest groups are
-discarded.
+Samples are kept encoded, one by one, from their arrival until the step is forgotten. Nothing converts all of them at
+once: msgspec holds the interpreter while it encodes or decodes an object, for half a second with a step of 100,000
+samples, and no thread and no request of the service would proceed.
 """
 
 from __future__ import annotations
@@ -41,12 +21,14 @@ from plaudit_metrics.statistics.steps import step_statistics, wall_seconds
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord, WaitRecord
 
 FILE_NAME = "steps.jsonl"
-
 _FIELDS = frozenset(StepRecord.__struct_fields__) - {"statistics", "labels"}
 
 
 def append_step(path: Path, record: StepRecord) -> None:
-    """Append one step in one write, flushed to disk. A last line that a crash cut short is ended first.
+    """Append one step to ``steps.jsonl`` in one write, flushed to disk. Only the trainer appends.
+
+    A last line that a crash cut short is ended first. A step that was repeated after a resume is a second line with a
+    higher incarnation.
 
     Raises:
         OSError: the file cannot be written (no space, no permission).
@@ -93,7 +75,7 @@ def surviving(records: Iterable[StepRecord]) -> list[StepRecord]:
 
 
 def flat_step(record: StepRecord) -> dict[str, Any]:
-    """Return the step as one flat dictionary: its own fields, then its labels and figures by their keys."""
+    """Return the step as a line of ``steps.jsonl`` has it: its own fields beside labels and figures by their keys."""
     fields = {
         name: msgspec.to_builtins(getattr(record, name)) for name in StepRecord.__struct_fields__ if name in _FIELDS
     }
@@ -151,7 +133,6 @@ class EncodedStep(msgspec.Struct, frozen=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-
 _decoder = msgspec.msgpack.Decoder(SampleRecord)
 
 
@@ -180,7 +161,9 @@ class ClosedStep(msgspec.Struct, frozen=True):
 
 
 class KeptSteps:
-    """Keep the newest ``limit`` closed steps.
+    """Keep the newest ``limit`` closed steps, the newest incarnation of each, with their slowest samples.
+
+    All samples (for the timeline) are kept for the newest steps only, within a budget of bytes.
 
     Args:
         slowest: number of slowest samples that are kept with a step.
@@ -259,11 +242,8 @@ class KeptSteps:
 
 
 _CLOCK_SLACK_S = 1.0
-
 """A group belongs to a step that opened before the group closed; both stamps are from one clock, read in two calls."""
-
 _CLOSED_GROUPS = 200_000
-
 """Ids of closed groups that are remembered, to recognise replays."""
 
 
@@ -288,7 +268,12 @@ class _WaitingGroup:
 
 
 class Collector:
-    """Join event records to closed steps, which ``kept`` receives.
+    """Join event records to closed steps, which ``kept`` receives: a state machine without I/O.
+
+    Samples wait for the record of their group, groups for the record of their step; the step's record closes it.
+    Records may arrive in any order and more than once: a replay changes nothing. A record that arrives after its step
+    has closed is counted as late and discarded. Memory is bounded: when too many samples wait (their group's record was
+    lost) the oldest groups are discarded.
 
     Args:
         waiting_limit: samples that may wait for their step.

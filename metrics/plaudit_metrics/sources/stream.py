@@ -1,21 +1,14 @@
-"""Read the ``events`` stream with a consumer group of its own, which records its position.
+"""Read the ``events`` stream with a consumer group of its own, which records its position, and decode its entries.
 
 A start has two phases. First it reads again what earlier starts handled, up to the group's last delivered entry, to
 restore steps and waiting samples without counting them. Then it continues where they stopped. An entry is acknowledged
 after it was handled, so one that was in progress during a crash is handled and counted by the next start.
-
-Decode the entries of the ``events`` stream.
-
-Fields: ``kind`` = ``samples`` | ``group`` | ``step``. A group's or step's ``record`` is its msgpack. The samples of a
-group share one entry, which a script writes from the group's hash: ``group``, ``split``, ``step``,
-``data_source``, ``admitted`` as text; then of each index ``ended:<index>`` and, where it was published,
-``published:<index>`` (see ``sample_fields``). Unknown fields are ignored, so that newer writers do not stop an older
-reader.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,24 +21,24 @@ from plaudit_wire.names import EVENTS_GROUP, Names
 from plaudit_wire.records import GenerationRecord, GroupRecord, SampleRecord, ScoringRecord, StepRecord, read_fields
 
 EventRecord = SampleRecord | GroupRecord | StepRecord
-
 _GENERATION = msgspec.msgpack.Decoder(GenerationRecord)
-
 _SCORING = msgspec.msgpack.Decoder(ScoringRecord)
-
 _GROUP = msgspec.msgpack.Decoder(GroupRecord)
-
 _STEP = msgspec.msgpack.Decoder(StepRecord)
-
 _MOST_SAMPLES = 1 << 16
-
 """No group has as many."""
-
 _ENDED = b"ended:"
 
 
 def decode_event(fields: Mapping[bytes, bytes]) -> Sequence[EventRecord]:
-    """Decode one entry; return nothing for an unknown kind or a damaged one (only figures are lost, never a sample)."""
+    """Decode one entry; return nothing for an unknown kind or a damaged one (only figures are lost, never a sample).
+
+    Fields: ``kind`` = ``samples`` | ``group`` | ``step``. A group's or step's ``record`` is its msgpack. The samples of
+    a group share one entry, which a script writes from the group's hash: ``group``, ``split``, ``step``,
+    ``data_source``, ``admitted`` as text; then of each index ``ended:<index>`` and, where it was published,
+    ``published:<index>`` (see ``read_fields``). Unknown fields are ignored, so that newer writers do not stop an older
+    reader.
+    """
     try:
         match fields.get(b"kind"):
             case b"samples":
@@ -85,25 +78,15 @@ def _samples(fields: Mapping[bytes, bytes]) -> Iterator[SampleRecord]:
 
 
 logger = get_logger(__name__)
-
 _BATCH = 100
-
 """Entries read at a time; each holds the samples of one group."""
-
 _RECORDS_AT_A_TIME = 1000
-
 """Records handled before requests are answered: about 10 ms."""
-
 _BLOCK_MS = 500
-
 _RETRY_AFTER_S = 1.0
-
 StreamEntry = tuple[bytes, dict[bytes, bytes]]
-
 """Id and fields."""
-
 Handle = Callable[[list[EventRecord], bool], None]
-
 """Takes a batch of records in the stream's order, and True if they count."""
 
 
@@ -138,10 +121,12 @@ class EventReader:
                         await self._finish(entries)
             except (RedisError, OSError) as error:  # down, loading its file, or keys lost: start again
                 logger.warning("cannot read events; retrying", error=str(error))
-                await _sleep(_RETRY_AFTER_S, stop)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_RETRY_AFTER_S):
+                        await stop.wait()
 
     async def _ensure_group(self) -> None:
-        if await self._group_exists():  # Redis denies XGROUP CREATE on a full memory before it looks
+        if await self._group() is not None:  # Redis denies XGROUP CREATE on a full memory before it looks
             return
         try:
             await self._client.xgroup_create(self._keys.events, EVENTS_GROUP, id="0", mkstream=True)
@@ -149,16 +134,17 @@ class EventReader:
             if "BUSYGROUP" not in str(error):
                 raise
 
-    async def _group_exists(self) -> bool:
+    async def _group(self) -> dict[str, Any] | None:
         try:
             groups: list[dict[str, Any]] = await self._client.xinfo_groups(self._keys.events)
         except ResponseError:  # no such key
-            return False
-        return any(group["name"] == EVENTS_GROUP.encode() for group in groups)
+            return None
+        return next((group for group in groups if group["name"] == EVENTS_GROUP.encode()), None)
 
     async def _read_again(self) -> None:
-        groups: list[dict[str, Any]] = await self._client.xinfo_groups(self._keys.events)
-        last = next(each["last-delivered-id"] for each in groups if each["name"] == EVENTS_GROUP.encode())
+        if (group := await self._group()) is None:
+            raise ResponseError(f"{self._keys.events} has lost its group")
+        last = group["last-delivered-id"]
         pending = await self._client.xpending_range(self._keys.events, EVENTS_GROUP, min="-", max="+", count=_BATCH * 4)
         not_handled = {each["message_id"] for each in pending}
         after: bytes | str = "-"
@@ -194,11 +180,3 @@ class EventReader:
         if waiting:
             self._handle(waiting, count)
         await asyncio.sleep(0)
-
-
-async def _sleep(seconds: float, stop: asyncio.Event) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await stop.wait()
-    except TimeoutError:
-        return

@@ -1,19 +1,8 @@
 """Turn a step's samples into arrays: one column a field, so that every figure is one numpy call.
 
 ``ColumnCollector`` takes the samples one by one as they come and packs each into one row of numbers, so that nothing
-is left to convert when the step closes. Read by ``steps``, ``stages`` and ``waits``. NaN means "did not happen".
-
-Append rows of numbers one by one, and read them as contiguous columns.
-
-Collect the turns and tool calls of a step's conversations sample by sample, with figures at the end.
-
-verl's keys count as verl does: ``num_turns`` has one for the prompt, one for each turn of the policy and one for each
-turn of tool results; ``tool_call_counts`` has the calls of a sample. Steps without conversations have none of the keys.
-
-Count why samples have no score: each scorer's failures by kind, with the first reason of each kind.
-
-A kind is an outcome and the part of its reason that does not change from sample to sample: the type of an exception
-and its line, or the text before the first colon, without its numbers.
+is left to convert when the step closes. It also collects the turns and tool calls of conversations, and why samples
+have no score. NaN means "did not happen".
 """
 
 from __future__ import annotations
@@ -42,238 +31,12 @@ from plaudit_wire.records import (
     TurnRecord,
 )
 
-_ROWS_AT_A_TIME = 128
-
-
-class PackedRows:
-    """Grow a table of float64 with ``width`` columns.
-
-    Rows are packed into a small buffer, since one ``struct`` call is many times faster than an array access for each
-    number; a full buffer is turned into columns at once, so that reading the columns copies at most one buffer.
-    """
-
-    def __init__(self, width: int) -> None:
-        self._row = struct.Struct(f"{width}d")
-        self._buffer = bytearray(self._row.size * _ROWS_AT_A_TIME)
-        self._filled = 0
-        """Bytes of the buffer."""
-        self._columns = np.empty((width, 0))
-        self._count = 0
-        """Rows that are in the columns."""
-
-    def append(self, *values: float) -> None:
-        """Append one row of ``width`` numbers."""
-        self._row.pack_into(self._buffer, self._filled, *values)
-        self._filled += self._row.size
-        if self._filled == len(self._buffer):
-            self._turn()
-
-    def columns(self) -> NDArray[np.float64]:
-        """Return an array of shape [width, number of rows], each column contiguous."""
-        self._turn()
-        return self._columns[:, : self._count]
-
-    def _turn(self) -> None:
-        added = self._filled // self._row.size
-        count, (width, room) = self._count + added, self._columns.shape
-        if count > room:
-            grown = np.empty((width, max(count, 2 * room)))
-            grown[:, : self._count] = self._columns[:, : self._count]
-            self._columns = grown
-        rows = np.frombuffer(self._buffer, np.float64, added * width).reshape(added, width)
-        self._columns[:, self._count : count] = rows.T
-        self._count, self._filled = count, 0
-
-
-MOST_TOOLS = 64
-
-"""Tools whose calls are figures of a step; a model may invent any number of names, which count as unknown."""
-
-_UNKNOWN = "unknown"
-
-
-@dataclass
-class ToolCalls:
-    """Hold the calls of one tool."""
-
-    call_s: list[float] = field(default_factory=list)
-    run_s: list[float] = field(default_factory=list)
-    """``call_s`` of the calls that were not refused."""
-    outcomes: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass(frozen=True)
-class TurnColumns:
-    """Hold the conversations of a step; arrays of shape [number of conversations]."""
-
-    num_turns: NDArray[np.int64]
-    num_calls: NDArray[np.int64]
-    tools: dict[str, ToolCalls]
-    """By the tool's name."""
-
-
-class TurnCollector:
-    """Collect the conversations of a step."""
-
-    def __init__(self) -> None:
-        self._num_turns: list[int] = []
-        self._num_calls: list[int] = []
-        self._tools: dict[str, ToolCalls] = {}
-
-    def add(self, turns: Sequence[TurnRecord]) -> None:
-        """Add one conversation."""
-        answered = sum(bool(turn.calls) for turn in turns[:-1])
-        self._num_turns.append(1 + len(turns) + answered)
-        self._num_calls.append(sum(len(turn.calls) for turn in turns))
-        for call in (call for turn in turns for call in turn.calls):
-            tool = self._tools.setdefault(tool_name(call.tool, self._tools), ToolCalls())
-            tool.call_s.append(call.call_s)
-            if call.outcome != "refused":
-                tool.run_s.append(call.call_s)
-            tool.outcomes[call.outcome] += 1
-
-    def columns(self) -> TurnColumns:
-        """Return all conversations that were added so far."""
-        return TurnColumns(
-            np.array(self._num_turns, dtype=np.int64), np.array(self._num_calls, dtype=np.int64), dict(self._tools)
-        )
-
-
-def tool_name(name: str, known: Collection[str]) -> str:
-    """Return the name under which a call is counted; rollouts leave the names empty that the policy invented."""
-    return name if name in known or (name and len(known) < MOST_TOOLS) else _UNKNOWN
-
-
-def turns_began(sample: SampleRecord) -> float:
-    """Return when a sample's first turn began, seconds since the epoch; its last turn or call ended at publication."""
-    turns = sample.generation.turns if sample.generation else []
-    ends = [turn.started_s + turn.generate_s for turn in turns]
-    ends += [call.started_s + call.call_s for turn in turns for call in turn.calls]
-    published = sample.stamps.published or sample.stamps.committed or sample.stamps.admitted
-    return published - max(ends, default=0.0)
-
-
-def turn_statistics(columns: TurnColumns) -> dict[str, float]:
-    """Compute verl's ``num_turns/…`` and ``tool_call_counts/…``, each with ``min``, ``max`` and ``mean``."""
-    if len(columns.num_turns) == 0:
-        return {}
-    statistics: dict[str, float] = {}
-    for name, values in (("num_turns", columns.num_turns), ("tool_call_counts", columns.num_calls)):
-        statistics |= {
-            f"{name}/min": float(values.min()),
-            f"{name}/max": float(values.max()),
-            f"{name}/mean": float(values.mean()),
-        }
-    return statistics
-
-
-NO_SCORER = "(no scorer)"
-
-"""Stands for the scorer of samples that ended without one: poison, or given up at their group's deadline."""
-
-_MOST_KINDS = 8
-
-"""Kinds of failure that are kept for each scorer; further ones count as the last."""
-
-_REASON_CHARACTERS = 200
-
-_FOLDER = re.compile(r"\(/[^()]*/(?=[^/()]+:\d+)")
-
-_PLACE = re.compile(r"\([^()]+:\d+[^()]*\)$")
-
-_NUMBER = re.compile(r"\d+(\.\d+)?")
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """Hold one kind of failure of one scorer."""
-
-    scorer: str
-    outcome: Outcome
-    reason: str
-    """Of the first sample that failed so; empty when it has none."""
-    count: int
-    """Samples that failed so."""
-
-    def __str__(self) -> str:
-        """Return ``64 × KeyError: 'answer' (reward.py:2 in compute_score)``."""
-        return f"{self.count} × {self.reason or self.outcome}"
-
-
-class FailureCounts:
-    """Count failures by scorer and kind, in bounded memory.
-
-    Attributes:
-        unscored: those of the ``samples`` that have no score.
-    """
-
-    def __init__(self) -> None:
-        self.samples = 0
-        self.unscored = 0
-        self._reasons: dict[tuple[str, Outcome, str], str] = {}
-        self._counts: dict[tuple[str, Outcome, str], int] = {}
-
-    def add(self, scoring: ScoringRecord) -> None:
-        """Add one terminal sample. A scorer's failure counts even where the sample has a score without it."""
-        self.samples += 1
-        self.unscored += not scoring.is_scored
-        failed = [(name, record) for name, record in scoring.scorers.items() if record.has_failed]
-        for name, record in failed:
-            self.add_failure(name, record.outcome, record.reason or "")
-        if not scoring.is_scored and not failed:
-            self.add_failure(NO_SCORER, scoring.outcome, scoring.reason or "")
-
-    def failures(self) -> list[Failure]:
-        """Return every kind of failure, the most frequent first."""
-        found = [
-            Failure(scorer, outcome, self._reasons[scorer, outcome, kind], count)
-            for (scorer, outcome, kind), count in self._counts.items()
-        ]
-        return sorted(found, key=lambda failure: -failure.count)
-
-    def add_failure(self, scorer: str, outcome: Outcome, reason: str) -> None:
-        """Add one failure of a scorer."""
-        place = _PLACE.search(reason)
-        kind = _NUMBER.sub("#", reason.partition(":")[0][:80]) + (place[0] if place else "")
-        key = (scorer, outcome, kind)
-        if key not in self._counts:
-            of_scorer = [known for known in self._counts if known[0] == scorer]
-            if len(of_scorer) >= _MOST_KINDS:
-                key = of_scorer[-1]
-            else:
-                self._reasons[key] = shortened(reason)
-        self._counts[key] = self._counts.get(key, 0) + 1
-
-
-def failure_labels(failures: Iterable[Failure]) -> dict[str, str]:
-    """Return a step's labels ``reward_pipeline/scorer/<name>/reasons``: its failures, joined by semicolons."""
-    by_scorer: dict[str, list[str]] = {}
-    for failure in failures:
-        by_scorer.setdefault(failure.scorer, []).append(str(failure))
-    return {f"reward_pipeline/scorer/{name}/reasons": "; ".join(texts) for name, texts in sorted(by_scorer.items())}
-
-
-def shortened(reason: str) -> str:
-    """Return a reason as one printable line of at most 200 characters; a user's file is named without its folder."""
-    text = _FOLDER.sub("(", printable(" ".join(reason.split())))
-    place = _PLACE.search(text)
-    if len(text) <= _REASON_CHARACTERS:
-        return text
-    end = f" {place[0]}" if place else ""
-    return text[: _REASON_CHARACTERS - len(end) - 1].rstrip() + "…" + end
-
-
 Floats = NDArray[np.float64]
-
 Integers = NDArray[np.int64]
-
 MOST_EXTRAS = 16
-
 """Numeric extras of one scorer that are figures of a step; further ones are not."""
-
 _EXTRA_CHARACTERS = 64
-
 _OUTCOME_CODES = {outcome: float(code) for code, outcome in enumerate(OUTCOMES)}
-
 _NAN = math.nan
 
 _NEVER_GENERATED = GenerationRecord(
@@ -286,33 +49,6 @@ _NEVER_GENERATED = GenerationRecord(
     tool_s=_NAN,
     engine_queue_s=_NAN,
 )
-
-
-class ExtraFigures(NamedTuple):
-    """Hold the figures of a numeric extra of a scorer."""
-
-    mean: float
-    min: float
-    max: float
-
-
-@dataclass(frozen=True)
-class ScorerColumns:
-    """Hold one scorer's part in a step; arrays of shape [number of samples that it was asked about]."""
-
-    value: Floats
-    """NaN where it gave none."""
-    limiter_s: Floats
-    held_s: Floats
-    """The part of ``limiter_s`` in which the endpoint had asked for a pause."""
-    retry_s: Floats
-    call_s: Floats
-    wait_s: Floats
-    """Seconds waiting for a free scorer process."""
-    outcome: Integers
-    """Index into ``OUTCOMES``."""
-    extras: dict[str, ExtraFigures]
-    """Name of a numeric extra → its figures over the samples that have it."""
 
 
 @dataclass(frozen=True)
@@ -388,6 +124,33 @@ class SampleColumns:
         return collector.columns()
 
 
+@dataclass(frozen=True)
+class ScorerColumns:
+    """Hold one scorer's part in a step; arrays of shape [number of samples that it was asked about]."""
+
+    value: Floats
+    """NaN where it gave none."""
+    limiter_s: Floats
+    held_s: Floats
+    """The part of ``limiter_s`` in which the endpoint had asked for a pause."""
+    retry_s: Floats
+    call_s: Floats
+    wait_s: Floats
+    """Seconds waiting for a free scorer process."""
+    outcome: Integers
+    """Index into ``OUTCOMES``."""
+    extras: dict[str, ExtraFigures]
+    """Name of a numeric extra → its figures over the samples that have it."""
+
+
+class ExtraFigures(NamedTuple):
+    """Hold the figures of a numeric extra of a scorer."""
+
+    mean: float
+    min: float
+    max: float
+
+
 class ColumnCollector:
     """Collect samples into columns, one at a time: about two microseconds each, nothing but views at the end."""
 
@@ -456,13 +219,8 @@ class ColumnCollector:
         )
 
 
-_INTEGERS = {
-    "group": 0,
-    "num_preempted": 11,
-    "prompt_tokens": 12,
-    "response_tokens": 13,
-    "version_min": 14,
-}
+_INTEGERS = {"group": 0, "num_preempted": 11, "prompt_tokens": 12, "response_tokens": 13, "version_min": 14}
+
 
 _FLOATS = {
     "admitted": 1,
@@ -479,7 +237,6 @@ _FLOATS = {
     "call_s": 17,
     "value": 18,
 }
-
 """Column → its place in a row of ``ColumnCollector``; place 7 is ``generated``, 19 holds outcome
 and deliveries, 20 is ``truncated``."""
 
@@ -522,3 +279,223 @@ class _ScorerCollector:
             for name, (total, count, least, greatest) in sorted(self._extras.items())
         }
         return ScorerColumns(value, limiter_s, held_s, retry_s, call_s, wait_s, outcome.astype(np.int64), extras)
+
+
+MOST_TOOLS = 64
+"""Tools whose calls are figures of a step; a model may invent any number of names, which count as unknown."""
+_UNKNOWN = "unknown"
+
+
+@dataclass
+class ToolCalls:
+    """Hold the calls of one tool."""
+
+    call_s: list[float] = field(default_factory=list)
+    run_s: list[float] = field(default_factory=list)
+    """``call_s`` of the calls that were not refused."""
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class TurnColumns:
+    """Hold the conversations of a step; arrays of shape [number of conversations]."""
+
+    num_turns: NDArray[np.int64]
+    num_calls: NDArray[np.int64]
+    tools: dict[str, ToolCalls]
+    """By the tool's name."""
+
+
+class TurnCollector:
+    """Collect the conversations of a step."""
+
+    def __init__(self) -> None:
+        self._num_turns: list[int] = []
+        self._num_calls: list[int] = []
+        self._tools: dict[str, ToolCalls] = {}
+
+    def add(self, turns: Sequence[TurnRecord]) -> None:
+        """Add one conversation."""
+        answered = sum(bool(turn.calls) for turn in turns[:-1])
+        self._num_turns.append(1 + len(turns) + answered)
+        self._num_calls.append(sum(len(turn.calls) for turn in turns))
+        for call in (call for turn in turns for call in turn.calls):
+            tool = self._tools.setdefault(tool_name(call.tool, self._tools), ToolCalls())
+            tool.call_s.append(call.call_s)
+            if call.outcome != "refused":
+                tool.run_s.append(call.call_s)
+            tool.outcomes[call.outcome] += 1
+
+    def columns(self) -> TurnColumns:
+        """Return all conversations that were added so far."""
+        return TurnColumns(
+            np.array(self._num_turns, dtype=np.int64), np.array(self._num_calls, dtype=np.int64), dict(self._tools)
+        )
+
+
+def tool_name(name: str, known: Collection[str]) -> str:
+    """Return the name under which a call is counted; rollouts leave the names empty that the policy invented."""
+    return name if name in known or (name and len(known) < MOST_TOOLS) else _UNKNOWN
+
+
+def turns_began(sample: SampleRecord) -> float:
+    """Return when a sample's first turn began, seconds since the epoch; its last turn or call ended at publication."""
+    turns = sample.generation.turns if sample.generation else []
+    ends = [turn.started_s + turn.generate_s for turn in turns]
+    ends += [call.started_s + call.call_s for turn in turns for call in turn.calls]
+    published = sample.stamps.published or sample.stamps.committed or sample.stamps.admitted
+    return published - max(ends, default=0.0)
+
+
+def turn_statistics(columns: TurnColumns) -> dict[str, float]:
+    """Compute verl's ``num_turns/…`` and ``tool_call_counts/…``, each with ``min``, ``max`` and ``mean``.
+
+    As verl counts: ``num_turns`` has one for the prompt, one for each turn of the policy and one for each turn of tool
+    results; ``tool_call_counts`` has the calls of a sample. Without conversations there are none of the keys.
+    """
+    return spread("num_turns", columns.num_turns) | spread("tool_call_counts", columns.num_calls)
+
+
+def spread(key: str, values: Floats | Integers) -> dict[str, float]:
+    """Return ``<key>/min``, ``<key>/max`` and ``<key>/mean``; nothing without values."""
+    if len(values) == 0:
+        return {}
+    return {
+        f"{key}/min": float(values.min()),
+        f"{key}/max": float(values.max()),
+        f"{key}/mean": float(values.mean()),
+    }
+
+
+NO_SCORER = "(no scorer)"
+"""Stands for the scorer of samples that ended without one: poison, or given up at their group's deadline."""
+_MOST_KINDS = 8
+"""Kinds of failure that are kept for each scorer; further ones count as the last."""
+_REASON_CHARACTERS = 200
+_FOLDER = re.compile(r"\(/[^()]*/(?=[^/()]+:\d+)")
+_PLACE = re.compile(r"\([^()]+:\d+[^()]*\)$")
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Hold one kind of failure of one scorer."""
+
+    scorer: str
+    outcome: Outcome
+    reason: str
+    """Of the first sample that failed so; empty when it has none."""
+    count: int
+    """Samples that failed so."""
+
+    def __str__(self) -> str:
+        """Return ``64 × KeyError: 'answer' (reward.py:2 in compute_score)``."""
+        return f"{self.count} × {self.reason or self.outcome}"
+
+
+class FailureCounts:
+    """Count why samples have no score: each scorer's failures by kind, with the first reason of each. Bounded.
+
+    A kind is an outcome and the part of its reason that does not change from sample to sample: the type of an exception
+    and its line, or the text before the first colon, without its numbers.
+
+    Attributes:
+        unscored: those of the ``samples`` that have no score.
+    """
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.unscored = 0
+        self._reasons: dict[tuple[str, Outcome, str], str] = {}
+        self._counts: dict[tuple[str, Outcome, str], int] = {}
+
+    def add(self, scoring: ScoringRecord) -> None:
+        """Add one terminal sample. A scorer's failure counts even where the sample has a score without it."""
+        self.samples += 1
+        self.unscored += not scoring.is_scored
+        failed = [(name, record) for name, record in scoring.scorers.items() if record.has_failed]
+        for name, record in failed:
+            self.add_failure(name, record.outcome, record.reason or "")
+        if not scoring.is_scored and not failed:
+            self.add_failure(NO_SCORER, scoring.outcome, scoring.reason or "")
+
+    def failures(self) -> list[Failure]:
+        """Return every kind of failure, the most frequent first."""
+        found = [
+            Failure(scorer, outcome, self._reasons[scorer, outcome, kind], count)
+            for (scorer, outcome, kind), count in self._counts.items()
+        ]
+        return sorted(found, key=lambda failure: -failure.count)
+
+    def add_failure(self, scorer: str, outcome: Outcome, reason: str) -> None:
+        """Add one failure of a scorer."""
+        place = _PLACE.search(reason)
+        kind = _NUMBER.sub("#", reason.partition(":")[0][:80]) + (place[0] if place else "")
+        key = (scorer, outcome, kind)
+        if key not in self._counts:
+            of_scorer = [known for known in self._counts if known[0] == scorer]
+            if len(of_scorer) >= _MOST_KINDS:
+                key = of_scorer[-1]
+            else:
+                self._reasons[key] = shortened(reason)
+        self._counts[key] = self._counts.get(key, 0) + 1
+
+
+def failure_labels(failures: Iterable[Failure]) -> dict[str, str]:
+    """Return a step's labels ``reward_pipeline/scorer/<name>/reasons``: its failures, joined by semicolons."""
+    by_scorer: dict[str, list[str]] = {}
+    for failure in failures:
+        by_scorer.setdefault(failure.scorer, []).append(str(failure))
+    return {f"reward_pipeline/scorer/{name}/reasons": "; ".join(texts) for name, texts in sorted(by_scorer.items())}
+
+
+def shortened(reason: str) -> str:
+    """Return a reason as one printable line of at most 200 characters; a user's file is named without its folder."""
+    text = _FOLDER.sub("(", printable(" ".join(reason.split())))
+    place = _PLACE.search(text)
+    if len(text) <= _REASON_CHARACTERS:
+        return text
+    end = f" {place[0]}" if place else ""
+    return text[: _REASON_CHARACTERS - len(end) - 1].rstrip() + "…" + end
+
+
+_ROWS_AT_A_TIME = 128
+
+
+class PackedRows:
+    """Grow a table of float64 with ``width`` columns.
+
+    Rows are packed into a small buffer, since one ``struct`` call is many times faster than an array access for each
+    number; a full buffer is turned into columns at once, so that reading the columns copies at most one buffer.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._row = struct.Struct(f"{width}d")
+        self._buffer = bytearray(self._row.size * _ROWS_AT_A_TIME)
+        self._filled = 0
+        """Bytes of the buffer."""
+        self._columns = np.empty((width, 0))
+        self._count = 0
+        """Rows that are in the columns."""
+
+    def append(self, *values: float) -> None:
+        """Append one row of ``width`` numbers."""
+        self._row.pack_into(self._buffer, self._filled, *values)
+        self._filled += self._row.size
+        if self._filled == len(self._buffer):
+            self._turn()
+
+    def columns(self) -> NDArray[np.float64]:
+        """Return an array of shape [width, number of rows], each column contiguous."""
+        self._turn()
+        return self._columns[:, : self._count]
+
+    def _turn(self) -> None:
+        added = self._filled // self._row.size
+        count, (width, room) = self._count + added, self._columns.shape
+        if count > room:
+            grown = np.empty((width, max(count, 2 * room)))
+            grown[:, : self._count] = self._columns[:, : self._count]
+            self._columns = grown
+        rows = np.frombuffer(self._buffer, np.float64, added * width).reshape(added, width)
+        self._columns[:, self._count : count] = rows.T
+        self._count, self._filled = count, 0

@@ -1,7 +1,7 @@
-"""Split a sample's wall time into its stages.
+"""Split a sample's wall time into its stages, observe arrays in histograms, and reduce the rewards of a validation.
 
-From admission to the moment it became terminal (``SAMPLE_STAGES``), and on to the moment the trainer took its group
-(``GROUP_STAGES``)::
+From admission to the moment a sample became terminal (``SAMPLE_STAGES``), and on to the moment the trainer took its
+group (``GROUP_STAGES``)::
 
     admitted ─ rollout_queue ─ taken ─ engine_queue · generation · tools ─ published ─ sample_queue ─ first taken
     ─ redelivery ─ taken by the worker that committed ─ limiter · retry · score · commit ─ committed
@@ -11,10 +11,6 @@ A ``─`` is a stamp of the transport's clock. A ``·`` divides a stretch by dur
 monotonic clock: they are placed in the order shown and cut at the end of the stretch. The rest of the stretch
 belongs to ``generation`` before publication and to ``commit`` after it. So the stages add up exactly,
 whatever the clocks do. Where a stamp is missing, the stage before it lasts until the next stamp.
-
-Observe whole arrays in a Prometheus histogram: one numpy call for a batch, not one lock for each value.
-
-Compute the figures of a validation: ``val/<data source>/reward``, and those of several samples a prompt.
 """
 
 from __future__ import annotations
@@ -47,11 +43,8 @@ SAMPLE_STAGES = (
 )
 
 GROUP_STAGES = ("group_wait", "group_scorer", "ready_queue")
-
 STAGES = SAMPLE_STAGES + GROUP_STAGES
-
 _UNKNOWN = GroupRecord("", "train", 0, "trained", 0, 0, 0.0, 0.0)
-
 """Stands for a group without a record: it has no points in time."""
 
 
@@ -122,7 +115,6 @@ def _cut(span: Floats, *parts: Floats) -> list[Floats]:
 
 
 BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
-
 """Upper bounds in seconds, from a rule's millisecond to the hour of an agent's run."""
 
 
@@ -138,6 +130,8 @@ class ExemplarSource(Protocol):
 
 class BatchHistogram(Collector):
     """Expose a family of histograms with the same buckets, one a combination of label values.
+
+    It observes whole arrays: one numpy call for a batch, not one lock for each value.
 
     A bucket has the exemplar of the largest eligible value of its newest batch (in OpenMetrics only).
 

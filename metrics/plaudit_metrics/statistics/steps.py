@@ -2,14 +2,6 @@
 
 The trainer calls ``step_record`` when it closes a step, with complete records from the groups' hashes. The metrics
 service calls ``step_statistics`` with events, for steps whose record has no figures.
-
-Compute verl's keys for a step's samples, with verl's meaning, so that its dashboards and notebooks keep working.
-
-Sources: verl pull requests #5971 (``compute_score`` beside ``generate_sequences`` and ``tool_calls``; the slowest
-sample is the one with the largest sum of the three) and #5896 (the name ``reward`` for the same figure). One
-difference: an unknown number of preemptions (-1) is left out here, while verl counts it as minus one.
-
-Compute statistics of a step's rewards: spread, groups without a signal, length against reward. Pure.
 """
 
 from __future__ import annotations
@@ -25,8 +17,8 @@ from plaudit_metrics.statistics.columns import (
     Floats,
     Integers,
     SampleColumns,
-    ScorerColumns,
     failure_labels,
+    spread,
     turn_statistics,
 )
 from plaudit_metrics.statistics.stages import group_stage_seconds, sample_stage_seconds
@@ -67,7 +59,11 @@ class AgentLoopColumns:
 
 
 def agent_loop_statistics(columns: AgentLoopColumns) -> dict[str, float]:
-    """Compute verl's ``timing_s/agent_loop/…`` keys.
+    """Compute verl's ``timing_s/agent_loop/…`` keys, with verl's meaning, so that its dashboards keep working.
+
+    Sources: verl pull requests #5971 (``compute_score`` beside ``generate_sequences`` and ``tool_calls``; the slowest
+    sample is the one with the largest sum of the three) and #5896 (the name ``reward`` for the same figure). One
+    difference: an unknown number of preemptions (-1) is left out here, while verl counts it as minus one.
 
     Returns:
         Per measure ``min``, ``max`` and ``mean``, and under ``slowest/`` the measures of the slowest sample (of equal
@@ -83,9 +79,9 @@ def agent_loop_statistics(columns: AgentLoopColumns) -> dict[str, float]:
     }
     slowest = int(np.argmax(columns.generate_sequences + columns.tool_calls + columns.compute_score))
     for name, values in measures.items():
-        statistics |= _spread(name, values)
+        statistics |= spread(f"{_PREFIX}/{name}", values)
         statistics[f"{_PREFIX}/slowest/{name}"] = float(values[slowest])
-    statistics |= _spread("num_preempted", columns.num_preempted[columns.num_preempted >= 0])
+    statistics |= spread(f"{_PREFIX}/num_preempted", columns.num_preempted[columns.num_preempted >= 0])
     if columns.num_preempted[slowest] >= 0:
         statistics[f"{_PREFIX}/slowest/num_preempted"] = float(columns.num_preempted[slowest])
     for name in ("prompt_length", "response_length"):
@@ -98,16 +94,6 @@ def agent_loop_statistics(columns: AgentLoopColumns) -> dict[str, float]:
     return statistics
 
 
-def _spread(name: str, values: Floats | Integers) -> dict[str, float]:
-    if len(values) == 0:
-        return {}
-    return {
-        f"{_PREFIX}/{name}/min": float(values.min()),
-        f"{_PREFIX}/{name}/max": float(values.max()),
-        f"{_PREFIX}/{name}/mean": float(values.mean()),
-    }
-
-
 def reward_statistics(columns: SampleColumns) -> dict[str, float]:
     """Return the ``reward/…`` figures over the samples that have a score; empty if there are none."""
     scored = ~np.isnan(columns.value)
@@ -115,10 +101,8 @@ def reward_statistics(columns: SampleColumns) -> dict[str, float]:
         return {}
     value, group = columns.value[scored], columns.group[scored]
     return {
-        "reward/mean": float(value.mean()),
+        **spread("reward", value),
         "reward/std": float(value.std()),
-        "reward/min": float(value.min()),
-        "reward/max": float(value.max()),
         **_group_shares(value, group, len(columns.groups)),
         **_length_correlation(value, group, columns.response_tokens[scored].astype(np.float64)),
     }
@@ -157,7 +141,6 @@ def _centred(values: Floats, group: NDArray[np.int64]) -> Floats:
 
 
 _PIPELINE = "reward_pipeline"
-
 _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
@@ -240,7 +223,12 @@ def step_record(
         trainer_version=trainer_version,
     )
     statistics |= {key: float(value) for key, value in (extra or {}).items() if np.isfinite(value)}
-    slowest = slowest_samples(samples, 1)
+    labels: dict[str, str] = {}
+    if samples:
+        (slowest,) = slowest_samples(samples, 1)
+        worker = slowest.scoring.worker or (slowest.generation.worker if slowest.generation else "")
+        labels = {f"{_PIPELINE}/slowest/group": slowest.group, f"{_PIPELINE}/slowest/worker": worker}
+        statistics[f"{_PIPELINE}/slowest/index"] = float(slowest.index)
     return StepRecord(
         step=step,
         incarnation=incarnation,
@@ -248,10 +236,10 @@ def step_record(
         closed=closed,
         num_samples=len(samples),
         num_groups=len(groups) or len({sample.group for sample in samples}),
-        statistics=statistics | ({f"{_PIPELINE}/slowest/index": float(slowest[0].index)} if slowest else {}),
+        statistics=statistics,
         verdict=verdict(statistics),
         waits=list(waits),
-        labels=(_slowest_labels(slowest[0]) if slowest else {}) | failure_labels(columns.failures),
+        labels=labels | failure_labels(columns.failures),
     )
 
 
@@ -263,11 +251,6 @@ def slowest_samples(samples: Iterable[SampleRecord], count: int) -> list[SampleR
 def wall_seconds(sample: SampleRecord) -> float:
     """Return the seconds from a sample's admission until it became terminal."""
     return (sample.stamps.committed or sample.stamps.admitted) - sample.stamps.admitted
-
-
-def _slowest_labels(sample: SampleRecord) -> dict[str, str]:
-    worker = sample.scoring.worker or (sample.generation.worker if sample.generation else "")
-    return {f"{_PIPELINE}/slowest/group": sample.group, f"{_PIPELINE}/slowest/worker": worker}
 
 
 def _generation(columns: SampleColumns, step_s: float) -> dict[str, float]:
@@ -289,18 +272,13 @@ def _pipeline(columns: SampleColumns, groups: Sequence[GroupRecord]) -> dict[str
         return {}
     of_samples = sample_stage_seconds(columns)
     of_groups = group_stage_seconds(columns, {record.group: record for record in groups})
-    of_groups["ready_queue"] = _first_of_group(columns, of_groups["ready_queue"])  # one figure a group, not n
-    of_groups["group_scorer"] = _first_of_group(columns, of_groups["group_scorer"])
+    _, first = np.unique(columns.group, return_index=True)
+    for stage in ("group_scorer", "ready_queue"):  # one figure a group, not one a sample
+        of_groups[stage] = of_groups[stage][first]
     statistics: dict[str, float] = {}
     for stage, seconds in (of_samples | of_groups).items():
         statistics |= _distribution(f"{_PIPELINE}/{stage}_s", seconds)
     return statistics
-
-
-def _first_of_group(columns: SampleColumns, values: Floats) -> Floats:
-    _, first = np.unique(columns.group, return_index=True)
-    kept: Floats = values[first]
-    return kept
 
 
 def _distribution(key: str, values: Floats) -> dict[str, float]:
@@ -343,7 +321,16 @@ def _count_outcomes(outcomes: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -
 def _scorers(columns: SampleColumns) -> dict[str, float]:
     statistics: dict[str, float] = {}
     for name, scorer in sorted(columns.scorers.items()):
-        statistics |= _scorer(f"{_PIPELINE}/scorer/{name}", scorer)
+        key = f"{_PIPELINE}/scorer/{name}"
+        for seconds in ("call_s", "limiter_s", "retry_s", "wait_s"):
+            statistics |= _distribution(f"{key}/{seconds}", getattr(scorer, seconds))
+        for extra, figures in scorer.extras.items():
+            statistics |= {f"{key}/extra/{extra}/{figure}": value for figure, value in figures._asdict().items()}
+        values = scorer.value[~np.isnan(scorer.value)]
+        if len(values) > 0:
+            statistics |= {f"{key}/value/mean": float(values.mean()), f"{key}/value/std": float(values.std())}
+        counts = _count_outcomes(scorer.outcome)
+        statistics |= {f"{key}/outcome/{outcome}": count for outcome, count in counts.items() if count}
     return statistics
 
 
@@ -363,34 +350,10 @@ def _limiter_totals(columns: SampleColumns) -> dict[str, float]:
     return {HELD_KEY: held_s, LIMITER_KEY: limiter_s} if limiter_s > 0 else {}
 
 
-def _scorer(key: str, scorer: ScorerColumns) -> dict[str, float]:
-    values = scorer.value[~np.isnan(scorer.value)]
-    statistics = _distribution(f"{key}/call_s", scorer.call_s)
-    statistics |= _distribution(f"{key}/limiter_s", scorer.limiter_s)
-    statistics |= _distribution(f"{key}/retry_s", scorer.retry_s)
-    statistics |= _distribution(f"{key}/wait_s", scorer.wait_s)
-    statistics |= {
-        f"{key}/extra/{name}/{figure}": value
-        for name, extra in scorer.extras.items()
-        for figure, value in extra._asdict().items()
-    }
-    if len(values) > 0:
-        statistics |= {f"{key}/value/mean": float(values.mean()), f"{key}/value/std": float(values.std())}
-    counts = _count_outcomes(scorer.outcome)
-    return statistics | {f"{key}/outcome/{outcome}": count for outcome, count in counts.items() if count}
-
-
 def _staleness(columns: SampleColumns, groups: Sequence[GroupRecord], trainer_version: int | None) -> dict[str, float]:
     if trainer_version is None:
         return {}
     trained = {record.group for record in groups if record.end == "trained"}
     of_trained = np.array([not groups or group in trained for group in columns.groups], dtype=np.bool_)
     versions = columns.version_min[columns.generated & of_trained[columns.group]] if len(columns) else np.empty(0)
-    if len(versions) == 0:
-        return {}
-    staleness = trainer_version - versions
-    return {
-        f"{_PIPELINE}/staleness/min": float(staleness.min()),
-        f"{_PIPELINE}/staleness/mean": float(staleness.mean()),
-        f"{_PIPELINE}/staleness/max": float(staleness.max()),
-    }
+    return spread(f"{_PIPELINE}/staleness", trainer_version - versions)

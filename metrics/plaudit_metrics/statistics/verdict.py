@@ -1,6 +1,23 @@
-"""Name a step's bottleneck from its figures (``steps.step_statistics``).
+"""Split the trainer's waiting by its causes, name a step's bottleneck from its figures, and explain the verdict.
 
-The first rule that holds decides:
+**The rule of the split.** Each instant of a wait goes wholly to the earliest cause in which any awaited group still
+is::
+
+    generation < tools < sample_queue < limiter < score < group_scorer < ready_queue
+
+A group is in the earliest cause of any of its samples; once all of them are terminal it is in ``group_scorer`` until it
+is ready and in ``ready_queue`` until the wait ends. Other waits count as their neighbour: those for a
+rollout, for weights and for the engine as ``generation``; time with a reward worker that was lost as
+``sample_queue``; retries and the commit as ``score``. A wait for no known group (none admitted yet, rollouts reading a
+checkpoint) is ``generation``. Turns and tool calls of a conversation alternate: its seconds in tools are placed at the
+end of its work in the rollout.
+
+So every sample only moves forward through the causes, and the earliest cause among many samples does too: a wait splits
+at the points in time at which the *last* awaited sample leaves each cause. No sampling, no sweep, and the parts add up
+to the wait. A wait whose cause the trainer recorded itself goes wholly to it: ``pause`` (too many samples had no score,
+so the trainer paused before it admitted their prompts again).
+
+**The verdict.** The first rule that holds decides:
 
 1. ``unscored``: no sample has a score, or the trainer paused for a fifth of the step or more because too many had none.
 2. ``trainer``: the trainer waited for less than a fifth of the step. Faster rewards or rollouts would not help much.
@@ -14,33 +31,7 @@ The first rule that holds decides:
 6. ``balanced``: neither side holds three fifths.
 
 The rules look at exposed time only, so they hold for synchronous and asynchronous schedules: time that overlaps with
-the update is no part of a wait. Its threshold of a fifth is that of the alert RewardStarvesTrainer.
-
-Split the trainer's waiting by its causes: intervals in, seconds per cause out.
-
-**The rule.** Each instant of a wait goes wholly to the earliest cause in which any awaited group still is::
-
-    generation < tools < sample_queue < limiter < score < group_scorer < ready_queue
-
-A group is in the earliest cause of any of its samples; once all of them are terminal it is in ``group_scorer`` until it
-is ready and in ``ready_queue`` until the wait ends. Other waits count as their neighbour: those for a
-rollout, for weights and for the engine as ``generation``; time with a reward worker that was lost as
-``sample_queue``; retries and the commit as ``score``. A wait for no known group (none admitted yet, rollouts reading a
-checkpoint) is ``generation``.
-
-Turns and tool calls of a conversation alternate. Its seconds in tools are placed at the end of its work in the rollout,
-so that it, too, only moves forward.
-
-Every sample only moves forward through the causes, so the earliest cause among many samples only moves forward too:
-a wait splits at the points in time at which the *last* awaited sample leaves each cause. No sampling, no sweep, and
-the parts add up to the wait.
-
-A wait whose cause the trainer recorded itself goes wholly to it: ``pause`` (too many samples had no score, so the
-trainer paused before it admitted their prompts again).
-
-Explain a step's verdict: each rule of ``verdict.py`` in order, with the step's numbers and its result.
-
-The first rule that holds gives the verdict; a test compares the two on any figures.
+the update is no part of a wait. The threshold of a fifth is that of the alert RewardStarvesTrainer.
 """
 
 from __future__ import annotations
@@ -58,17 +49,11 @@ from plaudit_metrics.statistics.columns import Floats, Integers, SampleColumns
 from plaudit_wire.records import OUTCOMES, PAUSE, GroupRecord, WaitRecord
 
 CAUSES = ("generation", "tools", "sample_queue", "limiter", "score", "group_scorer", "ready_queue", PAUSE)
-
 """In the order of the pipeline; all but the first two are the reward side's."""
-
 ROLLOUT_CAUSES = CAUSES[:2]
-
 _OF_GROUPS = CAUSES[:-1]
-
 """Causes that follow from the stamps of the awaited groups."""
-
 _FEWEST_PEERS = 4
-
 """Among fewer awaited samples (or groups) the last always accounts for a large part, which makes it no straggler."""
 
 
@@ -200,29 +185,17 @@ Verdict = Literal[
 ]
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-
 WAITING_SHARE = 0.2
-
 """Below this share of the step spent waiting, the trainer itself is the bottleneck."""
-
 STRAGGLER_SHARE = 0.5
-
 """A straggler accounts for more than this share of the waiting."""
-
 SIDE_SHARE = 0.6
-
 """Generation or the reward side accounts for at least this share of the waiting."""
-
 _PROCESS_WAIT = re.compile(r"reward_pipeline/scorer/(.+)/wait_s/mean")
-
 HELD_SHARE = 0.5
-
 """Of the waits for limits, the endpoints' own pauses take at least this share."""
-
 _OUTCOME_KEYS = tuple(f"reward_pipeline/outcome/{outcome}" for outcome in OUTCOMES)
-
 LIMITER_KEY, HELD_KEY = "reward_pipeline/limiter_total_s", "reward_pipeline/limiter_held_total_s"
-
 _SCORED_KEY = "reward_pipeline/outcome/scored"
 
 _NAMES: dict[str, Verdict] = {
@@ -236,7 +209,7 @@ _NAMES: dict[str, Verdict] = {
     PAUSE: "unscored",
 }
 
-_EXPLANATIONS: dict[Verdict, str] = {
+_EXPLANATIONS: dict[str, str] = {
     "unscored": "Too many samples have no score: the reasons are listed by scorer. Repair the scorer that fails.",
     "generation": "The trainer waited for generation: add rollouts, or shorten responses.",
     "tools": "The trainer waited for the tools of agents: make them faster, or raise agent.maxConcurrentSamples.",
@@ -258,40 +231,22 @@ def verdict(statistics: Mapping[str, float]) -> Verdict:
         statistics: the step's figures; read are ``step_s``, ``trainer_wait_s``, ``straggler_s``, ``wait/<cause>_s``
             (seconds) and ``reward_pipeline/outcome/<outcome>`` (counts); an absent one is 0.
     """
-    waited_s = statistics.get("trainer_wait_s", 0.0)
-    if nothing_scored(statistics) or pauses_hold(statistics):
-        return "unscored"
-    if waited_s <= 0 or waited_s < WAITING_SHARE * statistics.get("step_s", 0.0):
-        return "trainer"
-    if statistics.get("straggler_s", 0.0) > STRAGGLER_SHARE * waited_s:
-        return "straggler"
-    causes = {cause: statistics.get(f"wait/{cause}_s", 0.0) for cause in CAUSES}
-    of_rollouts = {cause: causes.pop(cause) for cause in ROLLOUT_CAUSES}
-    if sum(of_rollouts.values()) >= SIDE_SHARE * waited_s:
-        return rollout_verdict(of_rollouts)
-    if sum(causes.values()) >= SIDE_SHARE * waited_s:
-        return reward_side(causes, statistics)[1]
-    return "balanced"
+    return reasoning(statistics)[-1].verdict
 
 
-def rollout_verdict(cause_s: Mapping[str, float]) -> Verdict:
-    """Return the verdict for the larger of the rollouts' causes."""
-    return _NAMES[max(cause_s, key=lambda cause: cause_s[cause])]
-
-
-def nothing_scored(statistics: Mapping[str, float]) -> bool:
+def _nothing_scored(statistics: Mapping[str, float]) -> bool:
     """Return True when samples ended and none of them has a score."""
     ended = sum(statistics.get(key, 0.0) for key in _OUTCOME_KEYS)
     return ended > 0 and statistics.get(_SCORED_KEY, 0.0) == 0
 
 
-def pauses_hold(statistics: Mapping[str, float]) -> bool:
+def _pauses_hold(statistics: Mapping[str, float]) -> bool:
     """Return True when the trainer's pauses for samples without a score took a fifth of the step or more."""
     paused_s = statistics.get(f"wait/{PAUSE}_s", 0.0)
     return paused_s > 0 and paused_s >= WAITING_SHARE * statistics.get("step_s", 0.0)
 
 
-def reward_side(cause_s: Mapping[str, float], statistics: Mapping[str, float]) -> tuple[str, Verdict]:
+def _reward_side(cause_s: Mapping[str, float], statistics: Mapping[str, float]) -> tuple[str, Verdict]:
     """Return the largest cause of the reward side, and the verdict that it gives."""
     largest = max(cause_s, key=lambda cause: cause_s[cause])
     held_s, limiter_s = statistics.get(HELD_KEY, 0.0), statistics.get(LIMITER_KEY, 0.0)
@@ -321,7 +276,7 @@ def explain(name: str, statistics: Mapping[str, float] = MappingProxyType({})) -
     Args:
         statistics: the step's figures, for a remedy that they point to.
     """
-    text = next((text for known, text in _EXPLANATIONS.items() if known == name), "")
+    text = _EXPLANATIONS.get(name, "")
     return " ".join(filter(None, (text, _more_processes(statistics) if name == "reward" else "")))
 
 
@@ -354,7 +309,7 @@ class VerdictRule(msgspec.Struct, frozen=True):
 
 
 def reasoning(statistics: Mapping[str, float]) -> list[VerdictRule]:
-    """Apply the rules to a step's figures (those that ``verdict`` reads), up to the first that holds."""
+    """Apply the rules to a step's figures (those that ``verdict`` reads), up to the first that holds: it decides."""
     rules: list[VerdictRule] = []
     for rule in _rules(statistics):
         rules.append(rule)
@@ -370,10 +325,10 @@ def _rules(statistics: Mapping[str, float]) -> Iterable[VerdictRule]:
         "unscored",
         "Did too many samples have no score?",
         "no sample has a score"
-        if nothing_scored(statistics)
+        if _nothing_scored(statistics)
         else f"pauses for them took {_share(paused_s, step_s, 'the step')}",
         f"no score at all, or at least {WAITING_SHARE:.0%}",
-        nothing_scored(statistics) or pauses_hold(statistics),
+        _nothing_scored(statistics) or _pauses_hold(statistics),
     )
     yield VerdictRule(
         "trainer",
@@ -395,14 +350,14 @@ def _rules(statistics: Mapping[str, float]) -> Iterable[VerdictRule]:
     rollout_s = sum(of_rollouts.values())
     tools = f", tools {of_rollouts['tools']:.2f} s of it" if of_rollouts["tools"] else ""
     yield VerdictRule(
-        rollout_verdict(of_rollouts),
+        _NAMES[max(of_rollouts, key=lambda cause: of_rollouts[cause])],
         "Did the trainer wait mostly for generation?",
         f"generation took {_share(rollout_s, waited_s, 'the waiting')}{tools}",
         f"at least {SIDE_SHARE:.0%}",
         rollout_s >= SIDE_SHARE * waited_s,
     )
     reward_s = sum(causes.values())
-    largest, name = reward_side(causes, statistics)
+    largest, name = _reward_side(causes, statistics)
     yield VerdictRule(
         name,
         "Did it wait mostly for rewards?",

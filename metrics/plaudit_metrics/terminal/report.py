@@ -1,9 +1,8 @@
 """``plaudit report RUN``: write the live page as one HTML file, with the data of a run's folder inside.
 
 The file is self-contained: styles, scripts and chart library are inside, and its content security policy forbids the
-browser to fetch anything. It also works for a run that continues or was cut short: it contains the closed steps.
-
-Choose the stored samples that a report contains, since a file can hold only some of them.
+browser to fetch anything. It also works for a run that continues or was cut short: it contains the closed steps, and of
+the stored samples as many as one file can hold.
 """
 
 from __future__ import annotations
@@ -37,50 +36,19 @@ from plaudit_metrics.sources.steps import FILE_NAME, ClosedStep, StepSamples, re
 from plaudit_metrics.statistics.steps import slowest_samples
 from plaudit_wire.records import StepRecord
 
-_STEPS = 10
-
-_CHARACTERS = 4000
-
-"""Of each text."""
-
-
-def report_samples(folder: Path) -> dict[str, Any]:
-    """Return the API's responses about some samples of the newest ten steps; an empty mapping where none are stored.
-
-    Of each step these are the first 16, and the first four that have no score.
-
-    Raises:
-        UnreadableFileError: a file is damaged.
-    """
-    files = surviving_files(folder)
-    rows = [row for step in sorted(files, reverse=True)[:_STEPS] for row in few_samples(files[step])]
-    if not rows:
-        return {}
-    page = {"samples": [listed(row) for row in rows], "first_step": min(files), "last_step": max(files)}
-    details = {
-        f"samples/{row['step']}/{quote(row['group'], safe='')}/{row['index']}": detail(row, _CHARACTERS) for row in rows
-    }
-    return {"samples": page, **details}
-
-
 MOST_STEPS = 2000
-
 """The newest steps that a report contains."""
-
 _WITH_SAMPLES = 30
-
 """The newest steps whose slowest samples are in the file."""
-
 _WITH_TIMELINE = 5
-
 _SLOWEST = 20
-
 _DRAWN = 60
-
+_STORED_STEPS = 10
+"""The newest steps of which the file has stored samples."""
+_CHARACTERS = 4000
+"""Of each text."""
 _IMPORT = re.compile(r"^import (?P<names>{.*?}) from \"\./(?P<file>[a-z]+\.js)\";\n", re.MULTILINE | re.DOTALL)
-
 _EXPORT = re.compile(r"^export (?:async )?(?:function|class|const|let) (\w+)", re.MULTILINE)
-
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {scripts}; base-uri 'none'"
 
 
@@ -130,6 +98,25 @@ def _ledger(run_folder: Path) -> Any:
         return json.loads((run_folder / "ledger.json").read_bytes())
     except FileNotFoundError:
         return None
+
+
+def report_samples(folder: Path) -> dict[str, Any]:
+    """Return the API's responses about some samples of the newest ten steps; an empty mapping where none are stored.
+
+    Of each step these are the first 16, and the first four that have no score.
+
+    Raises:
+        UnreadableFileError: a file is damaged.
+    """
+    files = surviving_files(folder)
+    rows = [row for step in sorted(files, reverse=True)[:_STORED_STEPS] for row in few_samples(files[step])]
+    if not rows:
+        return {}
+    page = {"samples": [listed(row) for row in rows], "first_step": min(files), "last_step": max(files)}
+    details = {
+        f"samples/{row['step']}/{quote(row['group'], safe='')}/{row['index']}": detail(row, _CHARACTERS) for row in rows
+    }
+    return {"samples": page, **details}
 
 
 def _html(answers: dict[str, Any]) -> str:

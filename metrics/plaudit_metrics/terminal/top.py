@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from plaudit_metrics.statistics.stages import STAGES
@@ -159,11 +159,8 @@ def _reasons(step: Mapping[str, Any]) -> Text:
 
 
 def _steps(steps: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(expand=True, box=None)
-    for heading in ("step", "reward", "staleness", "step s", "exposed reward s", "no score"):
-        table.add_column(heading, justify="right")
-    table.add_column("where the time went")
-    table.add_column("waited for")
+    figures = ("step", "reward", "staleness", "step s", "exposed reward s", "no score")
+    table = Table(*map(_right, figures), "where the time went", "waited for", expand=True, box=None)
     for step in steps:
         table.add_row(
             str(step["step"]),
@@ -196,16 +193,13 @@ def _last_step(step: Mapping[str, Any]) -> RenderableType:
     legend = Text()
     for name, colour in _COLOURS.items():
         legend.append("█ ", style=colour).append(f"{name.replace('_', ' ')}  ")
-    stages = Table(title="stages, newest step", expand=True, box=None)
-    for heading in ("stage", "p50 s", "p95 s", "max s"):
-        stages.add_column(heading, justify="left" if heading == "stage" else "right")
+    quantiles = map(_right, ("p50 s", "p95 s", "max s"))
+    stages = Table("stage", *quantiles, title="stages, newest step", expand=True, box=None)
     for stage in STAGES:
         key = f"reward_pipeline/{stage}_s"
         if step.get(f"{key}/max"):
             stages.add_row(stage, *(_number(step.get(f"{key}/{name}"), "{:.3f}") for name in ("p50", "p95", "max")))
-    outcomes = Table(title="outcomes", box=None)
-    outcomes.add_column("outcome")
-    outcomes.add_column("samples", justify="right")
+    outcomes = Table("outcome", _right("samples"), title="outcomes", box=None)
     for outcome in OUTCOMES:
         if count := step.get(f"reward_pipeline/outcome/{outcome}"):
             outcomes.add_row(outcome, f"{count:.0f}", style="" if outcome == "scored" else "red")
@@ -215,9 +209,8 @@ def _last_step(step: Mapping[str, Any]) -> RenderableType:
 
 
 def _queues(overview: RunOverview) -> Table:
-    table = Table(title="queues", expand=True, box=None)
-    for heading in ("stream", "waiting", "in progress", "oldest s"):
-        table.add_column(heading, justify="left" if heading == "stream" else "right")
+    numbers = map(_right, ("waiting", "in progress", "oldest s"))
+    table = Table("stream", *numbers, title="queues", expand=True, box=None)
     for name, depth in overview.streams.items():
         table.add_row(
             Text(name), str(depth["undelivered"]), str(depth["in_flight"]), f"{depth['oldest_undelivered_s']:.1f}"
@@ -226,9 +219,7 @@ def _queues(overview: RunOverview) -> Table:
 
 
 def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="workers", expand=True, box=None)
-    for heading in ("worker", "state", "slots busy", "policy"):
-        table.add_column(heading)
+    table = Table("worker", "state", "slots busy", "policy", title="workers", expand=True, box=None)
     for worker in workers:
         busy, slots = worker.get("busy", 0), worker.get("slots", 0)
         state = "starting" if not worker.get("ready", True) else "busy" if busy else "idle"
@@ -238,11 +229,8 @@ def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _samples(samples: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="slowest samples, newest step", expand=True, box=None)
-    table.add_column("sample")
-    table.add_column("seconds", justify="right")
-    table.add_column("longest stages")
-    table.add_column("scored by")
+    title = "slowest samples, newest step"
+    table = Table("sample", _right("seconds"), "longest stages", "scored by", title=title, expand=True, box=None)
     for sample in samples:
         longest = sorted(sample["stages_s"].items(), key=lambda stage: -stage[1])[:3]
         table.add_row(
@@ -252,6 +240,10 @@ def _samples(samples: Sequence[Mapping[str, Any]]) -> Table:
             Text(sample["scoring"].get("worker") or "-"),
         )
     return table
+
+
+def _right(heading: str) -> Column:
+    return Column(heading, justify="right")
 
 
 def _number(value: float | None, form: str) -> str:

@@ -15,7 +15,6 @@ from starlette.routing import BaseRoute, Mount, Route
 
 FOLDER = Path(__file__).parent
 FILES = tuple(sorted(path.name for path in FOLDER.iterdir() if path.suffix in {".js", ".css", ".svg"}))
-
 _CARRIER = "youplot"
 _LIBRARY = {"uplot.js": "youplot/vendor/uplot.iife.min.js", "uplot.css": "youplot/vendor/uplot.min.css"}
 

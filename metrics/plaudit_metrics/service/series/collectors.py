@@ -1,18 +1,4 @@
-"""A Prometheus counter whose value is kept elsewhere (the run's counters in Redis) and copied here.
-
-A Prometheus gauge without a value until it has one: a step before the first one is absent, not 0.
-
-The mean over the newest values, however long ago they came.
-
-Name a sample behind each bucket of a latency histogram, as an OpenMetrics exemplar.
-
-An exemplar has the sample's ``group`` and ``index``, and its ``trace_id`` where traces are sent. It then names only
-samples whose traces are sent, so that every link leads to a trace.
-
-Compute the Prometheus series of the rollouts' engines, over all live rollouts.
-
-Declare and count the Prometheus series of the tools that conversations call.
-"""
+"""The parts that the series are made of: families as they are scraped, means of newest values, names in exemplars."""
 
 from __future__ import annotations
 
@@ -33,19 +19,18 @@ from plaudit_metrics.statistics.stages import BatchHistogram
 from plaudit_wire.logs import drawn, sample_ids
 from plaudit_wire.records import EngineStatus, SampleRecord
 
+Labelled = Mapping[tuple[str, ...], float | None]
+"""Label values → value; None: the series is absent."""
 
-class CopiedCounter(Collector):
-    """Expose a family of counters; ``name`` is without ``_total``."""
 
-    def __init__(self, name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
-        self._name = name
-        self._documentation = documentation
-        self._labels = tuple(labels)
-        self._values: dict[tuple[str, ...], float] = {}
+class CopiedCounts:
+    """Hold the values of a counter that is kept elsewhere: in Redis, by label values."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, ...], float] = {}
         self._last: dict[tuple[str, ...], float] = {}
         self._ahead: dict[tuple[str, ...], float] = {}
         """What Redis has lost since this process started."""
-        registry.register(self)
 
     def copy(self, values: Mapping[tuple[str, ...], float]) -> None:
         """Copy values, by label values; others keep theirs.
@@ -58,59 +43,26 @@ class CopiedCounter(Collector):
             if lost > 0:
                 self._ahead[labels] = self._ahead.get(labels, 0.0) + lost
             self._last[labels] = value
-            self._values[labels] = value + self._ahead.get(labels, 0.0)
-
-    def describe(self) -> Iterator[CounterMetricFamily]:
-        """Yield the family without values."""
-        yield CounterMetricFamily(self._name, self._documentation, labels=self._labels)
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """Yield the family as it is scraped."""
-        family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
-        for labels, value in sorted(self._values.items()):
-            family.add_metric(labels, value)
-        yield family
+            self.values[labels] = value + self._ahead.get(labels, 0.0)
 
 
-GaugeValues = Mapping[tuple[str, ...], float | None]
+def counter_family(
+    name: str, documentation: str, labels: Sequence[str], values: Mapping[tuple[str, ...], float]
+) -> CounterMetricFamily:
+    """Return a family of counters as it is scraped; ``name`` is without ``_total``."""
+    family = CounterMetricFamily(name, documentation, labels=labels)
+    for of, value in sorted(values.items()):
+        family.add_metric(of, value)
+    return family
 
-"""Label values → value; None: the gauge is absent."""
 
-
-def gauge_family(name: str, documentation: str, labels: Sequence[str], values: GaugeValues) -> GaugeMetricFamily:
+def gauge_family(name: str, documentation: str, labels: Sequence[str], values: Labelled) -> GaugeMetricFamily:
     """Return a family of gauges as it is scraped."""
     family = GaugeMetricFamily(name, documentation, labels=labels)
     for of, value in sorted(values.items()):
         if value is not None:
             family.add_metric(of, float(value))
     return family
-
-
-class OptionalGauge(Collector):
-    """Expose a family of gauges: those that have a value."""
-
-    def __init__(self, name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
-        self._name = name
-        self._documentation = documentation
-        self._labels = tuple(labels)
-        self._values: dict[tuple[str, ...], float | None] = {}
-        registry.register(self)
-
-    def set(self, value: float | None, *labels: str) -> None:
-        """Set one gauge; None removes it."""
-        self._values[labels] = value
-
-    def replace(self, values: GaugeValues) -> None:
-        """Set all gauges of the family, by label values; remove the others."""
-        self._values = dict(values)
-
-    def describe(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the family without values."""
-        yield gauge_family(self._name, self._documentation, self._labels, {})
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the family as it is scraped."""
-        yield gauge_family(self._name, self._documentation, self._labels, self._values)
 
 
 class RecentMean:
@@ -147,14 +99,36 @@ class RecentMean:
         return self._total / self._count if self._count >= self._least else None
 
 
-_MOST_CHARACTERS = 64
+class RecentMeans(Collector):
+    """Expose the means of the newest values by label values; those of too few are absent."""
 
+    def __init__(self, name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
+        self._family = (name, documentation, labels)
+        self._means: dict[tuple[str, ...], RecentMean] = {}
+        registry.register(self)
+
+    def add(self, total: float, count: int, *labels: str) -> None:
+        """Add a batch: the sum and the number of its values."""
+        self._means.setdefault(labels, RecentMean(RECENT_SAMPLES, LEAST_SAMPLES)).add(total, count)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the family as it is scraped."""
+        yield gauge_family(*self._family, {labels: recent.mean for labels, recent in self._means.items()})
+
+    describe = collect
+
+
+_MOST_CHARACTERS = 64
 """Of a group's id: Prometheus refuses an exemplar whose labels have over 128 characters."""
 
 
 @dataclass(frozen=True)
 class Naming:
-    """Name the samples of a run in exemplars."""
+    """Name the samples of a run behind the buckets of latency histograms, as OpenMetrics exemplars.
+
+    An exemplar has the sample's ``group`` and ``index``, and its ``trace_id`` where traces are sent. It then names only
+    samples whose traces are sent, so that every link leads to a trace.
+    """
 
     run: str = ""
     share: float | None = None
@@ -180,7 +154,6 @@ class Naming:
 
 
 UNTRACED = Naming()
-
 """Names samples by group and index alone."""
 
 
@@ -215,7 +188,7 @@ class NamedSamples:
 def engine_gauges(engines: Sequence[EngineStatus]) -> Iterator[GaugeMetricFamily]:
     """Yield the gauges of the live rollouts' engines, without values if there are none."""
     running, waiting = (sum(getattr(engine, state) for engine in engines) for state in ("running", "waiting"))
-    requests: GaugeValues = {("running",): running, ("waiting",): waiting} if engines else {}
+    requests: Labelled = {("running",): running, ("waiting",): waiting} if engines else {}
     yield gauge_family("plaudit_engine_requests", "Requests in the engines of all rollouts", ["state"], requests)
     for name, documentation, values in (
         (
@@ -230,12 +203,11 @@ def engine_gauges(engines: Sequence[EngineStatus]) -> Iterator[GaugeMetricFamily
         ),
     ):
         known = [value for value in values if value is not None]
-        figures: GaugeValues = {("mean",): sum(known) / len(known), ("max",): max(known)} if known else {}
+        figures: Labelled = {("mean",): sum(known) / len(known), ("max",): max(known)} if known else {}
         yield gauge_family(name, documentation, ["statistic"], figures)
 
 
 _FAILED = ("error", "timeout", "killed")
-
 """A refused call is the policy's mistake or a limit of the job: the tool was never run."""
 
 
@@ -243,24 +215,24 @@ class ToolSeries:
     """Count the calls of tools. Names beyond ``MOST_TOOLS`` count as ``unknown``."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self._names: set[str] = set()
         self.call_seconds = BatchHistogram(
             "plaudit_tool_call_seconds", "Seconds of a tool's calls, refused ones excluded", ["tool"], registry
         )
         self.calls = Counter(
             "plaudit_tool_calls", "Calls of a tool, by how they ended", ["tool", "outcome"], registry=registry
         )
-        self._recent_failed = OptionalGauge(
+        self._recent_failed = RecentMeans(
             "plaudit_tool_recent_failed_ratio",
             "Share of a tool's newest calls that raised, timed out or lost their process",
             ["tool"],
             registry,
         )
-        self._failed: dict[str, RecentMean] = {}
 
     def count(self, tools: Mapping[str, ToolCalls]) -> None:
         """Count the calls of a batch of samples."""
         for given, calls in tools.items():
-            name = tool_name(given, self._failed)
+            name = tool_name(given, self._names)
             self.call_seconds.observe(np.array(calls.run_s), name)
             for outcome, number in calls.outcomes.items():
                 self.calls.labels(name, outcome).inc(number)
@@ -268,7 +240,7 @@ class ToolSeries:
     def remember(self, tools: Mapping[str, ToolCalls]) -> None:
         """Update the shares among the newest calls; call it before ``count``."""
         for given, calls in tools.items():
-            name = tool_name(given, self._failed)
-            failed = self._failed.setdefault(name, RecentMean(RECENT_SAMPLES, LEAST_SAMPLES))
-            failed.add(float(sum(calls.outcomes[outcome] for outcome in _FAILED)), len(calls.run_s))
-            self._recent_failed.set(failed.mean, name)
+            name = tool_name(given, self._names)
+            self._names.add(name)
+            failed = sum(calls.outcomes[outcome] for outcome in _FAILED)
+            self._recent_failed.add(float(failed), len(calls.run_s), name)

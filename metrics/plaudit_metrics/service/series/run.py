@@ -1,8 +1,6 @@
-"""Every Prometheus series of the metrics service; one method an event.
+"""Every Prometheus series of the metrics service, with one method for each event; and those of the closed steps.
 
 Never a label: step, sample, group, pod name, prompt, error text.
-
-Count closed steps in Prometheus series, and compute those of the newest step at each scrape.
 """
 
 from __future__ import annotations
@@ -12,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Summary
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Summary
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from plaudit_metrics.monitoring.rules import RECENT_STEPS
-from plaudit_metrics.service.series.collectors import UNTRACED, GaugeValues, Naming, OptionalGauge, gauge_family
+from plaudit_metrics.service.series.collectors import UNTRACED, Labelled, Naming, counter_family, gauge_family
 from plaudit_metrics.service.series.sample import SampleSeries
 from plaudit_metrics.service.series.snapshot import SnapshotSeries
 from plaudit_metrics.sources.snapshot import RunSnapshot
@@ -58,7 +56,6 @@ _STATISTICS = {
     "plaudit_reward_mean": ("reward/mean", "Mean reward"),
     "plaudit_reward_std": ("reward/std", "Standard deviation of the rewards"),
 }
-
 """Gauge of the newest closed step → its key of a step's figures, and its help text."""
 
 _TOOL = "reward_pipeline/tool/"
@@ -72,12 +69,12 @@ def _scorer_figures(step: StepRecord) -> Iterator[tuple[str, str, float]]:
             yield name, figure, value
 
 
-def _scorer_seconds(step: StepRecord) -> GaugeValues:
+def _scorer_seconds(step: StepRecord) -> Labelled:
     figures = _scorer_figures(step)
     return {(name, figure[-3:]): value for name, figure, value in figures if figure in ("call_s/p50", "call_s/p99")}
 
 
-def _tool_seconds(step: StepRecord) -> GaugeValues:
+def _tool_seconds(step: StepRecord) -> Labelled:
     seconds: dict[tuple[str, ...], float] = {}
     for key, value in step.statistics.items():
         name, _, figure = key.removeprefix(_TOOL).rpartition("/call_s/")
@@ -86,7 +83,7 @@ def _tool_seconds(step: StepRecord) -> GaugeValues:
     return seconds
 
 
-_GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[StepRecord], GaugeValues]], ...] = (
+_GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[StepRecord], Labelled]], ...] = (
     ("plaudit_step", "Number", (), lambda step: {(): step.step}),
     ("plaudit_step_last_closed_timestamp_seconds", "When it was closed", (), lambda step: {(): step.closed}),
     ("plaudit_last_step_seconds", "Seconds", (), lambda step: {(): step.closed - step.opened}),
@@ -116,7 +113,6 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[StepRecord], GaugeValu
     ),
     ("plaudit_last_step_tool_seconds", "Seconds of a tool's calls", ("tool", "statistic"), _tool_seconds),
 )
-
 """Name, help text and labels of a gauge of the newest closed step, and its values by label values."""
 
 
@@ -162,12 +158,8 @@ class StepSeries(Collector):
         self._lengths_s.append(record.closed - record.opened)
         self._newest = record
 
-    def describe(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the families, whose names do not depend on a step."""
-        return self.collect()
-
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the gauges as they are scraped."""
+        """Yield the gauges as they are scraped; their names do not depend on a step."""
         longest = f"Seconds of the longest of the {RECENT_STEPS} newest closed steps"
         yield gauge_family("plaudit_recent_steps_max_seconds", longest, (), {(): max(self._lengths_s, default=None)})
         lost = "Share of samples whose events were lost; newest closed step"
@@ -180,11 +172,11 @@ class StepSeries(Collector):
             figure = newest.statistics.get(key) if newest else None
             yield gauge_family(name, f"{documentation}; newest closed step", (), {(): figure})
 
+    describe = collect
+
 
 TRACE_RESULTS = ("sent", "failed", "dropped")
-
 SERVICE = "service"
-
 """The schedule of a job without a trainer: it only scores, and closes no steps."""
 
 
@@ -205,14 +197,14 @@ class RunInfo:
         return ("reward",) if self.schedule == SERVICE else ("trainer", "rollout", "reward")
 
 
-class RunSeries:
+class RunSeries(Collector):
     """Hold the Prometheus series of one run, with their registry.
 
     Args:
         latency_threshold_s: a sample scored within this time after its publication is in time
             (``metrics.rewardLatency.thresholdSeconds``).
         latency_target: the promised share of samples in time (``metrics.rewardLatency.target``).
-        traces: returns the counts of traces by outcome; called at each scrape.
+        traces: the counts of traces by outcome, which another thread counts.
     """
 
     def __init__(
@@ -226,27 +218,14 @@ class RunSeries:
     ) -> None:
         self.registry = CollectorRegistry()
         self._info = info
+        self._latency_target = latency_target
+        self._traces = traces
         self._samples = SampleSeries(self.registry, latency_threshold_s, naming)
         self._steps = StepSeries(self.registry)
         self._snapshot = SnapshotSeries(self.registry, info.roles)
-        self._run_info = OptionalGauge(
-            "plaudit_run_info", "The run", ["rljob", "schedule", "max_staleness", "phase"], self.registry
-        )
-        self.registry.register(_Traces(traces))
-        target = Gauge(
-            "plaudit_reward_latency_target", "Share of samples promised within the threshold", registry=self.registry
-        )
-        target.set(latency_target)
-        limit = OptionalGauge("plaudit_staleness_limit", "maxStaleness of the job", [], self.registry)
-        limit.set(info.max_staleness)
-        self._opened = OptionalGauge(
-            "plaudit_step_opened_timestamp_seconds",
-            "When the open step began: the newest close, or the start of the trainer if that is later",
-            [],
-            self.registry,
-        )
         self._last_closed = self._trainer_started = 0.0
-        self._show_phase("unknown")
+        self._phase = "unknown"
+        self.registry.register(self)
 
     def count_samples(self, records: Sequence[SampleRecord], *, count: bool = True) -> None:
         """Count samples that became terminal; without ``count`` only what is known of the newest samples changes."""
@@ -276,46 +255,54 @@ class RunSeries:
     def show_redis_down(self) -> None:
         """Show that Redis does not respond, and nothing that was read from it earlier."""
         self._snapshot.show_redis_down()
-        self._show_phase("unknown")
+        self._phase = "unknown"
 
     def show_snapshot(self, seen: RunSnapshot) -> None:
         """Show streams, workers and Redis as the snapshot has them."""
         self._snapshot.show(seen)
         self._show_opened(0.0, seen.trainer_started)
-        self._show_phase(_phase(seen, SERVICE if self._info.schedule == SERVICE else "trainer"))
+        self._phase = _phase(seen, "reward" if self._info.schedule == SERVICE else "trainer")
 
     def _show_opened(self, last_closed: float, trainer_started: float) -> None:
         self._last_closed = max(self._last_closed, last_closed)
         self._trainer_started = max(self._trainer_started, trainer_started)
-        self._opened.set(max(self._last_closed, self._trainer_started) or None)
 
-    def _show_phase(self, phase: str) -> None:
-        staleness = "" if self._info.max_staleness is None else str(self._info.max_staleness)
-        self._run_info.replace({(self._info.job, self._info.schedule, staleness, phase): 1})
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families of the run itself as they are scraped."""
+        info = self._info
+        staleness = "" if info.max_staleness is None else str(info.max_staleness)
+        yield gauge_family(
+            "plaudit_run_info",
+            "The run",
+            ("rljob", "schedule", "max_staleness", "phase"),
+            {(info.job, info.schedule, staleness, self._phase): 1},
+        )
+        yield counter_family(
+            "plaudit_traces",
+            "Traces by what became of them",
+            ("result",),
+            {(result,): self._traces.get(result, 0) for result in TRACE_RESULTS},
+        )
+        yield gauge_family(
+            "plaudit_reward_latency_target",
+            "Share of samples promised within the threshold",
+            (),
+            {(): self._latency_target},
+        )
+        yield gauge_family("plaudit_staleness_limit", "maxStaleness of the job", (), {(): info.max_staleness})
+        yield gauge_family(
+            "plaudit_step_opened_timestamp_seconds",
+            "When the open step began: the newest close, or the start of the trainer if that is later",
+            (),
+            {(): max(self._last_closed, self._trainer_started) or None},
+        )
+
+    describe = collect
 
 
-class _Traces(Collector):
-    """Expose the counter of traces, which another thread counts."""
-
-    def __init__(self, counts: Mapping[str, int]) -> None:
-        self._counts = counts
-
-    def describe(self) -> Iterator[CounterMetricFamily]:
-        """Yield the counter without values."""
-        yield CounterMetricFamily("plaudit_traces", "Traces by what became of them", labels=["result"])
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """Yield the counter, with 0 for what has not happened."""
-        family = CounterMetricFamily("plaudit_traces", "Traces by what became of them", labels=["result"])
-        for result in TRACE_RESULTS:
-            family.add_metric([result], self._counts.get(result, 0))
-        yield family
-
-
-def _phase(seen: RunSnapshot, kind: str) -> str:
-    """Return ``running`` while the process that drives the run is ready, ``starting`` before, ``stopped`` without."""
-    role = "reward" if kind == SERVICE else "trainer"
-    states = {state for (each, state), count in seen.workers.items() if each == role and count > 0}
+def _phase(seen: RunSnapshot, driver: str) -> str:
+    """Return ``running`` while the role that drives the run is ready, ``starting`` before, ``stopped`` without one."""
+    states = {state for (role, state), count in seen.workers.items() if role == driver and count > 0}
     if not states:
         return "stopped"
     return "starting" if states == {"starting"} else "running"

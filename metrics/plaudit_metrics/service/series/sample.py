@@ -7,15 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from plaudit_metrics.monitoring.rules import LEAST_SAMPLES, RECENT_SAMPLES
-from plaudit_metrics.service.series.collectors import (
-    UNTRACED,
-    NamedSamples,
-    Naming,
-    OptionalGauge,
-    RecentMean,
-    ToolSeries,
-)
+from plaudit_metrics.service.series.collectors import UNTRACED, NamedSamples, Naming, RecentMeans, ToolSeries
 from plaudit_metrics.statistics.columns import SampleColumns
 from plaudit_metrics.statistics.stages import BatchHistogram, group_stage_seconds, sample_stage_seconds
 from plaudit_wire.records import OUTCOMES, GroupRecord, SampleRecord
@@ -84,23 +76,19 @@ class SampleSeries:
             self.latency_good.labels(split)
 
     def _declare_recent(self, registry: CollectorRegistry) -> None:
-        self._late = _recent()
-        self._failed = _recent()
-        self._scorer_failed: dict[str, RecentMean] = {}
-        self._limiter_wait: dict[str, RecentMean] = {}
-        self._recent_late = OptionalGauge(
+        self._recent_late = RecentMeans(
             "plaudit_recent_late_ratio",
             "Share of late samples among the newest training samples, however old they are",
             [],
             registry,
         )
-        self._recent_failed = OptionalGauge(
+        self._recent_failed = RecentMeans(
             "plaudit_recent_failed_ratio", "Share of the newest samples whose scoring failed", [], registry
         )
-        self._recent_scorer_failed = OptionalGauge(
+        self._recent_scorer_failed = RecentMeans(
             "plaudit_scorer_recent_failed_ratio", "Share of a scorer's newest calls that failed", ["scorer"], registry
         )
-        self._recent_limiter_wait = OptionalGauge(
+        self._recent_limiter_wait = RecentMeans(
             "plaudit_limiter_recent_wait_seconds",
             "Mean wait of a scorer's newest calls for limits",
             ["judge"],
@@ -151,17 +139,12 @@ class SampleSeries:
 
     def _remember(self, columns: SampleColumns, late: np.ndarray) -> None:
         """Update the shares among the newest samples."""
-        self._late.add(float(late.sum()), len(late))
-        self._recent_late.set(self._late.mean)
-        self._failed.add(float(_FAILED[columns.outcome].sum()), len(columns))
-        self._recent_failed.set(self._failed.mean)
+        self._recent_late.add(float(late.sum()), len(late))
+        self._recent_failed.add(float(_FAILED[columns.outcome].sum()), len(columns))
         for name, scorer in columns.scorers.items():
-            failed = self._scorer_failed.setdefault(name, _recent())
-            failed.add(float(_FAILED[scorer.outcome].sum()), len(scorer.outcome))
-            self._recent_scorer_failed.set(failed.mean, name)
-            wait = self._limiter_wait.setdefault(name, _recent())
-            wait.add(float(scorer.limiter_s.sum()), len(scorer.limiter_s))
-            self._recent_limiter_wait.set(wait.mean, name)
+            asked = len(scorer.outcome)
+            self._recent_scorer_failed.add(float(_FAILED[scorer.outcome].sum()), asked, name)
+            self._recent_limiter_wait.add(float(scorer.limiter_s.sum()), asked, name)
         self._tools.remember(columns.turns.tools)
 
     def count_group(self, record: GroupRecord, samples: Sequence[SampleRecord]) -> None:
@@ -183,7 +166,3 @@ class SampleSeries:
         for name, scorer in columns.scorers.items():
             self.limiter_wait_seconds.name(scorer.limiter_s, name, source=named)
             self.score_seconds.name(scorer.call_s, name, OUTCOMES[scorer.outcome[0]], source=named)
-
-
-def _recent() -> RecentMean:
-    return RecentMean(RECENT_SAMPLES, LEAST_SAMPLES)

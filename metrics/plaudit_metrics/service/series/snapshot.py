@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from plaudit_metrics.monitoring.rules import LEAST_SAMPLES, RECENT_SAMPLES
 from plaudit_metrics.service.series.collectors import (
-    CopiedCounter,
-    GaugeValues,
+    CopiedCounts,
+    Labelled,
     RecentMean,
+    counter_family,
     engine_gauges,
     gauge_family,
 )
@@ -25,7 +26,7 @@ _FAILED_STATUSES = ("timeout", "unreachable", "429")
 _CACHED = "cached"
 """The status of samples that needed no request, because an equal one was scored before."""
 
-_GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[RunSnapshot], GaugeValues]], ...] = (
+_GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[RunSnapshot], Labelled]], ...] = (
     (
         "plaudit_stream_undelivered",
         "Entries that no consumer has read",
@@ -87,6 +88,42 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[RunSnapshot], GaugeVal
 """Name, help text and labels of a gauge, and its values by label values in a snapshot."""
 
 
+_COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[RunSnapshot], Mapping[tuple[str, ...], float]]], ...] = (
+    (
+        "plaudit_redeliveries",
+        "Entries taken over from a lost worker",
+        ("stream",),
+        lambda seen: _of_streams(seen, seen.redeliveries),
+    ),
+    (
+        "plaudit_duplicates",
+        "Publications and commits refused as done before",
+        ("stream",),
+        lambda seen: _of_streams(seen, seen.duplicates),
+    ),
+    ("plaudit_dead_letters", "Poison records", ("stream",), lambda seen: _of_streams(seen, seen.dead_letters)),
+    (
+        "plaudit_judge_requests",
+        "Requests to a judge, by how they ended",
+        ("judge", "status"),
+        lambda seen: seen.judge_requests,
+    ),
+    ("plaudit_judge_tokens", "Tokens that a judge read and wrote", ("judge", "kind"), lambda seen: seen.judge_tokens),
+    (
+        "plaudit_score_cache_reads",
+        "Samples looked up in a scorer's cache: hit, or miss and then scored",
+        ("scorer", "result"),
+        lambda seen: seen.cache_reads,
+    ),
+)
+"""The same of a counter, whose values stay while Redis does not respond."""
+
+
+def _of_streams(seen: RunSnapshot, counts: Mapping[str, int]) -> Mapping[tuple[str, ...], float]:
+    """Return counts by stream, from 0 on, so that the first one shows as an increase."""
+    return {(stream,): count for stream, count in {**dict.fromkeys(seen.streams, 0), **counts}.items()}
+
+
 class SnapshotSeries(Collector):
     """Show the series of a run's streams, workers, judges and Redis.
 
@@ -99,28 +136,10 @@ class SnapshotSeries(Collector):
         self._seen: RunSnapshot | None = None
         """The newest snapshot; None while Redis does not respond."""
         self._responded: float | None = None
+        self._counts = {name: CopiedCounts() for name, *_ in _COUNTERS}
         self._judge_requests: dict[str, tuple[int, int]] | None = None
         """Judge → failed and all requests, at the last snapshot."""
         self._judge_recent: dict[str, RecentMean] = {}
-        self._redeliveries = CopiedCounter(
-            "plaudit_redeliveries", "Entries taken over from a lost worker", ["stream"], registry
-        )
-        self._duplicates = CopiedCounter(
-            "plaudit_duplicates", "Publications and commits refused as done before", ["stream"], registry
-        )
-        self._dead_letters = CopiedCounter("plaudit_dead_letters", "Poison records", ["stream"], registry)
-        self._requests = CopiedCounter(
-            "plaudit_judge_requests", "Requests to a judge, by how they ended", ["judge", "status"], registry
-        )
-        self._tokens = CopiedCounter(
-            "plaudit_judge_tokens", "Tokens that a judge read and wrote", ["judge", "kind"], registry
-        )
-        self._cache_reads = CopiedCounter(
-            "plaudit_score_cache_reads",
-            "Samples looked up in a scorer's cache: hit, or miss and then scored",
-            ["scorer", "result"],
-            registry,
-        )
         registry.register(self)
 
     def show_redis_down(self) -> None:
@@ -130,13 +149,8 @@ class SnapshotSeries(Collector):
     def show(self, seen: RunSnapshot) -> None:
         """Show streams, workers, judges and Redis as the snapshot has them."""
         self._seen, self._responded = seen, seen.time
-        none = dict.fromkeys(seen.streams, 0)  # counted from 0 on, so that the first one shows as an increase
-        self._redeliveries.copy(_one_label(none | seen.redeliveries))
-        self._duplicates.copy(_one_label(none | seen.duplicates))
-        self._dead_letters.copy(_one_label(none | seen.dead_letters))
-        self._requests.copy(seen.judge_requests)
-        self._tokens.copy(seen.judge_tokens)
-        self._cache_reads.copy(seen.cache_reads)
+        for name, _, _, values in _COUNTERS:
+            self._counts[name].copy(values(seen))
         self._count_newest_requests(seen)
 
     def _count_newest_requests(self, seen: RunSnapshot) -> None:
@@ -154,16 +168,15 @@ class SnapshotSeries(Collector):
             recent = self._judge_recent.setdefault(judge, RecentMean(RECENT_SAMPLES, LEAST_SAMPLES))
             recent.add(max(failed - failed_before, 0), total - total_before)
 
-    def describe(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the families, whose names do not depend on a snapshot."""
-        return self.collect()
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the gauges as they are scraped."""
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families as they are scraped; their names do not depend on a snapshot."""
+        for name, documentation, labels, _ in _COUNTERS:
+            yield counter_family(name, documentation, labels, self._counts[name].values)
         seen = self._seen
         yield gauge_family("plaudit_redis_up", "1 while Redis responds", (), {(): seen is not None})
-        responded: GaugeValues = {(): self._responded}
-        yield gauge_family("plaudit_redis_last_seen_timestamp_seconds", "When Redis responded last", (), responded)
+        yield gauge_family(
+            "plaudit_redis_last_seen_timestamp_seconds", "When Redis responded last", (), {(): self._responded}
+        )
         for name, documentation, labels, values in _GAUGES:
             yield gauge_family(name, documentation, labels, values(seen) if seen else {})
         yield gauge_family(
@@ -177,14 +190,12 @@ class SnapshotSeries(Collector):
         )
         yield from engine_gauges(seen.engines if seen else ())
 
-    def _processes(self, seen: RunSnapshot) -> GaugeValues:
+    describe = collect
+
+    def _processes(self, seen: RunSnapshot) -> Labelled:
         roles = {*self._roles, *(role for role, _ in seen.workers)}
         return {(role, state): seen.workers.get((role, state), 0) for role in roles for state in WORKER_STATES}
 
 
 def _is_failure(status: str) -> bool:
     return status in _FAILED_STATUSES or (len(status) == 3 and status.startswith("5"))
-
-
-def _one_label(values: Mapping[str, int]) -> dict[tuple[str, ...], float]:
-    return {(label,): value for label, value in values.items()}
