@@ -106,18 +106,12 @@ async def read_body(request: Request, access: Access) -> bytes:
 
 
 T = TypeVar("T")
-
 RETRY_AFTER_S = 1
-
 """A queue of the default size is empty after about this."""
-
 _SHORT_BYTES = 16_384
-
 """Texts up to this size are tokenized on the event loop: handing them to a thread would cost more. Chats never are: a
 template may take any time."""
-
 _decode = msgspec.json.Decoder(ClassifyRequest).decode
-
 _CLIENT_CLOSED_REQUEST = 499
 
 _TYPES = {
@@ -342,9 +336,7 @@ def _refusal(code: int, message: str, retry_after_s: int | None = None) -> Respo
 logger = get_logger(__name__)
 
 _IDLE_CONNECTION_S = 75
-
 _LAST_ANSWERS_WITHIN_S = 10
-
 """Pause at the end of a drain, so that results reach their clients."""
 
 

@@ -76,9 +76,7 @@ def choose_neighbours(lengths: Sequence[int], oldest: int, max_tokens: int, max_
 
 
 _SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-
 _TOKENS = (64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -121,11 +119,8 @@ class ModelServerSeries:
 
 
 Logits = list[float]
-
 Forward = Callable[[Sequence[Sequence[int]]], list[Logits]]
-
 Occupy = Callable[[bool], None]
-
 """Moves the weights to the device (True), or to host memory (False)."""
 
 

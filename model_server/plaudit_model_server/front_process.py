@@ -24,9 +24,7 @@ from typing import Any
 from plaudit_model_server.batcher import Forward, ForwardError, Logits, Occupy
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
 Front = Callable[[Forward, Occupy, int | None], int]
-
 """Serves requests and returns the exit code. Arguments: the forward pass and the move of the weights (both raise
 ``ForwardError``), and a descriptor that becomes readable when the computing process has ended (None: this process
 computes)."""
@@ -136,11 +134,8 @@ class _Remote:
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-
 _LARGEST_MMAP_THRESHOLD_BYTES = 32 << 20
-
 _KEPT_BYTES = 1 << 30
-
 _SWITCH_S = 1e-4
 
 

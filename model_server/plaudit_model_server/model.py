@@ -44,11 +44,8 @@ from plaudit_wire.logs import get_logger
 logger = get_logger(__name__)
 
 _SAME = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-
 """The largest rounding difference of packed hidden states from those of a sequence alone, relative to their norm."""
-
 _NO_LEAK = 1e-5
-
 """The largest change with the tokens before a sequence, in any precision: two rows of the same lengths round alike.
 Otherwise a state-space layer's leak of 0.2 % would pass as bfloat16's rounding."""
 
@@ -154,13 +151,9 @@ def use_onednn(model: torch.nn.Module) -> None:
 
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-
 _ENOUGH_ON_CPU = 2048
-
 _RESERVED = frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
-
 _UNBOUNDED_TOKENS = 1_000_000
-
 """Tokenizers without a limit report 1e30."""
 
 

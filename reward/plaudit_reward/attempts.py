@@ -37,11 +37,8 @@ from plaudit_wire.records import Outcome, Sample, ScorerRecord
 logger = get_logger(__name__)
 
 T = TypeVar("T")
-
 _FIRST_PAUSE_S = 0.25
-
 _LONGEST_PAUSE_S = 15.0
-
 _RETRIED = (InfrastructureError, CallTimeoutError)
 
 

@@ -32,18 +32,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 PACKED_ATTENTION = "plaudit_packed"
-
 """The ``attn_implementation`` of models that compute packed rows."""
-
 SHORTEST_OF_LONGEST = 0.8
-
 """Default: a block ends before the first sequence shorter than this share of its longest; at most a fifth is padding.
 
 This suits a GPU, where every call costs a launch. On a CPU padding costs more than calls: 1 makes blocks without any.
 """
-
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias", "cache")
-
 """Arguments of attention variants that are not supported here; ignoring them would change the model's results."""
 
 
@@ -239,17 +234,11 @@ AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 
 
 VARLEN_ATTENTION = "plaudit_packed_varlen"
-
 """The ``attn_implementation`` of models that compute packed rows by this kernel."""
-
 _LEAST_CAPABILITY = (8, 0)
-
 _LARGEST_HEAD = 256
-
 _LENGTHS = [70, 33, 5]
-
 _TOLERANCE = 0.05
-
 """Largest difference of the two kernels in bfloat16, relative to the largest value."""
 
 

@@ -59,7 +59,6 @@ class ResponseTooLargeError(NoResponseError):
 
 
 _SPARE = 256
-
 """For everything else that this process opens: logs, Redis, child processes and their pipes."""
 
 
@@ -78,9 +77,7 @@ def allow_connections(count: int) -> None:
 
 
 _LONGEST_RETRY_AFTER_S = 3600.0
-
 _MAX_EXCERPT_CHARACTERS = 300
-
 _REDACTED = "***"
 
 
@@ -159,11 +156,8 @@ def _bounded(seconds: float) -> float | None:
 
 
 MAX_RESPONSE_BYTES = 4 << 20
-
 _CONNECT_WITHIN_S = 10.0
-
 _KEEP_IDLE_S = 2.0
-
 """Below the 5 s after which uvicorn (vLLM's server) closes an idle connection: a request must not meet its end."""
 
 

@@ -33,29 +33,17 @@ from typing import Final, NamedTuple
 from plaudit_wire.errors import ConfigurationError
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-
 _ASK_VERSION = 1
-
 _PATH_BENEATH = 1
-
 _READ_FILE, _READ_FOLDER = 1 << 2, 1 << 3
-
 _NUM_FILE_RIGHTS: Final = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-
 """ABI → rights on files that it knows, the lowest bits; newer versions know at least those of 5."""
-
 _NETWORK_RIGHTS = 0b11
-
 """Binding and connecting TCP sockets, since ABI 4."""
-
 _SIGNALS = 0b10
-
 _SCOPES = 0b01 | _SIGNALS
-
 """Abstract Unix sockets and signals stay inside the domain, since ABI 6."""
-
 _SCOPES_SINCE = 6
-
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -143,11 +131,8 @@ ARCHITECTURES: Final = {
     "x86_64": Architecture(0xC000003E, 0, 462),
     "aarch64": Architecture(0xC00000B7, 1, 462),
 }
-
 """By the name that ``platform.machine()`` returns."""
-
 FIRST_X32: Final = 0x40000000
-
 """Where the x32 calls of x86_64 start, a second entry to the same kernel."""
 
 ALLOWED: Final[dict[str, tuple[int | None, int | None]]] = {
@@ -228,11 +213,8 @@ ALLOWED: Final[dict[str, tuple[int | None, int | None]]] = {
     "getcpu": (309, 168),
     "sched_getaffinity": (204, 123),
 }
-
 """Allowed with any arguments: they affect only the process itself and its open files."""
-
 OPENING: Final[dict[str, tuple[int | None, int | None]]] = {"openat": (257, 56), "open": (2, None)}
-
 """Allowed where Landlock decides which files may be opened."""
 
 CHECKED: Final[dict[str, tuple[int | None, int | None]]] = {
@@ -244,38 +226,21 @@ CHECKED: Final[dict[str, tuple[int | None, int | None]]] = {
     "tgkill": (234, 131),
     "prlimit64": (302, 261),
 }
-
 """Allowed with certain arguments only; see ``seccomp``."""
-
-
 _LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
-
 """Offsets in ``seccomp_data``; each argument has eight bytes, the lower half first."""
-
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
-
 _REFUSE = _ERRNO | errno.EPERM
-
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
-
 _CLONE_THREAD = 0x00010000
-
 _THREAD_FLAGS = 0x007D0F00
-
 """The flags with which C libraries start a thread: memory, files and signal handlers are shared."""
-
 _FCNTL = (0, 1, 2, 3, 1030)
-
 """F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC; with F_SETOWN and F_SETFL the kernel would signal others."""
-
 _SIGKILL = 9
-
 """Refused even to itself: a program that dies of it would look like a machine that is out of memory."""
-
 _Instruction = tuple[int, int, int, int]
-
 """Operation, number of instructions to skip when it is true and when it is false, operand."""
 
 
@@ -395,11 +360,8 @@ def prctl(option: int, first: int, second: int = 0) -> None:
 
 
 NOBODY = 65534
-
 """User and group that own no files (``nobody``)."""
-
 _CAPABILITIES_VERSION_3 = 0x20080522
-
 _PR_SET_DUMPABLE = 4
 
 

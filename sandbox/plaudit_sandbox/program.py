@@ -55,7 +55,6 @@ def _tagged(value: Any) -> Any:
 
 
 _RECURSION_LIMIT = 600_000
-
 _FILE_NAME = "<program>"
 
 
@@ -206,21 +205,13 @@ class _Discard(io.TextIOBase):
 
 
 RAISED = 1
-
 """Exit code when the program raised."""
-
 CONFINED = b"\x06"
-
 """Comes first on standard error, when the process is confined and the program begins."""
-
 _PR_SET_PDEATHSIG = 1
-
 _RULESET = 3
-
 """File descriptor of Landlock's ruleset while all others are closed."""
-
 _REASON_CHARACTERS = 300
-
 _decoder = msgspec.msgpack.Decoder(RunProgram)
 
 

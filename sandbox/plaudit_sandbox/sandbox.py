@@ -33,7 +33,6 @@ from plaudit_wire.errors import ConfigurationError, InfrastructureError, WorkerK
 from plaudit_wire.frames import frame
 
 _CGROUPS = Path("/sys/fs/cgroup")
-
 _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
@@ -72,11 +71,8 @@ def _files(root: Path) -> list[Path]:
 
 
 _STACK_BYTES = 64 << 20
-
 """Stack of the main thread: deep recursion inside C code (comparisons, ``repr``) needs more than the usual 8 MiB."""
-
 _OPEN_FILES = 32
-
 _MOST_LIKELY_VICTIM = "1000"
 
 
@@ -130,7 +126,6 @@ def _mapped_bytes() -> int:
 Ending = Literal[
     "finished", "raised", "exited", "crashed", "time limit", "memory limit", "output limit", "thread limit", "killed"
 ]
-
 """The end of a run. ``exited``: with an exit code other than 0. ``crashed``: by a signal. ``killed``: by the kernel for
 lack of memory, which its cgroup's counter proves, or before the program began; only this is no fault of the program."""
 
@@ -184,22 +179,13 @@ class Ran(msgspec.Struct, frozen=True, tag=True):
 
 
 FromServer = Ready | Unable | Ran
-
 ToServer = Prepare | RunProgram
-
-
 _START_WITHIN_S = 60.0
-
 _ANSWER_WITHIN_S = 30.0
-
 """After the program's time limit; a fork server that is later than this hangs."""
-
 _LOOK_EVERY_S = 0.005
-
 _INHERITED = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
-
 """Variables that Python may need to start; the others hold the worker's secrets."""
-
 _decoder = msgspec.msgpack.Decoder(list[FromServer])
 
 
@@ -375,7 +361,6 @@ class _ForkServer:
 
 _STAR_MODULES = """string re datetime collections heapq bisect copy math random statistics itertools functools operator
     io sys json builtins typing""".split()  # noqa: SIM905 - a list of words
-
 _NAMED_MODULES = [name for name in _STAR_MODULES if name not in {"builtins", "typing"}]
 
 PREAMBLE = "".join(

@@ -52,13 +52,9 @@ from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.frames import Frames, frame, signal_name
 
 _PR_SET_PDEATHSIG = 1
-
 _FORK = b"f"
-
 _NUM_DESCRIPTORS = 4
-
 _PID = struct.Struct("=i")
-
 _EXIT = struct.Struct("=iddQ")
 
 
@@ -160,17 +156,11 @@ def _close_all_but(connection: int, ruleset: int | None) -> None:
 
 
 _LOOK_EVERY_S = 0.02
-
 """Between two looks at the number of threads."""
-
 _CONFINED_WITHIN_S = 20.0
-
 """However busy the machine is; the program's own time begins only then."""
-
 _READ_BYTES = 1 << 16
-
 _TAIL_BYTES = 2_000
-
 _THREADS = re.compile(rb"^Threads:\s*(\d+)", re.MULTILINE)
 
 
@@ -360,7 +350,6 @@ _MODULES = """abc array ast asyncio base64 binascii bisect builtins calendar cma
     time timeit traceback types typing unicodedata unittest urllib.parse uuid warnings weakref zlib
     encodings.ascii encodings.idna encodings.latin_1 encodings.utf_16
     numpy numpy.linalg numpy.random""".split()  # noqa: SIM905 - a list of words
-
 """Loaded beforehand where they are installed: programs import them at no cost, also where no file can be opened."""
 
 

@@ -162,7 +162,6 @@ def _operate(node: ast.expr, names: tuple[str, ...], operations: list[dict[str, 
 
 
 Part = Literal["calls", "evaluation"]
-
 _MODULES = {"calls": assert_calls, "evaluation": assert_evaluation}
 
 
@@ -181,11 +180,8 @@ def _modules(part: Part) -> str:
 
 
 _MOST_ROUNDS = 64
-
 _MOST_VERDICT_BYTES = 1 << 20
-
 """It may hold arguments that the program itself returned; the worker reads it within milliseconds."""
-
 _CACHED_TEXTS = 4096
 
 
@@ -198,7 +194,6 @@ class Executed(NamedTuple):
 
 
 Execute = Callable[[Part, str, str, str], Awaitable[Executed]]
-
 """Runs one part of an assert in a process of its own: the part, its text, its payload, its standard input."""
 
 

@@ -35,13 +35,9 @@ import msgspec
 from plaudit_wire.errors import InfrastructureError
 
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-8
-
 """Closeness of numbers: numpy's ``allclose``, which verl calls."""
-
 _MOST_DEPTH = 200
-
 _LONGEST_NUMBER = 4_300
-
 """Characters of a line that is read as a number: Python's own limit for integers."""
 
 
@@ -192,7 +188,6 @@ def _with_number_keys(wanted: Any) -> Any:
 
 
 OutputForm = Literal["printed", "result", "literals", "printed beside", "same text"]
-
 """The form of the output: printed text; a function's result; answers to an assert's calls, compared with literals; the
 printed text beside such answers; printed text that must be the same except for final line ends (Sandbox Fusion)."""
 
@@ -229,17 +224,11 @@ _JUDGES: dict[OutputForm, Callable[[bytes, str], bool]] = {
     "same text": _same_text,
 }
 
-
 _SMALL_BYTES = 1 << 16
-
 """Output up to this length is compared in the worker: a millisecond or two."""
-
 _WITHIN_S = 20.0
-
 """An honest output of 16 MiB takes about two seconds."""
-
 _MEMORY_BYTES = 4 << 30
-
 _LENGTH = struct.Struct("<I")
 
 

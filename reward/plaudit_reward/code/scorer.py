@@ -27,7 +27,6 @@ from plaudit_wire.errors import ScoreTimeoutError
 from plaudit_wire.records import Sample
 
 _SAMPLES_PER_PROCESS = 4
-
 """Test cases are short, and a process must not wait for the next sample."""
 
 

@@ -39,7 +39,6 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.names import Names
 
 _REFUSALS = frozenset({401, 403, 404, 405, 407})
-
 _TRANSIENT = frozenset({408, 409, 425})
 
 
@@ -79,11 +78,8 @@ def failure_of(
 logger = get_logger(__name__)
 
 FAILURES_IN_A_ROW = 5
-
 _FIRST_PAUSE_S = 1.0
-
 _LONGEST_PAUSE_S = 15.0
-
 _WHILE_PROBING_S = 1.0
 
 

@@ -33,7 +33,6 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.redis import FunctionLibrary, is_missing, missing_error
 
 TRAVEL_S = 1.0
-
 """Longest way of a request to the endpoint for which no 60 s there contain more requests than allowed."""
 
 
@@ -68,7 +67,6 @@ class ReservedRequest(NamedTuple):
 
 
 NEVER_SENT = -1
-
 """In place of a request's tokens: it was admitted and never sent."""
 
 
@@ -124,7 +122,6 @@ class Budget(Protocol):
 
 
 _POLL_S = 0.05
-
 _LONGEST_WAIT_S = 0.5
 
 
@@ -190,19 +187,13 @@ class LocalBudget:
 
 
 LEASE_S = 15.0
-
 """Seconds for which the requests in flight of a killed worker still count."""
-
 BUDGET: Final = FunctionLibrary(
     "plaudit_budget", {"exchange": (files("plaudit_reward.endpoint") / "lua" / "budget.lua").read_text()}
 )
-
 """The function that decides, for Redis."""
-
 _SECOND = 1_000_000
-
 _AS_RESERVED = -2
-
 _AT_ONCE = -1
 
 
@@ -273,27 +264,16 @@ class RedisBudget:
 logger = get_logger(__name__)
 
 _ALWAYS_ROOM = 1_000_000
-
 _MOST_AT_A_TIME = 256
-
 _LEAST_AT_A_TIME = 4
-
 """Bounds on the requests that one exchange asks for. It asks for twice as many as the last one let through."""
-
 _AT_ONCE_S = 0.1
-
 _RENEW_EVERY_S = 4.0
-
 _SOON_S = 2.0
-
 _LEAST_LOOK_AHEAD = 16
-
 _LONGEST_PAUSE_S = 2.0
-
 _LONGEST_HOLD_S = 60.0
-
 _RECENT_RESPONSES = 32
-
 _HOLDING_SHARE = 0.25
 
 

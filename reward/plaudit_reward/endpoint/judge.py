@@ -55,7 +55,6 @@ class _Completion(msgspec.Struct):
 
 
 _ROUTE = "/chat/completions"
-
 _decode = msgspec.json.Decoder(_Completion).decode
 
 _REMEDIES = {
@@ -192,13 +191,9 @@ class JudgeClient:
 
 
 _FIRST_TOKENS_PER_BYTE = 1 / 3
-
 """English text has about one token for four bytes."""
-
 _FIRST_ANSWER_TOKENS = 512
-
 _FORGETTING = 0.98
-
 """Factor by which a past maximum shrinks with each answer: estimates err upwards, but not for ever."""
 
 
@@ -222,7 +217,6 @@ class TokenEstimate:
 
 
 _MATCH_WITHIN_S = 1.0
-
 _EXCERPT_CHARACTERS = 200
 
 

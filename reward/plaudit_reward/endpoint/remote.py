@@ -92,11 +92,8 @@ SERVICE = Remedies(
     },
 )
 
-
 NO_SESSIONS = frozenset({404, 405})
-
 """Statuses of a server without the route: it verifies without a session."""
-
 _SEED, _VERIFY = "seed_session", "verify"
 
 
@@ -402,14 +399,9 @@ def _only(value: Any, name: str) -> Any:
 
 
 OPENRLHF = EndpointShape(_openrlhf_body, _openrlhf_score)
-
-
 CALLER_HEADER = "plaudit-caller"
-
 """Header with the name of a run among those that share a token."""
-
 _ENDED_ELSEWHERE = {"poison": "infra_error", "given_up": "infra_error"}
-
 """Outcomes that describe the other service's own processing."""
 
 
@@ -467,8 +459,6 @@ def _sandbox_fusion_score(answer: Any) -> Score:
 
 
 SANDBOX_FUSION = EndpointShape(_sandbox_fusion_body, _sandbox_fusion_score)
-
-
 _NAMES = ("score", "reward")
 
 
@@ -495,8 +485,6 @@ def _slime_score(answer: Any) -> Score:
 
 
 SLIME = EndpointShape(_slime_body, _slime_score)
-
-
 ShapeName = Literal["plaudit", "slime", "openrlhf", "nemo-gym", "sandbox-fusion"]
 
 SHAPES: dict[ShapeName, EndpointShape] = {

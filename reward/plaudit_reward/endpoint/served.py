@@ -54,7 +54,6 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.records import Sample
 
 TOKEN_VARIABLE = "PLAUDIT_MODEL_SERVER_TOKEN"  # noqa: S105  # the variable's name
-
 """Environment variable of servers and clients: the bearer token of every request; unset or empty: none."""
 
 
@@ -132,9 +131,7 @@ class CallGate:
 
 
 FAILURES_BEFORE_EJECTION = 3
-
 _FIRST_PROBE_S = 0.25
-
 _LONGEST_PROBE_S = 5.0
 
 
@@ -219,21 +216,13 @@ class Replicas:
 logger = get_logger(__name__)
 
 _FIND_EVERY_S = 2.0
-
 _WATCH_EVERY_S = 0.1
-
 _PROBE_WITHIN_S = 2.0
-
 _SPARE_CONNECTIONS = 16
-
 """For probes, so that they never wait for samples."""
-
 _WRONG_TOKEN = frozenset({401, 403})
-
 _LONGEST_RETRY_AFTER_S = 60.0
-
 _Send = Callable[[str, float], Awaitable[Response]]
-
 """Sends a request to a server (its URL, seconds until the whole response has arrived)."""
 
 

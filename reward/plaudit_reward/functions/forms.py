@@ -39,9 +39,7 @@ from plaudit_wire.errors import ConfigurationError, DataError
 from plaudit_wire.records import Sample
 
 ADDRESS, TOKENIZER = "reward_router_address", "reward_model_tokenizer"
-
 SERVED_PARAMETERS = (ADDRESS, TOKENIZER)
-
 """verl's names. The address is ``host:port``; ``http://{reward_router_address}/v1/chat/completions`` answers."""
 
 
@@ -72,21 +70,13 @@ def _tokenizer(served: ServedModel) -> Any:
 
 
 VERL_PARAMETERS = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
-
 _VALUES_PARAMETERS = frozenset({"rewards", "scores", "values"})
-
 _TRL_UNAVAILABLE = frozenset({"completion_ids", "completions_ids", "trainer_state"})
-
 """Arguments that only TRL's trainer can pass: accepted with a default, refused without."""
-
 _ONE_FORM: dict[Scope, CallingConvention] = {"combine": "combine", "answer": "answer", "answers": "answers"}
-
 """Scopes with a single form."""
-
 _SECOND: dict[CallingConvention, str] = {"combine": "sample", "answer": "sample", "answers": "samples"}
-
 """Forms whose second parameter, if it has this name, is filled as well."""
-
 _FORMS = (
     "verl's (data_source, solution_str, ground_truth, extra_info), TRL's (prompts, completions, **columns), "
     "or Plaudit's (sample); with scope: group TRL's, (samples), or (rewards)"
@@ -217,7 +207,6 @@ class PlayedEnvironment:
 
 
 LOGGERS = ("log_extra", "log_metric")
-
 """The parameters through which a function logs."""
 
 
@@ -270,21 +259,13 @@ def call_with_loggers(function: Callable[..., Any], passed: dict[str, Any], logg
 
 
 Function = Callable[..., Any]
-
 Caller = Callable[[Sequence[Sample], Any], Any]
-
 """Takes the samples of one call and their values; returns the function's result."""
-
 ONE_SCORE: frozenset[CallingConvention] = frozenset({"verl", "sample", "combine", "answer"})
-
 """Forms that return one score; the others return a list with one score for each sample."""
-
 ENVIRONMENTS = "environments"
-
 """TRL's argument for the environments of the samples."""
-
 _SOLUTION_COLUMNS = ("solution", "answer")
-
 """Names of the ground truth in TRL's datasets."""
 
 

@@ -97,9 +97,7 @@ _INFRASTRUCTURE = frozenset(
 )
 
 _BUILT_IN_INFRASTRUCTURE = (InfrastructureError, ConnectionError, TimeoutError, MemoryError)
-
 _RETRIABLE_STATUS = frozenset({408, 425, 429})
-
 _MAX_REASON_CHARACTERS = 500
 
 
@@ -143,9 +141,7 @@ def _qualified(kind: type) -> str:
 
 
 POST_PROCESS = "post_process_scores"
-
 """The method of a stateful class that sees the values of a whole group (verl pull request #2854)."""
-
 _METHODS = ("compute_score", "score", "__call__")
 
 
@@ -334,11 +330,8 @@ def _is_async(function: Any) -> bool:
 
 
 FURTHER = "PLAUDIT_FUNCTION_ENVIRONMENT"
-
 """Variable of the worker: names that user functions get besides, separated by commas; ``MY_*`` stands for many."""
-
 _SECRET = ("PLAUDIT_SECRET*", "PLAUDIT_REDIS*")
-
 """Passwords and keys of the job, and the files that hold them: no name in ``FURTHER`` lets these through."""
 
 _ALLOWED = (

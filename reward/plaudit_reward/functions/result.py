@@ -23,9 +23,7 @@ import msgspec
 from plaudit_reward.scorer import Score
 
 _MAX_TEXT_CHARACTERS = 2_000
-
 """Longer texts in ``extra`` are cut, because every score carries them."""
-
 _EXPECTED = "return a number, None, a dict with 'score', a (score, request_text, explanation) tuple, or a Score"
 
 
@@ -117,14 +115,10 @@ def _plain(item: Any) -> float | str | None:
 
 
 Scope = Literal["sample", "group", "combine", "answer", "answers"]
-
 """What one call of the function sees: a sample, the samples of a group, the values of one sample's scorers, a judge's
 answer about one sample, or about the samples of a group."""
-
 Isolation = Literal["process", "thread", "inline"]
-
 CallingConvention = Literal["verl", "trl", "sample", "samples", "values", "combine", "answer", "answers"]
-
 """The calling convention of a function; see ``signature``."""
 
 
@@ -166,9 +160,7 @@ class Description(msgspec.Struct, frozen=True):
 
 
 VARIABLE = "TRACEPARENT"
-
 """Environment variable in which programs expect the trace of their caller."""
-
 _current: ContextVar[str] = ContextVar("traceparent", default="")
 
 

@@ -58,7 +58,6 @@ from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.frames import frame
 
 Resolve = Callable[[Any], Any]
-
 """Turns the return value of a call into its result (awaits it)."""
 
 
@@ -94,7 +93,6 @@ def num_scores(work: Work) -> int:
 
 
 _LOOK_UP_AFTER_S = 0.002
-
 """After a work that took longer, messages that drop waiting works are read before the next."""
 
 
@@ -136,7 +134,6 @@ def _take_in(messages: list[FromPool], waiting: deque[Work]) -> list[FromChild]:
 
 
 _LOOK_EVERY_S = 0.25
-
 _BLOCKED_AFTER_S = 0.25
 
 
@@ -267,7 +264,6 @@ def _end_when_closed(connection: socket.socket) -> None:
 
 
 _STACK_BYTES = 1 << 20
-
 """With hundreds of threads, the default of 8 MiB each is address space that containers may count."""
 
 

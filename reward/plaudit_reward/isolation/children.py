@@ -38,15 +38,10 @@ from plaudit_wire.frames import READ_BYTES, Frames, frame, signal_name
 from plaudit_wire.logs import get_logger
 
 _EXIT_WITHIN_S = 1.0
-
 """How long a child that closed its connection may take to exit, so that the message can name its exit code."""
-
 _LOOK_EVERY_S = 0.005
-
 OnMessages = Callable[[list[FromChild]], None]
-
 OnExit = Callable[[str], None]
-
 """Called once, with a description of how it ended."""
 
 
@@ -163,13 +158,9 @@ def _ending(code: int) -> str:
 
 
 _AHEAD_S = 0.02
-
 """Seconds of work that are sent ahead to a child that runs one at a time, so that it never waits for the next."""
-
 _MAX_AHEAD = 128
-
 _FIRST_AHEAD = 4
-
 _WEIGHT_OF_LATEST = 0.1
 
 
@@ -316,13 +307,9 @@ class Slot:
 logger = get_logger(__name__)
 
 _LOAD_WITHIN_S = 300.0
-
 _MAX_FAILED_LOADS = 3
-
 _MAX_RESTART_PAUSE_S = 30.0
-
 _IDLE_S = 60.0
-
 """How long additional children stay idle before they are ended: functions often hang several at a time."""
 
 

@@ -104,7 +104,6 @@ class Blocked(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 FromPool = LoadFunction | Work | Drop
 FromChild = FunctionLoaded | FunctionRefused | Started | Finished | Dropped | Blocked
-
 _from_pool = msgspec.msgpack.Decoder(list[FromPool])
 _from_child = msgspec.msgpack.Decoder(list[FromChild])
 

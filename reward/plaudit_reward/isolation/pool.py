@@ -63,11 +63,8 @@ def _cpu_s(stat: Path) -> float:
 
 
 GRACE_S = 1.0
-
 """How long a cancelled work may take to end."""
-
 _STARVED_PROCESS_SHARE = 0.5
-
 _STARVED_THREAD_SHARE = 0.1
 
 
@@ -173,21 +170,13 @@ def _end(slot: Slot, run: RunningCall, why: str) -> None:
 
 
 _TICK_S = 0.05
-
 _STALLED_AFTER_S = 0.5
-
 """A tick later than this means that this process was stopped or starved; all limits are extended by as much."""
-
 _LATE_TIMES = 10
-
 """A work that has run for this multiple of the mean is late: works that wait behind it move to other children."""
-
 _LATE_AFTER_S = 0.1
-
 _VERY_LATE_AFTER_S = 0.25
-
 """A child whose work is later than this may hang for good: another one is started."""
-
 _SPARES = 2
 
 
@@ -277,9 +266,7 @@ class Watch:
 logger = get_logger(__name__)
 
 _LOOK_AHEAD_S = 0.25
-
 """Seconds of work that may wait in a pool: more would wait here while another worker is idle."""
-
 _UNKNOWN_PACE_S = 0.05
 
 

@@ -50,17 +50,11 @@ def start_child(module: str) -> tuple[subprocess.Popen[bytes], socket.socket, in
 logger = get_logger(__name__)
 
 _TAIL_BYTES = 2_000
-
 _LINES_PER_WINDOW = 50
-
 _WINDOW_S = 10.0
-
 _LINE_CHARACTERS = 500
-
 _PAUSE_AFTER_BYTES = 4 << 20
-
 _PAUSE_S = 0.05
-
 """A child that prints more is slowed down to 80 MB/s: reading a flood would take a core from the event loop."""
 
 

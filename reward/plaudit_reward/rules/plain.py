@@ -87,13 +87,9 @@ def overlong(
 
 
 _OPENING, _CLOSING = "<answer>", "</answer>"
-
 _MAX_TAGS = 10
-
 _MANY_TAGS_FACTOR = 0.25
-
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -146,13 +142,9 @@ def _targets(ground_truth: Any) -> list[str]:
 
 
 NUM_TAIL_CHARACTERS = 300
-
 """Characters at the end of the response that are read."""
-
 _MARKED = re.compile(r"#### (-?[0-9.,]+)")
-
 _NUMBER = re.compile(r"-?[0-9.,]+")
-
 _SOLUTION_NUMBER = re.compile(r"####\s*\$?(-?[0-9.,]*[0-9])")
 
 
@@ -215,7 +207,6 @@ def _number(text: str) -> Decimal | None:
 
 
 _SPACED = "\\boxed "
-
 _BRACED = "\\boxed{"
 
 

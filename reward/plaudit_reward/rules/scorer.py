@@ -33,7 +33,6 @@ from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureErr
 from plaudit_wire.records import Sample
 
 _WARM_UP = ("The answer is \\boxed{\\sqrt{x} + 1}", "1 + \\sqrt{x}")
-
 """Parsed and simplified by every rule that does so."""
 
 RULES: dict[str, Rule] = {
@@ -49,11 +48,8 @@ RULES: dict[str, Rule] = {
     "prime_math": FunctionRule(prime_math, isolated=True, warm_up=_WARM_UP),
     "search_r1_like_qa_em": FunctionRule(search_r1_like_qa_em),
 }
-
 """Rules by the name in ``rule:``; verl's module names where verl has such a module."""
-
 _NUMINA = ("aops_forum", "synthetic_math", "amc_aime", "synthetic_amc", "cn_k12", "olympiads")
-
 _SEARCH_R1 = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
 
 SOURCES: dict[str, str] = {
@@ -65,11 +61,8 @@ SOURCES: dict[str, str] = {
     "hiyouga/geometry3k": "geo3k",
     **dict.fromkeys((f"searchR1_{name}" for name in _SEARCH_R1), "search_r1_like_qa_em"),
 }
-
 """Data source to rule name."""
-
 PREFIXES: dict[str, str] = {"aime": "math_dapo"}
-
 """Beginning of a data source to rule name, for sources that ``SOURCES`` does not name."""
 
 

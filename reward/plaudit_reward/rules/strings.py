@@ -23,13 +23,9 @@ import warnings
 from dataclasses import dataclass
 
 _LEFT_OUT = ("\n", "\\!")
-
 _SPELLINGS = (("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"))
-
 _DECORATION = ("\\left", "\\right", "^{\\circ}", "^\\circ", "\\$")
-
 _UNIT = "\\text{ "
-
 _RATIO = re.compile(r"(0|-?[1-9][0-9]*)/(0|-?[1-9][0-9]*)")
 
 
@@ -104,37 +100,24 @@ def _braced_fractions(text: str) -> str:
 
 
 _TEXT = re.compile(r"^\\text\{(?P<text>.+?)\}$")
-
 _REPLACED = (
     *(("\\%", "%"), ("\\$", "$"), ("$", ""), ("%", ""), (" or ", " , "), (" and ", " , ")),
     *(("million", "*10^6"), ("billion", "*10^9"), ("trillion", "*10^12")),
 )
-
 _UNITS = (
     *("degree", "cm", "centimeter", "meter", "mile", "second", "minute", "hour", "day", "week", "month", "year"),
     *("foot", "feet", "inch", "yard"),
 )
-
 _DEGREES = re.compile(r"\^ *\\circ")
-
 _THOUSANDS = re.compile(r"(\d)(,)(\d\d\d)($|\D)")
-
 _SPACED_COMMA = re.compile(r",\\! *")
-
 _MINUS = re.compile(r"- *")
-
 _MIXED_NUMBER = re.compile(r"([0-9]) +([0-9])")
-
 _SYMBOLS = (("√", "sqrt"), ("π", "pi"), ("∞", "inf"), ("\u222a", "U"), ("·", "*"), ("\u00d7", "*"))
-
 _PRM800K_RATIO = re.compile(r"^-?[0-9]+.?/0*[1-9][0-9]*.?$")
-
 _BRACKETS = "()[]"
-
 _POWERS_LEFT_ALONE = re.compile(r"\^\{|\^\(|\^[0-9]+\^|\^[0-9][0-9]+")
-
 _MAX_LETTERS = 2
-
 """Expressions with more distinct letters count as prose and never reach SymPy, which runs what it parses as Python."""
 
 
@@ -150,11 +133,8 @@ class GraderVersion:
 
 
 PRIME = GraderVersion(percents=("\\\\%", "\\%"), units=(*_UNITS, "liter"), compact=False)
-
 """verl's ``prime_math``."""
-
 MATHRULER = GraderVersion(percents=("\\%", "%"), units=_UNITS, compact=True)
-
 """``mathruler`` 0.1.0, which verl's ``geo3k`` calls."""
 
 

@@ -56,7 +56,6 @@ from plaudit_wire.errors import DataError
 from plaudit_wire.records import Sample
 
 _AGAIN_AFTER_S = 0.1
-
 """Raised where Python ignores exceptions (a finaliser, a callback of the garbage collector) it has to be raised again;
 not so soon that a block which it ends has not been left by then."""
 
@@ -95,7 +94,6 @@ def _out_of_time(_: int, __: FrameType | None) -> NoReturn:
 
 
 _MAX_EXPONENT = 1000
-
 _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -142,15 +140,10 @@ def _value(node: ast.expr) -> Any:
 
 
 _TOLERANCE = 1e-4
-
 _MAX_CHARACTERS = 1000
-
 _DOLLARS = re.compile(r"\$\d+(\.\d+)?")
-
 _PERCENT = re.compile(r"\d+(\.\d+)?(\\?)%$")
-
 _PI = re.compile(r"\\pi")
-
 _NO_BRACKETS = str.maketrans("", "", "{}()")
 
 _INTERVALS = (
@@ -161,9 +154,7 @@ _INTERVALS = (
 )
 
 _MATRIX = "\\begin{pmatrix}"
-
 _MATRIX_ENDS = ("\\\\begin{pmatrix}", _MATRIX, "\\\\end{pmatrix}", "\\end{pmatrix}")
-
 _UNREADABLE = (ValueError, IndexError, ArithmeticError, TypeError, RecursionError)
 
 
@@ -329,9 +320,7 @@ def verified(response: str, truth: str) -> bool:
 
 
 _BEFORE = ("answer:", "answer is", "answers are")
-
 _AFTER = ("is answer", "is the answer", "are answers", "are the answers")
-
 _VERBS = ("be ", "is ", "are ", "=", ": ", "get ", "be\n", "is\n", "are\n", ":\n", "get\n")
 
 
@@ -386,9 +375,7 @@ def _box(response: str) -> str | None:
 
 
 _FORM = ("</think>", "\\boxed{", "}")
-
 _NO_ANSWER = "None"
-
 """mathruler's result for a response without a box."""
 
 

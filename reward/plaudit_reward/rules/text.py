@@ -33,9 +33,7 @@ def text_truth(ground_truth: Any, rule: str) -> str:
 
 
 _BOXED = "\\boxed{"
-
 _BRACE = re.compile(r"[{}]")
-
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=[^a-zA-Z\s])|\\boxed\s+(?=\S)")
 
 
@@ -72,19 +70,12 @@ def last_box(text: str) -> str | None:
 
 
 NUM_TAIL_CHARACTERS = 300
-
 """Characters at the end of the response that are read."""
-
 NUM_BOX_CHARACTERS = 100
-
 """Characters at the end of the response that must contain the box."""
-
 INVALID = "[INVALID]"
-
 """The value of ``pred`` for a response without an answer."""
-
 _ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
-
 _REPLACED = (
     *(("an ", ""), ("a ", ""), (".$", "$"), ("\\$", ""), ("\\ ", ""), (" ", ""), ("mbox", "text")),
     *((",\\text{and}", ","), ("\\text{and}", ","), ("\\text{m}", "\\text{}")),
