@@ -59,8 +59,9 @@ from plaudit_reward.endpoint.judge import (
     RegexParser,
     TokenEstimate,
 )
-from plaudit_reward.endpoint.remote import CALLER_HEADER, SERVICE, SHAPES, RemoteClient, RemoteScorer
+from plaudit_reward.endpoint.remote import SERVICE, RemoteClient, RemoteScorer
 from plaudit_reward.endpoint.served import TOKEN_VARIABLE, CallGate, LocalRouter, ModelScorer, ServerPool
+from plaudit_reward.endpoint.shapes import CALLER_HEADER, SHAPES
 from plaudit_reward.functions.function import declares_post_process
 from plaudit_reward.functions.result import ServedModel, Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer, PostProcess, Router
