@@ -73,7 +73,7 @@ def _tidy(section: dict[str, Any]) -> None:
             part["description"] = " ".join(part["description"].split()).replace("``", "`")
 
 
-PAGE = Path(__file__).parents[4] / "docs" / "rljob.md"
+PAGE = Path(__file__).parents[2] / "docs" / "rljob.md"
 
 BEGIN = "<!-- begin: written by python -m plaudit_job.reference -->"
 

@@ -44,7 +44,7 @@ def children(pid: int) -> list[int]:
 def tool_processes(rollout: int) -> list[int]:
     """The forks of the template process of a rollout."""
     templates = [
-        child for child in children(rollout) if "agent_processes.template" in Path(f"/proc/{child}/cmdline").read_text()
+        child for child in children(rollout) if "agents.template" in Path(f"/proc/{child}/cmdline").read_text()
     ]
     return [process for template in templates for process in children(template)]
 

@@ -24,7 +24,7 @@ pytestmark = [
 FOLLOWER = """
 import sys
 from test_vllm_pods import settings
-from plaudit_workers.rollout.engines.vllm_part import VllmPart
+from plaudit_workers.rollout.worker import VllmPart
 
 if __name__ == "__main__":
     part = VllmPart(settings(sys.argv[1], rank=1))

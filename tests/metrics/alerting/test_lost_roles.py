@@ -20,7 +20,7 @@ from plaudit_operator.operator import OperatorSeries
 from plaudit_operator.runtime.kinds import RLJOB
 from plaudit_workers.launch.redis import RedisServer
 from simulated_run import Simulation
-from waiting import until_in_thread
+from waiting import until, until_in_thread
 
 TRAINING = {"PLAUDIT_SCHEDULE": "on-policy", "PLAUDIT_MAX_STALENESS": "0"}
 PLAN = {"steps": 100_000, "prompts_per_step": 4}
@@ -46,6 +46,15 @@ async def looked(run: Any) -> tuple[dict[str, Any], set[str]]:
     return queues["looks"][-1]["streams"], {worker["role"] for worker in queues["workers"]}
 
 
+async def until_gone(run: Any, role: str) -> None:
+    """Wait until the run's page shows no process of a role any more."""
+
+    async def gone() -> bool:
+        return role not in (await looked(run))[1]
+
+    await until(gone, within_s=60, every_s=0.2)
+
+
 async def trainer_of(simulation: Any, **plan: Any) -> asyncio.subprocess.Process:
     """Start a trainer as a process; return when a step has closed."""
     process = await simulation.trainer_process({"update_s": 0.2, "plan": PLAN | plan})
@@ -62,6 +71,7 @@ async def test_a_killed_trainer_raises_its_alert_until_another_one_trains(run: A
         )  # it fired before the first heartbeat
         trainer.kill()
         await trainer.wait()
+        await until_gone(run, "trainer")
         await until_in_thread(lambda: "NoTrainer" in prometheus.firing(run.name))
         _, roles = await looked(run)
         assert roles == {"rollout", "reward"}
@@ -77,6 +87,7 @@ async def test_a_run_without_rollouts_raises_their_alert_and_not_that_of_the_tra
         await until_in_thread(
             lambda: "NoReadyRollout" not in prometheus.firing(run.name)
         )  # it fired before the first heartbeat
+    await until_gone(run, "rollout")
     await until_in_thread(lambda: "NoReadyRollout" in prometheus.firing(run.name))
     streams, roles = await looked(run)
     assert streams["prompts"]["undelivered"] + streams["prompts"]["in_flight"] > 0

@@ -188,7 +188,7 @@ async def test_a_request_reports_when_it_was_sent(server: RawServer, make_client
 
 LIMITS = """
 import resource
-from plaudit_reward.http.client import HttpClient
+from plaudit_reward.http import HttpClient
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, HARD))
 HttpClient(max_connections=2048)
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])

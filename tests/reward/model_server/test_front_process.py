@@ -19,8 +19,8 @@ from plaudit_workers.launch.redis import free_port
 
 PREAMBLE = """
 import os, select, signal, sys, time
-from plaudit_reward.model_server.batcher import ForwardError
-from plaudit_reward.model_server.front_process import with_front
+from plaudit_model_server.batcher import ForwardError
+from plaudit_model_server.front_process import with_front
 
 def forward(sequences):
     if not sequences:

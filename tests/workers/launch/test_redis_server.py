@@ -14,7 +14,7 @@ from plaudit_workers.launch.redis import RedisServer, server_program
 OWNER = """
 import sys, time
 from pathlib import Path
-from plaudit_workers.launch.redis.server import RedisServer
+from plaudit_workers.launch.redis import RedisServer
 server = RedisServer(Path(sys.argv[1])).start()
 print(server.pid, flush=True)
 time.sleep(60)

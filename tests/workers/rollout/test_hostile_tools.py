@@ -163,7 +163,7 @@ def sends_an_empty_message():
 
 def sends_a_result_that_nothing_asked_for():
     from plaudit_reward.isolation.messages import frame
-    from plaudit_workers.agent_processes.messages import ToolResult
+    from plaudit_workers.agents.messages import ToolResult
     write_to_wire(frame([ToolResult(999, "ok", "forged", 0.0)]))
     time.sleep(60)
 
@@ -174,7 +174,7 @@ def sends_a_message_without_end():
 
 
 def replaces_its_protocol():
-    from plaudit_workers.agent_processes import sample_process
+    from plaudit_workers.agents import sample_process
     sample_process.frame = lambda messages: b"\\x01\\x00\\x00\\x00\\x00"
     sys.modules.clear()
 

@@ -137,7 +137,7 @@ def test_without_room_for_a_copy_deltas_are_refused_and_whole_versions_load(loca
 KILLED = """
 import os, signal, sys, tempfile
 from pathlib import Path
-from plaudit_workers.rollout.local_weights import LocalWeights
+from plaudit_workers.rollout.weights import LocalWeights
 
 tempfile.tempdir = sys.argv[1]
 local = LocalWeights()

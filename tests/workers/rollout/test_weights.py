@@ -255,12 +255,12 @@ async def test_a_rollout_that_cannot_receive_keeps_its_version_requests_files_an
 
 KILLED_WHILE_IT_LOADS = """
 import asyncio, os, signal, sys
-from plaudit_wire.redis_address import RedisAddress
-from plaudit_workers.rollout.engines.script import Script
-from plaudit_workers.rollout.engines.scripted import ScriptedEngine
-from plaudit_workers.rollout.reception_marks import ReceptionMarks
+from plaudit_wire.redis import RedisAddress
+from plaudit_workers.rollout.scripted import Script
+from plaudit_workers.rollout.scripted import ScriptedEngine
+from plaudit_workers.rollout.weights import ReceptionMarks
 from plaudit_workers.rollout.weights import PolicyWeights
-from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.transport import Transport
 class Killed(ScriptedEngine):
     async def load_weights(self, path, version, switch="continue"):
         os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does when the memory is exhausted

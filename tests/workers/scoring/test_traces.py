@@ -21,7 +21,7 @@ Make = Callable[..., Any]
 READS = """\
 import {pause}, os, time
 from opentelemetry import trace
-from plaudit_reward.functions.trace import current_traceparent
+from plaudit_reward.functions.result import current_traceparent
 
 {define} compute_score(data_source, solution_str, ground_truth, extra_info=None):
     {wait}

@@ -1,6 +1,6 @@
 """``agent.kind: endpoint``: run a program on a prompt, and answer its requests from the policy.
 
-The program runs in the sample's own process (``agent_processes.program_process``). It gets nothing but its prompt, the
+The program runs in the sample's own process (``agents.sample_process``). It gets nothing but its prompt, the
 URL and a key; whatever it does between its requests is its own affair.
 
 Serve OpenAI's Chat Completions and Models API on loopback, for the programs of a rollout's samples.
