@@ -63,7 +63,7 @@ async def _serve(
 ) -> None:
     from plaudit_model_server.api import Access, Address, serve
     from plaudit_reward.endpoint.served import TOKEN_VARIABLE
-    from plaudit_reward.endpoint.sleep_token import SLEEP_TOKEN_VARIABLE
+    from plaudit_reward.endpoint.vllm_sleep import SLEEP_TOKEN_VARIABLE
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     # Not earlier: while a model is loaded there is nothing to drain, and a signal ends the process at once.

@@ -44,7 +44,7 @@ from plaudit_model_server.batcher import (
     Usage,
 )
 from plaudit_reward.endpoint.served import TOKEN_VARIABLE
-from plaudit_reward.endpoint.sleep_token import is_permitted
+from plaudit_reward.endpoint.vllm_sleep import is_permitted
 from plaudit_wire.errors import DataError
 from plaudit_wire.logs import get_logger
 

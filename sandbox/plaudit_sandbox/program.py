@@ -20,7 +20,6 @@ import builtins
 import io
 import json
 import os
-import signal
 import sys
 import threading
 import types
@@ -31,7 +30,8 @@ import msgspec
 from plaudit_sandbox import confinement
 from plaudit_sandbox.assert_calls import perform_calls
 from plaudit_sandbox.assert_evaluation import evaluate
-from plaudit_sandbox.confinement import architecture, filter_program, install, prctl
+from plaudit_sandbox.confinement import architecture, filter_program, install
+from plaudit_sandbox.lifetime import end_with
 from plaudit_sandbox.sandbox import PREAMBLE, RunProgram, limit_this_process
 
 
@@ -208,7 +208,6 @@ RAISED = 1
 """Exit code when the program raised."""
 CONFINED = b"\x06"
 """Comes first on standard error, when the process is confined and the program begins."""
-_PR_SET_PDEATHSIG = 1
 _RULESET = 3
 """File descriptor of Landlock's ruleset while all others are closed."""
 _REASON_CHARACTERS = 300
@@ -245,9 +244,7 @@ def read_task(task: int) -> RunProgram:
 
 def _confine(run: RunProgram, streams: tuple[int, int, int], ruleset: int | None, template: int) -> None:
     """Take away everything a program could use against others; the template has given up all privileges before."""
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != template:
-        os._exit(RAISED)  # it ended before the line above
+    end_with(template)
     os.setsid()
     for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)

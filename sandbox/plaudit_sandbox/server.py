@@ -33,7 +33,8 @@ from typing import NamedTuple, NoReturn, Self
 import msgspec
 
 from plaudit_sandbox import confinement
-from plaudit_sandbox.confinement import architecture, drop_privileges, prctl
+from plaudit_sandbox.confinement import architecture, drop_privileges
+from plaudit_sandbox.lifetime import end_with
 from plaudit_sandbox.program import CONFINED, RAISED, run_and_leave
 from plaudit_sandbox.sandbox import (
     Ending,
@@ -51,7 +52,6 @@ from plaudit_sandbox.sandbox import (
 from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.frames import Frames, frame, signal_name
 
-_PR_SET_PDEATHSIG = 1
 _FORK = b"f"
 _NUM_DESCRIPTORS = 4
 _PID = struct.Struct("=i")
@@ -126,9 +126,7 @@ def start_template(ruleset: int | None) -> Template:
 
 
 def _serve(connection: socket.socket, ruleset: int | None, supervisor: int) -> NoReturn:
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != supervisor:
-        os._exit(1)  # it ended before the line above
+    end_with(supervisor)
     template = os.getpid()
     _close_all_but(connection.fileno(), ruleset)
     while True:
@@ -355,7 +353,7 @@ _MODULES = """abc array ast asyncio base64 binascii bisect builtins calendar cma
 
 def main() -> int:
     """Prepare, report, and serve runs until the sandbox is gone."""
-    _die_with(int(sys.argv[2]))
+    end_with(int(sys.argv[2]))
     connection = socket.socket(fileno=int(sys.argv[1]))
     messages = _Messages(connection)
     prepare = messages.receive()
@@ -365,7 +363,7 @@ def main() -> int:
     except (ConfigurationError, OSError) as error:
         messages.send(Unable(str(error)))
         return 2
-    _die_with(int(sys.argv[2]))  # a change of user took it back
+    end_with(int(sys.argv[2]))  # a change of user took it back
     template = start_template(ruleset)
     messages.send(Ready())
     with contextlib.suppress(EOFError):
@@ -444,12 +442,6 @@ class _Messages:
             for body in self._frames.feed(data):
                 self._waiting += self._decoder.decode(body)
         return self._waiting.pop(0)
-
-
-def _die_with(parent: int) -> None:
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 if __name__ == "__main__":

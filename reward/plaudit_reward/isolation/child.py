@@ -20,13 +20,10 @@ standard output and error are a pipe to the pool. It ends with its parent, howev
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import faulthandler
 import inspect
 import io
 import os
-import select
-import signal
 import socket
 import sys
 import threading
@@ -54,6 +51,7 @@ from plaudit_reward.isolation.messages import (
     Work,
 )
 from plaudit_reward.scorer import Score
+from plaudit_sandbox.lifetime import end_when_closed, end_with
 from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.frames import frame
 
@@ -239,28 +237,6 @@ def _where(thread: int, path: str) -> str:
     stack = traceback.extract_stack(current)
     innermost = next((line for line in reversed(stack) if line.filename == path), stack[-1])
     return f"{innermost.name} ({innermost.filename}:{innermost.lineno})"
-
-
-_PR_SET_PDEATHSIG = 1
-
-
-def end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent, ``parent``, ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)  # it ended before the line above
-
-
-def end_when_closed(connection: socket.socket) -> None:
-    """Kill this process and all that it started as soon as the other side closes the connection."""
-    threading.Thread(target=_end_when_closed, args=(connection,), daemon=True).start()
-
-
-def _end_when_closed(connection: socket.socket) -> None:
-    poll = select.poll()
-    poll.register(connection, select.POLLRDHUP)
-    poll.poll()
-    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 _STACK_BYTES = 1 << 20

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 from plaudit_job.load import load_job
 from plaudit_job.spec.rljob import EnvironmentServerSpec
 from plaudit_reward.functions.function import function_environment
+from plaudit_sandbox.lifetime import end_program_with_us
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_workers.job_start import is_reachable
-from plaudit_workers.launch.redis import die_with_parent
 from plaudit_workers.process import EXIT_DONE, RESTARTED, ProcessSettings
 
 logger = get_logger(__name__)
@@ -74,7 +74,7 @@ async def _start(server: EnvironmentServerSpec, url: str, log_file: Path | None)
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=end_program_with_us(),
             )
         except OSError as error:
             raise RefusedError(f"environment {server.name}: {server.command[0]} cannot be started: {error}") from error

@@ -32,13 +32,14 @@ from typing import Any, Final
 from plaudit_job.environments import HOST_VARIABLE, PORT_VARIABLE, SERVER_VARIABLE, server_command, server_environment
 from plaudit_job.load import load_job
 from plaudit_job.spec.rewards import ServedModelSpec
-from plaudit_reward.endpoint.sleep_token import SLEEP_TOKEN_VARIABLE
+from plaudit_reward.endpoint.vllm_sleep import SLEEP_TOKEN_VARIABLE
 from plaudit_reward.http import HttpClient, NoResponseError, error_message
+from plaudit_sandbox.lifetime import end_program_with_us
 from plaudit_wire.errors import CallTimeoutError, RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.records import WorkerRecord
 from plaudit_workers import process
-from plaudit_workers.launch.redis import die_with_parent, free_port
+from plaudit_workers.launch.redis import free_port
 from plaudit_workers.process import (
     EXIT_DONE,
     GPU_SHARE,
@@ -320,7 +321,7 @@ async def _start(
             stdout=log,
             stderr=log,
             start_new_session=True,  # a group of its own: an engine's own children are ended with it
-            preexec_fn=die_with_parent,
+            preexec_fn=end_program_with_us(),
         )
 
 
