@@ -1,6 +1,6 @@
-"""Send one request and return one whole response, or raise one typed error. Retries belong to the caller.
+"""Send one request over HTTP and return one whole response, or raise one typed error. Retries belong to the caller.
 
-Define the ways in which a request gets no response. Each message begins with the server's address.
+The message of an error begins with the server's address.
 
 ::
 
@@ -11,12 +11,6 @@ Define the ways in which a request gets no response. Each message begins with th
         └── ResponseTooLargeError    the body passed the limit
 
     CallTimeoutError              no whole response within the time limit
-
-Raise the process's limit of open files, of which each connection needs one.
-
-Find the proxy for an address in ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY``, ``NO_PROXY``.
-
-Hold a whole HTTP response, and read from it what every caller needs.
 """
 
 from __future__ import annotations
@@ -63,7 +57,11 @@ _SPARE = 256
 
 
 def allow_connections(count: int) -> None:
-    """Raise the soft limit of open files for ``count`` connections; ``ConfigurationError`` above the hard limit."""
+    """Raise the process's soft limit of open files for ``count`` connections, each of which needs one.
+
+    Raises:
+        ConfigurationError: the hard limit is lower.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = len(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd")) + count + _SPARE
     if soft == resource.RLIM_INFINITY or needed <= soft:
@@ -92,12 +90,9 @@ class Response:
 
 
 def error_message(body: bytes, secret: str = "") -> str:
-    """Return the server's own explanation of an error, short and on one line.
+    """Return the server's own explanation of an error, short and on one line, with ``***`` in place of ``secret``.
 
     Looks for OpenAI's and vLLM's ``error.message`` and FastAPI's ``detail``; falls back to the body's text.
-
-    Args:
-        secret: replaced by ``***`` wherever the server repeats it; empty: none.
     """
     try:
         content = msgspec.json.decode(body)
@@ -210,7 +205,7 @@ class HttpClient:
 
         Raises:
             CallTimeoutError: no whole response within ``limit_s``.
-            NoResponseError: see ``errors``.
+            NoResponseError: no whole response arrived.
         """
         data = body if on_sent is None else _NotifyingPayload(body, on_sent)
         return await self._send("POST", url, limit_s, max_bytes, data, headers)
@@ -336,7 +331,7 @@ def _check_token(token: str, source: str) -> None:
 
 
 def proxy_for(url: str) -> str | None:
-    """Return the proxy's URL for requests to ``url``; None where the environment names none."""
+    """Return the URL of the proxy that ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` give an address."""
     parts = urlsplit(url)
     if parts.hostname is None or proxy_bypass(parts.hostname):
         return None

@@ -43,7 +43,7 @@ from plaudit_reward.attempts import (
     record_of,
     weighted_sum,
 )
-from plaudit_reward.scorer import GroupScorer, Score, Scorer
+from plaudit_reward.scorer import ALWAYS_ROOM, GroupScorer, Score, Scorer
 from plaudit_wire.records import Sample, ScorerRecord, ScorerWork, ScoringRecord
 
 
@@ -285,9 +285,6 @@ def _with(scoring: ScoringRecord, combined: Combined, scorers: dict[str, ScorerR
     )
 
 
-_UNBOUNDED = 1_000_000
-
-
 @dataclass(frozen=True)
 class _Done:
     """A scorer's result for one sample, and the seconds along its chain of ``when``."""
@@ -347,11 +344,11 @@ class Pipeline:
 
     def room(self) -> int:
         """Return how many more samples could start soon."""
-        return min((stage.scorer.room() for stage in self._stages), default=_UNBOUNDED)
+        return min((stage.scorer.room() for stage in self._stages), default=ALWAYS_ROOM)
 
     def group_room(self) -> int:
         """Return how many more groups could start soon."""
-        return min((scorer.room() for scorer in self._group.scorers), default=_UNBOUNDED)
+        return min((scorer.room() for scorer in self._group.scorers), default=ALWAYS_ROOM)
 
     async def score(self, sample: Sample) -> ScoringRecord:
         """Score one sample with all scorers of sample scope.

@@ -1,12 +1,8 @@
-"""Define the limits of an endpoint, and the budget that enforces them: over all workers, or in a single process.
+"""Keep the requests to an endpoint within its limits.
 
-Keep the budget of one process, for judges without limits and outside of a run. The same window log as in Redis.
-
-Share a budget among any number of workers, stored in Redis and timed by its clock. ``lua/budget.lua`` decides.
-
-Queue a worker's requests to an endpoint until the budget admits them, first in, first out.
-
-At most one exchange with the budget is in flight, and it covers all waiting requests. Nothing polls while none waits.
+A worker's ``Limiter`` queues its requests, first in, first out, until a budget admits them: ``RedisBudget`` for all
+workers together, ``LocalBudget`` for judges without limits and outside of a run. At most one exchange with the budget
+is in flight, and it covers all waiting requests. Nothing polls while none waits.
 """
 
 from __future__ import annotations
@@ -28,9 +24,12 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from plaudit_reward.scorer import ALWAYS_ROOM
 from plaudit_wire.errors import InfrastructureError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.redis import FunctionLibrary, is_missing, missing_error
+
+logger = get_logger(__name__)
 
 TRAVEL_S = 1.0
 """Longest way of a request to the endpoint for which no 60 s there contain more requests than allowed."""
@@ -126,7 +125,7 @@ _LONGEST_WAIT_S = 0.5
 
 
 class LocalBudget:
-    """Admit the requests of one process; ``RateLimits()`` admits everything."""
+    """Admit the requests of one process by the same window log as in Redis; ``RateLimits()`` admits everything."""
 
     def __init__(self, limits: RateLimits) -> None:
         self.limits = limits
@@ -145,7 +144,8 @@ class LocalBudget:
         for passed, request in enumerate(report.waiting):
             if request.id not in self._log:
                 if not self._fits(request, in_flight):
-                    wait_s = self._oldest_s + self.limits.window_s - now if self._log else _POLL_S
+                    oldest = min((sent for sent, _ in self._log.values()), default=None)
+                    wait_s = _POLL_S if oldest is None else oldest + self.limits.window_s - now
                     return Passed(passed, min(max(wait_s, 0.001), _LONGEST_WAIT_S))
                 if self.limits.rated:
                     self._log[request.id] = now, request.tokens
@@ -155,10 +155,6 @@ class LocalBudget:
 
     async def close(self) -> None:
         """Do nothing: there is no connection."""
-
-    @property
-    def _oldest_s(self) -> float:
-        return min(sent for sent, _ in self._log.values())
 
     def _fits(self, request: ReservedRequest, in_flight: int) -> bool:
         limits = self.limits
@@ -198,10 +194,10 @@ _AT_ONCE = -1
 
 
 class RedisBudget:
-    """Exchange a worker's reports with a shared budget.
+    """Exchange a worker's reports with a shared budget, which Redis stores and times. ``lua/budget.lua`` decides.
 
     Args:
-        client: of the Redis that stores it; closed here.
+        client: of that Redis; closed here.
         key: the budget's name. All workers that use the same key share the budget; its hash tag routes it on a cluster.
         limits: the same in every worker.
     """
@@ -261,9 +257,6 @@ class RedisBudget:
         await self._client.aclose()
 
 
-logger = get_logger(__name__)
-
-_ALWAYS_ROOM = 1_000_000
 _MOST_AT_A_TIME = 256
 _LEAST_AT_A_TIME = 4
 """Bounds on the requests that one exchange asks for. It asks for twice as many as the last one let through."""
@@ -397,7 +390,7 @@ class Limiter:
     def room(self) -> int:
         """Return how many more requests could be admitted soon, estimated from the last two seconds."""
         if not self._budget.limits.present and not self._waiting:
-            return _ALWAYS_ROOM
+            return ALWAYS_ROOM
         self._forget_old_passes()
         return max(0, _LEAST_LOOK_AHEAD + len(self._passed_at) - len(self._waiting))
 

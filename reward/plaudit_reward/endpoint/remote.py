@@ -134,8 +134,8 @@ class RemoteClient:
 
         Raises:
             CallTimeoutError: no whole answer within ``limit_s``.
-            InfrastructureError: the endpoint is unreachable, busy, broken, refuses all requests (see ``failures``), or
-                its answer does not have the shape.
+            InfrastructureError: the endpoint is unreachable, busy, broken, refuses all requests, or its answer does not
+                have the shape.
             DataError: it refuses this sample, or has no finite number for it.
         """
         began = time.monotonic()
@@ -198,12 +198,10 @@ def _merged(body: dict[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any
 
 
 class RemoteScorer:
-    """Score samples by somebody else's endpoint.
+    """Score samples by somebody else's endpoint. Starts and stops its parts.
 
     Args:
-        client: asks the endpoint; closed here.
-        limiter: started and stopped here.
-        report: adds the usage to the run's; started and stopped here. None outside of a run.
+        report: adds the usage to the run's; None outside of a run.
         traceparent: returns the trace context of a sample, sent as a header. None where nothing is traced.
     """
 

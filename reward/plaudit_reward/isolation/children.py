@@ -1,13 +1,14 @@
-"""Start the child processes of a pool, wait until they have loaded the function, replace those that end.
+"""Run the child processes of a pool: one process, its works, and all of them together.
 
-Track one child of a pool and its works: which wait, which run, and until when.
-
-Handle a pool's side of one child process: start it, exchange messages, detect its end, kill it.
+``ChildProcess`` starts a child, exchanges messages, detects its end, kills it. ``Slot`` tracks which works wait in it,
+which run, and until when. ``ChildProcesses`` starts the children, waits until they have loaded the function, and
+replaces those that end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import signal
@@ -36,6 +37,8 @@ from plaudit_reward.isolation.start import Output, start_child
 from plaudit_wire.errors import ConfigurationError, ScoringError
 from plaudit_wire.frames import READ_BYTES, Frames, frame, signal_name
 from plaudit_wire.logs import get_logger
+
+logger = get_logger(__name__)
 
 _EXIT_WITHIN_S = 1.0
 """How long a child that closed its connection may take to exit, so that the message can name its exit code."""
@@ -102,17 +105,12 @@ class ChildProcess(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Reap a child that ended or closed its connection."""
         if exc is not None and self._connection is not None:
-            self._read_last_messages(self._connection)
+            # The last messages: a write to a child that has just died ends the connection before they are read.
+            with contextlib.suppress(OSError):
+                while data := self._connection.recv(READ_BYTES, socket.MSG_DONTWAIT):
+                    self.data_received(data)
         if self._reaper is None and self._process is not None:
             self._reaper = asyncio.get_running_loop().create_task(self._report_exit(self._process))
-
-    def _read_last_messages(self, connection: socket.socket) -> None:
-        """Read the last messages: a write to a child that has just died ends the connection before they are read."""
-        try:
-            while data := connection.recv(READ_BYTES, socket.MSG_DONTWAIT):
-                self.data_received(data)
-        except OSError:
-            return
 
     async def _report_exit(self, process: subprocess.Popen[bytes]) -> None:
         waited_s = 0.0
@@ -128,10 +126,8 @@ class ChildProcess(asyncio.Protocol):
 
     def _kill_session(self) -> None:
         # Before the process is reaped: until then no other process can get its id.
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            return
 
     async def _reap(self) -> None:
         assert self._process is not None
@@ -200,9 +196,10 @@ class RunningCall:
 
 @dataclass
 class Pace:
-    """Measure how long the works of a pool take (seconds, exponential mean); None before the first result."""
+    """Measure how long the works of a pool take."""
 
     mean_s: float | None = None
+    """Exponential mean; None before the first result."""
 
     def add(self, seconds: float) -> None:
         """Add a duration."""
@@ -239,10 +236,7 @@ class Slot:
 
     def __post_init__(self) -> None:
         self.child = ChildProcess(
-            self.name,
-            self.load,
-            lambda messages: self.on_messages(self, messages),
-            lambda how: self.on_exit(self, how),
+            self.name, self.load, lambda messages: self.on_messages(self, messages), lambda how: self.on_exit(self, how)
         )
 
     @property
@@ -303,8 +297,6 @@ class Slot:
         """Ask the child to drop these works."""
         self.child.send([Drop(list(ids))])
 
-
-logger = get_logger(__name__)
 
 _LOAD_WITHIN_S = 300.0
 _MAX_FAILED_LOADS = 3

@@ -1,6 +1,6 @@
-"""Start a child process on one end of a connection. Used by ``process`` and by the processes of agents.
+"""Start a child process on one end of a connection, and read what it prints.
 
-Read what a child process prints: log a part of it, keep the end for the message when the child dies.
+For the children of pools and of agents.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import cast
 
 from plaudit_reward.functions.function import function_environment
 from plaudit_wire.logs import get_logger
+
+logger = get_logger(__name__)
 
 
 def start_child(module: str) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
@@ -47,8 +49,6 @@ def start_child(module: str) -> tuple[subprocess.Popen[bytes], socket.socket, in
     return process, ours, read_end
 
 
-logger = get_logger(__name__)
-
 _TAIL_BYTES = 2_000
 _LINES_PER_WINDOW = 50
 _WINDOW_S = 10.0
@@ -59,7 +59,9 @@ _PAUSE_S = 0.05
 
 
 class Output(asyncio.Protocol):
-    """Read a child's standard output and error; a flood of it does not affect others.
+    """Log a part of a child's standard output and error, and keep the end for the message when the child dies.
+
+    A flood of it does not affect others.
 
     Args:
         event: message of the log.
@@ -92,27 +94,21 @@ class Output(asyncio.Protocol):
             *lines, rest = (self._begun + data).split(b"\n", _LINES_PER_WINDOW - self._num_logged)
             self._begun = rest[:_LINE_CHARACTERS]
             self._num_logged += len(lines)
-            self._log([line for line in lines if line.strip()])
+            for line in lines:
+                if line.strip():
+                    text = line[:_LINE_CHARACTERS].decode(errors="replace")
+                    logger.info(self._event, **{self._field: self._name, "line": text})
         else:
             self._begun = b""
         self._unpaused_bytes += len(data)
-        if self._unpaused_bytes >= _PAUSE_AFTER_BYTES:
-            self._pause()
-
-    def _pause(self) -> None:
-        self._unpaused_bytes = 0
-        if self._transport is not None:
+        if self._unpaused_bytes >= _PAUSE_AFTER_BYTES and self._transport is not None:
+            self._unpaused_bytes = 0
             self._transport.pause_reading()
             asyncio.get_running_loop().call_later(_PAUSE_S, self._resume)
 
     def _resume(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
-
-    def _log(self, lines: list[bytes]) -> None:
-        for line in lines:
-            text = line[:_LINE_CHARACTERS].decode(errors="replace")
-            logger.info(self._event, **{self._field: self._name, "line": text})
 
     def tail(self) -> str:
         """Return the last of it as text."""

@@ -67,7 +67,7 @@ from plaudit_reward.functions.result import ServedModel, Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer, PostProcess, Router
 from plaudit_reward.pipeline import Pipeline
 from plaudit_reward.rules.scorer import RuleScorer
-from plaudit_reward.scorer import AgentRewardScorer, GroupScorer, Scorer
+from plaudit_reward.scorer import GroupScorer, InlineScorer, Scorer, agent_reward
 from plaudit_wire.errors import ConfigurationError, RefusedError
 from plaudit_wire.logs import drawn, get_logger, traceparent
 from plaudit_wire.names import Names
@@ -279,9 +279,9 @@ def function_scorer(name: str, target: Target, context: BuildContext, router: Ro
     )
 
 
-def environment_scorer(scorer: ScorerSpec, context: BuildContext) -> AgentRewardScorer:
+def environment_scorer(scorer: ScorerSpec, context: BuildContext) -> InlineScorer:
     """Make the scorer of rewards that tools and environments gave."""
-    return AgentRewardScorer(scorer.name)
+    return InlineScorer(scorer.name, agent_reward)
 
 
 def http_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:

@@ -1,36 +1,4 @@
-r"""Interrupt a computation after some CPU seconds; works only in the main thread of a child process.
-
-Evaluate plain arithmetic that a model wrote. verl calls ``eval`` here, which runs any code that the model wrote.
-
-Compare two mathematical answers like ToRA's grader: by text, by number, part by part.
-
-Gou et al. 2024, "ToRA: A Tool-Integrated Reasoning Agent for Mathematical Problem Solving". Numbers are the same when
-they differ by at most 1e-4 of the larger; verl's version also accepts a hundredth and the hundredfold of the truth
-(percentages). ``\pi`` becomes a number and the arithmetic around it is evaluated.
-
-The last step, comparison as expressions, never succeeds in verl 0.9.1: its ``symbolic_equal`` uses a decorator as a
-context manager, which raises, and takes the error for "cannot be parsed". Math-Verify does that step on request.
-
-Math-Verify: the response's answer and the ground truth are the same expression.
-
-The results are those of verl's ``math_verify``: the ground truth is read as LaTeX in a box, the response as LaTeX or as
-a plain expression, and any pair of what was found may agree. A comparison that takes longer than its limit is 0, as in
-verl; here the limit is CPU seconds.
-
-Score NuminaMath (data sources ``numina_…``) with PRIME's graders.
-
-The answer is the text after the last ``answer:``, ``answer is`` or ``answers are``, or in the last box; it is right
-when PRM800K's grader or ToRA's accepts it (``prm800k``, ``math_equal``). Cui et al. 2025, "Process Reinforcement
-through Implicit Rewards". The results are those of verl's ``prime_math``; two flaws of it can be corrected: its
-comparison of expressions never succeeds (``symbolic``), and a hundredth and the hundredfold of the truth are right
-(``percentages``).
-
-Score Geometry3K (data source ``hiyouga/geometry3k``): the boxed answer, and a small share for thinking first.
-
-``(1 - format_score) * right + format_score * formed``: right when PRM800K's grader finds the ground truth in the last
-``\boxed{…}``; formed when the response is ``<think>…</think>…\boxed{…}…``. The results are those of verl's
-``geo3k`` with ``mathruler`` 0.1.0.
-"""
+r"""Score mathematics by rules that compute. Each runs in a child process, which can be killed, under ``cpu_limit``."""
 
 from __future__ import annotations
 
@@ -49,8 +17,8 @@ from typing import Annotated, Any, NoReturn
 
 from msgspec import Meta
 
-from plaudit_reward.rules.strings import MATHRULER, PRIME, same_answer
-from plaudit_reward.rules.text import closing_brace, last_braced, text_truth
+from plaudit_reward.rules.boxes import closing_brace, last_braced, text_truth
+from plaudit_reward.rules.prm800k import MATHRULER, PRIME, same_answer
 from plaudit_reward.scorer import Score
 from plaudit_wire.errors import DataError
 from plaudit_wire.records import Sample
@@ -112,6 +80,8 @@ _MANY: dict[type[ast.expr], Callable[[list[Any]], Any]] = {ast.Tuple: tuple, ast
 def evaluate(text: str) -> Any:
     """Return the value of an expression of numbers, ``+ - * / // % **`` and brackets, or a tuple, list or set of them.
 
+    verl calls ``eval`` here, which runs any code that the model wrote.
+
     Raises:
         ValueError: the text is not such an expression, or has no value.
     """
@@ -169,9 +139,15 @@ class ComparisonOptions:
 
 
 def math_equal(given: str, truth: str, how: ComparisonOptions) -> bool:
-    r"""Return True if ``given`` equals the answer ``truth``; never raises: an answer that cannot be parsed is wrong.
+    r"""Return True if ``given`` equals the answer ``truth`` like ToRA's grader: by text, by number, part by part.
 
-    With a ``\pi`` in either, both π and 3.14 are tried.
+    Gou et al. 2024, "ToRA: A Tool-Integrated Reasoning Agent for Mathematical Problem Solving". Numbers are the same
+    when they differ by at most 1e-4 of the larger; verl's version also accepts a hundredth and the hundredfold of the
+    truth (percentages). With a ``\pi`` in either, both π and 3.14 are tried, and the arithmetic around it is evaluated.
+    An answer that cannot be parsed is wrong.
+
+    The last step, comparison as expressions, never succeeds in verl 0.9.1: its ``symbolic_equal`` uses a decorator as a
+    context manager, which raises, and takes the error for "cannot be parsed". Math-Verify does that step on request.
     """
     try:
         if "\\pi" in given or "\\pi" in truth:
@@ -199,7 +175,7 @@ def _equal(given: Any, truth: Any, how: ComparisonOptions, pi: float = math.pi) 
         given_parts, truth_parts = given.split(","), truth.split(",")
         if len(given_parts) == len(truth_parts):
             return _same_parts([part.strip() for part in given_parts], [part.strip() for part in truth_parts], how)
-    return _same_matrix(given, truth, how) or (how.symbolic and _same_expression(given, truth))
+    return _same_matrix(given, truth, how) or (how.symbolic and verified(f"\\boxed{{{given}}}", truth))
 
 
 def _plain(answer: Any, pi: float) -> Any:
@@ -289,16 +265,12 @@ def _same_matrix(given: str, truth: str, how: ComparisonOptions) -> bool:
         return False
 
 
-def _same_expression(given: str, truth: str) -> bool:
-
-    return verified(f"\\boxed{{{given}}}", truth)
-
-
-_LIBRARY = "math_verify"
-
-
 def math_verify(sample: Sample, *, limit_seconds: Annotated[float, Meta(gt=0)] = 30.0) -> float:
-    """Return 1.0 when they are the same, else 0.0.
+    """Return 1.0 when Math-Verify finds the ground truth and the response's answer to be the same expression, else 0.0.
+
+    The results are those of verl's ``math_verify``: the ground truth is read as LaTeX in a box, the response as LaTeX
+    or as a plain expression, and any pair of what was found may agree. A comparison that takes longer than its limit is
+    0, as in verl.
 
     Args:
         sample: its ground truth is the answer, as LaTeX without a box.
@@ -313,7 +285,7 @@ def verified(response: str, truth: str) -> bool:
     from math_verify.grader import verify
     from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig, parse
 
-    logging.getLogger(_LIBRARY).setLevel(logging.ERROR)  # it warns that its own time limits are off
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limits are off
     golden = parse(f"\\boxed{{{truth}}}", (LatexExtractionConfig(),), parsing_timeout=None)
     given = parse(response, (ExprExtractionConfig(), LatexExtractionConfig()), parsing_timeout=None)
     return bool(golden and given and verify(golden, given, timeout_seconds=None))
@@ -331,11 +303,15 @@ def prime_math(
     percentages: bool = True,
     limit_seconds: Annotated[float, Meta(gt=0)] = 10.0,
 ) -> float:
-    """Return 1.0 when the answer is right, else 0.0.
+    """Score NuminaMath: 1.0 when PRM800K's grader or ToRA's accepts the answer, else 0.0.
+
+    The answer is the text after the last ``answer:``, ``answer is`` or ``answers are``, or in the last box. Cui et al.
+    2025, "Process Reinforcement through Implicit Rewards". The results are those of verl's ``prime_math``; two flaws of
+    it can be corrected: its comparison of expressions never succeeds (``symbolic``), and a hundredth and the
+    hundredfold of the truth are right (``percentages``).
 
     Args:
         symbolic: compare expressions by Math-Verify if no other step finds them equal.
-        percentages: a hundredth and the hundredfold of the truth are also right.
         limit_seconds: CPU seconds of each of the two graders; an answer not shown to be right by then is wrong.
     """
     truth = sample.ground_truth
@@ -386,11 +362,14 @@ def geo3k(
     format_score: Annotated[float, Meta(ge=0, le=1)] = 0.1,
     limit_seconds: Annotated[float, Meta(gt=0)] = 10.0,
 ) -> Score:
-    """Return a value from 0 to 1; extras ``acc`` and ``format`` (1 or 0).
+    r"""Score Geometry3K: the boxed answer, and a small share for thinking first; extras ``acc``, ``format``.
+
+    ``(1 - format_score) * right + format_score * formed``: right when PRM800K's grader finds the ground truth in the
+    last ``\boxed{…}``; formed when the response is ``<think>…</think>…\boxed{…}…``. The results are those of verl's
+    ``geo3k`` with ``mathruler`` 0.1.0.
 
     Args:
         boxed: only the box is the answer, else the whole response (verl's ``use_boxed``).
-        format_score: the share of the form.
         limit_seconds: CPU seconds of the comparison; an answer that is not shown to be right by then is wrong.
     """
     truth = text_truth(sample.ground_truth, "geo3k")

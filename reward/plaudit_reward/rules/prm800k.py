@@ -1,17 +1,11 @@
 r"""Compare two mathematical answers like PRM800K's grader: by normal forms, else by SymPy.
 
-Lightman et al. 2023, "Let's Verify Step by Step". Answers are the same when their MATH normal forms are
-(``hendrycks``), or the normal forms made here, or when each part of a tuple is, where SymPy shows that two parts'
-difference is 0. Fractions must be reduced and integers written as integers. There are two versions of it in verl's
-scorers, its own in ``prime_math`` and the package ``mathruler`` in ``geo3k``; ``GraderVersion`` has their differences.
+Lightman et al. 2023, "Let's Verify Step by Step". Answers are the same when their normal forms of the MATH benchmark
+are, or those made here, or when each part of a tuple is, where SymPy shows that two parts' difference is 0. Fractions
+must be reduced and integers written as integers. There are two versions of it in verl's scorers, its own in
+``prime_math`` and the package ``mathruler`` in ``geo3k``; ``GraderVersion`` has their differences.
 
 Needs SymPy, so it is slow to import and to run: call it in a child process, under ``cpu_limit``.
-
-Compute the normal form of LaTeX answers by which the MATH benchmark compares them.
-
-Hendrycks et al. 2021, "Measuring Mathematical Problem Solving With the MATH Dataset" (``math_equivalence``): purely
-textual, so ``\frac12``, ``1/2`` and ``0.5`` are the same, and ``1/3`` and ``2/6`` are not. verl's scorers of MATH,
-NuminaMath and Geometry3K all begin with it.
 """
 
 from __future__ import annotations
@@ -34,7 +28,11 @@ class MalformedError(ValueError):
 
 
 def hendrycks_form(text: str, percents: tuple[str, ...] = ("\\\\%", "\\%")) -> str:
-    """Return the normal form of an answer; raise ``MalformedError`` if it has none.
+    r"""Return the normal form by which the MATH benchmark compares LaTeX answers; raise ``MalformedError`` without one.
+
+    Hendrycks et al. 2021, "Measuring Mathematical Problem Solving With the MATH Dataset" (``math_equivalence``): purely
+    textual, so ``\frac12``, ``1/2`` and ``0.5`` are the same, and ``1/3`` and ``2/6`` are not. verl's scorers of MATH,
+    NuminaMath and Geometry3K all begin with it.
 
     Args:
         text: LaTeX, without ``$``.
