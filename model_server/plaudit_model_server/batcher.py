@@ -1,25 +1,7 @@
 """Batch dynamically: a bounded queue of sequences, one forward pass at a time, results as they finish.
 
-While a pass runs, the queue fills; the next pass takes from it (``batching``). The server never waits for a batch to
-fill: when idle, it computes a single sequence at once.
-
-Choose the sequences of the next forward pass, by pure arithmetic over their lengths.
-
-A packed pass (``choose_oldest``) costs as much as its tokens, whatever their lengths: first come, first served.
-
-A padded pass (``choose_neighbours``) costs as much as its padded tokens, plus a fixed part. So sequences of about the
-same length go together, around the one that has waited longest (no sequence starves), and a sequence joins only while
-the padding that it adds costs less than a separate forward pass.
-
-Define the server's Prometheus series, separate for queue, batches and inference.
-
-Define the request and the response of vLLM's ``/classify``, field by field (vLLM 0.32).
-
-Written by ``plaudit_reward.model_client`` among others, read by ``api``. Fields of vLLM that change the result
-(``truncate_prompt_tokens``, ``chat_template``, …) are not supported here. Unknown fields are refused, because ignoring
-one would change the result silently.
-
-Define the settings of the model that the server loads.
+While a pass runs, the queue fills; the next pass takes from it. The server never waits for a batch to fill: when idle,
+it computes a single sequence at once. The server's settings, messages and series are defined here too, without torch.
 """
 
 from __future__ import annotations
@@ -40,26 +22,27 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 
 def choose_oldest(lengths: Iterable[int], max_tokens: int) -> int:
-    """Return the number of longest-waiting sequences that fit into one pass.
+    """Return the number of longest-waiting sequences that fit into one packed pass; a longer sequence goes alone.
+
+    A packed pass costs as much as its tokens, whatever their lengths: first come, first served.
 
     Args:
         lengths: tokens of all waiting sequences, in order of arrival; at least one.
-        max_tokens: most tokens of a forward pass; a longer sequence goes alone.
     """
     return max(1, sum(1 for _ in takewhile(lambda tokens: tokens <= max_tokens, accumulate(lengths))))
 
 
 def choose_neighbours(lengths: Sequence[int], oldest: int, max_tokens: int, max_padding: int) -> slice:
-    """Choose neighbours of the oldest sequence.
+    """Choose the sequences of a padded pass: neighbours of the one that has waited longest, so that none starves.
+
+    A padded pass costs as much as its padded tokens (``len * longest``), plus a fixed part. So sequences of about the
+    same length go together, and one joins only while the padding that it adds costs less than a separate forward pass.
 
     Args:
         lengths: tokens of all waiting sequences, in ascending order.
         oldest: index of the sequence that has waited longest; it is always chosen.
         max_tokens: most tokens of a forward pass, padding included; a longer sequence goes alone.
         max_padding: most padding, in tokens, that one more sequence may add.
-
-    Returns:
-        The indices of the chosen ones. Padded to the longest of them they fill ``len * longest`` tokens.
     """
     start, stop = oldest, oldest + 1
     while True:
@@ -81,7 +64,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 
 class ModelServerSeries:
-    """Hold the series of ``/metrics``."""
+    """Hold the series of ``/metrics``, separate for queue, batches and inference."""
 
     def __init__(self) -> None:
         self.registry = own = CollectorRegistry()
@@ -312,20 +295,18 @@ class Batcher:
             self._changed.wait_for(lambda: self._stopping or (self._by_length and not self._asleep))
             if not self._by_length or self._asleep:
                 return []
-            batch = self._oldest() if self._limits.max_padding is None else self._neighbours(self._limits.max_padding)
+            waiting, limits = self._by_arrival.values(), self._limits
+            if limits.max_padding is None:
+                count = choose_oldest((one.length for one in waiting), limits.max_batch_tokens)
+                batch = list(islice(waiting, count))
+            else:
+                oldest, lengths = bisect.bisect_left(self._by_length, next(iter(waiting))), _Lengths(self._by_length)
+                chosen = choose_neighbours(lengths, oldest, limits.max_batch_tokens, limits.max_padding)
+                batch = self._by_length[chosen]
             for one in batch:
                 self._forget(one)
             self._computed = len(batch)
             return batch
-
-    def _oldest(self) -> list[_Waiting]:
-        lengths = (one.length for one in self._by_arrival.values())
-        return list(islice(self._by_arrival.values(), choose_oldest(lengths, self._limits.max_batch_tokens)))
-
-    def _neighbours(self, max_padding: int) -> list[_Waiting]:
-        oldest = bisect.bisect_left(self._by_length, next(iter(self._by_arrival.values())))
-        lengths = _Lengths(self._by_length)
-        return self._by_length[choose_neighbours(lengths, oldest, self._limits.max_batch_tokens, max_padding)]
 
     def _measure(self, batch: list[_Waiting], began_s: float) -> None:
         lengths = [one.length for one in batch]
@@ -364,7 +345,12 @@ class _Lengths(Sequence[int]):
 
 
 class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """One request: ``input`` or ``messages``."""
+    """Request a classification as from vLLM's ``/classify``, field by field (vLLM 0.32): of ``input`` or ``messages``.
+
+    ``plaudit_reward.endpoint.served`` writes it among others. Fields of vLLM that change the result
+    (``truncate_prompt_tokens``, ``chat_template``, …) are not supported here. Unknown fields are refused, because
+    ignoring one would change the result silently.
+    """
 
     input: str | list[str | int | list[int]] | None = None
     """A text or the token ids of one; a list of texts, or of lists of token ids. One kind only."""

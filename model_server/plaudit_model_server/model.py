@@ -1,19 +1,8 @@
 """Load a sequence classifier of transformers, tokenise, and compute logits of many sequences in one forward pass.
 
-Of the server's modules, only this one, ``packed`` and ``onednn`` import torch and transformers.
-
-The logits equal those of ``model(**tokenizer(text))`` for each sequence alone. Sequences of a pass are packed where the
-model allows it; else they are padded, with an attention mask.
-
-Compute logits of sequences concatenated in a single row: no padding, no mask.
-
-For decoders with a ``score`` head on a sequence's last token, if ``packed_attention`` supports their attention. A check
-when the model is loaded decides this and compares the results; the model's name does not count.
-
-Compute float32 linear layers on a CPU with oneDNN.
-
-For float32 torch calls MKL, which leaves half of the vector units of AMD's CPUs idle: oneDNN is more than twice as fast
-there. In shorter formats, and on GPUs, torch's own choice is good.
+Of the server's modules, only this one imports torch and transformers. The logits equal those of
+``model(**tokenizer(text))`` for each sequence alone. Sequences of a pass are packed where the model allows it; else
+they are padded, with an attention mask.
 """
 
 from __future__ import annotations
@@ -52,7 +41,12 @@ Otherwise a state-space layer's leak of 0.2 % would pass as bfloat16's rounding.
 
 @torch.inference_mode()
 def enable_packing(model: PreTrainedModel) -> bool:
-    """Switch a model to the packed attention, unless that would change its results; return True if it has."""
+    """Switch a model to the packed attention, unless that would change its results; return True if it has.
+
+    Sequences are then concatenated in a single row, without padding and mask: for decoders with a ``score`` head on a
+    sequence's last token, if ``plaudit_reward.attention`` supports their attention. A comparison of results decides;
+    the model's name does not count.
+    """
     if not isinstance(model, GenericForSequenceClassification):
         return False
     for part, limit in length_limits(model):
@@ -132,7 +126,11 @@ def _read_token(tokens: Sequence[int], pad_id: int | None) -> int:
 
 
 class OneDnnLinear(torch.nn.Linear):
-    """Compute a linear layer; it differs from its base class in rounding only."""
+    """Compute a float32 linear layer on a CPU with oneDNN; it differs from its base class in rounding only.
+
+    For float32 torch calls MKL, which leaves half of the vector units of AMD's CPUs idle: oneDNN is more than twice as
+    fast there. In shorter formats, and on GPUs, torch's own choice is good.
+    """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (its name in the base class)
         """Call the operation with which torch's compiler (Inductor) replaces linear layers."""

@@ -1,10 +1,8 @@
-"""Call a scorer until it answers: attempts, the pauses between them, and the sample's time budget.
+"""Run one scorer for a sample, with the job's settings for it, and combine the scorers' results into the reward.
 
-Combine the results of a sample's scorers: one value, or the outcome of the scorer that failed. Pure functions.
-
-``weightedSum``: reward = Σ weightᵢ · valueᵢ over the scorers that have a value.
-
-A scorer of non-zero weight without a value passes its outcome to the sample, unless its ``onFailure`` is
+A scorer is called until it answers, within the sample's time budget. ``weightedSum``: reward = Σ weightᵢ · valueᵢ over
+the scorers that have a value. A scorer of non-zero weight without a value passes its outcome to the sample, unless its
+``onFailure`` is
 
 - ``zero``: this scorer counts as value 0 (the user's explicit choice);
 - ``ignore``: it is left out of the sum; if no other scorer has a value, the sample has none;
@@ -12,10 +10,6 @@ A scorer of non-zero weight without a value passes its outcome to the sample, un
 
 A scorer skipped by its ``when`` is left out of the sum and is no failure. A scorer that returned None masks its sample
 (outcome ``skipped``) unless ``onFailure`` is ``ignore``; ``zero`` and ``dropGroup`` apply to failures only.
-
-Compute a sample's reward from its scorers' values: by the weighted sum, or by a user's function.
-
-Hold a scorer with the job's settings for it: weight, retries, limits, ``when``, ``onFailure``.
 """
 
 from __future__ import annotations
@@ -96,9 +90,8 @@ async def attempt_until_answered(call: Callable[[Attempt], Awaitable[T]], allowa
     for number in range(1, allowance.retries + 2):
         attempt = Attempt(min(allowance.call_s, allowance.budget_s - retry_s))
         if attempt.limit_s <= 0:
-            return AttemptsResult(
-                None, "timeout", "the sample's time was used up before it", 0.0, 0.0, 0.0, 0.0, 0.0, number
-            )
+            reason = "the sample's time was used up before it"
+            return AttemptsResult(None, "timeout", reason, 0.0, 0.0, 0.0, 0.0, 0.0, number)
         began = time.monotonic()
         result, error = await _once(call, attempt)
         limiter_s, queued_s = limiter_s + attempt.waited_s, queued_s + attempt.queued_s
@@ -109,9 +102,8 @@ async def attempt_until_answered(call: Callable[[Attempt], Awaitable[T]], allowa
         pause_s = _pause_s(number, error)
         out_of_budget = retry_s + call_s + pause_s >= allowance.budget_s
         if not isinstance(error, _RETRIED) or number > allowance.retries or out_of_budget:
-            return AttemptsResult(
-                None, _outcome(error), str(error), limiter_s, held_s, retry_s, call_s, queued_s, number
-            )
+            reason = str(error)
+            return AttemptsResult(None, _outcome(error), reason, limiter_s, held_s, retry_s, call_s, queued_s, number)
         await asyncio.sleep(pause_s)
         retry_s += call_s + pause_s
     raise AssertionError("the last attempt returns")
@@ -221,10 +213,10 @@ def _nothing(parts: Sequence[ScorerPart]) -> Combined:
 
 
 class Combiner(Protocol):
-    """Combine the parts of one sample."""
+    """Compute a sample's reward from its scorers' values."""
 
     async def combine(self, sample: Sample, parts: Sequence[ScorerPart], *, provisional: bool) -> Combined:
-        """Return the sample's reward; ``provisional`` as in ``combine.weighted_sum``."""
+        """Return the sample's reward; ``provisional`` as in ``weighted_sum``."""
         ...
 
     async def close(self) -> None:

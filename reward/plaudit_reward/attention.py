@@ -1,21 +1,17 @@
 """Compute causal attention over sequences concatenated in a single row, where each attends only to itself.
 
-Registered with transformers under ``PACKED_ATTENTION``; the trainer and the reward model server compute with it.
-All other operations work token by token, so a packed row ``[1, T]`` needs no padding there. For attention the
-sequences are grouped into *blocks* of about the same length: each block is one ordinary causal call of
+Registered with transformers under ``PACKED_ATTENTION``; the trainer and the reward model server compute with it. All
+other operations work token by token, so a packed row ``[1, T]`` needs no padding there. For attention the sequences are
+grouped into *blocks* of about the same length: each block is one ordinary causal call of
 ``scaled_dot_product_attention`` without a mask. In a causal call a token attends only to earlier ones, so no real token
 attends to the few padding tokens behind a block's shorter sequences. The result is exact, needs no ``T x T`` mask, and
 uses the fast kernels of CPU and GPU.
 
+On GPUs torch's flash kernel for sequences of any lengths (``torch.nn.attention.varlen``, FlashAttention 2) needs
+neither the padding of blocks nor, for sliding windows, a mask of a block's length squared. It is registered under
+``VARLEN_ATTENTION``; ``choose_attention`` decides whether a model uses it.
+
 Shape letters: T packed tokens, n sequences of a block, L its longest, H heads, K key/value heads, D head width.
-
-Compute attention of packed rows on GPUs by torch's flash kernel for sequences of any lengths.
-
-It needs neither the padding of ``packed_attention``'s blocks nor, for sliding windows, a mask of a block's length
-squared. Registered with transformers under ``VARLEN_ATTENTION``; ``choose_attention`` decides whether a model uses it.
-The kernel (``torch.nn.attention.varlen``, FlashAttention 2) exists for GPUs only.
-
-Shape letters as in ``packed_attention``.
 """
 
 from __future__ import annotations

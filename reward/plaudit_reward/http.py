@@ -331,7 +331,7 @@ def _check_token(token: str, source: str) -> None:
 
 
 def proxy_for(url: str) -> str | None:
-    """Return the URL of the proxy that ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` give an address."""
+    """Return the proxy's URL, or None, by ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY``."""
     parts = urlsplit(url)
     if parts.hostname is None or proxy_bypass(parts.hostname):
         return None

@@ -1,21 +1,8 @@
-"""Score one sample with all scorers of a job, in the order of their ``when``. Groups: ``group_scoring``.
+"""Score samples with all scorers of a job, in the order of their ``when``, then groups with those of group scope.
 
-Run the scorers of group scope: they receive a group's samples that have a value, and change these values.
-
-There are three kinds, in this order: those that change the values of one scorer (``post_process_scores`` of its class),
-those that add a value, those that take the combined values and return their replacements.
-
-Count each scorer's unfinished calls, with the age of the oldest: a hanging scorer never finishes one.
-
-Normalise the values of several scorers within a group before they are summed: GDPO. Pure functions.
-
-For each scorer k and each sample i of a group: ``(r_ik - mean_k) ÷ (std_k + 1e-6)`` over the group's samples that have
-a value of k, the standard deviation with n - 1 (torch's default, as in ``advantage.grpo``); the weighted sum follows.
-A sum of raw rewards, normalised afterwards as GRPO does, gives different combinations of rewards the same advantage.
-
-Source: Liu et al. 2026, GDPO: Group reward-Decoupled Normalization Policy Optimization (arXiv 2601.05242). Its second
-step, a normalisation over the batch, is the trainer's ``advantage: reinforcePlusPlus``. Degenerate: a scorer with a
-single value, or the same value for all samples, does not distinguish them and contributes 0.
+Scorers of group scope receive a group's samples that have a value, and change these values. There are three kinds, in
+this order: those that change the values of one scorer (``post_process_scores`` of its class), those that add a value,
+those that take the combined values and return their replacements.
 """
 
 from __future__ import annotations
@@ -48,7 +35,7 @@ from plaudit_wire.records import Sample, ScorerRecord, ScorerWork, ScoringRecord
 
 
 class CallsInFlight:
-    """Count the unfinished calls of a pipeline's scorers."""
+    """Count each scorer's unfinished calls, with the age of the oldest: a hanging scorer never finishes one."""
 
     def __init__(self, scorers: Iterable[str] = ()) -> None:
         self._began: dict[str, dict[object, float]] = {scorer: {} for scorer in scorers}
@@ -78,7 +65,15 @@ _STD_EPSILON = 1e-6
 
 
 def normalised(group: Sequence[Sequence[ScorerPart]]) -> list[list[ScorerPart]]:
-    """Return the parts of a group's samples with each scorer's values normalised over the group.
+    """Return the parts of a group's samples with each scorer's values normalised over the group: GDPO.
+
+    For each scorer k and each sample i: ``(r_ik - mean_k) ÷ (std_k + 1e-6)`` over the group's samples that have a value
+    of k, the standard deviation with n - 1 (torch's default, as for GRPO's advantage); the weighted sum follows. A sum
+    of raw rewards, normalised afterwards as GRPO does, gives different combinations of rewards the same advantage.
+
+    Source: Liu et al. 2026, GDPO: Group reward-Decoupled Normalization Policy Optimization (arXiv 2601.05242). Its
+    second step, a normalisation over the batch, is the trainer's ``advantage: reinforcePlusPlus``. Degenerate: a scorer
+    with a single value, or the same value for all samples, does not distinguish them and contributes 0.
 
     Args:
         group: for each sample its parts; a part without a value (a failure that does not count as zero, a skipped

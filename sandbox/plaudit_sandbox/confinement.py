@@ -1,22 +1,19 @@
-"""Restrict the files that a sandboxed program may open, by Landlock.
+"""Take from this process, for good, what a program in it could use against others. Needs no privilege.
 
-A ruleset is made once, by a process that can open the folders; every program restricts itself with it, so that each
-has a domain of its own, from which no process outside can be traced or (ABI 6) signalled. Structures and rights
-are those of ``linux/landlock.h``; a kernel is asked only for what its ABI knows.
+Files
+    By Landlock. A ruleset is made once, by a process that can open the folders; every program restricts itself with it,
+    so that each has a domain of its own, from which no process outside can be traced or (ABI 6) signalled. Structures
+    and rights are those of ``linux/landlock.h``; a kernel is asked only for what its ABI knows.
+System calls
+    By a seccomp filter that denies by default. A program cannot start a process (``clone`` only with ``CLONE_THREAD``)
+    or exec one, open a socket, or signal, trace, limit or pin another process; it has no io_uring, namespace, mount,
+    key, bpf or perf. The instructions are those of ``linux/bpf_common.h``, the data they read is
+    ``struct seccomp_data`` (``linux/seccomp.h``). A filter cannot be removed.
+Privileges
+    All of them, and the inspection by debuggers.
 
-Drop every privilege of this process for good.
-
-Build and install the BPF program that decides which system calls a sandboxed program may make.
-
-Calls are denied by default. A program cannot start a process (``clone`` only with ``CLONE_THREAD``) or exec one, open
-a socket, or signal, trace, limit or pin another process; it has no io_uring, namespace, mount, key, bpf or perf. The
-instructions are those of ``linux/bpf_common.h``, the data they read is ``struct seccomp_data`` (``linux/seccomp.h``). A
-filter cannot be removed, and needs no privilege once ``no_new_privs`` is set.
-
-List the numbers of the system calls that a sandboxed Python program needs, by architecture.
-
-From Linux's ``asm/unistd_64.h`` (x86_64) and ``asm-generic/unistd.h`` (aarch64), which never change. Calls that
-the filter allows only with certain arguments are in ``CHECKED``; calls in no table are refused.
+The numbers of the calls are from Linux's ``asm/unistd_64.h`` (x86_64) and ``asm-generic/unistd.h`` (aarch64), which
+never change. Calls in no table are refused.
 """
 
 from __future__ import annotations
@@ -226,7 +223,7 @@ CHECKED: Final[dict[str, tuple[int | None, int | None]]] = {
     "tgkill": (234, 131),
     "prlimit64": (302, 261),
 }
-"""Allowed with certain arguments only; see ``seccomp``."""
+"""Allowed with certain arguments only; see ``_checks``."""
 _LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 """Offsets in ``seccomp_data``; each argument has eight bytes, the lower half first."""
@@ -306,7 +303,7 @@ def _checks(pid: int) -> dict[str, list[_Instruction]]:
             *_unless(_EQUAL, 0, _REFUSE),
             _argument(2),
             *_unless(_EQUAL, 0, _REFUSE),
-            _upper_half(2),
+            (_LOAD, 0, 0, _ARGUMENTS + 8 * 2 + 4),  # the upper half
             *_when(_EQUAL, 0, _ALLOW),
             refuse,
         ],
@@ -316,10 +313,6 @@ def _checks(pid: int) -> dict[str, list[_Instruction]]:
 def _argument(index: int) -> _Instruction:
     # The lower half: the kernel reads only this half of these arguments.
     return (_LOAD, 0, 0, _ARGUMENTS + 8 * index)
-
-
-def _upper_half(index: int) -> _Instruction:
-    return (_LOAD, 0, 0, _ARGUMENTS + 8 * index + 4)
 
 
 def _when(operation: int, operand: int, verdict: int) -> list[_Instruction]:

@@ -1,16 +1,10 @@
-"""Run a model's program inside a process that is already confined.
+"""Run a model's program: confine its process, which the template has just forked, run the program there, exit.
 
 Three forms: a function that is called with arguments; a program as verl runs it; a program as ``python program.py``
 runs it. verl's form puts everything from the first line on that is no import into a function, replaces ``sys.stdin`` by
 a ``StringIO``, and ``exit`` and ``subprocess`` by nothing. Correct programs fail in it when they call ``exit()``, read
 ``sys.stdin.buffer`` or ``open(0)``, use ``from … import *`` or ``global``, or break an import over several lines; it is
 the default because scores must equal verl's (``prime_code``); ``as_script`` avoids it.
-
-The preamble is verl's: programs often leave out imports that a contest's own machine provides.
-
-Confine one program's process, run the program, exit. The template process calls it after a fork.
-
-Encode a function's result as JSON that keeps what JSON does not: tuples, and keys that are no strings.
 """
 
 from __future__ import annotations
@@ -36,7 +30,7 @@ from plaudit_sandbox.sandbox import PREAMBLE, RunProgram, limit_this_process
 
 
 def encode_result(value: Any) -> str:
-    """Write a result.
+    """Return a function's result as JSON that keeps what JSON does not: tuples, and keys that are no strings.
 
     Raises:
         TypeError, ValueError, RecursionError: JSON has no form for it.
@@ -237,7 +231,7 @@ def run_and_leave(task: int, streams: tuple[int, int, int], ruleset: int | None,
 
 
 def read_task(task: int) -> RunProgram:
-    """Read the program from the file that ``supervision`` wrote."""
+    """Read the program from the file that the supervising process wrote."""
     with open(task, "rb") as file:
         return _decoder.decode(file.read())
 

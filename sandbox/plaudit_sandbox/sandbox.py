@@ -1,15 +1,8 @@
 """Run programs in a reward worker's local sandbox, and return how they ended.
 
-It has a few fork servers, each with one program at a time. A fork server that dies is replaced, and its run repeated;
-other runs are not affected.
-
-Count what the kernel has killed for lack of memory: the only evidence on which a SIGKILL is the machine's fault.
-
-Messages between a sandbox and its fork servers; frames are those of ``isolation.messages``.
-
-Limits of one run of a program, and how the kernel enforces them.
-
-The imports that verl puts before every program: models often leave them out.
+It has a few fork servers (``server``), each with one program at a time. A fork server that dies is replaced, and its
+run repeated; other runs are not affected. Their messages, the limits of a run and the imports that verl puts before
+every program are defined here too.
 """
 
 from __future__ import annotations
@@ -22,13 +15,13 @@ import re
 import resource
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from plaudit_sandbox.lifetime import start_module
 from plaudit_wire.errors import ConfigurationError, InfrastructureError, WorkerKilledError
 from plaudit_wire.frames import frame
 
@@ -37,9 +30,10 @@ _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def num_oom_kills(root: Path = Path("/")) -> int:
-    """Return how many processes of this container were killed so far, or of this machine where that is unknown.
+    """Return how many processes of this container the kernel has killed for lack of memory, or else of this machine.
 
-    Reads ``memory.events`` of cgroup v2, ``memory.oom_control`` of v1, else ``/proc/vmstat``.
+    It is the only evidence on which a SIGKILL is the machine's fault. Reads ``memory.events`` of cgroup v2,
+    ``memory.oom_control`` of v1, else ``/proc/vmstat``.
     """
     for path in _files(root):
         try:
@@ -94,11 +88,10 @@ def limit_this_process(limits: ProgramLimits) -> None:
 
     The number of processes is not among them: it counts all processes of a user on the machine, and root's not at all.
     """
-    address_space = _mapped_bytes() + limits.memory_bytes
-    cpu_s = math.ceil(limits.time_s) + 1
+    mapped_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     for kind, value in (
-        (resource.RLIMIT_AS, address_space),
-        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_AS, mapped_bytes + limits.memory_bytes),
+        (resource.RLIMIT_CPU, math.ceil(limits.time_s) + 1),
         (resource.RLIMIT_STACK, _STACK_BYTES),
         (resource.RLIMIT_NOFILE, _OPEN_FILES),
         (resource.RLIMIT_FSIZE, 0),
@@ -113,14 +106,8 @@ def limit_this_process(limits: ProgramLimits) -> None:
 
 def offer_to_the_oom_killer() -> None:
     """Make this process the first that the kernel kills when memory runs out."""
-    try:
+    with contextlib.suppress(OSError):  # a hardened /proc: the limit on memory still applies
         Path("/proc/self/oom_score_adj").write_text(_MOST_LIKELY_VICTIM)
-    except OSError:
-        return  # a hardened /proc: the limit on memory still applies
-
-
-def _mapped_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 Ending = Literal[
@@ -296,30 +283,9 @@ class _ForkServer:
         assert isinstance(answer, Ready)
 
     def _spawn(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "plaudit_sandbox.server",
-            str(theirs.fileno()),
-            str(os.getpid()),
-        ]
         environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-        try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env={**environment, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-            )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+        environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        self._process, ours = start_module("plaudit_sandbox.server", environment, subprocess.DEVNULL)
         return ours
 
     async def run(self, run: RunProgram) -> Ran:
@@ -369,3 +335,4 @@ PREAMBLE = "".join(
         *(f"import {name}\n" for name in _NAMED_MODULES),
     ]
 )
+"""The imports that verl puts before every program: models often leave them out, as a contest's own machine has them."""

@@ -1,15 +1,11 @@
 """Supervise runs of programs, one at a time: have them forked, read what they print, end them at their limits.
 
-``sandbox`` starts it with an empty environment, as ``python -m plaudit_sandbox.server <file
-descriptor> <parent's process id>``. It loads Python's modules, gives up its privileges, and forks the template from
-which every program's process is forked; only then does it receive data of runs. It ends with its parent.
+``sandbox`` starts it with an empty environment, as ``python -m plaudit_sandbox.server <file descriptor> <parent's
+process id>``. It loads Python's modules, gives up its privileges, and forks the template from which every program's
+process is forked; only then does it receive data of runs. It ends with its parent.
 
-Supervise one run: read what the program prints, end it at its limits, classify how it ended.
-
-Load Python's modules in a process that forks a confined process for every run of a program.
-
-It never holds data of a run: the program's process, once forked, reads its program from a file in memory that the
-supervising process made. So nothing of one sample can be found in the memory of another's program.
+The template never holds data of a run: the program's process, once forked, reads its program from a file in memory that
+the supervising process made. So nothing of one sample can be found in the memory of another's program.
 """
 
 from __future__ import annotations
@@ -59,7 +55,7 @@ _EXIT = struct.Struct("=iddQ")
 
 
 class ProgramProcess(NamedTuple):
-    """A program's process."""
+    """Name a program's process."""
 
     pid: int
     handle: int
@@ -67,7 +63,7 @@ class ProgramProcess(NamedTuple):
 
 
 class Exit(NamedTuple):
-    """The end of a program's process."""
+    """Report the end of a program's process."""
 
     status: int
     """As ``waitpid`` returns it."""
@@ -82,10 +78,7 @@ class Template:
         self.connection = connection
 
     def fork(self, task: int, stdin: int, stdout: int, stderr: int) -> ProgramProcess:
-        """Fork a program's process.
-
-        Args:
-            task: file with the ``Run``.
+        """Fork a program's process, which reads its ``RunProgram`` from the file ``task``.
 
         Raises:
             EOFError: the template process is gone, or could not fork.
@@ -128,7 +121,10 @@ def start_template(ruleset: int | None) -> Template:
 def _serve(connection: socket.socket, ruleset: int | None, supervisor: int) -> NoReturn:
     end_with(supervisor)
     template = os.getpid()
-    _close_all_but(connection.fileno(), ruleset)
+    # Close what the supervising process has open, such as its connection to the worker.
+    kept = sorted({0, 1, 2, connection.fileno(), ruleset or 0})
+    for before, after in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+        os.closerange(before + 1, after)
     while True:
         data, descriptors, _, _ = socket.recv_fds(connection, 1, _NUM_DESCRIPTORS)
         if not data or len(descriptors) != _NUM_DESCRIPTORS:
@@ -144,13 +140,6 @@ def _serve(connection: socket.socket, ruleset: int | None, supervisor: int) -> N
         os.close(handle)
         _, status, usage = os.wait4(pid, 0)
         connection.send(_EXIT.pack(status, usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024))
-
-
-def _close_all_but(connection: int, ruleset: int | None) -> None:
-    """Close what the supervising process has open, such as its connection to the worker."""
-    kept = sorted({0, 1, 2, connection, ruleset or 0})
-    for before, after in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
-        os.closerange(before + 1, after)
 
 
 _LOOK_EVERY_S = 0.02
@@ -403,9 +392,7 @@ def _prepare(prepare: Prepare) -> int | None:
 def _readable() -> list[Path]:
     """Return the folders of modules and shared libraries."""
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return [Path(folder) for folder in sorted(folders)] + [
-        Path(p) for p in ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
-    ]
+    return [Path(folder) for folder in (*sorted(folders), "/lib", "/lib64", "/usr/lib", "/usr/lib64")]
 
 
 def _run(run: RunProgram, template: Template, connection: socket.socket) -> FromServer:

@@ -1,21 +1,10 @@
-"""Read a data row's test cases, in the form of verl's code data sets.
-
-The ground truth is an object, or its JSON text: ``inputs`` and ``outputs``, lists of the same length. Without
-``fn_name`` each input is what the program reads and each output what it prints (text, or a list of lines). With
-``fn_name`` each input is the arguments, one JSON text a line, and each output the JSON text of the result.
-``assert_case`` (a list of texts, each an assert about what the program defines) may take the place of both.
-
-Limit the time of one sample to the time in which at least one of its test cases runs.
-
-The interface of the local sandbox and of Sandbox Fusion: both run test cases.
-"""
+"""Read the test cases of a data row, and define how a backend runs them: in the local sandbox, or on Sandbox Fusion."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from plaudit_reward.scorer import Attempt
@@ -43,7 +32,16 @@ class Cases(NamedTuple):
 
 
 def cases_of(ground_truth: Any) -> Cases:
-    """Read a row's ground truth; raise ``DataError`` if it holds no test cases in that form."""
+    """Read a row's ground truth, in the form of verl's code data sets: an object, or its JSON text.
+
+    It has ``inputs`` and ``outputs``, lists of the same length. Without ``fn_name`` each input is what the program
+    reads and each output what it prints (text, or a list of lines). With ``fn_name`` each input is the arguments, one
+    JSON text a line, and each output the JSON text of the result. ``assert_case`` (a list of texts, each an assert
+    about what the program defines) may take the place of both.
+
+    Raises:
+        DataError: it holds no test cases in that form.
+    """
     if isinstance(ground_truth, str | bytes):
         try:
             ground_truth = json.loads(ground_truth)
@@ -134,8 +132,7 @@ def _check_json(inputs: list[str], expected: list[str | None]) -> None:
 class SampleTimer:
     """End the block that it surrounds with ``TimeoutError`` when the sample's programs have run for too long.
 
-    Args:
-        attempt: its limit; ``report`` adds the time of waiting to it.
+    Only the time counts in which at least one of its test cases runs; ``report`` adds the rest to the attempt.
     """
 
     def __init__(self, attempt: Attempt, waits_for: Literal["process", "limit"]) -> None:
@@ -151,10 +148,8 @@ class SampleTimer:
         await self._timeout.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._timeout.__aexit__(kind, error, trace)
+    async def __aexit__(self, *raised: Any) -> None:
+        await self._timeout.__aexit__(*raised)
 
     def begin(self) -> None:
         """Note that a program begins."""

@@ -1,18 +1,14 @@
 """Compare what a program printed or returned with what a test case expects, as leniently as verl.
 
 verl's ``prime_code`` tries one comparison after another; these are its results. Printed text is right when it equals
-the expected one, but for blank lines and blanks around lines, or when all lines are numbers that are close.
-
-A result is compared in the JSON form that the program's process wrote (``sandbox.plain_values``, ``sandbox.result``),
-which the program may have forged. It is never turned into a dict or set: keys are only looked up in those of the
-expected value, so that keys with equal hashes cost no more than others.
-
-Compare large outputs in a process that is killed when it takes too long; small ones here.
+the expected one, but for blank lines and blanks around lines, or when all lines are numbers that are close. A result is
+compared in the JSON form that the program's process wrote (``plaudit_sandbox.plain_values``), which the program may
+have forged. It is never turned into a dict or set: keys are only looked up in those of the expected value, so that keys
+with equal hashes cost no more than others.
 
 A program may print megabytes in any form. To read and compare them takes time that cannot be interrupted within a
-process, and the worker's event loop has other samples to serve.
-
-Judge the output of a program's process, which may be forged: pure functions of bytes and the row's own text.
+process, and the worker's event loop has other samples to serve: large outputs are compared in a process
+(``python -m plaudit_reward.code.outputs``) that is killed when it takes too long.
 """
 
 from __future__ import annotations
@@ -201,27 +197,21 @@ def judge(form: OutputForm, written: bytes, expected: str) -> bool:
 
 
 def _literals(written: bytes, expected: str) -> bool:
-    answers = _answers(written)["answers"]
+    answers = json.loads(written)["answers"]
     return all(
         "value" in answers[number] and equals(answers[number]["value"], ast.literal_eval(source))
         for number, source in json.loads(expected)
     )
 
 
-def _answers(written: bytes) -> Any:
-    return json.loads(written)
-
-
-def _same_text(written: bytes, expected: str) -> bool:
-    return written.decode("utf-8", "surrogatepass").rstrip("\n") == expected.rstrip("\n")
-
-
 _JUDGES: dict[OutputForm, Callable[[bytes, str], bool]] = {
     "printed": lambda written, expected: same_output(written.decode("utf-8", "replace"), expected),
     "result": lambda written, expected: same_result(json.loads(written), expected),
     "literals": _literals,
-    "printed beside": lambda written, expected: same_output(_answers(written)["printed"], expected),
-    "same text": _same_text,
+    "printed beside": lambda written, expected: same_output(json.loads(written)["printed"], expected),
+    "same text": lambda written, expected: (
+        written.decode("utf-8", "surrogatepass").rstrip("\n") == expected.rstrip("\n")
+    ),
 }
 
 _SMALL_BYTES = 1 << 16
@@ -263,17 +253,13 @@ class OutputComparison:
                 async with asyncio.timeout(self._within_s):
                     return await self._compare(_Task(form, written, expected))
             except (TimeoutError, EOFError, ConnectionError):
-                await self._stop()
+                await self.close()
                 return False
             except OSError as error:
                 raise InfrastructureError(f"no process can be started to compare outputs: {error}") from error
             except BaseException:
-                await self._stop()
+                await self.close()
                 raise
-
-    async def close(self) -> None:
-        """End the process."""
-        await self._stop()
 
     async def _compare(self, task: _Task) -> bool:
         if self._process is None:
@@ -288,7 +274,8 @@ class OutputComparison:
         await self._process.stdin.drain()
         return await self._process.stdout.readexactly(1) == b"\x01"
 
-    async def _stop(self) -> None:
+    async def close(self) -> None:
+        """End the process; a later comparison starts another."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -1,4 +1,4 @@
-"""Check a reward file before anything starts: ``check``.
+"""Check a reward file before anything starts.
 
 A child process (``python -m plaudit_reward.functions.check``) imports the file, because an import can do anything. No
 instance of a class is made, since that may take a GPU.

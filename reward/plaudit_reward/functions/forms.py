@@ -1,6 +1,4 @@
-"""Call a user's function in the form that ``signature`` recognised.
-
-Recognise the calling convention of a user's function by the names of its parameters.
+"""Recognise the calling convention of a user's function by the names of its parameters, and call it so.
 
 | form | parameters | scope |
 | --- | --- | --- |
@@ -13,16 +11,8 @@ Recognise the calling convention of a user's function by the names of its parame
 | ``answer`` | a judge's answer, then perhaps ``sample`` | answer |
 | ``answers`` | a judge's answer, then perhaps ``samples`` | answers |
 
-Every other parameter gets its value from the job's ``arguments`` or has a default.
-
-Pass the environment of a finished sample to reward functions of TRL's form, in ``environments``.
-
-TRL passes the instances themselves. Here the instance ended with the process of its sample; its public attributes of
-plain data came along.
-
-Pass a served model to a function as verl passes its reward model: the address of its router, and its tokenizer.
-
-Serve TRL's ``log_extra`` and ``log_metric``: values that a function logs become extras of its scores.
+Every other parameter gets its value from the job's ``arguments`` or has a default. A function also gets what verl and
+TRL pass besides: a served model, the environments of the samples, and loggers.
 """
 
 from __future__ import annotations
@@ -44,15 +34,14 @@ SERVED_PARAMETERS = (ADDRESS, TOKENIZER)
 
 
 def served_arguments(served: ServedModel, accepted: Iterable[str]) -> dict[str, Any]:
-    """Return the values of the parameters that a function accepts; the tokenizer is loaded only where it is accepted.
+    """Return a served model as verl passes its reward model: the address of its router, and its tokenizer.
+
+    The tokenizer is loaded only where the function accepts it.
 
     Raises:
         ConfigurationError: the tokenizer cannot be loaded.
     """
-    values: dict[str, Any] = {}
-    for name in accepted:
-        values[name] = served.address if name == ADDRESS else _tokenizer(served)
-    return values
+    return {name: served.address if name == ADDRESS else _tokenizer(served) for name in accepted}
 
 
 def _tokenizer(served: ServedModel) -> Any:
@@ -180,13 +169,12 @@ def _filled_by_plaudit(form: CallingConvention, names: Mapping[str, inspect.Para
     return frozenset(list(names)[:num_positional])
 
 
-def wants_sample(function: Callable[..., Any], name: str = "sample") -> bool:
-    """Return True if a function of values or of an answer has ``sample`` (or ``samples``) as its second parameter."""
-    return list(named(parameters_of(function)))[1:2] == [name]
-
-
 class PlayedEnvironment:
-    """Hold the public attributes of an environment's instance at the end of its episode."""
+    """Hold the public attributes of an environment's instance at the end of its episode.
+
+    TRL passes the instances themselves. Here the instance ended with the process of its sample; its public attributes
+    of plain data came along.
+    """
 
     def __init__(self, attributes: Mapping[str, Any]) -> None:
         self.__dict__.update(attributes)
@@ -236,8 +224,11 @@ class LoggedResult(NamedTuple):
         return {name: values[place] for name, values in self.columns.items()}
 
 
-def call_with_loggers(function: Callable[..., Any], passed: dict[str, Any], loggers: Sequence[str]) -> Any:
-    """Call a function of TRL's form that may log, for a ``LoggedResult``; an async one returns its coroutine."""
+def _call_with_loggers(function: Callable[..., Any], passed: dict[str, Any], loggers: Sequence[str]) -> Any:
+    """Call a function with TRL's ``log_extra`` and ``log_metric``: what it logs becomes extras of its scores.
+
+    Returns a ``LoggedResult``; for an async function a coroutine of it.
+    """
     columns: dict[str, list[Any]] = {}
     metrics: dict[str, float] = {}
 
@@ -319,7 +310,7 @@ def _trl(function: Function, arguments: dict[str, Any]) -> Caller:
                 f"the data has no column {', '.join(sorted(missing))}; it has {', '.join(sorted(columns))}. Add it to "
                 "extra_info of the data rows, or give the parameter a default"
             )
-        return call_with_loggers(function, passed, loggers) if loggers else function(**passed)
+        return _call_with_loggers(function, passed, loggers) if loggers else function(**passed)
 
     return call
 
@@ -363,32 +354,25 @@ def trl_columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     }
 
 
-def _sample(function: Function, arguments: dict[str, Any]) -> Caller:
-    return lambda samples, values: function(samples[0], **arguments)
-
-
-def _samples(function: Function, arguments: dict[str, Any]) -> Caller:
-    return lambda samples, values: function(list(samples), **arguments)
-
-
-def _values(function: Function, arguments: dict[str, Any]) -> Caller:
-    return lambda samples, values: function(list(values), **arguments)
+def _wants(function: Function, name: str) -> bool:
+    """Return True if a function of values or of an answer has ``sample`` (or ``samples``) as its second parameter."""
+    return list(named(parameters_of(function)))[1:2] == [name]
 
 
 def _combine(function: Function, arguments: dict[str, Any]) -> Caller:
-    if wants_sample(function):
+    if _wants(function, "sample"):
         return lambda samples, values: function(dict(values), samples[0], **arguments)
     return lambda samples, values: function(dict(values), **arguments)
 
 
 def _answer(function: Function, arguments: dict[str, Any]) -> Caller:
-    if wants_sample(function):
+    if _wants(function, "sample"):
         return lambda samples, values: function(str(values), samples[0], **arguments)
     return lambda samples, values: function(str(values), **arguments)
 
 
 def _answers(function: Function, arguments: dict[str, Any]) -> Caller:
-    if wants_sample(function, "samples"):
+    if _wants(function, "samples"):
         return lambda samples, values: function(str(values), list(samples), **arguments)
     return lambda samples, values: function(str(values), **arguments)
 
@@ -396,9 +380,9 @@ def _answers(function: Function, arguments: dict[str, Any]) -> Caller:
 _CALLERS: dict[CallingConvention, Callable[[Function, dict[str, Any]], Caller]] = {
     "verl": _verl,
     "trl": _trl,
-    "sample": _sample,
-    "samples": _samples,
-    "values": _values,
+    "sample": lambda function, arguments: lambda samples, values: function(samples[0], **arguments),
+    "samples": lambda function, arguments: lambda samples, values: function(list(samples), **arguments),
+    "values": lambda function, arguments: lambda samples, values: function(list(values), **arguments),
     "combine": _combine,
     "answer": _answer,
     "answers": _answers,

@@ -1,14 +1,7 @@
-"""Load a user's file, find the function, recognise its signature, call it, and type its result.
+"""Load a user's file, find the function, call it, and type its result or its error.
 
-Runs only in the child processes of ``isolation``; a worker never imports a user's file.
-
-Import Python files of users.
-
-Distinguish a broken sample from a broken service by the exception that a user's function raised.
-
-Client libraries are recognised by the names of their exception classes, so none of them must be installed.
-
-Choose the environment variables for the processes of user functions by an allow-list, so that no key leaks.
+Runs only in the child processes of ``isolation``; a worker never imports a user's file. The processes get chosen
+environment variables, so that no key leaks.
 """
 
 from __future__ import annotations
@@ -102,7 +95,10 @@ _MAX_REASON_CHARACTERS = 500
 
 
 def is_infrastructure(error: BaseException) -> bool:
-    """Return True if a service that the function called failed, False if the sample did."""
+    """Return True if a service that the function called failed, False if the sample did.
+
+    Client libraries are recognised by the names of their exception classes, so none of them must be installed.
+    """
     if isinstance(error, _BUILT_IN_INFRASTRUCTURE):
         return True
     status = _status(error)
@@ -156,7 +152,8 @@ class UserFunction:
         self.target = target
         self._where = f"{target.function} in {target.path}"
         self._found = _find(import_user_file(target.path), target)
-        self.is_async = _is_async(_method_of(self._found, self._where) if inspect.isclass(self._found) else self._found)
+        called = _method_of(self._found, self._where) if inspect.isclass(self._found) else self._found
+        self.is_async = any(map(inspect.iscoroutinefunction, (called, getattr(called, "__call__", None))))  # noqa: B004
         self._call: Caller
         self._post_process: Callable[[list[float]], Any] | None = None
         self._one_score = True
@@ -187,10 +184,7 @@ class UserFunction:
         )
 
     def check(self) -> tuple[str, ...]:
-        """Recognise the signature as ``prepare`` does, without making an instance of a class.
-
-        Returns:
-            The columns of the data that the function requires.
+        """Return the columns of the data that the function requires, without making an instance of a class.
 
         Raises:
             ConfigurationError: the signature does not fit, or the class's constructor lacks an argument.
@@ -325,10 +319,6 @@ def _method_of(found: Any, where: str) -> Callable[..., Any]:
     raise ConfigurationError(f"class {where} has no method {' or '.join(_METHODS[:2])}: add one")
 
 
-def _is_async(function: Any) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-
-
 FURTHER = "PLAUDIT_FUNCTION_ENVIRONMENT"
 """Variable of the worker: names that user functions get besides, separated by commas; ``MY_*`` stands for many."""
 _SECRET = ("PLAUDIT_SECRET*", "PLAUDIT_REDIS*")
@@ -353,7 +343,7 @@ _ALLOWED = (
 
 
 def function_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for a process that runs user functions.
+    """Return the variables for a process that runs user functions, by an allow-list.
 
     Args:
         environment: of the worker. ``HF_TOKEN``, ``AWS_…``, ``OPENAI_API_KEY`` and the like stay there unless

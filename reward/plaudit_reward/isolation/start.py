@@ -9,42 +9,28 @@ import asyncio
 import os
 import socket
 import subprocess
-import sys
 import time
 from typing import cast
 
 from plaudit_reward.functions.function import function_environment
+from plaudit_sandbox.lifetime import start_module
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
 
 
 def start_child(module: str) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
-    """Start a module in a session of its own; return it, our end of its connection and of the pipe that it prints to.
+    """Start a module for users' functions; return it, our end of its connection and of the pipe that it prints to.
 
-    Its arguments are its end of the connection and our process id.
-
-    Raises:
-        OSError: no process can be started (memory, limit of processes).
+    Raises as ``start_module``.
     """
-    ours, theirs = socket.socketpair()
     read_end, write_end = os.pipe()
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, str(theirs.fileno()), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=write_end,
-            stderr=write_end,
-            env=function_environment(os.environ),
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-        )
+        process, ours = start_module(module, function_environment(os.environ), write_end, write_end)
     except OSError:
-        ours.close()
         os.close(read_end)
         raise
     finally:
-        theirs.close()
         os.close(write_end)
     return process, ours, read_end
 
