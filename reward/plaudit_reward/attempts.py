@@ -217,11 +217,9 @@ class Combiner(Protocol):
 
     async def combine(self, sample: Sample, parts: Sequence[ScorerPart], *, provisional: bool) -> Combined:
         """Return the sample's reward; ``provisional`` as in ``weighted_sum``."""
-        ...
 
     async def close(self) -> None:
         """Stop processes; called once."""
-        ...
 
 
 class WeightedSum:

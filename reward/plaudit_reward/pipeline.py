@@ -398,8 +398,7 @@ class Pipeline:
             limiter_s, retry_s, spent_s = before.limiter_s, before.retry_s, before.spent_s
         with self._in_flight.call(stage.scorer.name):
             ended: AttemptsResult[Score] = await attempt_until_answered(
-                lambda attempt: stage.scorer.score(sample, attempt),
-                stage.rules.allowance(self._timeout_s - spent_s),
+                lambda attempt: stage.scorer.score(sample, attempt), stage.rules.allowance(self._timeout_s - spent_s)
             )
         score = ended.result if ended.result is not None else ended.failure()
         return _Done(

@@ -66,19 +66,15 @@ class Scorer(Protocol):
         Raises:
             ConfigurationError: it cannot work as configured.
         """
-        ...
 
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
         """Score one sample."""
-        ...
 
     def room(self) -> int:
         """Return how many more samples it could start soon."""
-        ...
 
     async def close(self) -> None:
         """Stop processes and connections; called once."""
-        ...
 
 
 class GroupScorer(Protocol):
@@ -88,19 +84,15 @@ class GroupScorer(Protocol):
 
     async def open(self) -> None:
         """Start processes and connections; see ``Scorer.open``."""
-        ...
 
     async def score_group(self, samples: Sequence[Sample], values: Sequence[float], attempt: Attempt) -> list[Score]:
         """Return one score for each of the group's samples that have a value so far (``values``), in the same order."""
-        ...
 
     def room(self) -> int:
         """Return how many more groups it could start soon."""
-        ...
 
     async def close(self) -> None:
         """Stop processes and connections; called once."""
-        ...
 
 
 ALWAYS_ROOM = 1_000_000

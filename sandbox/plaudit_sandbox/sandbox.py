@@ -330,9 +330,6 @@ _STAR_MODULES = """string re datetime collections heapq bisect copy math random 
 _NAMED_MODULES = [name for name in _STAR_MODULES if name not in {"builtins", "typing"}]
 
 PREAMBLE = "".join(
-    [
-        *(f"from {name} import *\n" for name in _STAR_MODULES),
-        *(f"import {name}\n" for name in _NAMED_MODULES),
-    ]
+    [*(f"from {name} import *\n" for name in _STAR_MODULES), *(f"import {name}\n" for name in _NAMED_MODULES)]
 )
 """The imports that verl puts before every program: models often leave them out, as a contest's own machine has them."""

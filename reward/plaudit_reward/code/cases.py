@@ -207,11 +207,9 @@ class Backend(Protocol):
         Raises:
             ConfigurationError: it cannot work on this machine.
         """
-        ...
 
     def program(self, response: str) -> str | None:
         """Return the program in a model's response; None when there is none."""
-        ...
 
     async def run(
         self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: SampleTimer
@@ -226,12 +224,9 @@ class Backend(Protocol):
             DataError: the case cannot be judged.
             InfrastructureError: no program can be run at present.
         """
-        ...
 
     def blames_program(self, num_done: int) -> bool:
         """Return True when a sample whose time is up, with ``num_done`` cases done, has used that time itself."""
-        ...
 
     async def close(self) -> None:
         """End processes and connections."""
-        ...

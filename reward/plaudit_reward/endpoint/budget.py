@@ -113,11 +113,9 @@ class Budget(Protocol):
         Raises:
             OSError: the budget's storage is unavailable; nothing was admitted.
         """
-        ...
 
     async def close(self) -> None:
         """Close connections."""
-        ...
 
 
 _POLL_S = 0.05

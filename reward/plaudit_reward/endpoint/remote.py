@@ -113,10 +113,7 @@ class RemoteClient:
         except ValueError as error:
             raise ConfigurationError(f"{remedies.section}.jsonPath {error}") from error
         self._http = HttpClient(
-            max_connections=max_connections,
-            bearer_token=api_key,
-            key_field=remedies.key_field,
-            proxy=proxy_for(url),
+            max_connections=max_connections, bearer_token=api_key, key_field=remedies.key_field, proxy=proxy_for(url)
         )
 
     async def score(

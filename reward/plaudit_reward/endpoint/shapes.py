@@ -179,11 +179,7 @@ def _slime_answer(body: Mapping[str, Any], results: Sequence[Result]) -> float |
 
 
 def _openrlhf_body(sample: Sample) -> dict[str, Any]:
-    return {
-        "query": [sample.prompt + sample.response],
-        "prompts": [sample.prompt],
-        "labels": [sample.ground_truth],
-    }
+    return {"query": [sample.prompt + sample.response], "prompts": [sample.prompt], "labels": [sample.ground_truth]}
 
 
 def _openrlhf_score(answer: Any) -> Score:

@@ -20,16 +20,13 @@ class Router(Protocol):
 
     async def open(self) -> str:
         """Start it; return its address, ``host:port``. Raises ``ConfigurationError``."""
-        ...
 
     @property
     def ready(self) -> bool:
         """Return True while some server is healthy."""
-        ...
 
     async def close(self) -> None:
         """Stop it."""
-        ...
 
 
 class FunctionScorer:

@@ -51,7 +51,6 @@ class Rule(Protocol):
             arguments: of the rule, as its class in ``plaudit_job.rules.arguments`` reads them.
             processes: number of child processes.
         """
-        ...
 
 
 @dataclass(frozen=True)
