@@ -70,17 +70,17 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if computing is not None:
-        loop.add_reader(computing, _gone, loop, computing, stop)
+
+        def gone() -> None:
+            loop.remove_reader(computing)
+            stop.set()
+
+        loop.add_reader(computing, gone)
     limits = BatchLimits(given.max_batch_tokens, given.max_padding, given.max_queue)
     address = Address(given.host, given.port, given.served_model_name or given.model)
     token, sleep_token = (os.environ.get(name, "").strip() for name in (TOKEN_VARIABLE, SLEEP_TOKEN_VARIABLE))
     access = Access(token, given.max_body_bytes, sleep_token)
     await serve(classifier, address, limits, stop, forward, access, occupy)
-
-
-def _gone(loop: asyncio.AbstractEventLoop, computing: int, stop: asyncio.Event) -> None:
-    loop.remove_reader(computing)
-    stop.set()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -287,7 +287,9 @@ class Batcher:
                 self._computed = 0  # before the results are returned: the queue has room again
                 self._changed.notify_all()
             loop.call_soon_threadsafe(_answer, batch, results)
-            self._measure(batch, began_s)
+            lengths = [one.length for one in batch]
+            padding = 0 if self._limits.max_padding is None else max(lengths) * len(lengths) - sum(lengths)
+            self._series.computed(lengths, padding, [began_s - one.since_s for one in batch], began_s)
 
     def _take(self) -> list[_Waiting]:
         """Return the next pass; wait for a sequence to compute. Empty after a stop, also if sequences wait in sleep."""
@@ -307,11 +309,6 @@ class Batcher:
                 self._forget(one)
             self._computed = len(batch)
             return batch
-
-    def _measure(self, batch: list[_Waiting], began_s: float) -> None:
-        lengths = [one.length for one in batch]
-        padding = 0 if self._limits.max_padding is None else max(lengths) * len(lengths) - sum(lengths)
-        self._series.computed(lengths, padding, [began_s - one.since_s for one in batch], began_s)
 
     def _forget(self, one: _Waiting) -> None:
         """Remove a sequence from the queue, if it still waits."""

@@ -94,12 +94,14 @@ async def attempt_until_answered(call: Callable[[Attempt], Awaitable[T]], allowa
             return AttemptsResult(None, "timeout", reason, 0.0, 0.0, 0.0, 0.0, 0.0, number)
         began = time.monotonic()
         result, error = await _once(call, attempt)
-        limiter_s, queued_s = limiter_s + attempt.waited_s, queued_s + attempt.queued_s
-        held_s += attempt.held_s
+        limiter_s, held_s = limiter_s + attempt.waited_s, held_s + attempt.held_s
+        queued_s += attempt.queued_s
         call_s = max(0.0, time.monotonic() - began - attempt.waited_s - attempt.queued_s)
         if error is None:
             return AttemptsResult(result, "scored", None, limiter_s, held_s, retry_s, call_s, queued_s, number)
-        pause_s = _pause_s(number, error)
+        asked_s = error.retry_after_s if isinstance(error, InfrastructureError) else None
+        mean_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (number - 1))
+        pause_s = (asked_s or 0.0) + random.uniform(0.5, 1.5) * mean_s
         out_of_budget = retry_s + call_s + pause_s >= allowance.budget_s
         if not isinstance(error, _RETRIED) or number > allowance.retries or out_of_budget:
             reason = str(error)
@@ -117,12 +119,6 @@ async def _once(call: Callable[[Attempt], Awaitable[T]], attempt: Attempt) -> tu
     except Exception as error:  # the boundary to scorers: any other exception is a data error of that sample
         logger.exception("scorer raised")
         return None, DataError(f"{type(error).__name__}: {error}")
-
-
-def _pause_s(number: int, error: ScoringError) -> float:
-    mean_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (number - 1))
-    asked_s = error.retry_after_s if isinstance(error, InfrastructureError) else None
-    return (asked_s or 0.0) + random.uniform(0.5, 1.5) * mean_s
 
 
 def _outcome(error: ScoringError) -> Outcome:

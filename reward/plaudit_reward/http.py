@@ -176,7 +176,12 @@ class HttpClient:
     def __init__(
         self, *, max_connections: int, bearer_token: str = "", key_field: str = "the token", proxy: str | None = None
     ) -> None:
-        _check_token(bearer_token, key_field)
+        for place, character in enumerate(bearer_token, 1):
+            if not "!" <= character <= "~":
+                raise ConfigurationError(
+                    f"{key_field}: character {place} of {len(bearer_token)} is no visible ASCII character, and an HTTP "
+                    "header cannot carry it. Store the key without spaces, line ends and quotes"
+                )
         allow_connections(max_connections)
         self._max_connections = max_connections
         self._token = bearer_token
@@ -319,15 +324,6 @@ def _address(url: str) -> str:
         return str(URL(url).origin())
     except ValueError:
         return "the server's address is not a URL"
-
-
-def _check_token(token: str, source: str) -> None:
-    for place, character in enumerate(token, 1):
-        if not "!" <= character <= "~":
-            raise ConfigurationError(
-                f"{source}: character {place} of {len(token)} is no visible ASCII character, and an HTTP header cannot "
-                "carry it. Store the key without spaces, line ends and quotes"
-            )
 
 
 def proxy_for(url: str) -> str | None:

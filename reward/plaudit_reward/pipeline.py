@@ -183,7 +183,10 @@ class GroupScoring:
             scorings[i].scorers | {s.scorer.name: c[place] for s, c in zip(self._adding, columns, strict=True)}
             for place, i in enumerate(chosen)
         ]
-        parts = [self._parts(of_sample) for of_sample in records]
+        parts = [
+            [self._rules[name].part(name, record) for name, record in of_sample.items() if name in self._rules]
+            for of_sample in records
+        ]
         result = list(scorings)
         for i, of_sample, counted in zip(chosen, records, normalised(parts) if normalize else parts, strict=True):
             combined = await self._combiner.combine(samples[i], counted, provisional=False)
@@ -259,9 +262,6 @@ class GroupScoring:
             )
         scores = ended.result if ended.result is not None else [ended.failure()] * len(samples)
         return [record_of(score, ended) for score in scores]
-
-    def _parts(self, records: dict[str, ScorerRecord]) -> list[ScorerPart]:
-        return [self._rules[name].part(name, record) for name, record in records.items() if name in self._rules]
 
 
 def _value(scoring: ScoringRecord) -> float:

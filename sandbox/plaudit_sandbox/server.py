@@ -255,7 +255,7 @@ def supervise(
                 poll.unregister(descriptor)
                 open_pipes.discard(descriptor)
         if not exited:
-            _check(watched)
+            _end_at_a_limit(watched)
     for descriptor in open_pipes:
         while _read(watched, descriptor) and watched.num_printed <= limits.output_bytes:
             continue
@@ -275,7 +275,7 @@ def _read(watched: _Watched, descriptor: int) -> bool:
     return bool(data)
 
 
-def _check(watched: _Watched) -> None:
+def _end_at_a_limit(watched: _Watched) -> None:
     if watched.num_printed > watched.limits.output_bytes:
         watched.end("output limit")
     elif watched.left_s <= 0:
@@ -375,7 +375,9 @@ def _prepare(prepare: Prepare) -> int | None:
             importlib.import_module(name)
     ruleset = None
     if confinement.abi():
-        ruleset = confinement.make_ruleset(_readable())
+        folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+        readable = [*sorted(folders), "/lib", "/lib64", "/usr/lib", "/usr/lib64"]  # of modules and shared libraries
+        ruleset = confinement.make_ruleset(map(Path, readable))
     elif not prepare.allow_without_landlock:
         raise ConfigurationError(
             "the kernel of this machine has no Landlock (Linux 5.13, CONFIG_SECURITY_LANDLOCK, 'landlock' in the "
@@ -387,12 +389,6 @@ def _prepare(prepare: Prepare) -> int | None:
     drop_privileges()
     gc.freeze()
     return ruleset
-
-
-def _readable() -> list[Path]:
-    """Return the folders of modules and shared libraries."""
-    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return [Path(folder) for folder in (*sorted(folders), "/lib", "/lib64", "/usr/lib", "/usr/lib64")]
 
 
 def _run(run: RunProgram, template: Template, connection: socket.socket) -> FromServer:

@@ -109,15 +109,13 @@ def is_infrastructure(error: BaseException) -> bool:
 
 def failed_score(error: BaseException, path: str) -> Score:
     """Return the score of a call that raised; the reason names the line in the user's file ``path``."""
-    reason = f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARACTERS] + _place(error, path)
+    reason = f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARACTERS]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    if frames:
+        reason += f" ({path}:{frames[-1].lineno} in {frames[-1].name})"
     if isinstance(error, ScoreTimeoutError):
         return Score.failed("timeout", reason)
     return Score.failed("infra_error" if is_infrastructure(error) else "data_error", reason)
-
-
-def _place(error: BaseException, path: str) -> str:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    return f" ({path}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
 
 
 def _status(error: Any) -> int | None:

@@ -120,7 +120,12 @@ class ChildProcess(asyncio.Protocol):
         by_itself = _exited(process.pid)
         self._kill_session()
         await self._reap()
-        how = _ending(process.returncode) if by_itself else "closed its connection to the worker"
+        how = "closed its connection to the worker"
+        if by_itself and process.returncode >= 0:
+            how = f"ended with exit code {process.returncode}"
+        elif by_itself:
+            how = f"was killed by {signal_name(-process.returncode)}"
+            how += " (out of memory?)" if process.returncode == -signal.SIGKILL else ""
         tail = self._output.tail()
         self._on_exit(f"{how}; it last printed: {tail}" if tail else how)
 
@@ -144,13 +149,6 @@ def _exited(pid: int) -> bool:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return True
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    name = signal_name(-code)
-    return f"was killed by {name}" + (" (out of memory?)" if code == -signal.SIGKILL else "")
 
 
 _AHEAD_S = 0.02

@@ -44,32 +44,23 @@ def hendrycks_form(text: str, percents: tuple[str, ...] = ("\\\\%", "\\%")) -> s
         text = text.replace(before, after)
     for part in _DECORATION:
         text = text.replace(part, "")
-    text = _without_unit(text)
+    text, *units = text.split(_UNIT)  # only units begin with a blank in the text
+    if len(units) > 1:
+        raise MalformedError(f"{text!r} has {len(units)} units")
     for percent in percents:
         text = text.replace(percent, "")
     text = text.replace(" .", " 0.").replace("{.", "{0.")
     if text.startswith("."):
         text = f"0{text}"
-    text = _braced_roots(_right_side(text)).replace(" ", "")
+    sides = text.split("=")
+    if len(sides) == 2 and len(sides[0]) <= 2:  # ``k = 5`` becomes 5, for names of at most two characters
+        text = sides[1]
+    text = _braced_roots(text).replace(" ", "")
     text = _braced_fractions(text)
     if text == "0.5":
         return "\\frac{1}{2}"
     ratio = _RATIO.fullmatch(text)
     return f"\\frac{{{ratio[1]}}}{{{ratio[2]}}}" if ratio else text
-
-
-def _without_unit(text: str) -> str:
-    r"""Remove units: ``5\text{ cm}`` becomes 5; only units begin with a blank in the text."""
-    value, *units = text.split(_UNIT)
-    if len(units) > 1:
-        raise MalformedError(f"{text!r} has {len(units)} units")
-    return value
-
-
-def _right_side(text: str) -> str:
-    """Remove the left side: ``k = 5`` becomes 5, for names of at most two characters."""
-    sides = text.split("=")
-    return sides[1] if len(sides) == 2 and len(sides[0]) <= 2 else text
 
 
 def _braced_roots(text: str) -> str:
@@ -164,7 +155,10 @@ def prm800k_form(text: str, version: GraderVersion) -> str:
     text = _DEGREES.sub("", text)
     if text.startswith("{") and text.endswith("}"):
         text = text[1:-1]
-    text = _plain_integer(_SPACED_COMMA.sub("", text))
+    text = _SPACED_COMMA.sub("", text)
+    number = _number(text)
+    if number is not None and _is_near_integer(number):
+        text = str(round(number))  # ``5.0`` becomes 5
     if "\\" in text:
         text = _from_latex(text)
     text = _MIXED_NUMBER.sub(r"\1+\2", _MINUS.sub("-", text))
@@ -182,12 +176,6 @@ def _math_form(text: str, version: GraderVersion) -> str:
         return hendrycks_form(text, version.percents)
     except MalformedError:
         return text
-
-
-def _plain_integer(text: str) -> str:
-    """Convert whole decimals: ``5.0`` becomes 5."""
-    number = _number(text)
-    return str(round(number)) if number is not None and _is_near_integer(number) else text
 
 
 def _is_integer(text: str) -> bool:

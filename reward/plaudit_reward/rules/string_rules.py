@@ -270,8 +270,9 @@ def math_dapo(sample: Sample, *, strict_boxed: bool = False, normalize_boxed: bo
     """
     truth = text_truth(sample.ground_truth, "math_dapo")
     tail = sample.response[-NUM_TAIL_CHARACTERS:]
-    marked = None if strict_boxed else _marked_answer(tail)
-    if marked is not None:
+    answers = [] if strict_boxed else _ANSWER.findall(tail)
+    marked = normal_form(answers[-1]) if answers else INVALID
+    if marked != INVALID:
         return _score(marked == normal_form(truth), marked)
     if normalize_boxed:
         boxed = last_braced(tail)
@@ -284,17 +285,8 @@ def math_dapo(sample: Sample, *, strict_boxed: bool = False, normalize_boxed: bo
 
 
 def _score(correct: bool, answer: str | None) -> Score:
-    extra: dict[str, float | str] = {"acc": float(correct)}
-    if answer is not None:
-        extra["pred"] = answer
-    return Score.scored(1.0 if correct else -1.0, **extra)
-
-
-def _marked_answer(tail: str) -> str | None:
-    """Return the normal form of the text after the last ``Answer:``; None if there is none."""
-    answers = _ANSWER.findall(tail)
-    answer = normal_form(answers[-1]) if answers else INVALID
-    return None if answer == INVALID else answer
+    pred = {} if answer is None else {"pred": answer}
+    return Score.scored(1.0 if correct else -1.0, acc=float(correct), **pred)
 
 
 def normal_form(answer: str) -> str:

@@ -161,11 +161,14 @@ def _equal(given: Any, truth: Any, how: ComparisonOptions, pi: float = math.pi) 
     given, truth = _plain(given, pi), _plain(truth, pi)
     if isinstance(given, str):
         given = given[:_MAX_CHARACTERS]
-        if isinstance(truth, str) and _same_text(given, truth):
+        if isinstance(truth, str) and (
+            given.strip().lower() == truth.strip().lower() or given.replace(" ", "") == truth.replace(" ", "")
+        ):
             return True
     given_number, truth_number = _number(given), _number(truth)
     if given_number is not None and truth_number is not None:
-        return _same_number(given_number, truth_number, how)
+        truths = (truth_number / 100, truth_number, truth_number * 100) if how.percentages else (truth_number,)
+        return any(math.isclose(item, given_number, rel_tol=_TOLERANCE) for item in truths)
     if not given and given not in (0, False):
         return False
     given, truth = _interval(str(given).strip()), str(truth).strip()
@@ -206,21 +209,12 @@ def _with_pi(answer: str, pi: float) -> Any:
         return text
 
 
-def _same_text(given: str, truth: str) -> bool:
-    return given.strip().lower() == truth.strip().lower() or given.replace(" ", "") == truth.replace(" ", "")
-
-
 def _number(answer: Any) -> float | None:
     text = str(answer)
     try:
         return float(text.replace("{,}" if "{,}" in text else ",", ""))
     except ValueError:
         return None
-
-
-def _same_number(given: float, truth: float, how: ComparisonOptions) -> bool:
-    truths = (truth / 100, truth, truth * 100) if how.percentages else (truth,)
-    return any(math.isclose(item, given, rel_tol=_TOLERANCE) for item in truths)
 
 
 def _interval(given: str) -> str:
