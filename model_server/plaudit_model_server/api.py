@@ -329,7 +329,7 @@ _LAST_ANSWERS_WITHIN_S = 10
 
 @dataclass(frozen=True)
 class Address:
-    """The server's address and the name of its model."""
+    """Hold the server's address and the name of its model."""
 
     host: str
     port: int

@@ -121,7 +121,7 @@ class ForwardError(Exception):
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """The sizes of queue and batches."""
+    """Limit the sizes of queue and batches."""
 
     max_batch_tokens: int = 16_384
     """Tokens of a forward pass, including padding."""
@@ -366,7 +366,7 @@ class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Classification(msgspec.Struct):
-    """One sequence's result."""
+    """Hold one sequence's result."""
 
     index: int
     label: str | None
@@ -377,7 +377,7 @@ class Classification(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Tokens of a request, including special ones."""
+    """Count the tokens of a request, including special ones."""
 
     prompt_tokens: int
     total_tokens: int
@@ -386,7 +386,7 @@ class Usage(msgspec.Struct):
 
 
 class ClassifyResponse(msgspec.Struct):
-    """The response: one ``Classification`` for each sequence, in the order of the request."""
+    """Respond with one ``Classification`` for each sequence, in the order of the request."""
 
     id: str
     object: str
@@ -397,7 +397,7 @@ class ClassifyResponse(msgspec.Struct):
 
 
 class ErrorInfo(msgspec.Struct):
-    """The reason that a request failed."""
+    """Explain why a request failed."""
 
     message: str
     type: str
@@ -406,7 +406,7 @@ class ErrorInfo(msgspec.Struct):
 
 
 class ErrorResponse(msgspec.Struct):
-    """The body of every response with a status other than 200."""
+    """Form the body of every response with a status other than 200."""
 
     error: ErrorInfo
 
@@ -416,7 +416,7 @@ Dtype = Literal["bfloat16", "float16", "float32"]
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The model and how to compute it."""
+    """Name the model and how to compute it."""
 
     source: str
     """Hub id or folder."""

@@ -38,7 +38,7 @@ _RETRIED = (InfrastructureError, CallTimeoutError)
 
 @dataclass(frozen=True)
 class Allowance:
-    """The limits of a scorer for one sample."""
+    """Limit a scorer's work for one sample."""
 
     budget_s: float
     """Seconds of calls and retries; waiting for limits and for a free process excluded."""
@@ -50,7 +50,7 @@ class Allowance:
 
 @dataclass(frozen=True)
 class AttemptsResult(Generic[T]):
-    """The result of all attempts."""
+    """Hold the result of all attempts."""
 
     result: T | None
     """None exactly when it failed."""
@@ -132,7 +132,7 @@ FailurePolicy = Literal["mask", "zero", "dropGroup", "ignore"]
 
 @dataclass(frozen=True)
 class ScorerPart:
-    """One scorer's part in a sample's reward."""
+    """Hold one scorer's part in a sample's reward."""
 
     name: str
     weight: float
@@ -147,7 +147,7 @@ class ScorerPart:
 
 @dataclass(frozen=True)
 class Combined:
-    """The combined result."""
+    """Hold the combined result."""
 
     score: Score
     drop_group: bool = False
@@ -270,7 +270,7 @@ class When:
 
 @dataclass(frozen=True)
 class Rules:
-    """The job's settings for one scorer."""
+    """Hold the job's settings for one scorer: weight, retries, limits, ``when``, ``onFailure``."""
 
     weight: float = 1.0
     retries: int = 2
@@ -290,7 +290,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Stage:
-    """A scorer with sample scope and its rules."""
+    """Hold a scorer with sample scope and its rules."""
 
     scorer: Scorer
     rules: Rules = Rules()
@@ -298,7 +298,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class GroupStage:
-    """A scorer with group scope and its rules."""
+    """Hold a scorer with group scope and its rules."""
 
     scorer: GroupScorer
     rules: Rules = Rules()

@@ -44,7 +44,7 @@ class UnsupportedAttentionError(Exception):
 
 @dataclass(frozen=True)
 class AttentionBlock:
-    """Consecutive sequences of about the same length."""
+    """Hold consecutive sequences of about the same length."""
 
     num_tokens: int
     num_sequences: int
@@ -64,7 +64,7 @@ class AttentionBlock:
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """The places of a packed row's sequences: by blocks, and for kernels that take sequences of any lengths."""
+    """Lay out a packed row's sequences: by blocks, and for kernels that take sequences of any lengths."""
 
     blocks: tuple[AttentionBlock, ...]
     bounds: Tensor

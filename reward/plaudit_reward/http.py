@@ -81,7 +81,7 @@ _REDACTED = "***"
 
 @dataclass(frozen=True)
 class Response:
-    """A status, its headers and the whole body."""
+    """Hold a status, its headers and the whole body."""
 
     status: int
     headers: MultiMapping[str]

@@ -282,7 +282,7 @@ def _with(scoring: ScoringRecord, combined: Combined, scorers: dict[str, ScorerR
 
 @dataclass(frozen=True)
 class _Done:
-    """A scorer's result for one sample, and the seconds along its chain of ``when``."""
+    """Hold a scorer's result for one sample, and the seconds along its chain of ``when``."""
 
     part: ScorerPart
     limiter_s: float

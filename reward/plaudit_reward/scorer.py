@@ -13,7 +13,7 @@ from plaudit_wire.records import Outcome, Sample
 
 
 class Score(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A typed result: a value exists only with outcome ``scored``, so a failure can never look like a zero."""
+    """Hold a typed result: a value exists only with outcome ``scored``, so a failure can never look like a zero."""
 
     outcome: Outcome
     value: float | None = None
@@ -39,7 +39,7 @@ class Score(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass
 class Attempt:
-    """One call of a scorer: the pipeline sets the limit, the scorer records how long it waited before it started."""
+    """Hold one call of a scorer: the pipeline sets the limit, the scorer records how long it waited before."""
 
     limit_s: float
     """Seconds of work (both kinds of waiting excluded) after which the scorer must raise ``ScoreTimeoutError``."""

@@ -115,7 +115,7 @@ def _call(number: int, *arguments: object) -> int:
 
 
 class Architecture(NamedTuple):
-    """The system call table of a processor."""
+    """Describe the system call table of a processor."""
 
     audit: int
     """``AUDIT_ARCH_…`` of ``linux/audit.h``: which table of calls a process uses."""

@@ -71,7 +71,7 @@ _MOST_LIKELY_VICTIM = "1000"
 
 
 class ProgramLimits(msgspec.Struct, frozen=True):
-    """Limits of one run, that is, of one test case."""
+    """Limit one run, that is, one test case."""
 
     time_s: float = 10.0
     """Wall-clock seconds; a limit on CPU seconds is a little higher."""
@@ -118,17 +118,17 @@ lack of memory, which its cgroup's counter proves, or before the program began; 
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
-    """The first message of the sandbox; the answer is ``Ready`` or ``Unable``."""
+    """Prepare to run programs. The first message of the sandbox; the answer is ``Ready`` or ``Unable``."""
 
     allow_without_landlock: bool = False
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Programs can be run. From the fork server."""
+    """Report that programs can be run. From the fork server."""
 
 
 class Unable(msgspec.Struct, frozen=True, tag=True):
-    """Programs cannot be confined here; ``message`` has the reason and the remedy. From the fork server."""
+    """Report that programs cannot be confined here; ``message`` has the reason and the remedy. From the fork server."""
 
     message: str
 
@@ -145,18 +145,18 @@ class RunProgram(msgspec.Struct, frozen=True, tag=True):
     as_script: bool = False
     """Run the text as ``python program.py`` does, not as verl does; see ``program``."""
     part: Literal["program", "calls", "evaluation"] = "program"
-    """Perform an assert's calls of the program, or evaluate an assert, instead; see ``asserts``."""
+    """Perform an assert's calls of the program, or evaluate an assert, instead; see ``plaudit_reward.code.asserts``."""
     payload: str = ""
     """Input of that part."""
     limits: ProgramLimits = ProgramLimits()
 
 
 class Ran(msgspec.Struct, frozen=True, tag=True):
-    """The end of a run. From the fork server."""
+    """Report the end of a run. From the fork server."""
 
     ending: Ending
     stdout: bytes = b""
-    """Its output; the result of a function as ``result`` writes it."""
+    """Its output; the result of a function as ``encode_result`` writes it."""
     reason: str = ""
     """The last line of standard error, when it did not finish."""
     wall_s: float = 0.0

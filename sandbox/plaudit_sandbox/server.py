@@ -153,7 +153,7 @@ _THREADS = re.compile(rb"^Threads:\s*(\d+)", re.MULTILINE)
 
 @dataclass
 class Pipes:
-    """The files and pipes of a run, in the supervising process."""
+    """Hold the files and pipes of a run, in the supervising process."""
 
     task: int
     """A file in memory with the ``RunProgram``, without its input."""
@@ -193,7 +193,7 @@ def _file(name: str, content: bytes) -> int:
 
 @dataclass
 class _Watched:
-    """The state of a running program."""
+    """Hold the state of a running program."""
 
     process: ProgramProcess
     pipes: Pipes

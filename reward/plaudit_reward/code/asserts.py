@@ -30,7 +30,7 @@ _ALIASES = {"np": "numpy", "pd": "pandas", "numpy": "numpy", "pandas": "pandas",
 
 
 class AssertPlan(NamedTuple):
-    """The steps that evaluate one assert."""
+    """List the steps that evaluate one assert."""
 
     text: str
     names: tuple[str, ...]
@@ -189,7 +189,7 @@ _CACHED_TEXTS = 4096
 
 
 class Executed(NamedTuple):
-    """The end of one process, and its output."""
+    """Report the end of one process, and its output."""
 
     ending: Ending
     stdout: bytes = b""
@@ -201,7 +201,7 @@ Execute = Callable[[Part, str, str, str], Awaitable[Executed]]
 
 
 class _Verdict(msgspec.Struct):
-    """The verdict of the evaluating process."""
+    """Hold the verdict of the evaluating process."""
 
     passed: bool = False
     failed: str = ""

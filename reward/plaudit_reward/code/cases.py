@@ -13,7 +13,7 @@ from plaudit_wire.errors import DataError
 
 
 class Case(NamedTuple):
-    """One test case."""
+    """Hold one test case."""
 
     stdin: str
     """Standard input of the program; the arguments of a function, one JSON text a line."""
@@ -24,7 +24,7 @@ class Case(NamedTuple):
 
 
 class Cases(NamedTuple):
-    """The test cases of a data row; at least one."""
+    """Hold the test cases of a data row; at least one."""
 
     function: str | None
     """Name of the function to call, or None for programs that read and print."""
@@ -180,7 +180,7 @@ class SampleTimer:
 
 
 class CaseResult(NamedTuple):
-    """The result of one test case."""
+    """Hold the result of one test case."""
 
     passed: bool
     ending: Ending

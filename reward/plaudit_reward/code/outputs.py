@@ -223,7 +223,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class _Task(msgspec.Struct, array_like=True):
-    """One comparison."""
+    """Request one comparison."""
 
     form: OutputForm
     written: bytes

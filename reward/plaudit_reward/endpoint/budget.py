@@ -37,7 +37,7 @@ TRAVEL_S = 1.0
 
 @dataclass(frozen=True)
 class RateLimits:
-    """Limits of one endpoint; None: unlimited."""
+    """Limit the requests to one endpoint; None: unlimited."""
 
     requests: int | None = None
     """Requests per window."""
@@ -59,7 +59,7 @@ class RateLimits:
 
 
 class ReservedRequest(NamedTuple):
-    """A request and the tokens that it reserves."""
+    """Name a request and the tokens that it reserves."""
 
     id: str
     tokens: int
@@ -70,7 +70,7 @@ NEVER_SENT = -1
 
 
 class Settled(NamedTuple):
-    """News of an admitted request."""
+    """Report news of an admitted request."""
 
     id: str
     tokens: int | None = None
@@ -81,7 +81,7 @@ class Settled(NamedTuple):
 
 @dataclass(frozen=True)
 class BudgetReport:
-    """A worker's report to its budget."""
+    """Report a worker's requests to its budget."""
 
     in_flight: int
     """Requests of this worker in flight."""
@@ -94,7 +94,7 @@ class BudgetReport:
 
 
 class Passed(NamedTuple):
-    """A budget's reply."""
+    """Hold a budget's reply."""
 
     number: int
     """Number of requests of ``BudgetReport.waiting`` that are admitted, oldest first."""
@@ -270,7 +270,7 @@ _HOLDING_SHARE = 0.25
 
 @dataclass
 class Passage:
-    """An admitted request."""
+    """Track an admitted request."""
 
     request: ReservedRequest
     tokens: int

@@ -62,7 +62,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class JudgeAnswer:
-    """The text that a judge wrote, and its cost."""
+    """Hold the text that a judge wrote, and its cost."""
 
     text: str
     prompt_tokens: int | None = None

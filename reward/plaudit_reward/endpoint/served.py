@@ -119,7 +119,7 @@ _LONGEST_PROBE_S = 5.0
 
 @dataclass(eq=False)
 class Replica:
-    """One server. Times are seconds of ``time.monotonic``."""
+    """Hold the state of one server. Times are seconds of ``time.monotonic``."""
 
     url: str
     healthy: bool = False

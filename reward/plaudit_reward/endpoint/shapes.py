@@ -26,7 +26,7 @@ ShapeName = Literal["plaudit", "slime", "openrlhf", "nemo-gym", "sandbox-fusion"
 
 @dataclass(frozen=True)
 class EndpointShape:
-    """The client's side of a protocol."""
+    """Hold the client's side of a protocol."""
 
     body: Callable[[Sample], dict[str, Any]]
     """Returns the request's JSON object."""
@@ -38,8 +38,8 @@ class EndpointShape:
     """Members of the request that the opening of a session does not get."""
 
 
-class Result(NamedTuple):
-    """The result of one sample, for the answer of a gateway."""
+class GatewayResult(NamedTuple):
+    """Hold the result of one sample, for the answer of a gateway."""
 
     score: float | None
     outcome: str = "scored"
@@ -50,11 +50,11 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class GatewayShape:
-    """The server's side of a protocol."""
+    """Hold the server's side of a protocol."""
 
     rows: Callable[[Mapping[str, Any]], list[dict[str, Any]]]
     """Returns a request's samples as rows with verl's columns. Raises ``ValueError``."""
-    answer: Callable[[Mapping[str, Any], Sequence[Result]], Any]
+    answer: Callable[[Mapping[str, Any], Sequence[GatewayResult]], Any]
     """Returns the answer. Raises ``ValueError`` where the protocol cannot express a missing score."""
 
 
@@ -169,7 +169,7 @@ def _slime_rows(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [row]
 
 
-def _slime_answer(body: Mapping[str, Any], results: Sequence[Result]) -> float | None:
+def _slime_answer(body: Mapping[str, Any], results: Sequence[GatewayResult]) -> float | None:
     """Return the reward, which slime takes as it is; null without one."""
     return results[0].score
 
@@ -212,7 +212,7 @@ def _openrlhf_rows(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _openrlhf_answer(body: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Any]:
+def _openrlhf_answer(body: Mapping[str, Any], results: Sequence[GatewayResult]) -> dict[str, Any]:
     """Return the lists; a sample without a score has null in both."""
     scores = [result.score for result in results]
     names = {name for result in results for name in result.values}
@@ -300,7 +300,7 @@ def _chat_message(item: Any) -> dict[str, Any]:
     return {"role": item.get("role", "user"), "content": content}
 
 
-def _nemo_gym_answer(body: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Any]:
+def _nemo_gym_answer(body: Mapping[str, Any], results: Sequence[GatewayResult]) -> dict[str, Any]:
     """Return the request with its reward; Gym has no reward that means "no score"."""
     (result,) = results
     if result.score is None:

@@ -20,7 +20,7 @@ _IMPORTED_WITHIN_S = 60.0
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """The result of checking one function."""
+    """Hold the result of checking one function."""
 
     problem: str | None = None
     """File, function, argument and remedy; None for a function that can be called."""

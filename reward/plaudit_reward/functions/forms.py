@@ -199,7 +199,7 @@ LOGGERS = ("log_extra", "log_metric")
 
 
 class LoggedResult(NamedTuple):
-    """The result of a function, and the values that it logged."""
+    """Hold the result of a function, and the values that it logged."""
 
     result: Any
     columns: dict[str, list[Any]]

@@ -108,7 +108,7 @@ CallingConvention = Literal["verl", "trl", "sample", "samples", "values", "combi
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """The model that the job serves for a function, as verl serves its reward model."""
+    """Name the model that the job serves for a function, as verl serves its reward model."""
 
     source: str
     """Hub id or folder, with its tokenizer."""
@@ -119,7 +119,7 @@ class ServedModel(msgspec.Struct, frozen=True):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A function in a user's file."""
+    """Name a function in a user's file."""
 
     path: str
     function: str
@@ -134,7 +134,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """The function as found in the file."""
+    """Describe the function as found in the file."""
 
     form: CallingConvention
     is_async: bool

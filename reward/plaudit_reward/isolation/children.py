@@ -160,7 +160,7 @@ _WEIGHT_OF_LATEST = 0.1
 
 @dataclass(eq=False)
 class PoolCall:
-    """One work on its way through a pool."""
+    """Track one work on its way through a pool."""
 
     work: Work
     limit_s: float
@@ -182,7 +182,7 @@ class PoolCall:
 
 @dataclass(eq=False)
 class RunningCall:
-    """A call that a child is running."""
+    """Track a call that a child is running."""
 
     call: PoolCall
     started_s: float

@@ -60,7 +60,7 @@ _STARVED_THREAD_SHARE = 0.1
 
 @dataclass
 class SlotActions:
-    """The actions that one slot needs."""
+    """Name the actions that one slot needs."""
 
     again: list[PoolCall] = field(default_factory=list)
     """Calls to run again."""

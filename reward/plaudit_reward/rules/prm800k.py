@@ -44,9 +44,10 @@ def hendrycks_form(text: str, percents: tuple[str, ...] = ("\\\\%", "\\%")) -> s
         text = text.replace(before, after)
     for part in _DECORATION:
         text = text.replace(part, "")
-    text, *units = text.split(_UNIT)  # only units begin with a blank in the text
+    value, *units = text.split(_UNIT)  # only units begin with a blank in the text
     if len(units) > 1:
         raise MalformedError(f"{text!r} has {len(units)} units")
+    text = value
     for percent in percents:
         text = text.replace(percent, "")
     text = text.replace(" .", " 0.").replace("{.", "{0.")
@@ -112,7 +113,7 @@ _MAX_LETTERS = 2
 
 @dataclass(frozen=True)
 class GraderVersion:
-    """The differences between the versions of this grader."""
+    """Describe the differences between the versions of this grader."""
 
     percents: tuple[str, ...]
     """Spellings of the percent sign that the MATH normal form removes."""

@@ -42,7 +42,7 @@ class ChildRule:
 
 
 class Rule(Protocol):
-    """An entry of ``RULES`` in ``rules.scorer``."""
+    """Make scorers; an entry of ``RULES`` in ``rules.scorer``."""
 
     def scorer(self, name: str, arguments: Any, processes: int) -> Scorer:
         """Return the job's scorer ``name``, not opened yet.

@@ -130,7 +130,7 @@ _UNREADABLE = (ValueError, IndexError, ArithmeticError, TypeError, RecursionErro
 
 @dataclass(frozen=True)
 class ComparisonOptions:
-    """The options of a comparison."""
+    """Choose how answers are compared."""
 
     percentages: bool = True
     """A hundredth and the hundredfold of the truth are also right."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_reward.endpoint.shapes import GATEWAY_SHAPES, SHAPES, EndpointShape, GatewayShape, Result
+from plaudit_reward.endpoint.shapes import GATEWAY_SHAPES, SHAPES, EndpointShape, GatewayResult, GatewayShape
 from plaudit_wire.errors import DataError
 from plaudit_wire.records import Sample
 
@@ -56,7 +56,7 @@ def test_a_client_reads_the_score_that_a_gateway_wrote(
 ) -> None:
     client, gateway = SIDES[protocol]
     body = sent(client.body(sample))
-    answer = gateway.answer(body, [Result(value, values={"exact": of_scorer})])
+    answer = gateway.answer(body, [GatewayResult(value, values={"exact": of_scorer})])
     score = client.score(sent(answer))
     assert (score.outcome, score.value) == ("scored", value)
     if protocol == "openrlhf":
@@ -68,4 +68,4 @@ def test_a_client_reads_the_score_that_a_gateway_wrote(
 def test_a_missing_score_never_becomes_a_number(protocol: str, sample: Sample) -> None:
     client, gateway = SIDES[protocol]
     with pytest.raises((DataError, ValueError)):
-        client.score(sent(gateway.answer(sent(client.body(sample)), [Result(None, "data_error", "no answer")])))
+        client.score(sent(gateway.answer(sent(client.body(sample)), [GatewayResult(None, "data_error", "no answer")])))

@@ -38,7 +38,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from plaudit_job.spec.rljob import RLJob
-from plaudit_reward.endpoint.shapes import CALLER_HEADER, GATEWAY_SHAPES, GatewayShape, Result
+from plaudit_reward.endpoint.shapes import CALLER_HEADER, GATEWAY_SHAPES, GatewayResult, GatewayShape
 from plaudit_wire.logs import VERSION
 from plaudit_wire.messages import Service
 from plaudit_wire.redis import OUTAGE
@@ -339,7 +339,9 @@ class Application:
             submitted = [SubmittedSamples(requests.new_id(), [sample]) for sample in samples]
             exchange = self._exchange(request, caller, RequestBody(submitted, is_batch=True))
             results = [
-                Result(each.score, each.outcome, each.reason, {name: of.value for name, of in each.scorers.items()})
+                GatewayResult(
+                    each.score, each.outcome, each.reason, {name: of.value for name, of in each.scorers.items()}
+                )
                 for each in await exchange.answers(request.receive)
                 if isinstance(each, SampleAnswer)
             ]
