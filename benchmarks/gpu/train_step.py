@@ -28,7 +28,9 @@ from typing import Any
 import torch
 import transformers
 
-sys.path.extend(str(Path(__file__).parents[2] / part) for part in ("wire", "metrics", "reward", "workers"))
+sys.path.extend(
+    str(Path(__file__).parents[2] / part) for part in ("wire", "job", "metrics", "sandbox", "reward", "workers")
+)
 
 from train_case import ALGORITHM, SIZES, Case
 from train_sides import Side, sides

@@ -17,7 +17,7 @@ import pytest
 from plaudit_metrics.sources.steps import read_steps
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("client", "wire", "metrics", "reward", "workers", "operator")
+PARTS = ("client", "wire", "job", "metrics", "sandbox", "reward", "model_server", "workers", "operator")
 UV = shutil.which("uv") or str(ROOT / ".uv" / "bin" / "uv")
 
 pytestmark = pytest.mark.timeout(600)
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the six wheels; other packages come from the checkout's environment, not its parts."""
+    """An environment with all wheels; other packages come from the checkout's environment, not its parts."""
     folder = tmp_path_factory.mktemp("wheels")
     wheels = folder / "dist"
     for part in PARTS:

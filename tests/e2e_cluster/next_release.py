@@ -20,9 +20,9 @@ from real_cluster import ROOT
 TAG = "next"
 NEW_FIELD, MOST_STEPS = "lookAhead", 100
 _SITE = "opt/plaudit/lib/python3.11/site-packages"
-_PARTS = {"plaudit_wire": "wire", "plaudit_workers": "workers", "plaudit_operator": "operator"}
+_PARTS = {"plaudit_wire": "wire", "plaudit_job": "job", "plaudit_operator": "operator"}
 _CHANGES = {
-    "job/spec/rollout.py": (
+    "plaudit_job/spec/rollout.py": (
         ("max_concurrent_samples: int = Field(default=256,", "max_concurrent_samples: int = Field(default=64,"),
         (
             "    arguments: Opaque = Field(default={})\n",
@@ -30,8 +30,8 @@ _CHANGES = {
             "    arguments: Opaque = Field(default={})\n",
         ),
     ),
-    "job/spec/algorithm.py": (("steps: int = Field(ge=1, le=10_000_000)", "steps: int = Field(ge=1, le=100)"),),
-    "wire/messages.py": (("SCHEMA_VERSION: Final = 1", "SCHEMA_VERSION: Final = 2"),),
+    "plaudit_job/spec/algorithm.py": (("steps: int = Field(ge=1, le=10_000_000)", "steps: int = Field(ge=1, le=100)"),),
+    "plaudit_wire/messages.py": (("SCHEMA_VERSION: Final = 1", "SCHEMA_VERSION: Final = 2"),),
 }
 
 

@@ -18,7 +18,7 @@ from plaudit_job.spec.rljob import Spec
 from plaudit_wire.redis import RedisAddress
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("metrics", "operator", "reward", "workers")
+PARTS = ("job", "metrics", "model_server", "operator", "reward", "sandbox", "wire", "workers")
 SOURCES = [file for part in PARTS for file in sorted((ROOT / part / f"plaudit_{part}").rglob("*.py"))]
 TEMPLATES = sorted((ROOT / "charts" / "plaudit" / "templates").rglob("*.yaml"))
 

@@ -7,7 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from plaudit_wire.logs import VERSION
+from plaudit_wire import VERSION
 
 DOCKERFILE = Path(__file__).parents[2] / "workers" / "Dockerfile"
 ABSENT = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'vllm', 'ray'))); "
@@ -30,8 +30,7 @@ def test_images_need_no_metadata_of_the_distributions():
     documents = (
         "import importlib.metadata; importlib.metadata.distribution = None\n"
         "from plaudit_metrics.service.openapi import document; document('a')\n"
-        "from plaudit_workers.gateway import openapi; openapi.document()\n"
-        "from plaudit_workers.gateway import description\n"
+        "from plaudit_workers.service import application, openapi; openapi.document()\n"
     )
     done = subprocess.run([sys.executable, "-c", documents], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

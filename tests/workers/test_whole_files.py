@@ -19,23 +19,23 @@ from plaudit_workers.files import recover_all, remove, remove_leftovers, whole_f
 
 KILLED_WHILE_WRITING = """
 import os, pathlib, signal, sys
-from plaudit_workers import whole_files
+from plaudit_workers import files
 target = pathlib.Path(sys.argv[1])
-with whole_files.whole_folder(target) as temporary:
+with files.whole_folder(target) as temporary:
     (temporary / "a").write_text("new")
     os.kill(os.getpid(), signal.SIGKILL)
 """
 KILLED_BEFORE_THE_RENAME = """
 import os, pathlib, signal, sys
-from plaudit_workers import whole_files
+from plaudit_workers import files
 target = pathlib.Path(sys.argv[1])
 sys.addaudithook(lambda event, details: event == "os.rename" and os.kill(os.getpid(), signal.SIGKILL))
-with whole_files.whole_folder(target) as temporary:
+with files.whole_folder(target) as temporary:
     (temporary / "a").write_text("new")
 """
 KILLED_IN_A_REPLACEMENT = """
 import os, pathlib, signal, sys
-from plaudit_workers import whole_files
+from plaudit_workers import files
 target, left = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 def kill_before(event, details):
     global left
@@ -43,7 +43,7 @@ def kill_before(event, details):
         left -= 1
         if left < 0:
             os.kill(os.getpid(), signal.SIGKILL)
-with whole_files.whole_folder(target) as temporary:
+with files.whole_folder(target) as temporary:
     (temporary / "content").write_text("new")
     sys.addaudithook(kill_before)
 """

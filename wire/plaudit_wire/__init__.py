@@ -1,0 +1,3 @@
+"""Names, messages and records that all parts of Plaudit share."""
+
+VERSION = "0.1.0"

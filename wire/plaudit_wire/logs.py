@@ -112,6 +112,3 @@ def traceparent(run: str, group: str, index: int, *, sampled: bool = True) -> st
     """Return the sample's root span as a W3C ``traceparent`` header; ``sampled``: its spans are kept."""
     trace_id, span_id = sample_ids(run, group, index)
     return f"00-{trace_id:032x}-{span_id:016x}-{int(sampled):02x}"
-
-
-VERSION = "0.1.0"

@@ -7,8 +7,8 @@ Exit codes: 0 done · 1 crashed · 2 bad input, one message on standard error ·
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from plaudit_metrics.terminal.commands import report_arguments, steps_arguments, top_arguments, trace_arguments
-from plaudit_wire.logs import VERSION
+from plaudit_wire import VERSION
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import OUTCOMES
 
 EXIT_REFUSED = 2
@@ -28,13 +29,35 @@ EXIT_CLOSED_PIPE = 141
 class Subcommand:
     """Describe one command of ``plaudit``."""
 
-    module: str
-    """Module of its function, imported when the command is called."""
     function: str
-    """``function(arguments) -> exit code``."""
+    """``module:function``, imported when the command is called: ``function(arguments) -> exit code``."""
     summary: str
     """One line for ``plaudit --help``."""
     add_arguments: Callable[[argparse.ArgumentParser], None]
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _run_name(text: str) -> str:
+    allowed = text.replace("-", "").replace("_", "").replace(".", "").isalnum() and text.isascii()
+    if not allowed or text.startswith("."):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name: use letters, digits, '-', '_' and '.'")
+    return text
+
+
+def _days(text: str) -> float:
+    days = float(text)
+    if not 0 < days < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of days")
+    return days
+
+
+def _add_runs_folder(parser: argparse.ArgumentParser, help_text: str = "folder of the runs (default: runs)") -> None:
+    parser.add_argument("--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help=help_text)
 
 
 def _validate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +92,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run", type=_run_name, metavar="NAME", help="id of the run (default: the job's name and a short random id)"
     )
-    parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="folder of the runs (default: runs)")
+    _add_runs_folder(parser)
     parser.add_argument("--steps", type=_positive, metavar="N", help="replaces spec.algorithm.steps")
     parser.add_argument(
         "--json", action="store_true", help="print closed steps as JSON lines, all other messages on standard error"
@@ -91,7 +114,7 @@ def _submit_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--url", default="", metavar="URL", help="the service's gateway; its token in PLAUDIT_TOKEN")
     parser.add_argument("--redis", metavar="URL", help="the service's Redis; its password in PLAUDIT_REDIS_PASSWORD")
-    parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="folder of the runs (default: runs)")
+    _add_runs_folder(parser)
     parser.add_argument(
         "--session", default="", metavar="NAME", help="default: derived from the samples and the output"
     )
@@ -122,7 +145,7 @@ def _try_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _rescore_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("samples", type=Path, help="a run's id or folder, its samples folder, or one of its files")
-    parser.add_argument("--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help="default: runs")
+    _add_runs_folder(parser, "default: runs")
     scorers = parser.add_mutually_exclusive_group(required=True)
     scorers.add_argument("--job", type=Path, help="the job file; only spec.reward counts")
     scorers.add_argument("--url", metavar="URL", help="a reward service's gateway; its token in PLAUDIT_TOKEN")
@@ -158,9 +181,7 @@ def _samples_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--most", type=_positive, default=10, metavar="N", help="samples to print (default: 10)")
     parser.add_argument("--full", action="store_true", help="print texts whole, not their first 1,000 characters")
     parser.add_argument("--json", action="store_true", help="print one JSON object a sample, with all columns")
-    parser.add_argument(
-        "--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help="folder of the runs (default: runs)"
-    )
+    _add_runs_folder(parser)
 
 
 def _dead_arguments(parser: argparse.ArgumentParser) -> None:
@@ -168,16 +189,7 @@ def _dead_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=_run_name, help="id of the run")
     parser.add_argument("letters", nargs="*", metavar="LETTER", help="ids as list prints them, or all")
     parser.add_argument("--redis", metavar="URL", help="the run's Redis; its password in PLAUDIT_REDIS_PASSWORD")
-    parser.add_argument(
-        "--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help="folder of the runs (default: runs)"
-    )
-
-
-def _days(text: str) -> float:
-    days = float(text)
-    if not 0 < days < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of days")
-    return days
+    _add_runs_folder(parser)
 
 
 def _runs_arguments(parser: argparse.ArgumentParser) -> None:
@@ -194,94 +206,49 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="a new folder")
     parser.add_argument("--version", default="", help="policy version, as in weights/ (default: the newest)")
     parser.add_argument("--step", type=_positive, metavar="N", help="the policy of this step's checkpoint instead")
-    parser.add_argument(
-        "--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help="folder of the runs (default: runs)"
-    )
+    _add_runs_folder(parser)
 
 
-def _no_arguments(_: argparse.ArgumentParser) -> None:
-    """Add no arguments."""
-
+_HERE = "plaudit_workers.commands"
 
 COMMANDS: dict[str, Subcommand] = {
     "run": Subcommand(
-        "plaudit_workers.launch.run", "run", "run a job on this machine or on a Ray cluster", _run_arguments
+        "plaudit_workers.launch.run:run", "run a job on this machine or on a Ray cluster", _run_arguments
     ),
     "submit": Subcommand(
-        "plaudit_workers.commands.submit",
-        "submit",
-        "score a file of samples on a running scoring service",
-        _submit_arguments,
+        f"{_HERE}.submit:submit", "score a file of samples on a running scoring service", _submit_arguments
     ),
-    "score": Subcommand(
-        "plaudit_workers.commands.score", "score", "score a file of samples on this machine", _score_arguments
-    ),
-    "try": Subcommand(
-        "plaudit_workers.commands.trial",
-        "try_scorers",
-        "score the first rows of a job's data",
-        _try_arguments,
-    ),
+    "score": Subcommand(f"{_HERE}.score:score", "score a file of samples on this machine", _score_arguments),
+    "try": Subcommand(f"{_HERE}.trial:try_scorers", "score the first rows of a job's data", _try_arguments),
     "rescore": Subcommand(
-        "plaudit_workers.commands.rescore",
-        "rescore",
-        "score the stored samples of a run again and compare",
-        _rescore_arguments,
+        f"{_HERE}.rescore:rescore", "score the stored samples of a run again and compare", _rescore_arguments
     ),
     "samples": Subcommand(
-        "plaudit_workers.commands.samples",
-        "samples",
-        "print stored samples of a run: texts, scores, reasons",
-        _samples_arguments,
+        f"{_HERE}.samples:samples", "print stored samples of a run: texts, scores, reasons", _samples_arguments
     ),
-    "dead": Subcommand(
-        "plaudit_workers.commands.dead",
-        "dead",
-        "list, show, retry or drop a live run's dead letters",
-        _dead_arguments,
-    ),
+    "dead": Subcommand(f"{_HERE}.runs:dead", "list, show, retry or drop a live run's dead letters", _dead_arguments),
     "runs": Subcommand(
-        "plaudit_workers.commands.samples",
-        "runs",
-        "list the runs in an external Redis, delete finished ones",
-        _runs_arguments,
+        f"{_HERE}.runs:runs", "list the runs in an external Redis, delete finished ones", _runs_arguments
     ),
     "export": Subcommand(
-        "plaudit_workers.training.export",
-        "export",
+        "plaudit_workers.training.export:export",
         "write a run's weights as a whole model, adapters merged",
         _export_arguments,
     ),
     "validate": Subcommand(
-        "plaudit_workers.commands.validate",
-        "validate",
-        "report every problem of a job file, with lines",
-        _validate_arguments,
+        f"{_HERE}.validate:validate", "report every problem of a job file, with lines", _validate_arguments
     ),
-    "plan": Subcommand(
-        "plaudit_workers.commands.plan",
-        "plan",
-        "compute the memory and time that a job needs",
-        _plan_arguments,
-    ),
-    "schema": Subcommand(
-        "plaudit_workers.commands.validate", "schema", "print the JSON Schema of a job, for editors", _no_arguments
-    ),
+    "plan": Subcommand(f"{_HERE}.plan:plan", "compute the memory and time that a job needs", _plan_arguments),
+    "schema": Subcommand(f"{_HERE}.validate:schema", "print the JSON Schema of a job, for editors", lambda _: None),
     "steps": Subcommand(
-        "plaudit_metrics.terminal.commands",
-        "steps",
-        "show the steps of a run and what each waited for",
-        steps_arguments,
+        "plaudit_metrics.terminal.commands:steps", "show the steps of a run and what each waited for", steps_arguments
     ),
-    "top": Subcommand("plaudit_metrics.terminal.top", "top", "watch a run live: waits, queues, workers", top_arguments),
+    "top": Subcommand("plaudit_metrics.terminal.top:top", "watch a run live: waits, queues, workers", top_arguments),
     "trace": Subcommand(
-        "plaudit_metrics.terminal.commands", "trace", "write a step's timeline for Perfetto", trace_arguments
+        "plaudit_metrics.terminal.commands:trace", "write a step's timeline for Perfetto", trace_arguments
     ),
     "report": Subcommand(
-        "plaudit_metrics.terminal.commands",
-        "report",
-        "write a run's report as one HTML file",
-        report_arguments,
+        "plaudit_metrics.terminal.commands:report", "write a run's report as one HTML file", report_arguments
     ),
 }
 """By name, in the order of ``plaudit --help``. A new command is a line here."""
@@ -301,11 +268,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as ended:
         return int(ended.code or 0)
     command = COMMANDS[arguments.command]
-    from plaudit_wire.errors import RefusedError
-
     try:
-        function = getattr(importlib.import_module(command.module), command.function)
-        code = int(function(arguments))
+        code = int(pkgutil.resolve_name(command.function)(arguments))
         sys.stdout.flush()
         return code
     except RefusedError as refused:
@@ -327,19 +291,6 @@ def _parser() -> argparse.ArgumentParser:
             commands.add_parser(name, help=command.summary, description=f"plaudit {name}: {command.summary}.")
         )
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def _run_name(text: str) -> str:
-    allowed = text.replace("-", "").replace("_", "").replace(".", "").isalnum() and text.isascii()
-    if not allowed or text.startswith("."):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a name: use letters, digits, '-', '_' and '.'")
-    return text
 
 
 if __name__ == "__main__":

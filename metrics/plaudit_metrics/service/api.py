@@ -60,8 +60,8 @@ from plaudit_metrics.service.openapi import (
     whole_number,
 )
 from plaudit_metrics.service.view import RunView
+from plaudit_metrics.sources.sample_schema import FOLDER, surviving_files
 from plaudit_metrics.sources.samples import (
-    FOLDER,
     LISTED_COLUMNS,
     MOST_CHARACTERS,
     ListedSample,
@@ -70,7 +70,6 @@ from plaudit_metrics.sources.samples import (
     detail,
     listed,
     listed_open,
-    surviving_files,
 )
 from plaudit_metrics.sources.search import Place, SampleFile, SampleOrder, SampleQuery, SampleSearch
 from plaudit_metrics.sources.snapshot import MOST_LOOKS, RunSnapshot

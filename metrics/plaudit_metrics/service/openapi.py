@@ -16,7 +16,7 @@ from plaudit_metrics.sources.search import FAILED, SampleOrder
 from plaudit_metrics.sources.snapshot import MOST_LOOKS
 from plaudit_metrics.statistics.stages import STAGES
 from plaudit_metrics.statistics.verdict import VERDICTS
-from plaudit_wire.logs import VERSION
+from plaudit_wire import VERSION
 from plaudit_wire.records import OUTCOMES, Split
 
 _MOST_DIGITS = 18

@@ -1,7 +1,5 @@
 """A stored sample as the conversation that it was: messages, tool calls and results, with the times of each turn.
 
-Find the files of a run's stored samples: ``samples/step-000012-i1.parquet``, step 12 as incarnation 1 trained it.
-
 Cut long texts, so that one sample with megabytes of output costs a reader and a browser little.
 
 Stored samples as the API returns them: a line of a list, and one sample in full.
@@ -11,30 +9,29 @@ Read a run's stored samples (``samples/step-000012-i1.parquet``, written by the 
 
 from __future__ import annotations
 
-import itertools
-import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow.parquet
 
+from plaudit_metrics.sources.sample_schema import (
+    FOLDER,
+    Row,
+    StoredAgentRewards,
+    agent_of,
+    completion_of,
+    group_of_rows,
+    messages_of,
+    sample_of_row,
+    samples_file,
+    scorers_of_row,
+    turns_of,
+)
 from plaudit_metrics.sources.steps import StepSamples
 from plaudit_metrics.statistics.stages import stages_of
-from plaudit_wire.records import (
-    AgentReward,
-    CallOutcome,
-    CallRecord,
-    GenerationRecord,
-    GroupRecord,
-    SampleRecord,
-    ScorerRecord,
-    ScoringRecord,
-    Stamps,
-    TurnRecord,
-)
+from plaudit_wire.records import CallOutcome, CallRecord, GroupRecord, SampleRecord, ScorerRecord, TurnRecord
 
 MOST_CHARACTERS = 4_000_000
 
@@ -63,9 +60,6 @@ class TextBudget:
         return CutText(kept, len(text))
 
 
-Row = Mapping[str, Any]
-
-
 class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """A call that the policy made; its result is a later message with the role ``tool``."""
 
@@ -92,19 +86,9 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     reward: float | None = None
 
 
-class StoredAgentRewards(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The content of ``agent_json``: the rewards of tools and environment, or the reason that there are none."""
-
-    tool_rewards: list[float] = []
-    turn_rewards: list[float] = []
-    agent_reward: AgentReward | None = None
-    environment: dict[str, Any] | None = None
-    failure: AgentReward | None = None
-
-
 def prompt_messages(row: Row, budget: TextBudget) -> list[Message]:
     """Return the messages before the policy's first turn; the prompt's text where the data holds no messages."""
-    messages = msgspec.json.decode(row.get("messages_json") or "[]")
+    messages = messages_of(row)
     if not messages:
         return [Message("prompt", budget.cut(row["prompt"] or ""))]
     return [_message(message, None, None, budget) for message in messages]
@@ -112,11 +96,11 @@ def prompt_messages(row: Row, budget: TextBudget) -> list[Message]:
 
 def completion_messages(row: Row, budget: TextBudget) -> list[Message]:
     """Return the messages from the policy's first turn on; empty for a sample that was never generated."""
-    completion = msgspec.json.decode(row.get("completion_json") or "[]")
+    completion = completion_of(row)
     if not completion:
         text = row.get("response")
         return [] if text is None else [Message("assistant", budget.cut(text), tokens=row.get("response_tokens"))]
-    turns = iter(msgspec.json.decode(row.get("turns_json") or "[]", type=list[TurnRecord]))
+    turns = iter(turns_of(row))
     rewards = iter(agent_of(row).turn_rewards)
     messages = []
     for message in completion:
@@ -124,11 +108,6 @@ def completion_messages(row: Row, budget: TextBudget) -> list[Message]:
         turn, reward = (next(turns, None), next(rewards, None)) if of_policy else (None, None)
         messages.append(_message(message, turn, reward, budget))
     return messages
-
-
-def agent_of(row: Row) -> StoredAgentRewards:
-    """Return the rewards of a sample's tools and environment."""
-    return msgspec.json.decode(row.get("agent_json") or "{}", type=StoredAgentRewards)
 
 
 def _message(message: dict[str, Any], turn: TurnRecord | None, reward: float | None, budget: TextBudget) -> Message:
@@ -167,48 +146,8 @@ def _text(content: Any) -> str:
     return content if isinstance(content, str) else msgspec.json.encode(content).decode()
 
 
-_NAME = re.compile(r"step-(\d+)-i(\d+)\.parquet")
-
-FOLDER = "samples"
-
-"""Folder of the files, in the run's folder."""
-
-
 class UnreadableFileError(Exception):
     """A file is damaged or does not hold stored samples; the message names it."""
-
-
-def samples_file(run_folder: Path, step: int, incarnation: int) -> Path:
-    """Return the path of a step's file."""
-    return run_folder / FOLDER / f"step-{step:06d}-i{incarnation}.parquet"
-
-
-def surviving_files(folder: Path) -> dict[int, Path]:
-    """Return the file of each step in a run's samples folder, by step in rising order; empty without files.
-
-    A trainer that resumed from step 10 trains step 11 again: its file of step 11 replaces all older files from step 11
-    on, since those steps were rolled back.
-    """
-    found = [
-        (int(name[2]), int(name[1]), path) for path in folder.glob("step-*") if (name := _NAME.fullmatch(path.name))
-    ]
-    surviving: dict[int, Path] = {}
-    for _, of_incarnation in itertools.groupby(sorted(found, reverse=True), lambda each: each[0]):
-        began = min(surviving, default=math.inf)
-        surviving |= {step: path for _, step, path in of_incarnation if step < began}
-    return dict(sorted(surviving.items()))
-
-
-_EXTRA = "extra/"
-
-_GENERATION = {name: name for name in GenerationRecord.__struct_fields__} | {"worker": "rollout_worker"}
-
-_SCORING = {name: name for name in ("outcome", "reason", "limiter_s", "retry_s", "call_s")} | {
-    "value": "score",
-    "worker": "reward_worker",
-}
-
-_STAMPS = {name: f"{name}_at" for name in Stamps.__struct_fields__}
 
 
 def read_step_samples(run_folder: Path, step: int, incarnation: int) -> StepSamples:
@@ -221,25 +160,9 @@ def read_step_samples(run_folder: Path, step: int, incarnation: int) -> StepSamp
     Raises:
         FileNotFoundError: the run did not store its samples, or the step was never closed.
     """
-    rows = pyarrow.parquet.read_table(samples_file(run_folder, step, incarnation)).to_pylist()
+    rows = pyarrow.parquet.read_table(samples_file(run_folder / FOLDER, step, incarnation)).to_pylist()
     terminal = [row for row in rows if row["outcome"] is not None]
     return StepSamples([sample_of_row(row) for row in terminal], list(_groups(rows)))
-
-
-def sample_of_row(row: Row) -> SampleRecord:
-    """Return the record of a sample that ended."""
-    generated = row["generate_s"] is not None
-    return SampleRecord(
-        group=row["group"],
-        index=row["index"],
-        split=row["split"],
-        step=row["step"],
-        data_source=row["data_source"],
-        stamps=Stamps(**_named(row, _STAMPS)),
-        scoring=ScoringRecord(**_named(row, _SCORING), scorers=scorers_of_row(row)),
-        generation=GenerationRecord(**_named(row, _GENERATION)) if generated else None,
-        deliveries=row["deliveries"],
-    )
 
 
 def _groups(rows: Iterable[Row]) -> Iterable[GroupRecord]:
@@ -247,49 +170,6 @@ def _groups(rows: Iterable[Row]) -> Iterable[GroupRecord]:
     for row in rows:
         of_groups.setdefault(row["group"], []).append(row)
     return map(group_of_rows, of_groups.values())
-
-
-def group_of_rows(rows: Sequence[Row]) -> GroupRecord:
-    """Return the record of the group to which the rows belong."""
-    first = rows[0]
-    return GroupRecord(
-        group=first["group"],
-        split=first["split"],
-        step=first["step"],
-        end=first["end"],
-        num_samples=len(rows),
-        num_scored=sum(row["outcome"] == "scored" for row in rows),
-        admitted=first["admitted_at"],
-        closed=first["group_closed_at"],
-        terminal=first["group_terminal_at"],
-        ready=first["group_ready_at"],
-        taken=first["group_taken_at"],
-        reason=first["end_reason"] or "",
-    )
-
-
-def scorers_of_row(row: Row) -> dict[str, ScorerRecord]:
-    """Return the result of each scorer from the columns ``scorer/<name>/<field>`` and ``scorer/<name>/extra/<extra>``.
-
-    A scorer that was not asked has none.
-    """
-    fields: dict[str, dict[str, Any]] = {}
-    for column, value in row.items():
-        kind, _, rest = column.partition("/")
-        name, _, field = rest.partition("/")
-        if kind != "scorer" or value is None:
-            continue
-        of_scorer = fields.setdefault(name, {})
-        if field.startswith(_EXTRA):
-            of_scorer.setdefault("extra", {})[field.removeprefix(_EXTRA)] = value
-        else:
-            of_scorer[field] = value
-    return {name: msgspec.convert(of_scorer, ScorerRecord) for name, of_scorer in fields.items()}
-
-
-def _named(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    """Return field → value, for columns that the file has and the row fills."""
-    return {field: row[column] for field, column in columns.items() if row.get(column) is not None}
 
 
 _PREVIEW_CHARACTERS = 240
@@ -369,7 +249,6 @@ def listed(row: Row) -> ListedSample:
     """Return the list's line for a row, which has at least ``LISTED_COLUMNS``."""
     scored = row["score"] is not None
     reason = "" if scored else row["reason"] or row["end_reason"] or ""
-    turns = msgspec.json.decode(row.get("turns_json") or "[]")
     return ListedSample(
         step=row["step"],
         group=row["group"],
@@ -380,7 +259,7 @@ def listed(row: Row) -> ListedSample:
         score=row["score"],
         reason=reason[:_PREVIEW_CHARACTERS],
         response_tokens=row["response_tokens"],
-        turns=max(len(turns), int(row["response"] is not None)),
+        turns=max(len(turns_of(row)), int(row["response"] is not None)),
         version_min=row["version_min"],
         version_max=row["version_max"],
         prompt_id=row.get("prompt_id") or "",
@@ -445,7 +324,7 @@ def _cut_reasons(scorers: dict[str, ScorerRecord], budget: TextBudget) -> dict[s
 
 def _question(row: Row) -> str:
     """Return the prompt's last message, which tells prompts apart better than the text with its template."""
-    messages = msgspec.json.decode(row.get("messages_json") or "[]")
+    messages = messages_of(row)
     content = messages[-1].get("content") if messages else None
     return content if isinstance(content, str) else row["prompt"] or ""
 

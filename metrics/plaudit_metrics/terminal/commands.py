@@ -1,6 +1,7 @@
 """``plaudit steps``, ``plaudit trace`` and ``plaudit report``: read a run's folder, without a running service.
 
-Each command returns its exit code: 0, or 2 after one message on standard error.
+Each command returns its exit code: 0, or 2 after one message on standard error. What reads a run (numpy, pyarrow) is
+imported when a command runs: ``plaudit --help`` imports this module for the arguments.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from plaudit_metrics.sources.samples import UnreadableFileError
-from plaudit_metrics.sources.steps import FILE_NAME, flat_step, read_steps
 from plaudit_wire.printable import printable
 from plaudit_wire.records import StepRecord
 
@@ -88,6 +87,8 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _exit_code(work: Callable[[], None]) -> int:
+    from plaudit_metrics.sources.samples import UnreadableFileError
+
     try:
         work()
     except (_UnknownRunError, UnreadableFileError, OSError) as error:
@@ -97,6 +98,8 @@ def _exit_code(work: Callable[[], None]) -> int:
 
 
 def _folder(arguments: argparse.Namespace) -> Path:
+    from plaudit_metrics.sources.steps import FILE_NAME
+
     for folder in (Path(arguments.runs_folder) / arguments.run, Path(arguments.run)):
         if (folder / FILE_NAME).exists():
             return folder
@@ -107,10 +110,14 @@ def _folder(arguments: argparse.Namespace) -> Path:
 
 
 def _steps_of(folder: Path) -> list[StepRecord]:
+    from plaudit_metrics.sources.steps import FILE_NAME, read_steps
+
     return read_steps(folder / FILE_NAME)
 
 
 def _write_steps(records: Sequence[StepRecord], arguments: argparse.Namespace, output: TextIO) -> None:
+    from plaudit_metrics.sources.steps import flat_step
+
     rows = [{key: value for key, value in flat_step(record).items() if key != "waits"} for record in records]
     if arguments.json:
         json.dump(rows, output, indent=1)

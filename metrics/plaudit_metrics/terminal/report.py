@@ -30,7 +30,8 @@ from plaudit_metrics.service.answers import (
 )
 from plaudit_metrics.service.page import FOLDER as PAGE
 from plaudit_metrics.service.page import library
-from plaudit_metrics.sources.samples import FOLDER, detail, listed, read_step_samples, surviving_files
+from plaudit_metrics.sources.sample_schema import FOLDER, surviving_files
+from plaudit_metrics.sources.samples import detail, listed, read_step_samples
 from plaudit_metrics.sources.search import few_samples
 from plaudit_metrics.sources.steps import FILE_NAME, ClosedStep, StepSamples, read_steps
 from plaudit_metrics.statistics.steps import slowest_samples

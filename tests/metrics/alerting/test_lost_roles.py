@@ -82,17 +82,19 @@ async def test_a_killed_trainer_raises_its_alert_until_another_one_trains(run: A
 
 
 async def test_a_run_without_rollouts_raises_their_alert_and_not_that_of_the_trainer(run: Any, prometheus: Any) -> None:
+    others = {"NoTrainer", "NoRewardWorkers"}
     async with run.workers():
         trainer = await trainer_of(run)
-        await until_in_thread(
-            lambda: "NoReadyRollout" not in prometheus.firing(run.name)
-        )  # it fired before the first heartbeat
-    await until_gone(run, "rollout")
-    await until_in_thread(lambda: "NoReadyRollout" in prometheus.firing(run.name))
-    streams, roles = await looked(run)
-    assert streams["prompts"]["undelivered"] + streams["prompts"]["in_flight"] > 0
-    assert "rollout" not in roles
-    assert not prometheus.firing(run.name) & {"NoTrainer", "NoRewardWorkers"}
+        await until_in_thread(  # those of roles that had not sent their first heartbeat
+            lambda: not prometheus.firing(run.name) & {"NoReadyRollout", *others}
+        )
+    async with run.workers(rollouts=0):
+        await until_gone(run, "rollout")
+        await until_in_thread(lambda: "NoReadyRollout" in prometheus.firing(run.name))
+        streams, roles = await looked(run)
+        assert streams["prompts"]["undelivered"] + streams["prompts"]["in_flight"] > 0
+        assert roles == {"reward", "trainer"}
+        await until_in_thread(lambda: not prometheus.firing(run.name) & others)
     async with run.workers():
         await until_in_thread(lambda: "NoReadyRollout" not in prometheus.firing(run.name))
         trainer.kill()

@@ -14,7 +14,8 @@ import pyarrow.parquet
 import pytest
 
 from plaudit_metrics.sources import search
-from plaudit_metrics.sources.samples import LISTED_COLUMNS, UnreadableFileError, surviving_files
+from plaudit_metrics.sources.sample_schema import surviving_files
+from plaudit_metrics.sources.samples import LISTED_COLUMNS, UnreadableFileError
 from plaudit_metrics.sources.search import Place, SampleFile, SampleQuery, SampleSearch
 from plaudit_workers.training.stored_samples import store_groups, write_samples
 

@@ -13,10 +13,11 @@ from typing import Any, Self
 
 import pytest
 
+import plaudit_job
 import plaudit_metrics
 import plaudit_reward
+import plaudit_sandbox
 import plaudit_wire
-import plaudit_workers
 
 WORKER = Path(__file__).parent / "worker_program.py"
 SECRET = "token-of-the-worker"
@@ -32,7 +33,7 @@ class Worker:
         python, user = (sys.executable, None) if state == "ROOT" else (python_for_nobody(), nobody())
         parts = [
             Path(part.__file__).parent.parent
-            for part in (plaudit_reward, plaudit_metrics, plaudit_wire, plaudit_workers)
+            for part in (plaudit_reward, plaudit_metrics, plaudit_sandbox, plaudit_job, plaudit_wire)
         ]
         packages = next(path for path in sys.path if path.endswith("site-packages"))
         self._process = subprocess.Popen(

@@ -17,7 +17,7 @@ from plaudit_metrics.sources.stream import decode_event
 from plaudit_wire.messages import PolicyVersion, Prompt, SampleBody, Sampling, encode_body
 from plaudit_wire.records import SampleRecord, ScoringRecord
 from plaudit_wire.redis import RedisAddress
-from plaudit_workers.commands.dead import DeadLetters
+from plaudit_workers.commands.runs import DeadLetters
 from plaudit_workers.stream.calls import Admission, Call, Delivery, StreamLimits
 from plaudit_workers.stream.consumer import (
     Consumer,

@@ -16,8 +16,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from plaudit_metrics.sources.sample_schema import COLUMNS
 from plaudit_workers.cli import EXIT_REFUSED, main
-from plaudit_workers.training.stored_samples import _COLUMNS
 
 TOKEN = "token-of-one-caller"
 RIGHT, WRONG = "4", "5"
@@ -34,7 +34,7 @@ def stored(tmp_path: Path) -> Path:
         for index in range(4)
     ]
     file = tmp_path / "step-000001-i1.parquet"
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(_COLUMNS)), file)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(COLUMNS)), file)
     return file
 
 

@@ -15,11 +15,11 @@ import yaml
 from plaudit_job.load import parse_job
 from plaudit_job.problem import JobError
 from plaudit_job.spec.rljob import RLJob
+from plaudit_metrics.sources.sample_schema import COLUMNS
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import Sample
 from plaudit_workers.cli import main
 from plaudit_workers.service.build import BuildContext, build_pipeline
-from plaudit_workers.training.stored_samples import _COLUMNS
 
 TOKEN = "token-of-one-caller"
 SECRET = {"name": "shared", "key": "client"}
@@ -63,7 +63,7 @@ async def test_stored_samples_are_scored_again_by_a_service(
         for index, text in enumerate("45")
     ]
     file = tmp_path / "step-000001-i1.parquet"
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(_COLUMNS)), file)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(COLUMNS)), file)
     async with start_service() as service, start_gateway(service) as gateway:
         scorer = {"name": "shared", "kind": "service", "service": {"url": gateway.url, "tokenSecret": SECRET}}
         head = {"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "again"}}

@@ -14,11 +14,12 @@ import pyarrow.parquet
 import pytest
 
 from builders import make_body, make_generation, make_prompt, make_sample
+from plaudit_metrics.sources.sample_schema import COLUMNS
 from plaudit_wire.records import AgentReward, CallRecord, GroupRecord, ScoringRecord, Stamps, TurnRecord
 from plaudit_workers.cli import EXIT_REFUSED, main
 from plaudit_workers.commands.rescore import ScoreChange, ScoreComparison, rank_correlation
 from plaudit_workers.stream.groups import Group, GroupSample
-from plaudit_workers.training.stored_samples import _COLUMNS, store_groups
+from plaudit_workers.training.stored_samples import store_groups
 
 REWARDS = """
 def length(solution_str):
@@ -61,7 +62,7 @@ def stored(tmp_path: Path) -> Any:
             | ({"outcome": was} if isinstance(was, str) else {"outcome": "scored", "score": was})
             for group, index, response, was in rows
         ]
-        table = pyarrow.Table.from_pylist(lines, schema=pyarrow.schema(_COLUMNS))
+        table = pyarrow.Table.from_pylist(lines, schema=pyarrow.schema(COLUMNS))
         pyarrow.parquet.write_table(table, folder / name)
         return str(folder)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plaudit_wire.redis import RedisAddress
-from plaudit_workers.commands.dead import DeadLetters
+from plaudit_workers.commands.runs import DeadLetters
 from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.stream.calls import ClaimRules, Commitment, Publication, StreamLimits, claim
 from plaudit_workers.stream.consumer import Consumer, ConsumerOptions, ServerTime, commit, publish

@@ -12,7 +12,7 @@ import pytest
 
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.cli import EXIT_REFUSED, main
-from plaudit_workers.commands.dead import DeadLetters, Letter
+from plaudit_workers.commands.runs import DeadLetters, Letter
 from plaudit_workers.launch.transport import write_redis_address
 from plaudit_workers.stream.calls import retry_dead
 from plaudit_workers.stream.consumer import commit, dead_letter, publish, unpublished

@@ -20,7 +20,8 @@ from plaudit_workers.commands.sizing import trainer_parts
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "gpu" / "train_step.py"
 WITHOUT_PACKAGES = """
 import os, runpy, sys
-sys.path[:] = [path for path in sys.path if not path.endswith(("/wire", "/metrics", "/reward", "/workers"))]
+parts = ("wire", "metrics", "job", "sandbox", "reward", "workers")
+sys.path[:] = [path for path in sys.path if os.path.basename(path) not in parts]
 for name in ("accelerate", "msgspec", "peft", "pydantic", "redis", "structlog"):
     sys.modules[name] = None  # an import of it fails
 sys.argv = sys.argv[1:]

@@ -1,15 +1,7 @@
 """``plaudit rescore RUN --job JOB`` or ``--url URL``: score a run's stored samples anew, and compare.
 
 read → score → compare: memory does not grow with the number of samples. With ``--output``, the same command continues
-after a kill.
-
-Compare two scores of each sample, in bounded memory.
-
-- agreement: the share of samples with the same score (to 1e-9), of those that have one both times
-- rank correlation: Spearman's rho, the linear correlation of the scores' ranks, ties at their mean rank
-  (Spearman, 1904); None where either has only one value
-
-Write samples with both scores as Parquet or JSON lines, by the file's extension; completely or not at all.
+after a kill; the output, Parquet or JSON lines by its extension, is written completely or not at all.
 """
 
 from __future__ import annotations
@@ -33,6 +25,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from plaudit_job.load import load_job
+from plaudit_metrics.sources.sample_schema import COLUMNS, REAL, SCORER_COLUMNS, TEXT, scorer_column
 from plaudit_metrics.statistics.columns import Failure, FailureCounts
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import ScoringRecord
@@ -41,20 +34,131 @@ from plaudit_workers.commands.rescore_rows import (
     StoredSample,
     StoredScorers,
     Unit,
-    sample_files,
-    samples_path,
     scorers_of_job,
     scorers_of_service,
     stored_groups,
 )
+from plaudit_workers.commands.samples import sample_files, samples_path
 from plaudit_workers.commands.trial import show_logs
 from plaudit_workers.files import whole_file
 from plaudit_workers.process import EXIT_DONE
 
+_RESPONSE_CHARACTERS = 200
+_SHOWN_CHARACTERS = 60
+
+OnScored = Callable[[StoredSample, ScoringRecord], object]
+
+
+def rescore(arguments: argparse.Namespace) -> int:
+    """Run the command."""
+    if arguments.output is not None and arguments.output.suffix not in (".jsonl", ".parquet"):
+        raise RefusedError(f"--output {arguments.output}: end its name in .parquet or .jsonl")
+    opening: AbstractAsyncContextManager[StoredScorers]
+    if arguments.url:
+        opening = scorers_of_service(arguments.url, os.environ.get("PLAUDIT_TOKEN", ""))
+    else:
+        opening = scorers_of_job(load_job(arguments.job))
+    files = sample_files(samples_path(arguments.samples, arguments.runs_folder))
+    comparison, failures = ScoreComparison(arguments.changes), FailureCounts()
+    show_logs()
+
+    async def score() -> None:
+        async with opening as scorers:
+            with (
+                Progress(arguments.output, str(arguments.samples), scorers.version) as progress,
+                written_rows(arguments.output, scorers.names) as write,
+            ):
+
+                def compare(stored: StoredSample, scoring: ScoringRecord) -> None:
+                    _compare(comparison, stored, scoring)
+                    failures.add(scoring)
+                    write(stored, scoring)
+
+                await _rescore(scorers, files, progress, compare)
+
+    asyncio.run(score())
+    summary = msgspec.structs.replace(comparison.summary(), failures=failures.failures())
+    print(msgspec.json.encode(summary).decode() if arguments.json else readable(summary))
+    return EXIT_DONE
+
+
+async def _rescore(scorers: StoredScorers, files: Iterable[Path], progress: Progress, on_scored: OnScored) -> None:
+    in_work: deque[tuple[str, list[StoredSample]]] = deque()
+
+    async def unscored() -> AsyncIterator[tuple[str, Unit]]:
+        resuming = True
+        for name, unit in _units(files, scorers.scores_groups):
+            scorings = progress.scored(name, len(unit)) if resuming else None
+            resuming = scorings is not None
+            if scorings is not None:
+                for stored, scoring in zip(unit, scorings, strict=True):
+                    on_scored(stored, scoring)
+            else:
+                in_work.append((name, unit))
+                yield f"{progress.attempt}/{name}", [stored.sample for stored in unit]
+
+    async for scorings in scorers.scored(unscored()):
+        name, unit = in_work.popleft()
+        progress.keep(name, scorings)
+        for stored, scoring in zip(unit, scorings, strict=True):
+            on_scored(stored, scoring)
+
+
+def _units(files: Iterable[Path], scores_groups: bool) -> Iterable[tuple[str, list[StoredSample]]]:
+    """Yield what is scored together, each under a name of its own in the run."""
+    for group in stored_groups(files):
+        step, first = group[0].step, group[0].sample
+        if scores_groups and first.split == "train":
+            yield f"{step}/{first.group}", group
+        else:
+            for stored in group:
+                yield f"{step}/{first.group}/{stored.sample.index}", [stored]
+
+
+def _compare(comparison: ScoreComparison, stored: StoredSample, scoring: ScoringRecord) -> None:
+    comparison.add_outcomes(stored.outcome, scoring.outcome)
+    if stored.score is not None and scoring.value is not None:
+        sample = stored.sample
+        response = sample.response[:_RESPONSE_CHARACTERS]
+        comparison.add_scores(
+            ScoreChange(stored.step, sample.group, sample.index, stored.score, scoring.value, response)
+        )
+
+
+def readable(summary: Summary) -> str:
+    """Return the summary as a few lines of text."""
+    lines = [
+        f"samples           {summary.samples:,}",
+        f"outcomes before   {_outcomes(summary.outcomes_before)}",
+        f"outcomes now      {_outcomes(summary.outcomes_after)}",
+        f"scored both times {summary.scored_both:,}",
+    ]
+    lines += [f"  {failure.scorer}: {failure}" for failure in summary.failures]
+    if summary.scored_both:
+        correlation = summary.rank_correlation
+        lines += [
+            f"mean score        {summary.mean_before:.4f} → {summary.mean_after:.4f} "
+            f"(change {summary.mean_change:+.4f})",
+            f"same score        {100 * (summary.agreement or 0):.1f} %",
+            "rank correlation  "
+            + ("undefined: one side has a single value" if correlation is None else f"{correlation:.3f}"),
+        ]
+    if summary.changed_most:
+        lines.append("changed most")
+    for change in summary.changed_most:
+        text = " ".join(change.response.split())[:_SHOWN_CHARACTERS]
+        lines.append(
+            f"  {change.before:8.4f} → {change.after:8.4f}  step {change.step} {change.group} [{change.index}]  {text}"
+        )
+    return "\n".join(lines)
+
+
+def _outcomes(outcomes: dict[str, int]) -> str:
+    return ", ".join(f"{outcome} {count:,}" for outcome, count in outcomes.items()) or "none"
+
+
 _SAME = 1e-9
-
 _MOST_RANKED = 1_000_000
-
 """Pairs that ranks are computed of; of more, a random sample of so many."""
 
 
@@ -82,6 +186,7 @@ class Summary(msgspec.Struct, frozen=True):
     mean_after: float | None
     mean_change: float | None
     agreement: float | None
+    """The share of them with the same score (to 1e-9)."""
     rank_correlation: float | None
     changed_most: list[ScoreChange]
     """By how much, the most first."""
@@ -90,7 +195,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class ScoreComparison:
-    """Collect pairs of scores; ``summary`` compares them and lists the ``num_changes`` that changed most."""
+    """Compare two scores of each sample in bounded memory, and list the ``num_changes`` that changed most."""
 
     def __init__(self, num_changes: int = 10) -> None:
         self._num_changes = num_changes
@@ -144,7 +249,10 @@ class ScoreComparison:
 
 
 def rank_correlation(pairs: NDArray[Any]) -> float | None:
-    """Return Spearman's rho of pairs (shape: n, 2); None if one column has a single value."""
+    """Return Spearman's rho of pairs (shape: n, 2); None if one column has a single value.
+
+    It is the linear correlation of the scores' ranks, ties at their mean rank (Spearman, 1904).
+    """
     ranks = [_ranks(column) for column in pairs.T]
     if any(len(column) == 0 or column.min() == column.max() for column in ranks):
         return None
@@ -159,36 +267,20 @@ def _ranks(values: NDArray[Any]) -> NDArray[Any]:
 
 
 _ROWS_AT_A_TIME = 1024
-
-_TEXT, _WHOLE, _REAL = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
-
 _COLUMNS: dict[str, pyarrow.DataType] = {
-    "step": _WHOLE,
-    "group": _TEXT,
-    "index": _WHOLE,
-    "data_source": _TEXT,
-    "prompt": _TEXT,
-    "response": _TEXT,
-    "outcome_before": _TEXT,
-    "score_before": _REAL,
-    "outcome": _TEXT,
-    "score": _REAL,
-    "reason": _TEXT,
+    **{name: COLUMNS[name] for name in ("step", "group", "index", "data_source", "prompt", "response")},
+    "outcome_before": TEXT,
+    "score_before": REAL,
+    "outcome": TEXT,
+    "score": REAL,
+    "reason": TEXT,
 }
 
-_SCORER_COLUMNS: dict[str, pyarrow.DataType] = {"value": _REAL, "outcome": _TEXT, "reason": _TEXT}
-
-Write = Callable[[StoredSample, ScoringRecord], object]
-
-
-def check_ending(target: Path | None) -> None:
-    """Raise ``RefusedError`` if the name of the output has an ending that cannot be written."""
-    if target is not None and target.suffix not in (".jsonl", ".parquet"):
-        raise RefusedError(f"--output {target}: end its name in .parquet or .jsonl")
+_SCORER_COLUMNS = {name: SCORER_COLUMNS[name] for name in ("value", "outcome", "reason")}
 
 
 @contextmanager
-def written_rows(target: Path | None, scorers: list[str]) -> Iterator[Write]:
+def written_rows(target: Path | None, scorers: list[str]) -> Iterator[OnScored]:
     """Yield a function that writes one sample; ``target`` appears when the block ends without an error."""
     if target is None:
         yield lambda stored, scoring: None
@@ -208,13 +300,13 @@ def _row(stored: StoredSample, scoring: ScoringRecord) -> dict[str, Any]:
     row |= {"step": stored.step, "outcome_before": stored.outcome, "score_before": stored.score}
     row |= {"outcome": scoring.outcome, "score": scoring.value, "reason": scoring.reason}
     for name, scorer in scoring.scorers.items():
-        row |= {f"scorer/{name}/{column}": getattr(scorer, column) for column in _SCORER_COLUMNS}
+        row |= {scorer_column(name, column): getattr(scorer, column) for column in _SCORER_COLUMNS}
     return row
 
 
 class _ParquetRows:
     def __init__(self, path: Path, scorers: list[str]) -> None:
-        of_scorers = {f"scorer/{name}/{column}": kind for name in scorers for column, kind in _SCORER_COLUMNS.items()}
+        of_scorers = {scorer_column(name, column): kind for name in scorers for column, kind in _SCORER_COLUMNS.items()}
         self._schema = pyarrow.schema(_COLUMNS | of_scorers)
         self._writer = pyarrow.parquet.ParquetWriter(path, self._schema, compression="zstd")
         self._rows: list[dict[str, Any]] = []
@@ -234,119 +326,3 @@ class _ParquetRows:
     def _flush(self) -> None:
         self._writer.write_table(pyarrow.Table.from_pylist(self._rows, schema=self._schema))
         self._rows.clear()
-
-
-_RESPONSE_CHARACTERS = 200
-
-_SHOWN_CHARACTERS = 60
-
-Compare = Callable[[StoredSample, ScoringRecord], None]
-
-
-def rescore(arguments: argparse.Namespace) -> int:
-    """Run the command."""
-    check_ending(arguments.output)
-    opening: AbstractAsyncContextManager[StoredScorers]
-    if arguments.url:
-        opening = scorers_of_service(arguments.url, os.environ.get("PLAUDIT_TOKEN", ""))
-    else:
-        opening = scorers_of_job(load_job(arguments.job))
-    files = sample_files(samples_path(arguments.samples, arguments.runs_folder))
-    comparison, failures = ScoreComparison(arguments.changes), FailureCounts()
-    show_logs()
-
-    async def score() -> None:
-        async with opening as scorers:
-            with (
-                Progress(arguments.output, str(arguments.samples), scorers.version) as progress,
-                written_rows(arguments.output, scorers.names) as write,
-            ):
-
-                def compare(stored: StoredSample, scoring: ScoringRecord) -> None:
-                    _compare(comparison, stored, scoring)
-                    failures.add(scoring)
-                    write(stored, scoring)
-
-                await _rescore(scorers, files, progress, compare)
-
-    asyncio.run(score())
-    summary = msgspec.structs.replace(comparison.summary(), failures=failures.failures())
-    print(msgspec.json.encode(summary).decode() if arguments.json else readable(summary))
-    return EXIT_DONE
-
-
-async def _rescore(scorers: StoredScorers, files: Iterable[Path], progress: Progress, compare: Compare) -> None:
-    in_work: deque[tuple[str, list[StoredSample]]] = deque()
-
-    async def unscored() -> AsyncIterator[tuple[str, Unit]]:
-        resuming = True
-        for name, unit in _units(files, scorers.scores_groups):
-            scorings = progress.scored(name, len(unit)) if resuming else None
-            resuming = scorings is not None
-            if scorings is not None:
-                for stored, scoring in zip(unit, scorings, strict=True):
-                    compare(stored, scoring)
-            else:
-                in_work.append((name, unit))
-                yield f"{progress.attempt}/{name}", [stored.sample for stored in unit]
-
-    async for scorings in scorers.scored(unscored()):
-        name, unit = in_work.popleft()
-        progress.keep(name, scorings)
-        for stored, scoring in zip(unit, scorings, strict=True):
-            compare(stored, scoring)
-
-
-def _units(files: Iterable[Path], scores_groups: bool) -> Iterable[tuple[str, list[StoredSample]]]:
-    """Yield what is scored together, each under a name of its own in the run."""
-    for group in stored_groups(files):
-        step, first = group[0].step, group[0].sample
-        if scores_groups and first.split == "train":
-            yield f"{step}/{first.group}", group
-        else:
-            for stored in group:
-                yield f"{step}/{first.group}/{stored.sample.index}", [stored]
-
-
-def _compare(comparison: ScoreComparison, stored: StoredSample, scoring: ScoringRecord) -> None:
-    comparison.add_outcomes(stored.outcome, scoring.outcome)
-    if stored.score is not None and scoring.value is not None:
-        sample = stored.sample
-        response = sample.response[:_RESPONSE_CHARACTERS]
-        comparison.add_scores(
-            ScoreChange(stored.step, sample.group, sample.index, stored.score, scoring.value, response)
-        )
-
-
-def readable(summary: Summary) -> str:
-    """Return the summary as a few lines of text."""
-    lines = [
-        f"samples           {summary.samples:,}",
-        f"outcomes before   {_outcomes(summary.outcomes_before)}",
-        f"outcomes now      {_outcomes(summary.outcomes_after)}",
-        f"scored both times {summary.scored_both:,}",
-    ]
-    lines += [f"  {failure.scorer}: {failure}" for failure in summary.failures]
-    if summary.scored_both:
-        lines += [
-            f"mean score        {summary.mean_before:.4f} → {summary.mean_after:.4f} "
-            f"(change {summary.mean_change:+.4f})",
-            f"same score        {100 * (summary.agreement or 0):.1f} %",
-            f"rank correlation  {_correlation(summary.rank_correlation)}",
-        ]
-    if summary.changed_most:
-        lines.append("changed most")
-    for change in summary.changed_most:
-        text = " ".join(change.response.split())[:_SHOWN_CHARACTERS]
-        lines.append(
-            f"  {change.before:8.4f} → {change.after:8.4f}  step {change.step} {change.group} [{change.index}]  {text}"
-        )
-    return "\n".join(lines)
-
-
-def _outcomes(outcomes: dict[str, int]) -> str:
-    return ", ".join(f"{outcome} {count:,}" for outcome, count in outcomes.items()) or "none"
-
-
-def _correlation(value: float | None) -> str:
-    return "undefined: one side has a single value" if value is None else f"{value:.3f}"

@@ -1,11 +1,6 @@
-"""Read stored samples, a batch of rows at a time. ``training.run.stored_samples`` writes them.
+"""Read and score stored samples: by the scorers of a job in this process, or by a reward service over HTTP.
 
-Keep the scorings of a rescore beside its output, so that the same command continues after a kill.
-
-``<output>.progress`` has one line for what decides the scores, then one for each unit, in order. A line that a kill has
-cut is removed. The file goes when the output is complete.
-
-Score stored samples: by the scorers of a job, in this process, or by a reward service over HTTP.
+``Progress`` keeps the scorings beside the output, so that the same command continues after a kill.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ import pyarrow.parquet
 
 import plaudit_client
 from plaudit_job.spec.rljob import RLJob
-from plaudit_metrics.sources.samples import agent_of, surviving_files
+from plaudit_metrics.sources.sample_schema import LATER_SCORER_INPUT, SCORER_INPUT, scorer_input
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import Outcome, Sample, ScorerRecord, ScoringRecord
 from plaudit_workers.commands.score import scored_in_order
@@ -34,26 +29,6 @@ from plaudit_workers.service.build import build_pipeline, scoring_version
 from plaudit_workers.service.client import ServiceError
 
 _ROWS_AT_A_TIME = 256
-
-_COLUMNS = [
-    "step",
-    "group",
-    "index",
-    "split",
-    "data_source",
-    "prompt",
-    "response",
-    "ground_truth_json",
-    "extra_info_json",
-    "response_tokens",
-    "finish_reason",
-    "outcome",
-    "score",
-]
-
-_ADDED_COLUMNS = ["messages_json", "max_tokens", "completion_json", "agent_json"]
-
-"""Columns that samples of older runs lack."""
 
 
 class StoredSample(NamedTuple):
@@ -65,29 +40,6 @@ class StoredSample(NamedTuple):
     score: float | None
 
 
-def samples_path(given: Path, runs: Path) -> Path:
-    """Return the samples that a user means by a file, a folder of samples or of a run, or the id of a run."""
-    if given.is_file() or any(given.glob("step-*.parquet")):
-        return given
-    for folder in (given / "samples", runs / given / "samples"):
-        if folder.is_dir():
-            return folder
-    raise RefusedError(
-        f"no stored samples of {given}: give a run's id (with --runs-folder, now {runs}), a run's folder, or a samples "
-        "folder or file. A run stores samples unless metrics.keepSamples is false"
-    )
-
-
-def sample_files(path: Path) -> list[Path]:
-    """Return the files of a run's samples by step, without those of steps that a resume rolled back."""
-    if path.is_file():
-        return [path]
-    files = surviving_files(path)
-    if not files:
-        raise RefusedError(f"{path} has no stored samples yet: a run stores them when it closes its first step")
-    return list(files.values())
-
-
 def stored_groups(files: Iterable[Path]) -> Iterator[list[StoredSample]]:
     """Yield the samples of one group after the other, without those that were never generated.
 
@@ -96,7 +48,11 @@ def stored_groups(files: Iterable[Path]) -> Iterator[list[StoredSample]]:
     """
     rows = (row for file in files for row in _rows(file))
     for _, group in itertools.groupby(rows, lambda row: (row["step"], row["group"])):
-        stored = [_stored(row) for row in group if row["response"] is not None]
+        stored = [
+            StoredSample(row["step"], scorer_input(row), row["outcome"] or "given_up", row["score"])
+            for row in group
+            if row["response"] is not None
+        ]
         if stored:
             yield stored
 
@@ -104,41 +60,16 @@ def stored_groups(files: Iterable[Path]) -> Iterator[list[StoredSample]]:
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
     try:
         with pyarrow.parquet.ParquetFile(file) as opened:
-            missing = set(_COLUMNS) - set(opened.schema_arrow.names)
+            missing = set(SCORER_INPUT) - set(opened.schema_arrow.names)
             if missing:
                 raise RefusedError(
                     f"{file} does not hold stored samples: it lacks the columns {', '.join(sorted(missing))}"
                 )
-            added = [name for name in _ADDED_COLUMNS if name in opened.schema_arrow.names]
-            for batch in opened.iter_batches(_ROWS_AT_A_TIME, columns=_COLUMNS + added):
+            added = [name for name in LATER_SCORER_INPUT if name in opened.schema_arrow.names]
+            for batch in opened.iter_batches(_ROWS_AT_A_TIME, columns=SCORER_INPUT + added):
                 yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         raise RefusedError(f"{file} cannot be read: {error}. Give the samples folder of a run") from error
-
-
-def _stored(row: dict[str, Any]) -> StoredSample:
-    agent = agent_of(row)
-    sample = Sample(
-        group=row["group"],
-        index=row["index"],
-        data_source=row["data_source"],
-        prompt=row["prompt"],
-        response=row["response"],
-        ground_truth=msgspec.json.decode(row["ground_truth_json"]),
-        extra_info=msgspec.json.decode(row["extra_info_json"]),
-        messages=msgspec.json.decode(row.get("messages_json") or "[]"),
-        response_tokens=row["response_tokens"] or 0,
-        max_tokens=row.get("max_tokens") or 0,
-        finish_reason=row["finish_reason"] or "stop",
-        split=row["split"],
-        completion=msgspec.json.decode(row.get("completion_json") or "[]"),
-        tool_rewards=agent.tool_rewards,
-        turn_rewards=agent.turn_rewards,
-        agent_reward=agent.agent_reward,
-        environment=agent.environment,
-        failure=agent.failure,
-    )
-    return StoredSample(row["step"], sample, row["outcome"] or "given_up", row["score"])
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -155,12 +86,12 @@ class _Line(msgspec.Struct, frozen=True):
 class Progress:
     """Hold the units that are scored already, in order.
 
+    ``<output>.progress`` has one line for what decides the scores, then one for each unit. A line that a kill has cut
+    is removed. The file goes when the output is complete.
+
     Args:
         output: of the command; None: nothing is kept.
         samples: what is scored, in words that differ for other samples.
-
-    Attributes:
-        attempt: name of this rescore, which a resumed command repeats and a new one does not.
 
     Raises:
         RefusedError: the file is of other samples or other scorers, or cannot be written.
@@ -169,7 +100,6 @@ class Progress:
     def __init__(self, output: Path | None, samples: str, version: str) -> None:
         self._path = None if output is None else output.with_name(f"{output.name}.progress")
         self._head = _Head(samples, version, uuid.uuid4().hex[:12])
-        self._kept: list[int] = []
         if self._path is not None:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -183,6 +113,7 @@ class Progress:
                 self._file.close()
                 raise
         self.attempt = self._head.attempt
+        """Name of this rescore, which a resumed command repeats and a new one does not."""
 
     def __enter__(self) -> Progress:
         return self
@@ -256,25 +187,19 @@ def _decoded(line: bytes) -> _Line | None:
 
 
 Unit = list[Sample]
-
 """Samples that are scored together: a whole group, or a single sample."""
 
 _HTTP_TIMEOUT_S = 86_400.0
-
 _IN_WORK = 1024
-
 """Units that a service has at a time; its own limits decide how many of them it works on."""
 
 
 class StoredScorers(Protocol):
-    """Score stored samples.
-
-    Attributes:
-        version: what decides a score; it changes with the scorers.
-    """
+    """Score stored samples."""
 
     names: list[str]
     version: str
+    """What decides a score; it changes with the scorers."""
     scores_groups: bool
 
     def scored(self, units: AsyncIterator[tuple[str, Unit]]) -> AsyncIterator[list[ScoringRecord]]:
@@ -372,18 +297,12 @@ async def scorers_of_service(url: str, token: str) -> AsyncIterator[ServiceScore
         yield ServiceScorers(client, description)
 
 
-def _body(sample: Sample, name: str = "") -> dict[str, Any]:
-    body = {
-        "response": sample.response,
-        "prompt": sample.messages or sample.prompt,
-        "data_source": sample.data_source,
-        "ground_truth": sample.ground_truth,
-        "extra_info": sample.extra_info,
-        "response_tokens": sample.response_tokens,
-        "max_tokens": sample.max_tokens,
-        "finish_reason": sample.finish_reason,
-    }
-    return body | ({"id": name} if name else {})
+_SENT = ("response", "data_source", "ground_truth", "extra_info", "response_tokens", "max_tokens", "finish_reason")
+
+
+def _body(sample: Sample, id: str = "") -> dict[str, Any]:  # noqa: A002 (the field's name)
+    body = {name: getattr(sample, name) for name in _SENT} | {"prompt": sample.messages or sample.prompt}
+    return body | ({"id": id} if id else {})
 
 
 def _record(result: plaudit_client.Result) -> ScoringRecord:

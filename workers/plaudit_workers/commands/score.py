@@ -4,10 +4,6 @@ read → score → write: samples are read as slots become free, scored as by a 
 memory does not grow with the file. A first pass over the file reports invalid lines and data sources without a rule
 before any sample is scored. Standard input cannot be read twice: the command stops at such a line, after it has written
 the results of all earlier ones.
-
-Read samples with their groups for ``plaudit score``; an error names the line.
-
-Report progress and a summary on standard error: counts by outcome, the mean score, the most frequent failures.
 """
 
 from __future__ import annotations
@@ -36,6 +32,139 @@ from plaudit_workers.process import EXIT_DONE
 from plaudit_workers.service.build import build_pipeline, has_group_scorers
 from plaudit_workers.service.lines import EXPECTED, RawSample, SampleInput, SampleOutput, decode_entry, file_entries
 
+_STANDARD = Path("-")
+_HELD_PER_PLACE = 16
+"""Samples held in memory for each slot, so that a slow sample does not block the others."""
+
+_BEGUN_AT_A_TIME = 8
+"""Samples started in one round of the event loop, so that a start with hundreds of free slots delays nothing else."""
+
+
+def score(arguments: argparse.Namespace) -> int:
+    """Run the command."""
+    reward = load_job(arguments.job).spec.reward
+    source, target = arguments.input, arguments.output
+    if _STANDARD not in (source, target) and target.resolve() == source.resolve():
+        raise RefusedError(f"--output {target} is the input: name another file, writing would destroy the samples")
+    if source != _STANDARD:
+        _reader(source, reward).check(file_entries(source, "--input"))
+    show_logs()
+    with _output(target) as output:
+        asyncio.run(_score(reward, _reader(source, reward), _entries(source), output))
+    return EXIT_DONE
+
+
+async def _score(reward: RewardSpec, reader: StoredReader, entries: AsyncIterator[RawSample], output: BinaryIO) -> None:
+    pipeline = await build_pipeline(reward, "score")
+    progress = OfflineProgress()
+    try:
+        async for scoring in scored_in_order(pipeline, reader.units(entries), reward.workers.max_concurrent_samples):
+            output.write(msgspec.json.encode(SampleOutput.from_record(scoring, reader.ids.popleft())) + b"\n")
+            progress.add(scoring.outcome, scoring.value, scoring.reason)
+        output.flush()
+    finally:
+        await pipeline.close()
+        print(progress.summary(), file=sys.stderr)
+
+
+async def scored_in_order(
+    pipeline: Pipeline, units: AsyncIterator[list[Sample]], max_concurrent: int
+) -> AsyncIterator[ScoringRecord]:
+    """Yield the scorings of all samples, in their order.
+
+    A sample gets its task when a slot is free, so that only the reader ever waits for one.
+
+    Args:
+        units: samples that are scored together: single ones or, where ``pipeline.scores_groups``, groups.
+
+    Raises:
+        RefusedError: raised by ``units``, after the scorings of all earlier samples.
+    """
+    held: deque[asyncio.Task[list[ScoringRecord]]] = deque()
+    num_held = 0
+    refused: RefusedError | None = None
+    try:
+        try:
+            async for num_samples, task in _begun(pipeline, units, asyncio.Semaphore(max_concurrent)):
+                held.append(task)
+                num_held += num_samples
+                while held and (num_held > _HELD_PER_PLACE * max_concurrent or held[0].done()):
+                    scorings = await held.popleft()
+                    num_held -= len(scorings)
+                    for scoring in scorings:
+                        yield scoring
+        except RefusedError as error:
+            refused = error
+        while held:
+            for scoring in await held.popleft():
+                yield scoring
+    finally:
+        for task in held:
+            task.cancel()
+    if refused is not None:
+        raise refused
+
+
+async def _begun(
+    pipeline: Pipeline, units: AsyncIterator[list[Sample]], places: asyncio.Semaphore
+) -> AsyncIterator[tuple[int, asyncio.Task[list[ScoringRecord]]]]:
+    """Yield the number of samples and the task of each unit, as slots become free."""
+    num_begun = 0
+    async for unit in units:
+        scorings = []
+        for sample in unit:
+            await places.acquire()
+            scorings.append(asyncio.create_task(_scored(pipeline, sample, places)))
+            num_begun += 1
+            if num_begun % _BEGUN_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+        together = pipeline.scores_groups
+        yield len(unit), asyncio.create_task(_grouped(pipeline, unit, scorings)) if together else scorings[0]
+
+
+async def _scored(pipeline: Pipeline, sample: Sample, places: asyncio.Semaphore) -> list[ScoringRecord]:
+    try:
+        return [await pipeline.score(sample)]
+    finally:
+        places.release()
+
+
+async def _grouped(
+    pipeline: Pipeline, unit: list[Sample], scorings: list[asyncio.Task[list[ScoringRecord]]]
+) -> list[ScoringRecord]:
+    records = [record for records in await asyncio.gather(*scorings) for record in records]
+    return await pipeline.score_group(unit, records)
+
+
+def _reader(path: Path, reward: RewardSpec) -> StoredReader:
+    by_source = (scorer.name for scorer in reward.scorers if scorer.kind == "rule" and scorer.rule is None)
+    name = "standard input" if path == _STANDARD else str(path)
+    return StoredReader(name, next(by_source, None), has_group_scorers(reward))
+
+
+@contextmanager
+def _output(path: Path) -> Iterator[BinaryIO]:
+    if path == _STANDARD:
+        yield sys.stdout.buffer
+        return
+    try:
+        file = path.open("wb")
+    except OSError as error:
+        raise RefusedError(f"--output {path} cannot be written: {error.strerror}. Correct the path") from error
+    with file:
+        yield file
+
+
+async def _entries(path: Path) -> AsyncIterator[RawSample]:
+    """Yield lines or rows; waiting for standard input does not block the scorers."""
+    if path != _STANDARD:
+        for entry in file_entries(path, "--input"):
+            yield entry
+        return
+    while line := await asyncio.to_thread(sys.stdin.buffer.readline):
+        yield line
+
+
 _MAX_REPORTED = 10
 
 
@@ -53,7 +182,7 @@ class SampleLine(SampleInput, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class StoredReader:
-    """Convert the lines or rows of one file to samples, in order.
+    """Convert the lines or rows of one file to samples and their groups, in order; an error names the line.
 
     Args:
         by_source: name of a scorer that finds its rule by data source, or None.
@@ -142,12 +271,11 @@ class StoredReader:
 
 
 _REPORT_EVERY_S = 5.0
-
 _SHOWN_FAILURES = 5
 
 
 class OfflineProgress:
-    """Count results, print a line every five seconds, and a summary at the end."""
+    """Count results, print a line on standard error every five seconds, and summarize them at the end."""
 
     def __init__(self, total: int | None = None) -> None:
         self._began_s = self._reported_s = time.monotonic()
@@ -183,140 +311,3 @@ class OfflineProgress:
         seconds = time.monotonic() - self._began_s
         of = "" if self._total is None else f" of {self._total:,}"
         return f"{self._outcomes.total():,}{of} samples in {seconds:.1f} s"
-
-
-_STANDARD = Path("-")
-
-_HELD_PER_PLACE = 16
-
-"""Samples held in memory for each slot, so that a slow sample does not block the others."""
-
-_BEGUN_AT_A_TIME = 8
-
-"""Samples started in one round of the event loop, so that a start with hundreds of free slots delays nothing else."""
-
-
-def score(arguments: argparse.Namespace) -> int:
-    """Run the command."""
-    reward = load_job(arguments.job).spec.reward
-    source, output = arguments.input, arguments.output
-    if _STANDARD not in (source, output) and output.resolve() == source.resolve():
-        raise RefusedError(f"--output {output} is the input: name another file, writing would destroy the samples")
-    if arguments.input != _STANDARD:
-        reader_for(arguments.input, reward).check(file_entries(arguments.input, "--input"))
-    show_logs()
-    with _output(arguments.output) as output:
-        asyncio.run(_score(reward, reader_for(arguments.input, reward), _entries(arguments.input), output))
-    return EXIT_DONE
-
-
-async def _score(reward: RewardSpec, reader: StoredReader, entries: AsyncIterator[RawSample], output: BinaryIO) -> None:
-    pipeline = await build_pipeline(reward, "score")
-    progress = OfflineProgress()
-    try:
-        async for scoring in scored_in_order(pipeline, reader.units(entries), reward.workers.max_concurrent_samples):
-            output.write(msgspec.json.encode(SampleOutput.from_record(scoring, reader.ids.popleft())) + b"\n")
-            progress.add(scoring.outcome, scoring.value, scoring.reason)
-        output.flush()
-    finally:
-        await pipeline.close()
-        print(progress.summary(), file=sys.stderr)
-
-
-async def scored_in_order(
-    pipeline: Pipeline, units: AsyncIterator[list[Sample]], max_concurrent: int
-) -> AsyncIterator[ScoringRecord]:
-    """Yield the scorings of all samples, in their order.
-
-    A sample gets its task when a slot is free, so that only the reader ever waits for one.
-
-    Args:
-        units: samples that are scored together: single ones or, where ``pipeline.scores_groups``, groups.
-
-    Raises:
-        RefusedError: raised by ``units``, after the scorings of all earlier samples.
-    """
-    held: deque[asyncio.Task[list[ScoringRecord]]] = deque()
-    num_held = 0
-    refused: RefusedError | None = None
-    try:
-        try:
-            async for num_samples, task in _begun(pipeline, units, asyncio.Semaphore(max_concurrent)):
-                held.append(task)
-                num_held += num_samples
-                while held and (num_held > _HELD_PER_PLACE * max_concurrent or held[0].done()):
-                    scorings = await held.popleft()
-                    num_held -= len(scorings)
-                    for scoring in scorings:
-                        yield scoring
-        except RefusedError as error:
-            refused = error
-        while held:
-            for scoring in await held.popleft():
-                yield scoring
-    finally:
-        for task in held:
-            task.cancel()
-    if refused is not None:
-        raise refused
-
-
-async def _begun(
-    pipeline: Pipeline, units: AsyncIterator[list[Sample]], places: asyncio.Semaphore
-) -> AsyncIterator[tuple[int, asyncio.Task[list[ScoringRecord]]]]:
-    """Yield the number of samples and the task of each unit, as slots become free."""
-    num_begun = 0
-    async for unit in units:
-        scorings = []
-        for sample in unit:
-            await places.acquire()
-            scorings.append(asyncio.create_task(_scored(pipeline, sample, places)))
-            num_begun += 1
-            if num_begun % _BEGUN_AT_A_TIME == 0:
-                await asyncio.sleep(0)
-        together = pipeline.scores_groups
-        yield len(unit), asyncio.create_task(_grouped(pipeline, unit, scorings)) if together else scorings[0]
-
-
-async def _scored(pipeline: Pipeline, sample: Sample, places: asyncio.Semaphore) -> list[ScoringRecord]:
-    try:
-        return [await pipeline.score(sample)]
-    finally:
-        places.release()
-
-
-async def _grouped(
-    pipeline: Pipeline, unit: list[Sample], scorings: list[asyncio.Task[list[ScoringRecord]]]
-) -> list[ScoringRecord]:
-    records = [record for records in await asyncio.gather(*scorings) for record in records]
-    return await pipeline.score_group(unit, records)
-
-
-def reader_for(path: Path, reward: RewardSpec) -> StoredReader:
-    """Return the reader of a file of samples for a job's scorers."""
-    by_source = (scorer.name for scorer in reward.scorers if scorer.kind == "rule" and scorer.rule is None)
-    name = "standard input" if path == _STANDARD else str(path)
-    return StoredReader(name, next(by_source, None), has_group_scorers(reward))
-
-
-@contextmanager
-def _output(path: Path) -> Iterator[BinaryIO]:
-    if path == _STANDARD:
-        yield sys.stdout.buffer
-        return
-    try:
-        file = path.open("wb")
-    except OSError as error:
-        raise RefusedError(f"--output {path} cannot be written: {error.strerror}. Correct the path") from error
-    with file:
-        yield file
-
-
-async def _entries(path: Path) -> AsyncIterator[RawSample]:
-    """Yield lines or rows; waiting for standard input does not block the scorers."""
-    if path != _STANDARD:
-        for entry in file_entries(path, "--input"):
-            yield entry
-        return
-    while line := await asyncio.to_thread(sys.stdin.buffer.readline):
-        yield line

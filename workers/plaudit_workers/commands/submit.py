@@ -1,6 +1,6 @@
 """``plaudit submit``: score a file of samples with a running scoring service, in order; resume after a kill.
 
-Input and output are those of ``plaudit score`` (``scoring.offline.lines``). A line of the output is written before its
+Input and output are those of ``plaudit score`` (``service.lines``). A line of the output is written before its
 result is acknowledged, so the output shows how far a killed command came. Each line has the digest of its sample, so
 the same command on an edited input notices.
 """
@@ -82,7 +82,7 @@ async def _moved(service: FoundService, arguments: argparse.Namespace) -> FoundS
     """Wait until the run's folder names another Redis; a Redis given by ``--redis`` never moves."""
     while True:
         await asyncio.sleep(_REREAD_EVERY_S)
-        found = None if arguments.redis else _read_service(Path(arguments.runs_folder), service[1])
+        found = None if arguments.redis else _read_service(arguments.runs_folder, service[1])
         if found is not None and found != service:
             return found
 
@@ -227,7 +227,7 @@ def _service(arguments: argparse.Namespace) -> FoundService:
     """Return the service of ``--redis``, or the one that ``plaudit run`` names in its folder; wait for it."""
     if arguments.redis:
         return redis_from(os.environ, arguments.redis), arguments.run or ""
-    runs, deadline = Path(arguments.runs_folder), time.monotonic() + arguments.wait
+    runs, deadline = arguments.runs_folder, time.monotonic() + arguments.wait
     while (found := _read_service(runs, arguments.run)) is None and time.monotonic() < deadline:
         time.sleep(_LOOK_EVERY_S)
     if found is None:

@@ -3,8 +3,6 @@
 Each row is a group of two samples: its answer, which a good reward scores high, and an empty response, which it scores
 low. The answer is the row's ``response`` or ``responses``, else ``extra_info.answer`` or ``extra_info.solution`` (of
 verl's and TRL's datasets), else the ground truth as text.
-
-Show on standard error what reward functions print, and warnings, while a command scores in this process.
 """
 
 from __future__ import annotations
@@ -31,34 +29,7 @@ from plaudit_workers.images import without_files
 from plaudit_workers.launch.checks import data_problem, data_rows
 from plaudit_workers.process import EXIT_DONE, model_servers
 from plaudit_workers.service.build import build_pipeline
-
-
-def show_logs() -> None:
-    """Send log records to standard error as plain lines: ``mine: text`` for what the scorer ``mine`` printed."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_PlainLines())
-    handler.addFilter(_is_for_users)
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-
-
-class _PlainLines(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the scorer's line as it is; any other record as level, message and fields."""
-        fields = dict(getattr(record, "fields", {}))
-        if _is_printed(record):
-            return f"{fields['scorer']}: {fields['line']}"
-        values = " ".join(f"{name}={value}" for name, value in fields.items())
-        return f"{record.levelname.lower()}: {record.getMessage()} {values}".rstrip()
-
-
-def _is_for_users(record: logging.LogRecord) -> bool:
-    """Leave out Plaudit's own records below warnings: they are for the logs of a run."""
-    return _is_printed(record) or record.levelno >= logging.WARNING or not record.name.startswith("plaudit_")
-
-
-def _is_printed(record: logging.LogRecord) -> bool:
-    return set(getattr(record, "fields", {})) == {"scorer", "line"}
-
+from plaudit_workers.service.lines import SampleInput
 
 _COLUMNS = (*REQUIRED_COLUMNS, "extra_info", "response", "responses")
 
@@ -70,7 +41,7 @@ class _Trial:
     """Hold one row: its answer, the answer's origin, and the samples with the answer and with an empty response."""
 
     source: str
-    samples: Sequence[Sample]
+    samples: list[Sample]
 
 
 def try_scorers(arguments: argparse.Namespace) -> int:
@@ -92,8 +63,7 @@ async def _score(reward: RewardSpec, trials: Sequence[_Trial]) -> list[list[Scor
         scored = []
         for trial in trials:
             scorings = await asyncio.gather(*(pipeline.score(sample) for sample in trial.samples))
-            samples = list(trial.samples)
-            scored.append(await pipeline.score_group(samples, scorings) if pipeline.scores_groups else scorings)
+            scored.append(await pipeline.score_group(trial.samples, scorings) if pipeline.scores_groups else scorings)
         return scored
     finally:
         await pipeline.close()
@@ -130,22 +100,16 @@ def _trials(job: RLJob, data: Path | None, num_rows: int) -> list[_Trial]:
 def _trial(group: str, row: dict[str, Any], job: RLJob) -> _Trial:
     extra_info = extra_info_of(row.get("extra_info"))
     source, answer = _answer(row, extra_info)
-    chat = not isinstance(row["prompt"], str)
-    messages = without_files(row["prompt"]) if chat else []
-    prompt = "\n".join(str(message["content"]) for message in messages) if chat else row["prompt"]
     samples = [
-        Sample(
-            group=group,
-            index=index,
-            data_source=str(row["data_source"]),
-            prompt=prompt,
+        SampleInput(
             response=response,
+            prompt=row["prompt"] if isinstance(row["prompt"], str) else without_files(row["prompt"]),
+            data_source=str(row["data_source"]),
             ground_truth=row["reward_model"]["ground_truth"],
             extra_info=extra_info,
-            messages=messages,
             response_tokens=len(response.split()),
             max_tokens=job.spec.rollout.sampling.max_tokens,
-        )
+        ).sample(group, index)
         for index, response in enumerate((answer, ""))
     ]
     return _Trial(source, samples)
@@ -190,3 +154,33 @@ def _verdict(scored: Sequence[Sequence[ScoringRecord]]) -> str:
     failed = sum(value is None for pair in pairs for value in pair)
     failures = f"; {failed} of {2 * len(pairs)} samples have no score" if failed else ""
     return f"the answer scores higher than an empty response in {higher} of {len(pairs)} rows{failures}"
+
+
+def show_logs() -> None:
+    """Show on standard error what reward functions print, and warnings, while a command scores in this process.
+
+    The lines are plain: ``mine: text`` for what the scorer ``mine`` printed.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_PlainLines())
+    handler.addFilter(_is_for_users)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+class _PlainLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the scorer's line as it is; any other record as level, message and fields."""
+        fields = dict(getattr(record, "fields", {}))
+        if _is_printed(record):
+            return f"{fields['scorer']}: {fields['line']}"
+        values = " ".join(f"{name}={value}" for name, value in fields.items())
+        return f"{record.levelname.lower()}: {record.getMessage()} {values}".rstrip()
+
+
+def _is_for_users(record: logging.LogRecord) -> bool:
+    """Leave out Plaudit's own records below warnings: they are for the logs of a run."""
+    return _is_printed(record) or record.levelno >= logging.WARNING or not record.name.startswith("plaudit_")
+
+
+def _is_printed(record: logging.LogRecord) -> bool:
+    return set(getattr(record, "fields", {})) == {"scorer", "line"}

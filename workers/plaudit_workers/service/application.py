@@ -1,4 +1,4 @@
-"""The routes of a gateway.
+"""Serve the routes of a gateway.
 
 | | |
 | --- | --- |
@@ -11,12 +11,6 @@
 
 A caller that accepts ``application/x-ndjson`` gets a line for each sample or group as it is scored, in any order, and
 an empty line every 15 s without one.
-
-One request for scores and its answer, as a whole or line by line.
-
-Build the response of ``GET /v1/service``.
-
-The Prometheus series of a gateway. Labels are callers (the names of tokens) and fixed values, so they stay few.
 """
 
 from __future__ import annotations
@@ -24,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +32,7 @@ from starlette.types import Receive, Scope, Send
 
 from plaudit_job.spec.rljob import RLJob
 from plaudit_reward.endpoint.shapes import CALLER_HEADER, GATEWAY_SHAPES, GatewayResult, GatewayShape
-from plaudit_wire.logs import VERSION
+from plaudit_wire import VERSION
 from plaudit_wire.messages import Service
 from plaudit_wire.redis import OUTAGE
 from plaudit_workers.service import openapi, requests
@@ -59,16 +52,14 @@ from plaudit_workers.service.callers import (
     wait_for_accepted,
     wait_for_all,
 )
-from plaudit_workers.service.canary import Canary, CanarySeries
+from plaudit_workers.service.canary import SECONDS, Canary, CanarySeries
 from plaudit_workers.service.lines import SampleInput, sample_input
 from plaudit_workers.service.requests import RefusedRequestError, RequestBody, SubmittedSamples
 from plaudit_workers.service.tokens import SampleRate, Tokens, caller_name, token_of
 from plaudit_workers.stream.transport import Transport
 
 _ACCEPTED_WITHIN_S = 5.0
-
 _QUIET_S = 15.0
-
 _HEADERS = [(b"content-type", b"application/json")]
 
 _STREAM_HEADERS = [
@@ -79,7 +70,7 @@ _STREAM_HEADERS = [
 
 
 class Exchange:
-    """Submit the samples of one request at once and answer when they are scored. An ASGI response.
+    """Submit the samples of one request at once; answer as a whole or line by line. An ASGI response.
 
     Args:
         field: of the list in the answer, for a batch.
@@ -167,7 +158,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class ServiceDescription:
-    """Describe one service."""
+    """Describe one service, for ``GET /v1/service``."""
 
     job: RLJob
     run: str
@@ -196,11 +187,11 @@ class ServiceDescription:
         } | ({"canary": self.canary.description()} if self.canary else {})
 
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-
-
 class GatewaySeries:
-    """Hold the series of one process."""
+    """Hold the Prometheus series of one process.
+
+    Labels are callers (the names of tokens) and fixed values, so they stay few.
+    """
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -214,40 +205,28 @@ class GatewaySeries:
             "plaudit_gateway_sample_seconds",
             "Seconds from a sample's submission to its score",
             ["caller"],
-            buckets=_SECONDS,
+            buckets=SECONDS,
             registry=registry,
         )
         self.awaited = Gauge("plaudit_gateway_awaited", "Samples and groups that requests await", registry=registry)
 
     def count(self, caller: str, answers: Sequence[GatewayAnswer]) -> None:
         """Count the samples of answers that are sent to a caller."""
-        seconds = self.seconds.labels(caller)
-        outcomes: Counter[str] = Counter()
         for answer in answers:
             for sample in answer.results if isinstance(answer, GroupAnswer) else [answer]:
                 if isinstance(sample, SampleAnswer):
-                    outcomes[sample.outcome] += 1
-                    seconds.observe(sample.seconds)
-        for outcome, number in outcomes.items():
-            self.samples.labels(caller, outcome).inc(number)
-
-    def text(self) -> bytes:
-        """Return all series in Prometheus's text format."""
-        return generate_latest(self.registry)
+                    self.samples.labels(caller, sample.outcome).inc()
+                    self.seconds.labels(caller).observe(sample.seconds)
 
 
 MOST_BYTES = 64 << 20
-
 """Bytes of a request's body."""
 
 LONGEST_WAIT_S = 3600.0
-
 """Seconds that a request waits for its results."""
 
 _BODY_WITHIN_S = 60.0
-
 _LOOK_EVERY_S = 0.2
-
 _NDJSON = "application/x-ndjson"
 
 Handler = Callable[[Request, str], Awaitable[Response | Exchange]]
@@ -356,7 +335,7 @@ class Application:
 
     async def _stored(self, request: Request, caller: str) -> Response:
         own_id, session = request.path_params["id"], self._callers.session(caller)
-        until = time.monotonic() + _seconds(request, "wait", LONGEST_WAIT_S, default=0.0)
+        until = time.monotonic() + _seconds(request, "wait", 0.0)
         while True:
             is_known, result = await session.find(own_id)
             if result is not None:
@@ -374,7 +353,7 @@ class Application:
     def metrics(self) -> bytes:
         """Return all series in Prometheus's text format."""
         self._series.awaited.set(self._callers.num_awaited)
-        return self._series.text()
+        return generate_latest(self._series.registry)
 
     async def _metrics(self, request: Request) -> Response:
         return Response(self.metrics(), media_type="text/plain; version=0.0.4")
@@ -393,32 +372,25 @@ class _Endpoint:
         """Handle one request."""
         request = Request(scope, receive)
         caller = self._tokens.caller(request.headers.get("authorization", ""))
-        status = 200
+        refused: RefusedRequestError | None = None
         try:
             if caller is None:
                 raise RefusedRequestError(401, "unauthorized", "give the service's token: Authorization: Bearer TOKEN")
-            caller = self._named(caller, request)
+            caller = caller_name(caller, request.headers.get(CALLER_HEADER, ""), self._callers.names)
             answer = await self._handler(request, caller)
             await answer(scope, receive, send)
             status = answer.status_code
         except (DisconnectedError, ClientDisconnect):
             status = 499
         except RefusedRequestError as error:
-            status = error.status
-            await JSONResponse(error.body(), status, error.headers())(scope, receive, send)
+            refused = error
         except OUTAGE as error:
-            status = 503
             refused = RefusedRequestError(503, "unavailable", f"Redis is unavailable: {error}", retry_after_s=1)
+        if refused is not None:
+            status = refused.status
             await JSONResponse(refused.body(), status, refused.headers())(scope, receive, send)
-        self._series.requests.labels(
-            token_of(caller or ""), scope["route"].path if "route" in scope else "", status
-        ).inc()
-
-    def _named(self, caller: str, request: Request) -> str:
-        try:
-            return caller_name(caller, request.headers.get(CALLER_HEADER, ""), self._callers.names)
-        except ValueError as error:
-            raise RefusedRequestError(422, "invalid_caller", str(error)) from error
+        path = scope["route"].path if "route" in scope else ""
+        self._series.requests.labels(token_of(caller or ""), path, status).inc()
 
 
 async def _openapi(request: Request) -> Response:
@@ -445,14 +417,15 @@ async def _body(request: Request) -> bytes:
     return b"".join(parts)
 
 
-def _seconds(request: Request, name: str, longest: float, default: float | None = None) -> float:
+def _seconds(request: Request, name: str, default: float) -> float:
     written = request.query_params.get(name)
     if written is None:
-        return longest if default is None else default
+        return default
     try:
         seconds = float(written)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds <= longest:
-        raise RefusedRequestError(422, "invalid_query", f"{name}={written!r}: give seconds from 0 to {longest:.0f}")
+    if not 0 <= seconds <= LONGEST_WAIT_S:
+        problem = f"{name}={written!r}: give seconds from 0 to {LONGEST_WAIT_S:.0f}"
+        raise RefusedRequestError(422, "invalid_query", problem)
     return seconds

@@ -1,32 +1,6 @@
-"""Build the pipeline of a job from ``spec.reward``, with its scorers opened. The kinds of scorers: ``kinds``.
+"""Build the pipeline of a job from ``spec.reward``: its scorers by their kinds, opened; and name the scoring's version.
 
-Decide if a job's groups are scored after their samples. The trainer admits groups accordingly.
-
-The arguments of the functions that make scorers, besides the scorer's own section.
-
-The parts that scorers of an endpoint share: limits over all workers, the report of usage, the trace header.
-
-``kind: environment``.
-
-``kind: http``.
-
-``kind: judge``.
-
-``kind: model``.
-
-``kind: python``, and the job's own combining function.
-
-Map each kind of scorer to the function that makes it.
-
-``kind: rule``.
-
-The servers of a scorer's model, as the reward worker reaches them.
-
-``kind: service``.
-
-The version of a job's scoring: a short digest of everything that decides a score. Every result carries it.
-
-The function of a ``python`` scorer, as its child processes load it.
+``MAKERS``, at the end, maps each kind of scorer to the function that makes it from its section and a ``BuildContext``.
 """
 
 from __future__ import annotations
@@ -45,6 +19,7 @@ from plaudit_job.load import job_data, section_data
 from plaudit_job.secrets import secret_value
 from plaudit_job.spec.rewards import JudgeSpec, PythonScorerSpec, RewardSpec, ScorerSpec
 from plaudit_job.spec.rljob import RLJob
+from plaudit_job.spec.section import SecretKey
 from plaudit_reward.attempts import Combiner, FunctionCombiner, GroupStage, Rules, Stage, WeightedSum, When
 from plaudit_reward.endpoint.access import EndpointUsage, UsageReport
 from plaudit_reward.endpoint.budget import Budget, Limiter, LocalBudget, RateLimits, RedisBudget
@@ -93,7 +68,7 @@ class BuildContext:
     gate: CallGate = field(default_factory=CallGate)
     """Holds the calls to those of them that sleep during updates."""
     version: str = ""
-    """Of the job's scoring (``scoring.version``); empty outside of a run."""
+    """Of the job's scoring (``scoring_version``); empty outside of a run."""
     traced_share: float | None = None
     """Share of the samples whose spans are kept (``metrics.traces``); None: nothing is traced."""
 
@@ -101,36 +76,125 @@ class BuildContext:
 AnyScorer = Scorer | GroupScorer
 
 Maker = Callable[[ScorerSpec, BuildContext], AnyScorer]
-
 """Make a scorer without starting anything; ``open`` starts it. Raise ``ConfigurationError`` or ``RefusedError``."""
 
 
+async def build_pipeline(reward: RewardSpec, worker: str, context: BuildContext | None = None) -> Pipeline:
+    """Build and open every scorer of a job; if one is refused, close all others.
+
+    Args:
+        context: the environment of the scorers. Default: outside a run.
+    """
+    context = context or BuildContext(reward, worker, model_servers=model_servers())
+    made = _make_all(reward, context)
+    combining = _combining_function(context)
+    await _open_all([*made, combining] if combining else made)
+    combiner: Combiner = WeightedSum()
+    if combining is not None:
+        combiner = FunctionCombiner(combining, timeout_s=reward.timeout_seconds, retries=reward.retries)
+    stages: list[Stage] = []
+    group_stages: list[GroupStage] = []
+    for scorer, built in zip(reward.scorers, made, strict=True):
+        _stage(built, _rules(scorer, reward), scorer.scope, stages, group_stages)
+    return Pipeline(
+        stages,
+        group_stages,
+        combiner=combiner,
+        timeout_s=reward.timeout_seconds,
+        worker=worker,
+        normalize=reward.combine.normalize == "group",
+    )
+
+
+def _make_all(reward: RewardSpec, context: BuildContext) -> list[AnyScorer]:
+    made, problems = [], []
+    for scorer in reward.scorers:
+        try:
+            made.append(MAKERS[scorer.kind](scorer, context))
+        except (ConfigurationError, RefusedError) as error:
+            problems.append(str(error))
+    if problems:
+        raise RefusedError("\n".join(problems))
+    return made
+
+
+async def _open_all(scorers: Sequence[AnyScorer]) -> None:
+    """Open all concurrently; if one is refused, close all and report every refusal."""
+    outcomes = await asyncio.gather(*(scorer.open() for scorer in scorers), return_exceptions=True)
+    problems = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if not problems:
+        return
+    await asyncio.gather(*(scorer.close() for scorer in scorers))
+    others = [problem for problem in problems if not isinstance(problem, ConfigurationError)]
+    raise others[0] if others else RefusedError("\n".join(str(problem) for problem in problems))
+
+
+def _combining_function(context: BuildContext) -> FunctionScorer | None:
+    reward = context.reward
+    if reward.combine.kind != "python":
+        return None
+    return _function_scorer("combine", Target(reward.combine.path, reward.combine.function, scope="combine"), context)
+
+
+def _rules(scorer: ScorerSpec, reward: RewardSpec) -> Rules:
+    return Rules(
+        weight=scorer.weight,
+        retries=reward.retries if scorer.retries is None else scorer.retries,
+        timeout_s=scorer.timeout_seconds,
+        on_failure=scorer.on_failure or reward.on_failure,
+        when=When(scorer.when.scorer, scorer.when.equals) if scorer.when is not None else None,
+    )
+
+
+def _stage(built: AnyScorer, rules: Rules, scope: str, stages: list[Stage], group_stages: list[GroupStage]) -> None:
+    """Add a scorer to the stages of its scope; a class with ``post_process_scores`` goes into both."""
+    if scope == "group":
+        replaces = isinstance(built, FunctionScorer) and built.replaces_values
+        group_stages.append(GroupStage(cast(GroupScorer, built), rules, replaces=replaces))
+        return
+    stages.append(Stage(cast(Scorer, built), rules))
+    scorer = built.scorer if isinstance(built, CachedScorer) else built
+    if isinstance(scorer, FunctionScorer) and scorer.post_processes:
+        group_stages.append(GroupStage(PostProcess(scorer), rules, of=scorer.name))
+
+
+def has_group_scorers(reward: RewardSpec) -> bool:
+    """Return True if a scorer has group scope or ``post_process_scores``, or values are normalised by group.
+
+    Groups are then scored after their samples, and the trainer admits them accordingly. The files are read, not run.
+    """
+    return reward.combine.normalize == "group" or any(
+        scorer.scope == "group"
+        or (scorer.python is not None and declares_post_process(scorer.python.path, scorer.python.function))
+        for scorer in reward.scorers
+    )
+
+
 _DIGITS = 10
-
 _SIZES = ("workers", "gateway", "networkPolicy")
-
 """Sections of ``spec.reward`` that decide where samples are scored, and not how."""
+
+_NOT_OF_ITS_VALUE = ("weight", "when", "limits", "cache", "retries", "timeoutSeconds", "onFailure")
 
 
 def scoring_version(job: RLJob) -> str:
-    """Return the version of a resolved job: the same for equal scorers, and for equal contents of the files they name.
+    """Return a short digest of everything that decides a score of a resolved job; every result carries it.
 
-    The contents of models' folders, of modules that a file imports, and of images are not part of it; an operator
-    therefore gives its workers a version of its own (``PLAUDIT_SCORING_VERSION``).
+    It is the same for equal scorers, and for equal contents of the files they name. The contents of models' folders, of
+    modules that a file imports, and of images are not part of it; an operator therefore gives its workers a version of
+    its own (``PLAUDIT_SCORING_VERSION``).
     """
     reward = job_data(job)["spec"]["reward"]
-    parts = {name: section for name, section in reward.items() if name not in _SIZES}
-    return hashlib.sha256(msgspec.json.encode(_with_contents(parts), order="sorted")).hexdigest()[:_DIGITS]
+    return _digest({name: section for name, section in reward.items() if name not in _SIZES})
 
 
-def scorer_version(scorer: ScorerSpec) -> str:
+def _scorer_version(scorer: ScorerSpec) -> str:
     """Return the version of one scorer of a resolved job, without what does not change its own value."""
-    written = section_data(scorer)
-    parts = {name: part for name, part in written.items() if name not in _NOT_OF_ITS_VALUE}
+    return _digest({name: part for name, part in section_data(scorer).items() if name not in _NOT_OF_ITS_VALUE})
+
+
+def _digest(parts: Mapping[str, Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(_with_contents(parts), order="sorted")).hexdigest()[:_DIGITS]
-
-
-_NOT_OF_ITS_VALUE = ("weight", "when", "limits", "cache", "retries", "timeoutSeconds", "onFailure")
 
 
 def _with_contents(part: Any) -> Any:
@@ -152,63 +216,12 @@ def _content(path: Any) -> Any:
 logger = get_logger(__name__)
 
 _TIMEOUT_S = 5.0
-
 _RETRIES = 3
 
 
-def limiter(scorer: ScorerSpec, endpoint: str, context: BuildContext) -> Limiter:
-    """Build the queue in front of an endpoint.
-
-    Args:
-        endpoint: names the endpoint; scorers of a run with the same one share a budget.
-    """
+def _limiter(scorer: ScorerSpec, endpoint: str, context: BuildContext) -> Limiter:
+    """Build the queue in front of an endpoint; scorers of a run that name the same one share a budget."""
     return Limiter(_budget(scorer, endpoint, context), scorer.name)
-
-
-def usage_report(name: str, usage: EndpointUsage, context: BuildContext) -> UsageReport | None:
-    """Build the report of an endpoint's usage to the run; None outside of a run."""
-    if context.redis is None:
-        return None
-    return UsageReport(name, usage, context.redis.client(timeout_s=_TIMEOUT_S, retries=0), context.run)
-
-
-def cached(built: Scorer, scorer: ScorerSpec, usage: EndpointUsage, context: BuildContext) -> Scorer:
-    """Put the cache of a scorer of an endpoint in front of it, if it has one; outside of a run nothing is kept."""
-    cache = _cache(scorer, context, scorer_version(scorer))
-    return built if cache is None else CachedScorer(built, cache, usage)
-
-
-def cached_in_run(
-    built: Scorer, scorer: ScorerSpec, context: BuildContext, key: Callable[[Sample], bytes | None] = sample_key
-) -> Scorer:
-    """Put the cache of a scorer that runs in the job in front of it, if it has one.
-
-    Its scores depend on files and images that the scorer's section does not show, so each version of the whole scoring
-    has entries of its own.
-    """
-    cache = _cache(scorer, context, f"{scorer_version(scorer)}:{context.version}")
-    if cache is None:
-        return built
-    usage = EndpointUsage()
-    return CachedScorer(built, cache, usage, usage_report(scorer.name, usage, context), key)
-
-
-def _cache(scorer: ScorerSpec, context: BuildContext, version: str) -> ScoreCache | None:
-    if scorer.cache is None or context.redis is None:
-        return None
-    client = context.redis.client(timeout_s=_TIMEOUT_S, retries=0)
-    prefix = f"{Names(context.run).prefix}cache:{version}"
-    return ScoreCache(client, prefix, scorer.cache.lifetime_seconds, scorer.cache.entries)
-
-
-def trace_header(context: BuildContext) -> Callable[[Sample], str] | None:
-    """Return the function that gives a sample's ``traceparent``; None where nothing is traced."""
-    run, share = context.run, context.traced_share
-    if share is None:
-        return None
-    return lambda sample: traceparent(
-        run, sample.group, sample.index, sampled=drawn(run, sample.group, sample.index, share)
-    )
 
 
 def _budget(scorer: ScorerSpec, endpoint: str, context: BuildContext) -> Budget:
@@ -217,8 +230,7 @@ def _budget(scorer: ScorerSpec, endpoint: str, context: BuildContext) -> Budget:
     given = scorer.limits
     limits = RateLimits(given.requests_per_minute, given.tokens_per_minute, given.concurrency)
     if given.shared is not None:
-        secret = given.shared.password_secret
-        password = secret_value(secret, f"scorer {scorer.name}: limits.shared.passwordSecret") if secret else ""
+        password = _secret(given.shared.password_secret, f"scorer {scorer.name}: limits.shared.passwordSecret")
         address, key = RedisAddress(given.shared.url, password), f"plaudit:limits:{{{given.shared.key}}}"
     elif context.redis is not None:
         digest = hashlib.sha256(endpoint.encode()).hexdigest()[:16]
@@ -229,7 +241,57 @@ def _budget(scorer: ScorerSpec, endpoint: str, context: BuildContext) -> Budget:
     return RedisBudget(address.client(timeout_s=_TIMEOUT_S, retries=_RETRIES), key, context.worker, limits)
 
 
-def server_pool(scorer: ScorerSpec, context: BuildContext) -> ServerPool:
+def _secret(secret: SecretKey | None, field: str) -> str:
+    return secret_value(secret, field) if secret else ""
+
+
+def _usage_report(name: str, usage: EndpointUsage, context: BuildContext) -> UsageReport | None:
+    """Build the report of an endpoint's usage to the run; None outside of a run."""
+    if context.redis is None:
+        return None
+    return UsageReport(name, usage, context.redis.client(timeout_s=_TIMEOUT_S, retries=0), context.run)
+
+
+def _cached(built: Scorer, scorer: ScorerSpec, usage: EndpointUsage, context: BuildContext) -> Scorer:
+    """Put the cache of a scorer of an endpoint in front of it, if it has one; outside of a run nothing is kept."""
+    cache = _cache(scorer, context, _scorer_version(scorer))
+    return built if cache is None else CachedScorer(built, cache, usage)
+
+
+def _cached_in_run(
+    built: Scorer, scorer: ScorerSpec, context: BuildContext, key: Callable[[Sample], bytes | None] = sample_key
+) -> Scorer:
+    """Put the cache of a scorer that runs in the job in front of it, if it has one.
+
+    Its scores depend on files and images that the scorer's section does not show, so each version of the whole scoring
+    has entries of its own.
+    """
+    cache = _cache(scorer, context, f"{_scorer_version(scorer)}:{context.version}")
+    if cache is None:
+        return built
+    usage = EndpointUsage()
+    return CachedScorer(built, cache, usage, _usage_report(scorer.name, usage, context), key)
+
+
+def _cache(scorer: ScorerSpec, context: BuildContext, version: str) -> ScoreCache | None:
+    if scorer.cache is None or context.redis is None:
+        return None
+    client = context.redis.client(timeout_s=_TIMEOUT_S, retries=0)
+    prefix = f"{Names(context.run).prefix}cache:{version}"
+    return ScoreCache(client, prefix, scorer.cache.lifetime_seconds, scorer.cache.entries)
+
+
+def _trace_header(context: BuildContext) -> Callable[[Sample], str] | None:
+    """Return the function that gives a sample's ``traceparent``; None where nothing is traced."""
+    run, share = context.run, context.traced_share
+    if share is None:
+        return None
+    return lambda sample: traceparent(
+        run, sample.group, sample.index, sampled=drawn(run, sample.group, sample.index, share)
+    )
+
+
+def _server_pool(scorer: ScorerSpec, context: BuildContext) -> ServerPool:
     """Build the pool of the servers that the job runs for a scorer."""
     sleeps = scorer.served is not None and scorer.served.sleep_during_updates
     return ServerPool(
@@ -241,8 +303,30 @@ def server_pool(scorer: ScorerSpec, context: BuildContext) -> ServerPool:
     )
 
 
+def _rule_scorer(scorer: ScorerSpec, context: BuildContext) -> RuleScorer:
+    """Make the scorer of a built-in rule."""
+    processes = context.reward.workers.processes
+    return RuleScorer(scorer.name, scorer.rule, scorer.rule_arguments, processes=processes)
+
+
+def _environment_scorer(scorer: ScorerSpec, context: BuildContext) -> InlineScorer:
+    """Make the scorer of rewards that tools and environments gave."""
+    return InlineScorer(scorer.name, agent_reward)
+
+
+def _python_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:
+    """Make the scorer of a user's function or class."""
+    assert scorer.python is not None
+    router = None
+    if scorer.python.serve is not None:
+        limit_s = scorer.timeout_seconds or context.reward.timeout_seconds
+        router = LocalRouter(_server_pool(scorer, context), limit_s)
+    built = _function_scorer(scorer.name, function_target(scorer, scorer.python), context, router)
+    return _cached_in_run(built, scorer, context, whole_sample_key) if scorer.scope == "sample" else built
+
+
 def function_target(scorer: ScorerSpec, function: PythonScorerSpec) -> Target:
-    """Return the target of a scorer's function; the address of a served model is filled in when its router runs."""
+    """Return the function as its child processes load it; its router fills in the address of a served model."""
     serve = function.serve
     return Target(
         path=function.path,
@@ -254,19 +338,7 @@ def function_target(scorer: ScorerSpec, function: PythonScorerSpec) -> Target:
     )
 
 
-def python_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:
-    """Make the scorer of a user's function or class."""
-    assert scorer.python is not None
-    target = function_target(scorer, scorer.python)
-    router = None
-    if scorer.python.serve is not None:
-        limit_s = scorer.timeout_seconds or context.reward.timeout_seconds
-        router = LocalRouter(server_pool(scorer, context), limit_s)
-    built = function_scorer(scorer.name, target, context, router)
-    return cached_in_run(built, scorer, context, whole_sample_key) if scorer.scope == "sample" else built
-
-
-def function_scorer(name: str, target: Target, context: BuildContext, router: Router | None = None) -> FunctionScorer:
+def _function_scorer(name: str, target: Target, context: BuildContext, router: Router | None = None) -> FunctionScorer:
     """Make a function scorer with the job's number of child processes."""
     workers = context.reward.workers
     return FunctionScorer(
@@ -274,47 +346,27 @@ def function_scorer(name: str, target: Target, context: BuildContext, router: Ro
         target,
         processes=workers.processes,
         max_concurrent=workers.max_concurrent_samples,
-        traceparent=trace_header(context),
+        traceparent=_trace_header(context),
         router=router,
     )
 
 
-def environment_scorer(scorer: ScorerSpec, context: BuildContext) -> InlineScorer:
-    """Make the scorer of rewards that tools and environments gave."""
-    return InlineScorer(scorer.name, agent_reward)
-
-
-def http_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:
-    """Build the client of somebody else's reward endpoint, with the limits that all workers share."""
-    assert scorer.http is not None
-    http = scorer.http
-    secret = http.api_key_secret
-    usage = EndpointUsage()
-    built = RemoteScorer(
-        scorer.name,
-        RemoteClient(
-            http.url,
-            SHAPES[http.shape],
-            usage,
-            api_key=secret_value(secret, f"scorer {scorer.name}: http.apiKeySecret") if secret else "",
-            arguments=http.arguments,
-            path=http.json_path,
-            max_connections=context.reward.workers.max_concurrent_samples,
-        ),
-        limiter(scorer, http.url, context),
-        usage_report(scorer.name, usage, context),
-        trace_header(context),
+def _model_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:
+    """Build the client of a reward model's servers in this run."""
+    assert scorer.model is not None
+    built = ModelScorer(
+        _server_pool(scorer, context),
+        form=scorer.model.input,
+        max_concurrent=context.reward.workers.max_concurrent_samples,
+        traceparent=_trace_header(context),
     )
-    return cached(built, scorer, usage, context)
+    return _cached_in_run(built, scorer, context)
 
 
-def judge_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:
+def _judge_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:
     """Build a judge: an endpoint and the limits that all workers share."""
     assert scorer.judge is not None
-    judge = scorer.judge
-    group = scorer.scope == "group"
-    secret = judge.api_key_secret
-    usage = EndpointUsage()
+    judge, group, usage = scorer.judge, scorer.scope == "group", EndpointUsage()
     endpoint = f"served {scorer.name}" if judge.serve else f"{judge.base_url.rstrip('/')} {judge.model}"
     built = JudgeScorer(
         scorer.name,
@@ -323,21 +375,21 @@ def judge_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:
             judge.base_url or f"the model served for {scorer.name}",
             judge.model or scorer.name,
             usage,
-            api_key=secret_value(secret, f"scorer {scorer.name}: judge.apiKeySecret") if secret else "",
+            api_key=_secret(judge.api_key_secret, f"scorer {scorer.name}: judge.apiKeySecret"),
             arguments=judge.arguments,
             max_connections=context.reward.workers.max_concurrent_samples,
-            pool=server_pool(scorer, context) if judge.serve else None,
+            pool=_server_pool(scorer, context) if judge.serve else None,
         ),
-        _parser(scorer.name, judge, group, context),
-        limiter(scorer, endpoint, context),
+        _judge_parser(scorer.name, judge, group, context),
+        _limiter(scorer, endpoint, context),
         TokenEstimate(judge.arguments),
-        usage_report(scorer.name, usage, context),
-        trace_header(context),
+        _usage_report(scorer.name, usage, context),
+        _trace_header(context),
     )
-    return built if group else cached(built, scorer, usage, context)
+    return built if group else _cached(built, scorer, usage, context)
 
 
-def _parser(name: str, judge: JudgeSpec, group: bool, context: BuildContext) -> Parser:
+def _judge_parser(name: str, judge: JudgeSpec, group: bool, context: BuildContext) -> Parser:
     parse = judge.parse
     if parse.python is not None:
         target = Target(
@@ -346,161 +398,67 @@ def _parser(name: str, judge: JudgeSpec, group: bool, context: BuildContext) -> 
             arguments=dict(parse.python.arguments),
             scope="answers" if group else "answer",
         )
-        return FunctionParser(FunctionScorer(name, target, processes=1, traceparent=trace_header(context)))
+        return FunctionParser(FunctionScorer(name, target, processes=1, traceparent=_trace_header(context)))
     return RegexParser(parse.regex, group=group) if parse.regex else JsonParser(parse.json_path, group=group)
 
 
-def model_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:
-    """Build the client of a reward model's servers in this run."""
-    assert scorer.model is not None
-    built = ModelScorer(
-        server_pool(scorer, context),
-        form=scorer.model.input,
-        max_concurrent=context.reward.workers.max_concurrent_samples,
-        traceparent=trace_header(context),
+def _http_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:
+    """Build the client of somebody else's reward endpoint."""
+    assert scorer.http is not None
+    http, usage = scorer.http, EndpointUsage()
+    client = RemoteClient(
+        http.url,
+        SHAPES[http.shape],
+        usage,
+        api_key=_secret(http.api_key_secret, f"scorer {scorer.name}: http.apiKeySecret"),
+        arguments=http.arguments,
+        path=http.json_path,
+        max_connections=context.reward.workers.max_concurrent_samples,
     )
-    return cached_in_run(built, scorer, context)
+    return _remote_scorer(scorer, client, http.url, usage, context)
 
 
-def rule_scorer(scorer: ScorerSpec, context: BuildContext) -> RuleScorer:
-    """Make the scorer of a built-in rule."""
-    processes = context.reward.workers.processes
-    return RuleScorer(scorer.name, scorer.rule, scorer.rule_arguments, processes=processes)
-
-
-def service_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:
+def _service_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:
     """Build the client of a reward service; the run is a caller of its own among those that share a token.
 
     Raises:
         RefusedError: the service is named, and nothing but an operator knows where it is; or the token has no value.
     """
     assert scorer.service is not None
-    service = scorer.service
+    service, usage = scorer.service, EndpointUsage()
     field = f"scorer {scorer.name}: service"
     if not service.url:
         raise RefusedError(
             f"{field}.name: {service.name!r} is a name on Kubernetes only. Under plaudit run give url and tokenSecret"
         )
-    secret = service.token_secret
-    usage = EndpointUsage()
-    built = RemoteScorer(
-        scorer.name,
-        RemoteClient(
-            f"{service.url.rstrip('/')}/v1/score",
-            SHAPES["plaudit"],
-            usage,
-            api_key=secret_value(secret, f"{field}.tokenSecret") if secret else "",
-            headers={CALLER_HEADER: context.run} if context.run else {},
-            max_connections=context.reward.workers.max_concurrent_samples,
-            remedies=SERVICE,
-        ),
-        limiter(scorer, service.url, context),
-        usage_report(scorer.name, usage, context),
-        trace_header(context),
+    client = RemoteClient(
+        f"{service.url.rstrip('/')}/v1/score",
+        SHAPES["plaudit"],
+        usage,
+        api_key=_secret(service.token_secret, f"{field}.tokenSecret"),
+        headers={CALLER_HEADER: context.run} if context.run else {},
+        max_connections=context.reward.workers.max_concurrent_samples,
+        remedies=SERVICE,
     )
-    return cached(built, scorer, usage, context)
+    return _remote_scorer(scorer, client, service.url, usage, context)
+
+
+def _remote_scorer(
+    scorer: ScorerSpec, client: RemoteClient, endpoint: str, usage: EndpointUsage, context: BuildContext
+) -> Scorer:
+    """Put the limits that all workers share and the cache in front of an endpoint's client."""
+    report = _usage_report(scorer.name, usage, context)
+    built = RemoteScorer(scorer.name, client, _limiter(scorer, endpoint, context), report, _trace_header(context))
+    return _cached(built, scorer, usage, context)
 
 
 MAKERS: dict[str, Maker] = {
-    "rule": rule_scorer,
-    "python": python_scorer,
-    "model": model_scorer,
-    "judge": judge_scorer,
-    "http": http_scorer,
-    "service": service_scorer,
-    "environment": environment_scorer,
+    "rule": _rule_scorer,
+    "python": _python_scorer,
+    "model": _model_scorer,
+    "judge": _judge_scorer,
+    "http": _http_scorer,
+    "service": _service_scorer,
+    "environment": _environment_scorer,
 }
-
-
-async def build_pipeline(reward: RewardSpec, worker: str, context: BuildContext | None = None) -> Pipeline:
-    """Build and open every scorer of a job; if one is refused, close all others.
-
-    Args:
-        context: the environment of the scorers. Default: outside a run.
-    """
-    context = context or BuildContext(reward, worker, model_servers=model_servers())
-    made = _made(reward, context)
-    combining = _combining(context)
-    await _opened([*made, combining] if combining else made)
-    stages: list[Stage] = []
-    group_stages: list[GroupStage] = []
-    for scorer, built in zip(reward.scorers, made, strict=True):
-        _place(built, _rules(scorer, reward), scorer.scope, stages, group_stages)
-    return Pipeline(
-        stages,
-        group_stages,
-        combiner=_combiner(combining, reward),
-        timeout_s=reward.timeout_seconds,
-        worker=worker,
-        normalize=reward.combine.normalize == "group",
-    )
-
-
-def _made(reward: RewardSpec, context: BuildContext) -> list[AnyScorer]:
-    made, problems = [], []
-    for scorer in reward.scorers:
-        try:
-            made.append(MAKERS[scorer.kind](scorer, context))
-        except (ConfigurationError, RefusedError) as error:
-            problems.append(str(error))
-    if problems:
-        raise RefusedError("\n".join(problems))
-    return made
-
-
-async def _opened(scorers: Sequence[AnyScorer]) -> None:
-    """Open all concurrently; if one is refused, close all and report every refusal."""
-    outcomes = await asyncio.gather(*(scorer.open() for scorer in scorers), return_exceptions=True)
-    problems = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-    if not problems:
-        return
-    await asyncio.gather(*(scorer.close() for scorer in scorers))
-    others = [problem for problem in problems if not isinstance(problem, ConfigurationError)]
-    raise others[0] if others else RefusedError("\n".join(str(problem) for problem in problems))
-
-
-def _combining(context: BuildContext) -> FunctionScorer | None:
-    reward = context.reward
-    if reward.combine.kind != "python":
-        return None
-    return function_scorer("combine", Target(reward.combine.path, reward.combine.function, scope="combine"), context)
-
-
-def _combiner(function: FunctionScorer | None, reward: RewardSpec) -> Combiner:
-    if function is None:
-        return WeightedSum()
-    return FunctionCombiner(function, timeout_s=reward.timeout_seconds, retries=reward.retries)
-
-
-def _rules(scorer: ScorerSpec, reward: RewardSpec) -> Rules:
-    return Rules(
-        weight=scorer.weight,
-        retries=reward.retries if scorer.retries is None else scorer.retries,
-        timeout_s=scorer.timeout_seconds,
-        on_failure=scorer.on_failure or reward.on_failure,
-        when=When(scorer.when.scorer, scorer.when.equals) if scorer.when is not None else None,
-    )
-
-
-def _place(built: AnyScorer, rules: Rules, scope: str, stages: list[Stage], group_stages: list[GroupStage]) -> None:
-    """Add a scorer to the stages of its scope; a class with ``post_process_scores`` goes into both."""
-    if scope == "group":
-        replaces = isinstance(built, FunctionScorer) and built.replaces_values
-        group_stages.append(GroupStage(cast(GroupScorer, built), rules, replaces=replaces))
-        return
-    stages.append(Stage(cast(Scorer, built), rules))
-    scorer = built.scorer if isinstance(built, CachedScorer) else built
-    if isinstance(scorer, FunctionScorer) and scorer.post_processes:
-        group_stages.append(GroupStage(PostProcess(scorer), rules, of=scorer.name))
-
-
-def has_group_scorers(reward: RewardSpec) -> bool:
-    """Return True if a scorer has group scope or ``post_process_scores``, or values are normalised by group.
-
-    The files are read, not run.
-    """
-    return reward.combine.normalize == "group" or any(
-        scorer.scope == "group"
-        or (scorer.python is not None and declares_post_process(scorer.python.path, scorer.python.function))
-        for scorer in reward.scorers
-    )
+"""By kind; ``spec.rewards.KINDS`` describes each."""

@@ -411,29 +411,16 @@ def answer_of(submitted: SubmittedSamples, result: GroupResult | Missing) -> Gat
 
 def stored_answer(own_id: str, result: GroupResult, *, is_group: bool) -> SampleAnswer | GroupAnswer:
     """Return the answer for a result that Redis holds."""
-    samples = sample_answers(own_id, result)
-    return GroupAnswer(own_id, samples) if is_group else samples[0]
-
-
-def sample_answers(own_id: str, result: GroupResult) -> list[SampleAnswer]:
-    """Return the results of a group's samples."""
-    answers = []
-    for index, sample in enumerate(result.samples):
-        output = SampleOutput.from_record(sample.scoring)
-        answers.append(
-            SampleAnswer(
-                id=own_id,
-                score=output.score,
-                outcome=output.outcome,
-                reason=output.reason,
-                scorers=output.scorers,
-                version=output.version,
-                seconds=round(sample.seconds, 6),
-                index=index,
-                drop_group=sample.scoring.drop_group,
-            )
+    samples = [
+        SampleAnswer(
+            **msgspec.structs.asdict(SampleOutput.from_record(sample.scoring, own_id)),
+            seconds=round(sample.seconds, 6),
+            index=index,
+            drop_group=sample.scoring.drop_group,
         )
-    return answers
+        for index, sample in enumerate(result.samples)
+    ]
+    return GroupAnswer(own_id, samples) if is_group else samples[0]
 
 
 def lines(answers: Sequence[GatewayAnswer]) -> bytes:

@@ -1,7 +1,4 @@
-"""Score a share of the samples and groups by another service as well: its results are compared, never answered.
-
-The comparison of two services as Prometheus series, and in the service's description.
-"""
+"""Score a share of the samples and groups by another service as well: its results are compared, never answered."""
 
 from __future__ import annotations
 
@@ -23,7 +20,9 @@ from plaudit_workers.service.callers import GatewayAnswer, GroupAnswer, SampleAn
 from plaudit_workers.service.lines import SampleInput
 from plaudit_workers.service.requests import SubmittedSamples
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+"""Buckets of a sample's seconds."""
+
 
 _DIFFERENCES = (-10, -1, -0.5, -0.25, -0.1, -0.01, 0, 0.01, 0.1, 0.25, 0.5, 1, 10)
 
@@ -31,7 +30,7 @@ _EQUAL_WITHIN = 1e-6
 
 
 class CanarySeries:
-    """Hold the figures of one process."""
+    """Compare two services in Prometheus series and for the service's description, by the figures of one process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._samples = prometheus_client.Counter(
@@ -48,16 +47,16 @@ class CanarySeries:
             registry=registry,
         )
         self._seconds = Histogram(
-            "plaudit_gateway_canary_seconds", "Seconds of a sample in the canary", buckets=_SECONDS, registry=registry
+            "plaudit_gateway_canary_seconds", "Seconds of a sample in the canary", buckets=SECONDS, registry=registry
         )
         self._results: Counter[str] = Counter()
         self._sum = self._sum_of_seconds = 0.0
         self._versions: dict[str, None] = {}
 
-    def count(self, result: str, version: str) -> None:
-        """Count a sample."""
-        self._samples.labels(result, version).inc()
-        self._results[result] += 1
+    def count(self, result: str, version: str = "", num_samples: int = 1) -> None:
+        """Count samples with the same result."""
+        self._samples.labels(result, version).inc(num_samples)
+        self._results[result] += num_samples
 
     def compare(self, here: float | None, there: float | None, seconds: float, version: str) -> None:
         """Count a sample that both have scored; None means that the service has no score."""
@@ -89,14 +88,11 @@ def _result(here: float | None, there: float | None) -> str:
 
 
 _MOST_AT_ONCE = 512
-
 """Copied samples in flight; further ones are left out, so that a slow canary holds no memory here. A group that is
 larger goes alone."""
 
 _WITHIN_S = 600.0
-
 _PARTS = 1 << 16
-
 _FAILURES = (NoResponseError, CallTimeoutError, InfrastructureError, msgspec.DecodeError)
 
 
@@ -136,14 +132,13 @@ class Canary:
 
     def offer(self, submitted: SubmittedSamples, answer: GatewayAnswer) -> None:
         """Copy a sample or group that was scored here, if it belongs to the share. A group is copied as a whole."""
-        is_drawn = (
-            zlib.crc32(submitted.id.encode()) % _PARTS < self._share * _PARTS
-        )  # a repeated request draws the same
+        # By the id: a repeated request draws the same.
+        is_drawn = zlib.crc32(submitted.id.encode()) % _PARTS < self._share * _PARTS
         if not isinstance(answer, SampleAnswer | GroupAnswer) or not is_drawn:
             return
         num_samples = len(submitted.samples)
         if self._num_in_flight and self._num_in_flight + num_samples > _MOST_AT_ONCE:
-            self._count_all("left_out", num_samples)
+            self._series.count("left_out", num_samples=num_samples)
             return
         self._num_in_flight += num_samples
         copy = asyncio.create_task(self._compare(submitted, answer))
@@ -168,7 +163,7 @@ class Canary:
         except _FAILURES:
             there = []
         if len(there) != len(here):
-            self._count_all("unavailable", len(here))
+            self._series.count("unavailable", num_samples=len(here))
             return
         for own, other in zip(here, there, strict=True):
             self._series.compare(own.score, other.score, other.seconds, other.version)
@@ -183,10 +178,6 @@ class Canary:
         if submitted.is_group:
             return _group_decoder.decode(response.body).results
         return [_decoder.decode(response.body)]
-
-    def _count_all(self, result: str, num_samples: int) -> None:
-        for _ in range(num_samples):
-            self._series.count(result, "")
 
 
 def _without_id(sample: SampleInput) -> dict[str, Any]:

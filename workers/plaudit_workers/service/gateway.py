@@ -1,4 +1,4 @@
-"""The gateway process: HTTP on one side, the run's Redis on the other."""
+"""Run the gateway process: HTTP on one side, the run's Redis on the other."""
 
 from __future__ import annotations
 
@@ -44,21 +44,18 @@ _KEEP_ALIVE_S = 75
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """Hold the environment of a gateway.
-
-    Attributes:
-        host: ``PLAUDIT_GATEWAY_HOST``: the address it listens on; default 127.0.0.1.
-        port: ``PLAUDIT_GATEWAY_PORT``.
-        tokens: ``PLAUDIT_GATEWAY_TOKENS``: folder with a file for each caller.
-        certificate: ``PLAUDIT_GATEWAY_TLS_CERT``: PEM file; empty: plain HTTP.
-        key: ``PLAUDIT_GATEWAY_TLS_KEY``: PEM file.
-    """
+    """Hold the environment of a gateway."""
 
     host: str
+    """``PLAUDIT_GATEWAY_HOST``: the address it listens on; default 127.0.0.1."""
     port: int
+    """``PLAUDIT_GATEWAY_PORT``."""
     tokens: Path
+    """``PLAUDIT_GATEWAY_TOKENS``: folder with a file for each caller."""
     certificate: str = ""
+    """``PLAUDIT_GATEWAY_TLS_CERT``: PEM file; empty: plain HTTP."""
     key: str = ""
+    """``PLAUDIT_GATEWAY_TLS_KEY``: PEM file."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> GatewaySettings:

@@ -1,7 +1,4 @@
-"""Samples in and scores out: JSON objects or Parquet rows of ``plaudit score``, ``plaudit submit`` and the client.
-
-Read a file of samples: the lines of a text file, or the rows of a Parquet file.
-"""
+"""Read samples and describe their scores: JSON lines or Parquet rows of the commands and of the service's clients."""
 
 from __future__ import annotations
 
@@ -15,33 +12,150 @@ from plaudit_job.data_row import extra_info_of
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import Outcome, Sample, ScoringRecord
 
-RawSample = bytes | Mapping[str, Any]
 
+class SampleInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Hold one response to score, with the columns of its data row (verl's names)."""
+
+    response: str
+    prompt: str | list[dict[str, Any]] = ""
+    """Text, or chat messages."""
+    data_source: str = ""
+    ground_truth: Any = None
+    extra_info: dict[str, Any] = {}
+    response_tokens: int = 0
+    max_tokens: int = 0
+    """The limit on the response's tokens; for length penalties."""
+    finish_reason: str = "stop"
+    """``stop`` or ``length``."""
+    id: str = ""
+    """Id of the sample, repeated in its score; empty: a scoring service generates one."""
+
+    def sample(self, group: str, index: int) -> Sample:
+        """Return the sample for the scorers, as number ``index`` of a group."""
+        chat = not isinstance(self.prompt, str)
+        messages: Any = self.prompt if chat else []
+        return Sample(
+            group=group,
+            index=index,
+            data_source=self.data_source,
+            prompt="\n".join(str(message.get("content", "")) for message in messages) if chat else str(self.prompt),
+            response=self.response,
+            ground_truth=self.ground_truth,
+            extra_info=self.extra_info,
+            messages=messages,
+            response_tokens=self.response_tokens,
+            max_tokens=self.max_tokens,
+            finish_reason=self.finish_reason,
+        )
+
+
+class ScorerOutput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Hold the result of one scorer."""
+
+    outcome: Outcome
+    value: float | None = None
+    reason: str | None = None
+    seconds: float = 0.0
+    """Limits, retries and the call together."""
+    extra: dict[str, float | str] = {}
+
+
+class SampleOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Hold the result of one sample; ``score`` is present exactly when ``outcome`` is ``scored``."""
+
+    id: str = ""
+    """The id of the input, where it has one."""
+    score: float | None
+    outcome: Outcome
+    reason: str | None
+    scorers: dict[str, ScorerOutput]
+    version: str = ""
+    """Version of the scoring that a service scored it with."""
+
+    @classmethod
+    def from_record(cls, record: ScoringRecord, id: str = "") -> Self:  # noqa: A002 (the field's name)
+        """Convert the record of a pipeline."""
+        scorers = {
+            name: ScorerOutput(
+                of.outcome, of.value, of.reason, round(of.limiter_s + of.retry_s + of.call_s, 6), dict(of.extra)
+            )
+            for name, of in record.scorers.items()
+        }
+        return cls(
+            id=id,
+            score=record.value,
+            outcome=record.outcome,
+            reason=record.reason,
+            scorers=scorers,
+            version=record.version,
+        )
+
+
+RawSample = bytes | Mapping[str, Any]
 """One line, not decoded yet, or one row."""
 
-_PARQUET_MAGIC = b"PAR1"
-
-_ROWS_AT_A_TIME = 1024
-
-_COLUMNS = (
-    "response",
-    "prompt",
-    "data_source",
-    "ground_truth",
-    "reward_model",
-    "extra_info",
-    "response_tokens",
-    "max_tokens",
-    "finish_reason",
-    "id",
-    "group",
-    "index",
+EXPECTED = (
+    "A line is a JSON object with response, and optionally prompt, data_source, ground_truth (or verl's reward_model), "
+    "extra_info, response_tokens, max_tokens, finish_reason, id"
 )
 
+
+def read_samples(path: Path) -> Iterator[SampleInput]:
+    """Yield the samples of a file of JSON lines or Parquet rows; skip empty lines.
+
+    Raises:
+        RefusedError: the file cannot be read, or a line is not a sample; the message names line and field.
+    """
+    for number, entry in enumerate(file_entries(path), 1):
+        if not entry or not (isinstance(entry, Mapping) or entry.strip()):
+            continue
+        try:
+            yield decode_entry(entry, SampleInput)
+        except ValueError as error:
+            raise RefusedError(f"{path}:{number}: {error}. {EXPECTED}") from error
+
+
+Input = TypeVar("Input", bound=SampleInput)
+
+
+def decode_entry(entry: RawSample, kind: type[Input]) -> Input:
+    """Read the sample of a line or row.
+
+    Raises:
+        ValueError: as ``sample_input``, or the line is not a JSON object.
+    """
+    row = entry if isinstance(entry, Mapping) else msgspec.json.decode(entry, type=dict[str, Any])
+    return sample_input(row, kind)
+
+
+_IGNORED = ("ability", "agent_name")
+"""Columns of verl's data files that no scorer reads."""
+
+
+def sample_input(row: Mapping[str, Any], kind: type[Input]) -> Input:
+    """Convert a row: null means absent, verl's ``reward_model`` holds the ground truth, extra_info may be JSON text.
+
+    Raises:
+        ValueError: a required field is missing, a field is unknown or has the wrong type (msgspec's error is one).
+    """
+    fields = {name: value for name, value in row.items() if value is not None and name not in _IGNORED}
+    reward_model = fields.pop("reward_model", None)
+    if isinstance(reward_model, Mapping):
+        fields.setdefault("ground_truth", reward_model.get("ground_truth"))
+    if "extra_info" in fields:
+        try:
+            fields["extra_info"] = extra_info_of(fields["extra_info"])
+        except ValueError as error:
+            raise ValueError(f"extra_info {error}") from error
+    return msgspec.convert(fields, kind)
+
+
+_PARQUET_MAGIC = b"PAR1"
+_ROWS_AT_A_TIME = 1024
+_COLUMNS = (*SampleInput.__struct_fields__, "reward_model", "group", "index")
 """Columns of a Parquet file that are read; others are ignored."""
 
 _GENERATED = "responses"
-
 """verl's column for the responses of one prompt."""
 
 
@@ -98,137 +212,3 @@ def _refuse_without_responses(path: Path, names: list[str]) -> None:
             f"{path} has no column response or responses (it has {', '.join(names) or 'none'}). To try scorers on data "
             "without responses, use: plaudit try JOB"
         )
-
-
-class SampleInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold one response to score, with the columns of its data row (verl's names)."""
-
-    response: str
-    prompt: str | list[dict[str, Any]] = ""
-    """Text, or chat messages."""
-    data_source: str = ""
-    ground_truth: Any = None
-    extra_info: dict[str, Any] = {}
-    response_tokens: int = 0
-    max_tokens: int = 0
-    """The limit on the response's tokens; for length penalties."""
-    finish_reason: str = "stop"
-    """``stop`` or ``length``."""
-    id: str = ""
-    """Id of the sample, repeated in its score; empty: a scoring service generates one."""
-
-    def sample(self, group: str, index: int) -> Sample:
-        """Return the sample for the scorers, as number ``index`` of a group."""
-        chat = not isinstance(self.prompt, str)
-        messages: Any = self.prompt if chat else []
-        return Sample(
-            group=group,
-            index=index,
-            data_source=self.data_source,
-            prompt="\n".join(str(message.get("content", "")) for message in messages) if chat else str(self.prompt),
-            response=self.response,
-            ground_truth=self.ground_truth,
-            extra_info=self.extra_info,
-            messages=messages,
-            response_tokens=self.response_tokens,
-            max_tokens=self.max_tokens,
-            finish_reason=self.finish_reason,
-        )
-
-
-Input = TypeVar("Input", bound=SampleInput)
-
-_IGNORED = ("ability", "agent_name")
-
-"""Columns of verl's data files that no scorer reads."""
-
-
-def sample_input(row: Mapping[str, Any], kind: type[Input]) -> Input:
-    """Convert a row: null means absent, verl's ``reward_model`` holds the ground truth, extra_info may be JSON text.
-
-    Raises:
-        ValueError: a required field is missing, a field is unknown or has the wrong type (msgspec's error is one).
-    """
-    fields = {name: value for name, value in row.items() if value is not None and name not in _IGNORED}
-    reward_model = fields.pop("reward_model", None)
-    if isinstance(reward_model, Mapping):
-        fields.setdefault("ground_truth", reward_model.get("ground_truth"))
-    if "extra_info" in fields:
-        try:
-            fields["extra_info"] = extra_info_of(fields["extra_info"])
-        except ValueError as error:
-            raise ValueError(f"extra_info {error}") from error
-    return msgspec.convert(fields, kind)
-
-
-def decode_entry(entry: RawSample, kind: type[Input]) -> Input:
-    """Read the sample of a line or row.
-
-    Raises:
-        ValueError: as ``sample_input``, or the line is not a JSON object.
-    """
-    row = entry if isinstance(entry, Mapping) else msgspec.json.decode(entry, type=dict[str, Any])
-    return sample_input(row, kind)
-
-
-class ScorerOutput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Hold the result of one scorer."""
-
-    outcome: Outcome
-    value: float | None = None
-    reason: str | None = None
-    seconds: float = 0.0
-    """Limits, retries and the call together."""
-    extra: dict[str, float | str] = {}
-
-
-class SampleOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Hold the result of one sample; ``score`` is present exactly when ``outcome`` is ``scored``."""
-
-    id: str = ""
-    """The id of the input, where it has one."""
-    score: float | None
-    outcome: Outcome
-    reason: str | None
-    scorers: dict[str, ScorerOutput]
-    version: str = ""
-    """Version of the scoring that a service scored it with."""
-
-    @classmethod
-    def from_record(cls, record: ScoringRecord, id: str = "") -> Self:  # noqa: A002 (the field's name)
-        """Convert the record of a pipeline."""
-        scorers = {
-            name: ScorerOutput(
-                of.outcome, of.value, of.reason, round(of.limiter_s + of.retry_s + of.call_s, 6), dict(of.extra)
-            )
-            for name, of in record.scorers.items()
-        }
-        return cls(
-            id=id,
-            score=record.value,
-            outcome=record.outcome,
-            reason=record.reason,
-            scorers=scorers,
-            version=record.version,
-        )
-
-
-def read_samples(path: Path) -> Iterator[SampleInput]:
-    """Yield the samples of a file of JSON lines or Parquet rows; skip empty lines.
-
-    Raises:
-        RefusedError: the file cannot be read, or a line is not a sample; the message names line and field.
-    """
-    for number, entry in enumerate(file_entries(path), 1):
-        if not entry or not (isinstance(entry, Mapping) or entry.strip()):
-            continue
-        try:
-            yield decode_entry(entry, SampleInput)
-        except ValueError as error:
-            raise RefusedError(f"{path}:{number}: {error}. {EXPECTED}") from error
-
-
-EXPECTED = (
-    "A line is a JSON object with response, and optionally prompt, data_source, ground_truth (or verl's reward_model), "
-    "extra_info, response_tokens, max_tokens, finish_reason, id"
-)

@@ -1,4 +1,4 @@
-"""The OpenAPI document of a gateway."""
+"""Describe a gateway in OpenAPI: its routes by hand, the samples and results from their structs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from plaudit_wire.logs import VERSION
+from plaudit_wire import VERSION
 from plaudit_workers.service.callers import GroupAnswer, SampleAnswer
 from plaudit_workers.service.lines import SampleInput
 
@@ -22,11 +22,10 @@ _ERRORS = {
 
 
 def document() -> dict[str, Any]:
-    """Return the document."""
-    _, schemas = msgspec.json.schema_components(
+    """Return the OpenAPI document."""
+    (sample, result, group), schemas = msgspec.json.schema_components(
         [SampleInput, SampleAnswer, GroupAnswer], ref_template="#/components/schemas/{name}"
     )
-    sample, result, group = (_reference(name) for name in ("SampleInput", "SampleAnswer", "GroupAnswer"))
     samples = _object({"samples": _array(sample)})
     one_group = _object({"id": {"type": "string"}, "samples": _array(sample)})
     return {
@@ -58,7 +57,7 @@ def document() -> dict[str, Any]:
             "/v1/service": {
                 "get": {
                     "summary": "Scorers, version, limits and health",
-                    "responses": {"200": _answer("the description", {"type": "object"}), "401": _error("401")},
+                    "responses": {"200": _answer("the description", {"type": "object"})} | _errors("401"),
                 }
             },
         },
@@ -73,9 +72,9 @@ def _operation(summary: str, request: dict[str, Any], answer: dict[str, Any], li
         "parameters": [_seconds("timeout", "seconds to wait for results; then 504")],
         "requestBody": {"required": True, "content": {"application/json": {"schema": request}}},
         "responses": {
-            "200": {"description": "results in the request's order, or a line each as they come", "content": content},
-            **{status: _error(status) for status in _ERRORS},
-        },
+            "200": {"description": "results in the request's order, or a line each as they come", "content": content}
+        }
+        | _errors(*_ERRORS),
     }
 
 
@@ -87,7 +86,7 @@ def _stored(answer: dict[str, Any]) -> dict[str, Any]:
         "responses": {
             "200": _answer("the result", answer),
             "202": {"description": "it is in work"},
-            "401": _error("401"),
+            **_errors("401"),
             "404": {"description": "the id is unknown, or its result was deleted: submit it again"},
         },
     }
@@ -102,12 +101,8 @@ def _answer(description: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
-def _error(status: str) -> dict[str, Any]:
-    return {"description": _ERRORS[status]}
-
-
-def _reference(name: str) -> dict[str, Any]:
-    return {"$ref": f"#/components/schemas/{name}"}
+def _errors(*statuses: str) -> dict[str, Any]:
+    return {status: {"description": _ERRORS[status]} for status in statuses}
 
 
 def _array(items: dict[str, Any]) -> dict[str, Any]:

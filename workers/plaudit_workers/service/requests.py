@@ -1,7 +1,4 @@
-"""Read the bodies of requests into groups of samples. Pure; every error names the field and its position.
-
-The errors that a gateway answers with. Pure.
-"""
+"""Read the bodies of requests into groups of samples; every error names the field and its position. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from plaudit_workers.stream.sessions import LARGEST_GROUP
 class RefusedRequestError(Exception):
     """A request that the gateway does not serve.
 
-    Attributes:
+    Args:
         kind: for programs: ``invalid_sample``, ``unauthorized``, ``busy``, ….
         samples: by position in the request, what is wrong with each; the others were not refused.
         retry_after_s: seconds after which the same request may succeed; None: it will not.
@@ -55,7 +52,6 @@ class RefusedRequestError(Exception):
 
 
 MOST_SAMPLES = 1024
-
 """Samples of one request."""
 
 _ID = re.compile(r"[^\s:]\S{0,199}")
@@ -72,14 +68,11 @@ class SubmittedSamples:
 
 @dataclass(frozen=True)
 class RequestBody:
-    """Hold the content of a request.
-
-    Attributes:
-        is_batch: several were submitted in a list, so the answer is one.
-    """
+    """Hold the content of a request."""
 
     groups: Sequence[SubmittedSamples]
     is_batch: bool
+    """Several were submitted in a list, so the answer is one."""
 
 
 class _Samples(msgspec.Struct):
@@ -95,17 +88,12 @@ class _Groups(msgspec.Struct):
     groups: list[_Group]
 
 
-_samples = msgspec.json.Decoder(_Samples)
-
-_group = msgspec.json.Decoder(_Group)
-
-_groups = msgspec.json.Decoder(_Groups)
-
-_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-_plain = msgspec.json.Decoder(dict[str, Any])
-
-_sample = msgspec.json.Decoder(SampleInput)
+_samples_decoder = msgspec.json.Decoder(_Samples)
+_group_decoder = msgspec.json.Decoder(_Group)
+_groups_decoder = msgspec.json.Decoder(_Groups)
+_object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_plain_decoder = msgspec.json.Decoder(dict[str, Any])
+_sample_decoder = msgspec.json.Decoder(SampleInput)
 
 
 def read_samples(body: bytes) -> RequestBody:
@@ -114,8 +102,8 @@ def read_samples(body: bytes) -> RequestBody:
     Raises:
         RefusedRequestError: it is neither; the error names each invalid sample.
     """
-    is_batch = "samples" in _decoded(_object, body)
-    samples = _all(_decoded(_samples, body).samples if is_batch else [msgspec.Raw(body)], named=is_batch)
+    is_batch = "samples" in _decoded(_object_decoder, body)
+    samples = _read_all(_decoded(_samples_decoder, body).samples if is_batch else [msgspec.Raw(body)], named=is_batch)
     return RequestBody([SubmittedSamples(sample.id or new_id(), [sample]) for sample in samples], is_batch)
 
 
@@ -125,8 +113,8 @@ def read_groups(body: bytes) -> RequestBody:
     Raises:
         RefusedRequestError: it is neither, or a group has no samples or more than 1,024.
     """
-    is_batch = "groups" in _decoded(_object, body)
-    groups = _decoded(_groups, body).groups if is_batch else [_decoded(_group, body)]
+    is_batch = "groups" in _decoded(_object_decoder, body)
+    groups = _decoded(_groups_decoder, body).groups if is_batch else [_decoded(_group_decoder, body)]
     if sum(len(group.samples) for group in groups) > MOST_SAMPLES:
         raise RefusedRequestError(413, "too_many_samples", f"submit at most {MOST_SAMPLES} samples in a request")
     read, problems = [], {}
@@ -147,17 +135,17 @@ def new_id() -> str:
 
 def read_object(body: bytes) -> dict[str, Any]:
     """Read a body that is a JSON object. Raise ``RefusedRequestError``."""
-    read: dict[str, Any] = _decoded(_plain, body)
+    read: dict[str, Any] = _decoded(_plain_decoder, body)
     return read
 
 
 def _submitted_group(group: _Group) -> SubmittedSamples:
     if not 1 <= len(group.samples) <= LARGEST_GROUP:
         raise ValueError(f"samples: the group has {len(group.samples)}; submit 1 to {LARGEST_GROUP}")
-    return SubmittedSamples(_checked_id(group.id) or new_id(), _all(group.samples, named=True), is_group=True)
+    return SubmittedSamples(_checked_id(group.id) or new_id(), _read_all(group.samples, named=True), is_group=True)
 
 
-def _all(samples: Sequence[msgspec.Raw], *, named: bool) -> list[SampleInput]:
+def _read_all(samples: Sequence[msgspec.Raw], *, named: bool) -> list[SampleInput]:
     if len(samples) > MOST_SAMPLES:
         raise RefusedRequestError(413, "too_many_samples", f"submit at most {MOST_SAMPLES} samples in a request")
     read, problems = [], {}
@@ -179,9 +167,9 @@ def _invalid(field: str, problems: Mapping[int, str], *, named: bool) -> Refused
 
 def _read_sample(raw: msgspec.Raw) -> SampleInput:
     try:
-        sample = _sample.decode(raw)
+        sample = _sample_decoder.decode(raw)
     except msgspec.DecodeError:  # null for an absent field, or verl's columns; else the same error again
-        sample = sample_input(_plain.decode(raw), SampleInput)
+        sample = sample_input(_plain_decoder.decode(raw), SampleInput)
     _checked_id(sample.id)
     return sample
 

@@ -1,15 +1,4 @@
-"""The callers of a gateway: a folder with one file for each, its name the caller's and its content the token.
-
-On Kubernetes the folder is a Secret's volume, whose files change when the Secret does; they are read again every ten
-seconds.
-
-The name under which a request's samples are kept: that of its token, and within a token that of a run.
-
-Runs that share a token (jobs that refer to one RewardService) name themselves in a header. Each then has ids and a
-queue of its own, and none can fill the queue of another.
-
-Bound the samples that each token may submit in a minute.
-"""
+"""Recognise the callers of a gateway by their tokens, name them, and bound the samples that each may submit."""
 
 from __future__ import annotations
 
@@ -25,18 +14,20 @@ from pathlib import Path
 from plaudit_reward.endpoint.shapes import CALLER_HEADER
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
+from plaudit_workers.service.requests import RefusedRequestError
 
 logger = get_logger(__name__)
 
 _READ_AGAIN_S = 10.0
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-
 _SHORTEST = 16
 
 
 class Tokens:
-    """Hold the tokens of all callers, read from a folder of files.
+    """Hold the tokens of all callers: a folder with one file for each, its name the caller's and its content the token.
+
+    On Kubernetes the folder is a Secret's volume, whose files change when the Secret does; they are read again every
+    ten seconds.
 
     Raises:
         RefusedError: there is no token, or one is too short to be a secret.
@@ -48,11 +39,6 @@ class Tokens:
         self._read_at = time.monotonic()
         if not self._digests:
             raise RefusedError(f"{folder} has no token: give it a file for each caller, its content the token")
-
-    @property
-    def callers(self) -> list[str]:
-        """Return the names of all callers."""
-        return list(self._digests)
 
     def caller(self, authorization: str) -> str | None:
         """Return the caller of a request; None for an unknown token.
@@ -109,7 +95,6 @@ def _digest(token: str) -> bytes:
 
 
 MOST_NAMES = 64
-
 """Names within one token that have a queue of their own at a time; requests under further names share the token's."""
 
 _CALLER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
@@ -121,15 +106,19 @@ def token_of(caller: str) -> str:
 
 
 def caller_name(of_token: str, named: str, known: Set[str]) -> str:
-    """Return the caller of a request.
+    """Return the caller of a request: the name of its token, and within a token that of a run.
+
+    Runs that share a token (jobs that refer to one RewardService) name themselves in a header. Each then has ids and a
+    queue of its own, and none can fill the queue of another.
 
     Raises:
-        ValueError: the header is not a name.
+        RefusedRequestError: the header is not a name.
     """
     if not named:
         return of_token
     if not _CALLER_NAME.fullmatch(named):
-        raise ValueError(f"{CALLER_HEADER}: {named[:80]!r} is not a name: use at most 63 of a-z, A-Z, 0-9, '-' and '_'")
+        problem = f"{CALLER_HEADER}: {named[:80]!r} is not a name: use at most 63 of a-z, A-Z, 0-9, '-' and '_'"
+        raise RefusedRequestError(422, "invalid_caller", problem)
     name = f"{of_token}/{named}"
     if name in known or sum(each.startswith(f"{of_token}/") for each in known) < MOST_NAMES:
         return name
@@ -137,7 +126,6 @@ def caller_name(of_token: str, named: str, known: Set[str]) -> str:
 
 
 _BURST_S = 10.0
-
 """Seconds' worth of samples that a caller may submit at once after a pause."""
 
 

@@ -1,16 +1,7 @@
-"""The reward process: take → score → commit, for finished samples and for groups that are to be scored as a whole.
+"""Run the reward process: take → score → commit, for finished samples and for groups that are to be scored as a whole.
 
 ``serve`` is the process (``python -m plaudit_workers.scoring``, or an actor that awaits it); ``ScoringWorker`` is the
 same without a job file, for tests and benchmarks.
-
-Announce a scoring service: its reward workers write their offer to Redis while they run.
-
-The workers score samples of any origin; only this record makes a run a service.
-
-Call no served model while the trainer uses its GPU (``sleepDuringUpdates``): look, hold, report.
-
-The model's servers (``launch.served_models.turns``) follow the trainer's announcements and ask for it in their
-heartbeats. Calls under way finish first; then the worker's own heartbeat says so, for which the servers wait.
 """
 
 from __future__ import annotations
@@ -47,93 +38,12 @@ from plaudit_workers.stream.consumer import Consumer, ConsumerOptions, commit, c
 from plaudit_workers.stream.groups import Group, read_group
 from plaudit_workers.stream.transport import Transport
 
-_OFFER_EVERY_S = 10.0
-
-"""Seconds between writes of the offer: after a loss of data, Redis has it again within this time."""
-
-_QUEUED_PER_SLOT = 2
-
-"""Samples that a session may have in work for each slot of all workers, so that no worker runs out of work."""
-
-
-def service_of(job: RLJob) -> Service:
-    """Return the offer of a job without rollout and trainer."""
-    reward = job.spec.reward
-    workers = reward.workers
-    replicas = workers.autoscaling.max_replicas if workers.autoscaling else workers.replicas
-    return Service(
-        job=job.metadata.name,
-        scorers=[scorer.name for scorer in reward.scorers],
-        group_scorers=has_group_scorers(reward),
-        group_deadline_s=reward.group_deadline_seconds,
-        room=_QUEUED_PER_SLOT * replicas * workers.max_concurrent_samples,
-    )
-
-
-@contextlib.asynccontextmanager
-async def offering(job: RLJob, transport: Transport) -> AsyncIterator[None]:
-    """Offer the service to clients while the context lasts; a job with a trainer offers nothing."""
-    if job.spec.trains:
-        yield
-        return
-    async with Supervised() as tasks:
-        tasks.start(_offer(transport, encode(service_of(job))))
-        yield
-
-
-async def _offer(transport: Transport, service: bytes) -> None:
-    while True:
-        try:
-            await transport.commands.set(transport.names.service, service)
-        except OUTAGE as error:
-            transport.outages.report(error)
-        await asyncio.sleep(_OFFER_EVERY_S)
-
-
 logger = get_logger(__name__)
 
-_LOOK_EVERY_S = 0.2
-
-
-class ModelTurns:
-    """Take one reward worker's turns with models that sleep; ``gate`` is closed until the first look."""
-
-    def __init__(self, transport: Transport, gate: CallGate) -> None:
-        self._transport = transport
-        self._gate = gate
-        self.asleep = ""
-        """The servers' request (``calls_held_for``), once no call is under way and none begins."""
-        gate.close()
-
-    async def watch(self, changed: Callable[[], Awaitable[None]]) -> None:
-        """Hold calls when a live server asks for it, until cancelled; report each change by ``changed``."""
-        await changed()  # a server that does not know this worker would not wait for its calls
-        while True:
-            before = self.asleep
-            await self._transport.retry_through_outage(self._look)
-            if self.asleep != before:
-                logger.info("calls to served models are held" if self.asleep else "calls to served models continue")
-                await changed()
-            await asyncio.sleep(_LOOK_EVERY_S)
-
-    async def _look(self) -> None:
-        asked = max((each.calls_held_for for each in await self._transport.workers()), default="")
-        if not asked:
-            self._gate.open()
-            self.asleep = ""
-            return
-        self._gate.close()
-        self.asleep = asked if self._gate.idle else ""
-
-
 _BEAT_EVERY_S = 5.0
-
 _LOOK_FOR_LOST_EVERY_S = 1.0
-
 _LOOK_FOR_ROOM_EVERY_S = 0.05
-
 _GONE_PAUSE_S = 2.0
-
 _GIVEN_UP = ScoringRecord("given_up", reason="it was not scored when its group was")
 
 
@@ -153,6 +63,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     """Run a reward worker until ``stop`` is set."""
     forbid_inspection()  # by users' functions, which run in processes of the same user
     job = load_job(settings.job_path)
+    version = settings.scoring_version or scoring_version(job)
     workers: list[ScoringWorker] = []
     gate = CallGate()
     async with HealthServer(settings.health_port, ready=lambda: any(worker.ready for worker in workers)):
@@ -162,8 +73,8 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
                 ScoringWorker(
                     settings.worker,
                     transport,
-                    await _pipeline(job, settings, gate),
-                    _options(job, settings),
+                    await _pipeline(job, settings, version, gate),
+                    ScoringOptions(job.spec.reward.workers.max_concurrent_samples, version=version),
                     ModelTurns(transport, gate) if job.spec.reward.sleeping_models else None,
                 )
             )
@@ -174,7 +85,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     return EXIT_DONE
 
 
-async def _pipeline(job: RLJob, settings: ProcessSettings, gate: CallGate) -> Pipeline:
+async def _pipeline(job: RLJob, settings: ProcessSettings, version: str, gate: CallGate) -> Pipeline:
     context = BuildContext(
         job.spec.reward,
         settings.worker,
@@ -182,21 +93,10 @@ async def _pipeline(job: RLJob, settings: ProcessSettings, gate: CallGate) -> Pi
         redis=settings.redis,
         model_servers=settings.model_servers,
         gate=gate,
-        version=_version(job, settings),
+        version=version,
         traced_share=job.spec.metrics.traces.share if job.spec.metrics.traces.endpoint else None,
     )
     return await build_pipeline(job.spec.reward, settings.worker, context)
-
-
-def _options(job: RLJob, settings: ProcessSettings) -> ScoringOptions:
-    return ScoringOptions(
-        max_concurrent_samples=job.spec.reward.workers.max_concurrent_samples,
-        version=_version(job, settings),
-    )
-
-
-def _version(job: RLJob, settings: ProcessSettings) -> str:
-    return settings.scoring_version or scoring_version(job)
 
 
 class ScoringWorker:
@@ -349,3 +249,85 @@ class ScoringWorker:
             scorers=self._pipeline.work,
         )
         await self._transport.beat(record)
+
+
+_LOOK_EVERY_S = 0.2
+
+
+class ModelTurns:
+    """Let one reward worker call no served model while the trainer uses its GPU (``sleepDuringUpdates``).
+
+    The model's servers follow the trainer's announcements and ask for it in their heartbeats. ``gate`` is closed until
+    the first look. Calls under way finish first; then the worker's own heartbeat says so, for which the servers wait.
+    """
+
+    def __init__(self, transport: Transport, gate: CallGate) -> None:
+        self._transport = transport
+        self._gate = gate
+        self.asleep = ""
+        """The servers' request (``calls_held_for``), once no call is under way and none begins."""
+        gate.close()
+
+    async def watch(self, changed: Callable[[], Awaitable[None]]) -> None:
+        """Hold calls when a live server asks for it, until cancelled; report each change by ``changed``."""
+        await changed()  # a server that does not know this worker would not wait for its calls
+        while True:
+            before = self.asleep
+            await self._transport.retry_through_outage(self._look)
+            if self.asleep != before:
+                logger.info("calls to served models are held" if self.asleep else "calls to served models continue")
+                await changed()
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _look(self) -> None:
+        asked = max((each.calls_held_for for each in await self._transport.workers()), default="")
+        if not asked:
+            self._gate.open()
+            self.asleep = ""
+            return
+        self._gate.close()
+        self.asleep = asked if self._gate.idle else ""
+
+
+_OFFER_EVERY_S = 10.0
+"""Seconds between writes of the offer: after a loss of data, Redis has it again within this time."""
+
+_QUEUED_PER_SLOT = 2
+"""Samples that a session may have in work for each slot of all workers, so that no worker runs out of work."""
+
+
+def service_of(job: RLJob) -> Service:
+    """Return the offer of a job without rollout and trainer."""
+    reward = job.spec.reward
+    workers = reward.workers
+    replicas = workers.autoscaling.max_replicas if workers.autoscaling else workers.replicas
+    return Service(
+        job=job.metadata.name,
+        scorers=[scorer.name for scorer in reward.scorers],
+        group_scorers=has_group_scorers(reward),
+        group_deadline_s=reward.group_deadline_seconds,
+        room=_QUEUED_PER_SLOT * replicas * workers.max_concurrent_samples,
+    )
+
+
+@contextlib.asynccontextmanager
+async def offering(job: RLJob, transport: Transport) -> AsyncIterator[None]:
+    """Write the service's offer to Redis while the context lasts; a job with a trainer offers nothing.
+
+    The workers score samples of any origin; only this record makes a run a service.
+    """
+    if job.spec.trains:
+        yield
+        return
+    async with Supervised() as tasks:
+        tasks.start(_offer(transport, encode(service_of(job))))
+        yield
+
+
+async def _offer(transport: Transport, service: bytes) -> None:
+    while True:
+        try:
+            await transport.commands.set(transport.names.service, service)
+        except OUTAGE as error:
+            transport.outages.report(error)
+        await asyncio.sleep(_OFFER_EVERY_S)

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from plaudit_metrics.sources.samples import samples_file
+from plaudit_metrics.sources.sample_schema import FOLDER, samples_file
 from plaudit_wire.errors import RefusedError
 from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.stream import trainer as ready
@@ -127,7 +127,7 @@ async def test_the_stored_samples_of_a_step_that_was_interrupted_twice_are_whole
         done, _ = await simulation.train(plan)
     assert done
     for record in simulation.steps():
-        rows = pq.read_table(samples_file(simulation.folder, record.step, record.incarnation)).to_pylist()
+        rows = pq.read_table(samples_file(simulation.folder / FOLDER, record.step, record.incarnation)).to_pylist()
         stored = sorted((int(row["group"].split("-")[1]), row["index"]) for row in rows)
         positions = range(record.step * 4 - 4, record.step * 4)
         assert stored == [(position, index) for position in positions for index in range(4)]
