@@ -129,8 +129,6 @@ ARCHITECTURES: Final = {"x86_64": Architecture(0xC000003E, 0, 462), "aarch64": A
 """By the name that ``platform.machine()`` returns."""
 FIRST_X32: Final = 0x40000000
 """Where the x32 calls of x86_64 start, a second entry to the same kernel."""
-
-
 Calls = dict[str, tuple[int, int | None]]
 """System calls by name: numbers on x86_64 and on aarch64, which lacks some."""
 
