@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -24,9 +24,7 @@ class SyncRewardClient:
     def __init__(self, url: str, token: str = "", **arguments: Any) -> None:
         self._client = RewardClient(url, token, **arguments)
         self._arguments = (url, token, arguments)
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread = LoopThread("plaudit-client")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._client.url!r})"
@@ -44,40 +42,36 @@ class SyncRewardClient:
 
     def close(self) -> None:
         """Close the connections and end the background thread; a later call starts both again."""
-        with self._lock:
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is None or thread is None:
-            return
-        asyncio.run_coroutine_threadsafe(self._client.aclose(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+        self._thread.stop(self._client.aclose)
 
     def score(self, sample: SampleMapping) -> Result:
         """Score one sample; see ``RewardClient.score``."""
-        return self._do(self._client.score(sample))
+        return self._thread.run(self._client.score(sample))
 
     def score_many(self, samples: Iterable[SampleMapping]) -> Iterator[Result]:
         """Score samples and yield results in order of completion; see ``RewardClient.score_many``."""
-        results = self._client.score_many(samples)
-        try:
-            while True:
-                try:
-                    yield self._do(results.__anext__())
-                except StopAsyncIteration:
-                    return
-        finally:
-            self._do(results.aclose())
+        return self._thread.iterate(self._client.score_many(samples))
 
     def score_group(self, samples: Sequence[SampleMapping], id: str = "") -> list[Result]:  # noqa: A002 (what it is)
         """Score the samples of one prompt together; see ``RewardClient.score_group``."""
-        return self._do(self._client.score_group(samples, id))
+        return self._thread.run(self._client.score_group(samples, id))
 
     def service(self) -> dict[str, Any]:
         """Return the service's description; see ``RewardClient.service``."""
-        return self._do(self._client.service())
+        return self._thread.run(self._client.service())
 
-    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+
+class LoopThread:
+    """Run coroutines on the event loop of a background thread, which the first call starts. Safe for threads."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine and return its result."""
         waiting = asyncio.run_coroutine_threadsafe(work, self._running_loop())
         try:
             return waiting.result()
@@ -85,11 +79,36 @@ class SyncRewardClient:
             waiting.cancel()
             raise
 
+    def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
+        """Yield the items of a generator, and close it."""
+        try:
+            while True:
+                try:
+                    yield self.run(items.__anext__())
+                except StopAsyncIteration:
+                    return
+        finally:
+            self.run(items.aclose())
+
+    def stop(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+        """Run ``last`` and end the thread, if there is one; a later call starts another."""
+        with self._lock:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is None or thread is None:
+            return
+        try:
+            if last is not None:
+                asyncio.run_coroutine_threadsafe(last(), loop).result()
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="plaudit-client", daemon=True)
+                self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
                 self._thread.start()
             return self._loop
 

@@ -1,14 +1,10 @@
-"""Hold a service's URL and token, and make a trainer's calls: ``RewardClient``.
+"""Score samples over HTTP: ``RewardClient`` holds a service's URL and token, and makes a trainer's calls.
 
-Send the samples that wait at the same time in one request, and pass each result to its caller.
-
-One ``Batches`` serves one event loop. A request is answered as a stream: its headers arrive when the service has
-accepted the samples, its lines as the samples are scored. The next request is sent when the headers of the previous
-one have arrived, so that few callers wait for nobody and many callers share requests. A slow sample delays no other.
-
-Write samples as JSON. Each sample is written by its caller, so that only its caller gets the error.
-
-Decide what an answer of the service means for the samples of a request. Pure.
+``Batches`` sends the samples of one event loop that wait at the same time in one request. A request is answered as a
+stream: its headers arrive when the service has accepted the samples, its lines as the samples are scored. The next
+request is sent when the headers of the previous one have arrived, so that few callers wait for nobody and many callers
+share requests. A slow sample delays no other. Each sample is written as JSON by its caller, so that only its caller
+gets the error. ``refusal`` decides what a status other than 200 means for the samples of a request.
 """
 
 from __future__ import annotations
@@ -39,300 +35,19 @@ from plaudit_client.result import (
     result_of,
 )
 
-
-def encode_sample(sample: Mapping[str, Any], id: str = "") -> bytes:  # noqa: A002 (the field's name)
-    """Return a sample as JSON, under this id (empty: its own, if it has one).
-
-    Arrays and scalars of NumPy and torch become lists and numbers, tuples and sets become lists.
-
-    Raises:
-        InvalidSampleError: it is not a mapping with a ``response``, or has a value that JSON cannot hold.
-    """
-    if not isinstance(sample, Mapping):
-        raise InvalidSampleError(f"a sample is a mapping with at least response, not {type(sample).__name__}")
-    if not isinstance(sample.get("response"), str):
-        raise InvalidSampleError(f"response: give the generated text, not {type(sample.get('response')).__name__}")
-    written = {**sample, "id": id} if id else dict(sample)
-    try:
-        return json.dumps(written, default=_plain, allow_nan=False, separators=(",", ":")).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidSampleError(f"the sample cannot be written as JSON: {error}") from error
-
-
-def batch(path_items: Iterable[bytes], field: str) -> bytes:
-    """Return the body of a request with several samples or groups."""
-    return b'{"' + field.encode() + b'":[' + b",".join(path_items) + b"]}"
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value that ``json`` does not know."""
-    if isinstance(value, (set, frozenset)):
-        return list(value)
-    for method in ("tolist", "item"):
-        if hasattr(value, method):
-            return getattr(value, method)()
-    raise TypeError(f"{type(value).__name__} is not a JSON value")
-
-
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A status other than 200.
-
-    Attributes:
-        errors: by position in the request; these samples are not sent again.
-        pause_s: seconds to wait before the others are sent again; None: send them now.
-        alone: the others must be sent one by one, because the service did not name which one it refuses.
-    """
-
-    errors: Mapping[int, RewardError] = field(default_factory=dict)
-    pause_s: float | None = None
-    alone: bool = False
-    message: str = ""
-
-
-def refusal(status: int, headers: Mapping[str, str], body: bytes, num_sent: int, num_failures: int) -> Refusal:
-    """Read an answer that has no results.
-
-    Args:
-        body: ``{"error": {"type", "message", "samples": {position: message}}}``, or anything from a proxy.
-        num_sent: samples or groups in the request.
-        num_failures: requests in a row that have failed; sets the pause where the service gives none.
-    """
-    error = _error(body)
-    message = error.get("message") or f"status {status}: {body[:200].decode(errors='replace')}"
-    if status in (401, 403):
-        return _all(num_sent, AuthenticationError(message))
-    if status in (408, 425, 429) or status >= 500:
-        return Refusal(pause_s=_pause_s(headers, num_failures), message=f"status {status}: {message}")
-    if status in (409, 410, 413, 422):
-        named = error.get("samples")
-        if isinstance(named, dict) and named:
-            return Refusal({int(i): InvalidSampleError(str(each)) for i, each in named.items()}, message=message)
-        return _all(1, InvalidSampleError(message)) if num_sent == 1 else Refusal(alone=True, message=message)
-    return _all(num_sent, ProtocolError(f"{message}. Is the URL that of a Plaudit reward service?"))
-
-
-def pause_after(num_failures: int) -> float:
-    """Return the seconds to wait after so many failures in a row; it doubles up to 5 s, with jitter."""
-    return float(min(FIRST_PAUSE_S * 2 ** min(num_failures, 10), LONGEST_PAUSE_S) * random.uniform(0.5, 1.0))
-
-
-def _all(num_sent: int, error: RewardError) -> Refusal:
-    return Refusal({i: type(error)(*error.args) for i in range(num_sent)}, message=str(error))
-
-
-def _error(body: bytes) -> Mapping[str, Any]:
-    try:
-        error = json.loads(body)["error"]
-    except (ValueError, KeyError, TypeError):
-        return {}
-    return error if isinstance(error, dict) else {}
-
-
-def _pause_s(headers: Mapping[str, str], num_failures: int) -> float:
-    try:
-        return max(float(headers["retry-after"]), 0.0) * random.uniform(1.0, 1.2)
-    except (KeyError, ValueError):
-        return pause_after(num_failures)
-
-
 SCORE, GROUPS = "/v1/score", "/v1/groups"
-
-_FIELDS = {SCORE: "samples", GROUPS: "groups"}
-
+_FIELDS = {SCORE: b"samples", GROUPS: b"groups"}
 _STREAM = {"content-type": "application/json", "accept": "application/x-ndjson"}
-
 _MOST_ITEMS, _MOST_BYTES = 256, 4 << 20
-
 _MOST_REQUESTS = 256
-
 """Open requests of one event loop; further samples wait and share the next ones."""
-
-
-class Item:
-    """Hold one sample or group, as JSON, that waits for its answer.
-
-    Args:
-        timeout_s: seconds until ``answer`` fails with ``UnavailableError``.
-    """
-
-    __slots__ = ("_expiry", "alone", "answer", "body", "id", "path", "problem")
-
-    def __init__(self, path: str, id: str, body: bytes, timeout_s: float) -> None:  # noqa: A002 (the field's name)
-        loop = asyncio.get_running_loop()
-        self.path, self.id, self.body = path, id, body
-        self.answer: asyncio.Future[dict[str, Any]] = loop.create_future()
-        self.alone = False
-        self.problem = "the service has not scored it yet"
-        self._expiry = loop.call_later(timeout_s, self._expire, timeout_s)
-        self.answer.add_done_callback(lambda _: self._expiry.cancel())
-
-    def _expire(self, timeout_s: float) -> None:
-        self.fail(UnavailableError(f"no result of sample {self.id} within {timeout_s:g} s: {self.problem}"))
-
-    def fail(self, error: RewardError) -> None:
-        """End the wait with an error."""
-        if not self.answer.done():
-            self.answer.set_exception(error)
-
-
-class Batches:
-    """Send the requests of one event loop over ``http``, which ``close`` closes."""
-
-    def __init__(self, http: httpx.AsyncClient) -> None:
-        self._http = http
-        self._waiting: deque[Item] = deque()
-        self._sender: asyncio.Task[None] | None = None
-        self._requests: set[asyncio.Task[None]] = set()
-        self._ended = asyncio.Event()
-        self._num_failures = 0
-        self._not_before = 0.0
-
-    def add(self, items: Iterable[Item]) -> None:
-        """Send these items soon, with all others that wait then."""
-        self._waiting.extend(items)
-        if self._sender is None or self._sender.done():
-            self._sender = asyncio.create_task(self._send_all())
-
-    async def close(self) -> None:
-        """Close the connections. Callers that still wait get ``UnavailableError``."""
-        tasks = [*self._requests, *([self._sender] if self._sender else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for item in self._waiting:
-            item.fail(UnavailableError("the client was closed"))
-        await self._http.aclose()
-
-    async def _send_all(self) -> None:
-        while self._waiting:
-            await asyncio.sleep(max(self._not_before - time.monotonic(), 0.0))  # at 0: let further callers join
-            while len(self._requests) >= _MOST_REQUESTS:
-                self._ended.clear()
-                await self._ended.wait()
-            items = self._next()
-            if items:
-                accepted = asyncio.Event()
-                request = asyncio.create_task(self._request(items, accepted))
-                self._requests.add(request)
-                request.add_done_callback(self._end)
-                await accepted.wait()
-
-    def _end(self, request: asyncio.Task[None]) -> None:
-        self._requests.discard(request)
-        self._ended.set()
-
-    def _next(self) -> list[Item]:
-        """Take the items of the next request: of one path, each id once, within the bounds of a request."""
-        taken: dict[str, Item] = {}
-        size = 0
-        while self._waiting and len(taken) < _MOST_ITEMS:
-            item = self._waiting[0]
-            first = next(iter(taken.values()), None)
-            if item.answer.done():  # its caller has left
-                self._waiting.popleft()
-                continue
-            if first is not None and (
-                item.path != first.path
-                or item.alone
-                or first.alone
-                or item.id in taken
-                or size + len(item.body) > _MOST_BYTES
-            ):
-                break
-            taken[item.id] = self._waiting.popleft()
-            size += len(item.body)
-        return list(taken.values())
-
-    async def _request(self, items: list[Item], accepted: asyncio.Event) -> None:
-        """Send items and pass on their answers; those without one are sent again."""
-        left = {item.id: item for item in items}
-        try:
-            content = batch((item.body for item in items), _FIELDS[items[0].path])
-            async with self._http.stream("POST", items[0].path, content=content, headers=_STREAM) as response:
-                if response.status_code == httpx.codes.OK:
-                    accepted.set()
-                    await self._read(response, left)
-                else:
-                    await response.aread()
-                    self._refused(response, items, left)
-        except (httpx.TransportError, httpx.StreamError) as error:
-            self._failed(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, left.values())
-        except RewardError as error:
-            for item in left.values():
-                item.fail(error)
-        finally:
-            self._again(left.values())
-            accepted.set()
-
-    async def _read(self, response: httpx.Response, left: dict[str, Item]) -> None:
-        num_sent = len(left)
-        async for line in _lines(response):
-            try:
-                answer = json.loads(line)
-                item = left.pop(answer["id"], None)
-            except (ValueError, KeyError, TypeError) as error:
-                raise ProtocolError(f"the service sent {line[:200]!r}, which is no result") from error
-            if item is None or item.answer.done():
-                continue
-            if "error" in answer:
-                item.fail(InvalidSampleError(str(answer["error"]["message"])))
-            else:
-                item.answer.set_result(answer)
-        if len(left) < num_sent:
-            self._num_failures = 0
-        if left:
-            self._failed("the service ended the answer early", left.values())
-
-    def _refused(self, response: httpx.Response, items: list[Item], left: dict[str, Item]) -> None:
-        answer = refusal(response.status_code, response.headers, response.content, len(items), self._num_failures)
-        for position, error in answer.errors.items():
-            if 0 <= position < len(items):
-                left.pop(items[position].id).fail(error)
-        for item in left.values():
-            item.alone = item.alone or answer.alone
-            item.problem = answer.message
-        if answer.pause_s is not None:
-            self._num_failures += 1
-            self._not_before = max(self._not_before, time.monotonic() + answer.pause_s)
-
-    def _failed(self, problem: str, items: Iterable[Item]) -> None:
-        """Wait before the next request; record the problem for the error of those whose time ends."""
-        self._not_before = time.monotonic() + pause_after(self._num_failures)
-        self._num_failures += 1
-        for item in items:
-            item.problem = problem
-
-    def _again(self, items: Iterable[Item]) -> None:
-        waiting = [item for item in items if not item.answer.done()]
-        if waiting:
-            self._waiting.extendleft(reversed(waiting))
-            self.add(())
-
-
-async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Yield the complete lines of an answer; empty ones, which keep a quiet connection open, are left out."""
-    rest = b""
-    async for chunk in response.aiter_bytes():
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            if line:
-                yield line
-
-
+_MOST_UNDER_WAY = 2048
+_QUIET_S = 60.0
+"""The service sends an empty line at least every 15 s: a connection that is quiet for longer is dead."""
 SampleMapping = Mapping[str, Any]
-
 """``response``, and optionally ``prompt`` (text or chat messages), ``data_source``, ``ground_truth``, ``extra_info``,
 ``response_tokens``, ``max_tokens``, ``finish_reason``, ``id``."""
-
-_MOST_UNDER_WAY = 2048
-
-_QUIET_S = 60.0
-
-"""The service sends an empty line at least every 15 s: a connection that is quiet for longer is dead."""
 
 
 class RewardClient:
@@ -482,7 +197,7 @@ class RewardClient:
                 item = self._sample_item(sample)
             except InvalidSampleError as error:
                 raise InvalidSampleError(f"sample {index}: {error}") from error
-            item.answer.add_done_callback(functools.partial(_put, done, index, item))
+            item.answer.add_done_callback(functools.partial(_put_ended, done, index, item))
             open_items[index] = item
             started.append(item)
         if started:
@@ -511,6 +226,10 @@ class RewardClient:
         )
 
 
+def _restored(kind: type[RewardClient], url: str, token: str, timeout_s: float, ca_file: str) -> RewardClient:
+    return kind(url, token, timeout_s=timeout_s, ca_file=ca_file)
+
+
 def _check_token(token: str) -> None:
     """Refuse a token that no HTTP header can carry, such as one read from a file with its line end."""
     remedy = "give it as service.json has it, without spaces around it and line ends"
@@ -521,7 +240,7 @@ def _check_token(token: str) -> None:
             raise ValueError(f"token: no HTTP header can carry its character {position}, {character!r}; {remedy}")
 
 
-def _put(done: asyncio.Queue[tuple[int, Item]], index: int, item: Item, _: object) -> None:
+def _put_ended(done: asyncio.Queue[tuple[int, Item]], index: int, item: Item, _: object) -> None:
     done.put_nowait((index, item))
 
 
@@ -532,5 +251,264 @@ def _result(answer: Mapping[str, Any], index: int = 0) -> Result:
         raise ProtocolError(f"the service sent {answer!r:.200}, which is no result") from error
 
 
-def _restored(kind: type[RewardClient], url: str, token: str, timeout_s: float, ca_file: str) -> RewardClient:
-    return kind(url, token, timeout_s=timeout_s, ca_file=ca_file)
+class Batches:
+    """Send the requests of one event loop over ``http``, which ``close`` closes."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+        self._waiting: deque[Item] = deque()
+        self._sender: asyncio.Task[None] | None = None
+        self._requests: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
+        self._num_failures = 0
+        self._not_before = 0.0
+
+    def add(self, items: Iterable[Item]) -> None:
+        """Send these items soon, with all others that wait then."""
+        self._waiting.extend(items)
+        if self._sender is None or self._sender.done():
+            self._sender = asyncio.create_task(self._send_all())
+
+    async def close(self) -> None:
+        """Close the connections. Callers that still wait get ``UnavailableError``."""
+        tasks = [*self._requests, *([self._sender] if self._sender else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for item in self._waiting:
+            item.fail(UnavailableError("the client was closed"))
+        await self._http.aclose()
+
+    async def _send_all(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(max(self._not_before - time.monotonic(), 0.0))  # at 0: let further callers join
+            while len(self._requests) >= _MOST_REQUESTS:
+                self._ended.clear()
+                await self._ended.wait()
+            items = self._next()
+            if items:
+                accepted = asyncio.Event()
+                request = asyncio.create_task(self._request(items, accepted))
+                self._requests.add(request)
+                request.add_done_callback(self._end)
+                await accepted.wait()
+
+    def _end(self, request: asyncio.Task[None]) -> None:
+        self._requests.discard(request)
+        self._ended.set()
+
+    def _next(self) -> list[Item]:
+        """Take the items of the next request: of one path, each id once, within the bounds of a request."""
+        taken: dict[str, Item] = {}
+        size = 0
+        while self._waiting and len(taken) < _MOST_ITEMS:
+            item = self._waiting[0]
+            first = next(iter(taken.values()), None)
+            if item.answer.done():  # its caller has left
+                self._waiting.popleft()
+                continue
+            if first is not None and (
+                item.path != first.path
+                or item.alone
+                or first.alone
+                or item.id in taken
+                or size + len(item.body) > _MOST_BYTES
+            ):
+                break
+            taken[item.id] = self._waiting.popleft()
+            size += len(item.body)
+        return list(taken.values())
+
+    async def _request(self, items: list[Item], accepted: asyncio.Event) -> None:
+        """Send items and pass on their answers; those without one are sent again."""
+        left = {item.id: item for item in items}
+        try:
+            bodies = b",".join(item.body for item in items)
+            content = b'{"' + _FIELDS[items[0].path] + b'":[' + bodies + b"]}"
+            async with self._http.stream("POST", items[0].path, content=content, headers=_STREAM) as response:
+                if response.status_code == httpx.codes.OK:
+                    accepted.set()
+                    await self._read(response, left)
+                else:
+                    await response.aread()
+                    self._refused(response, items, left)
+        except (httpx.TransportError, httpx.StreamError) as error:
+            self._failed(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, left.values())
+        except RewardError as error:
+            for item in left.values():
+                item.fail(error)
+        finally:
+            self._again(left.values())
+            accepted.set()
+
+    async def _read(self, response: httpx.Response, left: dict[str, Item]) -> None:
+        num_sent = len(left)
+        async for line in _lines(response):
+            try:
+                answer = json.loads(line)
+                item = left.pop(answer["id"], None)
+            except (ValueError, KeyError, TypeError) as error:
+                raise ProtocolError(f"the service sent {line[:200]!r}, which is no result") from error
+            if item is None or item.answer.done():
+                continue
+            if "error" in answer:
+                item.fail(InvalidSampleError(str(answer["error"]["message"])))
+            else:
+                item.answer.set_result(answer)
+        if len(left) < num_sent:
+            self._num_failures = 0
+        if left:
+            self._failed("the service ended the answer early", left.values())
+
+    def _refused(self, response: httpx.Response, items: list[Item], left: dict[str, Item]) -> None:
+        answer = refusal(response.status_code, response.headers, response.content, len(items), self._num_failures)
+        for position, error in answer.errors.items():
+            if 0 <= position < len(items):
+                left.pop(items[position].id).fail(error)
+        for item in left.values():
+            item.alone = item.alone or answer.alone
+            item.problem = answer.message
+        if answer.pause_s is not None:
+            self._num_failures += 1
+            self._not_before = max(self._not_before, time.monotonic() + answer.pause_s)
+
+    def _failed(self, problem: str, items: Iterable[Item]) -> None:
+        """Wait before the next request; record the problem for the error of those whose time ends."""
+        self._not_before = time.monotonic() + pause_after(self._num_failures)
+        self._num_failures += 1
+        for item in items:
+            item.problem = problem
+
+    def _again(self, items: Iterable[Item]) -> None:
+        waiting = [item for item in items if not item.answer.done()]
+        if waiting:
+            self._waiting.extendleft(reversed(waiting))
+            self.add(())
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield the complete lines of an answer; empty ones, which keep a quiet connection open, are left out."""
+    rest = b""
+    async for chunk in response.aiter_bytes():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line:
+                yield line
+
+
+class Item:
+    """Hold one sample or group, as JSON, that waits for its answer.
+
+    Args:
+        timeout_s: seconds until ``answer`` fails with ``UnavailableError``.
+    """
+
+    __slots__ = ("_expiry", "alone", "answer", "body", "id", "path", "problem")
+
+    def __init__(self, path: str, id: str, body: bytes, timeout_s: float) -> None:  # noqa: A002 (the field's name)
+        loop = asyncio.get_running_loop()
+        self.path, self.id, self.body = path, id, body
+        self.answer: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self.alone = False
+        self.problem = "the service has not scored it yet"
+        self._expiry = loop.call_later(timeout_s, self._expire, timeout_s)
+        self.answer.add_done_callback(lambda _: self._expiry.cancel())
+
+    def _expire(self, timeout_s: float) -> None:
+        self.fail(UnavailableError(f"no result of sample {self.id} within {timeout_s:g} s: {self.problem}"))
+
+    def fail(self, error: RewardError) -> None:
+        """End the wait with an error."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A status other than 200.
+
+    Attributes:
+        errors: by position in the request; these samples are not sent again.
+        pause_s: seconds to wait before the others are sent again; None: send them now.
+        alone: the others must be sent one by one, because the service did not name which one it refuses.
+    """
+
+    errors: Mapping[int, RewardError] = field(default_factory=dict)
+    pause_s: float | None = None
+    alone: bool = False
+    message: str = ""
+
+
+def refusal(status: int, headers: Mapping[str, str], body: bytes, num_sent: int, num_failures: int) -> Refusal:
+    """Read an answer that has no results.
+
+    Args:
+        body: ``{"error": {"type", "message", "samples": {position: message}}}``, or anything from a proxy.
+        num_sent: samples or groups in the request.
+        num_failures: requests in a row that have failed; sets the pause where the service gives none.
+    """
+    error = _error_of(body)
+    message = error.get("message") or f"status {status}: {body[:200].decode(errors='replace')}"
+    if status in (401, 403):
+        return _refuse_all(num_sent, AuthenticationError(message))
+    if status in (408, 425, 429) or status >= 500:
+        return Refusal(pause_s=_pause_s(headers, num_failures), message=f"status {status}: {message}")
+    if status in (409, 410, 413, 422):
+        named = error.get("samples")
+        if isinstance(named, dict) and named:
+            return Refusal({int(i): InvalidSampleError(str(each)) for i, each in named.items()}, message=message)
+        return _refuse_all(1, InvalidSampleError(message)) if num_sent == 1 else Refusal(alone=True, message=message)
+    return _refuse_all(num_sent, ProtocolError(f"{message}. Is the URL that of a Plaudit reward service?"))
+
+
+def pause_after(num_failures: int) -> float:
+    """Return the seconds to wait after so many failures in a row; it doubles up to 5 s, with jitter."""
+    return float(min(FIRST_PAUSE_S * 2 ** min(num_failures, 10), LONGEST_PAUSE_S) * random.uniform(0.5, 1.0))
+
+
+def _refuse_all(num_sent: int, error: RewardError) -> Refusal:
+    return Refusal({i: type(error)(*error.args) for i in range(num_sent)}, message=str(error))
+
+
+def _error_of(body: bytes) -> Mapping[str, Any]:
+    try:
+        error = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return error if isinstance(error, dict) else {}
+
+
+def _pause_s(headers: Mapping[str, str], num_failures: int) -> float:
+    try:
+        return max(float(headers["retry-after"]), 0.0) * random.uniform(1.0, 1.2)
+    except (KeyError, ValueError):
+        return pause_after(num_failures)
+
+
+def encode_sample(sample: Mapping[str, Any], id: str = "") -> bytes:  # noqa: A002 (the field's name)
+    """Return a sample as JSON, under this id (empty: its own, if it has one).
+
+    Arrays and scalars of NumPy and torch become lists and numbers, tuples and sets become lists.
+
+    Raises:
+        InvalidSampleError: it is not a mapping with a ``response``, or has a value that JSON cannot hold.
+    """
+    if not isinstance(sample, Mapping):
+        raise InvalidSampleError(f"a sample is a mapping with at least response, not {type(sample).__name__}")
+    if not isinstance(sample.get("response"), str):
+        raise InvalidSampleError(f"response: give the generated text, not {type(sample.get('response')).__name__}")
+    written = {**sample, "id": id} if id else dict(sample)
+    try:
+        return json.dumps(written, default=_plain, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidSampleError(f"the sample cannot be written as JSON: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """Convert a value that ``json`` does not know."""
+    if isinstance(value, (set, frozenset)):
+        return list(value)
+    for method in ("tolist", "item"):
+        if hasattr(value, method):
+            return getattr(value, method)()
+    raise TypeError(f"{type(value).__name__} is not a JSON value")

@@ -1,6 +1,4 @@
-"""The result of one sample.
-
-The errors of the client.
+"""Define the result of one sample, and the errors of the client.
 
 ::
 

@@ -1,17 +1,15 @@
-"""``python -m plaudit_operator``: the operator as a process."""
+"""Run the operator as a process: ``python -m plaudit_operator``."""
 
 from __future__ import annotations
 
 import gc
 import signal
 import sys
-from types import FrameType
 
 from plaudit_operator.names import FIELD_MANAGER
 from plaudit_operator.operator import Operator
-from plaudit_operator.runtime.health import ControllerHealthServer
+from plaudit_operator.runtime.health import ControllerHealthServer, MetricsAccess
 from plaudit_operator.runtime.kube import ApiServer
-from plaudit_operator.runtime.metrics_access import MetricsAccess
 from plaudit_operator.settings import OperatorSettings, OperatorSettingsError
 from plaudit_operator.status.progress import ProgressReader
 from plaudit_wire.logs import configure_logs
@@ -33,12 +31,8 @@ def main() -> int:
     kube = ApiServer(FIELD_MANAGER)
     operator = Operator(kube, settings, progress)
     access = MetricsAccess(kube.review).allows if settings.metrics_authentication else None
-
-    def on_signal(_: int, __: FrameType | None) -> None:
-        operator.stop.set()
-
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: operator.stop.set())
     gc.collect()
     gc.freeze()  # what is imported stays
     gc.set_threshold(_COLLECT_EVERY)

@@ -1,29 +1,24 @@
-"""The actions of a plan: plain data, carried out by ``operator/planning/apply.py``.
+"""Describe what a plan does (plain data, carried out by ``planning/apply.py``), and decide on deletions and scaling.
 
-Clean up after an ended job: keep the RLJob alone (All), its Redis too (KeepTransport), or everything (None).
+**After a job's end** ``lifecycle.cleanup`` deletes everything but the RLJob (All), keeps Redis (KeepTransport), or
+keeps everything (None).
 
-Order the end of a deleted job: its trainer finishes its update and saves, then Redis goes.
+**A deleted job.** Its trainer finishes its update and saves, then Redis goes. Garbage collection deletes the children
+of a deleted RLJob at once, also while no operator runs. Redis's StatefulSet and Service therefore name the trainer's
+first pod as a second owner: an object is collected when all of its owners are gone. The trainer's grace period is
+shortened from ten minutes to two, so that GPUs are free soon. To keep the last steps of a longer update, suspend a job
+before deleting it.
 
-Garbage collection deletes the children of a deleted RLJob at once, also while no operator runs. Redis's StatefulSet and
-Service therefore name the trainer's first pod as a second owner: an object is collected when all of its owners are
-gone. The trainer's grace period is shortened from ten minutes to two, so that GPUs are free soon. To keep the last
-steps of a longer update, suspend a job before deleting it.
+**A lost node** keeps its pods: StatefulSet and Job pods stay Terminating until it is back. Pods of the trainer,
+rollouts and reward models there are deleted by force, without their grace period: the run's incarnation fences
+processes that still run, and a queue counts a pod until it is gone. Pods on a reachable node keep their grace period.
+Redis pods are never deleted by force: two on one volume would corrupt it.
 
-A lost node keeps its pods: StatefulSet and Job pods stay Terminating until it is back.
-
-Pods of the trainer, rollouts and reward models there are deleted by force, without their grace period: the run's
-incarnation fences processes that still run, and a queue counts a pod until it is gone. Pods on a reachable node keep
-their grace period. Redis pods are never deleted by force: two on one volume would corrupt it.
-
-Set replica counts and suspend jobs: only on transitions, never as part of an applied Deployment.
-
-Suspended: no trainer, rollouts, reward workers or reward models; Redis, metrics and volumes stay.
-
-Choose the rollouts that leave when a job gets fewer of them: those with the fewest samples in flight.
-
-A ReplicaSet deletes pods that are not ready first, and then those with the lowest ``pod-deletion-cost``. The costs are
-written only right before a Deployment of rollouts is scaled down, so that a job at rest causes no writes. Replicas of
-several pods are Jobs with numbers; the highest numbers leave.
+**Replica counts** are set only on transitions, never as part of an applied Deployment. A suspended job has no trainer,
+rollouts, reward workers or reward models; Redis, metrics and volumes stay. When a job gets fewer rollouts, those with
+the fewest samples in flight leave: a ReplicaSet deletes pods that are not ready first, and then those with the lowest
+``pod-deletion-cost``. The costs are written only right before a Deployment of rollouts is scaled down, so that a job at
+rest causes no writes. Replicas of several pods are Jobs with numbers; the highest numbers leave.
 """
 
 from __future__ import annotations
@@ -39,6 +34,14 @@ from plaudit_operator.pod_state import evicted_since, is_disrupted, is_leaving, 
 from plaudit_operator.runtime.kinds import CHILDREN
 
 Manifest = dict[str, Any]
+
+_GRACE_S = 120
+_OUTLIVING = ("StatefulSet", "Service")
+"""Kinds of Redis's objects that a trainer needs to its end; its pod has mounted the Secret already."""
+_AFTER_GRACE_S = 30.0
+_AFTER_LOSS_S = 15.0
+"""Grace period before pods are deleted by force: a node that returns within it ends its pods itself."""
+_FORCED_ROLES = ("trainer", "rollout", "model")
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,11 @@ class Delete:
     uid: str
     grace_s: int | None = None
 
+    @classmethod
+    def of(cls, kind: str, item: Object, grace_s: int | None = None) -> Delete:
+        """Return the deletion of an object as it was observed."""
+        return cls(kind, item["metadata"]["name"], item["metadata"]["uid"], grace_s)
+
 
 @dataclass(frozen=True)
 class EmitEvent:
@@ -98,7 +106,7 @@ class EmitEvent:
     message: str
 
 
-Action = Create | Apply | Patch | Scale | Delete | EmitEvent
+Action = Create | Apply | Patch | Scale | Delete
 
 
 @dataclass(frozen=True)
@@ -112,35 +120,24 @@ class Plan:
     """True to delete the RLJob itself, whose ``ttlSecondsAfterFinished`` has passed."""
 
 
+def earliest(*waits: float | None) -> float | None:
+    """Return the shortest of several waits, as far as there are any."""
+    return min((wait for wait in waits if wait is not None), default=None)
+
+
 def cleanup_actions(observed: Observed) -> list[Action]:
     """Return the deletions and stops that are due; empty once they are done."""
     policy = (observed.job["spec"].get("lifecycle") or {}).get("cleanup", "All")
-    if policy == "None":
-        return _stop_trainer(observed)
+    if policy == "None":  # the objects stay for inspection, but the trainer of a failed job is stopped
+        jobs = [job for job in observed.jobs_of("trainer") if (job.get("status") or {}).get("active")]
+        return [suspend_job(job, suspend=True) for job in jobs if not job["spec"].get("suspend")]
     kept = names.role_object(observed.name, "redis") if policy == "KeepTransport" else ""
     return [
-        Delete(kind.kind, child["metadata"]["name"], child["metadata"]["uid"])
+        Delete.of(kind.kind, child)
         for kind in CHILDREN
         for child in observed.own(kind.kind)
-        if child["metadata"]["name"] != kept and not child["metadata"].get("deletionTimestamp")
+        if child["metadata"]["name"] != kept and not is_leaving(child)
     ]
-
-
-def _stop_trainer(observed: Observed) -> list[Action]:
-    """Keep the objects for inspection, but stop the trainer of a failed job."""
-    running = [job for job in observed.jobs_of("trainer") if (job.get("status") or {}).get("active")]
-    return [
-        Patch("Job", job["metadata"]["name"], {"metadata": {"uid": job["metadata"]["uid"]}, "spec": {"suspend": True}})
-        for job in running
-        if not job["spec"].get("suspend")
-    ]
-
-
-_GRACE_S = 120
-
-_OUTLIVING = ("StatefulSet", "Service")
-
-"""Kinds of Redis's objects that a trainer needs to its end; its pod has mounted the Secret already."""
 
 
 def outliving_trainer(manifest: Manifest, observed: Observed) -> Manifest:
@@ -159,35 +156,19 @@ def outliving_trainer(manifest: Manifest, observed: Observed) -> Manifest:
 def hurry(pods: Iterable[Object]) -> list[Delete]:
     """Return the deletions that shorten the grace period of the trainers among the pods of deleted jobs."""
     return [
-        Delete("Pod", pod["metadata"]["name"], pod["metadata"]["uid"], grace_s=_GRACE_S)
+        Delete.of("Pod", pod, grace_s=_GRACE_S)
         for pod in pods
         if labels(pod).get(names.LABEL_ROLE) == "trainer"
         and int(pod["metadata"].get("deletionGracePeriodSeconds") or 0) > _GRACE_S
     ]
 
 
-_AFTER_GRACE_S = 30.0
-
-_AFTER_LOSS_S = 15.0
-
-"""Grace period before pods are deleted by force: a node that returns within it ends its pods itself."""
-
-_ROLES = ("trainer", "rollout", "model")
-
-
 def lost_pods(observed: Observed, now: float) -> tuple[list[Delete], float | None]:
     """Return the forced deletions that are due, and the seconds until the next one."""
-    due, waits = [], []
-    for role in _ROLES:
-        for pod in observed.pods_of(role):
-            end = _forced_at(pod)
-            if end is None:
-                continue
-            if end > now:
-                waits.append(end - now)
-            else:
-                due.append(Delete("Pod", pod["metadata"]["name"], pod["metadata"]["uid"], grace_s=0))
-    return due, min(waits, default=None)
+    pods = [pod for role in _FORCED_ROLES for pod in observed.pods_of(role)]
+    ends = [(pod, end) for pod in pods if (end := _forced_at(pod)) is not None]
+    due = [Delete.of("Pod", pod, grace_s=0) for pod, end in ends if end <= now]
+    return due, min((end - now for _, end in ends if end > now), default=None)
 
 
 def _forced_at(pod: Object) -> float | None:
@@ -213,7 +194,7 @@ def scale_actions(
     actions: list[Action] = []
     for name, count in counts.items():
         deployment = observed.child("Deployment", name)
-        if deployment is None or deployment["metadata"].get("deletionTimestamp"):
+        if deployment is None or is_leaving(deployment):
             continue
         present = int(deployment["spec"].get("replicas", 1))
         wanted = 0 if rests(name) else count
@@ -234,12 +215,10 @@ def _of_autoscaler(spec: Spec, present: int, *, resting: bool) -> int | None:
     return max(1, scaling.min_replicas) if present == 0 else None
 
 
-def suspend_job(job_name: str, uid: str, *, suspend: bool) -> Patch:
+def suspend_job(job: Object, *, suspend: bool) -> Patch:
     """Return the patch that stops the pods of an attempt, or lets them start."""
-    return Patch("Job", job_name, {"metadata": {"uid": uid}, "spec": {"suspend": suspend}})
-
-
-_ROLE = "rollout"
+    metadata = job["metadata"]
+    return Patch("Job", metadata["name"], {"metadata": {"uid": metadata["uid"]}, "spec": {"suspend": suspend}})
 
 
 def chooses_rollouts(observed: Observed, actions: Sequence[Action]) -> bool:
@@ -270,9 +249,9 @@ def _candidates(observed: Observed, action: Action) -> list[str]:
     if not isinstance(action, Scale) or action.replicas == 0:
         return []
     deployment = observed.child(action.kind, action.name)
-    if deployment is None or labels(deployment).get(names.LABEL_ROLE) != _ROLE:
+    if deployment is None or labels(deployment).get(names.LABEL_ROLE) != "rollout":
         return []
     selected = deployment["spec"]["selector"]["matchLabels"].items()
-    pods = [pod for pod in observed.pods_of(_ROLE) if selected <= labels(pod).items()]
+    pods = [pod for pod in observed.pods_of("rollout") if selected <= labels(pod).items()]
     present = [str(pod["metadata"]["name"]) for pod in pods if not (is_leaving(pod) or is_over(pod))]
     return sorted(present) if len(present) > action.replicas else []

@@ -5,14 +5,9 @@ The job's ConfigMap holds what is frozen: ``job.yaml`` (for its processes), ``sp
 ``templates.json`` (pod templates), ``mutable-fields.json`` (fields that may change), ``images.json`` and
 ``platform.json`` (defaults for pods).
 
-The spec of a running job: as admitted, with the edits of its mutable fields.
-
-The operator that admitted the job may be of another version. So whatever was admitted stays accepted, even if this
-version validates more strictly: only problems that an edit introduces reject it.
-
-Merge edits into a running job: the admitted spec with the mutable fields of the new one.
-
-Combinations of fields that do not work on Kubernetes: rejected, never ignored.
+The operator that admitted a job may be of another version. So whatever was admitted stays accepted, even if this
+version validates more strictly: only problems that an edit introduces reject it. Combinations of fields that do not
+work on Kubernetes are rejected, never ignored.
 """
 
 from __future__ import annotations
@@ -37,228 +32,11 @@ from plaudit_job.spec.section import Mutable
 from plaudit_operator.names import Reason
 from plaudit_operator.platform import Platform
 
-Data = Mapping[str, Any]
-
-
-def overlaid(admitted: Data, current: Data) -> dict[str, Any]:
-    """Return the ``spec`` that was admitted, with the mutable fields of the ``spec`` as it is now."""
-    if _whole(admitted) and "rollout" in admitted:
-        sizes = ("replicas", "groups")
-        fixed = {key: value for key, value in admitted["rollout"].items() if key in sizes}
-        rollout = {key: value for key, value in (current.get("rollout") or {}).items() if key not in sizes}
-        current = {**current, "rollout": rollout | fixed}
-    return _overlaid(admitted, current, Spec)
-
-
-def _whole(admitted: Data) -> bool:
-    """Return True if rollouts belong to a gang, whose size is fixed."""
-    scheduling = admitted.get("scheduling") or {}
-    return bool(scheduling.get("queueName")) or scheduling.get("gang", "none") != "none"
-
-
-@functools.cache
-def mutable_fields() -> tuple[str, ...]:
-    """Return the paths under ``spec`` of the fields that may change, and of all fields below them."""
-    return tuple(_paths(Spec, "", below=False))
-
-
-def _paths(section: type[BaseModel], path: str, *, below: bool) -> Iterator[str]:
-    for name, field in _fields(section).items():
-        here, mutable = f"{path}.{name}".lstrip("."), below or _mutable(field)
-        if mutable:
-            yield here
-        if inner := _inner_section(section, name):
-            yield from _paths(inner, here, below=mutable)
-
-
-def known_to(fields: Collection[str], spec: Data) -> dict[str, Any]:
-    """Return a spec without the mutable fields that another version did not know.
-
-    Args:
-        fields: the ``mutable_fields`` of that version.
-        spec: as that version resolved it, with the mutable fields of an edit.
-    """
-    known: dict[str, Any] = _known_to(fields, spec, Spec, "")
-    return known
-
-
-def _known_to(fields: Collection[str], data: Any, section: type[BaseModel], path: str) -> Any:
-    if isinstance(data, list):
-        return [_known_to(fields, item, section, path) for item in data]
-    if not isinstance(data, Mapping):
-        return data
-    result = {}
-    for name, value in data.items():
-        here = f"{path}.{name}".lstrip(".")
-        if here in mutable_fields() and here not in fields:
-            continue
-        inner = _inner_section(section, name) if name in _fields(section) else None
-        result[name] = _known_to(fields, value, inner, here) if inner else value
-    return result
-
-
-def frozen_changes(admitted: Data, current: Data) -> list[str]:
-    """Return the immutable fields that differ, as written: ``spec.model.source``.
-
-    The API server refuses most such changes already; it does not look into opaque fields. Fields that this version does
-    not know do not count: after a rollback of the definition, the API server removes those of the newer version.
-    """
-    return _changes(_known(overlaid(admitted, current), Spec), _known(current, Spec), "spec")
-
-
-def _known(data: Any, section: type[BaseModel]) -> Any:
-    """Return the part of a section, or of a list of them, that this version knows."""
-    if isinstance(data, list):
-        return [_known(item, section) for item in data]
-    if not isinstance(data, Mapping):
-        return data
-    known = {name: value for name, value in data.items() if name in _fields(section)}
-    inner = {name: _inner_section(section, name) for name in known}
-    return {name: _known(value, within) if (within := inner[name]) else value for name, value in known.items()}
-
-
-def _overlaid(admitted: Data, current: Data, section: type[BaseModel]) -> dict[str, Any]:
-    fields = _fields(section)
-    result = {name: value for name, value in admitted.items() if name not in fields}  # of another version
-    for name, field in fields.items():
-        source = current if _mutable(field) else admitted
-        inner = _inner_section(section, name)
-        if not _mutable(field) and inner and _holds_mutable(inner):
-            value = _inner(admitted.get(name), current.get(name), inner)
-        else:
-            value = source.get(name)
-        if value is not None:
-            result[name] = value
-    return result
-
-
-def _inner(admitted: Any, current: Any, section: type[BaseModel]) -> Any:
-    if isinstance(admitted, list):
-        by_name: dict[str, Data] = {item.get("name", ""): item for item in current or []}
-        return [_overlaid(item, by_name.get(item.get("name", "")) or item, section) for item in admitted]
-    if admitted is None and current is None:
-        return None
-    return _overlaid(admitted or {}, current or {}, section) or (None if admitted is None else {})
-
-
-def _changes(wanted: Any, current: Any, field: str) -> list[str]:
-    if isinstance(wanted, Mapping) and isinstance(current, Mapping):
-        keys = [*wanted, *(key for key in current if key not in wanted)]
-        return [change for key in keys for change in _changes(wanted.get(key), current.get(key), f"{field}.{key}")]
-    both_empty = wanted in (None, {}, []) and current in (None, {}, [])
-    return [] if wanted == current or both_empty else [field]
-
-
-@functools.cache
-def _fields(section: type[BaseModel]) -> dict[str, FieldInfo]:
-    return {field.alias or name: field for name, field in section.model_fields.items()}
-
-
-@functools.cache
-def _inner_section(section: type[BaseModel], name: str) -> type[BaseModel] | None:
-    return section_of(_fields(section)[name].annotation)
-
-
-def _mutable(field: FieldInfo) -> bool:
-    return any(isinstance(mark, Mutable) for mark in field.metadata)
-
-
-@functools.cache
-def _holds_mutable(section: type[BaseModel]) -> bool:
-    for field in section.model_fields.values():
-        inner = section_of(field.annotation)
-        if _mutable(field) or (inner is not None and _holds_mutable(inner)):
-            return True
-    return False
-
-
 Object = Mapping[str, Any]
 
 S = TypeVar("S", bound=BaseModel)
 
 _KEEPS = "edit rejected, the job keeps its old spec"
-
-
-class FrozenSpec(NamedTuple):
-    """Hold the spec in effect."""
-
-    job: RLJob
-    written: Object
-    """As the user wrote it: the admitted spec with the accepted edits."""
-    reason: str
-    message: str
-
-
-def spec_in_effect(job_object: Object, admitted: Object, accepted: Object) -> FrozenSpec:
-    """Return the spec that a running job follows.
-
-    Args:
-        admitted: its ``spec`` when it was admitted.
-        accepted: its ``spec`` with the edits that were accepted so far.
-    """
-    edited, kept = overlaid(admitted, job_object["spec"]), overlaid(admitted, accepted)
-    job, problems = parsed(job_object, edited)
-    if problems:
-        old_job, old_problems = parsed(job_object, kept)
-        known = {(problem.field, problem.message) for problem in old_problems}
-        introduced = [problem for problem in problems if (problem.field, problem.message) not in known]
-        if introduced:
-            message = f"{_KEEPS}: {'; '.join(map(str, introduced))}"
-            return FrozenSpec(old_job, kept, Reason.INVALID, message)
-    changed = frozen_changes(admitted, job_object["spec"])
-    if changed:
-        message = f"{_KEEPS}: {', '.join(changed)} cannot change while the job exists"
-        return FrozenSpec(job, edited, Reason.IMMUTABLE_CHANGED, message)
-    return FrozenSpec(job, edited, Reason.VALID, "valid and in effect")
-
-
-def parsed(job_object: Object, spec: Object) -> tuple[RLJob, list[Problem]]:
-    """Return the job with another ``spec``, and its problems; with problems the job is not validated."""
-    metadata = {key: job_object["metadata"][key] for key in ("name", "namespace")}
-    written = {**{key: job_object[key] for key in ("apiVersion", "kind")}, "metadata": metadata, "spec": spec}
-    try:
-        return parse_job(written), []
-    except JobError as error:
-        return _unchecked(RLJob, written), list(error.problems)
-
-
-def _unchecked(section: type[S], data: Object) -> S:
-    """Build a section from plain data, with today's defaults and without validation."""
-    values = {}
-    for name, field in section.model_fields.items():
-        key = field.alias or name
-        if key in data:
-            inner = section_of(field.annotation)
-            values[name] = _unchecked_value(inner, data[key]) if inner else data[key]
-    return section.model_construct(**values)
-
-
-def _unchecked_value(section: type[BaseModel], value: Any) -> Any:
-    if isinstance(value, list):
-        return [_unchecked_value(section, item) for item in value]
-    return _unchecked(section, value) if isinstance(value, Mapping) else value
-
-
-def unsupported(job: RLJob) -> Iterator[Problem]:
-    """Yield a problem for each field that cannot work."""
-    scaling, tls = job.spec.reward.workers.autoscaling, job.spec.transport.tls
-    if tls is None or scaling is None or scaling.provider != "keda":
-        return
-    for name, file in (("caFile", tls.ca_file), ("certificateFile", tls.certificate_file)):
-        if file:
-            yield Problem(
-                f"spec.transport.tls.{name}",
-                "is a file in the pods, which KEDA cannot read, and KEDA connects to Redis too",
-                f"Give a key of a Secret in {name.removesuffix('File')}Secret",
-                also=("spec.reward.workers.autoscaling",),
-            )
-    if not tls.check_server_name:
-        yield Problem(
-            "spec.transport.tls.checkServerName",
-            "is false, but KEDA connects to Redis too and always checks the name",
-            "Use a name in url that the certificate was issued for, or autoscaling by hpa",
-            also=("spec.reward.workers.autoscaling",),
-        )
 
 
 @dataclass(frozen=True)
@@ -294,7 +72,7 @@ class Admitted:
     platform: Platform | None = None
     """Defaults for its pods when the job was admitted; None before the first reconcile."""
     written: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Data of the job's ConfigMap; empty before the first reconcile."""
+    """Object of the job's ConfigMap; empty before the first reconcile."""
     kind: str = "RLJob"
     """Kind of the object."""
     revision: str = ""
@@ -331,14 +109,14 @@ def admit(job_object: Object, config: Object | None, files: Object | None) -> Ad
 def admitted_anew(job_object: Object, files: Object | None) -> Admitted | RefusedJob:
     """Validate an object whose spec is not in effect yet, and read its files."""
     job, problems = parsed(job_object, job_object["spec"])
-    problems = problems or [*kubernetes_problems(job), *unsupported(job)]
+    problems = problems or [*kubernetes_problems(job), *_unsupported(job)]
     if problems:
-        return RefusedJob(Reason.INVALID, _text(JobError(problems)))
+        return RefusedJob(Reason.INVALID, "; ".join(map(str, problems)))
     found = _files(job, files)
     if isinstance(found, RefusedJob):
         return found
     if problems := list(_code_problems(job, found)):
-        return RefusedJob(Reason.FILES_INVALID, _text(JobError(problems)))
+        return RefusedJob(Reason.FILES_INVALID, "; ".join(map(str, problems)))
     return Admitted(job, dict(job_object["spec"]), dict(job_object["spec"]), found, {})
 
 
@@ -370,26 +148,18 @@ def with_data(admitted: Admitted, data: Mapping[str, str]) -> Admitted:
     return replace(admitted, files=tuple(files), templates=msgspec.json.decode(data["templates.json"]), written=data)
 
 
-def _text(error: JobError) -> str:
-    return "; ".join(str(problem) for problem in error.problems)
-
-
 def _files(job: RLJob, source: Object | None) -> tuple[JobFile, ...] | RefusedJob:
     wanted = job.spec.files
     if not wanted.config_map:
         return ()
     if source is None:
-        return RefusedJob(
-            Reason.FILES_MISSING,
-            f"spec.files.configMap: ConfigMap {wanted.config_map!r} does not exist in this namespace. Create it",
-        )
+        message = f"spec.files.configMap: ConfigMap {wanted.config_map!r} does not exist in this namespace. Create it"
+        return RefusedJob(Reason.FILES_MISSING, message)
     data: Mapping[str, str] = source.get("data") or {}
     items = [(item.key, item.path) for item in wanted.items] or [(key, key) for key in sorted(data)]
-    missing = [key for key, _ in items if key not in data]
-    if missing:
-        return RefusedJob(
-            Reason.FILES_MISSING, f"spec.files: ConfigMap {wanted.config_map!r} has no key {', '.join(missing)}. Add it"
-        )
+    if missing := [key for key, _ in items if key not in data]:
+        message = f"spec.files: ConfigMap {wanted.config_map!r} has no key {', '.join(missing)}. Add it"
+        return RefusedJob(Reason.FILES_MISSING, message)
     return tuple(JobFile(f"file-{i}", path, data[key]) for i, (key, path) in enumerate(items))
 
 
@@ -406,6 +176,214 @@ def _code_problems(job: RLJob, files: tuple[JobFile, ...]) -> Iterator[Problem]:
     for field_, path, function in named:
         if path in sources and (problem := source_problem(field_, path, sources[path], function, "function")):
             yield problem
+
+
+class FrozenSpec(NamedTuple):
+    """Hold the spec in effect."""
+
+    job: RLJob
+    written: Object
+    """As the user wrote it: the admitted spec with the accepted edits."""
+    reason: str
+    message: str
+
+
+def spec_in_effect(job_object: Object, admitted: Object, accepted: Object) -> FrozenSpec:
+    """Return the spec that a running job follows: as admitted, with the edits of its mutable fields.
+
+    Args:
+        admitted: its ``spec`` when it was admitted.
+        accepted: its ``spec`` with the edits that were accepted so far.
+    """
+    edited, kept = overlaid(admitted, job_object["spec"]), overlaid(admitted, accepted)
+    job, problems = parsed(job_object, edited)
+    if problems:
+        old_job, old_problems = parsed(job_object, kept)
+        known = {(problem.field, problem.message) for problem in old_problems}
+        introduced = [problem for problem in problems if (problem.field, problem.message) not in known]
+        if introduced:
+            message = f"{_KEEPS}: {'; '.join(map(str, introduced))}"
+            return FrozenSpec(old_job, kept, Reason.INVALID, message)
+    if changed := frozen_changes(admitted, job_object["spec"]):
+        message = f"{_KEEPS}: {', '.join(changed)} cannot change while the job exists"
+        return FrozenSpec(job, edited, Reason.IMMUTABLE_CHANGED, message)
+    return FrozenSpec(job, edited, Reason.VALID, "valid and in effect")
+
+
+def parsed(job_object: Object, spec: Object) -> tuple[RLJob, list[Problem]]:
+    """Return the job with another ``spec``, and its problems; with problems the job is not validated."""
+    metadata = {key: job_object["metadata"][key] for key in ("name", "namespace")}
+    written = {**{key: job_object[key] for key in ("apiVersion", "kind")}, "metadata": metadata, "spec": spec}
+    try:
+        return parse_job(written), []
+    except JobError as error:
+        return _unchecked(RLJob, written), list(error.problems)
+
+
+def _unchecked(section: type[S], data: Object) -> S:
+    """Build a section from plain data, with today's defaults and without validation."""
+    values = {}
+    for name, field in section.model_fields.items():
+        key = field.alias or name
+        if key in data:
+            inner = section_of(field.annotation)
+            values[name] = _unchecked_value(inner, data[key]) if inner else data[key]
+    return section.model_construct(**values)
+
+
+def _unchecked_value(section: type[BaseModel], value: Any) -> Any:
+    if isinstance(value, list):
+        return [_unchecked_value(section, item) for item in value]
+    return _unchecked(section, value) if isinstance(value, Mapping) else value
+
+
+def _unsupported(job: RLJob) -> Iterator[Problem]:
+    """Yield a problem for each field that cannot work on Kubernetes."""
+    scaling, tls = job.spec.reward.workers.autoscaling, job.spec.transport.tls
+    if tls is None or scaling is None or scaling.provider != "keda":
+        return
+    also = ("spec.reward.workers.autoscaling",)
+    for name, file in (("caFile", tls.ca_file), ("certificateFile", tls.certificate_file)):
+        if file:
+            problem = "is a file in the pods, which KEDA cannot read, and KEDA connects to Redis too"
+            remedy = f"Give a key of a Secret in {name.removesuffix('File')}Secret"
+            yield Problem(f"spec.transport.tls.{name}", problem, remedy, also=also)
+    if not tls.check_server_name:
+        problem = "is false, but KEDA connects to Redis too and always checks the name"
+        remedy = "Use a name in url that the certificate was issued for, or autoscaling by hpa"
+        yield Problem("spec.transport.tls.checkServerName", problem, remedy, also=also)
+
+
+def overlaid(admitted: Object, current: Object) -> dict[str, Any]:
+    """Return the ``spec`` that was admitted, with the mutable fields of the ``spec`` as it is now."""
+    if _whole(admitted) and "rollout" in admitted:
+        sizes = ("replicas", "groups")
+        fixed = {key: value for key, value in admitted["rollout"].items() if key in sizes}
+        rollout = {key: value for key, value in (current.get("rollout") or {}).items() if key not in sizes}
+        current = {**current, "rollout": rollout | fixed}
+    return _overlaid(admitted, current, Spec)
+
+
+def _whole(admitted: Object) -> bool:
+    """Return True if rollouts belong to a gang, whose size is fixed."""
+    scheduling = admitted.get("scheduling") or {}
+    return bool(scheduling.get("queueName")) or scheduling.get("gang", "none") != "none"
+
+
+@functools.cache
+def mutable_fields() -> tuple[str, ...]:
+    """Return the paths under ``spec`` of the fields that may change, and of all fields below them."""
+    return tuple(_paths(Spec, "", below=False))
+
+
+def _paths(section: type[BaseModel], path: str, *, below: bool) -> Iterator[str]:
+    for name, field in _fields(section).items():
+        here, mutable = f"{path}.{name}".lstrip("."), below or _mutable(field)
+        if mutable:
+            yield here
+        if inner := _inner_section(section, name):
+            yield from _paths(inner, here, below=mutable)
+
+
+def known_to(fields: Collection[str], spec: Object) -> dict[str, Any]:
+    """Return a spec without the mutable fields that another version did not know.
+
+    Args:
+        fields: the ``mutable_fields`` of that version.
+        spec: as that version resolved it, with the mutable fields of an edit.
+    """
+    known: dict[str, Any] = _known_to(fields, spec, Spec, "")
+    return known
+
+
+def _known_to(fields: Collection[str], data: Any, section: type[BaseModel], path: str) -> Any:
+    if isinstance(data, list):
+        return [_known_to(fields, item, section, path) for item in data]
+    if not isinstance(data, Mapping):
+        return data
+    result = {}
+    for name, value in data.items():
+        here = f"{path}.{name}".lstrip(".")
+        if here in mutable_fields() and here not in fields:
+            continue
+        inner = _inner_section(section, name) if name in _fields(section) else None
+        result[name] = _known_to(fields, value, inner, here) if inner else value
+    return result
+
+
+def frozen_changes(admitted: Object, current: Object) -> list[str]:
+    """Return the immutable fields that differ, as written: ``spec.model.source``.
+
+    The API server refuses most such changes already; it does not look into opaque fields. Fields that this version does
+    not know do not count: after a rollback of the definition, the API server removes those of the newer version.
+    """
+    return _changes(_known(overlaid(admitted, current), Spec), _known(current, Spec), "spec")
+
+
+def _known(data: Any, section: type[BaseModel]) -> Any:
+    """Return the part of a section, or of a list of them, that this version knows."""
+    if isinstance(data, list):
+        return [_known(item, section) for item in data]
+    if not isinstance(data, Mapping):
+        return data
+    known = {name: value for name, value in data.items() if name in _fields(section)}
+    inner = {name: _inner_section(section, name) for name in known}
+    return {name: _known(value, within) if (within := inner[name]) else value for name, value in known.items()}
+
+
+def _overlaid(admitted: Object, current: Object, section: type[BaseModel]) -> dict[str, Any]:
+    fields = _fields(section)
+    result = {name: value for name, value in admitted.items() if name not in fields}  # of another version
+    for name, field in fields.items():
+        source = current if _mutable(field) else admitted
+        inner = _inner_section(section, name)
+        if not _mutable(field) and inner and _holds_mutable(inner):
+            value = _inner(admitted.get(name), current.get(name), inner)
+        else:
+            value = source.get(name)
+        if value is not None:
+            result[name] = value
+    return result
+
+
+def _inner(admitted: Any, current: Any, section: type[BaseModel]) -> Any:
+    if isinstance(admitted, list):
+        by_name: dict[str, Object] = {item.get("name", ""): item for item in current or []}
+        return [_overlaid(item, by_name.get(item.get("name", "")) or item, section) for item in admitted]
+    if admitted is None and current is None:
+        return None
+    return _overlaid(admitted or {}, current or {}, section) or (None if admitted is None else {})
+
+
+def _changes(wanted: Any, current: Any, field: str) -> list[str]:
+    if isinstance(wanted, Mapping) and isinstance(current, Mapping):
+        keys = [*wanted, *(key for key in current if key not in wanted)]
+        return [change for key in keys for change in _changes(wanted.get(key), current.get(key), f"{field}.{key}")]
+    both_empty = wanted in (None, {}, []) and current in (None, {}, [])
+    return [] if wanted == current or both_empty else [field]
+
+
+@functools.cache
+def _fields(section: type[BaseModel]) -> dict[str, FieldInfo]:
+    return {field.alias or name: field for name, field in section.model_fields.items()}
+
+
+@functools.cache
+def _inner_section(section: type[BaseModel], name: str) -> type[BaseModel] | None:
+    return section_of(_fields(section)[name].annotation)
+
+
+def _mutable(field: FieldInfo) -> bool:
+    return any(isinstance(mark, Mutable) for mark in field.metadata)
+
+
+@functools.cache
+def _holds_mutable(section: type[BaseModel]) -> bool:
+    for field in section.model_fields.values():
+        inner = section_of(field.annotation)
+        if _mutable(field) or (inner is not None and _holds_mutable(inner)):
+            return True
+    return False
 
 
 def digest(data: Any) -> str:

@@ -1,22 +1,17 @@
-"""One attempt of a rollout replica of several pods, as its Job records it.
+"""Decide what follows the end of an attempt, of the trainer or of a rollout replica of several pods.
 
-Failure policy: classify the end of a trainer's attempt, and decide whether there is another one.
+**The trainer.** The first rule of ``lifecycle.failurePolicy.rules`` that applies decides. Without one, an attempt that
+the cluster ended (eviction, preemption, lost node, deleted pod, drain) is a disruption, which does not count as a
+restart; exit codes 42 and 3 end the job; anything else counts as a restart.
 
-The first rule of the job's policy that applies decides. Without one, an attempt that the cluster ended (eviction,
-preemption, lost node, deleted pod, drain) is a disruption, which does not count as a restart; exit codes 42 and 3 end
-the job; anything else counts as a restart.
+**A replica of several pods** starts as a whole, and restarts as a whole when one of its pods ends. The Job of an
+attempt fails with its first pod, and Kubernetes then ends the others. The Job of the next attempt is created suspended
+before that, so that the count of attempts is kept; it is resumed once all pods before it are gone and its pause is
+over.
 
-``lifecycle.failurePolicy.rules``: the first rule that applies to the end of an attempt decides what follows.
-
-Rollout replicas of several pods: start each as a whole, and restart it as a whole when one of its pods ends.
-
-The Job of an attempt fails with its first pod, and Kubernetes then ends the others. The Job of the next attempt is
-created suspended before that, so that the count of attempts is kept; it is resumed once all pods before it are gone and
-its pause is over. The pauses are those of the trainer (``operator/attempts.py``), counted for each replica.
-
-Back-off: attempts of the trainer that end early without progress follow each other more and more slowly.
-
-An attempt is short if it closed no step and ran for less than ``backoff.resetAfterSeconds``. With the defaults:
+**Back-off**, of the trainer and of each replica: attempts that end early without progress follow each other more and
+more slowly. An attempt is short if it closed no step and ran for less than ``backoff.resetAfterSeconds``. With the
+defaults:
 
 | short attempts in a row                              | 1 | 2 | 3 | 4 | 5 | 6 | 7 and more |
 | pause before the next (seconds)                      | 0 | 10 | 20 | 40 | 80 | 160 | 300 |
@@ -33,7 +28,170 @@ from plaudit_operator import names
 from plaudit_operator.actions import Delete, Patch, suspend_job
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed, annotations_of, attempt_of, holds, labels, seconds, timestamp
-from plaudit_operator.pod_state import ended_at, exit_of, failure_reasons, is_disrupted, is_ended_by_deletion
+from plaudit_operator.pod_state import (
+    ended_at,
+    exit_of,
+    failure_reasons,
+    is_disrupted,
+    is_ended_by_deletion,
+    is_leaving,
+)
+from plaudit_wire.backoff import backoff_s
+
+RoleVerdict = Literal["absent", "running", "done", "failed", "disrupted", "final"]
+
+_DECIDED: dict[str, tuple[RoleVerdict, str]] = {
+    "Fail": ("final", Reason.FAILURE_RULE),
+    "Count": ("failed", Reason.ATTEMPT_FAILED),
+    "Ignore": ("disrupted", Reason.DISRUPTED),
+}
+"""Verdict and reason of a rule's action."""
+
+
+@dataclass(frozen=True)
+class TrainerAttempt:
+    """Hold the trainer's current attempt."""
+
+    number: int
+    verdict: RoleVerdict
+    reason: str = ""
+    message: str = ""
+    job: Object | None = None
+
+
+def present_attempt(observed: Observed, rules: Sequence[FailureRuleSpec] = ()) -> TrainerAttempt:
+    """Return the current attempt, judged by the rules of the job's failure policy."""
+    jobs = {attempt_of(job): job for job in observed.jobs_of("trainer")}
+    number = max([int(observed.status.get("attempt", 0)), *jobs])
+    job = jobs.get(number)
+    if job is None:
+        return TrainerAttempt(number, "absent")
+    if holds(job, "Complete"):
+        return TrainerAttempt(number, "done", Reason.TRAINER_DONE, "the trainer finished its last step", job)
+    if holds(job, "Failed", "FailureTarget"):
+        return _failed(observed, number, job, rules)
+    return TrainerAttempt(number, "running", job=job)
+
+
+def pods_missing(observed: Observed) -> bool:
+    """Return True if an attempt failed and no pod shows how: they are deleted, or their events have not arrived."""
+    attempt = present_attempt(observed)
+    ended = (attempt_of(pod) for pod in observed.pods_of("trainer") if any(exit_of(pod, "trainer")))
+    return attempt.verdict == "disrupted" and attempt.number not in ended
+
+
+def _failed(observed: Observed, number: int, job: Object, rules: Sequence[FailureRuleSpec]) -> TrainerAttempt:
+    pods = [pod for pod in observed.pods_of("trainer") if attempt_of(pod) == number]
+    exits = [(code, message) for pod in pods for code, message in exit_of(pod, "trainer")]
+    by_default = _by_default(number, job, pods, exits)
+    reasons = {reason for pod in pods for reason in failure_reasons(pod)}
+    decided = _deciding_rule(rules, {code for code, _ in exits}, reasons)
+    if decided is None:
+        return by_default
+    rule, why = decided
+    verdict, reason = _DECIDED[rule.action]
+    return replace(by_default, verdict=verdict, reason=reason, message=f"{by_default.message} ({why})")
+
+
+def _by_default(number: int, job: Object, pods: list[Object], exits: list[tuple[int, str]]) -> TrainerAttempt:
+    final = ((names.EXIT_NO_RETRY, Reason.DO_NOT_RETRY), (names.EXIT_FAILED, Reason.TOO_MANY_FAILED_SCORES))
+    for code, reason in final:
+        message = next((message for found, message in exits if found == code), None)
+        if message is not None:
+            return TrainerAttempt(number, "final", reason, f"the trainer exited with code {code}: {message}", job)
+    stopped = any(code == names.EXIT_STOPPED for code, _ in exits)
+    if not exits or stopped or any(map(is_disrupted, pods)) or _began_with_a_deletion(pods):
+        message = f"the cluster ended attempt {number} of the trainer{_rejection(pods)}"
+        return TrainerAttempt(number, "disrupted", Reason.DISRUPTED, message, job)
+    code, message = max(exits, key=lambda found: (bool(found[1]), found[0]))
+    text = f"attempt {number} of the trainer exited with code {code}: {message or 'no message'}"
+    return TrainerAttempt(number, "failed", Reason.ATTEMPT_FAILED, text, job)
+
+
+def _began_with_a_deletion(pods: list[Object]) -> bool:
+    """Return True if the first pod that ended did so because it was deleted.
+
+    The others fail without it, and a Job deletes those that are left after one failed: only the first end is a cause.
+    """
+    ends = {pod["metadata"]["name"]: at for pod in pods if (at := ended_at(pod, "trainer")) is not None}
+    first = [pod for pod in pods if ends.get(pod["metadata"]["name"]) == min(ends.values(), default=None)]
+    return bool(ends) and all(is_ended_by_deletion(pod, "trainer") for pod in first)
+
+
+def _rejection(pods: list[Object]) -> str:
+    """Return what kubelets reported about pods that they did not run; empty if they ran all."""
+    for status in (pod.get("status") or {} for pod in pods):
+        if status.get("phase") == "Failed" and status.get("reason"):
+            return f" ({': '.join(str(status[key]) for key in ('reason', 'message') if status.get(key))})"
+    return ""
+
+
+def _deciding_rule(
+    rules: Sequence[FailureRuleSpec], codes: Collection[int], reasons: Collection[str]
+) -> tuple[FailureRuleSpec, str] | None:
+    """Return the rule that decides, and the rule as text with what it applies to; None if none applies."""
+    for number, rule in enumerate(rules):
+        if match := _match(rule, codes, reasons):
+            return rule, f"lifecycle.failurePolicy.rules[{number}]: {rule.action} on {match}"
+    return None
+
+
+def _match(rule: FailureRuleSpec, codes: Collection[int], reasons: Collection[str]) -> str:
+    if (listed := rule.on_exit_codes) is not None:
+        decides = (code for code in sorted(codes) if code != 0 and (code in listed.values) == (listed.operator == "In"))
+        return next((f"exit code {code}" for code in decides), "")
+    return next((f"reason {reason}" for reason in sorted(reasons) if reason in rule.on_reasons), "")
+
+
+def exhausted(observed: Observed, attempt: TrainerAttempt, policy: FailurePolicySpec) -> tuple[str, str] | None:
+    """Return reason and message if the end of ``attempt`` exceeds a limit of the policy, else None."""
+    restarts, disruptions = (int(observed.status.get(counter, 0)) for counter in ("restarts", "disruptions"))
+    if attempt.verdict == "failed" and restarts >= policy.max_restarts:
+        limit = f"lifecycle.failurePolicy.maxRestarts is {policy.max_restarts}"
+        return Reason.TOO_MANY_RESTARTS, f"{attempt.message}. No restarts are left ({limit})"
+    if attempt.verdict == "disrupted" and disruptions >= policy.max_disruptions:
+        limit = f"lifecycle.failurePolicy.maxDisruptions is {policy.max_disruptions}"
+        return Reason.TOO_MANY_DISRUPTIONS, f"{attempt.message}. It was one disruption too many ({limit})"
+    return None
+
+
+def after_attempt(observed: Observed, attempt: TrainerAttempt, policy: BackoffSpec, now: float) -> dict[str, Any]:
+    """Return the fields of the status that record the end of an attempt; ``now`` is in seconds since the epoch."""
+    reported = (observed.progress, observed.status.get("progress") or {})
+    step = max(int(progress.get("step") or 0) for progress in reported)  # the newest that was ever reported as closed
+    progressed = step > int(observed.status.get("lastAttemptStep", 0))
+    short = not progressed and _ran_s(observed, attempt, now) < policy.reset_after_seconds
+    count = int(observed.status.get("shortAttempts", 0)) + 1 if short else 0
+    return {"shortAttempts": count, "lastAttemptStep": step, "nextAttemptTime": timestamp(now + pause_s(count, policy))}
+
+
+def pause_s(short_attempts: int, policy: BackoffSpec) -> float:
+    """Return the pause before the next attempt, given how many in a row ended early (seconds)."""
+    if short_attempts <= 1:
+        return 0.0
+    return backoff_s(short_attempts - 1, policy.initial_seconds, policy.max_seconds)
+
+
+def left_s(observed: Observed, now: float) -> float:
+    """Return the seconds until the next attempt may start; 0 if it may start now."""
+    return max(0.0, (seconds(observed.status.get("nextAttemptTime")) or now) - now)
+
+
+def _ran_s(observed: Observed, attempt: TrainerAttempt, now: float) -> float:
+    """Return how long the pods of an attempt ran, or how old it is if they are deleted."""
+    pods = [pod for pod in observed.pods_of("trainer") if attempt_of(pod) == attempt.number]
+    if not pods and attempt.job is not None:
+        return now - (seconds(attempt.job["metadata"].get("creationTimestamp")) or now)
+    return max((end - start for pod in pods for start, end in _runs(pod)), default=0.0)
+
+
+def _runs(pod: Object) -> Iterator[tuple[float, float]]:
+    """Yield start and end of each container that ended."""
+    for status in (pod.get("status") or {}).get("containerStatuses") or []:
+        ended = status.get("state", {}).get("terminated") or {}
+        start, end = seconds(ended.get("startedAt")), seconds(ended.get("finishedAt"))
+        if start is not None and end is not None:
+            yield start, end
 
 
 @dataclass(frozen=True)
@@ -63,173 +221,6 @@ def group_of(item: Object) -> str:
     return labels(item).get(names.LABEL_ROLLOUT_GROUP, "")
 
 
-def deciding_rule(
-    rules: Sequence[FailureRuleSpec], codes: Collection[int], reasons: Collection[str]
-) -> tuple[FailureRuleSpec, str] | None:
-    """Return the rule that decides, and the rule as text with what it applies to; None if none applies.
-
-    Args:
-        codes: exit codes of the attempt's ranks.
-        reasons: of its pods.
-    """
-    for number, rule in enumerate(rules):
-        match = _match(rule, codes, reasons)
-        if match:
-            return rule, f"lifecycle.failurePolicy.rules[{number}]: {rule.action} on {match}"
-    return None
-
-
-def _match(rule: FailureRuleSpec, codes: Collection[int], reasons: Collection[str]) -> str:
-    if (listed := rule.on_exit_codes) is not None:
-        decides = (code for code in sorted(codes) if code != 0 and (code in listed.values) == (listed.operator == "In"))
-        return next((f"exit code {code}" for code in decides), "")
-    return next((f"reason {reason}" for reason in sorted(reasons) if reason in rule.on_reasons), "")
-
-
-RoleVerdict = Literal["absent", "running", "done", "failed", "disrupted", "final"]
-
-
-@dataclass(frozen=True)
-class TrainerAttempt:
-    """Hold the trainer's current attempt."""
-
-    number: int
-    verdict: RoleVerdict
-    reason: str = ""
-    message: str = ""
-    job: Object | None = None
-
-
-_DECIDED: dict[str, tuple[RoleVerdict, str]] = {
-    "Fail": ("final", Reason.FAILURE_RULE),
-    "Count": ("failed", Reason.ATTEMPT_FAILED),
-    "Ignore": ("disrupted", Reason.DISRUPTED),
-}
-
-"""Verdict and reason of a rule's action."""
-
-
-def present_attempt(observed: Observed, rules: Sequence[FailureRuleSpec] = ()) -> TrainerAttempt:
-    """Return the current attempt, judged by the rules of the job's failure policy."""
-    jobs = {attempt_of(job): job for job in observed.jobs_of("trainer")}
-    number = max([int(observed.status.get("attempt", 0)), *jobs])
-    job = jobs.get(number)
-    if job is None:
-        return TrainerAttempt(number, "absent")
-    if holds(job, "Complete"):
-        return TrainerAttempt(number, "done", Reason.TRAINER_DONE, "the trainer finished its last step", job)
-    if holds(job, "Failed", "FailureTarget"):
-        return _failed(observed, number, job, rules)
-    return TrainerAttempt(number, "running", job=job)
-
-
-def pods_missing(observed: Observed) -> bool:
-    """Return True if an attempt failed and no pod shows how: they are deleted, or their events have not arrived."""
-    attempt = present_attempt(observed)
-    ended = (attempt_of(pod) for pod in observed.pods_of("trainer") if any(exit_of(pod, "trainer")))
-    return attempt.verdict == "disrupted" and attempt.number not in ended
-
-
-def _failed(observed: Observed, number: int, job: Object, rules: Sequence[FailureRuleSpec]) -> TrainerAttempt:
-    pods = [pod for pod in observed.pods_of("trainer") if attempt_of(pod) == number]
-    exits = [(code, message) for pod in pods for code, message in exit_of(pod, "trainer")]
-    by_default = _by_default(number, job, pods, exits)
-    reasons = {reason for pod in pods for reason in failure_reasons(pod)}
-    decided = deciding_rule(rules, {code for code, _ in exits}, reasons)
-    if decided is None:
-        return by_default
-    rule, why = decided
-    verdict, reason = _DECIDED[rule.action]
-    return replace(by_default, verdict=verdict, reason=reason, message=f"{by_default.message} ({why})")
-
-
-def _by_default(number: int, job: Object, pods: list[Object], exits: list[tuple[int, str]]) -> TrainerAttempt:
-    for code, reason in (
-        (names.EXIT_NO_RETRY, Reason.DO_NOT_RETRY),
-        (names.EXIT_FAILED, Reason.TOO_MANY_FAILED_SCORES),
-    ):
-        message = next((message for found, message in exits if found == code), None)
-        if message is not None:
-            return TrainerAttempt(number, "final", reason, f"the trainer exited with code {code}: {message}", job)
-    stopped = any(code == names.EXIT_STOPPED for code, _ in exits)
-    if not exits or stopped or any(map(is_disrupted, pods)) or _began_with_a_deletion(pods):
-        message = f"the cluster ended attempt {number} of the trainer{_rejection(pods)}"
-        return TrainerAttempt(number, "disrupted", Reason.DISRUPTED, message, job)
-    code, message = max(exits, key=lambda found: (bool(found[1]), found[0]))
-    text = f"attempt {number} of the trainer exited with code {code}: {message or 'no message'}"
-    return TrainerAttempt(number, "failed", Reason.ATTEMPT_FAILED, text, job)
-
-
-def _began_with_a_deletion(pods: list[Object]) -> bool:
-    """Return True if the first pod that ended did so because it was deleted.
-
-    The others fail without it, and a Job deletes those that are left after one failed: only the first end is a cause.
-    """
-    ends = {pod["metadata"]["name"]: at for pod in pods if (at := ended_at(pod, "trainer")) is not None}
-    first = [pod for pod in pods if ends.get(pod["metadata"]["name"]) == min(ends.values(), default=None)]
-    return bool(ends) and all(is_ended_by_deletion(pod, "trainer") for pod in first)
-
-
-def _rejection(pods: list[Object]) -> str:
-    """Return what kubelets reported about pods that they did not run; empty if they ran all."""
-    statuses = [pod.get("status") or {} for pod in pods]
-    reports = [
-        ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
-        for status in statuses
-        if status.get("phase") == "Failed" and status.get("reason")
-    ]
-    return f" ({reports[0]})" if reports else ""
-
-
-def exhausted(observed: Observed, attempt: TrainerAttempt, policy: FailurePolicySpec) -> tuple[str, str] | None:
-    """Return reason and message if the end of ``attempt`` exceeds a limit of the policy, else None."""
-    restarts, disruptions = (int(observed.status.get(counter, 0)) for counter in ("restarts", "disruptions"))
-    if attempt.verdict == "failed" and restarts >= policy.max_restarts:
-        limit = f"lifecycle.failurePolicy.maxRestarts is {policy.max_restarts}"
-        return Reason.TOO_MANY_RESTARTS, f"{attempt.message}. No restarts are left ({limit})"
-    if attempt.verdict == "disrupted" and disruptions >= policy.max_disruptions:
-        limit = f"lifecycle.failurePolicy.maxDisruptions is {policy.max_disruptions}"
-        return Reason.TOO_MANY_DISRUPTIONS, f"{attempt.message}. It was one disruption too many ({limit})"
-    return None
-
-
-def after_attempt(observed: Observed, attempt: TrainerAttempt, policy: BackoffSpec, now: float) -> dict[str, Any]:
-    """Return the fields of the status that record the end of an attempt; ``now`` is in seconds since the epoch."""
-    reported = (observed.progress, observed.status.get("progress") or {})
-    step = max(int(progress.get("step") or 0) for progress in reported)  # the newest that was ever reported as closed
-    progressed = step > int(observed.status.get("lastAttemptStep", 0))
-    short = not progressed and _ran_s(observed, attempt, now) < policy.reset_after_seconds
-    count = int(observed.status.get("shortAttempts", 0)) + 1 if short else 0
-    return {"shortAttempts": count, "lastAttemptStep": step, "nextAttemptTime": timestamp(now + pause_s(count, policy))}
-
-
-def pause_s(short_attempts: int, policy: BackoffSpec) -> float:
-    """Return the pause before the next attempt, given how many in a row ended early (seconds)."""
-    if short_attempts <= 1:
-        return 0.0
-    return min(policy.max_seconds, policy.initial_seconds * 2.0 ** min(short_attempts - 2, 32))
-
-
-def left_s(observed: Observed, now: float) -> float:
-    """Return the seconds until the next attempt may start; 0 if it may start now."""
-    return max(0.0, (seconds(observed.status.get("nextAttemptTime")) or now) - now)
-
-
-def _ran_s(observed: Observed, attempt: TrainerAttempt, now: float) -> float:
-    """Return how long the pods of an attempt ran, or how old it is if they are deleted."""
-    pods = [pod for pod in observed.pods_of("trainer") if attempt_of(pod) == attempt.number]
-    if not pods and attempt.job is not None:
-        return now - (seconds(attempt.job["metadata"].get("creationTimestamp")) or now)
-    return max((end - start for pod in pods for start, end in _runs(pod)), default=0.0)
-
-
-def _runs(pod: Object) -> list[tuple[float, float]]:
-    statuses = (pod.get("status") or {}).get("containerStatuses") or []
-    ended = [status.get("state", {}).get("terminated") or {} for status in statuses]
-    times = [(seconds(each.get("startedAt")), seconds(each.get("finishedAt"))) for each in ended]
-    return [(start, end) for start, end in times if start is not None and end is not None]
-
-
 @dataclass
 class ReplicaDecision:
     """Hold the changes of the replicas of one group."""
@@ -241,13 +232,12 @@ class ReplicaDecision:
     """Seconds until the next pause is over."""
 
 
-def decide(observed: Observed, group: str, count: int, policy: BackoffSpec, now: float) -> ReplicaDecision:
+def decide_replicas(observed: Observed, group: str, count: int, policy: BackoffSpec, now: float) -> ReplicaDecision:
     """Return the changes that bring a group closer to its number of replicas.
 
     Args:
         group: name of the group; empty in a job without groups.
         count: replicas that are to run; 0 while the job is suspended.
-        policy: pauses between attempts.
         now: seconds since the epoch.
     """
     decision = ReplicaDecision()
@@ -257,13 +247,13 @@ def decide(observed: Observed, group: str, count: int, policy: BackoffSpec, now:
         own_jobs = sorted((job for job in jobs if replica_of(job) == replica), key=attempt_of)
         own_pods = [pod for pod in pods if replica_of(pod) == replica]
         newest = own_jobs.pop() if own_jobs and replica < count else None
-        decision.changes += _deletions(own_jobs)
+        decision.changes += [Delete.of("Job", job) for job in own_jobs if not is_leaving(job)]
         if replica >= count:
             continue
         if newest is None:
             if not own_pods:
                 decision.starts.append(ReplicaAttempt(replica))
-        elif has_ended(newest):
+        elif _has_ended(newest):
             decision.starts.append(_next_attempt(newest, policy, now))
         elif newest["spec"].get("suspend"):
             earlier_pods = [pod for pod in own_pods if attempt_of(pod) < attempt_of(newest)]
@@ -271,19 +261,11 @@ def decide(observed: Observed, group: str, count: int, policy: BackoffSpec, now:
     return decision
 
 
-def has_ended(job: Object) -> bool:
+def _has_ended(job: Object) -> bool:
     """Return True if a pod of the attempt ended, well or badly: the others cannot go on without it."""
     status = job.get("status") or {}
-    return holds(job, *_OVER) or bool(status.get("failed") or status.get("succeeded"))
-
-
-_OVER = ("Failed", "FailureTarget", "Complete", "SuccessCriteriaMet")
-
-
-def _deletions(jobs: Sequence[Object]) -> Iterator[Delete]:
-    for job in jobs:
-        if not job["metadata"].get("deletionTimestamp"):
-            yield Delete("Job", job["metadata"]["name"], job["metadata"]["uid"])
+    over = holds(job, "Failed", "FailureTarget", "Complete", "SuccessCriteriaMet")
+    return over or bool(status.get("failed") or status.get("succeeded"))
 
 
 def _next_attempt(ended: Object, policy: BackoffSpec, now: float) -> ReplicaAttempt:
@@ -300,4 +282,4 @@ def _resume(decision: ReplicaDecision, job: Object, earlier: Sequence[Object], p
     if left_s > 0:
         decision.wait_s = min(left_s, decision.wait_s or left_s)
     elif not earlier:
-        decision.changes.append(suspend_job(job["metadata"]["name"], job["metadata"]["uid"], suspend=False))
+        decision.changes.append(suspend_job(job, suspend=False))

@@ -1,4 +1,4 @@
-"""Trimmed copies of watched objects, by RLJob or RewardService; a new list replaces all objects of its kind.
+"""Keep trimmed copies of watched objects, by RLJob or RewardService; a new list replaces all objects of its kind.
 
 Objects are stored as JSON, in a third of the memory of Python dictionaries, and decoded when their job is reconciled.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -150,35 +150,17 @@ class Cache:
     def _forget(self, kind: Kind, namespace: str) -> set[Key]:
         touched: set[Key] = set()
         if kind in OWNERS:
-            touched |= {key for key in self._jobs if key.kind == kind.kind and namespace in ("", key.namespace)}
+            touched = {key for key in self._jobs if key.kind == kind.kind and namespace in ("", key.namespace)}
             for key in touched:
                 del self._jobs[key]
             return touched
-        for name_, children in self._children.items():
-            if namespace not in ("", name_[0]):
-                continue
-            gone = [name for name in children if name[0] == kind.kind]
+        for job, children in self._children.items():
+            gone = [name for name in children if name[0] == kind.kind] if namespace in ("", job[0]) else []
             for name in gone:
                 del children[name]
             if gone:
-                touched |= self._owners(Key(*name_))
+                touched |= self._owners(Key(*job))
         return touched
-
-
-class NamespaceStore:
-    """Fill the part of a cache that one watch reads: a namespace, or all if it is empty."""
-
-    def __init__(self, cache: Cache, namespace: str) -> None:
-        self._cache = cache
-        self._namespace = namespace
-
-    def replace(self, kind: Kind, items: Iterable[Object]) -> set[Key]:
-        """Replace all objects of a kind in the namespace; return the keys of the jobs that changed."""
-        return self._cache.replace(kind, items, self._namespace)
-
-    def update(self, kind: Kind, event: str, item: Object) -> set[Key]:
-        """Store one event of the watch; return the keys of the jobs that changed."""
-        return self._cache.update(kind, event, item)
 
 
 def _kept(kind: Kind, item: Object) -> tuple[Key | None, str, bytes]:
@@ -204,7 +186,6 @@ def trimmed(kind: Kind, item: Object) -> Object:
     metadata = {name: item["metadata"][name] for name in _METADATA_FIELDS if name in item["metadata"]}
     head: dict[str, Any] = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
     if kind.kind == "Pod":
-        status: Mapping[str, Any] = item.get("status") or {}
+        status = item.get("status") or {}
         return head | {"status": {name: status[name] for name in _POD_FIELDS if name in status}}
-    rest = {name: value for name, value in item.items() if name not in ("apiVersion", "kind", "metadata")}
-    return head | rest
+    return head | {name: value for name, value in item.items() if name not in head}

@@ -2,12 +2,12 @@
 
 Run as ``python -m plaudit_operator.crd [--check|--print]``.
 
-The JSON Schema of ``plaudit_job.reference`` becomes a structural schema: references inlined, keywords of
-JSON Schema 2020 translated to OpenAPI 3.0, and a bound on every text, list and mapping (the API server estimates the
-cost of CEL rules from them). Short rules between fields, and immutability, become CEL; the operator checks every rule
-again with the models (condition ``SpecValid``). Defaults are omitted: an object keeps what its user wrote.
+The JSON Schema of ``plaudit_job.reference`` becomes a structural schema: references inlined, keywords of JSON Schema
+2020 translated to OpenAPI 3.0, and a bound on every text, list and mapping (the API server estimates the cost of CEL
+rules from them). Short rules between fields, and immutability, become CEL (``crd_rules.py``); the operator checks every
+rule again with the models (condition ``SpecValid``). Defaults are omitted: an object keeps what its user wrote.
 
-The schemas of ``status``, and the columns of ``kubectl get``. ``operator/status/status.py`` writes the status.
+``status``, which ``status/status.py`` writes, and the columns of ``kubectl get`` are written by hand below.
 """
 
 from __future__ import annotations
@@ -38,10 +38,21 @@ def _time(description: str) -> dict[str, Any]:
     return {"type": "string", "format": "date-time", "description": description}
 
 
-_CONDITION: dict[str, Any] = {
-    "type": "object",
-    "required": ["type", "status", "reason", "message", "lastTransitionTime"],
-    "properties": {
+def _fields(properties: dict[str, Any], description: str = "", required: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the schema of an object."""
+    head = ({"required": list(required)} if required else {}) | ({"description": description} if description else {})
+    return {"type": "object", **head, "properties": properties}
+
+
+def _list_by(key: str, description: str, items: dict[str, Any], most: int = 64) -> dict[str, Any]:
+    """Return the schema of a list whose items a key identifies."""
+    keys = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+    return {"type": "array", "maxItems": most, **keys, "items": items, "description": description}
+
+
+_CONDITION = _fields(
+    required=("type", "status", "reason", "message", "lastTransitionTime"),
+    properties={
         "type": _text("Type of the condition.", 64),
         "status": {"type": "string", "enum": ["True", "False", "Unknown"], "description": "Status of the condition."},
         "reason": _text("Reason, in one word.", 128),
@@ -49,56 +60,40 @@ _CONDITION: dict[str, Any] = {
         "observedGeneration": _count("Generation of the object that it describes."),
         "lastTransitionTime": _time("Time of the last transition."),
     },
-}
+)
 
-_ROLE: dict[str, Any] = {
-    "type": "object",
-    "required": ["name"],
-    "properties": {
-        "name": _text(
-            "trainer, rollout, reward, gateway, transport, metrics, model/<scorer>, or environment/<name>.", 64
-        ),
+_ROLES = "trainer, rollout, reward, gateway, transport, metrics, model/<scorer>, or environment/<name>."
+_ROLE = _fields(
+    required=("name",),
+    properties={
+        "name": _text(_ROLES, 64),
         "desired": _count("Desired pods."),
         "ready": _count("Pods that are ready."),
         "updated": _count("Pods of the newest template."),
         "restarts": _count("Restarts of their containers."),
         "lastFailure": _text("Last failure of one of its pods."),
     },
-}
+)
 
-_ROLE_COST: dict[str, Any] = {
-    "type": "object",
-    "required": ["name"],
-    "properties": {
+_ROLE_COST = _fields(
+    required=("name",),
+    properties={
         "name": _text("trainer, rollout, reward, or a reward model's scorer.", 64),
         "gpus": _count("GPUs that its pods hold now."),
         "gpuSeconds": _count("GPU seconds until countedTime."),
     },
-}
+)
 
-STATUS: dict[str, Any] = {
-    "type": "object",
-    "description": "Observed state; written by the operator only.",
-    "properties": {
+STATUS = _fields(
+    description="Observed state; written by the operator only.",
+    properties={
         "observedGeneration": _count("Generation of the object that this status describes."),
         "phase": _text("Summary of the conditions in one word; output only.", 64),
         "run": _text("Id of the run: name and short uid; part of the run's folder and of every key in Redis.", 64),
-        "conditions": {
-            "type": "array",
-            "maxItems": 32,
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["type"],
-            "items": _CONDITION,
-            "description": "Conditions of the job; docs/kubernetes/conditions.md has the remedies.",
-        },
-        "roles": {
-            "type": "array",
-            "maxItems": 64,
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["name"],
-            "items": _ROLE,
-            "description": "Pods by role.",
-        },
+        "conditions": _list_by(
+            "type", "Conditions of the job; docs/kubernetes/conditions.md has the remedies.", _CONDITION, 32
+        ),
+        "roles": _list_by("name", "Pods by role.", _ROLE),
         "replicas": {
             "type": "object",
             "properties": {"rollout": _text("ready/desired.", 32), "reward": _text("ready/desired.", 32)},
@@ -107,10 +102,9 @@ STATUS: dict[str, Any] = {
         "rollouts": _count("Rollout workers whose pods exist, for the scale subresource."),
         "rolloutSelector": _text("Labels of one pod of each rollout worker, for the scale subresource.", 512),
         "url": _text("Address of the gateway of a job that only scores, inside the cluster.", 256),
-        "progress": {
-            "type": "object",
-            "description": "Progress from the metrics service, at most 10 s old while the job runs.",
-            "properties": {
+        "progress": _fields(
+            description="Progress from the metrics service, at most 10 s old while the job runs.",
+            properties={
                 "step": _count("Steps closed."),
                 "totalSteps": _count("Steps of the run."),
                 "rewardMean": {"type": "number", "description": "Mean reward of the last step."},
@@ -120,30 +114,19 @@ STATUS: dict[str, Any] = {
                 "troubles": {
                     "type": "array",
                     "maxItems": 64,
-                    "items": {
-                        "type": "object",
-                        "properties": {"reason": _text("Reason, in one word.", 128), "message": _text("Explanation.")},
-                    },
+                    "items": _fields({"reason": _text("Reason, in one word.", 128), "message": _text("Explanation.")}),
                     "description": "Problems that no pod shows; the condition Degraded reports them.",
                 },
             },
-        },
-        "cost": {
-            "type": "object",
-            "description": "GPU time of the job, counted whenever the status changes.",
-            "properties": {
-                "roles": {
-                    "type": "array",
-                    "maxItems": 64,
-                    "x-kubernetes-list-type": "map",
-                    "x-kubernetes-list-map-keys": ["name"],
-                    "items": _ROLE_COST,
-                    "description": "GPU time by role.",
-                },
+        ),
+        "cost": _fields(
+            description="GPU time of the job, counted whenever the status changes.",
+            properties={
+                "roles": _list_by("name", "GPU time by role.", _ROLE_COST),
                 "exposedRewardGpuSeconds": _count("GPU seconds that the trainer waited for rewards."),
                 "countedTime": _time("Time until which it is counted; later time is that of gpus."),
             },
-        },
+        ),
         "attempt": _count("Number of the trainer's current attempt, from 0."),
         "restarts": _count("Failed attempts of the trainer that the cluster did not cause."),
         "disruptions": _count("Attempts of the trainer that the cluster ended."),
@@ -155,7 +138,7 @@ STATUS: dict[str, Any] = {
         "startTime": _time("Time at which all roles first ran."),
         "completionTime": _time("Time of its end."),
     },
-}
+)
 
 
 def _column(name: str, kind: str, path: str, priority: int = 0) -> dict[str, Any]:
@@ -176,7 +159,6 @@ PRINTER_COLUMNS: list[dict[str, Any]] = [
 ]
 
 _OF_JOBS_ONLY = ("attempt", "restarts", "disruptions", "shortAttempts", "lastAttemptStep", "nextAttemptTime")
-
 """Fields about attempts of a trainer."""
 
 SERVICE_STATUS: dict[str, Any] = {
@@ -184,7 +166,6 @@ SERVICE_STATUS: dict[str, Any] = {
     "properties": {name: field for name, field in STATUS["properties"].items() if name not in _OF_JOBS_ONLY}
     | {"revision": _text("Revision of the scoring in effect; results of its workers have it as their version.", 64)},
 }
-
 """The schema of a RewardService's ``status``."""
 
 SERVICE_COLUMNS: list[dict[str, Any]] = [
@@ -202,7 +183,6 @@ SERVICE_COLUMNS: list[dict[str, Any]] = [
 TEMPLATES = Path(__file__).parents[2] / "charts" / "plaudit" / "templates"
 
 MAX_TEXT, MAX_ITEMS, MAX_ENTRIES = 4096, 64, 64
-
 """Bounds of texts, lists and mappings whose models have none."""
 
 _LIST_KEYS = {
@@ -212,19 +192,12 @@ _LIST_KEYS = {
     "env": "name",
     "volumeMounts": "mountPath",
 }
-
 """Lists whose items have an identity, by the end of their path: server-side apply then merges them item by item."""
-
 _MAY_CHANGE = "May change while the job runs."
-
 """Added to the description of mutable fields, for ``kubectl explain``; all others are fixed."""
-
 _QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
-
 _COPIED = ("description", "type", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems", "format")
-
 _OPAQUE = "x-kubernetes-preserve-unknown-fields"
-
 _INT_OR_STRING = "x-kubernetes-int-or-string"
 
 
@@ -245,7 +218,6 @@ def reward_service_definition() -> dict[str, Any]:
 
 
 DEFINITIONS = {"crd.yaml": custom_resource_definition, "crd-rewardservice.yaml": reward_service_definition}
-
 """The definitions, by the chart's template that holds each."""
 
 
@@ -318,10 +290,9 @@ def _root(description: str, spec: dict[str, Any], status: dict[str, Any]) -> dic
 
 
 def _structural(node: Mapping[str, Any], sections: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Convert a node of the JSON Schema into a node of a structural schema.
+    """Convert a node of the JSON Schema, whose ``$defs`` are ``sections``, into one of a structural schema.
 
     Args:
-        sections: the ``$defs`` of the JSON Schema.
         path: of the field under ``spec``, without indices.
     """
     if "$ref" in node:
@@ -394,10 +365,8 @@ def chart_template(definition: dict[str, Any] | None = None) -> str:
         raise ValueError(f"{fields}: the field's text contains '{{{{', which Helm would take for a template")
     kept = "  annotations:\n    helm.sh/resource-policy: keep\n"
     text = text.replace(kept, "  {{- if .Values.crds.keep }}\n" + kept + "  {{- end }}\n", 1)
-    return (
-        "# Generated by `python -m plaudit_operator.crd` from plaudit_job.\n"
-        "{{- if .Values.crds.install }}\n" + text + "{{- end }}\n"
-    )
+    head = "# Generated by `python -m plaudit_operator.crd` from plaudit_job.\n"
+    return head + "{{- if .Values.crds.install }}\n" + text + "{{- end }}\n"
 
 
 def _holding_templates(schema: Mapping[str, Any], path: str) -> Iterator[str]:

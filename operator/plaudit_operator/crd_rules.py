@@ -1,4 +1,4 @@
-"""CEL rules of the CRD: contradictions between fields, and fields that cannot change.
+"""Write the CEL rules of the CRDs: contradictions between fields, and fields that cannot change.
 
 ``SpecValid`` checks the rest: rules that are long or costly in CEL (sums over sections, Redis's memory, GPUs), and
 rules for clusters only (a claim, absolute paths).
@@ -28,6 +28,10 @@ _OPAQUE_TO_CEL = ("ruleArguments",)
 """Objects without a schema, which CEL cannot read; ``SpecValid`` checks them."""
 
 
+def _exactly_one(*fields: str) -> str:
+    return f"[{', '.join(f'has(self.{field})' for field in fields)}].filter(given, given).size() == 1"
+
+
 def _field_rules() -> Iterator[CelRule]:
     fields = dict.fromkeys(field for traits in KINDS.values() for field in traits.fields)
     for field in fields:
@@ -47,6 +51,10 @@ _ONE_SERVICE = [
     _rule("self.?url.orDefault() == '' || has(self.tokenSecret)", "with url tokenSecret is required"),
 ]
 
+_PYTHON = _rule(
+    "self.?kind.orDefault() != 'python' || (has(self.path) && has(self.function))",
+    "kind python needs path and function",
+)
 _OF_AN_ENDPOINT = "model and apiKeySecret are of an endpoint, but the job serves the judge: remove them"
 
 RULES: dict[str, list[CelRule]] = {
@@ -79,10 +87,7 @@ RULES: dict[str, list[CelRule]] = {
             "!has(self.clipRatioC) || self.clipRatioC == 0.0 || self.clipRatioC > 1.0",
             "clipRatioC must be more than 1, or 0 for no bound",
         ),
-        _rule(
-            "self.?kind.orDefault() != 'python' || (has(self.path) && has(self.function))",
-            "kind python needs path and function",
-        ),
+        _PYTHON,
         _rule(
             "self.?correctionFloor.orDefault() <= self.?correctionCap.orDefault()",
             "correctionFloor must not be more than correctionCap",
@@ -112,7 +117,7 @@ RULES: dict[str, list[CelRule]] = {
     "rollout.sampling": [
         _rule(
             "!has(self.temperature) || self.temperature > 0.0", "with temperature 0 all samples of a group are the same"
-        ),
+        )
     ],
     "rollout.agent": [
         _rule(
@@ -140,18 +145,13 @@ RULES: dict[str, list[CelRule]] = {
         _rule(
             "has(self.image) || has(self.command) || (has(self.pod) && has(self.pod.image))",
             "an environment needs image or command",
-        ),
+        )
     ],
     "rollout.agent.tools[]": [
         _rule("has(self.path) == has(self.function)", "path and function belong together: give both"),
-        _rule(
-            "[has(self.path), has(self.config), has(self.mcp)].filter(given, given).size() == 1",
-            "give exactly one of path with function, config and mcp",
-        ),
+        _rule(_exactly_one("path", "config", "mcp"), "give exactly one of path with function, config and mcp"),
     ],
-    "rollout.agent.tools[].mcp": [
-        _rule("has(self.url) != has(self.command)", "give exactly one of url and command"),
-    ],
+    "rollout.agent.tools[].mcp": [_rule("has(self.url) != has(self.command)", "give exactly one of url and command")],
     "reward.scorers[]": [
         *(
             _rule(f"self.kind != '{kind}' || has(self.{section})", f"kind {kind} needs the section {section}")
@@ -168,28 +168,25 @@ RULES: dict[str, list[CelRule]] = {
         _rule("!has(self.serve) || !(has(self.model) || has(self.apiKeySecret))", _OF_AN_ENDPOINT),
     ],
     "reward.scorers[].judge.parse": [
-        _rule(
-            "[has(self.regex), has(self.jsonPath), has(self.python)].filter(given, given).size() == 1",
-            "give exactly one of regex, jsonPath and python",
-        ),
+        _rule(_exactly_one("regex", "jsonPath", "python"), "give exactly one of regex, jsonPath and python")
     ],
     "reward.combine": [
         _rule(
             "self.?kind.orDefault() != 'python' || (has(self.path) && has(self.function))",
             "kind python needs path and function",
-        ),
+        )
     ],
     "reward.workers.autoscaling": [
         _rule(
             "self.?minReplicas.orDefault() <= self.?maxReplicas.orDefault()",
             "minReplicas must not be more than maxReplicas",
-        ),
+        )
     ],
     "scheduling": [
         _rule(
             "self.?gang.orDefault() == 'none' || self.?queueName.orDefault() == ''",
             "gang cannot be combined with queueName: remove gang, a queue also admits the pods together",
-        ),
+        )
     ],
     "trainer": [
         _rule(
@@ -216,19 +213,19 @@ RULES: dict[str, list[CelRule]] = {
         _rule(
             "has(self.onExitCodes) != (has(self.onReasons) && self.onReasons.size() > 0)",
             "give exactly one of onExitCodes and onReasons",
-        ),
+        )
     ],
     "lifecycle.failurePolicy.backoff": [
         _rule(
             "self.?initialSeconds.orDefault() <= self.?maxSeconds.orDefault()",
             "initialSeconds must not be more than maxSeconds",
-        ),
+        )
     ],
     "files": [
-        _rule("!has(self.items) || self.?configMap.orDefault() != ''", "items are listed, but configMap is empty"),
+        _rule("!has(self.items) || self.?configMap.orDefault() != ''", "items are listed, but configMap is empty")
     ],
     "storage": [
-        _rule("!has(self.mountPath) || self.mountPath != '/'", "mountPath must not be the root of the container"),
+        _rule("!has(self.mountPath) || self.mountPath != '/'", "mountPath must not be the root of the container")
     ],
 }
 """CEL rules by path under ``spec`` (``[]``: each item of a list)."""
@@ -237,28 +234,23 @@ _POD_RULES = {
     "pod.env[]": [_rule("!has(self.valueFrom) || !has(self.value)", "give one of value and valueFrom")],
     "pod.env[].valueFrom": [
         _rule(
-            "[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef), has(self.resourceFieldRef)]"
-            ".filter(given, given).size() == 1",
+            _exactly_one("secretKeyRef", "configMapKeyRef", "fieldRef", "resourceFieldRef"),
             "give exactly one of secretKeyRef, configMapKeyRef, fieldRef and resourceFieldRef",
-        ),
+        )
     ],
 }
 """CEL rules of every ``pod`` section, by the end of the path."""
 
 
 def rules_at(path: str, node: Mapping[str, Any], sections: Mapping[str, Any]) -> list[CelRule]:
-    """Return the rules of a field in CEL, with the models' defaults.
+    """Return the rules of the field at a path under ``spec`` in CEL, with the models' defaults.
 
     Args:
-        path: of the field under ``spec``.
         node: the field's JSON Schema, without a reference.
         sections: the sections that it refers to, by name.
     """
-    written = [
-        *RULES.get(path, []),
-        *(rule for end in _POD_RULES if path.endswith(f".{end}") for rule in _POD_RULES[end]),
-    ]
-    return [_filled(rule, node, sections) for rule in written]
+    of_pods = (rule for end in _POD_RULES if path.endswith(f".{end}") for rule in _POD_RULES[end])
+    return [_filled(rule, node, sections) for rule in (*RULES.get(path, []), *of_pods)]
 
 
 def _filled(rule: CelRule, node: Mapping[str, Any], sections: Mapping[str, Any]) -> CelRule:
@@ -272,11 +264,6 @@ _ITEM = re.compile(r"(?:self|oldSelf)((?:\.\??\w+)+)\.(?:all|exists|exists_one|f
 
 def with_defaults(rule: str, node: Mapping[str, Any], sections: Mapping[str, Any]) -> str:
     """Return a rule in CEL: the default of the field before it in place of every ``orDefault()``.
-
-    Args:
-        rule: the rule; ``self`` and ``oldSelf`` are the field that ``node`` describes.
-        node: the field's JSON Schema, without a reference.
-        sections: the sections that it refers to, by name.
 
     Raises:
         ValueError: a field is unknown, or has no default.

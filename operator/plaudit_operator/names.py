@@ -1,4 +1,4 @@
-"""Names that the operator uses in the cluster: labels, annotations, children, conditions, reasons, exit codes."""
+"""Name what the operator uses in the cluster: labels, annotations, children, conditions, reasons, exit codes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ GROUP: Final = "plaudit.dev"
 FIELD_MANAGER: Final = "plaudit-operator"
 CONTROLLER: Final = f"{GROUP}/rljob-operator"
 """Value of ``spec.managedBy`` for this operator; an empty one means the same."""
-
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 LABEL_JOB: Final = f"{GROUP}/job"
 LABEL_RUN: Final = f"{GROUP}/run"
@@ -36,7 +35,6 @@ LABEL_MODEL: Final = f"{GROUP}/model"
 """On the servers of a RewardService's model: separates them from those of the model before or after it."""
 SELECTOR: Final = f"{MANAGED_BY}={FIELD_MANAGER}"
 """Selects all objects that the operator created."""
-
 INPUTS: Final = f"{GROUP}/inputs"
 """Annotation: digest of the part of the user's spec that a pod template is rendered from."""
 MANIFEST: Final = f"{GROUP}/manifest"
@@ -46,7 +44,6 @@ SHORT_ATTEMPTS: Final = f"{GROUP}/short-attempts"
 KEDA_PAUSE: Final = "autoscaling.keda.sh/paused-replicas"
 COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
-
 KUEUE_QUEUE: Final = "kueue.x-k8s.io/queue-name"
 KUEUE_MANAGED: Final = "kueue.x-k8s.io/managed"
 """Label: with the annotation ``KUEUE_PARENT`` it makes Kueue manage pods of a Job, StatefulSet or Deployment."""
@@ -58,7 +55,6 @@ KUEUE_SERVING: Final = "kueue.x-k8s.io/pod-group-serving"
 """Annotation: keeps the group's quota until all of its pods are gone. Otherwise Kueue takes back the quota of each pod
 that ends with code 0, for good, and the pod's replacement stays gated."""
 KUEUE_GATE: Final = "kueue.x-k8s.io/admission"
-
 METRICS_PORT: Final = 9090
 HEALTH_PORT: Final = 8080
 REDIS_PORT: Final = 6379
@@ -68,7 +64,6 @@ RENDEZVOUS_PORT: Final = 29500
 REPLICA_PORT: Final = 29501
 WEIGHTS_PORT: Final = 29510
 """Of the first rank in a trainer's pod; the next ranks have the next ports."""
-
 EXIT_FAILED: Final = 3
 """Too many scores failed: another attempt would meet the same scorers."""
 EXIT_STOPPED: Final = 4
@@ -115,8 +110,7 @@ def role_object(name: str, role: str) -> str:
 def model_object(name: str, scorer: str) -> str:
     """Return the name of the Deployment and Service of a scorer's reward model.
 
-    Args:
-        scorer: its name; of a RewardService, whose models change, the digest of the model.
+    In a RewardService, whose models change, the digest of the model stands for the scorer.
     """
     return f"{name}-m-{scorer}"
 
@@ -156,6 +150,17 @@ class ConditionType:
     READY: Final = "Ready"
     RECONCILING: Final = "Reconciling"
     STALLED: Final = "Stalled"
+
+
+CONDITION_ORDER = tuple(value for name, value in vars(ConditionType).items() if name.isupper())
+
+NEEDED = (
+    ConditionType.TRANSPORT_READY,
+    ConditionType.ROLLOUT_READY,
+    ConditionType.REWARD_READY,
+    ConditionType.TRAINER_RUNNING,
+)
+"""Conditions that are all true while a job runs, as far as it has them."""
 
 
 class Reason:

@@ -1,8 +1,6 @@
-"""The objects of one job in the cluster, as plain data: the planner's only input.
+"""Hold the objects of one job in the cluster, as plain data, and read single fields of any object.
 
-Read ``status.cost``: the GPU time of a job until now.
-
-Read the conditions of any Kubernetes object.
+``Observed`` is the planner's only input.
 """
 
 from __future__ import annotations
@@ -17,10 +15,7 @@ from plaudit_operator import names
 Object = Mapping[str, Any]
 
 NO_SUCH_KIND = "this cluster has no"
-
 """Prefix of a refusal if the cluster does not serve a child's kind."""
-
-_NO_PROGRESS: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,7 @@ class Observed:
     """The ConfigMap that ``spec.files`` names; looked up only before admission."""
     services: Mapping[str, Object] = field(default_factory=dict)
     """The RewardServices that its scorers refer to, as far as they exist, by name."""
-    progress: Mapping[str, Any] = field(default_factory=lambda: _NO_PROGRESS)
+    progress: Mapping[str, Any] = field(default_factory=dict)
     """``status.progress`` from the metrics service; empty if it was not read or did not respond."""
     refused_pods: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Why the API server refuses the pods of a Job or StatefulSet, by its kind and name."""
@@ -122,9 +117,7 @@ def attempt_of(item: Object) -> int:
 
 def seconds(timestamp: str | None) -> float | None:
     """Return a Kubernetes timestamp as seconds since the epoch."""
-    if not timestamp:
-        return None
-    return datetime.fromisoformat(timestamp).timestamp()
+    return datetime.fromisoformat(timestamp).timestamp() if timestamp else None
 
 
 def timestamp(now: float) -> str:

@@ -1,8 +1,7 @@
-"""Defaults of a platform for the pods of all jobs: the chart's ``jobDefaults``, for all namespaces and for single ones.
+"""Apply a platform's defaults to the pods of all jobs, and refuse pods that no node can hold.
 
-A job's own ``pod`` section comes before them. They are frozen with a job when it is admitted.
-
-Refuse pods that no node can hold: a replica of the model, or the ranks of a pod, with more GPUs than a node has.
+The defaults are the chart's ``jobDefaults``, for all namespaces and for single ones. A job's own ``pod`` section comes
+before them. They are frozen with a job when it is admitted.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ from plaudit_job.spec.pod import GPU
 from plaudit_job.spec.rljob import Spec
 
 Manifest = dict[str, Any]
+
+_OF_ROLLOUT = "a pod of a rollout is on one node"
 
 
 class Platform(msgspec.Struct, frozen=True, rename="camel"):
@@ -91,12 +92,9 @@ def _decoded(text: str) -> _Defaults:
 
 
 def _merge(common: Any, own: Any) -> Any:
-    match common:
-        case dict():
-            return {**common, **own}
-        case list():
-            return [*common, *own]
-    return own
+    if isinstance(common, dict):
+        return common | own
+    return common + own if isinstance(common, list) else own
 
 
 def beyond_a_node(spec: Spec, platform: Platform) -> Iterator[Problem]:
@@ -112,12 +110,9 @@ def beyond_a_node(spec: Spec, platform: Platform) -> Iterator[Problem]:
         roles.append(("spec.trainer.ranksPerPod", ranks, "the ranks of a pod share a node"))
     for field, gpus, why in roles:
         if gpus > platform.gpus_per_node:
-            several = ", spread a replica over several pods with rollout.podsPerReplica" if why is _OF_ROLLOUT else ""
+            several = ", spread a replica over several pods with rollout.podsPerReplica" if why == _OF_ROLLOUT else ""
             yield Problem(
                 field,
                 f"asks for {gpus} GPUs in one pod; {why}, and nodes have at most {platform.gpus_per_node} GPUs",
                 f"Give at most {platform.gpus_per_node}{several}, or correct the chart's jobDefaults.gpusPerNode",
             )
-
-
-_OF_ROLLOUT = "a pod of a rollout is on one node"

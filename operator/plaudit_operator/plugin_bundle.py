@@ -22,15 +22,9 @@ from typing import Any
 
 _MODULES = (
     "plaudit_operator",
-    "plaudit_operator.observed",
     "plaudit_operator.names",
     "plaudit_operator.observed",
     "plaudit_operator.plugin",
-    "plaudit_operator.plugin",
-    "plaudit_operator.plugin",
-    "plaudit_operator.plugin",
-    "plaudit_operator.runtime",
-    "plaudit_operator.observed",
     "plaudit_wire",
     "plaudit_wire.printable",
 )
@@ -66,22 +60,13 @@ def archive(content: bytes) -> bytes:
     entry = tarfile.TarInfo(_NAME)
     entry.size, entry.mode = len(content), 0o755
     packed = io.BytesIO()
-    with (
-        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as stream,
-        tarfile.open(fileobj=stream, mode="w") as files,
-    ):
+    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as stream, tarfile.open(fileobj=stream, mode="w") as files:
         files.addfile(entry, io.BytesIO(content))
     return packed.getvalue()
 
 
 def manifest(version: str, url: str, digest: str) -> dict[str, Any]:
-    """Return the plugin's manifest for krew.
-
-    Args:
-        version: of the release, without ``v``.
-        url: where krew finds the archive.
-        digest: SHA-256 of the archive, in hex.
-    """
+    """Return the plugin's manifest for krew, which finds the archive of this SHA-256 at the URL."""
     systems = [{"key": "os", "operator": "In", "values": ["linux", "darwin"]}]
     files = [{"from": _NAME, "to": "."}]
     platform = {"selector": {"matchExpressions": systems}, "uri": url, "sha256": digest, "files": files, "bin": _NAME}

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, conditions_of, holds, seconds
 
+FIRST_DELETION = "firstDeletion"
+"""Field of a cached pod's metadata: when its deletion was first requested, in seconds since the epoch."""
 _IMAGE_REASONS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 _GANG_DOES_NOT_FIT = "pod group is unschedulable"
 """The scheduler's message for a pod that would fit by itself."""
-_TAKEN_AWAY = "DeletionByTaintManager"
 _STARTS_WITHIN_S = 90.0
 _MESSAGE_END = 500
 """Characters of a termination message that are shown: its end, which holds the error."""
@@ -47,14 +48,10 @@ def _waiting(status: Object, pod: Object, now: float) -> tuple[str, str] | None:
     if reason == "CreateContainerConfigError":
         return Reason.CONFIG_MISSING, message
     created = seconds(pod["metadata"].get("creationTimestamp"))
-    slow = (
-        reason == "ContainerCreating" and is_scheduled(pod) and created is not None and now - created > _STARTS_WITHIN_S
-    )
-    if slow:
-        message = (
-            "containers not created after 90 s; a volume, Secret or ConfigMap may be missing. See kubectl describe pod"
-        )
-        return Reason.CONFIG_MISSING, message
+    slow = created is not None and now - created > _STARTS_WITHIN_S
+    if reason == "ContainerCreating" and is_scheduled(pod) and slow:
+        problem = "containers not created after 90 s; a volume, Secret or ConfigMap may be missing"
+        return Reason.CONFIG_MISSING, f"{problem}. See kubectl describe pod"
     return None
 
 
@@ -69,20 +66,21 @@ def _ended(status: Object) -> tuple[str, str] | None:
 
 def exit_of(pod: Object, container: str) -> Iterator[tuple[int, str]]:
     """Yield exit code and termination message of a container that ended for good."""
-    for status in pod.get("status", {}).get("containerStatuses") or []:
-        ended = status.get("state", {}).get("terminated")
-        if status["name"] == container and ended:
-            message = "out of memory" if ended.get("reason") == "OOMKilled" else _termination_message(ended)
-            yield int(ended.get("exitCode", 0)), message
+    for ended in _terminated(pod, container):
+        message = "out of memory" if ended.get("reason") == "OOMKilled" else _termination_message(ended)
+        yield int(ended.get("exitCode", 0)), message
 
 
 def ended_at(pod: Object, container: str) -> float | None:
     """Return when a container ended for good (seconds since the epoch); None if it runs or did not say."""
+    return next((seconds(ended.get("finishedAt")) for ended in _terminated(pod, container)), None)
+
+
+def _terminated(pod: Object, container: str) -> Iterator[Object]:
     for status in pod.get("status", {}).get("containerStatuses") or []:
         ended = status.get("state", {}).get("terminated")
         if status["name"] == container and ended:
-            return seconds(ended.get("finishedAt"))
-    return None
+            yield ended
 
 
 def deletion_requested_at(pod: Object) -> float | None:
@@ -98,10 +96,6 @@ def deletion_requested_at(pod: Object) -> float | None:
     return None if removal is None else removal - float(metadata.get("deletionGracePeriodSeconds") or 0)
 
 
-FIRST_DELETION = "firstDeletion"
-"""Field of a cached pod's metadata: when its deletion was first requested, in seconds since the epoch."""
-
-
 def is_ended_by_deletion(pod: Object, container: str) -> bool:
     """Return True if a container ended because its pod was being deleted, and not before.
 
@@ -115,7 +109,7 @@ def is_ended_by_deletion(pod: Object, container: str) -> bool:
 def failure_reasons(pod: Object) -> Iterator[str]:
     """Yield the reasons of a pod's end: the pod's own, that of its disruption, those of its containers."""
     status = pod.get("status", {})
-    taken = (c.get("reason") for c in conditions_of(pod) if c["type"] == "DisruptionTarget" and c["status"] == "True")
+    taken = (condition.get("reason") for condition in _disruptions(pod))
     ended = (each.get("state", {}).get("terminated") or {} for each in _containers(pod))
     found = (status.get("reason"), *taken, *(end.get("reason") for end in ended if end.get("exitCode")))
     yield from (str(reason) for reason in found if reason)
@@ -123,14 +117,9 @@ def failure_reasons(pod: Object) -> Iterator[str]:
 
 def is_disrupted(pod: Object) -> bool:
     """Return True if the cluster ended the pod: drain, preemption, taint, lost node, full disk, its queue."""
-    status = pod.get("status", {})
-    if status.get("reason") in ("NodeLost", "Evicted", "NodeShutdown", "Shutdown", "Terminated"):
+    if pod.get("status", {}).get("reason") in ("NodeLost", "Evicted", "NodeShutdown", "Shutdown", "Terminated"):
         return True
-    return holds(pod, *_ENDED_BY_CLUSTER)
-
-
-_ENDED_BY_CLUSTER = ("DisruptionTarget", "TerminationTarget")
-"""The second is Kueue's."""
+    return holds(pod, "DisruptionTarget", "TerminationTarget")  # the second is Kueue's
 
 
 def is_scheduled(pod: Object) -> bool:
@@ -147,8 +136,12 @@ def evicted_since(pod: Object) -> float | None:
     """Return when the pod was evicted because its node is unreachable or not ready; None if it was not."""
     if not is_leaving(pod):
         return None
-    taken = (c for c in conditions_of(pod) if c["type"] == "DisruptionTarget" and c["status"] == "True")
-    return next((seconds(c.get("lastTransitionTime")) for c in taken if c.get("reason") == _TAKEN_AWAY), None)
+    lost = (condition for condition in _disruptions(pod) if condition.get("reason") == "DeletionByTaintManager")
+    return next((seconds(condition.get("lastTransitionTime")) for condition in lost), None)
+
+
+def _disruptions(pod: Object) -> Iterator[Object]:
+    return (c for c in conditions_of(pod) if c["type"] == "DisruptionTarget" and c["status"] == "True")
 
 
 def is_node_lost(pod: Object) -> bool:
@@ -157,7 +150,7 @@ def is_node_lost(pod: Object) -> bool:
 
 
 def is_leaving(pod: Object) -> bool:
-    """Return True while the pod is being deleted."""
+    """Return True while a pod, or any other object, is being deleted."""
     return bool(pod["metadata"].get("deletionTimestamp"))
 
 

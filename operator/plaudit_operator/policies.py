@@ -1,21 +1,15 @@
-"""Deadlines: a job that does not start in time fails and frees its resources; one that runs too long ends.
+"""Decide on a job as a whole: its deadlines, when it may start, who manages it, what outlives a revision, when it goes.
 
-Jobs that start all or nothing (``scheduling.gang``, ``scheduling.queueName``): decide whether they are scheduled.
+**Deadlines**: a job that does not start in time fails and frees its resources; one that runs too long ends.
 
-A job counts as scheduled while a pod of its trainer or rollouts is bound to a node: the scheduler, or Kueue, binds all
-of them together. Until then the roles outside the group have no pods, so that two jobs never take each other's last
-GPU. A suspended or preempted job frees all resources of its group, Redis's too, and has to be scheduled again.
+**All or nothing** (``scheduling.gang``, ``scheduling.queueName``): a job counts as scheduled while a pod of its trainer
+or rollouts is bound to a node, since the scheduler, or Kueue, binds all of them together. Until then the roles outside
+the group have no pods, so that two jobs never take each other's last GPU. A suspended or preempted job frees all
+resources of its group, Redis's too, and has to be scheduled again.
 
-``spec.managedBy``: leave a job to the controller that it names, such as MultiKueue's.
-
-Keep what the pods of an earlier revision of a RewardService use, until the last of them has gone.
-
-Pods that the API server refuses to create: a quota, an admission policy.
-
-A Deployment reports it in its condition ``ReplicaFailure``. Jobs and StatefulSets only emit events, which the operator
-does not watch: ``operator/planning/reconcile.py`` lists the events of objects that lack pods.
-
-Delete an ended RLJob after ``lifecycle.ttlSecondsAfterFinished``.
+**Refused pods**, for a quota or an admission policy: a Deployment reports them in its condition ``ReplicaFailure``.
+Jobs and StatefulSets only emit events, which the operator does not watch: ``planning/reconcile.py`` lists the events of
+objects that lack pods.
 """
 
 from __future__ import annotations
@@ -30,6 +24,13 @@ from plaudit_operator import names
 from plaudit_operator.names import CONTROLLER, ConditionType, Reason
 from plaudit_operator.observed import Object, Observed, holds, labels, owner_uid, seconds
 from plaudit_operator.pod_state import is_gated, is_leaving, is_over, is_scheduled
+
+GangWait = Literal["", "room", "queue"]
+"""The reason to wait: none (empty), room for the whole group, or the queue."""
+REASON_OF_EVENTS = "FailedCreate"
+FIRST_LOOK_AFTER_S = 5.0
+_PODS_WITHIN_S = 3.0
+"""Time from the creation of an object until its pods usually exist."""
 
 
 @dataclass(frozen=True)
@@ -72,21 +73,9 @@ def _resumed(observed: Observed, now: float) -> float:
 
 def _missing(observed: Observed) -> str:
     """Return the last messages of the roles that were not ready."""
-    waited = (
-        ConditionType.ADMITTED,
-        ConditionType.TRANSPORT_READY,
-        ConditionType.ROLLOUT_READY,
-        ConditionType.REWARD_READY,
-        ConditionType.TRAINER_RUNNING,
-    )
-    conditions = [observed.condition(type_) for type_ in waited]
+    conditions = [observed.condition(type_) for type_ in (ConditionType.ADMITTED, *names.NEEDED)]
     missing = [f"{c['type']}: {c['message']}" for c in conditions if c.get("status") == "False" and c.get("message")]
     return "; ".join(missing) or "some pods were not ready"
-
-
-GangWait = Literal["", "room", "queue"]
-
-"""The reason to wait: none (empty), room for the whole group, or the queue."""
 
 
 def awaited(observed: Observed) -> GangWait:
@@ -103,31 +92,19 @@ def awaited(observed: Observed) -> GangWait:
 
 
 def is_managed_elsewhere(observed: Observed) -> bool:
-    """Return True if another controller manages the job. The field is immutable."""
+    """Return True if ``spec.managedBy`` (immutable) gives the job to another controller, such as MultiKueue's."""
     return observed.job["spec"].get("managedBy", "") not in ("", CONTROLLER)
 
 
 def is_in_use(observed: Observed, child: Object, revision: str) -> bool:
-    """Return True if pods of another revision may use a child that the present revision does not have.
+    """Return True if pods of another revision may use a child that the present ``revision`` does not have.
 
-    Args:
-        revision: the present one; empty for an RLJob, which has only one.
+    The last of them takes it along. An RLJob has one revision only, whose name is empty.
     """
     of_a_revision = names.LABEL_REVISION in labels(child) or names.LABEL_MODEL in labels(child)
     if not revision or not of_a_revision:
         return False
     return any(labels(pod).get(names.LABEL_REVISION, revision) != revision for pod in observed.pods)
-
-
-REASON_OF_EVENTS = "FailedCreate"
-
-_PODS_WITHIN_S = 3.0
-
-"""Time from the creation of an object until its pods usually exist."""
-
-FIRST_LOOK_AFTER_S = 5.0
-
-_FORBIDDEN = "is forbidden: "
 
 
 def lacking(observed: Observed) -> list[Object]:
@@ -159,11 +136,11 @@ def refusal_of(events: Iterable[Object]) -> str:
 
 def without_pod_name(message: str) -> str:
     """Return the cause in an API server's refusal of a pod, without the pod's random name."""
-    return message.partition(_FORBIDDEN)[2] or message
+    return message.partition("is forbidden: ")[2] or message
 
 
 def time_left_s(observed: Observed, now: float) -> float | None:
-    """Return the seconds until an ended job is deleted; None for never."""
+    """Return the seconds until an ended job is deleted (``lifecycle.ttlSecondsAfterFinished``); None for never."""
     ttl = (observed.job["spec"].get("lifecycle") or {}).get("ttlSecondsAfterFinished")
     ended = seconds(observed.status.get("completionTime"))
     return None if ttl is None or ended is None else ended + float(ttl) - now

@@ -1,9 +1,8 @@
-"""Admit a RewardService: each valid edit takes effect, and a change of its scoring begins a new revision.
+"""Admit a RewardService, and resolve the scorers and canaries that name one to its address and its token's Secret.
 
-Its ConfigMap holds the spec in effect, with the files that were read for it. An edit that cannot take effect is
-reported, and the service keeps its revision.
-
-Resolve scorers and canaries that name a RewardService: to its address, and to the Secret with its token.
+Each valid edit of a RewardService takes effect, and a change of its scoring begins a new revision. Its ConfigMap holds
+the spec in effect, with the files that were read for it. An edit that cannot take effect is reported, and the service
+keeps its revision.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed
 from plaudit_operator.runtime.kinds import REWARD_SERVICE
 
+FIRST_CALLER = "client"
+"""The caller whose token an operator makes, and jobs use."""
 _DIGITS = 10
-
-_SCALES = ("replicas", "autoscaling")
 
 
 def is_service(job_object: Object) -> bool:
@@ -79,8 +78,7 @@ def _in_effect(service: Object, data: Mapping[str, str], accepted: Mapping[str, 
 
 
 def _edited(service: Object, accepted: Mapping[str, Any], files: Object | None) -> Admitted | RefusedJob:
-    changed = [name for name in FIXED_SECTIONS if (service["spec"].get(name) or {}) != (accepted.get(name) or {})]
-    if changed:
+    if changed := [name for name in FIXED_SECTIONS if (service["spec"].get(name) or {}) != (accepted.get(name) or {})]:
         sections = ", ".join(f"spec.{name}" for name in changed)
         return RefusedJob(Reason.IMMUTABLE_CHANGED, f"{sections} cannot change while the service exists")
     return admitted_anew(service, files)
@@ -93,7 +91,7 @@ def _revised(admitted: Admitted) -> Admitted:
 def _revision(spec: Mapping[str, Any], files: Sequence[JobFile]) -> str:
     """Return the digest of everything but the numbers of pods and who may reach them."""
     reward = {name: section for name, section in spec["reward"].items() if name not in ("gateway", "networkPolicy")}
-    reward["workers"] = {k: v for k, v in (reward.get("workers") or {}).items() if k not in _SCALES}
+    reward["workers"] = {k: v for k, v in (reward.get("workers") or {}).items() if k not in ("replicas", "autoscaling")}
     reward["scorers"] = [_without_scale(scorer) for scorer in reward["scorers"]]
     return digest({"reward": reward, "files": {file.path: file.digest for file in files}})[:_DIGITS]
 
@@ -101,17 +99,15 @@ def _revision(spec: Mapping[str, Any], files: Sequence[JobFile]) -> str:
 def _without_scale(scorer: Mapping[str, Any]) -> dict[str, Any]:
     """Return a scorer without the number of its model's servers (``ScorerSpec.served``)."""
     if model := scorer.get("model"):
-        return {**scorer, "model": {name: value for name, value in model.items() if name != "replicas"}}
+        return {**scorer, "model": _unscaled(model)}
     for section in ("judge", "python"):
         if serve := (scorer.get(section) or {}).get("serve"):
-            own = {name: value for name, value in serve.items() if name != "replicas"}
-            return {**scorer, section: {**scorer[section], "serve": own}}
+            return {**scorer, section: {**scorer[section], "serve": _unscaled(serve)}}
     return dict(scorer)
 
 
-FIRST_CALLER = "client"
-
-"""The caller whose token an operator makes, and jobs use."""
+def _unscaled(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in section.items() if name != "replicas"}
 
 
 def referenced(job_object: Object) -> list[str]:
@@ -124,11 +120,10 @@ def referenced(job_object: Object) -> list[str]:
 
 def token_secrets(observed: Observed) -> tuple[tuple[str, str], ...]:
     """Return the name of the Secret with the tokens of each service that exists, by the service's name."""
-    return tuple((name, token_secret(service)) for name, service in sorted(observed.services.items()))
+    return tuple((name, _token_secret(service)) for name, service in sorted(observed.services.items()))
 
 
-def token_secret(service: Object) -> str:
-    """Return the name of the Secret with the tokens of a service's callers."""
+def _token_secret(service: Object) -> str:
     metadata, gateway = service["metadata"], (service["spec"].get("reward") or {}).get("gateway") or {}
     return str(gateway.get("tokenSecret") or names.gateway_secret(metadata["name"], metadata["uid"]))
 
@@ -143,11 +138,9 @@ def resolved(admitted: Admitted, namespace: str, present: Mapping[str, str]) -> 
     for name in referenced({"spec": admitted.current}):
         secret = admitted.services.get(name) or present.get(name)
         if secret is None:
-            return RefusedJob(
-                Reason.SERVICE_MISSING,
-                f"service.name: there is no RewardService {name!r} in namespace {namespace!r}. Create it, or give url "
-                "and tokenSecret of one elsewhere",
-            )
+            missing = f"service.name: there is no RewardService {name!r} in namespace {namespace!r}"
+            remedy = "Create it, or give url and tokenSecret of one elsewhere"
+            return RefusedJob(Reason.SERVICE_MISSING, f"{missing}. {remedy}")
         secrets[name] = secret
     if not secrets:
         return admitted

@@ -71,9 +71,8 @@ class OperatorSettings:
         get = environment.get
         missing = [f"PLAUDIT_IMAGE_{name}" for name in ("WORKER", "GPU", "REDIS") if not get(f"PLAUDIT_IMAGE_{name}")]
         if missing:
-            raise OperatorSettingsError(
-                f"environment variables missing: {', '.join(missing)}. The chart sets them from images"
-            )
+            listed = ", ".join(missing)
+            raise OperatorSettingsError(f"environment variables missing: {listed}. The chart sets them from images")
         images = Images(
             environment["PLAUDIT_IMAGE_WORKER"],
             environment["PLAUDIT_IMAGE_GPU"],

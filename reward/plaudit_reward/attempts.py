@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.scorer import Attempt, GroupScorer, Score, Scorer
+from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import CallTimeoutError, DataError, InfrastructureError, ScoreTimeoutError, ScoringError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.records import Outcome, Sample, ScorerRecord
@@ -100,8 +100,7 @@ async def attempt_until_answered(call: Callable[[Attempt], Awaitable[T]], allowa
         if error is None:
             return AttemptsResult(result, "scored", None, limiter_s, held_s, retry_s, call_s, queued_s, number)
         asked_s = error.retry_after_s if isinstance(error, InfrastructureError) else None
-        mean_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (number - 1))
-        pause_s = (asked_s or 0.0) + random.uniform(0.5, 1.5) * mean_s
+        pause_s = (asked_s or 0.0) + backoff_s(number, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=(0.5, 1.5))
         out_of_budget = retry_s + call_s + pause_s >= allowance.budget_s
         if not isinstance(error, _RETRIED) or number > allowance.retries or out_of_budget:
             reason = str(error)

@@ -9,7 +9,7 @@ import pages
 
 from product_modules import distributions
 
-TWINS = {"RewardClient", "SyncRewardClient", "Result"}
+TWINS = {"RewardClient", "SyncRewardClient"}
 """The same interface over HTTP and over Redis."""
 
 

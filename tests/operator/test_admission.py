@@ -1,17 +1,20 @@
-"""What is admitted, refused and changed while a job runs."""
+"""What is admitted, refused and changed while a job runs, also if another version of the operator admitted it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from bad_specs import BAD, bad_job
 from hypothesis import given
 from hypothesis import strategies as st
-from world import rljob
+from world import World, rljob, settled
 
 from plaudit_operator.admission import Admitted, RefusedJob, admit, frozen_changes, overlaid
+from plaudit_operator.names import ConditionType
 
 
 @pytest.mark.parametrize(("changes", "words"), BAD, ids=lambda value: "")
@@ -66,3 +69,144 @@ def test_the_same_specification_has_no_changes():
     spec = rljob()["spec"]
     assert overlaid(spec, spec) == spec
     assert frozen_changes(spec, spec) == []
+
+
+Data = dict[str, Any]
+
+
+def rewrite(world: World, key: str, change: Callable[[Any], None]) -> None:
+    """Changes a file in the job's ConfigMap, as another version would have written it."""
+    config = world.cluster.find("ConfigMap", "job-job")
+    assert config
+    data = json.loads(config["data"][key])
+    change(data)
+    text = json.dumps(data, separators=(",", ":"), sort_keys=key != "job.yaml")
+    world.cluster.edit("ConfigMap", "job-job", lambda item: item["data"].update({key: text}))
+
+
+def job_file(world: World) -> Data:
+    config = world.cluster.find("ConfigMap", "job-job")
+    assert config
+    found: Data = json.loads(config["data"]["job.yaml"])
+    return found
+
+
+def pods(world: World) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in world.cluster.of_kind("Pod")}
+
+
+def test_another_default_restarts_nothing_and_stays_out_of_the_job_file():
+    world = settled()
+    before = pods(world)
+    # The version that admitted it had another default, a field that is gone since, and none of maxDisruptions.
+    rewrite(world, "job.yaml", lambda job: job["spec"]["rollout"]["engine"].update(oldField=1, tensorParallelSize=1))
+    rewrite(world, "job.yaml", lambda job: job["spec"]["lifecycle"]["failurePolicy"].pop("maxDisruptions"))
+    rewrite(world, "job.yaml", lambda job: job["spec"]["algorithm"].update(learningRate=0.5))
+    old = job_file(world)
+    world.start_operator()
+    world.settle()
+    assert pods(world) == before
+    assert job_file(world) == old
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(metrics={"rewardLatency": {"target": 0.5}}))
+    world.settle()
+    edited = job_file(world)
+    assert edited["spec"]["metrics"]["rewardLatency"]["target"] == 0.5
+    assert edited["spec"]["rollout"]["engine"] == old["spec"]["rollout"]["engine"]
+    assert edited["spec"]["algorithm"] == old["spec"]["algorithm"]
+    assert "maxDisruptions" not in json.dumps(edited)
+    rollouts = {p["metadata"]["uid"] for p in world.cluster.of_kind("Pod") if "rollout" in p["metadata"]["name"]}
+    assert rollouts <= before
+
+
+def test_an_edit_after_an_upgrade_keeps_the_images_of_the_jobs_admission():
+    world = settled(reward={"scorers": rljob()["spec"]["reward"]["scorers"], "timeoutSeconds": 30})
+    world.settings = replace(world.settings, images=replace(world.settings.images, worker="worker:2"))
+    world.start_operator()
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(metrics={"rewardLatency": {"target": 0.5}}))
+    world.settle()
+    metrics = world.cluster.find("Deployment", "job-metrics")
+    assert metrics
+    [container] = metrics["spec"]["template"]["spec"]["containers"]
+    assert {"name": "PLAUDIT_REWARD_LATENCY_TARGET", "value": "0.5"} in container["env"]
+    assert container["image"] == "worker:1"
+
+
+def test_a_mutable_field_that_the_admitting_version_did_not_know_stays_out_of_its_processes_file():
+    world = settled()
+    newer = ("metrics.rewardLatency", "metrics.rewardLatency.target", "rollout.replicas")
+
+    def of_older_version(fields: Any) -> None:
+        fields[:] = [field for field in fields if field not in newer]
+
+    rewrite(world, "mutable-fields.json", of_older_version)
+    rewrite(world, "job.yaml", lambda job: job["spec"]["metrics"].pop("rewardLatency"))
+    rewrite(world, "job.yaml", lambda job: job["spec"]["rollout"].pop("replicas"))
+    world.start_operator()
+    world.settle()
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(metrics={"rewardLatency": {"target": 0.5}}))
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"]["rollout"].update(replicas=3))
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(lifecycle={"activeDeadlineSeconds": 3600}))
+    world.settle()
+    edited = job_file(world)["spec"]
+    assert "rewardLatency" not in edited["metrics"]
+    assert "replicas" not in edited["rollout"]
+    assert edited["lifecycle"]["activeDeadlineSeconds"] == 3600
+    assert world.status["replicas"]["rollout"] == "3/3"  # the operator itself follows the edit
+
+
+def admitted_with_zero_steps() -> World:
+    """A running job whose ``algorithm.steps`` this version rejects."""
+    world = settled()
+    for key in ("spec.json", "current.json"):
+        rewrite(world, key, lambda spec: spec["algorithm"].update(steps=0))
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"]["algorithm"].update(steps=0))
+    world.start_operator()
+    return world
+
+
+def test_a_running_job_that_this_version_would_reject_runs_on_to_its_end():
+    world = admitted_with_zero_steps()
+    before = pods(world)
+    world.settle()
+    assert (world.status["phase"], pods(world)) == ("Running", before)
+    assert world.condition(ConditionType.SPEC_VALID)["status"] == "True"
+    world.cluster.end_trainer(1, "boom")
+    world.settle()
+    assert world.status["restarts"] == 1
+    assert world.status["phase"] == "Running"
+    world.cluster.end_trainer(0)
+    world.settle()
+    assert world.status["phase"] == "Complete"
+
+
+def test_its_valid_edits_apply_and_only_the_new_part_of_an_invalid_one_is_rejected():
+    world = admitted_with_zero_steps()
+    world.settle()
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=True))
+    world.settle()
+    assert world.status["phase"] == "Suspended"
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=False))
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(lifecycle={"activeDeadlineSeconds": -1}))
+    world.settle()
+    valid = world.condition(ConditionType.SPEC_VALID)
+    assert (valid["status"], valid["reason"]) == ("False", "Invalid")
+    assert "activeDeadlineSeconds" in valid["message"]
+    assert "steps" not in valid["message"]
+
+
+def test_a_rollback_that_takes_fields_of_the_newer_version_out_of_the_spec_changes_nothing():
+    world = settled()
+    before = pods(world)
+    for key in ("spec.json", "current.json"):
+        rewrite(world, key, lambda spec: spec["rollout"].update(newField=1))
+        rewrite(world, key, lambda spec: spec["reward"]["scorers"][0].update(newField=1))
+    rewrite(world, "job.yaml", lambda job: job["spec"]["rollout"].update(newField=1))
+    old = job_file(world)
+    world.start_operator()
+    world.settle()
+    assert world.condition(ConditionType.SPEC_VALID)["status"] == "True"
+    assert world.condition(ConditionType.STALLED)["status"] == "False"
+    assert (pods(world), job_file(world)) == (before, old)
+    world.cluster.end_trainer(0)
+    world.settle()
+    assert world.status["phase"] == "Complete"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from cluster_model import ClusterModel, Inline
@@ -141,3 +142,23 @@ def settled(**sections: Any) -> World:
     world = World(rljob(**sections))
     world.settle()
     return world
+
+
+def stuck(world: World) -> World:
+    """A job whose attempts close no step."""
+    world.closed_step = 0
+    world.settle()
+    return world
+
+
+def reject(world: World) -> None:
+    """The kubelet refuses the trainer's pods: they never run."""
+    for pod in world.cluster.of_kind("Pod"):
+        if pod["metadata"]["labels"]["plaudit.dev/role"] == "trainer":
+            refused = copy.deepcopy(pod)
+            refused["status"] = {
+                "phase": "Failed",
+                "reason": "TopologyAffinityError",
+                "message": "Resources cannot be allocated with Topology locality",
+            }
+            world.cluster.put(refused)

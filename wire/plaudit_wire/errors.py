@@ -15,6 +15,8 @@ A process of a job ends itself with ``RefusedError``, ``JobFailedError`` or ``St
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 
 class ScoringError(Exception):
     """The base of errors while a reward is set up or computed."""
@@ -62,3 +64,10 @@ class JobFailedError(Exception):
 
 class StoppedError(Exception):
     """The process was stopped before it began its work."""
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, then the error that caused it or was being handled, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

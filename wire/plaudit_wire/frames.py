@@ -1,9 +1,7 @@
-"""Frames of messages between a process and its child processes.
+"""Frame the messages between a process and its child processes, and name the signals that end them.
 
 A frame is four bytes of length (little endian) and the msgpack of a list of messages: many small messages in one
 system call.
-
-Names of signals.
 """
 
 from __future__ import annotations
@@ -15,11 +13,8 @@ from typing import Any
 import msgspec
 
 READ_BYTES = 1 << 20
-
 """Bytes to read from a connection at a time."""
-
 _LENGTH = struct.Struct("<I")
-
 _encoder = msgspec.msgpack.Encoder()
 
 

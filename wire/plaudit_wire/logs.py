@@ -1,13 +1,11 @@
-"""Log a constant message and fields as JSON lines. Every module gets its logger here; ``__main__`` configures once.
+"""Log a constant message and fields as JSON lines; identify a sample's trace. Every module gets its logger here.
 
-structlog writes through the standard library's loggers, so that records of libraries go to the same place.
+``__main__`` configures the logs once. structlog writes through the standard library's loggers, so that records of
+libraries go to the same place.
 
-Identify a sample's trace. Its ids follow from run, group and index alone, so no process has to pass them on.
-
-The metrics service sends the spans (``spans``). A service that works on a sample, such as a judge, receives the trace
-in a W3C ``traceparent`` header and adds its own spans below ours.
-
-The version of Plaudit. Not read from the distributions' metadata: container images hold the packages alone.
+The ids of a trace follow from run, group and index alone, so no process has to pass them on. The metrics service sends
+the spans. A service that works on a sample, such as a judge, receives the trace in a W3C ``traceparent`` header and
+adds its own spans below ours.
 """
 
 from __future__ import annotations
@@ -23,7 +21,10 @@ from typing import Any, cast
 import msgspec
 import structlog
 
+VERSION = "0.1.0"
+"""Not read from the distributions' metadata: container images hold the packages alone."""
 _PASSED_ON = ("exc_info", "stack_info")
+_DRAWN_BITS = 64
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
@@ -91,9 +92,6 @@ def _traceback(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMappi
 
 def _plain(value: object) -> object:
     return msgspec.to_builtins(value) if isinstance(value, msgspec.Struct) else str(value)
-
-
-_DRAWN_BITS = 64
 
 
 def sample_ids(run: str, group: str, index: int) -> tuple[int, int]:

@@ -5,13 +5,11 @@
 | ``Prompt`` | trainer, at admission (``prompts`` entry and the group's hash) | rollout; trainer after a resume |
 | ``SampleBody`` | rollout, at publication (the group's hash) | trainer |
 | ``Announcement`` | trainer (``state``) | rollout |
-| ``Service`` | reward worker of a job without trainer (``state``) | client of the scoring service |
+| ``Service`` | reward worker of a job without trainer (``service``) | client of the scoring service |
 
 Arrays are raw little-endian bytes (int32 ids, float32 log-probabilities, uint8 masks), so encoding them is free.
-Every encoded record begins with the schema version (``encode``/``decode``). The records of the metrics
-(``GenerationRecord``, ``ScoringRecord``) travel as plain msgpack, without it.
-
-Encode and decode the records that travel between processes: one byte of schema version, then msgpack.
+An encoded record is one byte of schema version, then msgpack (``encode``/``decode``). The records of the metrics
+(``GenerationRecord``, ``ScoringRecord``) travel as plain msgpack, without the version.
 """
 
 from __future__ import annotations
@@ -24,8 +22,11 @@ import msgspec
 from plaudit_wire.records import ADMISSION_MEMORY_SHARE, GenerationRecord, Sample, Split
 
 SCHEMA_VERSION: Final = 1
-
 """First byte of every encoded record; increased when a field changes its meaning. 0 marks a spilled record."""
+Record = TypeVar("Record")
+_VERSION_BYTE = bytes([SCHEMA_VERSION])
+_encoder = msgspec.msgpack.Encoder()
+_decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
 
 
 class RecordError(Exception):
@@ -34,15 +35,6 @@ class RecordError(Exception):
 
 class SchemaVersionError(RecordError):
     """A record of another schema version: a process of that version can read it."""
-
-
-Record = TypeVar("Record")
-
-_encoder = msgspec.msgpack.Encoder()
-
-_VERSION_BYTE = bytes([SCHEMA_VERSION])
-
-_decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
 
 
 def decoder(kind: type[Record]) -> msgspec.msgpack.Decoder[Record]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Final, Literal
 
 Stream = Literal["prompts", "samples", "groups", "ready"]
-
 CONSUMER_GROUPS: Final[dict[Stream, str]] = {
     "prompts": "rollout",
     "samples": "reward",
@@ -17,7 +16,6 @@ CONSUMER_GROUPS: Final[dict[Stream, str]] = {
     "ready": "trainer",
 }
 """The consumer group of each stream that carries work."""
-
 EVENTS_GROUP: Final = "metrics"
 """The metrics service's consumer group of ``events``."""
 

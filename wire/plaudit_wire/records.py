@@ -1,7 +1,8 @@
-"""The records that travel to the metrics: the measurements of one sample, one group, one step, one worker.
+"""Define the records of the metrics (one sample, group, step, worker), the scorers' input, and limits of several parts.
 
 | record | written by | read by |
 | --- | --- | --- |
+| ``Sample`` | rollout (the stream ``samples``) | reward worker; trainer |
 | ``GenerationRecord``, ``TurnRecord``, ``CallRecord`` | rollout, with the sample | trainer, metrics service |
 | ``ScoringRecord`` | reward worker, with the commit | trainer, metrics service |
 | ``Stamps`` | the stream scripts, with the server's clock | trainer, metrics service |
@@ -13,15 +14,10 @@
 Points in time are seconds since the epoch on the **transport's** clock (one clock for all processes); durations are
 monotonic seconds measured inside one process. ``None`` means "did not happen", never "zero".
 
-The input of a scorer: one finished sample. Rollouts write it to the stream ``samples``, reward workers read it.
-
-Read and write a sample's two values in its group's hash, each a line of text fields, then msgpack.
-
-``published``: call, digest, taken, published, entry; the generation (may be empty). ``ended``: call, outcome, taken,
-committed, deliveries, first taken; the scoring. ``-`` stands for a missing field. The transitions write them
-(``plaudit_workers/stream/transitions/lua/shared/group.lua``).
-
-Limits that more than one part applies.
+``read_fields`` and ``write_fields`` convert a sample's two values in its group's hash, which the transitions write
+(``plaudit_workers/stream/lua/shared/group.lua``), each a line of text fields, then msgpack. ``published``: call,
+digest, taken, published, entry; the generation (may be empty). ``ended``: call, outcome, taken, committed, deliveries,
+first taken; the scoring. ``-`` stands for a missing field.
 """
 
 from __future__ import annotations
@@ -32,31 +28,28 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 Outcome = Literal["scored", "data_error", "infra_error", "timeout", "skipped", "poison", "given_up"]
-
 """The end of a sample's scoring. Only ``scored`` carries a value. ``given_up``: its group's deadline passed."""
-
-OUTCOMES: tuple[Outcome, ...] = (
-    "scored",
-    "data_error",
-    "infra_error",
-    "timeout",
-    "skipped",
-    "poison",
-    "given_up",
-)
-
+OUTCOMES: tuple[Outcome, ...] = ("scored", "data_error", "infra_error", "timeout", "skipped", "poison", "given_up")
 NO_STEP = -1
-
 """The step of samples that belong to no step: a client of a scoring service submitted them."""
-
 Split = Literal["train", "validation"]
-
 GroupEnd = Literal["trained", "evaluated", "dropped"]
-
 CallOutcome = Literal["ok", "error", "timeout", "killed", "refused"]
-
 """The end of a tool call. ``error``: the tool raised. ``timeout``: it passed its limit. ``killed``: its process ended.
 ``refused``: it was never run, because the tool is unknown, its arguments are invalid or a limit was reached."""
+PAUSE: Final = "pause"
+"""``WaitRecord.cause``: too many samples of the step had no score, so the trainer paused before admitting their
+prompts again."""
+LIVE_WITHIN_S: Final = 20.0
+"""A process counts as dead when its last heartbeat is older than this."""
+LEASE_S: Final = 20.0
+"""An entry of a stream that its worker has not renewed for this long may be claimed by others."""
+ADMISSION_MEMORY_SHARE: Final = 0.7
+"""Share of Redis's memory above which no group is admitted and no session submits."""
+INLINE_LIMIT_BYTES: Final = 256 * 1024
+"""Larger records are spilled to the shared volume; Redis holds a path and a checksum instead."""
+EVENTS_MEMORY_SHARE: Final = 0.1
+"""Share of Redis's memory that the stream ``events`` may take."""
 
 
 class CallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -215,12 +208,6 @@ class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The reason of a drop."""
 
 
-PAUSE: Final = "pause"
-
-"""``WaitRecord.cause``: too many samples of the step had no score, so the trainer paused before admitting their
-prompts again."""
-
-
 class WaitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """One interval in which the trainer was idle (transport's clock)."""
 
@@ -334,7 +321,7 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """The limit on the response's tokens (``sampling.maxTokens``), for length penalties."""
     finish_reason: str = "stop"
     """``stop`` or ``length``."""
-    split: Literal["train", "validation"] = "train"
+    split: Split = "train"
     completion: list[dict[str, Any]] = []
     """The chat messages after the prompt (assistant, tool, user), where an agent held a conversation; ``response`` is
     its text from the first sampled token to the last."""
@@ -393,11 +380,11 @@ def read_fields(admitted: float, published: bytes | None, ended: bytes | None) -
     _, _, score_taken, committed, deliveries, first = head.split() if ended else (b"", b"", b"-", b"-", b"1", b"-")
     stamps = Stamps(
         admitted=admitted,
-        taken=_time(taken),
-        published=_time(published_at),
-        score_first_taken=_time(first),
-        score_taken=_time(score_taken),
-        committed=_time(committed),
+        taken=_time_of(taken),
+        published=_time_of(published_at),
+        score_first_taken=_time_of(first),
+        score_taken=_time_of(score_taken),
+        committed=_time_of(committed),
     )
     return SampleFields(stamps, digest.decode(), int(deliveries), generation, scoring if ended else None)
 
@@ -405,40 +392,19 @@ def read_fields(admitted: float, published: bytes | None, ended: bytes | None) -
 def write_fields(record: SampleRecord) -> tuple[bytes | None, bytes]:
     """Return the two values of a terminal sample, as ``read_fields`` reads them; None for an unpublished sample."""
     stamps, scoring = record.stamps, record.scoring
-    ended = _words(
+    ended = _text_line(
         "-", scoring.outcome, stamps.score_taken, stamps.committed, record.deliveries, stamps.score_first_taken
     )
     published = None
     if stamps.published is not None:
         generation = b"" if record.generation is None else msgspec.msgpack.encode(record.generation)
-        published = _words("-", "-", stamps.taken, stamps.published, "-") + generation
+        published = _text_line("-", "-", stamps.taken, stamps.published, "-") + generation
     return published, ended + msgspec.msgpack.encode(scoring)
 
 
-def _words(*words: str | float | None) -> bytes:
+def _text_line(*words: str | float | None) -> bytes:
     return " ".join("-" if word is None else str(word) for word in words).encode() + b"\n"
 
 
-def _time(word: bytes) -> float | None:
+def _time_of(word: bytes) -> float | None:
     return None if word == b"-" else float(word)
-
-
-LIVE_WITHIN_S: Final = 20.0
-
-"""A process counts as dead when its last heartbeat is older than this."""
-
-LEASE_S: Final = 20.0
-
-"""An entry of a stream that its worker has not renewed for this long may be claimed by others."""
-
-ADMISSION_MEMORY_SHARE: Final = 0.7
-
-"""Share of Redis's memory above which no group is admitted and no session submits."""
-
-INLINE_LIMIT_BYTES: Final = 256 * 1024
-
-"""Larger records are spilled to the shared volume; Redis holds a path and a checksum instead."""
-
-EVENTS_MEMORY_SHARE: Final = 0.1
-
-"""Share of Redis's memory that the stream ``events`` may take."""

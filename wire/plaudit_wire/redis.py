@@ -1,6 +1,6 @@
-"""Read the address of Redis and a process's credentials: user, password, certificates.
+"""Connect every asyncio client of this project to Redis: addresses and credentials, outages, libraries of functions.
 
-Connect every asyncio client of this project to Redis. The connections differ from redis-py's in three points.
+All clients use the connections of ``redis_client``, which differ from redis-py's in three points:
 
 - A send can be cancelled. redis-py sends through ``asyncio.wait_for``, which in Python 3.11 swallows a cancellation
   that arrives just when the send completes: the cancelled task runs on for ever.
@@ -8,18 +8,8 @@ Connect every asyncio client of this project to Redis. The connections differ fr
 - A refusal that passes is an outage (``PassingRefusalError``). READONLY also closes the connection: behind one address
   a new connection reaches the new master, the old one stays with the replica.
 
-Build libraries of Redis Functions: the code that changes several keys of Redis at once.
-
-A library's name and the names of its functions hold a digest of its code. Versions of the code live side by side in one
-Redis, as during an upgrade, and a caller never runs another version than its own. Redis keeps libraries in its
-append-only file, on its replicas and through FLUSHALL. In a run's own Redis only ``admin`` may load one; the users of
-the roles may only call functions, so that no process can run code of its own there.
-
-Decide what an outage of Redis is, log it sparingly, and wait for its end.
-
-Every client of Redis in this project uses the connections of ``redis_connection``. They raise ``PassingRefusalError``
-for refusals that pass, so that ``except OUTAGE`` covers all three kinds of outage: Redis is unreachable, Redis does
-not answer in time, Redis answers but refuses commands for now. All commands are idempotent: sending one again is safe.
+So ``except OUTAGE`` covers all three kinds of outage: Redis is unreachable, Redis does not answer in time, Redis
+answers but refuses commands for now. All commands are idempotent: sending one again is safe.
 """
 
 from __future__ import annotations
@@ -30,7 +20,7 @@ import hashlib
 import os
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -50,35 +40,40 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from plaudit_wire.errors import causes
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import RecordError
 
 logger = get_logger(__name__)
-
 T = TypeVar("T")
-
 OUTAGE: Final = (RedisConnectionError, RedisTimeoutError, OSError)
-
 """The exceptions that mean that Redis is not available now. A wrong password is a connection error too."""
-
 _PASSING_CLASSES = (ClusterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)
-
 """CLUSTERDOWN and MASTERDOWN, OOM, READONLY, TRYAGAIN. LOADING is a connection error already."""
-
 _PASSING_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "UNBLOCKED force")
-
 _RETRY_AFTER_S = 0.5
-
 _LOG_EVERY_S = 30.0
+_CONNECT_TIMEOUT_S = 5.0
+_ALERT_WITHIN_S = 1.0
+_REDIS_PORT = 6379
+_MINIMUM_TLS = ssl.TLSVersion.TLSv1_2
+_EXPIRED = 10
+_OTHER_NAME = (62, 64)  # of a host, of an IP address (OpenSSL's X509_V_ERR_*)
+_NO_CERTIFICATE = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")
+_REFUSED_CERTIFICATE = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN")
+_ASKS = (
+    "asks for a client's certificate",
+    "Give spec.transport.tls.certificateSecret and keySecret, or the two as files (to a process started by hand: "
+    "PLAUDIT_REDIS_TLS_CERTIFICATE and PLAUDIT_REDIS_TLS_KEY)",
+)
+NEEDED_PERMISSIONS: Final = "+fcall +function|load"
+"""ACL rules that a user needs to load and call libraries."""
+_DIGEST_DIGITS = 12
+_HEADER = "#!lua"
 
 
 class PassingRefusalError(RedisConnectionError):
     """Redis refused a command for a reason that passes: read-only, out of memory, a failed save, a busy script."""
-
-
-def is_passing(error: ResponseError) -> bool:
-    """Return True when the same command may succeed later without a change of the command or of the user's rights."""
-    return isinstance(error, _PASSING_CLASSES) or str(error).startswith(_PASSING_CODES)
 
 
 class Outages:
@@ -173,7 +168,7 @@ class _Connection:
         try:
             return await connection.read_response(*arguments, **options)
         except ResponseError as error:
-            if not is_passing(error):
+            if not isinstance(error, _PASSING_CLASSES) and not str(error).startswith(_PASSING_CODES):
                 raise
             if isinstance(error, ReadOnlyError):
                 await connection.disconnect(nowait=True)
@@ -192,29 +187,6 @@ def redis_client(url: str, **options: Any) -> Redis:
     """Return ``Redis.from_url`` with these connections; ``options`` are those of redis-py."""
     connection_class = TlsConnection if url.startswith("rediss://") else PlainConnection
     return Redis.from_url(url, connection_class=connection_class, **options)
-
-
-_CONNECT_TIMEOUT_S = 5.0
-
-_ALERT_WITHIN_S = 1.0
-
-_REDIS_PORT = 6379
-
-_MINIMUM_TLS = ssl.TLSVersion.TLSv1_2
-
-_EXPIRED = 10
-
-_OTHER_NAME = (62, 64)  # of a host, of an IP address (OpenSSL's X509_V_ERR_*)
-
-_NO_CERTIFICATE = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")
-
-_REFUSED_CERTIFICATE = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN")
-
-_ASKS = (
-    "asks for a client's certificate",
-    "Give spec.transport.tls.certificateSecret and keySecret, or the two as files (to a process started by hand: "
-    "PLAUDIT_REDIS_TLS_CERTIFICATE and PLAUDIT_REDIS_TLS_KEY)",
-)
 
 
 class TlsFileError(Exception):
@@ -342,7 +314,7 @@ class RedisAddress:
         cause = _tls_error(error) or await self._alert(context)
         if cause is None:
             return ""
-        what, remedy = self._words(cause)
+        what, remedy = self._cause_and_remedy(cause)
         return f"Redis at {self.url} {what} ({cause.reason or cause}). {remedy}"
 
     async def _alert(self, context: ssl.SSLContext) -> ssl.SSLError | None:
@@ -361,7 +333,7 @@ class RedisAddress:
             return _tls_error(error)
         return None
 
-    def _words(self, cause: ssl.SSLError) -> tuple[str, str]:
+    def _cause_and_remedy(self, cause: ssl.SSLError) -> tuple[str, str]:
         if isinstance(cause, ssl.SSLCertVerificationError):
             if cause.verify_code == _EXPIRED:
                 return "shows a certificate that has expired", "Renew it there"
@@ -387,14 +359,8 @@ class RedisAddress:
 
 def _tls_error(error: BaseException) -> ssl.SSLError | None:
     """Return the TLS error that caused another; a connection that just ended is none, because a restart ends it too."""
-    found = (each for each in _causes(error) if isinstance(each, ssl.SSLError))
+    found = (each for each in causes(error) if isinstance(each, ssl.SSLError))
     return next((each for each in found if not isinstance(each, ssl.SSLEOFError)), None)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _password(environment: Mapping[str, str]) -> str:
@@ -408,21 +374,17 @@ def _password(environment: Mapping[str, str]) -> str:
         raise PasswordFileError(f"PLAUDIT_REDIS_PASSWORD_FILE {file} cannot be read: {error.strerror}") from error
 
 
-NEEDED_PERMISSIONS: Final = "+fcall +function|load"
-
-"""ACL rules that a user needs to load and call libraries."""
-
-_DIGEST_DIGITS = 12
-
-_HEADER = "#!lua"
-
-
 class LibraryMissingError(PassingRefusalError):
     """Redis lacks a library of functions, and this user may not load it. It passes: an admin may load it."""
 
 
 class FunctionLibrary:
-    """Hold the text of a library and the names of its functions.
+    """Hold the text of a library of Redis Functions: the code that changes several keys of Redis at once.
+
+    The names of the library and its functions hold a digest of its code. Versions of the code live side by side in one
+    Redis, as during an upgrade, and a caller never runs another version than its own. Redis keeps libraries in its
+    append-only file, on its replicas and through FLUSHALL. In a run's own Redis only ``admin`` may load one; the users
+    of the roles may only call functions, so that no process can run code of its own there.
 
     Args:
         bodies: by function, its Lua code. The first line is ``#!lua``, with ``flags=…`` if it has any; the code refers

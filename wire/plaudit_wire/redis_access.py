@@ -1,10 +1,9 @@
 """Define the permissions of each role in the run's Redis: the rules of its ACL user.
 
-Roles call functions and cannot run code of their own: no EVAL, SCRIPT or FUNCTION. Only ``admin`` loads the functions
-(``libraries.py``). Commands inside a function run with the rights of the caller. A role therefore gets exactly the
-commands and keys of its transitions, and no other function gets it further. Most important: only the trainer writes
-``state`` (incarnation, step, announced policy), offers prompts or closes groups; only ``admin`` has FLUSHALL, CONFIG,
-KEYS or DEBUG.
+Roles call functions and cannot run code of their own: no EVAL, SCRIPT or FUNCTION. Only ``admin`` loads the functions.
+Commands inside a function run with the rights of the caller. A role therefore gets exactly the commands and keys of its
+transitions, and no other function gets it further. Most important: only the trainer writes ``state`` (incarnation,
+step, announced policy), offers prompts or closes groups; only ``admin`` has FLUSHALL, CONFIG, KEYS or DEBUG.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ _GROUP = "hget hmget hset hsetnx exists"
 _LEASES = "hget hset hdel"
 _COUNT = Grant("counters", "hincrby")
 _BEAT = (Grant("workers", "zadd zrem zrangebyscore"), Grant("workers:records", "hset hdel hmget"))
-
 _CLIENT = (
     Grant("", f"{_CALL} scan"),
     Grant("service", "get"),
@@ -49,7 +47,6 @@ _CLIENT = (
     Grant("state", "hget"),
     _COUNT,
 )
-
 GRANTS: Final[Mapping[str, tuple[Grant, ...]]] = {
     "trainer": (
         Grant("", _CALL),
@@ -91,12 +88,7 @@ GRANTS: Final[Mapping[str, tuple[Grant, ...]]] = {
         _COUNT,
         *_BEAT,
     ),
-    "model": (
-        Grant("", _CALL),
-        Grant("prompts samples groups ready", "xgroup|create"),
-        Grant("state", "hget"),
-        *_BEAT,
-    ),
+    "model": (Grant("", _CALL), Grant("prompts samples groups ready", "xgroup|create"), Grant("state", "hget"), *_BEAT),
     "metrics": (
         Grant("", "time info ping"),
         Grant("events", "xreadgroup xack xgroup|create"),

@@ -5,11 +5,6 @@ its own and holds a lock in it, so a second writer of the same name (a trainer a
 nor removes it; what a dead writer left behind is removed. A folder that is replaced is renamed aside first and deleted
 last, so a process that is killed at any instant leaves the old or the new one whole; ``recover`` gives a folder that
 was set aside its name back.
-
-Hold a file's lock as long as its writer lives: the kernel releases it when the process ends, however it ends.
-
-The lock is advisory (``flock``). It holds between processes of one host, and between hosts on NFSv4, CephFS and other
-volumes that share locks. Some volumes refuse ``flock``: there a lock belongs to the process that created its file.
 """
 
 from __future__ import annotations
@@ -26,109 +21,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from plaudit_wire.errors import RefusedError
-
-_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-
-ABANDONED_AFTER_S = 3600.0
-
-"""On a volume without locks, a file that has not changed for so long counts as abandoned."""
-
-
-class FileLock:
-    """Hold a locked file; ``release`` deletes it. Made by ``acquire`` and ``try_acquire``."""
-
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self._path = path
-        self._descriptor = descriptor
-
-    @classmethod
-    def acquire(cls, path: Path) -> Self:
-        """Create the file if it is missing and lock it; wait while another process holds the lock.
-
-        Raises:
-            OSError: the folder is missing.
-        """
-        while True:
-            descriptor = _open(path)
-            try:
-                _lock(descriptor, fcntl.LOCK_EX)
-            except OSError as error:
-                if error.errno not in _UNSUPPORTED:
-                    os.close(descriptor)
-                    raise
-            if _is_at(path, descriptor):
-                return cls(path, descriptor)
-            os.close(descriptor)  # the holder before deleted the file: the lock of that file excludes nobody
-
-    @classmethod
-    def try_acquire(cls, path: Path) -> Self | None:
-        """Create the file if it is missing and lock it; return None if its holder lives.
-
-        On a volume without locks, a file that exists already has a holder until it is ``ABANDONED_AFTER_S`` old.
-
-        Raises:
-            OSError: the folder is missing.
-        """
-        descriptor, created = _create_or_open(path)
-        try:
-            _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            free = _is_at(path, descriptor)
-        except BlockingIOError:
-            free = False
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                os.close(descriptor)
-                raise
-            free = created or time.time() - os.fstat(descriptor).st_mtime > ABANDONED_AFTER_S
-        if free:
-            return cls(path, descriptor)
-        os.close(descriptor)
-        return None
-
-    def release(self) -> None:
-        """Delete the file, then unlock it."""
-        if _is_at(self._path, self._descriptor):
-            self._path.unlink(missing_ok=True)
-        os.close(self._descriptor)
-
-
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-
-
-def _create_or_open(path: Path) -> tuple[int, bool]:
-    """Return a descriptor, and True if this process created the file."""
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), True
-    except FileExistsError:
-        return _open(path), False
-
-
-def _lock(descriptor: int, operation: int) -> None:
-    fcntl.flock(descriptor, operation)
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
+from plaudit_wire.errors import RefusedError, causes
 
 TEMPORARY = ".incomplete-"
-
 """Prefix of unfinished files and folders; readers ignore them."""
-
 REPLACED = ".replaced-"
-
 """Prefix of a whole folder that was renamed aside to make room for its replacement."""
-
+ABANDONED_AFTER_S = 3600.0
+"""On a volume without locks, a file that has not changed for so long counts as abandoned."""
 _LOCK = ".lock"
-
 _REPLACING = "replacing-"
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
@@ -140,7 +45,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
     Raises:
         RefusedError: the disk is full; the new folder is removed and the old one is unchanged.
     """
-    with _whole(target) as temporary:
+    with _put_whole(target) as temporary:
         temporary.mkdir()
         yield temporary
         for path in sorted(temporary.rglob("*")):
@@ -151,13 +56,13 @@ def whole_folder(target: Path) -> Iterator[Path]:
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
     """Yield a path to write a file to; rename it over ``target`` when the block ends without an error."""
-    with _whole(target) as temporary:
+    with _put_whole(target) as temporary:
         yield temporary
         _flush(temporary)
 
 
 @contextmanager
-def _whole(target: Path) -> Iterator[Path]:
+def _put_whole(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     folder, lock = temporary_folder(target)
     try:
@@ -201,7 +106,7 @@ def _put_in_place(temporary: Path, target: Path) -> None:
         return
     with _replacing(target):
         _recover(target)
-        aside = _aside(target)
+        aside = _aside_path(target)
         if target.is_dir():  # a folder cannot be renamed over one that is not empty
             target.rename(aside)
             _flush(target.parent)
@@ -227,13 +132,13 @@ def recover(target: Path) -> None:
 
     Waits for a replacement in progress.
     """
-    if _aside(target).exists():
+    if _aside_path(target).exists():
         with _replacing(target):
             _recover(target)
 
 
 def _recover(target: Path) -> None:
-    aside = _aside(target)
+    aside = _aside_path(target)
     if not aside.exists():
         return
     if target.exists():
@@ -249,7 +154,7 @@ def recover_all(folder: Path) -> None:
         recover(folder / aside.name.removeprefix(REPLACED))
 
 
-def _aside(target: Path) -> Path:
+def _aside_path(target: Path) -> Path:
     return target.parent / f"{REPLACED}{target.name}"
 
 
@@ -286,14 +191,12 @@ def _sweep(folder: Path, pattern: str) -> None:
 
 def is_full(error: BaseException) -> bool:
     """Return True if the error or one of its causes means that the disk, a quota or a size limit is reached."""
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in causes(error):
         if isinstance(cause, OSError) and cause.errno in _FULL:
             return True
         # Safetensors and torch write from Rust and C++: their errors carry only the message.
         if any(f"os error {number}" in str(cause) or os.strerror(number) in str(cause) for number in _FULL):
             return True
-        cause = cause.__cause__ or cause.__context__
     return False
 
 
@@ -303,3 +206,81 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class FileLock:
+    """Hold a locked file as long as its writer lives; ``release`` deletes it. Made by ``acquire`` and ``try_acquire``.
+
+    The kernel releases the lock when the process ends, however it ends. The lock is advisory (``flock``). It holds
+    between processes of one host, and between hosts on NFSv4, CephFS and other volumes that share locks. Some volumes
+    refuse ``flock``: there a lock belongs to the process that created its file.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+
+    @classmethod
+    def acquire(cls, path: Path) -> Self:
+        """Create the file if it is missing and lock it; wait while another process holds the lock.
+
+        Raises:
+            OSError: the folder is missing.
+        """
+        while True:
+            descriptor = os.open(path, _OPEN, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno not in _UNSUPPORTED:
+                    os.close(descriptor)
+                    raise
+            if _is_at(path, descriptor):
+                return cls(path, descriptor)
+            os.close(descriptor)  # the holder before deleted the file: the lock of that file excludes nobody
+
+    @classmethod
+    def try_acquire(cls, path: Path) -> Self | None:
+        """Create the file if it is missing and lock it; return None if its holder lives.
+
+        On a volume without locks, a file that exists already has a holder until it is ``ABANDONED_AFTER_S`` old.
+
+        Raises:
+            OSError: the folder is missing.
+        """
+        descriptor, created = _create_or_open(path)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = _is_at(path, descriptor)
+        except BlockingIOError:
+            free = False
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                os.close(descriptor)
+                raise
+            free = created or time.time() - os.fstat(descriptor).st_mtime > ABANDONED_AFTER_S
+        if free:
+            return cls(path, descriptor)
+        os.close(descriptor)
+        return None
+
+    def release(self) -> None:
+        """Delete the file, then unlock it."""
+        if _is_at(self._path, self._descriptor):
+            self._path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+
+def _create_or_open(path: Path) -> tuple[int, bool]:
+    """Return a descriptor, and True if this process created the file."""
+    try:
+        return os.open(path, _OPEN | os.O_EXCL, 0o644), True
+    except FileExistsError:
+        return os.open(path, _OPEN, 0o644), False
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

@@ -1,7 +1,4 @@
-"""Load the job of a rollout worker or a trainer. Called when these processes start.
-
-The URLs of ``spec.environments``, and the wait until they answer. Called by rollouts and the trainer.
-"""
+"""Load the job of a rollout worker or a trainer, and wait until its environments (``spec.environments``) answer."""
 
 from __future__ import annotations
 
@@ -15,6 +12,10 @@ from plaudit_job.spec.rljob import RLJob, url_variable
 from plaudit_reward.http import HttpClient, NoResponseError
 from plaudit_wire.errors import CallTimeoutError, RefusedError
 from plaudit_wire.logs import get_logger
+
+logger = get_logger(__name__)
+_ANSWER_WITHIN_S = 5.0
+_CHECK_EVERY_S = 0.5
 
 
 def load_training_job(path: Path) -> RLJob:
@@ -30,13 +31,6 @@ def load_training_job(path: Path) -> RLJob:
             "rollout workers nor a trainer. Start reward workers only, or add both sections"
         )
     return job
-
-
-logger = get_logger(__name__)
-
-_ANSWER_WITHIN_S = 5.0
-
-_CHECK_EVERY_S = 0.5
 
 
 def environment_url(name: str) -> str:

@@ -1,22 +1,8 @@
-"""Read the settings of a process of a job, and define how it ends.
+"""Run a process of a job: read its settings, serve its health, supervise its tasks, and define how it ends.
 
 Each role is ``python -m plaudit_workers.<role>`` (or an actor that calls the same function): it reads a handful of
-environment variables, runs ``async def serve(settings, stop)`` and exits with the code that ``serve`` returns.
-
-Exit codes: 0 done · 1 crashed, may be restarted · 2 the job or its environment is wrong (one message) · 3 the job
-failed for good.
-
-Serve ``/healthz`` and ``/readyz`` of a process to the kubelet, and pages such as its series. Used by every role.
-
-Plain HTTP/1.1 over asyncio, because every connection here has a deadline: uvicorn lets a client that never finishes its
-request hold a connection for good, and anyone in the cluster can reach this port.
-
-Run tasks that end together, and wait under a stop signal. Used by the workers of every role.
-
-Start engines on a shared GPU one after the other. Used by rollouts and the servers of models under ``plaudit run``.
-
-vLLM measures its memory as the change of what is free on the whole device: an engine that starts beside another one
-counts the other's memory as its own, and gets a smaller cache for the whole run.
+environment variables, runs ``async def serve(settings, stop)`` and exits with the code that ``serve`` returns: 0 done,
+1 crashed, may be restarted, 2 the job or its environment is wrong (one message), 3 the job failed for good.
 """
 
 from __future__ import annotations
@@ -43,16 +29,16 @@ from plaudit_wire.logs import configure_logs, get_logger
 from plaudit_wire.redis import PasswordFileError, RedisAddress
 
 EXIT_DONE = 0
-
 EXIT_CRASHED = 1
-
 EXIT_REFUSED = 2
-
 EXIT_FAILED = 3
-
 RESTARTED = "PLAUDIT_RESTARTED"
-
 """Variable of a process that takes the place of one that died: what fails at its start now was possible before."""
+GPU_SHARE = "PLAUDIT_GPU_SHARE"
+"""Variable with this process's share of its GPU's memory, where ``plaudit run`` lets processes share one."""
+_REQUEST_TIMEOUT_S = 5.0
+_REASONS = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
+_LOOK_EVERY_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -186,13 +172,11 @@ async def _with_signals(serve: Serve, settings: ProcessSettings) -> ProcessEndin
     return await serve_guarded(serve, settings, stop)
 
 
-_REQUEST_TIMEOUT_S = 5.0
-
-_REASONS = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
-
-
 class HealthServer:
     """Respond to ``/readyz`` with 200 or 503, to ``/healthz`` with 200, and to other paths with 404.
+
+    Plain HTTP/1.1 over asyncio, because every connection here has a deadline: uvicorn lets a client that never finishes
+    its request hold a connection for good, and anyone in the cluster can reach this port.
 
     Args:
         port: TCP port on all addresses, since the kubelet connects to the pod's; 0 = serve nothing.
@@ -201,10 +185,7 @@ class HealthServer:
     """
 
     def __init__(
-        self,
-        port: int,
-        ready: Callable[[], bool],
-        pages: Mapping[str, Callable[[], bytes]] | None = None,
+        self, port: int, ready: Callable[[], bool], pages: Mapping[str, Callable[[], bytes]] | None = None
     ) -> None:
         self._port = port
         self._pages = dict(pages or {})
@@ -226,25 +207,16 @@ class HealthServer:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_REQUEST_TIMEOUT_S):
-                path = _path(await reader.readuntil(b"\r\n\r\n"))
-                page = self._pages.get(path)
-                writer.write(_response(200, page()) if page else _response(self._status(path)))
+                words = (await reader.readuntil(b"\r\n\r\n")).split(b" ", 2)
+                path = words[1].split(b"?", 1)[0].decode("latin-1") if len(words) == 3 else ""
+                page, check = self._pages.get(path), self._answers.get(path)
+                status = 404 if check is None else 200 if check() else 503
+                writer.write(_response(200, page()) if page else _response(status))
                 await writer.drain()
         except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass
         finally:
             writer.close()
-
-    def _status(self, path: str) -> int:
-        check = self._answers.get(path)
-        if check is None:
-            return 404
-        return 200 if check() else 503
-
-
-def _path(request: bytes) -> str:
-    parts = request.split(b" ", 2)
-    return parts[1].split(b"?", 1)[0].decode("latin-1") if len(parts) == 3 else ""
 
 
 def _response(status: int, page: bytes | None = None) -> bytes:
@@ -285,12 +257,12 @@ class Supervised(AbstractAsyncContextManager["Supervised"]):
         try:
             await self._group.__aexit__(kind, error, trace)
         except BaseExceptionGroup as group:
-            raise _first(group) from None
+            raise _first_error(group) from None
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+    return _first_error(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 async def drained(works: Set[asyncio.Task[Any]], grace_s: float) -> tuple[int, int]:
@@ -331,13 +303,6 @@ async def unless_stopped(stop: asyncio.Event, work: Awaitable[object]) -> bool:
         await asyncio.wait(both)
 
 
-GPU_SHARE = "PLAUDIT_GPU_SHARE"
-
-"""Variable with this process's share of its GPU's memory, where ``plaudit run`` lets processes share one."""
-
-_LOOK_EVERY_S = 0.2
-
-
 def shares_gpu(environment: Mapping[str, str] = os.environ) -> bool:
     """Return True if other processes of the run use this one's GPUs too."""
     return GPU_SHARE in environment
@@ -345,20 +310,21 @@ def shares_gpu(environment: Mapping[str, str] = os.environ) -> bool:
 
 @asynccontextmanager
 async def alone_on_gpu(run: str, environment: Mapping[str, str] = os.environ) -> AsyncIterator[None]:
-    """Hold the GPUs of this process within the context, if it shares them; wait until no other process does."""
+    """Hold the GPUs of this process within the context, if it shares them; wait until no other process does.
+
+    Under ``plaudit run`` engines on a shared GPU start one after the other: vLLM measures its memory as the change of
+    what is free on the whole device, so one that starts beside another counts the other's memory as its own, and gets a
+    smaller cache for the whole run.
+    """
     devices = environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if shares_gpu(environment) else []
     with ExitStack() as stack:
         for device in sorted(devices):  # all processes in the same order
             path = Path(tempfile.gettempdir(), f"plaudit-{run}-gpu-{device}.lock")
-            await _locked(stack.enter_context(_opened(path)))
+            await _wait_for_lock(stack.enter_context(path.open("wb")))  # noqa: ASYNC230
         yield
 
 
-def _opened(path: Path) -> IO[bytes]:
-    return path.open("wb")
-
-
-async def _locked(file: IO[bytes]) -> None:
+async def _wait_for_lock(file: IO[bytes]) -> None:
     """Return once this process has the lock, which ends with it."""
     while True:
         try:

@@ -22,7 +22,7 @@ from nemo_rl.distributed.virtual_cluster import PY_EXECUTABLES
 from nemo_rl.environments.interfaces import EnvironmentInterface, EnvironmentReturn
 from nemo_rl.environments.utils import register_env
 
-from plaudit_client.adapters.service import client, ground_truth_of, number, text_of
+from plaudit_client.adapters.service import client, extra_info_of, ground_truth_of, number, text_of
 
 NAME = "plaudit"
 _OWN_FIELDS = frozenset({"data_source", "prompt", "reward_spec", "reward_model", "ground_truth", "extra_info"})
@@ -89,13 +89,12 @@ class PlauditEnvironment(EnvironmentInterface):  # type: ignore[misc]
 
     def _sample(self, log: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> dict[str, Any]:
         last = max((i for i, message in enumerate(log) if message.get("role") == "assistant"), default=len(log))
-        others = {name: value for name, value in row.items() if name not in _OWN_FIELDS and value is not None}
         return {
             "data_source": row.get("data_source") or self._data_source,
             "prompt": row.get("prompt") or _prompt(log[:last]),
             "response": text_of(log[last].get("content")) if last < len(log) else "",
             "ground_truth": ground_truth_of(row),
-            "extra_info": {**others, **(row.get("extra_info") or {})},
+            "extra_info": extra_info_of(row, _OWN_FIELDS),
         }
 
 

@@ -1,10 +1,6 @@
-"""Find the service that an adapter uses: by arguments, or by the environment of the trainer's processes.
+"""Do what the adapters share: find the service, read rows and messages, report samples without a score.
 
-Return a number to trainers that accept nothing else.
-
-Read texts from chat messages and rows.
-
-Warn about samples without a score, in the log of the trainer's process.
+The service is found by arguments, or by the environment of the trainer's processes.
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from plaudit_client.blocking import SyncRewardClient
@@ -66,7 +62,6 @@ def _blocking_client(url: str, token: str, timeout_s: float, ca_file: str) -> Sy
 
 
 _LOG = logging.getLogger("plaudit_client")
-
 _QUIET_S = 60.0
 
 
@@ -129,7 +124,6 @@ def number(result: Result, on_failure: float | str = "raise") -> float:
 
 
 TRUTHS = ("ground_truth", "solution", "answer", "expected_answer")
-
 """Columns that may hold the answer, the first with a value counts."""
 
 
@@ -156,3 +150,10 @@ def ground_truth_of(row: Mapping[str, Any]) -> Any:
         if isinstance(row.get(section), Mapping) and "ground_truth" in row[section]:
             return row[section]["ground_truth"]
     return next((row[name] for name in TRUTHS if row.get(name) is not None), None)
+
+
+def extra_info_of(row: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
+    """Return a row's ``extra_info``, and its columns with a value that are not the adapter's ``own``."""
+    others = {name: value for name, value in row.items() if name not in own and value is not None}
+    given = row.get("extra_info")
+    return {**others, **(given if isinstance(given, Mapping) else {})}

@@ -17,7 +17,7 @@ from typing import Any
 from skyrl_gym import register as register_environment
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput, ConversationType
 
-from plaudit_client.adapters.service import blocking_client, ground_truth_of, number
+from plaudit_client.adapters.service import blocking_client, extra_info_of, ground_truth_of, number
 
 NAME = "plaudit"
 _OWN_FIELDS = frozenset({"data_source", "reward_spec", "reward_model", "ground_truth", "extra_info", "max_turns"})
@@ -80,14 +80,13 @@ class PlauditEnv(BaseTextEnv):  # type: ignore[misc]
             UnavailableError: the service gave no result in time.
         """
         self.turns += 1
-        others = {name: value for name, value in self._row.items() if name not in _OWN_FIELDS and value is not None}
         result = self._client.score(
             {
                 "data_source": self._row.get("data_source") or "",
                 "prompt": self._prompt,
                 "response": action,
                 "ground_truth": ground_truth_of(self._row),
-                "extra_info": {**others, **(self._row.get("extra_info") or {})},
+                "extra_info": extra_info_of(self._row, _OWN_FIELDS),
             }
         )
         return BaseTextEnvStepOutput(

@@ -17,13 +17,12 @@ import functools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from plaudit_client.adapters.service import client, ground_truth_of, note, text_of
+from plaudit_client.adapters.service import client, extra_info_of, ground_truth_of, note, text_of
 from plaudit_client.client import RewardClient
 from plaudit_client.result import Result
 
 _OF_THE_TRAINER = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
 _OWN_COLUMNS = frozenset({"data_source", "extra_info", "ground_truth", "reward_model"})
-
 RewardFunction = Callable[..., Coroutine[Any, Any, list[float | None]]]
 
 
@@ -89,14 +88,12 @@ def _rows(columns: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
 
 
 def _sample(row: dict[str, Any], prompt: Any, completion: Any, default_source: str) -> dict[str, Any]:
-    own = row.get("extra_info")
-    others = {name: value for name, value in row.items() if name not in _OWN_COLUMNS and value is not None}
     return {
         "data_source": row.get("data_source") or default_source,
         "prompt": prompt,
         "response": completion if isinstance(completion, str) else _last_reply(completion),
         "ground_truth": ground_truth_of(row),
-        "extra_info": {**others, **(own if isinstance(own, Mapping) else {})},
+        "extra_info": extra_info_of(row, _OWN_COLUMNS),
     }
 
 

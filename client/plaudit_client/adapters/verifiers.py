@@ -17,18 +17,8 @@ from typing import Any
 from plaudit_client.adapters.service import client, ground_truth_of, note, plain_messages
 
 _OF_THE_RUNNER = frozenset(
-    {
-        "data_source",
-        "prompt",
-        "system_prompt",
-        "image",
-        "workdir",
-        "agent_user",
-        "skills",
-        "network_allow",
-        "network_block",
-    }
-    | {"artifacts", "artifact_max_bytes", "timeout", "resources"}
+    {"data_source", "prompt", "system_prompt", "image", "workdir", "agent_user", "skills", "network_allow"}
+    | {"network_block", "artifacts", "artifact_max_bytes", "timeout", "resources"}
 )
 """Fields of ``TaskData`` that describe how a task runs, not what is asked."""
 

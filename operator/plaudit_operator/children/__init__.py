@@ -1,1 +1,1 @@
-"""The children of an RLJob: one file for each kind of process, plain manifests out of a ``JobContext``."""
+"""The children of a job: plain manifests, made from a ``JobContext``."""

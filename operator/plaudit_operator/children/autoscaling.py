@@ -24,10 +24,8 @@ _CPU_PERCENT = 70
 _POLL_S = 5
 _FAILED_POLLS = 3
 _STREAMS: tuple[Stream, ...] = ("samples", "groups")
-_UP: Manifest = {
-    "stabilizationWindowSeconds": 0,
-    "policies": [{"type": "Percent", "value": 300, "periodSeconds": 15}],
-}
+_UP: Manifest = {"stabilizationWindowSeconds": 0, "policies": [{"type": "Percent", "value": 300, "periodSeconds": 15}]}
+_KEEP = "currentReplicasIfHigher"
 
 
 def manifests(context: JobContext, *, suspended: bool) -> list[Manifest]:
@@ -35,36 +33,31 @@ def manifests(context: JobContext, *, suspended: bool) -> list[Manifest]:
     scaling = context.spec.reward.workers.autoscaling
     if scaling is None:
         return []
+    name = context.role_object(REWARD_ROLE)
+    metadata = context.metadata(name, REWARD_ROLE)
     if scaling.provider == "hpa":
-        return [_hpa(context, scaling)]
-    return [_authentication(context), _scaled_object(context, scaling, suspended=suspended)]
+        return [context.manifest(HPA, metadata, _hpa(name, scaling))]
+    authentication = {key: list(found) for key, found in _references(context).items() if found}
+    paused = {**metadata, "annotations": {names.KEDA_PAUSE: "0"}} if suspended else metadata
+    return [
+        context.manifest(TRIGGER_AUTHENTICATION, metadata, authentication),
+        context.manifest(SCALED_OBJECT, paused, _scaled_object(context, name, scaling)),
+    ]
 
 
 def _behavior(scaling: AutoscalingSpec) -> Manifest:
     return {"scaleUp": _UP, "scaleDown": {"stabilizationWindowSeconds": scaling.scale_down_after_seconds}}
 
 
-def _hpa(context: JobContext, scaling: AutoscalingSpec) -> Manifest:
-    name = names.role_object(context.name, REWARD_ROLE)
-    spec = {
+def _hpa(name: str, scaling: AutoscalingSpec) -> Manifest:
+    target = {"type": "Utilization", "averageUtilization": _CPU_PERCENT}
+    return {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
         "minReplicas": max(1, scaling.min_replicas),
         "maxReplicas": scaling.max_replicas,
         "behavior": _behavior(scaling),
-        "metrics": [
-            {
-                "type": "Resource",
-                "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": _CPU_PERCENT}},
-            }
-        ],
+        "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": target}}],
     }
-    return context.manifest(HPA, context.metadata(name, REWARD_ROLE), spec)
-
-
-def _authentication(context: JobContext) -> Manifest:
-    name = names.role_object(context.name, REWARD_ROLE)
-    spec = {key: list(found) for key, found in _references(context).items() if found}
-    return context.manifest(TRIGGER_AUTHENTICATION, context.metadata(name, REWARD_ROLE), spec)
 
 
 def _references(context: JobContext) -> dict[str, Sequence[Manifest]]:
@@ -75,12 +68,8 @@ def _references(context: JobContext) -> dict[str, Sequence[Manifest]]:
         keys = {"username": SecretKey(name=own, key=KEDA_USERNAME), "password": SecretKey(name=own, key="keda")}
         return {"secretTargetRef": [_reference(parameter, key) for parameter, key in keys.items()]}
     tls = transport.tls or TlsSpec()
-    given = {
-        "password": transport.password_secret,
-        "ca": tls.ca_secret,
-        "cert": tls.certificate_secret,
-        "key": tls.key_secret,
-    }
+    given = {"password": transport.password_secret, "ca": tls.ca_secret}
+    given |= {"cert": tls.certificate_secret, "key": tls.key_secret}
     return {
         "secretTargetRef": [_reference(parameter, key) for parameter, key in given.items() if key],
         "configMapTargetRef": [_reference("ca", tls.ca_config_map)] if tls.ca_config_map else [],
@@ -91,14 +80,10 @@ def _reference(parameter: str, key: SecretKey | ConfigMapKey) -> Manifest:
     return {"parameter": parameter, "name": key.name, "key": key.key}
 
 
-def _scaled_object(context: JobContext, scaling: AutoscalingSpec, *, suspended: bool) -> Manifest:
-    name = names.role_object(context.name, REWARD_ROLE)
-    metadata = context.metadata(name, REWARD_ROLE)
-    if suspended:
-        metadata["annotations"] = {names.KEDA_PAUSE: "0"}
+def _scaled_object(context: JobContext, name: str, scaling: AutoscalingSpec) -> Manifest:
     quiet_s = scaling.scale_down_after_seconds
     count = str(scaling.samples_per_replica)
-    spec = {
+    return {
         "scaleTargetRef": {"name": name},
         "minReplicaCount": scaling.min_replicas,
         "maxReplicaCount": scaling.max_replicas,
@@ -111,15 +96,11 @@ def _scaled_object(context: JobContext, scaling: AutoscalingSpec, *, suspended: 
             "scalingModifiers": {"formula": " + ".join(_STREAMS), "target": count, "metricType": "AverageValue"},
             "horizontalPodAutoscalerConfig": {"behavior": _behavior(scaling)},
         },
-        "triggers": [_trigger(context, stream, count) for stream in _STREAMS],
+        "triggers": [_trigger(context, name, stream, count) for stream in _STREAMS],
     }
-    return context.manifest(SCALED_OBJECT, metadata, spec)
 
 
-_KEEP = "currentReplicasIfHigher"
-
-
-def _trigger(context: JobContext, stream: Stream, count: str) -> Manifest:
+def _trigger(context: JobContext, name: str, stream: Stream, count: str) -> Manifest:
     address = urlsplit(context.redis_url)
     metadata = {
         "address": f"{address.hostname}:{address.port or names.REDIS_PORT}",
@@ -130,5 +111,4 @@ def _trigger(context: JobContext, stream: Stream, count: str) -> Manifest:
     }
     if context.spec.transport.username:
         metadata["usernameFromEnv"] = "PLAUDIT_REDIS_USERNAME"
-    reference = {"name": names.role_object(context.name, REWARD_ROLE)}
-    return {"type": "redis-streams", "name": stream, "metadata": metadata, "authenticationRef": reference}
+    return {"type": "redis-streams", "name": stream, "metadata": metadata, "authenticationRef": {"name": name}}

@@ -1,7 +1,8 @@
-"""The input of all manifests, and the metadata that they share."""
+"""Hold the input of all manifests, and build the metadata that they share."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,10 @@ from plaudit_operator.runtime.kinds import Kind
 from plaudit_operator.settings import OperatorSettings
 
 Manifest = dict[str, Any]
+Frozen = Mapping[str, Any]
+"""A pod template that is kept while the user's part of the spec is the same: ``inputs`` (its digest), ``template``."""
+Templates = Mapping[str, Frozen]
+"""Frozen templates by child: ``reward``, ``model/<scorer>``, ``rollout/<group>`` …"""
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class JobContext:
     @property
     def redis_url(self) -> str:
         """Return the URL of the transport."""
-        service = f"{names.role_object(self.name, 'redis')}.{self.namespace}.svc"
+        service = f"{self.role_object('redis')}.{self.namespace}.svc"
         return self.spec.transport.url or f"redis://{service}:{names.REDIS_PORT}/0"
 
     @property
@@ -71,22 +76,29 @@ class JobContext:
         """Return the labels of pods that may reach the RewardServices that the job names."""
         return {f"{names.LABEL_USES}/{service}": "true" for service in self.admitted.services}
 
+    def role_object(self, role: str) -> str:
+        """Return the name of the objects of a role."""
+        return names.role_object(self.name, role)
+
     def labels(self, role: str) -> dict[str, str]:
         """Return the labels that select the pods of a role."""
         return {names.LABEL_JOB: self.name, names.LABEL_ROLE: role}
+
+    def all_labels(self, role: str) -> dict[str, str]:
+        """Return the labels of the objects and pods of a role."""
+        return {
+            "app.kubernetes.io/name": "plaudit",
+            "app.kubernetes.io/component": role,
+            names.MANAGED_BY: names.FIELD_MANAGER,
+            **self.labels(role),
+        }
 
     def metadata(self, name: str, role: str, **extra_labels: str) -> Manifest:
         """Return the metadata of a child: name, labels and owner."""
         return {
             "name": name,
             "namespace": self.namespace,
-            "labels": {
-                "app.kubernetes.io/name": "plaudit",
-                "app.kubernetes.io/component": role,
-                names.MANAGED_BY: names.FIELD_MANAGER,
-                **self.labels(role),
-                **extra_labels,
-            },
+            "labels": {**self.all_labels(role), **extra_labels},
             "ownerReferences": [
                 {
                     "apiVersion": self.job.api_version,

@@ -1,11 +1,12 @@
-"""Build the job's ConfigMap, with the job file and the frozen pod templates, and the service account of its pods.
+"""Build the job's ConfigMap and its pods' service account, and give pods access to the job's files and to Redis.
 
-Give a pod access to Redis: environment variables, and a volume of Secrets and ConfigMaps that they name.
+The ConfigMap holds the job file and the frozen pod templates. Access to Redis is environment variables, and a volume of
+the Secrets and ConfigMaps that they name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,20 +17,24 @@ from plaudit_job.spec.section import SecretKey
 from plaudit_job.spec.transport import ConfigMapKey, TlsSpec
 from plaudit_operator import names
 from plaudit_operator.admission import known_to, mutable_fields, overlaid
-from plaudit_operator.children.context import JobContext, Manifest
+from plaudit_operator.children.context import JobContext, Manifest, Templates
 from plaudit_operator.runtime.kinds import CONFIG_MAP, SERVICE_ACCOUNT
 
+JOB_FOLDER = "/etc/plaudit"
+REDIS_FOLDER = "/run/plaudit/redis"
+REVISED_ROLES = ("reward", "gateway")
+"""Roles of a RewardService whose pods are replaced by a new revision."""
+MUTABLE_FIELDS = "mutable-fields.json"
+"""Key with the fields that may change, as the operator that admitted the job knew them: its images read no others."""
+_FOR_CONTROLLERS = ("suspend", "managedBy")
+_VOLUME = "redis"
+_PASSWORD, _CA, _CERTIFICATE, _KEY = "password", "ca.pem", "certificate.pem", "key.pem"
 _MOST_BYTES = 1 << 20
-
 """Data of a ConfigMap, which the API server limits."""
 
 
-def config_map(context: JobContext, templates: Mapping[str, Any]) -> Manifest:
-    """Return the ConfigMap of the resolved job, its files and the frozen pod templates.
-
-    Args:
-        templates: ``{"inputs": digest, "template": …}`` by child.
-    """
+def config_map(context: JobContext, templates: Templates) -> Manifest:
+    """Return the ConfigMap of the resolved job, its files and the frozen pod templates."""
     data = {
         "job.yaml": _job_file(context),
         "spec.json": _json(context.admitted.spec),
@@ -50,9 +55,8 @@ def revision_config(context: JobContext) -> Manifest:
 
     Each revision has one of its own, so that a pod of an earlier one that restarts finds its own scorers.
     """
-    metadata = context.metadata(
-        names.revision_config(context.name, context.revision), "job", **{names.LABEL_REVISION: context.revision}
-    )
+    name = names.revision_config(context.name, context.revision)
+    metadata = context.metadata(name, "job", **{names.LABEL_REVISION: context.revision})
     data = {"job.yaml": _job_file(context), **{f.key: f.content for f in context.files}}
     return context.manifest(CONFIG_MAP, metadata, data=data)
 
@@ -62,7 +66,7 @@ def revision_labels(context: JobContext, role: str) -> dict[str, str]:
     return {names.LABEL_REVISION: context.revision} if context.revision and role in REVISED_ROLES else {}
 
 
-def volume_source(context: JobContext, role: str) -> Manifest:
+def job_volume_source(context: JobContext, role: str) -> Manifest:
     """Return the source of the volume with ``job.yaml`` and its files in the pods of a role."""
     items = [{"key": "job.yaml", "path": "job.yaml"}, *({"key": f.key, "path": f.path} for f in context.files)]
     if not context.revision:
@@ -71,11 +75,6 @@ def volume_source(context: JobContext, role: str) -> Manifest:
         return {"name": names.revision_config(context.name, context.revision), "items": items}
     # These pods outlive revisions, and later ones may have fewer files.
     return {"name": names.job_config(context.name), "items": items, "optional": True}
-
-
-REVISED_ROLES = ("reward", "gateway")
-
-"""Roles of a RewardService whose pods are replaced by a new revision."""
 
 
 def excess(context: JobContext, config: Manifest) -> str:
@@ -104,22 +103,15 @@ def _job_file(context: JobContext) -> str:
     admitted the job, and an edit changes only mutable fields in it.
     """
     written, current = context.admitted.written, context.admitted.current
-    if "job.yaml" not in written:
-        return dump_json(_for_processes(job_data(context.job)))
-    if written["current.json"] == _json(current):
+    if "job.yaml" in written and written["current.json"] == _json(current):
         return written["job.yaml"]
-    if context.revision:
+    if "job.yaml" not in written or context.revision:
         return dump_json(_for_processes(job_data(context.job)))
     resolved = msgspec.json.decode(written["job.yaml"])
     spec = overlaid(resolved["spec"], current)
     if MUTABLE_FIELDS in written:
         spec = known_to(msgspec.json.decode(written[MUTABLE_FIELDS]), spec)
     return dump_json(_for_processes({**resolved, "spec": spec}))
-
-
-MUTABLE_FIELDS = "mutable-fields.json"
-
-"""Key with the fields that may change, as the operator that admitted the job knew them: its images read no others."""
 
 
 def _mutable_fields(context: JobContext) -> dict[str, str]:
@@ -134,12 +126,9 @@ def _for_processes(job: Manifest) -> Manifest:
     return {**job, "spec": {name: value for name, value in job["spec"].items() if name not in _FOR_CONTROLLERS}}
 
 
-_FOR_CONTROLLERS = ("suspend", "managedBy")
-
-
 def service_account(context: JobContext) -> Manifest:
     """Return the service account of the job's pods: it has no rights, and no pod mounts its token."""
-    metadata = context.metadata(names.role_object(context.name, "pods"), "pods")
+    metadata = context.metadata(context.role_object("pods"), "pods")
     if context.platform.service_account_annotations:
         metadata["annotations"] = dict(context.platform.service_account_annotations)
     return context.manifest(SERVICE_ACCOUNT, metadata, automountServiceAccountToken=False)
@@ -149,51 +138,47 @@ def _json(data: Any) -> str:
     return msgspec.json.encode(data, order="sorted").decode()
 
 
-JOB_FOLDER = "/etc/plaudit"
-
-REDIS_FOLDER = "/run/plaudit/redis"
-
-VOLUME = "redis"
-
-_PASSWORD, _CA, _CERTIFICATE, _KEY = "password", "ca.pem", "certificate.pem", "key.pem"
-
-
-def environment(context: JobContext, role: str) -> dict[str, str]:
+def redis_environment(context: JobContext, role: str) -> dict[str, str]:
     """Return the variables that ``RedisAddress.from_environment`` reads in the pods of a role."""
     transport = context.spec.transport
-    tls = transport.tls or TlsSpec()
-    values = {"PLAUDIT_REDIS_URL": context.redis_url}
-    given = {path for path, _ in _files(context, role)}
+    tls, given = transport.tls or TlsSpec(), _redis_files(context, role)
+
+    def path(file: str, of_job: str = "") -> str:
+        """Return a file's path in the pod; a relative path names one of the job's files."""
+        if file in given:
+            return f"{REDIS_FOLDER}/{file}"
+        return f"{JOB_FOLDER}/{of_job}" if of_job and not of_job.startswith("/") else of_job
+
     found = {
         "PLAUDIT_REDIS_USERNAME": transport.username if transport.url else role,
-        "PLAUDIT_REDIS_PASSWORD_FILE": _in_volume(_PASSWORD, given),
-        "PLAUDIT_REDIS_TLS_CA": _in_volume(_CA, given) or _absolute(tls.ca_file),
-        "PLAUDIT_REDIS_TLS_CERTIFICATE": _in_volume(_CERTIFICATE, given) or _absolute(tls.certificate_file),
-        "PLAUDIT_REDIS_TLS_KEY": _in_volume(_KEY, given) or _absolute(tls.key_file),
+        "PLAUDIT_REDIS_PASSWORD_FILE": path(_PASSWORD),
+        "PLAUDIT_REDIS_TLS_CA": path(_CA, tls.ca_file),
+        "PLAUDIT_REDIS_TLS_CERTIFICATE": path(_CERTIFICATE, tls.certificate_file),
+        "PLAUDIT_REDIS_TLS_KEY": path(_KEY, tls.key_file),
         "PLAUDIT_REDIS_TLS_CHECK_SERVER_NAME": "" if tls.check_server_name else "false",
     }
-    return values | {name: value for name, value in found.items() if value}
+    return {"PLAUDIT_REDIS_URL": context.redis_url} | {name: value for name, value in found.items() if value}
 
 
-def mounts(context: JobContext, role: str) -> list[Manifest]:
-    """Return the mount of the files; empty without files."""
-    return [mount()] if _files(context, role) else []
+def redis_mounts(context: JobContext, role: str) -> list[Manifest]:
+    """Return the mount of the password and certificates of a role; empty without any."""
+    return [redis_mount()] if _redis_files(context, role) else []
 
 
-def volumes(context: JobContext, role: str) -> list[Manifest]:
-    """Return the volume of the files."""
-    found = _files(context, role)
-    return [volume([_source(reference, path) for path, reference in found])] if found else []
+def redis_volumes(context: JobContext, role: str) -> list[Manifest]:
+    """Return the volume of the password and certificates of a role; empty without any."""
+    sources = [_source(reference, path) for path, reference in _redis_files(context, role).items()]
+    return [redis_volume(sources)] if sources else []
 
 
-def mount() -> Manifest:
+def redis_mount() -> Manifest:
     """Return the mount of the volume."""
-    return {"name": VOLUME, "mountPath": REDIS_FOLDER, "readOnly": True}
+    return {"name": _VOLUME, "mountPath": REDIS_FOLDER, "readOnly": True}
 
 
-def volume(sources: Sequence[Manifest]) -> Manifest:
+def redis_volume(sources: Sequence[Manifest]) -> Manifest:
     """Return a projected volume of keys of Secrets and ConfigMaps."""
-    return {"name": VOLUME, "projected": {"sources": list(sources), "defaultMode": 0o440}}
+    return {"name": _VOLUME, "projected": {"sources": list(sources), "defaultMode": 0o440}}
 
 
 def secret_source(name: str, *keys: str) -> Manifest:
@@ -201,38 +186,22 @@ def secret_source(name: str, *keys: str) -> Manifest:
     return {"secret": {"name": name, "items": [{"key": key, "path": key} for key in keys]}}
 
 
-def _files(context: JobContext, role: str) -> list[tuple[str, SecretKey | ConfigMapKey]]:
-    transport = context.spec.transport
-    if not transport.url:
-        secret = names.redis_secret(context.name, context.uid)
-        return [(_PASSWORD, SecretKey(name=secret, key=role))]
-    return list(_external(context))
-
-
-def _external(context: JobContext) -> Iterator[tuple[str, SecretKey | ConfigMapKey]]:
-    transport = context.spec.transport
-    if transport.password_secret:
-        yield _PASSWORD, transport.password_secret
-    tls = transport.tls
-    if tls is None:
-        return
-    authority = tls.ca_secret or tls.ca_config_map
-    if authority:
-        yield _CA, authority
-    if tls.certificate_secret and tls.key_secret:
-        yield _CERTIFICATE, tls.certificate_secret
-        yield _KEY, tls.key_secret
-
-
 def _source(reference: SecretKey | ConfigMapKey, path: str) -> Manifest:
     kind = "secret" if isinstance(reference, SecretKey) else "configMap"
     return {kind: {"name": reference.name, "items": [{"key": reference.key, "path": path}]}}
 
 
-def _in_volume(path: str, given: set[str]) -> str:
-    return f"{REDIS_FOLDER}/{path}" if path in given else ""
-
-
-def _absolute(file: str) -> str:
-    """Return the path in the pod; a relative path names one of the job's files."""
-    return f"{JOB_FOLDER}/{file}" if file and not file.startswith("/") else file
+def _redis_files(context: JobContext, role: str) -> dict[str, SecretKey | ConfigMapKey]:
+    """Return the keys of the password and certificates of a role by their file names."""
+    transport = context.spec.transport
+    if not transport.url:
+        return {_PASSWORD: SecretKey(name=names.redis_secret(context.name, context.uid), key=role)}
+    tls = transport.tls or TlsSpec()
+    whole = tls.certificate_secret and tls.key_secret
+    given = {
+        _PASSWORD: transport.password_secret,
+        _CA: tls.ca_secret or tls.ca_config_map,
+        _CERTIFICATE: tls.certificate_secret if whole else None,
+        _KEY: tls.key_secret if whole else None,
+    }
+    return {path: key for path, key in given.items() if key}

@@ -1,4 +1,4 @@
-"""Network policies: restrict egress of reward workers, and ingress to Redis, metrics, reward models and trainer.
+"""Restrict egress of reward workers and gateways, and ingress to Redis and to the pods of all roles.
 
 Policies cannot match host names: for an endpoint outside the cluster, its port is open to all public addresses.
 """
@@ -6,6 +6,7 @@ Policies cannot match host names: for an endpoint outside the cluster, its port 
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from plaudit_job.spec.rewards import KINDS, EgressRule
@@ -16,9 +17,13 @@ from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.roles import (
     ENVIRONMENT_ROLE,
     GATEWAY_ROLE,
+    METRICS_ROLE,
     MODEL_ROLE,
+    REWARD_ROLE,
+    ROLLOUT_ROLE,
+    TRAINER_ROLE,
     environment_labels,
-    is_served,
+    has_gateway,
     rollout_service,
 )
 from plaudit_operator.runtime.kinds import NETWORK_POLICY
@@ -30,7 +35,7 @@ _PUBLIC: list[Manifest] = [
     {"ipBlock": {"cidr": "0.0.0.0/0", "except": list(_PRIVATE)}},
     {"ipBlock": {"cidr": "::/0", "except": list(_PRIVATE_6)}},
 ]
-_ROLES_WITH_PODS = ("trainer", "rollout", "reward", "gateway", "metrics")
+_ROLES_WITH_PODS = (TRAINER_ROLE, ROLLOUT_ROLE, REWARD_ROLE, GATEWAY_ROLE, METRICS_ROLE)
 _DNS: Manifest = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
 
 
@@ -45,18 +50,31 @@ def manifests(context: JobContext) -> list[Manifest]:
         policies.append(_model(context))
     if context.spec.environments:
         policies.append(_environments(context))
-    if is_served(context):
+    if has_gateway(context):
         policies.append(_gateway(context))
     if context.spec.trains:
         policies.append(_trainer(context))
-    if context.spec.trains and rollout_service(context):
-        policies.append(_from_role(context, "rollout", "rollout", []))
+    if rollout_service(context):
+        policies.append(_ingress(context, ROLLOUT_ROLE, {"from": [_pods(context.labels(ROLLOUT_ROLE))]}))
     return policies
 
 
 def _policy(context: JobContext, role: str, spec: Manifest) -> Manifest:
-    metadata = context.metadata(names.role_object(context.name, role), role)
-    return context.manifest(NETWORK_POLICY, metadata, {"podSelector": {"matchLabels": context.labels(role)}, **spec})
+    metadata = context.metadata(context.role_object(role), role)
+    return context.manifest(NETWORK_POLICY, metadata, {**_pods(context.labels(role)), **spec})
+
+
+def _ingress(context: JobContext, role: str, *allowed: Manifest) -> Manifest:
+    return _policy(context, role, {"policyTypes": ["Ingress"], "ingress": list(allowed)})
+
+
+def _pods(labels: Mapping[str, str]) -> Manifest:
+    return {"podSelector": {"matchLabels": dict(labels)}}
+
+
+def _pods_of_roles(context: JobContext, roles: Sequence[str]) -> Manifest:
+    expression = {"key": names.LABEL_ROLE, "operator": "In", "values": list(roles)}
+    return {"podSelector": {"matchLabels": {names.LABEL_JOB: context.name}, "matchExpressions": [expression]}}
 
 
 def _reward(context: JobContext) -> Manifest:
@@ -67,23 +85,19 @@ def _reward(context: JobContext) -> Manifest:
     egress += [_to_environment(context, server) for server in context.spec.environments]
     egress += [_to_endpoint(context, url) for url in _endpoints(context)]
     egress += [_declared(rule) for rule in context.spec.reward.network_policy.egress]
-    return _policy(context, "reward", {"policyTypes": ["Ingress", "Egress"], "egress": egress})
+    return _policy(context, REWARD_ROLE, {"policyTypes": ["Ingress", "Egress"], "egress": egress})
 
 
 def _to_environment(context: JobContext, server: EnvironmentServerSpec) -> Manifest:
-    pods = {**context.labels(ENVIRONMENT_ROLE), **environment_labels(server)}
-    return {"to": [{"podSelector": {"matchLabels": pods}}], "ports": [_tcp(server.port)]}
+    pods = _pods({**context.labels(ENVIRONMENT_ROLE), **environment_labels(server)})
+    return {"to": [pods], "ports": [_tcp(server.port)]}
 
 
 def _environments(context: JobContext) -> Manifest:
     """Return the policy of environments: rollouts, reward workers and the trainer, which lists their tools."""
-    of_job = {
-        "matchLabels": {names.LABEL_JOB: context.name},
-        "matchExpressions": [{"key": names.LABEL_ROLE, "operator": "In", "values": ["rollout", "reward", "trainer"]}],
-    }
-    ports = sorted({server.port for server in context.spec.environments})
-    allowed: Manifest = {"from": [{"podSelector": of_job}], "ports": [_tcp(port) for port in ports]}
-    return _policy(context, ENVIRONMENT_ROLE, {"policyTypes": ["Ingress"], "ingress": [allowed]})
+    ports = [_tcp(port) for port in sorted({server.port for server in context.spec.environments})]
+    clients = _pods_of_roles(context, (ROLLOUT_ROLE, REWARD_ROLE, TRAINER_ROLE))
+    return _ingress(context, ENVIRONMENT_ROLE, {"from": [clients], "ports": ports})
 
 
 def _to_redis(context: JobContext) -> Manifest:
@@ -96,7 +110,7 @@ def _to_redis(context: JobContext) -> Manifest:
 
 
 def _to_role(context: JobContext, role: str, port: int) -> Manifest:
-    return {"to": [{"podSelector": {"matchLabels": context.labels(role)}}], "ports": [_tcp(port)]}
+    return {"to": [_pods(context.labels(role))], "ports": [_tcp(port)]}
 
 
 def _endpoints(context: JobContext) -> list[str]:
@@ -154,60 +168,45 @@ def _metrics(context: JobContext) -> Manifest:
     namespace = context.settings.monitoring_namespace
     peers = [_namespace(namespace), _namespace(context.settings.namespace)] if namespace else []
     allowed: Manifest = {"ports": [_tcp(names.METRICS_PORT)]} | ({"from": peers} if peers else {})
-    return _policy(context, "metrics", {"policyTypes": ["Ingress"], "ingress": [allowed]})
+    return _ingress(context, METRICS_ROLE, allowed)
 
 
 def _model(context: JobContext) -> Manifest:
     """Return the policy of reward models: reward workers ask them, and Prometheus reads their metrics."""
-    peers: list[Manifest] = [{"podSelector": {"matchLabels": context.labels("reward")}}]
+    peers = [_pods(context.labels(REWARD_ROLE))]
     if namespace := context.settings.monitoring_namespace:
         peers.append(_namespace(namespace))
-    allowed: Manifest = {"from": peers, "ports": [_tcp(names.MODEL_PORT)]}
-    return _policy(context, MODEL_ROLE, {"policyTypes": ["Ingress"], "ingress": [allowed]})
+    return _ingress(context, MODEL_ROLE, {"from": peers, "ports": [_tcp(names.MODEL_PORT)]})
 
 
 def _trainer(context: JobContext) -> Manifest:
     """Return the policy of the trainer: its own ranks, and rollouts that receive weights from them."""
     # Ranks rendezvous on one port, and then exchange gradients on ports that NCCL and Gloo choose.
-    policy, trainer = _from_role(context, "trainer", "trainer", []), context.spec.trainer
+    allowed, trainer = [{"from": [_pods(context.labels(TRAINER_ROLE))]}], context.spec.trainer
     if trainer.weights.transfer == "direct":
         last = names.WEIGHTS_PORT + min(trainer.ranks, trainer.ranks_per_pod) - 1
-        rollouts = [{"podSelector": {"matchLabels": context.labels("rollout")}}]
         ports = [{**_tcp(names.WEIGHTS_PORT), "endPort": last}]
-        policy["spec"]["ingress"].append({"from": rollouts, "ports": ports})
-    return policy
-
-
-def _from_role(context: JobContext, role: str, sender: str, ports: list[Manifest]) -> Manifest:
-    """Return the policy that admits pods of role ``sender`` to pods of ``role``, on these ports (empty: all)."""
-    allowed: Manifest = {"from": [{"podSelector": {"matchLabels": context.labels(sender)}}]}
-    return _policy(
-        context, role, {"policyTypes": ["Ingress"], "ingress": [allowed | ({"ports": ports} if ports else {})]}
-    )
+        allowed.append({"from": [_pods(context.labels(ROLLOUT_ROLE))], "ports": ports})
+    return _ingress(context, TRAINER_ROLE, *allowed)
 
 
 def _redis(context: JobContext) -> Manifest:
     roles = [role for role in users(trains=context.spec.trains) if role in _ROLES_WITH_PODS]
     if context.spec.reward.sleeping_models:
         roles.append(MODEL_ROLE)
-    of_job = {
-        "matchLabels": {names.LABEL_JOB: context.name},
-        "matchExpressions": [{"key": names.LABEL_ROLE, "operator": "In", "values": roles}],
-    }
-    peers: list[Manifest] = [{"podSelector": of_job}]
+    peers = [_pods_of_roles(context, roles)]
     if not context.spec.trains:
         peers += _clients(context)
     if context.spec.reward.workers.autoscaling:
         peers.append(_namespace(context.settings.keda_namespace))
-    allowed = {"from": peers, "ports": [_tcp(names.REDIS_PORT)]}
-    return _policy(context, transport.ROLE, {"policyTypes": ["Ingress"], "ingress": [allowed]})
+    return _ingress(context, transport.ROLE, {"from": peers, "ports": [_tcp(names.REDIS_PORT)]})
 
 
 def _gateway(context: JobContext) -> Manifest:
     """Open ingress to clients, to jobs that refer to the service, and to Prometheus; egress to Redis and a canary."""
     peers = _clients(context)
     if context.revision:
-        peers.append({"podSelector": {"matchLabels": {f"{names.LABEL_USES}/{context.name}": "true"}}})
+        peers.append(_pods({f"{names.LABEL_USES}/{context.name}": "true"}))
     ingress: list[Manifest] = [{"from": peers, "ports": [_tcp(names.GATEWAY_PORT)]}]
     if namespace := context.settings.monitoring_namespace:
         ingress.append({"from": [_namespace(namespace)], "ports": [_tcp(names.HEALTH_PORT)]})
@@ -219,7 +218,7 @@ def _gateway(context: JobContext) -> Manifest:
 
 def _clients(context: JobContext) -> list[Manifest]:
     """Return the pods that submit samples to a service, of its own namespace and of labelled ones."""
-    clients: Manifest = {"podSelector": {"matchLabels": {names.LABEL_CLIENT: context.name}}}
+    clients = _pods({names.LABEL_CLIENT: context.name})
     namespaces = {"matchLabels": {names.LABEL_CLIENT_OF: context.namespace}}
     return [clients, {"namespaceSelector": namespaces, **clients}]
 

@@ -1,21 +1,17 @@
-"""Build the pod template of each process of a job: security, folders, the job's files, the user's ``pod`` section.
+"""Build pod templates, and the Deployments, Services, disruption budgets and groups of pods.
 
-Apply ``pod.template`` to a finished pod template as a Kubernetes strategic merge patch.
+A template has the operator's security settings, folders and environment, then the platform's and the role's; the user's
+``pod`` section is applied last, and ``pod.template`` as a strategic merge patch on top of it.
 
-Place the pods of a role in one domain of the network: by Kueue in a queue, else by affinity among the pods.
-
-Schedule trainer, rollouts, reward models and Redis all or nothing, as a PodGroup of Kubernetes or of Kueue.
-
-These are all pods of a job that may hold GPUs. Both groups have the name of the run, so that pods of an earlier job of
-the same name never count. Reward workers and metrics belong to neither group: reward workers start once the group is
-scheduled (``operator/policies.py``).
-
-Build the Deployments, Services and disruption budgets of a job.
+Jobs with ``scheduling.gang`` or ``scheduling.queueName`` start trainer, rollouts, reward models and Redis all or
+nothing: as a PodGroup of Kubernetes, or of Kueue. These are all pods of a job that may hold GPUs. Both groups have the
+name of the run, so that pods of an earlier job of the same name never count. Reward workers and metrics belong to
+neither: reward workers start once the group is scheduled (``policies.awaited``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,133 +19,17 @@ from plaudit_job.spec.pod import PodSpec, TopologySpec
 from plaudit_job.spec.section import SecretKey
 from plaudit_operator import names
 from plaudit_operator.children import job_config
-from plaudit_operator.children.context import JobContext, Manifest
+from plaudit_operator.children.context import Frozen, JobContext, Manifest, Templates
 from plaudit_operator.runtime.kinds import DEPLOYMENT, PDB, POD_GROUP, SERVICE
 
-_MERGE_KEYS = {
-    "containers": "name",
-    "initContainers": "name",
-    "volumes": "name",
-    "env": "name",
-    "imagePullSecrets": "name",
-    "ports": "containerPort",
-    "volumeMounts": "mountPath",
-    "hostAliases": "ip",
-    "topologySpreadConstraints": "topologyKey",
-}
-
-"""The ``patchMergeKey`` of the lists of a pod; all other lists are replaced as a whole."""
-
-
-def strategic_merge(base: Any, patch: Any, field: str = "") -> Any:
-    """Return ``base`` with ``patch`` applied; a null removes a field."""
-    if isinstance(base, Mapping) and isinstance(patch, Mapping):
-        merged = {**base}
-        for key, value in patch.items():
-            if value is None:
-                merged.pop(key, None)
-            else:
-                merged[key] = strategic_merge(base[key], value, key) if key in base else value
-        return merged
-    key = _MERGE_KEYS.get(field)
-    if key and isinstance(base, list) and isinstance(patch, list):
-        patches = {item.get(key): item for item in patch}
-        pairs = [(item, patches.pop(item.get(key), None)) for item in base]
-        kept = [item if change is None else strategic_merge(item, change) for item, change in pairs]
-        return kept + list(patches.values())
-    return patch
-
-
-_WEIGHT = 100
-
-
-def in_one_domain(context: JobContext, role: str, topology: TopologySpec) -> Manifest:
-    """Return the fields of a pod template that keep the pods of a role together; empty if none is asked for."""
-    asked = {"required": topology.required, "preferred": topology.preferred}
-    given = {kind: label for kind, label in asked.items() if label}
-    if not given:
-        return {}
-    if context.spec.scheduling.queue_name:
-        return {"metadata": {"annotations": {f"{names.KUEUE_TOPOLOGY}-{kind}-topology": given[kind] for kind in given}}}
-    pods = {"labelSelector": {"matchLabels": {**context.labels(role), names.LABEL_RUN: context.run}}}
-    affinity: Manifest = {}
-    if topology.required:
-        term = {**pods, "topologyKey": topology.required}
-        affinity["requiredDuringSchedulingIgnoredDuringExecution"] = [term]
-    if topology.preferred:
-        wish = {"weight": _WEIGHT, "podAffinityTerm": {**pods, "topologyKey": topology.preferred}}
-        affinity["preferredDuringSchedulingIgnoredDuringExecution"] = [wish]
-    return {"spec": {"affinity": {"podAffinity": affinity}}}
-
-
-_ROLES = ("trainer", "rollout", "model", "redis")
-
-
-def _pods(context: JobContext) -> dict[str, int]:
-    """Return the number of pods of each member of the group, by child."""
-    spec = context.spec
-    models = {f"model/{scorer.name}": scorer.served.replicas for scorer in spec.reward.scorers if scorer.served}
-    redis = {} if spec.transport.url else {"redis": 1}
-    groups = spec.rollout.by_group.items()
-    rollouts = {
-        f"rollout/{name}" if name else "rollout": each.replicas * each.pods_per_replica for name, each in groups
-    }
-    return {"trainer": spec.trainer.pods, **rollouts, **models, **redis}
-
-
-def is_member(template: Manifest) -> bool:
-    """Return True if the pods of a frozen template belong to the job's group."""
-    return "schedulingGroup" in template["spec"] or names.KUEUE_GROUP in template["metadata"]["labels"]
-
-
-def pod_groups(context: JobContext, templates: Mapping[str, Any]) -> list[Manifest]:
-    """Return the PodGroup of a gang (KEP-4671). Its count is immutable, and so are replicas of rollouts.
-
-    The trainer's next attempt and the replacement of a rollout join it again: running pods count.
-    """
-    if context.spec.scheduling.gang == "none":
-        return []
-    # Of the templates as frozen: the operator that froze them may have left other roles outside.
-    count = sum(pods for child, pods in _pods(context).items() if is_member(templates[child]["template"]))
-    spec = {"schedulingPolicy": {"gang": {"minCount": count}}}
-    return [context.manifest(POD_GROUP, context.metadata(context.run, "gang"), spec)]
-
-
-def joined(context: JobContext, role: str) -> Manifest:
-    """Return the fields by which a pod template joins the job's group; empty for roles outside it."""
-    scheduling = context.spec.scheduling
-    if role not in _ROLES or not scheduling.whole:
-        return {}
-    if scheduling.gang == "native":
-        return {"spec": {"schedulingGroup": {"podGroupName": context.run}}}
-    # Kueue's webhook would set this gate too. Without Kueue in the cluster, it keeps the job from bypassing its queue.
-    return {
-        "metadata": {
-            "labels": {
-                names.KUEUE_QUEUE: scheduling.queue_name,
-                names.KUEUE_MANAGED: "true",
-                names.KUEUE_GROUP: context.run,
-            },
-            "annotations": {
-                names.KUEUE_COUNT: str(sum(_pods(context).values())),
-                names.KUEUE_PARENT: f"{names.GROUP}/rljob",
-                names.KUEUE_SERVING: "true",
-            },
-        },
-        "spec": {"schedulingGates": [{"name": names.KUEUE_GATE}]},
-    }
-
-
 HOME = "/home/plaudit"
-
 SECRETS_FOLDER = "/run/plaudit/secrets"
-
-_LOST_NODE_TOLERATED_S = 30
-
+_LOST_NODE_TOLERATIONS = [
+    {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
+    for taint in ("not-ready", "unreachable")
+]
 _STARTS_WITHIN_S = 300
-
 """No process is killed before its first successful probe: on a busy node imports alone take a minute."""
-
 _READ_ONLY = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 _PREPARE = """\
@@ -173,7 +53,6 @@ if "PLAUDIT_SCORING_VERSION" in os.environ:
     for scorer, urls in json.loads(os.environ.get("PLAUDIT_MODEL_SERVERS", "{}")).items():
         wait_for(f"the model of {scorer}", urlsplit(urls[0]), 80)
 """
-
 """Create the run's folder and wait for Redis: a process without Redis exits, and a trainer's exit counts as a failure.
 
 Reward workers of a RewardService also wait for their models: until they are ready, those of the last revision go on.
@@ -215,13 +94,13 @@ def pod_template(context: JobContext, process: RolePod) -> Manifest:
     """Return the finished template, with the user's ``pod`` section applied."""
     pod, platform = process.pod, context.platform
     spec: Manifest = {
-        "serviceAccountName": pod.service_account_name or names.role_object(context.name, "pods"),
+        "serviceAccountName": pod.service_account_name or context.role_object("pods"),
         "automountServiceAccountToken": bool(pod.service_account_name),
         "enableServiceLinks": False,
         "restartPolicy": process.restart_policy,
         "terminationGracePeriodSeconds": process.grace_s,
         "securityContext": _security(context),
-        "tolerations": [*_lost_node_tolerations(), *platform.tolerations, *pod.tolerations],
+        "tolerations": [*_LOST_NODE_TOLERATIONS, *platform.tolerations, *pod.tolerations],
         "containers": [_container(context, process)],
         "volumes": _volumes(context, process),
         **process.pod_fields,
@@ -240,10 +119,7 @@ def pod_template(context: JobContext, process: RolePod) -> Manifest:
         spec["nodeSelector"] = selector
     labels = {
         **platform.labels,
-        "app.kubernetes.io/name": "plaudit",
-        "app.kubernetes.io/component": process.role,
-        names.MANAGED_BY: names.FIELD_MANAGER,
-        **context.labels(process.role),
+        **context.all_labels(process.role),
         names.LABEL_RUN: context.run,
         **job_config.revision_labels(context, process.role),
         **process.labels,
@@ -253,36 +129,32 @@ def pod_template(context: JobContext, process: RolePod) -> Manifest:
         metadata["annotations"] = dict(platform.annotations)
     template: Manifest = {"metadata": metadata, "spec": spec}
     affinity = {"spec": {"affinity": pod.affinity}} if pod.affinity else {}
-    together = in_one_domain(context, process.role, pod.topology)
-    for layer in (together, affinity, joined(context, process.role), pod.template):
+    together = _in_one_domain(context, process.role, pod.topology)
+    for layer in (together, affinity, _group_membership(context, process.role), pod.template):
         template = strategic_merge(template, layer)
     return template
 
 
 def _container(context: JobContext, process: RolePod) -> Manifest:
     container: Manifest = {
+        **small_container(context),
         "name": process.role,
         "image": process.pod.image or process.image,
         "command": process.command,
         "env": _environment(context, process),
         "resources": _resources(process, context.platform.gpu_resource),
-        "securityContext": _READ_ONLY,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(context, process),
     }
     if process.pod.env_from:
         container["envFrom"] = process.pod.env_from
-    if context.settings.images.pull_policy:
-        container["imagePullPolicy"] = context.settings.images.pull_policy
     if process.ports:
         container["ports"] = [{"name": name, "containerPort": port} for name, port in process.ports.items()]
     if process.probe:
         container["readinessProbe"] = {**process.probe, "periodSeconds": 3, "timeoutSeconds": 3, "failureThreshold": 3}
     if process.liveness:
-        container["livenessProbe"] = {**process.liveness, "periodSeconds": 10, "timeoutSeconds": 5}
-        container["livenessProbe"]["failureThreshold"] = 6
-        container["startupProbe"] = {**process.liveness, "periodSeconds": 2, "timeoutSeconds": 5}
-        container["startupProbe"]["failureThreshold"] = _STARTS_WITHIN_S // 2
+        live = {**process.liveness, "timeoutSeconds": 5}
+        container["livenessProbe"] = {**live, "periodSeconds": 10, "failureThreshold": 6}
+        container["startupProbe"] = {**live, "periodSeconds": 2, "failureThreshold": _STARTS_WITHIN_S // 2}
     return container
 
 
@@ -290,7 +162,8 @@ def _prepare(context: JobContext, process: RolePod) -> Manifest:
     container = _container(context, process)
     for name in ("ports", "readinessProbe", "livenessProbe", "startupProbe", "envFrom"):
         container.pop(name, None)
-    return container | small_container(context) | {"name": "prepare", "command": ["python3", "-c", _PREPARE]}
+    container["resources"] = small_container(context)["resources"]
+    return container | {"name": "prepare", "command": ["python3", "-c", _PREPARE]}
 
 
 def small_container(context: JobContext) -> Manifest:
@@ -326,7 +199,7 @@ def _environment(context: JobContext, process: RolePod) -> list[Manifest]:
             "PLAUDIT_RUN": context.run,
             "PLAUDIT_RUN_FOLDER": context.run_folder,
             "PLAUDIT_SECRETS_FOLDER": SECRETS_FOLDER,
-            **job_config.environment(context, process.role),
+            **job_config.redis_environment(context, process.role),
         }
     if process.gpus and not process.pod.uses_gpus(context.platform.gpu_resource):
         values["NVIDIA_VISIBLE_DEVICES"] = "void"  # else NVIDIA's runtime shows a container without a limit all GPUs
@@ -372,12 +245,9 @@ def _mounts(context: JobContext, process: RolePod) -> list[Manifest]:
         mounts += [
             {"name": "job", "mountPath": job_config.JOB_FOLDER, "readOnly": True},
             {"name": "run", "mountPath": context.spec.storage.mount_path},
-            *job_config.mounts(context, process.role),
+            *job_config.redis_mounts(context, process.role),
         ]
-    mounts += [
-        {"name": _secret_volume(i), "mountPath": folder, "readOnly": True}
-        for i, (folder, _, _) in enumerate(_secret_files(process))
-    ]
+    mounts += [mount for _, mount in _secret_volumes(process)]
     for mount in process.pod.volume_mounts:
         written: Manifest = {"name": mount.name, "mountPath": mount.mount_path, "readOnly": mount.read_only}
         mounts.append(written | ({"subPath": mount.sub_path} if mount.sub_path else {}))
@@ -385,9 +255,7 @@ def _mounts(context: JobContext, process: RolePod) -> list[Manifest]:
 
 
 def _volumes(context: JobContext, process: RolePod) -> list[Manifest]:
-    shm: Manifest = {"medium": "Memory"}
-    if process.pod.shm_size:
-        shm["sizeLimit"] = process.pod.shm_size
+    shm = {"medium": "Memory"} | ({"sizeLimit": process.pod.shm_size} if process.pod.shm_size else {})
     volumes: list[Manifest] = [
         {"name": "tmp", "emptyDir": {}},
         {"name": "home", "emptyDir": {}},
@@ -395,33 +263,25 @@ def _volumes(context: JobContext, process: RolePod) -> list[Manifest]:
         *process.extra_volumes,
     ]
     if process.joins_run:
-        volumes.append({"name": "job", "configMap": job_config.volume_source(context, process.role)})
+        volumes.append({"name": "job", "configMap": job_config.job_volume_source(context, process.role)})
         claim = context.spec.storage.claim_name
-        volumes.append({"name": "run", **({"persistentVolumeClaim": {"claimName": claim}} if claim else _EMPTY)})
-    for i, (_, secret, keys) in enumerate(_secret_files(process)):
-        source = {"secretName": secret, "items": keys, "defaultMode": 0o440}
-        volumes.append({"name": _secret_volume(i), "secret": source})
+        source: Manifest = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
+        volumes.append({"name": "run", **source})
+    volumes += [volume for volume, _ in _secret_volumes(process)]
     if process.joins_run:
-        volumes += job_config.volumes(context, process.role)
+        volumes += job_config.redis_volumes(context, process.role)
     return [*volumes, *process.pod.volumes]
 
 
-_EMPTY: Manifest = {"emptyDir": {}}
-
-
-def _secret_volume(index: int) -> str:
-    return f"secret-{index}"
-
-
-def _secret_files(process: RolePod) -> list[tuple[str, str, list[Manifest]]]:
-    """Return folder, Secret and items of each Secret that the process reads."""
-    found: dict[str, list[Manifest]] = {}
+def _secret_volumes(process: RolePod) -> Iterator[tuple[Manifest, Manifest]]:
+    """Yield volume and mount of each Secret that the process reads."""
+    found: dict[str, dict[str, Manifest]] = {}
     for secret in process.secrets:
-        items = found.setdefault(secret.name, [])
-        item = {"key": secret.key, "path": secret.key}
-        if item not in items:
-            items.append(item)
-    return [(f"{SECRETS_FOLDER}/{name}", name, items) for name, items in found.items()]
+        found.setdefault(secret.name, {})[secret.key] = {"key": secret.key, "path": secret.key}
+    for i, (name, items) in enumerate(found.items()):
+        source = {"secretName": name, "items": list(items.values()), "defaultMode": 0o440}
+        mount = {"name": f"secret-{i}", "mountPath": f"{SECRETS_FOLDER}/{name}", "readOnly": True}
+        yield {"name": f"secret-{i}", "secret": source}, mount
 
 
 def _security(context: JobContext) -> Manifest:
@@ -434,16 +294,114 @@ def _security(context: JobContext) -> Manifest:
     return security | ({"runAsUser": user, "runAsGroup": user, "fsGroup": user} if user else {})
 
 
-def _lost_node_tolerations() -> list[Manifest]:
-    return [
-        {
-            "key": f"node.kubernetes.io/{taint}",
-            "operator": "Exists",
-            "effect": "NoExecute",
-            "tolerationSeconds": _LOST_NODE_TOLERATED_S,
-        }
-        for taint in ("not-ready", "unreachable")
-    ]
+_MERGE_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "imagePullSecrets": "name",
+    "ports": "containerPort",
+    "volumeMounts": "mountPath",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+}
+"""The ``patchMergeKey`` of the lists of a pod; all other lists are replaced as a whole."""
+
+
+def strategic_merge(base: Any, patch: Any, field: str = "") -> Any:
+    """Return ``base`` with ``patch`` applied; a null removes a field."""
+    if isinstance(base, Mapping) and isinstance(patch, Mapping):
+        merged = {**base}
+        for key, value in patch.items():
+            if value is None:
+                merged.pop(key, None)
+            else:
+                merged[key] = strategic_merge(base[key], value, key) if key in base else value
+        return merged
+    key = _MERGE_KEYS.get(field)
+    if key and isinstance(base, list) and isinstance(patch, list):
+        patches = {item.get(key): item for item in patch}
+        pairs = [(item, patches.pop(item.get(key), None)) for item in base]
+        kept = [item if change is None else strategic_merge(item, change) for item, change in pairs]
+        return kept + list(patches.values())
+    return patch
+
+
+def _in_one_domain(context: JobContext, role: str, topology: TopologySpec) -> Manifest:
+    """Return the fields of a pod template that keep the pods of a role together; empty if none is asked for."""
+    asked = {"required": topology.required, "preferred": topology.preferred}
+    given = {kind: label for kind, label in asked.items() if label}
+    if not given:
+        return {}
+    if context.spec.scheduling.queue_name:
+        return {"metadata": {"annotations": {f"{names.KUEUE_TOPOLOGY}-{kind}-topology": given[kind] for kind in given}}}
+    pods = {"labelSelector": {"matchLabels": {**context.labels(role), names.LABEL_RUN: context.run}}}
+    affinity: Manifest = {}
+    if topology.required:
+        term = {**pods, "topologyKey": topology.required}
+        affinity["requiredDuringSchedulingIgnoredDuringExecution"] = [term]
+    if topology.preferred:
+        wish = {"weight": 100, "podAffinityTerm": {**pods, "topologyKey": topology.preferred}}
+        affinity["preferredDuringSchedulingIgnoredDuringExecution"] = [wish]
+    return {"spec": {"affinity": {"podAffinity": affinity}}}
+
+
+_GROUPED_ROLES = ("trainer", "rollout", "model", "redis")
+
+
+def _group_sizes(context: JobContext) -> dict[str, int]:
+    """Return the number of pods of each member of the group, by child."""
+    spec = context.spec
+    models = {f"model/{scorer.name}": scorer.served.replicas for scorer in spec.reward.scorers if scorer.served}
+    redis = {} if spec.transport.url else {"redis": 1}
+    groups = spec.rollout.by_group.items()
+    rollouts = {
+        f"rollout/{name}" if name else "rollout": each.replicas * each.pods_per_replica for name, each in groups
+    }
+    return {"trainer": spec.trainer.pods, **rollouts, **models, **redis}
+
+
+def is_member(template: Manifest) -> bool:
+    """Return True if the pods of a frozen template belong to the job's group."""
+    return "schedulingGroup" in template["spec"] or names.KUEUE_GROUP in template["metadata"]["labels"]
+
+
+def pod_groups(context: JobContext, templates: Templates) -> list[Manifest]:
+    """Return the PodGroup of a gang (KEP-4671). Its count is immutable, and so are replicas of rollouts.
+
+    The trainer's next attempt and the replacement of a rollout join it again: running pods count.
+    """
+    if context.spec.scheduling.gang == "none":
+        return []
+    # Of the templates as frozen: the operator that froze them may have left other roles outside.
+    count = sum(pods for child, pods in _group_sizes(context).items() if is_member(templates[child]["template"]))
+    spec = {"schedulingPolicy": {"gang": {"minCount": count}}}
+    return [context.manifest(POD_GROUP, context.metadata(context.run, "gang"), spec)]
+
+
+def _group_membership(context: JobContext, role: str) -> Manifest:
+    """Return the fields by which a pod template joins the job's group; empty for roles outside it."""
+    scheduling = context.spec.scheduling
+    if role not in _GROUPED_ROLES or not scheduling.whole:
+        return {}
+    if scheduling.gang == "native":
+        return {"spec": {"schedulingGroup": {"podGroupName": context.run}}}
+    # Kueue's webhook would set this gate too. Without Kueue in the cluster, it keeps the job from bypassing its queue.
+    return {
+        "metadata": {
+            "labels": {
+                names.KUEUE_QUEUE: scheduling.queue_name,
+                names.KUEUE_MANAGED: "true",
+                names.KUEUE_GROUP: context.run,
+            },
+            "annotations": {
+                names.KUEUE_COUNT: str(sum(_group_sizes(context).values())),
+                names.KUEUE_PARENT: f"{names.GROUP}/rljob",
+                names.KUEUE_SERVING: "true",
+            },
+        },
+        "spec": {"schedulingGates": [{"name": names.KUEUE_GATE}]},
+    }
 
 
 def http_probe(path: str, port: str) -> Manifest:
@@ -452,28 +410,19 @@ def http_probe(path: str, port: str) -> Manifest:
 
 
 def deployment(
-    context: JobContext,
-    name: str,
-    role: str,
-    template: Manifest,
-    inputs: str,
-    strategy: Manifest,
-    **labels: str,
+    context: JobContext, name: str, role: str, frozen: Frozen, strategy: Manifest, **labels: str
 ) -> Manifest:
     """Return a Deployment without ``replicas``, which are set at creation and then through the scale subresource.
 
-    Args:
-        template: frozen pod template.
-        inputs: digest of the part of the spec that the template is rendered from.
-        **labels: separate its pods from others of the role.
+    The labels separate its pods from others of the role.
     """
     metadata = context.metadata(name, role, **labels)
-    metadata["annotations"] = {names.INPUTS: inputs}
+    metadata["annotations"] = {names.INPUTS: frozen["inputs"]}
     spec = {
         "selector": {"matchLabels": {**context.labels(role), **labels}},
         "revisionHistoryLimit": 2,
         "strategy": strategy,
-        "template": template,
+        "template": frozen["template"],
     }
     return context.manifest(DEPLOYMENT, metadata, spec)
 
@@ -497,5 +446,5 @@ def disruption_budget(context: JobContext, role: str) -> Manifest:
     Only for Deployments of two or more replicas: with one, it would block a drain.
     """
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": context.labels(role)}}
-    name = names.role_object(context.name, role)
+    name = context.role_object(role)
     return context.manifest(PDB, context.metadata(name, role), spec)

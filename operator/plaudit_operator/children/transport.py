@@ -5,22 +5,21 @@ from __future__ import annotations
 import secrets
 
 from plaudit_operator import names
-from plaudit_operator.children.context import JobContext, Manifest
-from plaudit_operator.children.job_config import REDIS_FOLDER, mount, secret_source, volume
+from plaudit_operator.children.context import Frozen, JobContext, Manifest
+from plaudit_operator.children.job_config import REDIS_FOLDER, redis_mount, redis_volume, secret_source
 from plaudit_operator.children.pod import RolePod, pod_template, service, small_container
 from plaudit_operator.runtime.kinds import SECRET, STATEFUL_SET
 from plaudit_wire.redis_access import ADMIN, PROBE, acl_file, users
 
 ROLE = "redis"
-
 USERS_FILE = "users.acl"
 """Key of the Secret with the ACL file, which holds digests of the passwords.
 
 Redis's own pod reads this key and the passwords of ``probe`` and ``admin``; no other pod has the last."""
 KEDA_USERNAME = "keda-username"
 """Key of the Secret with the name of KEDA's user: a TriggerAuthentication reads it only from a Secret."""
-
 _FUNCTIONS = "/functions"
+_FOLDER: Manifest = {"name": "functions", "mountPath": _FUNCTIONS}
 _START = f"""\
 set -eu
 printf '%s\\n' "$REDIS_CONFIGURATION" > /tmp/redis.conf
@@ -32,7 +31,6 @@ load() {{
 exec redis-server /tmp/redis.conf
 """
 """Redis loads the functions of the run whenever it starts, because its data may be lost or older than they are."""
-
 _PING = f'REDISCLI_AUTH="$(cat {REDIS_FOLDER}/{PROBE})" redis-cli --user {PROBE} ping | grep -q PONG'
 
 
@@ -56,17 +54,14 @@ def template(context: JobContext) -> Manifest:
         probe={"exec": {"command": ["sh", "-c", _PING]}},
         grace_s=30,
         joins_run=False,
-        extra_mounts=({"name": "data", "mountPath": "/data"}, {**_FOLDER, "readOnly": True}, mount()),
+        extra_mounts=({"name": "data", "mountPath": "/data"}, {**_FOLDER, "readOnly": True}, redis_mount()),
         extra_volumes=(
-            volume([secret_source(names.redis_secret(context.name, context.uid), USERS_FILE, PROBE, ADMIN)]),
+            redis_volume([secret_source(names.redis_secret(context.name, context.uid), USERS_FILE, PROBE, ADMIN)]),
             {"name": _FOLDER["name"], "emptyDir": {}},
         ),
         init_containers=(_write_functions(context),),
     )
     return pod_template(context, process)
-
-
-_FOLDER: Manifest = {"name": "functions", "mountPath": _FUNCTIONS}
 
 
 def _write_functions(context: JobContext) -> Manifest:
@@ -96,32 +91,29 @@ def _configuration(context: JobContext) -> str:
     return "\n".join(lines)
 
 
-def manifests(context: JobContext, template_: Manifest, inputs: str, *, rests: bool = False) -> list[Manifest]:
+def manifests(context: JobContext, frozen: Frozen, *, rests: bool) -> list[Manifest]:
     """Return the StatefulSet and Service; a suspended one has no pod and keeps its volume."""
-    name = names.role_object(context.name, ROLE)
+    name = context.role_object(ROLE)
     reached = service(context, name, ROLE, {"redis": names.REDIS_PORT})
     # A probe that times out on a busy node must not cut off every process of the job: there is no other Redis.
     reached["spec"]["publishNotReadyAddresses"] = True
-    return [_stateful_set(context, name, template_, inputs, replicas=0 if rests else 1), reached]
+    return [_stateful_set(context, name, frozen, replicas=0 if rests else 1), reached]
 
 
-def _stateful_set(context: JobContext, name: str, template_: Manifest, inputs: str, *, replicas: int) -> Manifest:
+def _stateful_set(context: JobContext, name: str, frozen: Frozen, *, replicas: int) -> Manifest:
     transport = context.spec.transport.managed
-    claim: Manifest = {
-        "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": transport.storage}},
-    }
+    claim: Manifest = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": transport.storage}}}
     if transport.storage_class_name:
         claim["storageClassName"] = transport.storage_class_name
     metadata = context.metadata(name, ROLE)
-    metadata["annotations"] = {names.INPUTS: inputs}
+    metadata["annotations"] = {names.INPUTS: frozen["inputs"]}
     spec = {
         "serviceName": name,
         "replicas": replicas,
         "podManagementPolicy": "Parallel",
         "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
         "selector": {"matchLabels": context.labels(ROLE)},
-        "template": template_,
+        "template": frozen["template"],
         "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim}],
     }
     return context.manifest(STATEFUL_SET, metadata, spec)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
-from plaudit_operator.actions import Action, Apply, Create, Delete, EmitEvent, Patch, Scale
+from plaudit_operator.actions import Action, Apply, Create, Delete, Patch, Scale
 from plaudit_operator.names import DELETION_COST, LABEL_JOB
 from plaudit_operator.observed import NO_SUCH_KIND, Observed, labels, owner_uid
 from plaudit_operator.runtime.kinds import POD, kind_of
@@ -39,7 +38,7 @@ def carry_out(kube: ApiServer, pool: Executor, observed: Observed, actions: list
     """Carry out actions. A failure does not stop the others, unless it is of an action with ``first``."""
     outcome = ApplyResults()
     first = [action for action in actions if isinstance(action, Create | Apply) and action.first]
-    rest = [action for action in actions if action not in first and not isinstance(action, EmitEvent)]
+    rest = [action for action in actions if action not in first]
     for urgent in first:
         _note(outcome, urgent, _try(kube, observed, urgent))
     if outcome.refusals or outcome.failures:
@@ -54,17 +53,13 @@ def _note(outcome: ApplyResults, action: Action, error: KubeError | None) -> Non
     outcome.calls += 1
     if error is None:
         return
-    created = isinstance(action, Create)
-    if isinstance(error, InvalidError | AlreadyExistsError) or (created and isinstance(error, NotFoundError)):
-        outcome.refusals[_key(action)] = _refusal(action, error)
+    key = _key(action)
+    if isinstance(error, InvalidError | AlreadyExistsError):
+        outcome.refusals[key] = str(error)
+    elif isinstance(action, Create) and isinstance(error, NotFoundError):
+        outcome.refusals[key] = f"{NO_SUCH_KIND} {key[0]}: {error}"
     else:
         outcome.failures.append(error)
-
-
-def _refusal(action: Action, error: KubeError) -> str:
-    if isinstance(error, NotFoundError):
-        return f"{NO_SUCH_KIND} {_key(action)[0]}: {error}"
-    return str(error)
 
 
 def _key(action: Action) -> ChildKey:
@@ -73,13 +68,24 @@ def _key(action: Action) -> ChildKey:
             return action.manifest["kind"], action.manifest["metadata"]["name"]
         case Patch() | Scale() | Delete():
             return action.kind, action.name
-        case EmitEvent():
-            return "Event", action.reason
 
 
 def _try(kube: ApiServer, observed: Observed, action: Action) -> KubeError | None:
+    namespace = observed.namespace
     try:
-        _CALLS[type(action)](kube, observed, action)
+        match action:
+            case Create():
+                _create(kube, observed, action)
+            case Apply():
+                kube.apply(action.manifest)
+            case Patch():
+                kube.patch(kind_of(action.kind), namespace, action.name, action.body)
+            case Scale():
+                for pod, cost in action.deletion_costs.items():
+                    _set_deletion_cost(kube, observed, pod, cost)
+                kube.scale(kind_of(action.kind), namespace, action.name, action.replicas)
+            case Delete():
+                kube.delete(kind_of(action.kind), namespace, action.name, action.uid, action.grace_s)
     except KubeError as error:
         return error
     return None
@@ -113,20 +119,6 @@ def _expect_own(kube: ApiServer, observed: Observed, manifest: dict[str, Any]) -
     )
 
 
-def _apply(kube: ApiServer, _: Observed, action: Apply) -> None:
-    kube.apply(action.manifest)
-
-
-def _patch(kube: ApiServer, observed: Observed, action: Patch) -> None:
-    kube.patch(kind_of(action.kind), observed.namespace, action.name, action.body)
-
-
-def _scale(kube: ApiServer, observed: Observed, action: Scale) -> None:
-    for pod, cost in action.deletion_costs.items():
-        _set_deletion_cost(kube, observed, pod, cost)
-    kube.scale(kind_of(action.kind), observed.namespace, action.name, action.replicas)
-
-
 def _set_deletion_cost(kube: ApiServer, observed: Observed, pod: str, cost: int) -> None:
     """Write the cost of a pod; without it, the scaling costs more work than necessary but is still right."""
     try:
@@ -135,16 +127,3 @@ def _set_deletion_cost(kube: ApiServer, observed: Observed, pod: str, cost: int)
         return
     except KubeError as error:
         logger.warning("deletion cost not written", namespace=observed.namespace, pod=pod, error=str(error))
-
-
-def _delete(kube: ApiServer, observed: Observed, action: Delete) -> None:
-    kube.delete(kind_of(action.kind), observed.namespace, action.name, action.uid, action.grace_s)
-
-
-_CALLS: dict[type[Any], Callable[[ApiServer, Observed, Any], None]] = {
-    Create: _create,
-    Apply: _apply,
-    Patch: _patch,
-    Scale: _scale,
-    Delete: _delete,
-}

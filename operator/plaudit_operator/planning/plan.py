@@ -1,11 +1,6 @@
 """Plan the next actions for a job: a pure function of the observed objects and the time.
 
 Equal observations give equal plans, and a cluster that already is as planned gives an empty one.
-
-Detect drift: an object has drifted if it does not contain its manifest.
-
-Fields that the API server adds (defaults, status) do not count. Quantities and empty values in another notation are
-equal.
 """
 
 from __future__ import annotations
@@ -15,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from plaudit_job.spec.pod import quantity
-from plaudit_operator import attempts, names
+from plaudit_operator import attempts
 from plaudit_operator.actions import (
     Action,
     Apply,
@@ -23,13 +18,14 @@ from plaudit_operator.actions import (
     Delete,
     Plan,
     cleanup_actions,
+    earliest,
     lost_pods,
     outliving_trainer,
     scale_actions,
     suspend_job,
 )
 from plaudit_operator.admission import RefusedJob
-from plaudit_operator.attempts import TrainerAttempt, decide, exhausted, present_attempt
+from plaudit_operator.attempts import TrainerAttempt, decide_replicas, exhausted, present_attempt
 from plaudit_operator.children import transport
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.roles import (
@@ -43,28 +39,206 @@ from plaudit_operator.children.roles import (
 from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import Observed, attempt_of, owner_uid
 from plaudit_operator.planning.rendering import Rendering, rendering
-from plaudit_operator.policies import is_in_use, is_managed_elsewhere, next_deadline, time_left_s
+from plaudit_operator.pod_state import is_leaving
+from plaudit_operator.policies import Deadline, is_in_use, is_managed_elsewhere, next_deadline, time_left_s
 from plaudit_operator.runtime.kinds import CHILDREN
 from plaudit_operator.settings import OperatorSettings
 from plaudit_operator.status.roles import RoleState, role_states
 from plaudit_operator.status.status import JobEnd, ended_status, refused_status, status
 
+PROGRESS_EVERY_S = 10.0
+_LOOK_FOR_OTHERS_EVERY_S = 15.0
+_LACKS_OTHERS = (Reason.FILES_MISSING, Reason.FILES_INVALID, Reason.SERVICE_MISSING)
+"""Reasons that pass when another object is created or changed, which the operator does not watch for this job."""
+_AFTER_A_COUNT_S = 1.0
+"""The watch usually reports the written status sooner."""
+_GRACE_OF_A_BROKEN_RANK_S = 10
+"""Ranks of a broken group hang in a collective and have nothing to save."""
 _QUANTITY_MAPS = ("requests", "limits", "hard")
-
 _EMPTY: tuple[Any, ...] = (None, "", [], {}, 0, False)
-
 _KEYS = ("name", "containerPort", "mountPath", "uid", "key")
-
 """Keys that identify items of a list; the first one that all items have applies."""
 
 
-def differs(wanted: Any, observed: Any, field: str = "") -> bool:
-    """Return True if ``observed`` lacks a part of ``wanted``.
+def plan(observed: Observed, settings: OperatorSettings, now: float) -> Plan:
+    """Return the plan for a job; ``now`` is in seconds since the epoch."""
+    if is_leaving(observed.job) or is_managed_elsewhere(observed):
+        return Plan(dict(observed.status))  # garbage collection deletes the children
+    if observed.ended:
+        return _after_the_end(observed, now)
+    rendered = rendering(observed, settings)
+    if isinstance(rendered, RefusedJob):
+        wait = _LOOK_FOR_OTHERS_EVERY_S if rendered.reason in _LACKS_OTHERS else None
+        return Plan(refused_status(observed, rendered, now), requeue_after_s=wait)
+    return _alive(rendered, observed, now)
 
-    Args:
-        wanted: the manifest, or a part of it.
-        observed: the same part of the object in the API server.
-        field: name of the field that both are values of.
+
+def _after_the_end(observed: Observed, now: float) -> Plan:
+    """Return the plan of an ended job: it creates nothing."""
+    left = time_left_s(observed, now)
+    return Plan(
+        dict(observed.status),
+        actions=cleanup_actions(observed),
+        requeue_after_s=left if left and left > 0 else None,
+        delete_job=left is not None and left <= 0,
+    )
+
+
+def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
+    context, suspended = rendered.context, rendered.suspended
+    spec = context.spec
+    attempt = present_attempt(observed, spec.lifecycle.failure_policy.rules) if spec.trains else None
+    rests = suspended or rendered.waits == "queue" or bool(context.revision)  # a service never ends
+    deadline = next_deadline(observed, spec.lifecycle, now, suspended=rests)
+    if ending := _ending(context, observed, attempt, deadline):
+        return Plan(ended_status(observed, ending, now), requeue_after_s=_AFTER_A_COUNT_S)
+    if attempt and attempt.verdict in ("failed", "disrupted"):
+        return _next_attempt(rendered, observed, attempt, now)
+    roles = role_states(context, observed, attempt, now)
+    lost, next_lost = lost_pods(observed, now)
+    replicas, next_replica = _replicas(rendered, observed, now)
+    actions = [*_children(rendered, observed), *lost, *replicas]
+    pause_s = 0.0
+    if attempt:
+        pause_s = attempts.left_s(observed, now) if attempt.verdict == "absent" else 0.0
+        actions += _trainer_actions(rendered, observed, attempt, pauses=pause_s > 0)
+        if pause_s > 0 and not suspended:
+            roles["trainer"] = _backing_off(roles["trainer"], observed)
+    report = status(context, observed, roles, now, suspended=suspended, waits=rendered.waits)
+    wait = earliest(
+        next_lost,
+        next_replica,
+        deadline.left_s if deadline else None,
+        pause_s or None,
+        observed.look_for_refusals_after_s,
+        _LOOK_FOR_OTHERS_EVERY_S if context.admitted.reason in _LACKS_OTHERS else None,
+        PROGRESS_EVERY_S if report["phase"] in ("Running", "Degraded") else None,
+    )
+    return Plan(report, actions, wait)
+
+
+def _ending(
+    context: JobContext, observed: Observed, attempt: TrainerAttempt | None, deadline: Deadline | None
+) -> JobEnd | None:
+    if deadline and deadline.left_s <= 0:
+        return JobEnd(ConditionType.FAILED, deadline.reason, deadline.message)
+    if attempt is None:
+        return None
+    if attempt.verdict == "done":
+        return JobEnd(ConditionType.COMPLETE, attempt.reason, attempt.message)
+    if attempt.verdict == "final":
+        return JobEnd(ConditionType.FAILED, attempt.reason, attempt.message)
+    over = exhausted(observed, attempt, context.spec.lifecycle.failure_policy)
+    return JobEnd(ConditionType.FAILED, *over) if over else None
+
+
+def _next_attempt(rendered: Rendering, observed: Observed, attempt: TrainerAttempt, now: float) -> Plan:
+    """Count an attempt that ended. The next attempt starts once the count is written."""
+    context = rendered.context
+    counter = "restarts" if attempt.verdict == "failed" else "disruptions"
+    counted = {**observed.status, counter: int(observed.status.get(counter, 0)) + 1, "attempt": attempt.number + 1}
+    policy = context.spec.lifecycle.failure_policy.backoff
+    counted |= attempts.after_attempt(observed, attempt, policy, now)
+    after = replace(observed, job={**observed.job, "status": counted})
+    roles = role_states(context, after, TrainerAttempt(attempt.number + 1, "absent"), now)
+    roles["trainer"] = replace(roles["trainer"], reason=attempt.reason, problem=attempt.message)
+    report = status(context, after, roles, now, suspended=rendered.suspended, waits=rendered.waits)
+    return Plan(report, requeue_after_s=_AFTER_A_COUNT_S)
+
+
+def _children(rendered: Rendering, observed: Observed) -> Iterator[Action]:
+    context = rendered.context
+    if transport.managed(context) and not observed.child("StatefulSet", context.role_object("redis")):
+        yield Create(transport.secret(context), first=True)
+    if makes_gateway_secret(context) and not observed.child("Deployment", context.role_object(GATEWAY_ROLE)):
+        yield Create(gateway_secret(context), first=True)
+    for manifest in rendered.manifests:
+        yield from _child(rendered, observed, outliving_trainer(manifest, observed))
+    yield from _obsolete(observed, rendered.manifests, context.revision)
+    yield from scale_actions(observed, rendered.replicas, context.spec, rendered.rests)
+
+
+def _child(rendered: Rendering, observed: Observed, manifest: Manifest) -> Iterator[Action]:
+    kind, name = manifest["kind"], manifest["metadata"]["name"]
+    present = observed.children.get((kind, name))
+    first = kind in ("ConfigMap", "ServiceAccount", "PodGroup")
+    if present is None or owner_uid(present) != observed.uid:
+        yield Create(manifest, _first_replicas(rendered, name) if kind == "Deployment" else None, first)
+    elif not is_leaving(present) and differs(manifest, present):
+        metadata = {**manifest["metadata"], "uid": present["metadata"]["uid"]}
+        yield Apply({**manifest, "metadata": metadata}, first)
+
+
+def _first_replicas(rendered: Rendering, name: str) -> int:
+    spec, count = rendered.context.spec, rendered.replicas[name]
+    if rendered.rests(name):
+        return 0
+    scaling = spec.reward.workers.autoscaling
+    # Start at least one, even if an autoscaler may scale to zero: it shows that the scorers load, and serves requests.
+    return count if count is not None else max(1, scaling.min_replicas) if scaling else 1
+
+
+def _obsolete(observed: Observed, manifests: Sequence[Manifest], revision: str) -> Iterator[Delete]:
+    """Delete children that the spec no longer requires: an autoscaler, a disruption budget."""
+    wanted = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
+    for kind in CHILDREN:
+        if kind.kind == "Job":
+            continue
+        for child in observed.own(kind.kind):
+            kept = (kind.kind, child["metadata"]["name"]) in wanted or is_leaving(child)
+            if not kept and not is_in_use(observed, child, revision):
+                yield Delete.of(kind.kind, child)
+
+
+def _replicas(rendered: Rendering, observed: Observed, now: float) -> tuple[list[Action], float | None]:
+    """Return the changes of rollout replicas of several pods, and the seconds until the next pause is over."""
+    context, actions, waits = rendered.context, list[Action](), list[float | None]()
+    policy = context.spec.lifecycle.failure_policy.backoff
+    for group in rollout_groups(context):
+        if not group.spans_pods:
+            continue
+        count = 0 if rendered.suspended else group.spec.replicas
+        decision = decide_replicas(observed, group.name, count, policy, now)
+        template = rendered.templates[group.child]["template"]
+        for attempt in decision.starts:
+            # The number of an attempt is kept by its Job: the next one is made before the one before is deleted.
+            made = rollout_job(context, group, template, attempt, suspend=attempt.number > 0)
+            actions.append(Create(made, first=True))
+        actions += decision.changes
+        waits.append(decision.wait_s)
+    return actions, earliest(*waits)
+
+
+def _backing_off(trainer_role: RoleState, observed: Observed) -> RoleState:
+    next_time, count = observed.status["nextAttemptTime"], observed.status["shortAttempts"]
+    pause = f"The next attempt starts at {next_time}: {count} in a row ended early"
+    return replace(trainer_role, reason=Reason.BACK_OFF, remedy=pause)
+
+
+def _trainer_actions(
+    rendered: Rendering, observed: Observed, attempt: TrainerAttempt, *, pauses: bool
+) -> Iterator[Action]:
+    """Delete earlier attempts with all their pods; once they are gone, and the back-off is over, start this one."""
+    earlier = [job for job in observed.jobs_of("trainer") if attempt_of(job) < attempt.number]
+    for job in earlier:
+        if not is_leaving(job):
+            yield Delete.of("Job", job)
+    pods = observed.pods_of("trainer")
+    for pod in pods:
+        if attempt_of(pod) < attempt.number and not is_leaving(pod):
+            yield Delete.of("Pod", pod, grace_s=_GRACE_OF_A_BROKEN_RANK_S)
+    if attempt.verdict == "absent" and not (earlier or pods or rendered.suspended or pauses):
+        template = rendered.templates["trainer"]["template"]
+        yield Create(trainer_job(rendered.context, template, attempt.number, suspend=False))
+    if attempt.job is not None and bool(attempt.job["spec"].get("suspend")) != rendered.suspended:
+        yield suspend_job(attempt.job, suspend=rendered.suspended)
+
+
+def differs(wanted: Any, observed: Any, field: str = "") -> bool:
+    """Return True if an object has drifted: ``observed`` lacks a part of ``wanted``, which are values of ``field``.
+
+    Fields that the API server adds (defaults, status) do not count. Quantities and empty values in another notation are
+    equal.
     """
     if wanted == observed:
         return False
@@ -107,199 +281,3 @@ def _amount(value: Any) -> Any:
         return quantity(value)
     except ValueError:
         return value
-
-
-PROGRESS_EVERY_S = 10.0
-
-_LOOK_FOR_OTHERS_EVERY_S = 15.0
-
-_LACKS_OTHERS = (Reason.FILES_MISSING, Reason.FILES_INVALID, Reason.SERVICE_MISSING)
-
-"""Reasons that pass when another object is created or changed, which the operator does not watch for this job."""
-
-_AFTER_A_COUNT_S = 1.0
-
-"""The watch usually reports the written status sooner."""
-
-_GRACE_OF_A_BROKEN_RANK_S = 10
-
-"""Ranks of a broken group hang in a collective and have nothing to save."""
-
-
-def plan(observed: Observed, settings: OperatorSettings, now: float) -> Plan:
-    """Return the plan for a job; ``now`` is in seconds since the epoch."""
-    if observed.job["metadata"].get("deletionTimestamp") or is_managed_elsewhere(observed):
-        return Plan(dict(observed.status))  # garbage collection deletes the children
-    if observed.ended:
-        return _after_the_end(observed, now)
-    rendered = rendering(observed, settings)
-    if isinstance(rendered, RefusedJob):
-        wait = _LOOK_FOR_OTHERS_EVERY_S if rendered.reason in _LACKS_OTHERS else None
-        return Plan(refused_status(observed, rendered, now), requeue_after_s=wait)
-    return _alive(rendered, observed, now)
-
-
-def _after_the_end(observed: Observed, now: float) -> Plan:
-    """Return the plan of an ended job: it creates nothing."""
-    left = time_left_s(observed, now)
-    return Plan(
-        dict(observed.status),
-        actions=cleanup_actions(observed),
-        requeue_after_s=left if left and left > 0 else None,
-        delete_job=left is not None and left <= 0,
-    )
-
-
-def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
-    context, suspended = rendered.context, rendered.suspended
-    spec = context.spec
-    attempt = present_attempt(observed, spec.lifecycle.failure_policy.rules) if spec.trains else None
-    rests = suspended or rendered.waits == "queue" or bool(context.revision)  # a service never ends
-    deadline = next_deadline(observed, spec.lifecycle, now, suspended=rests)
-    if deadline and deadline.left_s <= 0:
-        ending: JobEnd | None = JobEnd(ConditionType.FAILED, deadline.reason, deadline.message)
-    else:
-        ending = _ending(context, observed, attempt)
-    if ending:
-        return Plan(ended_status(observed, ending, now), requeue_after_s=_AFTER_A_COUNT_S)
-    if attempt and attempt.verdict in ("failed", "disrupted"):
-        return _next_attempt(rendered, observed, attempt, now)
-    roles = role_states(context, observed, attempt, now)
-    lost, next_lost = lost_pods(observed, now)
-    actions = [*_children(rendered, observed), *lost]
-    replicas, next_replica = _replicas(rendered, observed, now)
-    actions += replicas
-    pause_s = 0.0
-    if attempt:
-        pause_s = attempts.left_s(observed, now) if attempt.verdict == "absent" else 0.0
-        actions += _trainer_actions(rendered, observed, attempt, pauses=pause_s > 0)
-        if pause_s > 0 and not suspended:
-            roles["trainer"] = _backing_off(roles["trainer"], observed)
-    report = status(context, observed, roles, now, suspended=suspended, waits=rendered.waits)
-    waits = [next_lost, next_replica, deadline.left_s if deadline else None, pause_s or None]
-    waits.append(observed.look_for_refusals_after_s)
-    waits.append(_LOOK_FOR_OTHERS_EVERY_S if context.admitted.reason in _LACKS_OTHERS else None)
-    waits.append(PROGRESS_EVERY_S if report["phase"] in ("Running", "Degraded") else None)
-    return Plan(report, actions, min((wait for wait in waits if wait is not None), default=None))
-
-
-def _ending(context: JobContext, observed: Observed, attempt: TrainerAttempt | None) -> JobEnd | None:
-    if attempt is None:
-        return None
-    if attempt.verdict == "done":
-        return JobEnd(ConditionType.COMPLETE, attempt.reason, attempt.message)
-    if attempt.verdict == "final":
-        return JobEnd(ConditionType.FAILED, attempt.reason, attempt.message)
-    over = exhausted(observed, attempt, context.spec.lifecycle.failure_policy)
-    return JobEnd(ConditionType.FAILED, *over) if over else None
-
-
-def _next_attempt(rendered: Rendering, observed: Observed, attempt: TrainerAttempt, now: float) -> Plan:
-    """Count an attempt that ended. The next attempt starts once the count is written."""
-    context = rendered.context
-    counter = "restarts" if attempt.verdict == "failed" else "disruptions"
-    counted = {**observed.status, counter: int(observed.status.get(counter, 0)) + 1, "attempt": attempt.number + 1}
-    policy = context.spec.lifecycle.failure_policy.backoff
-    counted |= attempts.after_attempt(observed, attempt, policy, now)
-    after = replace(observed, job={**observed.job, "status": counted})
-    roles = role_states(context, after, TrainerAttempt(attempt.number + 1, "absent"), now)
-    roles["trainer"] = replace(roles["trainer"], reason=attempt.reason, problem=attempt.message)
-    report = status(context, after, roles, now, suspended=rendered.suspended, waits=rendered.waits)
-    return Plan(report, requeue_after_s=_AFTER_A_COUNT_S)
-
-
-def _children(rendered: Rendering, observed: Observed) -> Iterator[Action]:
-    context = rendered.context
-    if transport.managed(context) and not observed.child("StatefulSet", names.role_object(context.name, "redis")):
-        yield Create(transport.secret(context), first=True)
-    if makes_gateway_secret(context) and not observed.child(
-        "Deployment", names.role_object(context.name, GATEWAY_ROLE)
-    ):
-        yield Create(gateway_secret(context), first=True)
-    for manifest in rendered.manifests:
-        yield from _child(rendered, observed, outliving_trainer(manifest, observed))
-    yield from _obsolete(observed, rendered.manifests, context.revision)
-    yield from scale_actions(observed, rendered.replicas, context.spec, rendered.rests)
-
-
-def _child(rendered: Rendering, observed: Observed, manifest: Manifest) -> Iterator[Action]:
-    kind, name = manifest["kind"], manifest["metadata"]["name"]
-    present = observed.children.get((kind, name))
-    first = kind in ("ConfigMap", "ServiceAccount", "PodGroup")
-    if present is None or owner_uid(present) != observed.uid:
-        replicas = None
-        if kind == "Deployment":
-            replicas = _first_replicas(rendered, name)
-        yield Create(manifest, replicas, first)
-    elif not present["metadata"].get("deletionTimestamp") and differs(manifest, present):
-        metadata = {**manifest["metadata"], "uid": present["metadata"]["uid"]}
-        yield Apply({**manifest, "metadata": metadata}, first)
-
-
-def _first_replicas(rendered: Rendering, name: str) -> int:
-    spec, count = rendered.context.spec, rendered.replicas[name]
-    if rendered.rests(name):
-        return 0
-    scaling = spec.reward.workers.autoscaling
-    # Start at least one, even if an autoscaler may scale to zero: it shows that the scorers load, and serves requests.
-    return count if count is not None else max(1, scaling.min_replicas) if scaling else 1
-
-
-def _obsolete(observed: Observed, wanted: Sequence[Manifest], revision: str) -> Iterator[Delete]:
-    """Delete children that the spec no longer requires: an autoscaler, a disruption budget."""
-    names_ = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in wanted}
-    for kind in CHILDREN:
-        if kind.kind == "Job":
-            continue
-        for child in observed.own(kind.kind):
-            metadata = child["metadata"]
-            if (kind.kind, metadata["name"]) in names_ or metadata.get("deletionTimestamp"):
-                continue
-            if not is_in_use(observed, child, revision):
-                yield Delete(kind.kind, metadata["name"], metadata["uid"])
-
-
-def _replicas(rendered: Rendering, observed: Observed, now: float) -> tuple[list[Action], float | None]:
-    """Return the changes of rollout replicas of several pods, and the seconds until the next pause is over."""
-    context, actions, waits = rendered.context, list[Action](), list[float | None]()
-    policy = context.spec.lifecycle.failure_policy.backoff
-    for group in rollout_groups(context) if context.spec.trains else ():
-        if not group.spans_pods:
-            continue
-        count = 0 if rendered.suspended else group.spec.replicas
-        decision = decide(observed, group.name, count, policy, now)
-        template = rendered.templates[group.child]["template"]
-        for attempt in decision.starts:
-            # The number of an attempt is kept by its Job: the next one is made before the one before is deleted.
-            made = rollout_job(context, group, template, attempt, suspend=attempt.number > 0)
-            actions.append(Create(made, first=True))
-        actions += decision.changes
-        waits.append(decision.wait_s)
-    return actions, min((wait for wait in waits if wait is not None), default=None)
-
-
-def _backing_off(trainer_role: RoleState, observed: Observed) -> RoleState:
-    next_time, count = observed.status["nextAttemptTime"], observed.status["shortAttempts"]
-    pause = f"The next attempt starts at {next_time}: {count} in a row ended early"
-    return replace(trainer_role, reason=Reason.BACK_OFF, remedy=pause)
-
-
-def _trainer_actions(
-    rendered: Rendering, observed: Observed, attempt: TrainerAttempt, *, pauses: bool
-) -> Iterator[Action]:
-    """Delete earlier attempts with all their pods; once they are gone, and the back-off is over, start this one."""
-    earlier = [job for job in observed.jobs_of("trainer") if attempt_of(job) < attempt.number]
-    for job in earlier:
-        if not job["metadata"].get("deletionTimestamp"):
-            yield Delete("Job", job["metadata"]["name"], job["metadata"]["uid"])
-    pods = observed.pods_of("trainer")
-    for pod in pods:
-        if attempt_of(pod) < attempt.number and not pod["metadata"].get("deletionTimestamp"):
-            metadata = pod["metadata"]
-            yield Delete("Pod", metadata["name"], metadata["uid"], grace_s=_GRACE_OF_A_BROKEN_RANK_S)
-    if attempt.verdict == "absent" and not (earlier or pods or rendered.suspended or pauses):
-        template = rendered.templates["trainer"]["template"]
-        yield Create(trainer_job(rendered.context, template, attempt.number, suspend=False))
-    if attempt.job is not None and bool(attempt.job["spec"].get("suspend")) != rendered.suspended:
-        metadata = attempt.job["metadata"]
-        yield suspend_job(metadata["name"], metadata["uid"], suspend=rendered.suspended)

@@ -1,12 +1,11 @@
 """Reconcile one job: observe, plan, apply, report.
 
-Events on an RLJob, as ``kubectl describe`` shows them.
-
-Look up why Jobs and StatefulSets lack pods, from their events; called by the reconciler.
+Also emits events on an RLJob, as ``kubectl describe`` shows them, and looks up why Jobs and StatefulSets lack pods.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import defaultdict
@@ -15,7 +14,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from plaudit_operator.actions import EmitEvent, Manifest, Plan, chooses_rollouts, hurry, with_deletion_costs
+from plaudit_operator.actions import EmitEvent, Manifest, Plan, chooses_rollouts, earliest, hurry, with_deletion_costs
 from plaudit_operator.attempts import pods_missing
 from plaudit_operator.cache import Cache, Key, trimmed
 from plaudit_operator.names import FIELD_MANAGER, LABEL_RUN, SELECTOR, run_id
@@ -36,129 +35,18 @@ from plaudit_operator.services import needs_files, referenced
 from plaudit_operator.settings import OperatorSettings
 from plaudit_operator.status.progress import ProgressReader
 from plaudit_operator.status.status import transitions
+from plaudit_wire.backoff import backoff_s
 from plaudit_wire.logs import get_logger
-
-_MOST_CHARACTERS = 1024
-
-"""The API server rejects longer messages."""
-
-
-def event_manifest(job: Object, event: EmitEvent, now: float) -> Manifest:
-    """Return the Event object of an RLJob; ``now`` is in seconds since the epoch."""
-    metadata: dict[str, Any] = job["metadata"]
-    return {
-        "apiVersion": EVENT.api_version,
-        "kind": EVENT.kind,
-        "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
-        "involvedObject": {
-            "apiVersion": job["apiVersion"],
-            "kind": job["kind"],
-            "name": metadata["name"],
-            "namespace": metadata["namespace"],
-            "uid": metadata["uid"],
-        },
-        "type": event.kind,
-        "reason": event.reason,
-        "message": event.message[:_MOST_CHARACTERS],
-        "source": {"component": FIELD_MANAGER},
-        "firstTimestamp": timestamp(now),
-        "lastTimestamp": timestamp(now),
-        "count": 1,
-    }
-
-
-_PAUSE_S = 10.0
-
-_LONGEST_PAUSE_S = 300.0
-
-_SHARED_FOR_S = 2.0
-
-
-@dataclass(frozen=True)
-class Look:
-    """Hold what one look at the events of a job's objects without pods found.
-
-    Attributes:
-        refusals: messages by kind and name of the owner; owners without one are left out.
-        again_after_s: until the next look; None if nothing lacks pods.
-    """
-
-    refusals: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    again_after_s: float | None = None
-
-
-@dataclass(frozen=True)
-class _Earlier:
-    at: float
-    pause_s: float
-    refusals: Mapping[tuple[str, str], str]
-
-
-@dataclass(frozen=True)
-class _List:
-    """Hold the refusals of a namespace, by the uid of the object whose pods were refused."""
-
-    at: float
-    refusals: Mapping[str, str]
-
-
-class PodRefusals:
-    """Keep refusals by job. Each look waits twice as long as the one before, from 10 s to 5 minutes.
-
-    The wait may grow because the watch reports every pod that is created at last. Jobs of a namespace share a list of
-    events for 2 s: the API server reads all events of the namespace for each, however few it returns. Safe to use from
-    several threads.
-    """
-
-    def __init__(self, kube: ApiServer) -> None:
-        self._kube = kube
-        self._lock = threading.Lock()
-        self._earlier: dict[str, _Earlier] = {}
-        self._lists: dict[str, _List] = {}
-
-    def look(self, observed: Observed, now: float) -> Look:
-        """Return why the API server refuses pods of a job; raise ``KubeError`` if the events cannot be listed."""
-        without_pods = lacking(observed)
-        overdue = [owner for owner in without_pods if is_overdue(owner, now)]
-        with self._lock:
-            if not overdue:
-                self._earlier.pop(observed.uid, None)
-                return Look(again_after_s=FIRST_LOOK_AFTER_S if without_pods else None)
-            earlier = self._earlier.get(observed.uid)
-        if earlier is None or now - earlier.at >= earlier.pause_s:
-            pause_s = min(_LONGEST_PAUSE_S, 2 * earlier.pause_s) if earlier else _PAUSE_S
-            events = self._events(observed.namespace, now)
-            found = {(o["kind"], o["metadata"]["name"]): events.get(o["metadata"]["uid"], "") for o in overdue}
-            earlier = _Earlier(now, pause_s, {key: refusal for key, refusal in found.items() if refusal})
-            with self._lock:
-                self._earlier[observed.uid] = earlier
-        return Look(earlier.refusals, max(1.0, earlier.at + earlier.pause_s - now))
-
-    def forget(self, now: float) -> None:
-        """Forget jobs that were not looked at for long: they are gone."""
-        with self._lock:
-            self._earlier = {uid: e for uid, e in self._earlier.items() if now - e.at < 2 * _LONGEST_PAUSE_S}
-
-    def _events(self, namespace: str, now: float) -> Mapping[str, str]:
-        """Return the newest refusal of each object of a namespace that has one, by its uid."""
-        with self._lock:
-            self._lists = {name: each for name, each in self._lists.items() if now - each.at < _SHARED_FOR_S}
-            shared = self._lists.get(namespace)
-        if shared is None:
-            events: dict[str, list[Object]] = defaultdict(list)
-            for event in self._kube.list(EVENT, namespace, "", f"reason={REASON_OF_EVENTS}")[0]:
-                events[event["involvedObject"].get("uid", "")].append(event)
-            shared = _List(now, {uid: refusal_of(own) for uid, own in events.items()})
-            with self._lock:
-                self._lists[namespace] = shared
-        return shared.refusals
-
 
 logger = get_logger(__name__)
 
 _REFUSED_AGAIN_AFTER_S = 30.0
-
 _AWAITED_S = 1.0
+_PAUSE_S = 10.0
+_LONGEST_PAUSE_S = 300.0
+_SHARED_FOR_S = 2.0
+_MOST_CHARACTERS = 1024
+"""The API server rejects longer messages."""
 
 
 @dataclass(frozen=True)
@@ -170,12 +58,7 @@ class ReconcileResult:
 
 
 class Reconciler:
-    """Reconcile jobs.
-
-    Args:
-        services: the metrics services of jobs; their responses are not trusted.
-        clock: seconds since the epoch.
-    """
+    """Reconcile jobs; ``clock`` gives seconds since the epoch."""
 
     def __init__(
         self,
@@ -230,7 +113,8 @@ class Reconciler:
             return observed
         source = (observed.job["spec"].get("files") or {}).get("configMap")
         if source and not observed.ended and needs_files(observed):
-            observed = replace(observed, files=self._files(observed.namespace, source))
+            with contextlib.suppress(NotFoundError):
+                observed = replace(observed, files=self._kube.get(CONFIG_MAP, observed.namespace, source))
         if services := referenced(observed.job):
             keys = (Key(observed.namespace, name, REWARD_SERVICE.kind) for name in services)
             found = {key.name: service for key in keys if (service := self._cache.find(key)) is not None}
@@ -247,12 +131,6 @@ class Reconciler:
             look_for_refusals_after_s=look.again_after_s,
             progress=self._fresh_progress(observed),
         )
-
-    def _files(self, namespace: str, name: str) -> Object | None:
-        try:
-            return self._kube.get(CONFIG_MAP, namespace, name)
-        except NotFoundError:
-            return None
 
     def _fresh_progress(self, observed: Observed) -> dict[str, Any]:
         """Read the progress of a running job at most every 10 s, and again when the trainer is done."""
@@ -296,7 +174,103 @@ def _again(wanted: Plan, outcome: ApplyResults) -> float | None:
     real = [error for error in outcome.failures if not isinstance(error, AwaitedError)]
     if real:
         raise next((error for error in real if not isinstance(error, ConflictError)), real[0])
-    waits = [wanted.requeue_after_s]
-    waits.append(_AWAITED_S if outcome.failures else None)
-    waits.append(_REFUSED_AGAIN_AFTER_S if outcome.refusals else None)
-    return min((wait for wait in waits if wait is not None), default=None)
+    awaited_s = _AWAITED_S if outcome.failures else None
+    return earliest(wanted.requeue_after_s, awaited_s, _REFUSED_AGAIN_AFTER_S if outcome.refusals else None)
+
+
+def event_manifest(job: Object, event: EmitEvent, now: float) -> Manifest:
+    """Return the Event object of an RLJob; ``now`` is in seconds since the epoch."""
+    metadata = job["metadata"]
+    named = {key: metadata[key] for key in ("name", "namespace", "uid")}
+    return {
+        "apiVersion": EVENT.api_version,
+        "kind": EVENT.kind,
+        "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
+        "involvedObject": {"apiVersion": job["apiVersion"], "kind": job["kind"], **named},
+        "type": event.kind,
+        "reason": event.reason,
+        "message": event.message[:_MOST_CHARACTERS],
+        "source": {"component": FIELD_MANAGER},
+        "firstTimestamp": timestamp(now),
+        "lastTimestamp": timestamp(now),
+        "count": 1,
+    }
+
+
+@dataclass(frozen=True)
+class Look:
+    """Hold what one look at the events of a job's objects without pods found."""
+
+    refusals: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """Messages by kind and name of the owner; owners without one are left out."""
+    again_after_s: float | None = None
+    """Until the next look; None if nothing lacks pods."""
+
+
+@dataclass(frozen=True)
+class _Earlier:
+    at: float
+    looks: int
+    pause_s: float
+    refusals: Mapping[tuple[str, str], str]
+
+
+@dataclass(frozen=True)
+class _List:
+    """Hold the refusals of a namespace, by the uid of the object whose pods were refused."""
+
+    at: float
+    refusals: Mapping[str, str]
+
+
+class PodRefusals:
+    """Keep refusals by job. Each look waits twice as long as the one before, from 10 s to 5 minutes.
+
+    The wait may grow because the watch reports every pod that is created at last. Jobs of a namespace share a list of
+    events for 2 s: the API server reads all events of the namespace for each, however few it returns. Safe to use from
+    several threads.
+    """
+
+    def __init__(self, kube: ApiServer) -> None:
+        self._kube = kube
+        self._lock = threading.Lock()
+        self._earlier: dict[str, _Earlier] = {}
+        self._lists: dict[str, _List] = {}
+
+    def look(self, observed: Observed, now: float) -> Look:
+        """Return why the API server refuses pods of a job; raise ``KubeError`` if the events cannot be listed."""
+        without_pods = lacking(observed)
+        overdue = [owner for owner in without_pods if is_overdue(owner, now)]
+        with self._lock:
+            if not overdue:
+                self._earlier.pop(observed.uid, None)
+                return Look(again_after_s=FIRST_LOOK_AFTER_S if without_pods else None)
+            earlier = self._earlier.get(observed.uid)
+        if earlier is None or now - earlier.at >= earlier.pause_s:
+            looks = earlier.looks + 1 if earlier else 1
+            pause_s = backoff_s(looks, _PAUSE_S, _LONGEST_PAUSE_S)
+            events = self._events(observed.namespace, now)
+            found = {(o["kind"], o["metadata"]["name"]): events.get(o["metadata"]["uid"], "") for o in overdue}
+            earlier = _Earlier(now, looks, pause_s, {key: refusal for key, refusal in found.items() if refusal})
+            with self._lock:
+                self._earlier[observed.uid] = earlier
+        return Look(earlier.refusals, max(1.0, earlier.at + earlier.pause_s - now))
+
+    def forget(self, now: float) -> None:
+        """Forget jobs that were not looked at for long: they are gone."""
+        with self._lock:
+            self._earlier = {uid: e for uid, e in self._earlier.items() if now - e.at < 2 * _LONGEST_PAUSE_S}
+
+    def _events(self, namespace: str, now: float) -> Mapping[str, str]:
+        """Return the newest refusal of each object of a namespace that has one, by its uid."""
+        with self._lock:
+            self._lists = {name: each for name, each in self._lists.items() if now - each.at < _SHARED_FOR_S}
+            shared = self._lists.get(namespace)
+        if shared is None:
+            events: dict[str, list[Object]] = defaultdict(list)
+            for event in self._kube.list(EVENT, namespace, "", f"reason={REASON_OF_EVENTS}")[0]:
+                events[event["involvedObject"].get("uid", "")].append(event)
+            shared = _List(now, {uid: refusal_of(own) for uid, own in events.items()})
+            with self._lock:
+                self._lists[namespace] = shared
+        return shared.refusals

@@ -16,8 +16,8 @@ import msgspec
 from plaudit_operator import names
 from plaudit_operator.admission import Admitted, RefusedJob, admit, digest, with_data, without_data
 from plaudit_operator.children import job_config
-from plaudit_operator.children.all import Templates, fixed_replicas, frozen_templates, gang_deployments, manifests
-from plaudit_operator.children.context import JobContext, Manifest
+from plaudit_operator.children.all import fixed_replicas, frozen_templates, gang_deployments, manifests
+from plaudit_operator.children.context import JobContext, Manifest, Templates
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed
 from plaudit_operator.platform import beyond_a_node
@@ -51,7 +51,7 @@ class Rendering:
 
     def rests(self, deployment: str) -> bool:
         """Return True if a Deployment is to have no pods now. Metrics always has one; the gang waits with its pods."""
-        if deployment == names.role_object(self.context.name, "metrics"):
+        if deployment == self.context.role_object("metrics"):
             return False
         return self.suspended or (bool(self.waits) and deployment not in self.gang)
 

@@ -2,22 +2,28 @@
 
 The port is open to the cluster. So a connection lives for a few seconds at most, however slow its client is; if there
 are too many the oldest is closed; and ``/metrics`` is rendered at most once a second.
+
+``MetricsAccess`` lets only callers read ``/metrics`` whom the API server allows to, by the rules of the controllers
+that kubebuilder scaffolds: the caller sends its service account's token, and RBAC decides over the verb ``get`` of the
+URL ``/metrics`` (``nonResourceURLs``).
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from plaudit_operator.runtime.kube import KubeError
-from plaudit_operator.runtime.threads import BackgroundLoop
+from plaudit_operator.runtime.threads import BackgroundLoop, Latest
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
@@ -28,7 +34,14 @@ Check = Callable[[], str]
 TokenCheck = Callable[[str], bool]
 """Returns True for a bearer token whose owner may read ``/metrics``; raises ``KubeError``. Called on a thread."""
 
+Review = Callable[[str, dict[str, Any]], dict[str, Any]]
+"""Posts a review to a path of the API server and returns it with its ``status``. Raises ``KubeError``."""
+
 _REVIEWS_AT_ONCE = 2
+_KNOWN_FOR_S = 60.0
+_MOST_KNOWN = 256
+_OF_CALLERS = "/apis/authentication.k8s.io/v1/tokenreviews"
+_OF_ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 _MOST_CONNECTIONS = 256
 _CONNECTION_ENDS_AFTER_S = 10.0
 _METRICS_FRESH_FOR_S = 1.0
@@ -41,7 +54,7 @@ class ControllerHealthServer:
         port: 0 takes a free one.
         alive: returns why the process should be restarted.
         ready: returns why the process does not work yet.
-        access: returns True for tokens whose owner may read ``/metrics``; None lets everybody.
+        access: None lets everybody read ``/metrics``.
     """
 
     def __init__(
@@ -128,3 +141,32 @@ class ControllerHealthServer:
 
 def _check_response(problem: str) -> web.Response:
     return web.Response(text=f"{problem or 'ok'}\n", status=503 if problem else 200)
+
+
+class MetricsAccess:
+    """Decide on tokens with a TokenReview, then a SubjectAccessReview; keep each decision for a minute. Thread-safe."""
+
+    def __init__(self, review: Review, clock: Callable[[], float] = time.monotonic) -> None:
+        self._review = review
+        self._clock = clock
+        self._known: Latest[bytes, tuple[float, bool]] = Latest(_MOST_KNOWN)
+
+    def allows(self, token: str) -> bool:
+        """Return True if a token's owner may read ``/metrics``; raise ``KubeError`` without an answer."""
+        key, now = hashlib.sha256(token.encode()).digest(), self._clock()
+        at, allowed = self._known.get(key) or (float("-inf"), False)
+        if now - at >= _KNOWN_FOR_S:
+            allowed = self._ask(token)
+            self._known.put(key, (now, allowed))
+        return allowed
+
+    def _ask(self, token: str) -> bool:
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
+        caller = self._review(_OF_CALLERS, review).get("status") or {}
+        if not caller.get("authenticated"):
+            return False
+        user = caller.get("user") or {}
+        spec = {"user": user.get("username", ""), "groups": user.get("groups") or [], "uid": user.get("uid", "")}
+        spec["nonResourceAttributes"] = {"path": "/metrics", "verb": "get"}
+        access = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+        return bool((self._review(_OF_ACCESS, access).get("status") or {}).get("allowed"))

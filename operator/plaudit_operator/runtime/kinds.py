@@ -1,4 +1,4 @@
-"""The kinds of objects that the operator reads and writes, and their paths in the API."""
+"""Describe the kinds of objects that the operator reads and writes, and their paths in the API."""
 
 from __future__ import annotations
 
@@ -65,12 +65,9 @@ CHILDREN = (
     POD_GROUP,
 )
 """Kinds of children that the operator watches and deletes. Secrets it may only create."""
-
 OWNERS = (RLJOB, REWARD_SERVICE)
 """Kinds that users create; all others are made for them."""
-
 WATCHED = (*OWNERS, POD, *CHILDREN)
-
 _BY_KIND = {kind.kind: kind for kind in (*WATCHED, SECRET, EVENT, LEASE)}
 
 

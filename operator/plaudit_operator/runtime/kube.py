@@ -1,21 +1,15 @@
 """Call the API server with plain dictionaries, over the connections of the official client.
 
-The client's own models drop fields that their version does not know, and cost several times as much.
+The client's own models drop fields that their version does not know, and cost several times as much. Errors, by whether
+a retry helps:
 
-Errors of the API server, by whether a retry helps.
-
-KubeError                  any response but success
-├── NotFoundError          404: the object is missing
-├── AlreadyExistsError     409 on create: another object has this name
-├── ConflictError          409 otherwise: the object changed or was replaced
-├── GoneError              410: the server no longer has the version of the watch; list again
-├── InvalidError           400, 403, 422: a retry fails in the same way
-└── UnavailableError       429, 5xx, no response: retry later
-
-Own the fields of created objects as server-side apply does, so that a later apply removes what it omits.
-
-A POST records its fields for the operation Update, which an apply by the same manager leaves alone. The operator still
-creates by POST: only that fails if any object has the name. So the first apply moves these fields to its operation.
+    KubeError                  any response but success
+    ├── NotFoundError          404: the object is missing
+    ├── AlreadyExistsError     409 on create: another object has this name
+    ├── ConflictError          409 otherwise: the object changed or was replaced
+    ├── GoneError              410: the server no longer has the version of the watch; list again
+    ├── InvalidError           400, 403, 422: a retry fails in the same way
+    └── ApiUnavailableError    429, 5xx, no response: retry later
 """
 
 from __future__ import annotations
@@ -32,6 +26,23 @@ import urllib3
 from kubernetes import client, config
 
 from plaudit_operator.runtime.kinds import Kind, kind_of
+
+Object = dict[str, Any]
+ManagedFields = Mapping[str, Any]
+
+_CONNECT_TIMEOUT_S = 5.0
+_READ_TIMEOUT_S = 30.0
+_SILENT_WATCH_S = 120.0
+"""A watch that sends nothing for this long, not even a bookmark (one a minute), is broken."""
+_PAGE = 200
+_CONNECTIONS = 32
+"""Connections kept open."""
+_TOO_LARGE = "Too large resource version"
+"""The 504 of a server that was restored from a backup, for a version newer than its own."""
+_STRICT = {"fieldValidation": "Strict"}
+"""By default the API server drops unknown fields: a typo in ``pod.template`` would have no effect and no error."""
+_CREDENTIALS_FOR_S = 60.0
+"""The client renews a token when a fifth of its hour is left."""
 
 
 class KubeError(Exception):
@@ -72,11 +83,6 @@ class ApiUnavailableError(KubeError):
     """The API server is overloaded, broken or unreachable."""
 
 
-_TOO_LARGE = "Too large resource version"
-
-"""The 504 of a server that was restored from a backup, for a version newer than its own."""
-
-
 def error_of(status: int, message: str, reason: str = "", retry_after_s: float = 0.0) -> KubeError:
     """Return the error for an HTTP status and the ``reason`` of a Status object."""
     kind: type[KubeError] = InvalidError
@@ -89,57 +95,6 @@ def error_of(status: int, message: str, reason: str = "", retry_after_s: float =
     elif status == 429 or status >= 500:
         kind = ApiUnavailableError
     return kind(message, status, retry_after_s)
-
-
-ManagedFields = Mapping[str, Any]
-
-
-def applied_fields(entries: Sequence[ManagedFields], manager: str) -> list[ManagedFields] | None:
-    """Return ``metadata.managedFields`` with all fields of a manager under the operation Apply; None if they are.
-
-    ``spec.replicas`` is left without an owner: an apply without it would set it to 1.
-    """
-    own = [entry for entry in entries if entry.get("manager") == manager and not entry.get("subresource")]
-    if all(entry.get("operation") == "Apply" for entry in own):
-        return None
-    fields: dict[str, Any] = {}
-    for entry in own:
-        fields = _union(fields, entry.get("fieldsV1") or {})
-    fields.get("f:spec", {}).pop("f:replicas", None)
-    applied = {**own[-1], "operation": "Apply", "fieldsV1": fields}
-    return [*(entry for entry in entries if entry not in own), applied]
-
-
-def _union(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
-    union = {**copy.deepcopy(dict(left))}
-    for key, value in right.items():
-        union[key] = _union(union.get(key, {}), value)
-    return union
-
-
-Object = dict[str, Any]
-
-_CONNECT_TIMEOUT_S = 5.0
-
-_READ_TIMEOUT_S = 30.0
-
-_SILENT_WATCH_S = 120.0
-
-"""A watch that sends nothing for this long, not even a bookmark (one a minute), is broken."""
-
-_PAGE = 200
-
-_CONNECTIONS = 32
-
-"""Connections kept open."""
-
-_STRICT = {"fieldValidation": "Strict"}
-
-"""By default the API server drops unknown fields: a typo in ``pod.template`` would have no effect and no error."""
-
-_CREDENTIALS_FOR_S = 60.0
-
-"""The client renews a token when a fifth of its hour is left."""
 
 
 class _Event(msgspec.Struct):
@@ -247,20 +202,20 @@ class ApiServer:
         entries = applied_fields(metadata.get("managedFields") or [], self._field_manager)
         if entries is not None:
             owned = {"resourceVersion": metadata["resourceVersion"], "managedFields": entries}
-            query = {"fieldManager": self._field_manager}
-            self._request("PATCH", path, query, {"metadata": owned}, "application/merge-patch+json")
+            self._merge(path, {"metadata": owned}, {"fieldManager": self._field_manager})
 
     def patch(self, kind: Kind, namespace: str, name: str, body: Object, subresource: str = "") -> Object:
         """Apply a JSON merge patch; a ``metadata.uid`` or ``resourceVersion`` in it is a precondition."""
         path = self._served(kind).path(namespace, name, subresource)
-        return self._request("PATCH", path, {"fieldManager": self._field_manager}, body, "application/merge-patch+json")
+        return self._merge(path, body, {"fieldManager": self._field_manager})
+
+    def _merge(self, path: str, body: Object, query: dict[str, str]) -> Object:
+        return self._request("PATCH", path, query, body, "application/merge-patch+json")
 
     def scale(self, kind: Kind, namespace: str, name: str, replicas: int) -> None:
         """Set the number of replicas through the scale subresource."""
-        path, body = kind.path(namespace, name, "scale"), {"spec": {"replicas": replicas}}
-        self._request(
-            "PATCH", path, {"fieldManager": f"{self._field_manager}-scale"}, body, "application/merge-patch+json"
-        )
+        query = {"fieldManager": f"{self._field_manager}-scale"}
+        self._merge(kind.path(namespace, name, "scale"), {"spec": {"replicas": replicas}}, query)
 
     def delete(self, kind: Kind, namespace: str, name: str, uid: str, grace_s: int | None = None) -> None:
         """Delete the object with this uid, its dependents in the background; a missing object is a success."""
@@ -358,3 +313,29 @@ def _refusal(method: str, path: str, response: urllib3.BaseHTTPResponse) -> Kube
     return error_of(
         response.status, f"{method} {path}: {message}", status.get("reason", ""), float(wait) if wait.isdigit() else 0.0
     )
+
+
+def applied_fields(entries: Sequence[ManagedFields], manager: str) -> list[ManagedFields] | None:
+    """Return ``metadata.managedFields`` with all fields of a manager under the operation Apply; None if they are.
+
+    A POST records its fields for the operation Update, which an apply by the same manager leaves alone: it would not
+    remove what it omits. The operator still creates by POST, since only that fails if any object has the name, and its
+    first apply moves the fields to its own operation. ``spec.replicas`` is left without an owner: an apply without it
+    would set it to 1.
+    """
+    own = [entry for entry in entries if entry.get("manager") == manager and not entry.get("subresource")]
+    if all(entry.get("operation") == "Apply" for entry in own):
+        return None
+    fields: dict[str, Any] = {}
+    for entry in own:
+        fields = _union(fields, entry.get("fieldsV1") or {})
+    fields.get("f:spec", {}).pop("f:replicas", None)
+    applied = {**own[-1], "operation": "Apply", "fieldsV1": fields}
+    return [*(entry for entry in entries if entry not in own), applied]
+
+
+def _union(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
+    union = copy.deepcopy(dict(left))
+    for key, value in right.items():
+        union[key] = _union(union.get(key, {}), value)
+    return union

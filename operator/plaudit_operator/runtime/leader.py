@@ -24,13 +24,7 @@ _GIVE_UP_AFTER_S = 10.0
 
 
 class Leader:
-    """Hold the Lease, or compete for it.
-
-    Args:
-        lease: namespace and name of the Lease, one for each release of the chart.
-        identity: name of this process in the Lease.
-        clock: monotonic seconds.
-    """
+    """Hold the Lease of this namespace and name, one for each release of the chart, or compete for it."""
 
     def __init__(
         self, kube: ApiServer, lease: tuple[str, str], identity: str, clock: Callable[[], float] = time.monotonic
@@ -79,7 +73,9 @@ class Leader:
         try:
             lease = self._kube.get(LEASE, self._namespace, self._name)
         except NotFoundError:
-            self._kube.create(self._new())
+            head = {"apiVersion": LEASE.api_version, "kind": LEASE.kind}
+            metadata = {"name": self._name, "namespace": self._namespace}
+            self._kube.create({**head, "metadata": metadata, "spec": self._held({}, renewal=False)})
             return True
         spec = lease.get("spec") or {}
         holder = spec.get("holderIdentity", "")
@@ -108,22 +104,10 @@ class Leader:
             logger.warning("lease not released", error=str(error))
 
     def _held(self, before: dict[str, Any], *, renewal: bool) -> dict[str, Any]:
-        held: dict[str, Any] = {
-            "holderIdentity": self._identity,
-            "leaseDurationSeconds": DURATION_S,
-            "renewTime": _now(),
-        }
+        held = {"holderIdentity": self._identity, "leaseDurationSeconds": DURATION_S, "renewTime": _now()}
         if not renewal:
             held |= {"acquireTime": _now(), "leaseTransitions": int(before.get("leaseTransitions") or 0) + 1}
         return held
-
-    def _new(self) -> dict[str, Any]:
-        return {
-            "apiVersion": LEASE.api_version,
-            "kind": LEASE.kind,
-            "metadata": {"name": self._name, "namespace": self._namespace},
-            "spec": self._held({}, renewal=False),
-        }
 
     def _write(self, lease: dict[str, Any], spec: dict[str, Any]) -> None:
         metadata = {"resourceVersion": lease["metadata"]["resourceVersion"]}

@@ -1,9 +1,10 @@
-"""Keep a store in step with the cluster: one list and watch for each kind, in a thread of its own.
+"""Watch the cluster (``Informer``), and queue the keys of what changed (``WorkQueue``).
 
-A broken watch resumes after the last event that was stored. If the server no longer has that version (410), a new list
-replaces the store's content, so that missed deletions are found too.
+An informer keeps a store in step with the cluster: one list and watch for each kind, in a thread of its own. A broken
+watch resumes after the last event that was stored. If the server no longer has that version (410), a new list replaces
+the store's content, so that missed deletions are found too.
 
-Keys that wait for their turn: each at most once, never two workers on one key, failures wait longer each time.
+In the queue each key waits for its turn: at most once, never on two workers, and longer after each failure.
 """
 
 from __future__ import annotations
@@ -18,28 +19,27 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from plaudit_operator.runtime.kinds import Kind
 from plaudit_operator.runtime.kube import ApiServer, GoneError, KubeError, NotFoundError
+from plaudit_wire.backoff import backoff_s
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
 
-K = TypeVar("K")
-
+K = TypeVar("K", bound=Hashable)
 K_co = TypeVar("K_co", covariant=True)
 
 _SERVER_ENDS_AFTER_S = 240
-
 _LOOK_FOR_OPTIONAL_KIND_EVERY_S = 60.0
-
 _LOOK_FOR_KIND_EVERY_S = 2.0
-
-_LONGEST_PAUSE_S = 15.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 15.0
+_FIRST_BACKOFF_S = 0.05
+_LONGEST_BACKOFF_S = 60.0
 
 
 class Store(Protocol[K_co]):
-    """Receive what an informer reads. Both methods return the keys that changed."""
+    """Receive what informers read. Both methods return the keys that changed."""
 
-    def replace(self, kind: Kind, items: Iterable[Any]) -> Iterable[K_co]:
-        """Replace all objects of a kind; read ``items`` to their end before changing anything."""
+    def replace(self, kind: Kind, items: Iterable[Any], namespace: str) -> Iterable[K_co]:
+        """Replace all objects of a kind (in a namespace); read ``items`` to their end before changing anything."""
 
     def update(self, kind: Kind, event: str, item: Any) -> Iterable[K_co]:
         """Store one event (``ADDED``, ``MODIFIED``, ``DELETED``)."""
@@ -104,7 +104,7 @@ class Informer(Generic[K]):
 
     def _list(self) -> None:
         items, version = self._kube.list(self.kind, self._namespace, self._selector)
-        keys = self._store.replace(self.kind, items)
+        keys = self._store.replace(self.kind, items, self._namespace)
         self._record_contact()
         self._version = version
         self._changed(keys)
@@ -128,7 +128,7 @@ class Informer(Generic[K]):
         """Wait a while: the cluster does not serve this kind (yet)."""
         self._record_contact()
         if self.kind.optional:
-            self._changed(self._store.replace(self.kind, []))
+            self._changed(self._store.replace(self.kind, [], self._namespace))
             self.synced.set()
             stop.wait(_LOOK_FOR_OPTIONAL_KIND_EVERY_S)
         else:
@@ -137,48 +137,34 @@ class Informer(Generic[K]):
 
     def _pause_s(self) -> float:
         self._failures += 1
-        return min(_LONGEST_PAUSE_S, 0.1 * 2.0 ** min(self._failures, 10)) * random.uniform(0.5, 1.0)
+        return backoff_s(self._failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=(0.5, 1.0))
 
     def _record_contact(self) -> None:
         self._last_contact = time.monotonic()
 
 
-KeyT = TypeVar("KeyT", bound=Hashable)
-
-_FIRST_BACKOFF_S = 0.05
-
-_LONGEST_BACKOFF_S = 60.0
-
-
-class WorkQueue(Generic[KeyT]):
-    """Queue keys.
-
-    Args:
-        clock: monotonic seconds.
-    """
+class WorkQueue(Generic[K]):
+    """Queue keys; ``clock`` gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._changed = threading.Condition()
-        self._ready: dict[KeyT, None] = {}
-        self._working: set[KeyT] = set()
-        self._again: set[KeyT] = set()
-        self._later: list[tuple[float, int, KeyT]] = []
-        self._due: dict[KeyT, float] = {}
-        self._failures: dict[KeyT, int] = {}
+        self._ready: dict[K, None] = {}
+        self._working: set[K] = set()
+        self._again: set[K] = set()
+        self._later: list[tuple[float, int, K]] = []
+        self._due: dict[K, float] = {}
+        self._failures: dict[K, int] = {}
         self._order = itertools.count()
         self._closed = False
 
-    def add(self, key: KeyT) -> None:
+    def add(self, key: K) -> None:
         """Queue a key now; if a worker holds it, queue it again once that worker is done."""
         with self._changed:
-            if key in self._working:
-                self._again.add(key)
-            else:
-                self._ready.setdefault(key)
+            self._queue(key)
             self._changed.notify()
 
-    def add_after(self, key: KeyT, delay_s: float) -> None:
+    def add_after(self, key: K, delay_s: float) -> None:
         """Queue a key after ``delay_s``; of several times the earliest applies."""
         due = self._clock() + delay_s
         with self._changed:
@@ -187,7 +173,7 @@ class WorkQueue(Generic[KeyT]):
                 heapq.heappush(self._later, (due, next(self._order), key))
                 self._changed.notify()
 
-    def take(self, timeout_s: float | None = None) -> KeyT | None:
+    def take(self, timeout_s: float | None = None) -> K | None:
         """Return the next key, held until ``done`` or ``failed``; None if the queue is closed, or after the timeout."""
         end = None if timeout_s is None else self._clock() + timeout_s
         with self._changed:
@@ -205,7 +191,7 @@ class WorkQueue(Generic[KeyT]):
                     return None
                 self._changed.wait(wait)
 
-    def done(self, key: KeyT, again_after_s: float | None = None) -> None:
+    def done(self, key: K, again_after_s: float | None = None) -> None:
         """Release a key that was reconciled."""
         with self._changed:
             self._failures.pop(key, None)
@@ -213,13 +199,12 @@ class WorkQueue(Generic[KeyT]):
         if again_after_s is not None:
             self.add_after(key, again_after_s)
 
-    def failed(self, key: KeyT, at_least_s: float = 0.0) -> float:
+    def failed(self, key: K, at_least_s: float = 0.0) -> float:
         """Release a key that failed and queue it again after a pause; return the pause (seconds)."""
         with self._changed:
-            count = self._failures.get(key, 0)
-            self._failures[key] = count + 1
+            count = self._failures[key] = self._failures.get(key, 0) + 1
             self._end_turn(key)
-        pause: float = max(at_least_s, min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(count, 20)))
+        pause = max(at_least_s, backoff_s(count, _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S))
         self.add_after(key, pause)
         return pause
 
@@ -236,7 +221,7 @@ class WorkQueue(Generic[KeyT]):
             self._move_due()
             return len(self._ready)
 
-    def _end_turn(self, key: KeyT) -> None:
+    def _end_turn(self, key: K) -> None:
         self._working.discard(key)
         if key in self._again:
             self._again.discard(key)
@@ -250,10 +235,13 @@ class WorkQueue(Generic[KeyT]):
             if self._due.get(key) != due:
                 continue  # an earlier time came before
             del self._due[key]
-            if key in self._working:
-                self._again.add(key)
-            else:
-                self._ready.setdefault(key)
+            self._queue(key)
+
+    def _queue(self, key: K) -> None:
+        if key in self._working:
+            self._again.add(key)
+        else:
+            self._ready.setdefault(key)
 
     def _wait_s(self, end: float | None) -> float | None:
         times = [self._later[0][0]] if self._later else []

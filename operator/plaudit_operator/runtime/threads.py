@@ -1,7 +1,4 @@
-"""Keep the values that were used last.
-
-An asyncio event loop on a thread of its own, beside the operator's threads.
-"""
+"""What the operator's threads share: the values that were used last, and an asyncio event loop beside them."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
-
 V = TypeVar("V")
+T = TypeVar("T")
 
 
 class Latest(Generic[K, V]):
@@ -44,9 +41,6 @@ class Latest(Generic[K, V]):
         """Drop all values."""
         with self._lock:
             self._values.clear()
-
-
-T = TypeVar("T")
 
 
 class BackgroundLoop:

@@ -1,8 +1,6 @@
-"""The conditions of a job, and the phase that follows from them.
+"""Compute the conditions of a job, and the phase that follows from them.
 
-The conditions that every tool understands (kstatus): ``Ready``, ``Reconciling``, ``Stalled``.
-
-They follow from the other conditions:
+Those that every tool understands (kstatus) follow from the others:
 
 | the job                                                         | Ready | Reconciling | Stalled |
 | all roles run, or it is complete                                | True  | False       | False   |
@@ -13,9 +11,7 @@ They follow from the other conditions:
 | a service whose new revision is being rolled out                | as its roles | True  | False   |
 | a service whose roll-out does not proceed                       | as its roles | False | True    |
 
-The condition ``Degraded``: a running job lacks pods or an object, or its metrics report trouble.
-
-Trouble that the autoscaler of the reward workers reports about itself.
+``Degraded`` is true while a running job lacks pods or an object, or its metrics or its autoscaler report trouble.
 """
 
 from __future__ import annotations
@@ -24,22 +20,36 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from plaudit_operator.names import ConditionType, Reason
+from plaudit_operator.names import CONDITION_ORDER, NEEDED, ConditionType, Reason
 from plaudit_operator.observed import Object, Observed, seconds, timestamp
 from plaudit_operator.pod_state import evicted_since
 from plaudit_operator.runtime.kinds import HPA, SCALED_OBJECT
 from plaudit_operator.status.roles import RoleState, lack_of
 
+_Reported = Mapping[str, Any]
+
 _MOST_CHARACTERS = 4000
+_AUTOSCALER_KNOWS_AFTER_S = 120.0
+"""Time from the last pod's readiness until an autoscaler can be expected to have metrics."""
+_STALLING = {
+    ConditionType.ADMITTED: (Reason.NAME_TAKEN, Reason.GANG_UNAVAILABLE),
+    ConditionType.TRAINER_RUNNING: (Reason.BACK_OFF,),
+    ConditionType.ROLLED_OUT: (Reason.ROLL_OUT_STUCK,),
+}
+"""Reasons of false conditions that do not pass by themselves."""
+_FAILS = {
+    SCALED_OBJECT.kind: {("Ready", "False"), ("Ready", "Unknown"), ("HPAActive", "False"), ("Fallback", "True")},
+    HPA.kind: {("AbleToScale", "False"), ("ScalingActive", "False")},
+}
+"""Type and status of their conditions in trouble: KEDA 2.21, autoscaling/v2."""
 
-NEEDED = (
-    ConditionType.TRANSPORT_READY,
-    ConditionType.ROLLOUT_READY,
-    ConditionType.REWARD_READY,
-    ConditionType.TRAINER_RUNNING,
-)
+_LOOK_AT = {
+    SCALED_OBJECT.kind: "KEDA's pods and its network access to Redis",
+    HPA.kind: "metrics-server (kubectl top pods)",
+}
 
-"""Conditions that are all true while a job runs, as far as it has them."""
+_NO_WORKERS = "ScalingDisabled"
+"""Reason of an HPA whose Deployment is scaled to zero."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +70,9 @@ class Condition:
 def merged(
     before: Sequence[Mapping[str, Any]], current: Iterable[Condition], generation: int, now: float
 ) -> list[dict[str, Any]]:
-    """Return the conditions to report.
+    """Return the conditions to report, of the RLJob's present generation.
 
     ``lastTransitionTime`` changes only with the status. A condition that is not in ``current`` stays as it was.
-
-    Args:
-        before: as last reported.
-        generation: of the RLJob that they describe.
-        now: seconds since the epoch.
     """
     known = {condition["type"]: dict(condition) for condition in before}
     for condition in current:
@@ -81,33 +86,11 @@ def merged(
             "observedGeneration": generation,
             "lastTransitionTime": previous["lastTransitionTime"] if same else timestamp(now),
         }
-    return [known[kind] for kind in _ORDER if kind in known]
-
-
-_ORDER = (
-    ConditionType.SPEC_VALID,
-    ConditionType.ADMITTED,
-    ConditionType.TRANSPORT_READY,
-    ConditionType.ROLLOUT_READY,
-    ConditionType.REWARD_READY,
-    ConditionType.TRAINER_RUNNING,
-    ConditionType.ROLLED_OUT,
-    ConditionType.DEGRADED,
-    ConditionType.SUSPENDED,
-    ConditionType.COMPLETE,
-    ConditionType.FAILED,
-    ConditionType.READY,
-    ConditionType.RECONCILING,
-    ConditionType.STALLED,
-)
+    return [known[kind] for kind in CONDITION_ORDER if kind in known]
 
 
 def phase(conditions: Sequence[Mapping[str, Any]], *, started: bool) -> str:
-    """Return the phase: the conditions in one word.
-
-    Args:
-        started: True if all of the job ever ran.
-    """
+    """Return the phase: the conditions in one word. ``started`` is True if all of the job ever ran."""
     holds = {condition["type"]: condition["status"] == "True" for condition in conditions}
     if holds.get(ConditionType.FAILED):
         return "Failed"
@@ -122,39 +105,24 @@ def phase(conditions: Sequence[Mapping[str, Any]], *, started: bool) -> str:
     return "Running" if started else "Starting"
 
 
-_NEEDS_A_PERSON = (Reason.NAME_TAKEN, Reason.GANG_UNAVAILABLE)
-
-"""Reasons of ``Admitted`` that do not pass by themselves."""
-
-_Reported = Mapping[str, Any]
-
-
 def summary(conditions: Sequence[_Reported]) -> list[Condition]:
     """Return the three conditions that follow from all others, as these are reported."""
     known = {condition["type"]: condition for condition in conditions}
     lack = next(_lacks(known), None)
     stall = next(_stalls(known), None)
-    rests = (
-        _is(known, ConditionType.SUSPENDED, "True")
-        and known[ConditionType.SUSPENDED]["reason"] == Reason.SUSPENDED_BY_USER
-    )
+    suspended = known.get(ConditionType.SUSPENDED, {})
+    rests = suspended.get("status") == "True" and suspended["reason"] == Reason.SUSPENDED_BY_USER
     rolling = _is(known, ConditionType.ROLLED_OUT, "False") and not lack
     works = (bool(lack) or rolling) and not stall and not rests
     work = lack or (_why(known[ConditionType.ROLLED_OUT]) if rolling else None)
-    ready = Condition(ConditionType.READY, "False", *lack) if lack else _ready(known)
+    complete = known.get(ConditionType.COMPLETE)
+    ready = lack or (_why(complete) if complete else (Reason.READY, "all roles run"))
     nothing = (Reason.STALLED if stall else Reason.SUSPENDED_BY_USER if rests else Reason.READY, "")
     return [
-        ready,
+        Condition.of(ConditionType.READY, not lack, *ready),
         Condition.of(ConditionType.RECONCILING, works, *(work if works and work else nothing)),
         Condition.of(ConditionType.STALLED, bool(stall), *(stall or (Reason.NOT_STALLED, ""))),
     ]
-
-
-def _ready(known: Mapping[str, _Reported]) -> Condition:
-    complete = known.get(ConditionType.COMPLETE)
-    if complete:
-        return Condition(ConditionType.READY, "True", *_why(complete))
-    return Condition(ConditionType.READY, "True", Reason.READY, "all roles run")
 
 
 def _lacks(known: Mapping[str, _Reported]) -> Iterator[tuple[str, str]]:
@@ -177,16 +145,9 @@ def _stalls(known: Mapping[str, _Reported]) -> Iterator[tuple[str, str]]:
         yield _why(known[ConditionType.FAILED])
     if _is(known, ConditionType.SPEC_VALID, "False"):
         yield _why(known[ConditionType.SPEC_VALID])
-    for kind, reasons in _STALLING:
+    for kind, reasons in _STALLING.items():
         if _is(known, kind, "False") and known[kind]["reason"] in reasons:
             yield _why(known[kind])
-
-
-_STALLING = (
-    (ConditionType.ADMITTED, _NEEDS_A_PERSON),
-    (ConditionType.TRAINER_RUNNING, (Reason.BACK_OFF,)),
-    (ConditionType.ROLLED_OUT, (Reason.ROLL_OUT_STUCK,)),
-)
 
 
 def _is(known: Mapping[str, _Reported], kind: str, status: str) -> bool:
@@ -197,61 +158,13 @@ def _why(condition: _Reported) -> tuple[str, str]:
     return condition["reason"], condition["message"]
 
 
-_FAILS = {
-    SCALED_OBJECT.kind: {("Ready", "False"), ("Ready", "Unknown"), ("HPAActive", "False"), ("Fallback", "True")},
-    HPA.kind: {("AbleToScale", "False"), ("ScalingActive", "False")},
-}
-
-"""Type and status of their conditions in trouble: KEDA 2.21, autoscaling/v2."""
-
-_LOOK_AT = {
-    SCALED_OBJECT.kind: "KEDA's pods and its network access to Redis",
-    HPA.kind: "metrics-server (kubectl top pods)",
-}
-
-_NO_WORKERS = "ScalingDisabled"
-
-"""The reason of an HPA whose Deployment is scaled to zero."""
-
-
-def autoscaler_troubles(observed: Observed) -> Iterator[dict[str, str]]:
-    """Yield reason and message, the same for as long as the trouble lasts."""
-    for kind in _FAILS:
-        for autoscaler in observed.own(kind):
-            name = autoscaler["metadata"]["name"]
-            reported = ", ".join(
-                f"{c['reason']}: {c.get('message', '')}".rstrip(" .:") for c in _failing(kind, autoscaler)
-            )
-            if reported:
-                problem = f"{kind} {name} cannot follow the load, so the number of reward workers is fixed: {reported}"
-                remedy = f"Check {_LOOK_AT[kind]}; kubectl describe {kind.lower()} {name} shows more"
-                yield {"reason": Reason.AUTOSCALER_FAILING, "message": f"{problem}. {remedy}"}
-
-
-def _failing(kind: str, autoscaler: Object) -> Iterator[Object]:
-    for condition in autoscaler.get("status", {}).get("conditions") or []:
-        reason = condition.get("reason")  # without one it has not looked yet
-        if (condition["type"], condition["status"]) in _FAILS[kind] and reason and reason != _NO_WORKERS:
-            yield condition
-
-
-_AUTOSCALER_KNOWS_AFTER_S = 120.0
-
-"""Time from the last pod's readiness until an autoscaler can be expected to have metrics."""
-
-
 def healthy() -> Condition:
     """Return the condition of a job without trouble, or that is still starting."""
     return Condition.of(ConditionType.DEGRADED, False, Reason.HEALTHY, "all pods are ready")
 
 
 def degraded(observed: Observed, roles: Mapping[str, RoleState], admitted: Condition, now: float) -> Condition:
-    """Return the condition of a job that ran before.
-
-    Args:
-        admitted: whether all objects of the job exist.
-        now: seconds since the epoch.
-    """
+    """Return the condition of a job that ran before; ``admitted`` is the condition of that type."""
     missing = [role for role in roles.values() if not role.is_ready]
     redis_lost = any(evicted_since(pod) is not None for pod in observed.pods_of("redis"))
     if redis_lost and any(role.name == "transport" for role in missing):
@@ -274,7 +187,7 @@ def _troubles(observed: Observed, now: float) -> list[dict[str, str]]:
     """Return reason and message of trouble that no pod shows."""
     known = {**observed.status.get("progress", {}), **observed.progress}.get("troubles") or []
     settled = now - _all_ready_since(observed, now) >= _AUTOSCALER_KNOWS_AFTER_S
-    return [*known, *(autoscaler_troubles(observed) if settled else [])]
+    return [*known, *(_autoscaler_troubles(observed) if settled else [])]
 
 
 def _all_ready_since(observed: Observed, now: float) -> float:
@@ -282,3 +195,23 @@ def _all_ready_since(observed: Observed, now: float) -> float:
     if any(condition["status"] != "True" for condition in needed):
         return now
     return max((seconds(condition["lastTransitionTime"]) or now for condition in needed), default=now)
+
+
+def _autoscaler_troubles(observed: Observed) -> Iterator[dict[str, str]]:
+    """Yield reason and message of what the reward workers' autoscaler reports, the same for as long as it lasts."""
+    for kind in _FAILS:
+        for autoscaler in observed.own(kind):
+            name = autoscaler["metadata"]["name"]
+            failing = _failing(kind, autoscaler)
+            reported = ", ".join(f"{c['reason']}: {c.get('message', '')}".rstrip(" .:") for c in failing)
+            if reported:
+                problem = f"{kind} {name} cannot follow the load, so the number of reward workers is fixed: {reported}"
+                remedy = f"Check {_LOOK_AT[kind]}; kubectl describe {kind.lower()} {name} shows more"
+                yield {"reason": Reason.AUTOSCALER_FAILING, "message": f"{problem}. {remedy}"}
+
+
+def _failing(kind: str, autoscaler: Object) -> Iterator[Object]:
+    for condition in autoscaler.get("status", {}).get("conditions") or []:
+        reason = condition.get("reason")  # without one it has not looked yet
+        if (condition["type"], condition["status"]) in _FAILS[kind] and reason and reason != _NO_WORKERS:
+            yield condition

@@ -1,4 +1,4 @@
-"""``status.progress``, read from a job's metrics service, and the troubles that no pod shows.
+"""Read ``status.progress`` from a job's metrics service, and the troubles that no pod shows.
 
 The service runs in the job's namespace, in an image that its user chooses: nothing that it sends is trusted. A response
 has a limited size and time, is never decompressed or redirected, and is read into the fields below and no others. All
@@ -76,11 +76,7 @@ class _Queues(msgspec.Struct):
 
 
 class ProgressReader:
-    """Read the progress of jobs from their metrics services, on a thread of its own.
-
-    Args:
-        address_of: maps a job's name and namespace to the base URL of its service.
-    """
+    """Read the progress of jobs from their metrics services, on a thread of its own."""
 
     def __init__(self, address_of: Callable[[str, str], str] = metrics_address) -> None:
         self._address_of = address_of
@@ -149,10 +145,8 @@ class ProgressReader:
 
 def _session() -> aiohttp.ClientSession:
     timeout = aiohttp.ClientTimeout(total=_REQUEST_WITHIN_S)
-    return aiohttp.ClientSession(timeout=timeout, auto_decompress=False, headers=_HEADERS)
-
-
-_HEADERS = {"Accept-Encoding": "identity", "Connection": "close"}
+    headers = {"Accept-Encoding": "identity", "Connection": "close"}
+    return aiohttp.ClientSession(timeout=timeout, auto_decompress=False, headers=headers)
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> bytes:
@@ -185,7 +179,12 @@ def troubles(judges: set[str], memory_bytes: int, memory_limit_bytes: int) -> li
         memory_bytes: memory that Redis uses.
         memory_limit_bytes: its limit; 0 means none.
     """
-    found = [_judge_failing(judge[:_MOST_CHARACTERS]) for judge in sorted(judges)[:_MOST_JUDGES]]
+    advice = (
+        "its judge fails or cannot be reached; reward workers retry it only now and then. Check the judge, its "
+        "baseUrl, key and network policy; kubectl plaudit logs JOB reward shows the errors"
+    )
+    names = (judge[:_MOST_CHARACTERS] for judge in sorted(judges)[:_MOST_JUDGES])
+    found = [{"reason": Reason.JUDGE_FAILING, "message": f"scorer {name!r}: {advice}"} for name in names]
     if memory_bytes > _NEARLY_FULL * memory_limit_bytes > 0:
         message = (
             f"Redis is full: its limit is {memory_limit_bytes / 2**20:.0f} MiB, and above 70 % of it no prompt is "
@@ -193,14 +192,6 @@ def troubles(judges: set[str], memory_bytes: int, memory_limit_bytes: int) -> li
         )
         found.append({"reason": Reason.REDIS_FULL, "message": message})
     return found
-
-
-def _judge_failing(judge: str) -> dict[str, str]:
-    message = (
-        f"scorer {judge!r}: its judge fails or cannot be reached; reward workers retry it only now and then. Check the "
-        "judge, its baseUrl, key and network policy; kubectl plaudit logs JOB reward shows the errors"
-    )
-    return {"reason": Reason.JUDGE_FAILING, "message": message}
 
 
 def _of_step(step: _Step) -> Iterator[tuple[str, Any]]:

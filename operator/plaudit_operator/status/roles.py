@@ -1,11 +1,7 @@
-"""The state of each role of a job: pods wanted, ready, failing.
-
-The remedy for a role whose pods are not ready, by reason: the end of the condition's message.
-"""
+"""Compute the state of each role of a job: pods wanted, ready, failing, and the remedy for those that are not ready."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,17 +11,16 @@ from plaudit_operator.attempts import TrainerAttempt, group_of, replica_of
 from plaudit_operator.children import transport
 from plaudit_operator.children.context import JobContext
 from plaudit_operator.children.roles import (
-    ENVIRONMENT_ROLE,
     RolloutGroup,
     environment_labels,
     environment_object,
-    is_served,
+    has_gateway,
     model_labels,
     model_object,
     rollout_groups,
 )
 from plaudit_operator.names import Reason
-from plaudit_operator.observed import Object, Observed, attempt_of, labels
+from plaudit_operator.observed import Object, Observed, attempt_of, conditions_of, labels
 from plaudit_operator.pod_state import is_over, is_ready, is_running, problem_of, restarts_of
 from plaudit_operator.policies import without_pod_name
 
@@ -37,29 +32,6 @@ _PODS = {
     "transport": "spec.transport.managed.pod",
     "metrics": "spec.metrics.pod",
 }
-
-
-def remedy(reason: str, role: str, job: str) -> str:
-    """Return a sentence; empty if there is nothing to do but wait.
-
-    Args:
-        reason: of ``names.Reason``.
-        role: as it is named in the status; a reward model is ``model/<scorer>``, an environment
-            ``environment/<name>``.
-    """
-    other = "the environment's pod" if role.startswith("environment/") else "the scorer's model.pod"
-    pod = _PODS.get(role, other)
-    limit = "spec.transport.managed.memory" if role == "transport" else f"{pod}.resources.limits.memory"
-    logs = {"transport": "redis"}.get(role, role.partition("/")[0])
-    sentences = {
-        Reason.UNSCHEDULABLE: f"Add nodes, or lower {pod}.resources, or change its nodeSelector or tolerations",
-        Reason.IMAGE_PULL: f"Correct the chart's images and images.pullSecret, or set {pod}.image in a new job",
-        Reason.CONFIG_MISSING: "Create it; the pods then start without further action",
-        Reason.OUT_OF_MEMORY: f"Raise {limit} in a new job",
-        Reason.CRASHING: f"See kubectl plaudit logs {job} {logs}",
-        Reason.REFUSED_BY_CLUSTER: "Raise the namespace's quota or lower the pod's resources; the operator retries",
-    }
-    return sentences.get(reason, "")
 
 
 @dataclass(frozen=True)
@@ -84,15 +56,14 @@ class RoleState:
         """Return True if all desired pods are ready."""
         return self.ready >= self.desired
 
+    @property
+    def count(self) -> str:
+        """Return the pods as text, such as ``1/2``."""
+        return f"{self.ready}/{self.desired}"
+
     def report(self) -> dict[str, Any]:
         """Return the entry of ``status.roles``."""
-        report = {
-            "name": self.name,
-            "desired": self.desired,
-            "ready": self.ready,
-            "updated": self.updated,
-            "restarts": self.restarts,
-        }
+        report = {name: getattr(self, name) for name in ("name", "desired", "ready", "updated", "restarts")}
         return report | ({"lastFailure": self.problem} if self.problem else {})
 
 
@@ -104,7 +75,7 @@ def lack_of(missing: Sequence[RoleState]) -> tuple[str, str]:
 
 def _lack(role: RoleState) -> str:
     explanation = ". ".join(text for text in (role.problem, role.remedy) if text)
-    return f"{role.name} {role.ready}/{role.desired}" + (f": {explanation}" if explanation else "")
+    return f"{role.name} {role.count}" + (f": {explanation}" if explanation else "")
 
 
 def role_states(
@@ -116,42 +87,35 @@ def role_states(
     """
     states = {}
     if transport.managed(context):
-        pods = observed.pods_of("redis")
-        owner = observed.child("StatefulSet", names.role_object(context.name, "redis"))
-        states["transport"] = _of_workload("transport", owner, pods, now, _refused_pods(observed, owner))
+        owner = observed.child("StatefulSet", context.role_object("redis"))
+        states["transport"] = _of_workload("transport", observed, owner, observed.pods_of("redis"), now)
     if context.spec.trains:
         states["rollout"] = _rollouts(context, observed, now)
         states["trainer"] = _trainer(context, observed, attempt, now)
     states["reward"] = _of_deployment(context, observed, "reward", now)
-    if is_served(context):
+    if has_gateway(context):
         states["gateway"] = _of_deployment(context, observed, "gateway", now)
-    for scorer in context.spec.reward.model_scorers:
-        owner = observed.child("Deployment", model_object(context, scorer))
-        own = model_labels(context, scorer).items()
-        pods = [pod for pod in observed.pods_of("model") if own <= labels(pod).items()]
-        states[f"model/{scorer.name}"] = _of_workload(f"model/{scorer.name}", owner, pods, now)
-    for server in context.spec.environments:
-        owner = observed.child("Deployment", environment_object(context, server))
-        own = environment_labels(server).items()
-        pods = [pod for pod in observed.pods_of(ENVIRONMENT_ROLE) if own <= labels(pod).items()]
-        name = f"environment/{server.name}"
-        states[name] = _of_workload(name, owner, pods, now)
+    scorers, environments = context.spec.reward.model_scorers, context.spec.environments
+    servers = [(f"model/{s.name}", model_object(context, s), model_labels(context, s)) for s in scorers]
+    servers += [(f"environment/{e.name}", environment_object(context, e), environment_labels(e)) for e in environments]
+    for name, object_name, own in servers:
+        pods = [pod for pod in observed.pods_of(name.partition("/")[0]) if own.items() <= labels(pod).items()]
+        states[name] = _of_workload(name, observed, observed.child("Deployment", object_name), pods, now)
     states["metrics"] = _of_deployment(context, observed, "metrics", now)
-    return {name: replace(role, remedy=remedy(role.reason, name, context.name)) for name, role in states.items()}
+    return {name: replace(role, remedy=_remedy(role.reason, name, context.name)) for name, role in states.items()}
 
 
 def _of_deployment(context: JobContext, observed: Observed, role: str, now: float) -> RoleState:
-    owner = observed.child("Deployment", names.role_object(context.name, role))
-    return _of_workload(role, owner, observed.pods_of(role), now)
+    owner = observed.child("Deployment", context.role_object(role))
+    return _of_workload(role, observed, owner, observed.pods_of(role), now)
 
 
-def _of_workload(role: str, owner: Object | None, pods: list[Object], now: float, refused: str = "") -> RoleState:
+def _of_workload(role: str, observed: Observed, owner: Object | None, pods: list[Object], now: float) -> RoleState:
     if owner is None:
-        return RoleState(role, 1, 0, 0, 0, problem="")
+        return RoleState(role, 1, 0, 0, 0)
     status = owner.get("status") or {}
     desired, ready = int(owner["spec"].get("replicas", 1)), int(status.get("readyReplicas", 0))
-    refused = refused or _replica_failure(status)
-    reason, problem = (Reason.REFUSED_BY_CLUSTER, refused) if refused else _problem(pods, now)
+    reason, problem = _problem(pods, _refusal(observed, owner), now)
     restarts, held = sum(map(restarts_of, pods)), sum(not is_over(pod) for pod in pods)
     return RoleState(role, desired, ready, int(status.get("updatedReplicas", 0)), restarts, held, reason, problem)
 
@@ -165,16 +129,11 @@ def _rollouts(context: JobContext, observed: Observed, now: float) -> RoleState:
             states.append(_of_replicas(context, observed, group, pods, now))
         else:
             owner = observed.child("Deployment", names.rollout_object(context.name, group.name))
-            states.append(_of_workload("rollout", owner, pods, now))
-    return functools.reduce(_together, states)
-
-
-def _together(one: RoleState, other: RoleState) -> RoleState:
-    """Return the state of two groups of a role; the first that has a problem explains it."""
-    with_problem = one if one.problem else other
+            states.append(_of_workload("rollout", observed, owner, pods, now))
+    # The first group that has a problem explains it.
+    with_problem = next((state for state in states if state.problem), states[-1])
     counts = ("desired", "ready", "updated", "restarts", "held")
-    sums = {name: getattr(one, name) + getattr(other, name) for name in counts}
-    return replace(with_problem, **sums)
+    return replace(with_problem, **{name: sum(getattr(state, name) for state in states) for name in counts})
 
 
 def _of_replicas(
@@ -187,8 +146,8 @@ def _of_replicas(
     attempts: dict[int, int] = {}
     for job in jobs:
         attempts[replica_of(job)] = max(attempt_of(job), attempts.get(replica_of(job), 0))
-    refused = next((why for job in jobs if (why := _refused_pods(observed, job))), "")
-    reason, problem = (Reason.REFUSED_BY_CLUSTER, refused) if refused else _problem(pods, now)
+    refused = next((why for job in jobs if (why := _refusal(observed, job))), "")
+    reason, problem = _problem(pods, refused, now)
     if ready < desired and not problem:
         problem = _last_failure(observed, "rollout")  # of an attempt before: its pods are gone
     restarts = sum(attempts.values())
@@ -201,8 +160,8 @@ def _trainer(context: JobContext, observed: Observed, attempt: TrainerAttempt | 
     held = sum(not is_over(pod) for pod in observed.pods_of("trainer"))
     pods = [pod for pod in observed.pods_of("trainer") if attempt_of(pod) == number]
     running = sum(map(is_running, pods))
-    refused = _refused_pods(observed, attempt.job if attempt else None)
-    reason, problem = (Reason.REFUSED_BY_CLUSTER, refused) if refused else _problem(pods, now)
+    refused = _refusal(observed, attempt.job) if attempt and attempt.job else ""
+    reason, problem = _problem(pods, refused, now)
     problem = problem or _last_failure(observed, "trainer")  # of the attempt before: its pods are gone
     restarts = int(observed.status.get("restarts", 0))
     return RoleState("trainer", desired, running, len(pods), restarts, held, reason, problem)
@@ -213,19 +172,34 @@ def _last_failure(observed: Observed, role: str) -> str:
     return next((str(report.get("lastFailure", "")) for report in reports if report["name"] == role), "")
 
 
-def _refused_pods(observed: Observed, owner: Object | None) -> str:
-    """Return why the API server rejects the pods of a Job or StatefulSet; empty if it does not."""
-    return observed.refused_pods.get((owner["kind"], owner["metadata"]["name"]), "") if owner else ""
+def _refusal(observed: Observed, owner: Object) -> str:
+    """Return why the API server rejects the pods of a Job, StatefulSet or Deployment; empty if it does not."""
+    refused = [c for c in conditions_of(owner) if c["type"] == "ReplicaFailure" and c["status"] == "True"]
+    by_deployment = without_pod_name(str(refused[0].get("message", ""))) if refused else ""
+    return observed.refused_pods.get((owner["kind"], owner["metadata"]["name"]), by_deployment)
 
 
-def _replica_failure(status: Object) -> str:
-    """Return why the API server rejects the pods of a Deployment; empty if it does not."""
-    conditions = status.get("conditions") or []
-    refused = (c for c in conditions if c["type"] == "ReplicaFailure" and c["status"] == "True")
-    return next((without_pod_name(str(c.get("message", ""))) for c in refused), "")
-
-
-def _problem(pods: list[Object], now: float) -> tuple[str, str]:
+def _problem(pods: list[Object], refused: str, now: float) -> tuple[str, str]:
+    """Return reason and message of why pods are missing or do not run; both empty if unknown."""
+    if refused:
+        return Reason.REFUSED_BY_CLUSTER, refused
     found = (problem_of(pod, now) for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"])))
     problems = [problem for problem in found if problem]
     return min(problems, key=lambda problem: problem[0] == Reason.WAITING_FOR_ROOM, default=("", ""))
+
+
+def _remedy(reason: str, role: str, job: str) -> str:
+    """Return the end of a condition's message: a sentence; empty if there is nothing to do but wait."""
+    other = "the environment's pod" if role.startswith("environment/") else "the scorer's model.pod"
+    pod = _PODS.get(role, other)
+    limit = "spec.transport.managed.memory" if role == "transport" else f"{pod}.resources.limits.memory"
+    logs = {"transport": "redis"}.get(role, role.partition("/")[0])
+    sentences = {
+        Reason.UNSCHEDULABLE: f"Add nodes, or lower {pod}.resources, or change its nodeSelector or tolerations",
+        Reason.IMAGE_PULL: f"Correct the chart's images and images.pullSecret, or set {pod}.image in a new job",
+        Reason.CONFIG_MISSING: "Create it; the pods then start without further action",
+        Reason.OUT_OF_MEMORY: f"Raise {limit} in a new job",
+        Reason.CRASHING: f"See kubectl plaudit logs {job} {logs}",
+        Reason.REFUSED_BY_CLUSTER: "Raise the namespace's quota or lower the pod's resources; the operator retries",
+    }
+    return sentences.get(reason, "")

@@ -1,16 +1,12 @@
-"""Compute ``status`` of an RLJob from what is observed: pure, and equal for equal observations.
+"""Compute ``status`` of an RLJob or RewardService from what is observed: pure, and equal for equal observations.
 
-``status.cost``: the GPU time of a job by role, and what waiting for rewards cost.
+``status.cost`` is the GPU time of a job by role, and what waiting for rewards cost. Time counts while a pod is bound to
+a node. It is added up whenever the status changes for another reason, and from the number of GPUs that was last
+reported: a job at rest is not written, and nothing is counted twice or lost over restarts of the operator. Readers add
+``gpus`` × the time since ``countedTime``.
 
-Time counts while a pod is bound to a node. It is added up whenever the status changes for another reason, and from the
-number of GPUs that was last reported: a job at rest is not written, and nothing is counted twice or lost over restarts
-of the operator. Readers add ``gpus`` × the time since ``countedTime``.
-
-The condition ``RolledOut`` of a RewardService: all reward workers and gateways are of the present revision.
-
-What the ``scale`` subresource of an RLJob reports: its rollout workers, and the labels of their pods.
-
-``kubectl scale rlj``, an HPA and KEDA read and change ``spec.rollout.replicas`` through it.
+``rollouts`` and ``rolloutSelector`` are for the ``scale`` subresource of an RLJob, through which ``kubectl scale rlj``,
+an HPA and KEDA read and change ``spec.rollout.replicas``.
 """
 
 from __future__ import annotations
@@ -26,24 +22,215 @@ from plaudit_operator.admission import RefusedJob
 from plaudit_operator.attempts import group_of, replica_of
 from plaudit_operator.children import transport
 from plaudit_operator.children.context import JobContext
-from plaudit_operator.children.roles import ROLLOUT_ROLE, gateway_address, is_served, rollout_groups
-from plaudit_operator.names import ConditionType, Reason, run_id
+from plaudit_operator.children.job_config import REVISED_ROLES
+from plaudit_operator.children.roles import ROLLOUT_ROLE, has_gateway, rollout_groups
+from plaudit_operator.names import NEEDED, ConditionType, Reason, run_id
 from plaudit_operator.observed import NO_SUCH_KIND, Object, Observed, gpu_seconds, labels, timestamp
 from plaudit_operator.pod_state import is_leaving, is_over, is_scheduled
 from plaudit_operator.policies import GangWait
 from plaudit_operator.runtime.kinds import POD_GROUP, RLJOB
-from plaudit_operator.status.conditions import NEEDED, Condition, degraded, healthy, merged, phase, summary
+from plaudit_operator.status.conditions import Condition, degraded, healthy, merged, phase, summary
 from plaudit_operator.status.roles import RoleState, lack_of
 
+Status = dict[str, Any]
+_Rest = Literal["", "suspended", "queue", "room"]
+"""The reason why roles have no pods although nothing is wrong."""
 
-def held_gpus(context: JobContext, observed: Observed) -> dict[str, int]:
+_RESTS = {
+    "suspended": (Reason.SUSPENDED_BY_USER, "suspended by spec.suspend"),
+    "queue": (Reason.QUEUED, "waiting in the queue of scheduling.queueName"),
+    "room": (Reason.WAITING_FOR_ROOM, "waiting until trainer, rollouts, reward models and Redis are scheduled"),
+}
+_NO_GANGS = (
+    "scheduling.gang is native, but this cluster does not serve PodGroup of scheduling.k8s.io: nothing was started. "
+    "Set gang: none in a new job, or have an administrator turn on the feature gates GenericWorkload and "
+    "GangScheduling (docs/kubernetes/scheduling.md)"
+)
+_EVENT_TYPES = {
+    (ConditionType.SPEC_VALID, "True"): "Normal",
+    (ConditionType.SPEC_VALID, "False"): "Warning",
+    (ConditionType.ADMITTED, "True"): "Normal",
+    (ConditionType.ADMITTED, "False"): "Warning",
+    (ConditionType.TRAINER_RUNNING, "True"): "Normal",
+    (ConditionType.DEGRADED, "True"): "Warning",
+    (ConditionType.DEGRADED, "False"): "Normal",
+    (ConditionType.SUSPENDED, "True"): "Normal",
+    (ConditionType.ROLLED_OUT, "True"): "Normal",
+    (ConditionType.ROLLED_OUT, "False"): "Normal",
+    (ConditionType.COMPLETE, "True"): "Normal",
+    (ConditionType.FAILED, "True"): "Warning",
+}
+
+_TROUBLES = {
+    Reason.UNSCHEDULABLE,
+    Reason.IMAGE_PULL,
+    Reason.CONFIG_MISSING,
+    Reason.OUT_OF_MEMORY,
+    Reason.CRASHING,
+    Reason.REFUSED_BY_CLUSTER,
+}
+"""Reasons of a role that is not ready for which a Warning event is emitted."""
+
+_SILENT_AT_FIRST = {
+    (ConditionType.SPEC_VALID, "True"),
+    (ConditionType.DEGRADED, "False"),
+    (ConditionType.ROLLED_OUT, "False"),
+}
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """Hold the end of a job, as a condition reports it."""
+
+    condition: str
+    reason: str
+    message: str
+
+
+def refused_status(observed: Observed, refused: RefusedJob, now: float) -> Status:
+    """Return the status of a job that cannot run as written."""
+    current = [
+        Condition.of(ConditionType.SPEC_VALID, False, refused.reason, refused.message),
+        Condition.of(ConditionType.ADMITTED, False, refused.reason, "no objects were created"),
+    ]
+    return _finished(observed, {}, current, now)
+
+
+def ended_status(observed: Observed, ending: JobEnd, now: float) -> Status:
+    """Return the status at a job's end; ``merged`` keeps the conditions from before."""
+    current = [
+        Condition.of(ending.condition, True, ending.reason, ending.message),
+        Condition.of(ConditionType.TRAINER_RUNNING, False, ending.reason, ending.message),
+        healthy(),
+    ]
+    ended = _finished(observed, _progress(observed) | {"completionTime": timestamp(now)}, current, now)
+    return _with_cost(observed.status, ended, {}, now)
+
+
+def status(
+    context: JobContext,
+    observed: Observed,
+    roles: Mapping[str, RoleState],
+    now: float,
+    *,
+    suspended: bool,
+    waits: GangWait = "",
+) -> Status:
+    """Return the status of a job that runs or starts; ``waits`` is what all of it waits for."""
+    rest: _Rest = "suspended" if suspended else waits
+    admitted = _admitted(observed)
+    reason, message = context.admitted.reason, context.admitted.message
+    current = [
+        Condition.of(ConditionType.SPEC_VALID, reason == Reason.VALID, reason, message),
+        admitted,
+        *_ready(context, roles, rest),
+        _suspended(context, roles, rest),
+    ]
+    ready = all(condition.status == "True" for condition in current if condition.type in NEEDED)
+    fields: Status = _progress(observed) | {
+        "roles": [role.report() for role in roles.values()],
+        "replicas": {name: roles[name].count for name in ("rollout", "reward") if name in roles},
+    }
+    if context.spec.trains:
+        fields |= {"rollouts": _count_rollouts(observed), "rolloutSelector": _rollout_selector(context)}
+    if has_gateway(context):
+        fields["url"] = names.gateway_url(context.name, context.namespace)
+    if ready and not rest:
+        fields.setdefault("startTime", observed.status.get("startTime") or timestamp(now))
+    started = "startTime" in {**observed.status, **fields}
+    works = started and rest not in ("suspended", "queue")
+    current.append(degraded(observed, roles, admitted, now) if works else healthy())
+    if context.revision:
+        fields["revision"] = context.revision
+        current.append(_rolled_out(context, observed, roles))
+    report = _finished(observed, fields, current, now)
+    return _with_cost(observed.status, report, _held_gpus(context, observed), now)
+
+
+def _finished(observed: Observed, fields: Status, current: list[Condition], now: float) -> Status:
+    generation = int(observed.job["metadata"].get("generation", 1))
+    conditions = merged(observed.status.get("conditions") or [], current, generation, now)
+    conditions = merged(conditions, summary(conditions), generation, now)
+    status_: Status = {
+        **observed.status,
+        **fields,
+        "observedGeneration": generation,
+        "run": run_id(observed.name, observed.uid),
+        "conditions": conditions,
+    }
+    if observed.job["kind"] == RLJOB.kind:
+        status_ = dict.fromkeys(("attempt", "restarts", "disruptions"), 0) | status_
+    return status_ | {"phase": phase(conditions, started="startTime" in status_)}
+
+
+def _progress(observed: Observed) -> Status:
+    return {"progress": {**observed.status.get("progress", {}), **observed.progress}} if observed.progress else {}
+
+
+def _admitted(observed: Observed) -> Condition:
+    if not observed.refusals:
+        return Condition.of(ConditionType.ADMITTED, True, Reason.ADMITTED, "all objects of the job exist")
+    reason = Reason.REFUSED_BY_CLUSTER
+    message = "; ".join(f"{kind} {name}: {why}" for (kind, name), why in sorted(observed.refusals.items()))
+    if any("is not this job's" in why for why in observed.refusals.values()):
+        reason = Reason.NAME_TAKEN
+    elif any(kind == POD_GROUP.kind and NO_SUCH_KIND in why for (kind, _), why in observed.refusals.items()):
+        reason, message = Reason.GANG_UNAVAILABLE, _NO_GANGS
+    return Condition.of(ConditionType.ADMITTED, False, reason, message)
+
+
+def _ready(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest) -> Iterator[Condition]:
+    """Yield the conditions of the roles; of roles that are scheduled together the scheduler reports what is missing."""
+    together: _Rest = "" if rest == "room" else rest
+    if transport.managed(context):
+        redis: _Rest = together if context.spec.scheduling.whole else ""
+        yield _role(ConditionType.TRANSPORT_READY, [roles["transport"]], redis)
+    else:
+        message = f"external Redis at {context.redis_url}"
+        yield Condition.of(ConditionType.TRANSPORT_READY, True, Reason.EXTERNAL, message)
+    if context.spec.trains:
+        yield _role(ConditionType.ROLLOUT_READY, [roles["rollout"]], together)
+    needed = ("reward", "gateway") if context.revision else ("reward",)
+    scoring = [role for name, role in roles.items() if name in needed or name.startswith("model/")]
+    yield _role(ConditionType.REWARD_READY, scoring, rest)
+    if context.spec.trains:
+        yield _role(ConditionType.TRAINER_RUNNING, [roles["trainer"]], together, ready=Reason.RUNNING)
+
+
+def _role(kind: str, roles: list[RoleState], rest: _Rest, *, ready: str = Reason.READY) -> Condition:
+    if rest:
+        return Condition.of(kind, False, *_RESTS[rest])
+    missing = [role for role in roles if not role.is_ready]
+    if not missing:
+        return Condition.of(kind, True, ready, ", ".join(f"{role.name} {role.count}" for role in roles))
+    return Condition.of(kind, False, *lack_of(missing))
+
+
+def _suspended(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest) -> Condition:
+    if rest == "queue":
+        look = f"kubectl describe workloads.kueue.x-k8s.io {context.run} shows its position"
+        message = f"waiting in queue {context.spec.scheduling.queue_name!r}; {look}"
+        return Condition.of(ConditionType.SUSPENDED, True, Reason.QUEUED, message)
+    if rest != "suspended":
+        return Condition.of(ConditionType.SUSPENDED, False, Reason.NOT_SUSPENDED, "")
+    stays = {"transport": roles["transport"].desired} if "transport" in roles else {}
+    left = [role for role in roles.values() if role.name != "metrics" and role.held > stays.get(role.name, 0)]
+    if left:
+        message = f"waiting for pods to end: {', '.join(f'{role.name} {role.held}' for role in left)}"
+        return Condition.of(ConditionType.SUSPENDED, False, Reason.SUSPENDING, message)
+    kept = "its volumes are kept" if context.spec.scheduling.whole else "Redis and volumes are kept"
+    message = f"suspended; {kept}. Resume it with kubectl plaudit resume {context.name}"
+    return Condition.of(ConditionType.SUSPENDED, True, Reason.SUSPENDED_BY_USER, message)
+
+
+def _held_gpus(context: JobContext, observed: Observed) -> dict[str, int]:
     """Return the GPUs that each role holds now; roles whose pods ask for none are left out."""
     spec, templates = context.spec, context.admitted.templates
     pods: dict[str, PodSpec] = {"reward": spec.reward.workers.pod}
     if spec.trains:
-        pods |= {"trainer": spec.trainer.pod}
-        pods |= {group.child: group.spec.pod for group in rollout_groups(context)}
-    for scorer in context.spec.reward.model_scorers:
+        pods["trainer"] = spec.trainer.pod
+    pods |= {group.child: group.spec.pod for group in rollout_groups(context)}
+    for scorer in spec.reward.model_scorers:
         assert scorer.served is not None
         pods[f"model/{scorer.name}"] = scorer.served.pod
     held = {}
@@ -66,14 +253,13 @@ def _pods(observed: Observed, role: str) -> list[Object]:
     return [pod for pod in observed.pods_of(kind) if not name or labels(pod).get(label) == name]
 
 
-def with_cost(before: Mapping[str, Any], report: dict[str, Any], held: Mapping[str, int], now: float) -> dict[str, Any]:
+def _with_cost(before: Object, report: Status, held: Mapping[str, int], now: float) -> Status:
     """Return a status with its cost.
 
     Args:
         before: the status as last reported.
         report: the status as it is now, with the cost of ``before`` or without one.
         held: GPUs by role.
-        now: seconds since the epoch.
     """
     cost = before.get("cost") or {}
     gpus = {role["name"]: int(role["gpus"]) for role in cost.get("roles") or []}
@@ -97,12 +283,9 @@ def _exposed_gpu_s(before: Mapping[str, Any], report: Mapping[str, Any], trainer
     return max(0, round(steps * float(progress.get("exposedRewardSeconds") or 0.0) * trainer_gpus))
 
 
-ROLES = ("reward", "gateway")
-
-
-def rolled_out(context: JobContext, observed: Observed, roles: Mapping[str, RoleState]) -> Condition:
-    """Return the condition of a service."""
-    deployments = {role: observed.child("Deployment", names.role_object(context.name, role)) for role in ROLES}
+def _rolled_out(context: JobContext, observed: Observed, roles: Mapping[str, RoleState]) -> Condition:
+    """Return the condition ``RolledOut``: all reward workers and gateways of a service are of its present revision."""
+    deployments = {role: observed.child("Deployment", context.role_object(role)) for role in REVISED_ROLES}
     behind = {role: found for role, found in deployments.items() if not _is_current(found, context.revision)}
     if not behind:
         message = f"all pods are of revision {context.revision}"
@@ -140,203 +323,19 @@ def _part(role: str, deployment: Object | None, roles: Mapping[str, RoleState], 
     return ". ".join(part for part in parts if part)
 
 
-def count_rollouts(observed: Observed) -> int:
+def _count_rollouts(observed: Observed) -> int:
     """Return the number of rollout workers whose pods exist; the pods of a replica count as one."""
     pods = [pod for pod in observed.pods_of(ROLLOUT_ROLE) if not (is_over(pod) or is_leaving(pod))]
     single = [pod for pod in pods if replica_of(pod) < 0]
     return len(single) + len({(group_of(pod), replica_of(pod)) for pod in pods if replica_of(pod) >= 0})
 
 
-def rollout_selector(context: JobContext) -> str:
+def _rollout_selector(context: JobContext) -> str:
     """Return the labels of one pod of each rollout worker of a job without groups."""
     labels = context.labels(ROLLOUT_ROLE)
     if context.spec.rollout.pods_per_replica > 1:
         labels |= {names.COMPLETION_INDEX: "0"}
     return ",".join(f"{key}={value}" for key, value in labels.items())
-
-
-Status = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class JobEnd:
-    """Hold the end of a job, as a condition reports it."""
-
-    condition: str
-    reason: str
-    message: str
-
-
-def refused_status(observed: Observed, refused: RefusedJob, now: float) -> Status:
-    """Return the status of a job that cannot run as written."""
-    current = [
-        Condition.of(ConditionType.SPEC_VALID, False, refused.reason, refused.message),
-        Condition.of(ConditionType.ADMITTED, False, refused.reason, "no objects were created"),
-    ]
-    return _finished(observed, {}, current, now)
-
-
-def ended_status(observed: Observed, ending: JobEnd, now: float) -> Status:
-    """Return the status at a job's end; ``merged`` keeps the conditions from before."""
-    current = [
-        Condition.of(ending.condition, True, ending.reason, ending.message),
-        Condition.of(ConditionType.TRAINER_RUNNING, False, ending.reason, ending.message),
-        healthy(),
-    ]
-    ended = _finished(observed, _progress(observed) | {"completionTime": timestamp(now)}, current, now)
-    return with_cost(observed.status, ended, {}, now)
-
-
-def status(
-    context: JobContext,
-    observed: Observed,
-    roles: Mapping[str, RoleState],
-    now: float,
-    *,
-    suspended: bool,
-    waits: GangWait = "",
-) -> Status:
-    """Return the status of a job that runs or starts.
-
-    Args:
-        now: seconds since the epoch.
-        waits: what the job waits for before all of it may start.
-    """
-    rest: _Rest = "suspended" if suspended else waits
-    admitted = _admitted(observed)
-    current = [
-        Condition.of(ConditionType.SPEC_VALID, context.admitted.reason == Reason.VALID, context.admitted.reason,
-             context.admitted.message),
-        admitted,
-        *_ready(context, roles, rest),
-        _suspended(context, roles, rest),
-    ]  # fmt: skip
-    ready = all(condition.status == "True" for condition in current if condition.type in NEEDED)
-    fields: Status = _progress(observed) | {
-        "roles": [role.report() for role in roles.values()],
-        "replicas": {
-            name: f"{roles[name].ready}/{roles[name].desired}" for name in ("rollout", "reward") if name in roles
-        },
-    }
-    if context.spec.trains:
-        fields |= {"rollouts": count_rollouts(observed), "rolloutSelector": rollout_selector(context)}
-    if is_served(context):
-        fields["url"] = gateway_address(context)
-    if ready and not rest:
-        fields.setdefault("startTime", observed.status.get("startTime") or timestamp(now))
-    started = "startTime" in {**observed.status, **fields}
-    works = started and rest not in ("suspended", "queue")
-    current.append(degraded(observed, roles, admitted, now) if works else healthy())
-    if context.revision:
-        fields["revision"] = context.revision
-        current.append(rolled_out(context, observed, roles))
-    report = _finished(observed, fields, current, now)
-    return with_cost(observed.status, report, held_gpus(context, observed), now)
-
-
-_Rest = Literal["", "suspended", "queue", "room"]
-
-"""The reason why roles have no pods although nothing is wrong."""
-
-_RESTS = {
-    "suspended": (Reason.SUSPENDED_BY_USER, "suspended by spec.suspend"),
-    "queue": (Reason.QUEUED, "waiting in the queue of scheduling.queueName"),
-    "room": (Reason.WAITING_FOR_ROOM, "waiting until trainer, rollouts, reward models and Redis are scheduled"),
-}
-
-_COUNTERS = ("attempt", "restarts", "disruptions")
-
-
-def _finished(observed: Observed, fields: Status, current: list[Condition], now: float) -> Status:
-    generation = int(observed.job["metadata"].get("generation", 1))
-    conditions = merged(observed.status.get("conditions") or [], current, generation, now)
-    conditions = merged(conditions, summary(conditions), generation, now)
-    status_: Status = {
-        **observed.status,
-        **fields,
-        "observedGeneration": generation,
-        "run": run_id(observed.name, observed.uid),
-        "conditions": conditions,
-    }
-    for counter in _COUNTERS if observed.job["kind"] == RLJOB.kind else ():
-        status_.setdefault(counter, 0)
-    return status_ | {"phase": phase(conditions, started="startTime" in status_)}
-
-
-def _progress(observed: Observed) -> Status:
-    return {"progress": {**observed.status.get("progress", {}), **observed.progress}} if observed.progress else {}
-
-
-def _admitted(observed: Observed) -> Condition:
-    if not observed.refusals:
-        return Condition.of(ConditionType.ADMITTED, True, Reason.ADMITTED, "all objects of the job exist")
-    message = "; ".join(f"{kind} {name}: {why}" for (kind, name), why in sorted(observed.refusals.items()))
-    if any("is not this job's" in why for why in observed.refusals.values()):
-        return Condition.of(ConditionType.ADMITTED, False, Reason.NAME_TAKEN, message)
-    if any(kind == POD_GROUP.kind and NO_SUCH_KIND in why for (kind, _), why in observed.refusals.items()):
-        return Condition.of(ConditionType.ADMITTED, False, Reason.GANG_UNAVAILABLE, _NO_GANGS)
-    return Condition.of(ConditionType.ADMITTED, False, Reason.REFUSED_BY_CLUSTER, message)
-
-
-_NO_GANGS = (
-    "scheduling.gang is native, but this cluster does not serve PodGroup of scheduling.k8s.io: nothing was started. "
-    "Set gang: none in a new job, or have an administrator turn on the feature gates GenericWorkload and "
-    "GangScheduling (docs/kubernetes/scheduling.md)"
-)
-
-
-def _ready(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest) -> Iterator[Condition]:
-    """Yield the conditions of the roles; of roles that are scheduled together the scheduler reports what is missing."""
-    together: _Rest = "" if rest == "room" else rest
-    if transport.managed(context):
-        redis: _Rest = together if context.spec.scheduling.whole else ""
-        yield _role(ConditionType.TRANSPORT_READY, [roles["transport"]], redis)
-    else:
-        yield Condition.of(
-            ConditionType.TRANSPORT_READY, True, Reason.EXTERNAL, f"external Redis at {context.redis_url}"
-        )
-    if context.spec.trains:
-        yield _role(ConditionType.ROLLOUT_READY, [roles["rollout"]], together)
-    needed = ("reward", "gateway") if context.revision else ("reward",)
-    scoring = [role for name, role in roles.items() if name in needed or name.startswith("model/")]
-    yield _role(ConditionType.REWARD_READY, scoring, rest)
-    if context.spec.trains:
-        yield _role(ConditionType.TRAINER_RUNNING, [roles["trainer"]], together, ready=Reason.RUNNING)
-
-
-def _role(kind: str, roles: list[RoleState], rest: _Rest, *, ready: str = Reason.READY) -> Condition:
-    if rest:
-        return Condition.of(kind, False, *_RESTS[rest])
-    missing = [role for role in roles if not role.is_ready]
-    if not missing:
-        return Condition.of(kind, True, ready, ", ".join(f"{role.name} {role.ready}/{role.desired}" for role in roles))
-    return Condition.of(kind, False, *lack_of(missing))
-
-
-def _suspended(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest) -> Condition:
-    if rest == "queue":
-        queue = context.spec.scheduling.queue_name
-        message = (
-            f"waiting in queue {queue!r}; kubectl describe workloads.kueue.x-k8s.io {context.run} shows its position"
-        )
-        return Condition.of(ConditionType.SUSPENDED, True, Reason.QUEUED, message)
-    if rest != "suspended":
-        return Condition.of(ConditionType.SUSPENDED, False, Reason.NOT_SUSPENDED, "")
-    left = [role for role in roles.values() if role.name != "metrics" and _has_pods(role)]
-    if left:
-        message = ", ".join(f"{role.name} {role.held}" for role in left)
-        return Condition.of(ConditionType.SUSPENDED, False, Reason.SUSPENDING, f"waiting for pods to end: {message}")
-    stays = "its volumes are kept" if context.spec.scheduling.whole else "Redis and volumes are kept"
-    return Condition.of(
-        ConditionType.SUSPENDED,
-        True,
-        Reason.SUSPENDED_BY_USER,
-        f"suspended; {stays}. Resume it with kubectl plaudit resume {context.name}",
-    )
-
-
-def _has_pods(role: RoleState) -> bool:
-    return role.held > (role.desired if role.name == "transport" else 0)
 
 
 def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[EmitEvent]:
@@ -359,36 +358,3 @@ def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator
     for counter, reason in (("restarts", Reason.ATTEMPT_FAILED), ("disruptions", Reason.DISRUPTED)):
         if int(after.get(counter, 0)) > int(before.get(counter, 0)):
             yield EmitEvent("Warning", reason, last_failure)
-
-
-_EVENT_TYPES = {
-    (ConditionType.SPEC_VALID, "True"): "Normal",
-    (ConditionType.SPEC_VALID, "False"): "Warning",
-    (ConditionType.ADMITTED, "True"): "Normal",
-    (ConditionType.ADMITTED, "False"): "Warning",
-    (ConditionType.TRAINER_RUNNING, "True"): "Normal",
-    (ConditionType.DEGRADED, "True"): "Warning",
-    (ConditionType.DEGRADED, "False"): "Normal",
-    (ConditionType.SUSPENDED, "True"): "Normal",
-    (ConditionType.ROLLED_OUT, "True"): "Normal",
-    (ConditionType.ROLLED_OUT, "False"): "Normal",
-    (ConditionType.COMPLETE, "True"): "Normal",
-    (ConditionType.FAILED, "True"): "Warning",
-}
-
-_TROUBLES = {
-    Reason.UNSCHEDULABLE,
-    Reason.IMAGE_PULL,
-    Reason.CONFIG_MISSING,
-    Reason.OUT_OF_MEMORY,
-    Reason.CRASHING,
-    Reason.REFUSED_BY_CLUSTER,
-}
-
-"""Reasons of a role that is not ready for which a Warning event is emitted."""
-
-_SILENT_AT_FIRST = {
-    (ConditionType.SPEC_VALID, "True"),
-    (ConditionType.DEGRADED, "False"),
-    (ConditionType.ROLLED_OUT, "False"),
-}

@@ -12,7 +12,6 @@ The API: ``POST`` of ``code``, ``stdin``, ``language``, ``compile_timeout``, ``r
 from __future__ import annotations
 
 import asyncio
-import random
 from functools import partial
 from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
@@ -24,6 +23,7 @@ from plaudit_reward.code.cases import Case, CaseResult, SampleTimer
 from plaudit_reward.code.outputs import OutputComparison
 from plaudit_reward.http import HttpClient, NoResponseError, ResponseTooLargeError, excerpt, proxy_for, retry_after_s
 from plaudit_sandbox.sandbox import PREAMBLE, ProgramLimits
+from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import CallTimeoutError, DataError, InfrastructureError
 
 _ATTEMPTS = 3
@@ -150,7 +150,7 @@ class FusionBackend:
                 if attempt == _ATTEMPTS:
                     kind = ServerFailureError if error.under_program else InfrastructureError
                     raise kind(f"{error} ({_ATTEMPTS} times)") from error
-                pause_s = random.uniform(0.5, 1.5) * _FIRST_PAUSE_S * 2.0 ** (attempt - 1)
+                pause_s = backoff_s(attempt, _FIRST_PAUSE_S, jitter=(0.5, 1.5))
                 if error.retry_after_s is not None:
                     pause_s = min(_LONGEST_PAUSE_S, error.retry_after_s)
                 await asyncio.sleep(pause_s)

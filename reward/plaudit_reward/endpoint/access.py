@@ -27,6 +27,7 @@ from redis.exceptions import RedisError
 from plaudit_reward.endpoint.budget import NEVER_SENT, Limiter, Passage
 from plaudit_reward.http import NoResponseError, Response, retry_after_s
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import CallTimeoutError, DataError, InfrastructureError, ScoringError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.names import Names
@@ -96,7 +97,8 @@ class Circuit:
         self._failures = 0
         self._last_failure = ""
         self._responded_at = -math.inf
-        self._pause_s = 0.0
+        self._openings = 0
+        """In a row, without a response between them."""
         self._probe_at: float | None = None
         self._probing = False
 
@@ -148,7 +150,7 @@ class Circuit:
     def _responded(self) -> None:
         if self._probe_at is not None:
             logger.warning("endpoint responds again", scorer=self._name, url=self._base_url)
-        self._failures, self._pause_s, self._probe_at, self._responded_at = 0, 0.0, None, time.monotonic()
+        self._failures, self._openings, self._probe_at, self._responded_at = 0, 0, None, time.monotonic()
 
     def _failed(self, reason: str, probe: bool, *, at_once: bool = False) -> None:
         self._failures += 1
@@ -156,11 +158,12 @@ class Circuit:
             return  # the request was sent before the circuit opened
         if not probe and not at_once and self._failures < FAILURES_IN_A_ROW:
             return
-        self._pause_s = min(_LONGEST_PAUSE_S, self._pause_s * 2 or _FIRST_PAUSE_S)
+        self._openings += 1
+        pause_s = backoff_s(self._openings, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         # Workers that saw the same outage must not come back together.
-        self._probe_at = time.monotonic() + random.uniform(0.75, 1.0) * self._pause_s
+        self._probe_at = time.monotonic() + random.uniform(0.75, 1.0) * pause_s
         self._last_failure = reason
-        fields = {"scorer": self._name, "reason": self._reason(), "pause_s": round(self._pause_s, 1)}
+        fields = {"scorer": self._name, "reason": self._reason(), "pause_s": round(pause_s, 1)}
         logger.warning("endpoint fails; requests to it stop", **fields)
 
     def _reason(self) -> str:

@@ -25,6 +25,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from plaudit_reward.scorer import ALWAYS_ROOM
+from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import InfrastructureError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.redis import FunctionLibrary, is_missing, missing_error
@@ -262,7 +263,7 @@ _AT_ONCE_S = 0.1
 _RENEW_EVERY_S = 4.0
 _SOON_S = 2.0
 _LEAST_LOOK_AHEAD = 16
-_LONGEST_PAUSE_S = 2.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _LONGEST_HOLD_S = 60.0
 _RECENT_RESPONSES = 32
 _HOLDING_SHARE = 0.25
@@ -393,7 +394,7 @@ class Limiter:
         return max(0, _LEAST_LOOK_AHEAD + len(self._passed_at) - len(self._waiting))
 
     async def _go_on(self) -> None:
-        pause_s = 0.0
+        failures = 0
         while True:
             held_s = self._held_until_s - time.monotonic()
             if held_s > 0:
@@ -401,12 +402,12 @@ class Limiter:
             self._news.clear()
             try:
                 again_s = await self._exchange(asking=time.monotonic() >= self._held_until_s)
-                pause_s = 0.0
+                failures = 0
             except OSError as error:
-                pause_s = again_s = min(_LONGEST_PAUSE_S, pause_s * 2 or 0.05)
+                failures += 1
                 fields = {"scorer": self._name, "error": str(error), "waiting": len(self._waiting)}
                 logger.warning("limits of an endpoint are unavailable; its requests wait", **fields)
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S))
                 continue
             except Exception as error:  # the boundary to the waiting requests: each of them raises it
                 logger.exception("limits of an endpoint failed; its waiting requests fail")

@@ -25,6 +25,7 @@ from aiohttp import web
 
 from plaudit_reward.http import HttpClient, NoResponseError, Response, UnreachableError, error_message, retry_after_s
 from plaudit_reward.scorer import Attempt, Score
+from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import CallTimeoutError, ConfigurationError, DataError, InfrastructureError, ScoreTimeoutError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.records import Sample
@@ -131,7 +132,8 @@ class Replica:
     """End of the pause that it asked for with a 429."""
     probe_at_s: float = 0.0
     """Time of the next probe."""
-    probe_pause_s: float = _FIRST_PROBE_S
+    failed_probes: int = 0
+    """In a row."""
 
 
 class Replicas:
@@ -175,10 +177,10 @@ class Replicas:
     def probed(self, replica: Replica, now_s: float, *, healthy: bool) -> None:
         """Record the result of a probe."""
         if healthy:
-            replica.healthy, replica.failures, replica.probe_pause_s = True, 0, _FIRST_PROBE_S
+            replica.healthy, replica.failures, replica.failed_probes = True, 0, 0
             return
-        replica.probe_at_s = now_s + replica.probe_pause_s
-        replica.probe_pause_s = min(_LONGEST_PROBE_S, 2 * replica.probe_pause_s)
+        replica.failed_probes += 1
+        replica.probe_at_s = now_s + backoff_s(replica.failed_probes, _FIRST_PROBE_S, _LONGEST_PROBE_S)
 
     def answered(self, replica: Replica) -> None:
         """Record a response, which may be a refusal."""

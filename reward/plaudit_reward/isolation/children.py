@@ -34,6 +34,7 @@ from plaudit_reward.isolation.messages import (
     messages_from_child,
 )
 from plaudit_reward.isolation.start import Output, start_child
+from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import ConfigurationError, ScoringError
 from plaudit_wire.frames import READ_BYTES, Frames, frame, signal_name
 from plaudit_wire.logs import get_logger
@@ -298,7 +299,7 @@ class Slot:
 
 _LOAD_WITHIN_S = 300.0
 _MAX_FAILED_LOADS = 3
-_MAX_RESTART_PAUSE_S = 30.0
+_FIRST_RESTART_PAUSE_S, _MAX_RESTART_PAUSE_S = 0.2, 30.0
 _IDLE_S = 60.0
 """How long additional children stay idle before they are ended: functions often hang several at a time."""
 
@@ -468,5 +469,5 @@ class ChildProcesses:
         logger.error("scorer process not loaded", scorer=self._name, error=message)
         if self._failed_loads >= _MAX_FAILED_LOADS and not any(slot.ready for slot in self.slots):
             self._owner.on_unavailable(message)
-        pause_s = min(_MAX_RESTART_PAUSE_S, 0.1 * 2**self._failed_loads)
+        pause_s = backoff_s(self._failed_loads, _FIRST_RESTART_PAUSE_S, _MAX_RESTART_PAUSE_S)
         asyncio.get_running_loop().call_later(pause_s, self.fill)

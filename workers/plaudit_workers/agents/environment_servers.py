@@ -14,6 +14,7 @@ Send requests to an environment's server, from the process of a sample.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
+from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
 from plaudit_wire.messages import Prompt
 from plaudit_workers.agents.environment import Messages, Observation, prompt_messages, with_observation
@@ -101,15 +103,16 @@ async def retry_until(limit_s: float, attempt: Callable[[], Awaitable[Result]]) 
     Raises:
         InfrastructureError: it still is after ``limit_s``.
     """
-    deadline, pause_s = asyncio.get_running_loop().time() + limit_s, _FIRST_PAUSE_S
-    while True:
+    deadline = asyncio.get_running_loop().time() + limit_s
+    for failures in itertools.count(1):
         try:
             return await attempt()
         except (InfrastructureError, aiohttp.ClientError, OSError) as error:
+            pause_s = backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
             if asyncio.get_running_loop().time() + pause_s > deadline:
                 raise InfrastructureError(first_cause(error)) from error
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    raise AssertionError("attempts are endless")
 
 
 _NO_TOOLS = frozenset({"/seed_session", "/verify", "/aggregate_metrics", "/mcp"})

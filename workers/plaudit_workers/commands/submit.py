@@ -118,7 +118,14 @@ async def _score_over_http(arguments: argparse.Namespace, output: _Output) -> No
 
 def _over_http(result: plaudit_client.Result) -> Result:
     scorers = {name: ScorerOutput(**vars(scorer)) for name, scorer in result.scorers.items()}
-    return Result(result.id, 0, result.score, cast(Outcome, result.outcome), result.reason, scorers, result.seconds)
+    return Result(
+        id=result.id,
+        score=result.score,
+        outcome=cast(Outcome, result.outcome),
+        reason=result.reason,
+        scorers=scorers,
+        seconds=result.seconds,
+    )
 
 
 class _Output:

@@ -26,25 +26,16 @@ import msgspec
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Service
 from plaudit_wire.records import Sample
-from plaudit_wire.redis import OUTAGE
 from plaudit_workers.process import Supervised, set_within
 from plaudit_workers.service.lines import SampleOutput
 from plaudit_workers.service.requests import SubmittedSamples
-from plaudit_workers.stream.calls import SessionGoneError, Submission
-from plaudit_workers.stream.sessions import GroupResult, StreamSession
+from plaudit_workers.stream.calls import Submission
+from plaudit_workers.stream.sessions import CHECK_LOSSES_EVERY_S, KEPT_S, UPKEEP_EVERY_S, GroupResult, StreamSession
 from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
 
-_SESSION_KEPT_S = 86_400.0
-
 _OFFERED_AT_ONCE = 128
-
-_READ_AT_ONCE = 512
-
-_UPKEEP_EVERY_S = 1.0
-
-_LOOK_FOR_LOST_EVERY_S = 5.0
 
 _DELETE_OLD_EVERY_S = 30.0
 
@@ -55,8 +46,6 @@ _DELIVERED_KEPT_S = 600.0
 _DELIVERED_KEPT = 50_000
 
 _ROOM_PAUSE_S = 0.05
-
-_OUTAGE_PAUSE_S = 0.2
 
 
 class Missing(enum.Enum):
@@ -114,7 +103,7 @@ class CallerSession:
 
     def __init__(self, transport: Transport, caller: str, service: Service, limits: Limits = Limits()) -> None:
         self._transport = transport
-        self._session = StreamSession(transport, f"http.{caller}", service, _SESSION_KEPT_S, shared=True)
+        self._session = StreamSession(transport, f"http.{caller}", service, KEPT_S, shared=True)
         self._limits = limits
         self._awaited: dict[str, Awaited] = {}
         self._queue: deque[Awaited] = deque()
@@ -123,9 +112,7 @@ class CallerSession:
         self._delivered: deque[tuple[float, str, str]] = deque()
         self._open = asyncio.Event()
         self._num_queued = self._queued_bytes = 0
-        self._look_for_lost_at = self._delete_old_at = 0.0
-        self._reopened_at = 0.0
-        """When the session was opened again because Redis had lost it."""
+        self._delete_old_at = 0.0
 
     @property
     def num_awaited(self) -> int:
@@ -206,11 +193,7 @@ class CallerSession:
 
     async def _offer(self, batch: dict[str, Awaited]) -> None:
         """Submit groups; those without room go back to the head of the queue."""
-        try:
-            answers = await self._session.submit_many({group: each.samples for group, each in batch.items()})
-        except SessionGoneError:
-            await self._reopen()
-            answers = [Submission.full] * len(batch)
+        answers = await self._session.offer({group: each.samples for group, each in batch.items()})
         scored, refused = [], []
         for awaited, answer in zip(batch.values(), answers, strict=True):
             if answer is Submission.conflict:
@@ -240,12 +223,8 @@ class CallerSession:
 
     async def _read_forever(self) -> None:
         while True:
-            try:
-                for result in await self._session.read(_READ_AT_ONCE, _UPKEEP_EVERY_S):
-                    self._take(result)
-            except OUTAGE as error:
-                self._transport.outages.report(error)
-                await asyncio.sleep(_OUTAGE_PAUSE_S)
+            async with self._session.tolerate_outage():
+                await self._session.receive(self._take)
 
     def _take(self, result: GroupResult) -> None:
         self._freed.set()
@@ -255,19 +234,9 @@ class CallerSession:
 
     async def _maintain_forever(self) -> None:
         while True:
-            await asyncio.sleep(_UPKEEP_EVERY_S)
-            try:
+            await asyncio.sleep(UPKEEP_EVERY_S)
+            async with self._session.tolerate_outage():
                 await self._maintain()
-            except OUTAGE as error:
-                self._transport.outages.report(error)
-            except SessionGoneError:
-                await self._reopen()
-
-    async def _reopen(self) -> None:
-        """Open the session that Redis has lost, and soon look for everything that was submitted before."""
-        await self._session.open()
-        self._reopened_at = time.monotonic()
-        self._look_for_lost_at = 0.0
 
     async def _maintain(self) -> None:
         """Keep the session alive, delete old results, and submit again what Redis has lost."""
@@ -278,18 +247,17 @@ class CallerSession:
         ):
             old.append(self._delivered.popleft()[1:])
         for start in range(0, len(old) or 1, _DELETED_AT_ONCE):
-            await self._session.acknowledge(old[start : start + _DELETED_AT_ONCE])
+            await self._session.keep(old[start : start + _DELETED_AT_ONCE])
         if now >= self._delete_old_at:
             self._delete_old_at = now + _DELETE_OLD_EVERY_S
             while oldest := await self._session.oldest_results(self._limits.kept_s, _DELETED_AT_ONCE):
-                await self._session.acknowledge(oldest)
-        if now >= self._look_for_lost_at:
-            self._look_for_lost_at = now + _LOOK_FOR_LOST_EVERY_S
+                await self._session.keep(oldest)
+        if self._session.losses_due():
             await self._repair_losses()
 
     async def _repair_losses(self) -> None:
         """Submit again the groups that Redis has lost; take results whose entry was not read."""
-        since = max(time.monotonic() - _LOOK_FOR_LOST_EVERY_S, self._reopened_at)
+        since = max(time.monotonic() - CHECK_LOSSES_EVERY_S, self._session.reopened_at)
         waiting = [
             each
             for each in self._awaited.values()
@@ -367,16 +335,15 @@ class Callers:
         while True:
             await asyncio.sleep(_CLEAN_UP_EVERY_S)
             self._end_idle()
-            try:
+            async with session.tolerate_outage():
                 await session.clean_up()
-            except OUTAGE as error:
-                self.transport.outages.report(error)
 
 
 class SampleAnswer(SampleOutput, frozen=True, omit_defaults=True, kw_only=True):
-    """Hold the result of one sample, as callers get it."""
+    """Hold the result of one sample, as callers and clients get it."""
 
     seconds: float
+    """Seconds from its submission to its score."""
     index: int = 0
     """Index in its group."""
     drop_group: bool = False

@@ -1,12 +1,13 @@
-"""The stream protocol: how samples travel between processes, so that none is lost silently and none is trained twice.
+"""Define the stream protocol: samples travel between processes, none is lost silently and none is trained twice.
 
-Read it in this order: ``plaudit_wire.names`` and ``messages`` (keys and records), ``transitions/lua`` (one script for
+Read it in this order: ``plaudit_wire.names``, ``messages`` and ``records`` (keys and records), ``lua`` (one script for
 each transition; its header lists what it checks, changes and returns; ``lua/shared`` has the fields of a group's hash
-and the completion rule), ``transitions/*.py`` (one typed function for each script; ``runner`` sends them), the sides:
+and the completion rule), ``calls`` (one typed function for each script), then the three sides:
 
-- ``trainer``: ``groups`` (admit, release, close, announce), with ``fence``, ``ready`` and ``ledger``
-- ``worker``: ``consumer`` (take, with ``lease``, ``server_time``, ``dead_letter``), ``producer`` and ``commits``
+- ``trainer``: admit, take, release, close and announce; the fence against a replaced trainer; the ledger
+- ``consumer``: take work under a lease, publish samples, commit scores, move hopeless entries to the dead letters
 - ``sessions``: the clients of a scoring service
 
-``connection`` opens a process's access, ``group_hash`` reads a group, ``volume`` stores what is too large for Redis.
+``transport`` opens a process's access to Redis and sends the calls; ``scripts`` and ``libraries`` load the Lua code as
+libraries of functions. ``groups`` reads a group's hash, ``volume`` stores what is too large for Redis.
 """

@@ -1,20 +1,8 @@
-"""A call of one transition: its function, its arguments and the type of its answer.
+"""Describe the transitions of all processes: one typed function for each Lua script, which returns a ``Call``.
 
-The transitions of every process: one typed Python function for each Lua file. Called by ``stream.connection``.
-
-The trainer's transitions: one typed function for each script. Called by ``stream.trainer``.
-
-Every script here checks the incarnation, and answers ``stale`` once a later trainer has taken over (``Fence``).
-
-The transitions for results of rollouts and reward workers: one typed function for each script.
-
-The transitions of leases: one typed Python function for each Lua file. Called by ``stream.worker``.
-
-The transitions of a scoring service's clients: one typed function for each script. Called by ``stream.sessions``.
-
-The bounds that a trainer sets.
-
-One entry of a stream, delivered to one worker.
+``stream.transport`` sends the calls. They follow each other by side: every process, the trainer, rollouts and reward
+workers, leases, the clients of a scoring service. Every script of the trainer checks the incarnation, and answers
+``stale`` once a later trainer has taken over (``stream.trainer.Fence``).
 """
 
 from __future__ import annotations
@@ -35,12 +23,17 @@ from plaudit_wire.names import Stream
 from plaudit_wire.records import ADMISSION_MEMORY_SHARE, GroupEnd, Sample, ScoringRecord, StepRecord, WorkerRecord
 
 Answer = TypeVar("Answer", covariant=True)
-
+T = TypeVar("T")
 Argument = str | bytes | int | float
-
 _numbers = itertools.count()
-
 _boot = os.urandom(6).hex()
+_encode = msgspec.msgpack.encode
+_DEADLINE_PASSED = _encode(ScoringRecord(outcome="given_up", reason="the group's deadline passed"))
+_GROUP_ENDED = _encode(ScoringRecord(outcome="given_up", reason="its group was ended before it was scored"))
+_NEVER = 1 << 31
+_SILENT_MS = 3_600_000
+"""A consumer without pending entries is removed after this long without a call."""
+_GROUPS_ENDED_A_CALL = 1000
 
 
 def new_call() -> str:
@@ -99,13 +92,6 @@ class StreamLimits:
     memory_share: float = ADMISSION_MEMORY_SHARE
 
 
-_encode = msgspec.msgpack.encode
-
-_DEADLINE_PASSED = _encode(ScoringRecord(outcome="given_up", reason="the group's deadline passed"))
-
-_GROUP_ENDED = _encode(ScoringRecord(outcome="given_up", reason="its group was ended before it was scored"))
-
-
 class Admission(enum.Enum):
     """Hold the answer to the admission of a prompt."""
 
@@ -161,18 +147,16 @@ def release(group: str, incarnation: int, scorings: Sequence[ScoringRecord] = ()
         incarnation: of the trainer; 0 for a session's group, which has none.
         scorings: for phase ``group_scoring``: one for each sample, without its group-scope scorers.
     """
-    arguments: list[Argument] = [new_call(), incarnation, _DEADLINE_PASSED]
-    for scoring in scorings:
-        arguments += [scoring.outcome, _encode(scoring)]
+    arguments = (new_call(), incarnation, _DEADLINE_PASSED, *_encoded_scorings(scorings))
     return Call("release", arguments, lambda answer: bool(answer == b"released"), group)
 
 
 def take_ready(incarnation: int, count: int, held: Sequence[str]) -> Call[list[tuple[str, str, int]]]:
     """Take at most ``count`` groups that this trainer does not hold; the answer has entry, group and size of each."""
-    return Call("take_ready", (incarnation, count, *held), _rows)
+    return Call("take_ready", (incarnation, count, *held), _taken_rows)
 
 
-def _rows(answer: list[tuple[bytes, bytes, int]]) -> list[tuple[str, str, int]]:
+def _taken_rows(answer: list[tuple[bytes, bytes, int]]) -> list[tuple[str, str, int]]:
     return [(entry.decode(), group.decode(), n) for entry, group, n in answer]
 
 
@@ -202,9 +186,6 @@ def restore(incarnation: int, step: int, counters: Mapping[str, int]) -> Call[No
 def record_step(incarnation: int, record: StepRecord) -> Call[None]:
     """Record a closed step."""
     return Call("record_step", (new_call(), incarnation, record.step, _encode(record)), nothing)
-
-
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -294,7 +275,14 @@ def commit_group(
     """Commit the scores of a group's group-scope scorers; ``digests`` and ``scorings`` in the order of the samples."""
     drop = int(any(scoring.drop_group for scoring in scorings))
     joined = " ".join(digest or "-" for digest in digests)
-    arguments: list[Argument] = [new_call(), delivery.entry_id, delivery.consumer, joined, drop, *_flat(scorings)]
+    arguments: list[Argument] = [
+        new_call(),
+        delivery.entry_id,
+        delivery.consumer,
+        joined,
+        drop,
+        *_encoded_scorings(scorings),
+    ]
     return Call("commit_group", arguments, Commitment, delivery.group)
 
 
@@ -306,7 +294,9 @@ def dead_letter(delivery: Delivery[Any], reason: str, scorings: Sequence[Scoring
     """
     poison = _encode(ScoringRecord(outcome="poison", reason=reason, worker=delivery.consumer))
     about = (new_call(), delivery.stream, delivery.entry_id, delivery.consumer, reason, poison)
-    return Call("bury", (*about, *_flat(scorings)), lambda answer: bool(answer == b"buried"), delivery.group)
+    return Call(
+        "bury", (*about, *_encoded_scorings(scorings)), lambda answer: bool(answer == b"buried"), delivery.group
+    )
 
 
 def retry_dead(group: str, letter: str) -> Call[str]:
@@ -314,15 +304,8 @@ def retry_dead(group: str, letter: str) -> Call[str]:
     return Call("retry_dead", (new_call(), letter), bytes.decode, group)
 
 
-def _flat(scorings: Sequence[ScoringRecord]) -> list[Argument]:
+def _encoded_scorings(scorings: Sequence[ScoringRecord]) -> list[Argument]:
     return [part for scoring in scorings for part in (scoring.outcome, _encode(scoring))]
-
-
-_NEVER = 1 << 31
-
-_SILENT_MS = 3_600_000
-
-"""A consumer without pending entries is removed after this long without a call."""
 
 
 @dataclass(frozen=True)
@@ -418,9 +401,6 @@ def forget(stream: Stream, leaving: str = "") -> Call[int]:
     return Call("forget", (stream, leaving, _SILENT_MS), int)
 
 
-_GROUPS_ENDED_A_CALL = 1000
-
-
 class SessionTakenError(Exception):
     """Another client has opened the session since; this client is refused."""
 
@@ -464,9 +444,6 @@ class SubmittedGroup:
     samples: Sequence[tuple[str, bytes]]
 
 
-_SHARED_CALL = "shared"
-
-
 def open_session(session: str, floor: int, keep_s: float, *, shared: bool = False) -> Call[int]:
     """Open a session; the answer is its epoch.
 
@@ -474,7 +451,7 @@ def open_session(session: str, floor: int, keep_s: float, *, shared: bool = Fals
         floor: the epoch that the caller had before; a new epoch is above it.
         shared: every process that opens it this way gets the same epoch, so none shuts the others out.
     """
-    return Call("open_session", (_SHARED_CALL if shared else new_call(), session, floor, keep_s), int)
+    return Call("open_session", ("shared" if shared else new_call(), session, floor, keep_s), int)
 
 
 def submit(session: str, epoch: int, service: Service, group: SubmittedGroup) -> Call[Submission]:
@@ -494,13 +471,13 @@ def submit(session: str, epoch: int, service: Service, group: SubmittedGroup) ->
         group.tensors,
         *(part for sample in group.samples for part in sample),
     ]
-    return Call("submit", arguments, lambda answer: Submission(_accepted(answer, session)), group.id)
+    return Call("submit", arguments, lambda answer: Submission(_accepted_answer(answer, session)), group.id)
 
 
 def acknowledge(session: str, epoch: int, results: Sequence[tuple[str, str]]) -> Call[bytes]:
     """Acknowledge results (group, entry); with none it only keeps the session alive. Reading raises as ``submit``."""
     flat = (part for result in results for part in result)
-    return Call("acknowledge", (session, epoch, *flat), lambda answer: _accepted(answer, session))
+    return Call("acknowledge", (session, epoch, *flat), lambda answer: _accepted_answer(answer, session))
 
 
 def end_session(session: str, epoch: int | None) -> Call[bool]:
@@ -510,10 +487,10 @@ def end_session(session: str, epoch: int | None) -> Call[bool]:
         epoch: of its client; None ends it only if it has expired.
     """
     arguments = (session, "" if epoch is None else epoch, _GROUPS_ENDED_A_CALL)
-    return Call("end_session", arguments, lambda answer: _accepted(answer, session) == b"more")
+    return Call("end_session", arguments, lambda answer: _accepted_answer(answer, session) == b"more")
 
 
-def _accepted(answer: bytes, session: str) -> bytes:
+def _accepted_answer(answer: bytes, session: str) -> bytes:
     if answer == b"stale":
         raise SessionTakenError(f"another client has opened the session {session}")
     if answer == b"unknown":

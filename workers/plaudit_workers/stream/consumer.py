@@ -1,24 +1,9 @@
 """Take work from a stream for one worker: ``take → work → commit (or publish) → finished``.
 
 The transition that ends the work also ends the entry; ``finished`` only updates this process's state. A worker that
-dies leaves its entries pending; their leases lapse, and another consumer claims them.
-
-Track the entries that one consumer works on, and renew their leases.
-
-A lease is renewed every few seconds for as long as the work takes; an entry whose lease has lapsed may be claimed by
-others. A consumer that has lost an entry detects it at the next renewal and stops the work.
-
-Predict the server's time of the next call; a time outside the prediction means that the clock was stepped.
-
-Redis measures leases with its wall clock. A step forward by more than a lease would make the leases of living workers
-look lapsed, a step back would keep those of dead ones alive. Each consumer compares that clock with its own monotonic
-clock; the script of ``claim`` acts on it.
-
-Move an entry that kills its workers, or that cannot be read, to the dead letters.
-
-The rollout's side: publish finished samples, and look up the samples that a prompt still lacks.
-
-The reward worker's side: commit scores of samples and of groups.
+dies leaves its entries pending; their leases lapse, and another consumer claims them. A lease is renewed every few
+seconds for as long as the work takes; a consumer that has lost an entry detects it at the next renewal and stops the
+work. An entry that kills its workers, or that cannot be read, becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -57,128 +42,17 @@ from plaudit_workers.stream.transport import Transport
 from plaudit_workers.stream.volume import VolumeError
 
 logger = get_logger(__name__)
-
 T = TypeVar("T")
-
-
-async def discard(transport: Transport, delivery: Delivery[Any]) -> bool:
-    """Acknowledge and delete an entry whose group is gone or past it; return False while its work is needed."""
-    return bool(await transport.scripts.run(transitions.discard(delivery.stream, [delivery])))
-
-
-class Leases(Generic[T]):
-    """Hold the entries that one consumer works on."""
-
-    def __init__(self, transport: Transport, stream: Stream, worker: str) -> None:
-        self._transport = transport
-        self._stream = stream
-        self._worker = worker
-        self._noted: set[str] = set()
-        self._renewing = asyncio.Lock()
-        self._changed = asyncio.Event()
-        self.in_work: dict[str, Delivery[T]] = {}
-
-    def add(self, deliveries: Iterable[Delivery[T]]) -> None:
-        """Begin work on these deliveries."""
-        self.in_work.update((delivery.entry_id, delivery) for delivery in deliveries)
-
-    def remove(self, entry_id: str) -> None:
-        """End work on a delivery, whatever its result."""
-        self.in_work.pop(entry_id, None)
-        self._noted.discard(entry_id)
-        self._changed.set()
-
-    async def wait_for_change(self, timeout_s: float) -> None:
-        """Wait until work on an entry has ended."""
-        await set_within(self._changed, timeout_s)
-
-    async def renew(self, *, even_if_empty: bool = False) -> None:
-        """Renew every lease; set ``lost`` of entries that have ended or that another consumer now holds."""
-        async with self._renewing:
-            held = list(self.in_work.values())
-            if not held and not even_if_empty:
-                return
-            new = [d for d in held if d.index is not None and d.entry_id not in self._noted]
-            lost = await self._transport.reads.run(transitions.renew(self._stream, self._worker, held, new))
-            self._noted.update(d.entry_id for d in new if d.entry_id in self.in_work)
-        for entry in lost:
-            self._lose(entry.decode())
-
-    def _lose(self, entry_id: str) -> None:
-        delivery = self.in_work.get(entry_id)
-        if delivery is None:
-            return
-        logger.info("lease lost", stream=self._stream, group=delivery.group, index=delivery.index)
-        self.remove(entry_id)
-        delivery.lost.set()
-
-    async def hand_back(self, deliveries: Iterable[Delivery[T]]) -> None:
-        """Hand back entries; the next consumer finds the same count of deliveries as this one did."""
-        back = list(deliveries)
-        for delivery in back:
-            self.remove(delivery.entry_id)
-        async with self._renewing:  # a renewal on its way would make the lease new again
-            if back:
-                await self._transport.scripts.run(transitions.hand_back(self._stream, self._worker, back))
-
-
-_EARLY_S = 2.0
-
-_LATE_S = 10.0
-
+_CLOCK_EARLY_S = 2.0
+_CLOCK_LATE_S = 10.0
 """A call waits at most about 5 s before its caller gives up, so a later time is a step. Smaller steps shorten a lease
 (``LEASE_S``) to no less than two renewals."""
-
-
-@dataclass
-class ServerTime:
-    """Hold one consumer's last reading of the server's clock. Monotonic and server times in seconds."""
-
-    answered: float | None = None
-    sent: float = 0.0
-    received: float = 0.0
-
-    def expected(self, now: float) -> tuple[float, float] | None:
-        """Return the earliest and the latest server time of a call that is sent ``now``; None before any answer."""
-        if self.answered is None:
-            return None
-        return self.answered + (now - self.received) - _EARLY_S, self.answered + (now - self.sent) + _LATE_S
-
-    def observe(self, answered: float, sent: float, received: float) -> None:
-        """Record an answer."""
-        self.answered, self.sent, self.received = answered, sent, received
-
-
-async def dead_letter(transport: Transport, delivery: Delivery[Any], reason: str) -> bool:
-    """Move the entry to the dead letters and make its samples terminal; return False when another consumer holds it.
-
-    A sample ends as ``poison``; of a prompt every index that was not published; a group's scores become
-    ``infra_error``.
-    """
-    group = await read_group(transport, delivery.group) if delivery.stream == "groups" else None
-    scorings = without_group_scorers(group, "infra_error", reason) if group else []
-    moved = await transport.scripts.run(transitions.dead_letter(delivery, reason, scorings))
-    logger.log(
-        logging.ERROR if moved else logging.INFO,
-        "entry moved to the dead letters" if moved else "another worker holds the entry",
-        stream=delivery.stream,
-        group=delivery.group,
-        index=delivery.index,
-        reason=reason,
-    )
-    return moved
-
-
-_OLD_S = 2.0
-
+_OLD_ENTRY_S = 2.0
 _CLAIMED_AT_ONCE = 64
-
 _READ_AT_ONCE = 8
-
 """Payloads in one round trip: each has up to 256 KiB, and all must arrive within the client's timeout of 5 s."""
-
 _UNREADABLE_REMEMBERED = 1000
-
+_SPILL_ABOVE_MEMORY_SHARE = 0.8
 _PAYLOADS: dict[str, type[Any]] = {"prompts": Prompt, "samples": Sample}
 
 
@@ -483,7 +357,7 @@ class Consumer(Generic[T]):
             for d in deliveries
             if d.entry_id in self._leases.in_work
             and d.group  # without one it is malformed and becomes a dead letter
-            and (d.deliveries > 1 or time.time() - int(d.entry_id.partition("-")[0]) / 1000 > _OLD_S)
+            and (d.deliveries > 1 or time.time() - int(d.entry_id.partition("-")[0]) / 1000 > _OLD_ENTRY_S)
         ]
         if not old:
             return
@@ -513,7 +387,109 @@ class Consumer(Generic[T]):
         await self._transport.reads.run(transitions.forget(self.stream, self._worker))
 
 
-_SPILL_ABOVE_MEMORY_SHARE = 0.8
+class Leases(Generic[T]):
+    """Hold the entries that one consumer works on."""
+
+    def __init__(self, transport: Transport, stream: Stream, worker: str) -> None:
+        self._transport = transport
+        self._stream = stream
+        self._worker = worker
+        self._noted: set[str] = set()
+        self._renewing = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self.in_work: dict[str, Delivery[T]] = {}
+
+    def add(self, deliveries: Iterable[Delivery[T]]) -> None:
+        """Begin work on these deliveries."""
+        self.in_work.update((delivery.entry_id, delivery) for delivery in deliveries)
+
+    def remove(self, entry_id: str) -> None:
+        """End work on a delivery, whatever its result."""
+        self.in_work.pop(entry_id, None)
+        self._noted.discard(entry_id)
+        self._changed.set()
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Wait until work on an entry has ended."""
+        await set_within(self._changed, timeout_s)
+
+    async def renew(self, *, even_if_empty: bool = False) -> None:
+        """Renew every lease; set ``lost`` of entries that have ended or that another consumer now holds."""
+        async with self._renewing:
+            held = list(self.in_work.values())
+            if not held and not even_if_empty:
+                return
+            new = [d for d in held if d.index is not None and d.entry_id not in self._noted]
+            lost = await self._transport.reads.run(transitions.renew(self._stream, self._worker, held, new))
+            self._noted.update(d.entry_id for d in new if d.entry_id in self.in_work)
+        for entry in lost:
+            self._lose(entry.decode())
+
+    def _lose(self, entry_id: str) -> None:
+        delivery = self.in_work.get(entry_id)
+        if delivery is None:
+            return
+        logger.info("lease lost", stream=self._stream, group=delivery.group, index=delivery.index)
+        self.remove(entry_id)
+        delivery.lost.set()
+
+    async def hand_back(self, deliveries: Iterable[Delivery[T]]) -> None:
+        """Hand back entries; the next consumer finds the same count of deliveries as this one did."""
+        back = list(deliveries)
+        for delivery in back:
+            self.remove(delivery.entry_id)
+        async with self._renewing:  # a renewal on its way would make the lease new again
+            if back:
+                await self._transport.scripts.run(transitions.hand_back(self._stream, self._worker, back))
+
+
+@dataclass
+class ServerTime:
+    """Predict the server's time of the next call: a time outside the prediction means that the clock was stepped.
+
+    Redis measures leases with its wall clock. A step forward by more than a lease would make the leases of living
+    workers look lapsed, a step back would keep those of dead ones alive. The script of ``claim`` acts on it. Monotonic
+    and server times in seconds, of one consumer's last call.
+    """
+
+    answered: float | None = None
+    sent: float = 0.0
+    received: float = 0.0
+
+    def expected(self, now: float) -> tuple[float, float] | None:
+        """Return the earliest and the latest server time of a call that is sent ``now``; None before any answer."""
+        if self.answered is None:
+            return None
+        return self.answered + (now - self.received) - _CLOCK_EARLY_S, self.answered + (now - self.sent) + _CLOCK_LATE_S
+
+    def observe(self, answered: float, sent: float, received: float) -> None:
+        """Record an answer."""
+        self.answered, self.sent, self.received = answered, sent, received
+
+
+async def dead_letter(transport: Transport, delivery: Delivery[Any], reason: str) -> bool:
+    """Move the entry to the dead letters and make its samples terminal; return False when another consumer holds it.
+
+    A sample ends as ``poison``; of a prompt every index that was not published; a group's scores become
+    ``infra_error``.
+    """
+    group = await read_group(transport, delivery.group) if delivery.stream == "groups" else None
+    scorings = without_group_scorers(group, "infra_error", reason) if group else []
+    moved = await transport.scripts.run(transitions.dead_letter(delivery, reason, scorings))
+    logger.log(
+        logging.ERROR if moved else logging.INFO,
+        "entry moved to the dead letters" if moved else "another worker holds the entry",
+        stream=delivery.stream,
+        group=delivery.group,
+        index=delivery.index,
+        reason=reason,
+    )
+    return moved
+
+
+async def discard(transport: Transport, delivery: Delivery[Any]) -> bool:
+    """Acknowledge and delete an entry whose group is gone or past it; return False while its work is needed."""
+    return bool(await transport.scripts.run(transitions.discard(delivery.stream, [delivery])))
 
 
 async def publish(transport: Transport, delivery: Delivery[Prompt], index: int, body: SampleBody) -> Publication:

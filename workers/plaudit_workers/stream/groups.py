@@ -1,10 +1,6 @@
-"""A group as read from its hash by ``group_hash``, for the trainer and group-scope scorers.
+"""Read a group from its hash (``lua/shared/group.lua`` lists its fields), for the trainer and group-scope scorers.
 
-Read a group's hash (its fields are listed in ``lua/shared/group.lua``).
-
-Release an overdue group: used by the trainer and by clients of a scoring service.
-
-Read Redis's reply to a blocking read of one stream.
+``release_call`` releases an overdue group, for the trainer and for clients of a scoring service.
 """
 
 from __future__ import annotations
@@ -22,9 +18,12 @@ from plaudit_workers.stream.calls import Call, release
 from plaudit_workers.stream.transport import Transport
 from plaudit_workers.stream.volume import LostRecordError, SpillFolder, VolumeError
 
+logger = get_logger(__name__)
 Phase = Literal["open", "group_scoring", "ready", "dropped"]
-
 """The phase of a group; a closed group has no hash."""
+Values = Sequence[bytes | None]
+_GROUP_FIELDS = ("phase", "admitted", "prompt", "incarnation", "terminal", "ready", "reason")
+_SAMPLE_FIELDS = ("tensors", "sample", "published", "ended")
 
 
 class GroupSample(msgspec.Struct, frozen=True):
@@ -57,15 +56,6 @@ class Group(msgspec.Struct, frozen=True):
     """The trainer took it; None if it was only read."""
 
 
-logger = get_logger(__name__)
-
-_GROUP_FIELDS = ("phase", "admitted", "prompt", "incarnation", "terminal", "ready", "reason")
-
-_SAMPLE_FIELDS = ("tensors", "sample", "published", "ended")
-
-Values = Sequence[bytes | None]
-
-
 async def read_group(transport: Transport, group_id: str) -> Group | None:
     """Return the group's current state; None when the group is closed or lost, or its prompt is lost.
 
@@ -91,7 +81,7 @@ async def read_groups(
     (seconds, microseconds), *hashes = await pipeline.execute()
     at = float(seconds) + float(microseconds) / 1e6 if taken else None
     return [
-        await _parsed(group_id, values, transport.volume, at) if values[0] is not None else None
+        await _read_hash(group_id, values, transport.volume, at) if values[0] is not None else None
         for (group_id, _), values in zip(groups, hashes, strict=True)
     ]
 
@@ -101,25 +91,22 @@ def _fields(n: int) -> list[str]:
     return [*_GROUP_FIELDS, *(f"{name}:{i}" for i in range(n) for name in _SAMPLE_FIELDS)]
 
 
-async def _parsed(group_id: str, values: Values, volume: SpillFolder, taken: float | None) -> Group | None:
-    try:
-        return await _parse(group_id, values, volume, taken)
-    except LostRecordError as error:  # an older state of Redis contains a group whose files were already deleted
-        logger.error("the prompt of a group is lost", group=group_id, error=str(error))
-        return None
-
-
-async def _parse(group_id: str, values: Values, volume: SpillFolder, taken: float | None) -> Group:
+async def _read_hash(group_id: str, values: Values, volume: SpillFolder, taken: float | None) -> Group | None:
     phase, admitted, prompt, incarnation, terminal, ready, reason = values[: len(_GROUP_FIELDS)]
     if phase is None or admitted is None or prompt is None or incarnation is None:
         raise RecordError(f"the hash of group {group_id} lacks fields that every group has")
+    try:
+        record = await volume.load(prompt)
+    except LostRecordError as error:  # an older state of Redis contains a group whose files were already deleted
+        logger.error("the prompt of a group is lost", group=group_id, error=str(error))
+        return None
     width, samples = len(_SAMPLE_FIELDS), values[len(_GROUP_FIELDS) :]
     return Group(
         id=group_id,
         phase=cast(Phase, phase.decode()),
-        prompt=decode(await volume.load(prompt), Prompt),
+        prompt=decode(record, Prompt),
         samples=[
-            await _sample(i, samples[i * width : (i + 1) * width], volume, float(admitted))
+            await _read_sample(i, samples[i * width : (i + 1) * width], volume, float(admitted))
             for i in range(len(samples) // width)
         ],
         incarnation=int(incarnation),
@@ -131,7 +118,7 @@ async def _parse(group_id: str, values: Values, volume: SpillFolder, taken: floa
     )
 
 
-async def _sample(i: int, values: Values, volume: SpillFolder, admitted: float) -> GroupSample:
+async def _read_sample(i: int, values: Values, volume: SpillFolder, admitted: float) -> GroupSample:
     tensors, sample, published, ended = values
     fields = read_fields(admitted, published, ended)
     scoring = decoder(ScoringRecord).decode(fields.scoring) if fields.scoring is not None else None
@@ -142,7 +129,8 @@ async def _sample(i: int, values: Values, volume: SpillFolder, admitted: float) 
         except VolumeError:
             raise
         except RecordError as error:
-            scoring = _lost_body(scoring, str(error))
+            if scoring is not None and scoring.is_scored:  # discard the score: there is nothing to train on
+                scoring = _failed(scoring, "infra_error", str(error))
     return GroupSample(
         index=i,
         stamps=fields.stamps,
@@ -153,25 +141,22 @@ async def _sample(i: int, values: Values, volume: SpillFolder, admitted: float) 
     )
 
 
-def _lost_body(scoring: ScoringRecord | None, reason: str) -> ScoringRecord | None:
-    """Discard a score whose body cannot be read: there is nothing to train on."""
-    if scoring is None or not scoring.is_scored:
-        return scoring
-    return ScoringRecord(outcome="infra_error", reason=reason, scorers=scoring.scorers, worker=scoring.worker)
-
-
 def without_group_scorers(group: Group, outcome: Outcome, reason: str) -> list[ScoringRecord]:
     """Return the samples' scorings when their group-scope scorers have failed.
 
     A sample keeps the value that these scorers' ``onFailure`` leaves it, if any (``alone``); never a partial sum.
     """
     scorings = [sample.scoring for sample in group.samples if sample.scoring is not None]
-    return [_without(scoring, outcome, reason) if scoring.is_scored else scoring for scoring in scorings]
+    return [_without_group_scorer(scoring, outcome, reason) if scoring.is_scored else scoring for scoring in scorings]
 
 
-def _without(scoring: ScoringRecord, outcome: Outcome, reason: str) -> ScoringRecord:
+def _without_group_scorer(scoring: ScoringRecord, outcome: Outcome, reason: str) -> ScoringRecord:
     if scoring.alone is not None:
         return msgspec.structs.replace(scoring, value=scoring.alone, alone=None)
+    return _failed(scoring, outcome, reason)
+
+
+def _failed(scoring: ScoringRecord, outcome: Outcome, reason: str) -> ScoringRecord:
     return ScoringRecord(outcome=outcome, reason=reason, scorers=scoring.scorers, worker=scoring.worker)
 
 

@@ -1,4 +1,4 @@
-"""The libraries of functions that a run's Redis needs.
+"""List the libraries of functions that a run's Redis needs.
 
 ``python -m plaudit_workers.stream.libraries FOLDER`` writes each into a file, from which the pod of a job's own Redis
 loads it; ``plaudit run`` loads them into the Redis that it starts.

@@ -1,4 +1,4 @@
-"""The code of the transitions as Redis runs it: one library of functions.
+"""Read the code of the transitions into the library of functions that Redis runs.
 
 Each ``lua/<name>.lua`` is one transition, the body of a function. The shared parts (``lua/shared``) come before them.
 """

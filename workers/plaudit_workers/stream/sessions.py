@@ -1,13 +1,20 @@
-"""The client's side of a scoring service: a session submits groups of finished samples and takes their scores.
+"""Serve a client of a scoring service: a session submits groups of finished samples and receives their scores.
 
 A session is a name, owned by the client that opened it last. Its submissions and results stay until they are
 acknowledged, or until no client has sent a keep-alive for ``keep_s``. No further process is needed: every client
 releases overdue groups and ends expired sessions, including those of other clients.
+
+A client offers groups, receives results, and every ``UPKEEP_EVERY_S`` keeps the session alive; when ``losses_due``, it
+looks for submissions that Redis has lost and offers them again. ``service.client`` does so for one client over Redis,
+``service.callers`` for the callers of a gateway.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,16 +22,20 @@ import msgspec
 
 from plaudit_wire.messages import PolicyVersion, Prompt, Sampling, Service, Tensors, decoder, digest_of, encode
 from plaudit_wire.records import NO_STEP, GenerationRecord, Sample, ScoringRecord
+from plaudit_wire.redis import OUTAGE
 from plaudit_workers.stream import calls as transitions
-from plaudit_workers.stream.calls import SessionGoneError, SessionTakenError, Submission, SubmittedGroup
+from plaudit_workers.stream.calls import SessionGoneError, Submission, SubmittedGroup
 from plaudit_workers.stream.groups import read_entries, read_group, release_call
 from plaudit_workers.stream.transport import Transport
 
-__all__ = ["GroupResult", "SampleResult", "SessionGoneError", "SessionTakenError", "StreamSession", "Submission"]
-
 LARGEST_GROUP: Final = 1024
 """Samples that one submitted group may have: its scores are one stream entry."""
-
+KEPT_S: Final = 86_400.0
+"""Seconds that a session and its results are kept without a keep-alive of its client: a day."""
+UPKEEP_EVERY_S: Final = 1.0
+CHECK_LOSSES_EVERY_S: Final = 5.0
+_OUTAGE_PAUSE_S = 0.2
+_READ_AT_ONCE = 512
 _GROUPS_A_LOOK = 1000
 _NO_TENSORS = encode(Tensors(b"", b"", b"", []))
 _NOT_GENERATED_HERE = msgspec.msgpack.encode(
@@ -69,8 +80,13 @@ class StreamSession:
         self._keep_s = keep_s
         self._shared = shared
         self._epoch = 0
+        self._groups_key = transport.names.session(name, "groups")
+        self._results_key = transport.names.session(name, "results")
         self._reader = transport.blocking_client()
         self._seen = "0"
+        self._check_losses_at = 0.0
+        self.reopened_at = 0.0
+        """When it was opened again because Redis had lost it (monotonic seconds)."""
 
     async def open(self) -> None:
         """Open the session.
@@ -81,7 +97,7 @@ class StreamSession:
         opening = transitions.open_session(self.name, self._epoch, self._keep_s, shared=self._shared)
         self._epoch = await self._transport.scripts.run(opening)
         if self._shared:
-            self._seen = await self._newest()
+            self._seen = await self._newest_entry()
         else:
             self.read_again()
 
@@ -93,6 +109,50 @@ class StreamSession:
         """Return the session's id of a group; the inverse of ``group_id``."""
         return group.split(":", 2)[2]
 
+    async def offer(self, groups: Mapping[str, Sequence[Sample]]) -> list[Submission]:
+        """Submit groups as ``submit_many``. A session that Redis has lost is opened again; no group has room then.
+
+        Raises:
+            SessionTakenError: another client has opened the session.
+        """
+        try:
+            return await self.submit_many(groups)
+        except SessionGoneError:
+            await self._reopen()
+            return [Submission.full] * len(groups)
+
+    async def receive(self, take: Callable[[GroupResult], None]) -> None:
+        """Pass the groups that have ended to ``take``; wait until the next upkeep for the first. Raises as ``read``."""
+        for result in await self.read(_READ_AT_ONCE, UPKEEP_EVERY_S):
+            take(result)
+
+    async def keep(self, acknowledged: Sequence[tuple[str, str]] = ()) -> None:
+        """Keep the session alive and acknowledge results (group, entry); open it again if Redis has lost it.
+
+        Raises:
+            SessionTakenError: another client has opened the session.
+        """
+        try:
+            await self.acknowledge(acknowledged)
+        except SessionGoneError:  # the results are lost with it
+            await self._reopen()
+
+    def losses_due(self) -> bool:
+        """Return True every five seconds, and once after Redis has lost the session: look for lost submissions now."""
+        if time.monotonic() < self._check_losses_at:
+            return False
+        self._check_losses_at = time.monotonic() + CHECK_LOSSES_EVERY_S
+        return True
+
+    @asynccontextmanager
+    async def tolerate_outage(self) -> AsyncIterator[None]:
+        """Report the outage of Redis that ends the block, and pause."""
+        try:
+            yield
+        except OUTAGE as error:
+            self._transport.outages.report(error)
+            await asyncio.sleep(_OUTAGE_PAUSE_S)
+
     async def submit_many(self, groups: Mapping[str, Sequence[Sample]]) -> list[Submission]:
         """Submit groups (by their ids in the run) in one round trip; return the answers in the same order.
 
@@ -101,7 +161,7 @@ class StreamSession:
             SessionGoneError: the session is unknown.
         """
         calls = [
-            transitions.submit(self.name, self._epoch, self._service, _submitted(group, samples))
+            transitions.submit(self.name, self._epoch, self._service, _encoded_group(group, samples))
             for group, samples in groups.items()
         ]
         return await self._transport.scripts.run_many(calls)
@@ -114,11 +174,12 @@ class StreamSession:
         Raises:
             redis.RedisError: Redis is unavailable.
         """
-        key = self._transport.names.session(self.name, "results")
-        reply: Any = await self._reader.xread({key: self._seen}, count=count, block=round(block_s * 1000) or None)
+        reply: Any = await self._reader.xread(
+            {self._results_key: self._seen}, count=count, block=round(block_s * 1000) or None
+        )
         if entries := read_entries(reply):
             self._seen = entries[-1][0].decode()
-        return [_result(entry.decode(), fields) for entry, fields in entries]
+        return [_group_result(entry.decode(), fields) for entry, fields in entries]
 
     def read_again(self) -> None:
         """Make the next ``read`` begin with the oldest result that is not acknowledged."""
@@ -136,39 +197,26 @@ class StreamSession:
     async def find(self, groups: Sequence[str]) -> dict[str, GroupResult | None]:
         """Return the groups that the session holds, of these; None for one that is in work."""
         commands = self._transport.commands
-        stored: Any = await commands.hmget(self._transport.names.session(self.name, "groups"), groups)
+        stored: Any = await commands.hmget(self._groups_key, groups)
         entries = {
             group: value.split()[1].decode() for group, value in zip(groups, stored, strict=True) if value is not None
         }
         found: dict[str, GroupResult | None] = dict.fromkeys(entries)
         ended = [entry for entry in entries.values() if entry != "-"]
-        for result in await self._results(ended):
+        for result in await self._read_results(ended):
             found[result.group] = result
         return found
+
+    async def groups(self) -> set[str]:
+        """Return the groups that are submitted and not acknowledged."""
+        known: Any = await self._transport.commands.hkeys(self._groups_key)
+        return {group.decode() for group in known}
 
     async def oldest_results(self, older_than_s: float, count: int) -> list[tuple[str, str]]:
         """Return the oldest results (group, entry) that are older than so many seconds, at most ``count``."""
         before_ms = int((await self._transport.now() - older_than_s) * 1000)
-        key = self._transport.names.session(self.name, "results")
-        rows: Any = await self._transport.commands.xrange(key, "-", before_ms, count=count)
+        rows: Any = await self._transport.commands.xrange(self._results_key, "-", before_ms, count=count)
         return [(fields[b"group"].decode(), entry.decode()) for entry, fields in rows]
-
-    async def _results(self, entries: Sequence[str]) -> list[GroupResult]:
-        pipeline = self._transport.commands.pipeline(transaction=False)
-        for entry in entries:
-            pipeline.xrange(self._transport.names.session(self.name, "results"), entry, entry)
-        replies = await pipeline.execute() if entries else []
-        return [_result(entry, rows[0][1]) for entry, rows in zip(entries, replies, strict=True) if rows]
-
-    async def _newest(self) -> str:
-        key = self._transport.names.session(self.name, "results")
-        rows: Any = await self._transport.retry_through_outage(lambda: self._transport.commands.xrevrange(key, count=1))
-        return rows[0][0].decode() if rows else "0"
-
-    async def groups(self) -> set[str]:
-        """Return the groups that are submitted and not acknowledged."""
-        known: Any = await self._transport.commands.hkeys(self._transport.names.session(self.name, "groups"))
-        return {group.decode() for group in known}
 
     async def end(self) -> None:
         """End the session: its groups in work are no longer scored, its waiting results are deleted.
@@ -191,12 +239,30 @@ class StreamSession:
         for name in expired:
             await self._end(name.decode(), None)
 
+    async def _reopen(self) -> None:
+        """Open the session that Redis has lost; its submissions may be lost too."""
+        await self.open()
+        self.reopened_at = time.monotonic()
+        self._check_losses_at = 0.0
+
+    async def _newest_entry(self) -> str:
+        commands, key = self._transport.commands, self._results_key
+        rows: Any = await self._transport.retry_through_outage(lambda: commands.xrevrange(key, count=1))
+        return rows[0][0].decode() if rows else "0"
+
+    async def _read_results(self, entries: Sequence[str]) -> list[GroupResult]:
+        pipeline = self._transport.commands.pipeline(transaction=False)
+        for entry in entries:
+            pipeline.xrange(self._results_key, entry, entry)
+        replies = await pipeline.execute() if entries else []
+        return [_group_result(entry, rows[0][1]) for entry, rows in zip(entries, replies, strict=True) if rows]
+
     async def _end(self, name: str, epoch: int | None) -> None:
         while await self._transport.scripts.run(transitions.end_session(name, epoch)):
             pass
 
 
-def _submitted(group: str, samples: Sequence[Sample]) -> SubmittedGroup:
+def _encoded_group(group: str, samples: Sequence[Sample]) -> SubmittedGroup:
     records = [encode(sample) for sample in samples]
     digests = [digest_of(record) for record in records]
     return SubmittedGroup(
@@ -228,13 +294,11 @@ def _prompt(group: str, samples: Sequence[Sample]) -> Prompt:
     )
 
 
-def _result(entry: str, fields: Mapping[bytes, bytes]) -> GroupResult:
-    samples = [_sample_result(fields[b"%d" % i]) for i in range(len(fields) - 1)]
+def _group_result(entry: str, fields: Mapping[bytes, bytes]) -> GroupResult:
+    samples = []
+    for i in range(len(fields) - 1):
+        head, _, record = fields[b"%d" % i].partition(b"\n")
+        submitted, committed, deliveries = head.split()
+        scoring = decoder(ScoringRecord).decode(record)
+        samples.append(SampleResult(scoring, float(committed) - float(submitted), max(int(deliveries), 1)))
     return GroupResult(fields[b"group"].decode(), entry, samples)
-
-
-def _sample_result(packed: bytes) -> SampleResult:
-    head, _, record = packed.partition(b"\n")
-    submitted, committed, deliveries = head.split()
-    scoring = decoder(ScoringRecord).decode(record)
-    return SampleResult(scoring, float(committed) - float(submitted), max(int(deliveries), 1))

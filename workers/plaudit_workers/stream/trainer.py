@@ -1,15 +1,8 @@
-"""The trainer's side of the streams: admit groups, take ready ones, end each exactly once.
+"""Serve the trainer's side of the streams: admit groups, take ready ones, end each exactly once.
 
-Take groups from ``ready``: each is returned once, and stays pending until it is closed.
-
-The ledger: every admitted group ends exactly once.
-
-Refuse a replaced trainer: each of a trainer's transitions carries its incarnation, which the scripts check.
-
-Limit how long an external Redis keeps the keys of a run whose trainer finished its last step.
-
-A job's own Redis ends with its run. In an external one, keys would stay for ever: streams, counters and the ledger's
-copy. They get a time to live at the end of the run, and lose it when the run is started again.
+Each of a trainer's transitions carries its incarnation, which the scripts check: a replaced trainer is refused
+(``Fence``). ``Ledger`` checks that every admitted group has ended exactly once. A job's own Redis ends with its run; in
+an external one keys would stay for ever, so ``expire_run`` and ``keep_run`` set and remove their time to live.
 """
 
 from __future__ import annotations
@@ -30,121 +23,15 @@ from plaudit_workers.stream.calls import Admission, Call, Closing, StreamLimits,
 from plaudit_workers.stream.groups import Group, read_entries, read_group, read_groups, release_call
 from plaudit_workers.stream.transport import Transport
 
+logger = get_logger(__name__)
 Answer = TypeVar("Answer")
+_CALLS_PER_INCARNATION = 1_000_000_000
+_ENDED_REMEMBERED = 10_000
+_SCANNED_AT_ONCE = 1000
 
 
 class StaleIncarnationError(Exception):
     """Another trainer has taken over this run; this one must exit."""
-
-
-class Fence:
-    """Send a trainer's transitions.
-
-    Attributes:
-        incarnation: this trainer's number among those that took over the run; 0 before ``take_over``.
-    """
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self.incarnation = 0
-
-    async def take_over(self, floor: int) -> None:
-        """Become the run's trainer, with an incarnation above ``floor``."""
-        self.incarnation = await self._transport.scripts.run(transitions.take_over(floor))
-
-    async def run(self, call: Call[Answer]) -> Answer:
-        """Run one transition and return its answer.
-
-        Raises:
-            StaleIncarnationError: another trainer has taken over.
-        """
-        (answer,) = await self._transport.scripts.answers((call,))
-        if answer == b"stale":
-            raise StaleIncarnationError(
-                f"a later trainer than incarnation {self.incarnation} has taken over the run "
-                f"{self._transport.names.run}"
-            )
-        return call.read(answer)
-
-
-logger = get_logger(__name__)
-
-
-class TakenGroups:
-    """Hold the groups that one trainer has taken and not closed, as they were when taken, in the stream's order."""
-
-    def __init__(self, transport: Transport, fence: Fence) -> None:
-        self._transport = transport
-        self._fence = fence
-        self._reader = transport.blocking_client()
-        self.groups: dict[str, Group] = {}
-        self._entries: dict[str, str] = {}  # group → entry of `ready`
-        self._last_seen = "0-0"
-
-    def clear(self) -> None:
-        """Forget all groups, so that they are returned again."""
-        self.groups.clear()
-        self._entries.clear()
-        self._last_seen = "0-0"
-
-    def may_end_as_trained(self, group_id: str) -> bool:
-        """Return True if the group was taken in phase ``ready``; an older state of Redis does not change that."""
-        group = self.groups.get(group_id)
-        return group is not None and group.phase == "ready"
-
-    def forget(self, group_id: str) -> None:
-        """Remove a closed group."""
-        self.groups.pop(group_id, None)
-        self._entries.pop(group_id, None)
-
-    async def take(self, count: int, block_s: float) -> list[Group]:
-        """Take at most ``count`` groups; [] if none arrived within ``block_s``."""
-        rows = await self._take_rows(count)
-        if not rows and block_s > 0:
-            await self._wait(block_s)
-            rows = await self._take_rows(count)
-        # A group that is held already became ready again in an older state of Redis: it is not returned again.
-        wanted = [(group, n) for _, group, n in rows if group not in self.groups]
-        groups = await read_groups(self._transport, wanted, taken=True) if wanted else []
-        # Between the two reads Redis may have come back with an older state, in which a group is not ready yet.
-        found = [group for group in groups if group is not None and group.phase in ("ready", "dropped")]
-        self.groups |= {group.id: group for group in found}
-        for entry, group_id, _ in rows:
-            if group_id in self.groups:
-                self._entries[group_id] = entry
-            self._last_seen = max(self._last_seen, entry, key=_entry_order)
-        return found
-
-    async def _take_rows(self, count: int) -> list[tuple[str, str, int]]:
-        try:
-            return await self._fence.run(take_ready(self._fence.incarnation, count, list(self._entries.values())))
-        except ResponseError as error:
-            if "NOGROUP" not in str(error):
-                raise
-            logger.error("the streams' consumer groups are missing; creating them again", stream="ready")
-            await self._transport.recreate_groups()
-            return []
-
-    async def _wait(self, block_s: float) -> None:
-        """Wait for an entry without taking it: an entry read by a replaced trainer would be lost to its successor."""
-        seen: Any = {self._transport.names.ready: self._last_seen}
-        try:
-            reply: Any = await self._reader.xread(seen, count=1000, block=max(round(block_s * 1000), 1))
-        except OUTAGE as error:
-            self._transport.outages.report(error)
-            return
-        if entries := read_entries(reply):
-            self._last_seen = entries[-1][0].decode()
-
-
-def _entry_order(entry: str) -> tuple[int, int]:
-    milliseconds, _, number = entry.partition("-")
-    return int(milliseconds), int(number)
-
-
-_CALLS_PER_INCARNATION = 1_000_000_000
-
-_ENDED_REMEMBERED = 10_000
 
 
 class TrainerStreams:
@@ -242,7 +129,9 @@ class TrainerStreams:
                 f"group {group_id}: 'dropped' needs a reason and no other end takes one; got {end} with {reason!r}"
             )
         encoded = b"" if record is None else msgspec.msgpack.encode(record)
-        answer = await self._close(group_id, end, reason, encoded, taken=self._ready.may_end_as_trained(group_id))
+        held = self.taken.get(group_id)  # taken in phase ``ready``: an older state of Redis does not change that
+        taken = held is not None and held.phase == "ready"
+        answer = await self._close(group_id, end, reason, encoded, taken=taken)
         if answer is Closing.not_ready:
             raise ValueError(f"group {group_id} is not ready: it cannot end as {end}")
         self._ended[group_id] = (end, reason)
@@ -316,6 +205,103 @@ class TrainerStreams:
         await self._fence.run(transitions.record_step(self.incarnation, record))
 
 
+class TakenGroups:
+    """Hold the groups that one trainer has taken and not closed, as they were when taken, in the stream's order."""
+
+    def __init__(self, transport: Transport, fence: Fence) -> None:
+        self._transport = transport
+        self._fence = fence
+        self._reader = transport.blocking_client()
+        self.groups: dict[str, Group] = {}
+        self._entries: dict[str, str] = {}  # group → entry of `ready`
+        self._last_seen = "0-0"
+
+    def clear(self) -> None:
+        """Forget all groups, so that they are returned again."""
+        self.groups.clear()
+        self._entries.clear()
+        self._last_seen = "0-0"
+
+    def forget(self, group_id: str) -> None:
+        """Remove a closed group."""
+        self.groups.pop(group_id, None)
+        self._entries.pop(group_id, None)
+
+    async def take(self, count: int, block_s: float) -> list[Group]:
+        """Take at most ``count`` groups; [] if none arrived within ``block_s``."""
+        rows = await self._take_rows(count)
+        if not rows and block_s > 0:
+            await self._wait(block_s)
+            rows = await self._take_rows(count)
+        # A group that is held already became ready again in an older state of Redis: it is not returned again.
+        wanted = [(group, n) for _, group, n in rows if group not in self.groups]
+        groups = await read_groups(self._transport, wanted, taken=True) if wanted else []
+        # Between the two reads Redis may have come back with an older state, in which a group is not ready yet.
+        found = [group for group in groups if group is not None and group.phase in ("ready", "dropped")]
+        self.groups |= {group.id: group for group in found}
+        for entry, group_id, _ in rows:
+            if group_id in self.groups:
+                self._entries[group_id] = entry
+            self._last_seen = max(self._last_seen, entry, key=_entry_order)
+        return found
+
+    async def _take_rows(self, count: int) -> list[tuple[str, str, int]]:
+        try:
+            return await self._fence.run(take_ready(self._fence.incarnation, count, list(self._entries.values())))
+        except ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            logger.error("the streams' consumer groups are missing; creating them again", stream="ready")
+            await self._transport.recreate_groups()
+            return []
+
+    async def _wait(self, block_s: float) -> None:
+        """Wait for an entry without taking it: an entry read by a replaced trainer would be lost to its successor."""
+        seen: Any = {self._transport.names.ready: self._last_seen}
+        try:
+            reply: Any = await self._reader.xread(seen, count=1000, block=max(round(block_s * 1000), 1))
+        except OUTAGE as error:
+            self._transport.outages.report(error)
+            return
+        if entries := read_entries(reply):
+            self._last_seen = entries[-1][0].decode()
+
+
+def _entry_order(entry: str) -> tuple[int, int]:
+    milliseconds, _, number = entry.partition("-")
+    return int(milliseconds), int(number)
+
+
+class Fence:
+    """Send a trainer's transitions.
+
+    Attributes:
+        incarnation: this trainer's number among those that took over the run; 0 before ``take_over``.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.incarnation = 0
+
+    async def take_over(self, floor: int) -> None:
+        """Become the run's trainer, with an incarnation above ``floor``."""
+        self.incarnation = await self._transport.scripts.run(transitions.take_over(floor))
+
+    async def run(self, call: Call[Answer]) -> Answer:
+        """Run one transition and return its answer.
+
+        Raises:
+            StaleIncarnationError: another trainer has taken over.
+        """
+        (answer,) = await self._transport.scripts.answers((call,))
+        if answer == b"stale":
+            raise StaleIncarnationError(
+                f"a later trainer than incarnation {self.incarnation} has taken over the run "
+                f"{self._transport.names.run}"
+            )
+        return call.read(answer)
+
+
 @dataclass
 class Ledger:
     """Count the admitted groups and their ends; ``evaluated`` are validation groups."""
@@ -356,9 +342,6 @@ class Ledger:
         counts = {"admitted": self.admitted, "trained": self.trained, "evaluated": self.evaluated, "open": self.open}
         found += [f"{name} is {count}" for name, count in {**counts, **self.dropped}.items() if count < 0]
         return found
-
-
-_SCANNED_AT_ONCE = 1000
 
 
 async def expire_run(transport: Transport, seconds: int) -> None:

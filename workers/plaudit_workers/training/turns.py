@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement
@@ -70,7 +71,7 @@ class Announcements:
             RefusedError: the volume refused them several times, or is full.
         """
         while True:
-            await asyncio.sleep(self._look_every_s * 2**self._failures)
+            await asyncio.sleep(backoff_s(1 + self._failures, self._look_every_s))
             announcement = self._state.announcement
             if await self._lacks_files(announcement) and (rollouts := await self._requesting(announcement)):
                 await self._write_for(rollouts, announcement)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from world import rljob
 
-from plaudit_operator.cache import Cache, Key, NamespaceStore
+from plaudit_operator.cache import Cache, Key
 from plaudit_operator.runtime.kinds import POD, RLJOB
 from plaudit_operator.settings import OperatorSettings, OperatorSettingsError
 
@@ -25,12 +25,11 @@ def pod(namespace: str, name: str) -> dict[str, Any]:
 
 def test_a_list_of_one_namespace_keeps_the_objects_of_the_others():
     cache = Cache()
-    stores = {namespace: NamespaceStore(cache, namespace) for namespace in ("a", "b")}
-    for namespace, store in stores.items():
-        store.replace(RLJOB, [job(namespace, "one"), job(namespace, "two")])
-        store.replace(POD, [pod(namespace, "one")])
-    assert stores["a"].replace(RLJOB, [job("a", "one")]) == {Key("a", "one"), Key("a", "two")}
-    assert stores["b"].replace(POD, []) == {Key("b", "one")}
+    for namespace in ("a", "b"):
+        cache.replace(RLJOB, [job(namespace, "one"), job(namespace, "two")], namespace)
+        cache.replace(POD, [pod(namespace, "one")], namespace)
+    assert cache.replace(RLJOB, [job("a", "one")], "a") == {Key("a", "one"), Key("a", "two")}
+    assert cache.replace(POD, [], "b") == {Key("b", "one")}
     assert set(cache.keys()) == {Key("a", "one"), Key("b", "one"), Key("b", "two")}
     assert cache._children[("a", "one")]
 

@@ -1,4 +1,4 @@
-"""Kinds that clusters have in different versions: the operator's client speaks the one that it finds."""
+"""Kinds that clusters serve in different versions, and the fields that an apply owns after a POST made the object."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from kubernetes import client
 
 from plaudit_operator.runtime.kinds import POD_GROUP
-from plaudit_operator.runtime.kube import ApiServer, NotFoundError
+from plaudit_operator.runtime.kube import ApiServer, NotFoundError, applied_fields
 
 GROUP = "scheduling.k8s.io"
 MANIFEST = {
@@ -86,3 +86,23 @@ def test_a_pod_group_is_written_in_the_version_that_the_cluster_has(served: Serv
     kube.apply(MANIFEST)
     path = f"/apis/{GROUP}/{used}/namespaces/team/podgroups"
     assert served.sent == [("POST", path, f"{GROUP}/{used}"), ("PATCH", f"{path}/g", f"{GROUP}/{used}")]
+
+
+def entry(manager: str, operation: str, fields: dict[str, Any], **more: str) -> dict[str, Any]:
+    return {"manager": manager, "operation": operation, "apiVersion": "v1", "fieldsV1": fields, **more}
+
+
+def test_the_fields_of_the_creation_and_of_applies_become_those_of_one_apply_without_replicas():
+    created = entry("operator", "Update", {"f:spec": {"f:replicas": {}, "f:paused": {}}, "f:data": {"f:a": {}}})
+    applied = entry("operator", "Apply", {"f:data": {"f:b": {}}})
+    others = [entry("kubelet", "Update", {"f:status": {}}), entry("operator-scale", "Update", {"f:spec": {}})]
+    status = entry("operator", "Update", {"f:status": {}}, subresource="status")
+    found = applied_fields([created, *others, applied, status], "operator")
+    fields = {"f:spec": {"f:paused": {}}, "f:data": {"f:a": {}, "f:b": {}}}
+    assert found == [*others, status, {**applied, "fieldsV1": fields}]
+    assert applied_fields(found, "operator") is None
+
+
+def test_an_object_of_other_managers_is_left_alone():
+    assert applied_fields([entry("helm", "Update", {"f:data": {}})], "operator") is None
+    assert applied_fields([], "operator") is None

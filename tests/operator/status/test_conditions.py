@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import redis
-from test_backoff import reject, stuck
-from world import World, rljob, settled
+from world import World, reject, rljob, settled, stuck
 
 from plaudit_operator.names import ConditionType
 from plaudit_workers.launch.redis import RedisServer
 
-PAGE = Path(__file__).parents[2] / "docs" / "kubernetes" / "gitops.md"
+PAGE = Path(__file__).parents[3] / "docs" / "kubernetes" / "gitops.md"
 
 
 def summary(world: World) -> tuple[str, str, str]:

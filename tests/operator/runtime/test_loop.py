@@ -1,4 +1,4 @@
-"""The informer against a server whose watches break, are compacted and carry garbage."""
+"""The informer against a server whose watches break, and the work queue: each key once, failures wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from watched_server import WatchedServer
 from plaudit_operator.cache import Cache, Key
 from plaudit_operator.runtime.kinds import RLJOB, Kind
 from plaudit_operator.runtime.kube import error_of
-from plaudit_operator.runtime.loop import Informer
+from plaudit_operator.runtime.loop import Informer, WorkQueue
 
 
 class RecordingCache(Cache):
@@ -23,11 +23,11 @@ class RecordingCache(Cache):
         super().__init__()
         self.versions: dict[str, list[int]] = defaultdict(list)
 
-    def replace(self, kind: Kind, items: Iterable[Any]) -> set[Key]:
+    def replace(self, kind: Kind, items: Iterable[Any], namespace: str = "") -> set[Key]:
         kept = list(items)
         for item in kept:
             self._record(item)
-        return super().replace(kind, kept)
+        return super().replace(kind, kept, namespace)
 
     def update(self, kind: Kind, event: str, item: Any) -> set[Key]:
         keys = super().update(kind, event, item)
@@ -81,3 +81,81 @@ def test_a_watch_that_breaks_resumes_after_its_last_event_and_not_where_it_began
 def test_a_server_that_was_restored_from_a_backup_is_listed_again():
     error = error_of(504, "Too large resource version: 900, current: 100", "Timeout")
     assert type(error).__name__ == "GoneError"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make() -> tuple[WorkQueue[str], Clock]:
+    clock = Clock()
+    return WorkQueue(clock), clock
+
+
+def test_a_key_that_is_added_often_is_worked_once():
+    queue, _ = make()
+    for _ in range(3):
+        queue.add("a")
+    assert queue.take(0) == "a"
+    queue.done("a")
+    assert queue.take(0) is None
+
+
+def test_a_key_that_is_added_during_its_turn_comes_again_and_not_before():
+    queue, _ = make()
+    queue.add("a")
+    queue.take(0)
+    queue.add("a")
+    assert queue.take(0) is None
+    queue.done("a")
+    assert queue.take(0) == "a"
+
+
+def test_later_means_not_before_and_the_earliest_of_several():
+    queue, clock = make()
+    queue.add_after("a", 10)
+    queue.add_after("a", 5)
+    queue.add_after("a", 20)
+    clock.now = 4.9
+    assert queue.take(0) is None
+    clock.now = 5.1
+    assert queue.take(0) == "a"
+    queue.done("a")
+    clock.now = 30
+    assert queue.take(0) is None
+
+
+def test_failures_wait_longer_each_time_and_success_forgets_them():
+    queue, clock = make()
+    queue.add("a")
+    pauses = []
+    for _ in range(12):
+        clock.now += 1000
+        assert queue.take(0) == "a"
+        pauses.append(queue.failed("a"))
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 60
+    clock.now += 1000
+    queue.take(0)
+    queue.done("a")
+    queue.add("a")
+    queue.take(0)
+    assert queue.failed("a") == pauses[0]
+
+
+def test_a_server_that_asks_to_wait_is_obeyed():
+    queue, _ = make()
+    queue.add("a")
+    queue.take(0)
+    assert queue.failed("a", at_least_s=7) == 7
+
+
+def test_a_closed_queue_ends_its_workers():
+    queue, _ = make()
+    queue.add("a")
+    queue.close()
+    assert queue.take() is None

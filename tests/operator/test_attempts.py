@@ -1,20 +1,157 @@
-"""Rollout replicas of several pods: they start whole, and restart whole when one of their pods ends."""
+"""What follows the end of an attempt: back-off, ``lifecycle.failurePolicy.rules``, and replicas that restart whole."""
 
 from __future__ import annotations
 
+import copy
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from world import World, settled
+from world import World, reject, rljob, settled, stuck
 
+from plaudit_job.spec.rljob import BackoffSpec
 from plaudit_operator import names
+from plaudit_operator.attempts import pause_s
+from plaudit_operator.names import ConditionType
 from plaudit_operator.observed import labels
+
+
+def test_the_pause_doubles_up_to_five_minutes():
+    assert [pause_s(count, BackoffSpec()) for count in range(9)] == [0, 0, 10, 20, 40, 80, 160, 300, 300]
+    assert pause_s(1_000_000, BackoffSpec()) == 300
+
+
+def test_a_trainer_that_its_kubelet_rejects_backs_off_and_fails_at_its_limit():
+    world = stuck(World(rljob(lifecycle={"failurePolicy": {"maxDisruptions": 4}})))
+    starts = []
+    for _ in range(5):
+        starts.append(world.cluster.now)
+        reject(world)
+        world.settle()
+    assert [b - a for a, b in pairwise(starts)] == [0, 10, 20, 40]
+    failed = world.condition(ConditionType.FAILED)
+    assert failed["reason"] == "TooManyDisruptions"
+    assert "TopologyAffinityError" in failed["message"]
+    assert "maxDisruptions is 4" in failed["message"]
+
+
+def test_while_it_waits_the_condition_names_the_last_failure_and_the_time_and_nothing_is_written():
+    world = stuck(World())
+    for _ in range(2):
+        reject(world)
+        world.settle(passing_pauses=False)
+    running = world.condition(ConditionType.TRAINER_RUNNING)
+    assert (running["status"], running["reason"]) == ("False", "BackOff")
+    assert "TopologyAffinityError" in running["message"]
+    assert world.status["nextAttemptTime"] in running["message"]
+    assert not world.cluster.of_kind("Job")
+    writes = world.cluster.writes
+    world.settle(passing_pauses=False)
+    assert world.cluster.writes == writes
+    world.settle()
+    assert world.status["phase"] == "Running"
+
+
+def test_an_attempt_that_closed_a_step_is_followed_by_the_next_at_once():
+    world = stuck(World())
+    starts = []
+    for step in (0, 0, 0, 3, 3):
+        starts.append(world.cluster.now)
+        world.closed_step = step
+        world.cluster.now += 20  # progress is read every ten seconds
+        world.settle()
+        reject(world)
+        world.settle()
+    assert [b - a - 20 for a, b in pairwise(starts)] == [0, 10, 20, 0]
+
+
+@pytest.mark.parametrize(("ran", "short"), [("00:09:59", 2), ("00:10:00", 0)])
+def test_an_attempt_that_ran_for_ten_minutes_ends_the_back_off(ran: str, short: int):
+    world = stuck(World())
+    reject(world)
+    world.settle()
+    for pod in world.cluster.of_kind("Pod"):
+        if pod["metadata"]["labels"]["plaudit.dev/role"] == "trainer":
+            ended = copy.deepcopy(pod)
+            times = {"startedAt": "2026-01-01T00:00:00Z", "finishedAt": f"2026-01-01T{ran}Z"}
+            state = {"terminated": {"exitCode": 1, "message": "boom", **times}}
+            containers = [{"name": "trainer", "state": state, "restartCount": 0}]
+            ended["status"] = {"phase": "Failed", "containerStatuses": containers}
+            world.cluster.put(ended)
+    world.settle()
+    assert world.status["shortAttempts"] == short
+
+
+def with_rules(*rules: dict[str, Any], **policy: Any) -> World:
+    return settled(lifecycle={"failurePolicy": {"rules": list(rules), **policy}})
+
+
+def codes(*values: int, operator: str = "In") -> dict[str, Any]:
+    return {"onExitCodes": {"operator": operator, "values": list(values)}}
+
+
+@pytest.mark.parametrize(
+    ("rule", "code", "phase", "counted"),
+    [
+        ({"action": "Fail", **codes(7, 8)}, 7, "Failed", (0, 0)),
+        ({"action": "Fail", **codes(7, 8)}, 9, "Running", (1, 0)),
+        ({"action": "Ignore", **codes(139)}, 139, "Running", (0, 1)),
+        ({"action": "Fail", **codes(139, operator="NotIn")}, 1, "Failed", (0, 0)),
+        ({"action": "Fail", **codes(139, operator="NotIn")}, 139, "Running", (1, 0)),
+        ({"action": "Count", **codes(42)}, 42, "Running", (1, 0)),  # comes before the meaning of 42
+        ({"action": "Fail", "onReasons": ["Error"]}, 1, "Failed", (0, 0)),
+        ({"action": "Fail", "onReasons": ["OOMKilled"]}, 1, "Running", (1, 0)),
+    ],
+)
+def test_a_rule_decides_the_action(rule: dict[str, Any], code: int, phase: str, counted: tuple[int, int]):
+    world = with_rules(rule)
+    world.cluster.end_trainer(code, "boom")
+    world.settle()
+    assert world.status["phase"] == phase
+    assert (world.status["restarts"], world.status["disruptions"]) == counted
+
+
+def test_a_pod_that_its_kubelet_rejects_can_fail_the_job_at_once():
+    world = with_rules({"action": "Fail", "onReasons": ["TopologyAffinityError"]})
+    reject(world)
+    world.settle()
+    failed, stalled = world.condition(ConditionType.FAILED), world.condition(ConditionType.STALLED)
+    assert (failed["status"], failed["reason"]) == ("True", "FailureRule")
+    assert "rules[0]: Fail on reason TopologyAffinityError" in failed["message"]
+    assert (stalled["status"], stalled["reason"]) == ("True", "FailureRule")
+
+
+def test_the_first_rule_that_applies_wins():
+    world = with_rules({"action": "Ignore", **codes(1)}, {"action": "Fail", **codes(1)})
+    world.cluster.end_trainer(1)
+    world.settle()
+    assert (world.status["phase"], world.status["disruptions"]) == ("Running", 1)
+
+
+def test_ignored_ends_have_a_limit():
+    world = with_rules({"action": "Ignore", **codes(1)}, maxDisruptions=1)
+    for _ in range(2):
+        world.cluster.end_trainer(1)
+        world.settle()
+    assert world.condition(ConditionType.FAILED)["reason"] == "TooManyDisruptions"
+
+
+def test_pauses_follow_the_jobs_policy():
+    world = with_rules(backoff={"initialSeconds": 2, "maxSeconds": 3, "resetAfterSeconds": 1000}, maxDisruptions=10)
+    world.closed_step = 0
+    starts = []
+    for _ in range(5):
+        starts.append(world.cluster.now)
+        reject(world)
+        world.settle()
+    assert [b - a for a, b in pairwise(starts)] == [0, 0, 2, 3]  # the first attempt had closed a step
+
 
 ENGINE = {"tensorParallelSize": 8, "pipelineParallelSize": 2}
 ROLLOUT = {"replicas": 2, "podsPerReplica": 2, "engine": ENGINE}
 
 
-def running(**spec: Any) -> World:
+def with_replicas(**spec: Any) -> World:
     """Return a world with a running job of two replicas of two pods."""
     return settled(**{"rollout": ROLLOUT, **spec})
 
@@ -39,7 +176,7 @@ def environment(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_each_replica_is_an_indexed_job_whose_pods_know_their_rank_and_their_leader():
-    world = running()
+    world = with_replicas()
     first, second = rollout_jobs(world)
     assert [job["metadata"]["name"] for job in (first, second)] == ["job-rollout-0-0", "job-rollout-1-0"]
     spec = first["spec"]
@@ -59,7 +196,7 @@ def test_each_replica_is_an_indexed_job_whose_pods_know_their_rank_and_their_lea
 
 
 def test_a_lost_pod_restarts_its_replica_as_a_whole_and_the_others_go_on():
-    world = running()
+    world = with_replicas()
     lost, kept = pods(world, 0), pods(world, 1)
     lose(world, 0)
     world.settle()
@@ -74,7 +211,7 @@ def test_a_lost_pod_restarts_its_replica_as_a_whole_and_the_others_go_on():
 
 
 def test_the_next_attempt_waits_until_no_pod_of_the_last_one_is_left():
-    world = running()
+    world = with_replicas()
     world.cluster.edit("Job", "job-rollout-0-0", lambda job: job["status"].update(failed=1))
     world.deliver()
     world.reconcile()
@@ -90,7 +227,7 @@ def test_the_next_attempt_waits_until_no_pod_of_the_last_one_is_left():
 
 
 def test_a_replica_that_ends_early_again_and_again_pauses_longer_and_longer():
-    world = running()
+    world = with_replicas()
     pauses = []
     for _ in range(6):
         lose(world, 0)
@@ -111,7 +248,7 @@ def test_a_replica_that_ends_early_again_and_again_pauses_longer_and_longer():
 
 
 def test_a_pod_that_ends_well_restarts_its_replica_too():
-    world = running()
+    world = with_replicas()
     before = pods(world, 0)
 
     def ends(pod: dict[str, Any]) -> None:
@@ -125,7 +262,7 @@ def test_a_pod_that_ends_well_restarts_its_replica_too():
 
 
 def test_fewer_and_more_replicas_are_whole_ones():
-    world = running()
+    world = with_replicas()
     kept = pods(world, 0)
     scale(world, 1)
     assert (pods(world, 0), pods(world, 1)) == (kept, {})
@@ -141,7 +278,7 @@ def scale(world: World, replicas: int) -> None:
 
 
 def test_a_suspended_job_has_no_replicas_and_a_resumed_one_all_of_them():
-    world = running()
+    world = with_replicas()
     world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=True))
     world.settle()
     assert rollout_jobs(world) == []
@@ -154,7 +291,7 @@ def test_a_suspended_job_has_no_replicas_and_a_resumed_one_all_of_them():
 
 @pytest.mark.parametrize("scheduling", [{"gang": "native"}, {"queueName": "team"}], ids=["native", "kueue"])
 def test_all_pods_of_all_replicas_are_of_the_jobs_one_group(scheduling: dict[str, str]):
-    world = running(scheduling=scheduling)
+    world = with_replicas(scheduling=scheduling)
     template = rollout_jobs(world)[0]["spec"]["template"]
     if "gang" in scheduling:
         (group,) = world.cluster.of_kind("PodGroup")
@@ -169,20 +306,20 @@ def test_all_pods_of_all_replicas_are_of_the_jobs_one_group(scheduling: dict[str
 
 
 def test_a_running_job_at_rest_is_not_written():
-    world = running()
+    world = with_replicas()
     world.cluster.calls.clear()
     world.reconcile()
     assert world.cluster.calls == []
 
 
 def test_a_deleted_job_of_a_replica_begins_again():
-    world = running()
+    world = with_replicas()
     world.cluster.remove("Job", "job-rollout-1-0")
     world.settle()
     assert len(pods(world, 1)) == 2
 
 
 def test_gpus_of_all_pods_are_counted():
-    world = running()
+    world = with_replicas()
     roles = {role["name"]: role["gpus"] for role in world.status["cost"]["roles"]}
     assert roles["rollout"] == 32

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from plaudit_operator.runtime.health import ControllerHealthServer
+from plaudit_operator.runtime.health import ControllerHealthServer, MetricsAccess
 from plaudit_operator.runtime.kube import ApiUnavailableError
-from plaudit_operator.runtime.metrics_access import MetricsAccess
 
 
 class Process:
