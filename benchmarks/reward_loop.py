@@ -33,7 +33,7 @@ from reward_loop_cases import GIVE_UP_S, Case, cases, rows
 from plaudit_reward.attempts import Rules, Stage
 from plaudit_reward.functions.result import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer
-from plaudit_reward.isolation.pool import process_cpu_s
+from plaudit_reward.isolation.pool import cpu_s
 from plaudit_reward.pipeline import Pipeline
 from plaudit_reward.rules.scorer import RuleScorer
 from plaudit_wire.records import Sample, ScoringRecord
@@ -116,7 +116,7 @@ def cpu_of_loop() -> float:
     """CPU seconds of this process and its children."""
     tasks = Path("/proc/self/task").iterdir()
     children = {int(child) for task in tasks for child in (task / "children").read_text().split()}
-    return time.process_time() + sum(process_cpu_s(child) for child in children)
+    return time.process_time() + sum(cpu_s(child) for child in children)
 
 
 def run_verl(python: str, quick: bool) -> dict[str, Any]:

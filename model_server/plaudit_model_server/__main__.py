@@ -63,24 +63,24 @@ async def _serve(
 ) -> None:
     from plaudit_model_server.api import Access, Address, serve
     from plaudit_reward.endpoint.served import TOKEN_VARIABLE
-    from plaudit_reward.endpoint.sleep_token import SLEEP_TOKEN_VARIABLE
+    from plaudit_reward.endpoint.vllm_sleep import SLEEP_TOKEN_VARIABLE
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     # Not earlier: while a model is loaded there is nothing to drain, and a signal ends the process at once.
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if computing is not None:
-        loop.add_reader(computing, _gone, loop, computing, stop)
+
+        def gone() -> None:
+            loop.remove_reader(computing)
+            stop.set()
+
+        loop.add_reader(computing, gone)
     limits = BatchLimits(given.max_batch_tokens, given.max_padding, given.max_queue)
     address = Address(given.host, given.port, given.served_model_name or given.model)
     token, sleep_token = (os.environ.get(name, "").strip() for name in (TOKEN_VARIABLE, SLEEP_TOKEN_VARIABLE))
     access = Access(token, given.max_body_bytes, sleep_token)
     await serve(classifier, address, limits, stop, forward, access, occupy)
-
-
-def _gone(loop: asyncio.AbstractEventLoop, computing: int, stop: asyncio.Event) -> None:
-    loop.remove_reader(computing)
-    stop.set()
 
 
 def _parser() -> argparse.ArgumentParser:

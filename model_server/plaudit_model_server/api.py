@@ -1,10 +1,7 @@
 """Serve ``/classify`` with vLLM's request and response, ``/health``, ``/v1/models``, ``/metrics``.
 
-For a server that takes turns on its GPU also ``/sleep`` and ``/wake_up``, as vLLM's sleep mode has them.
-
-Decide which requests the server reads: who may send them, how large they are, how slowly they may come.
-
-Serve a loaded model, then drain: after a stop, refuse new requests, answer the accepted ones and end.
+For a server that takes turns on its GPU also ``/sleep`` and ``/wake_up``, as vLLM's sleep mode has them. After a stop
+it drains: it refuses new requests, answers the accepted ones and ends.
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ from plaudit_model_server.batcher import (
     Usage,
 )
 from plaudit_reward.endpoint.served import TOKEN_VARIABLE
-from plaudit_reward.endpoint.sleep_token import is_permitted
+from plaudit_reward.endpoint.vllm_sleep import is_permitted
 from plaudit_wire.errors import DataError
 from plaudit_wire.logs import get_logger
 
@@ -52,9 +49,12 @@ if TYPE_CHECKING:
     from plaudit_model_server.model import Classifier
 
 
+logger = get_logger(__name__)
+
+
 @dataclass(frozen=True)
 class Access:
-    """Bounds on requests."""
+    """Bound the requests that the server reads: who may send them, how large they are, how slowly they may come."""
 
     token: str = ""
     """Bearer token that a request must carry; empty: none. ``/health`` and ``/metrics`` never need it."""
@@ -106,18 +106,12 @@ async def read_body(request: Request, access: Access) -> bytes:
 
 
 T = TypeVar("T")
-
 RETRY_AFTER_S = 1
-
 """A queue of the default size is empty after about this."""
-
 _SHORT_BYTES = 16_384
-
 """Texts up to this size are tokenized on the event loop: handing them to a thread would cost more. Chats never are: a
 template may take any time."""
-
 _decode = msgspec.json.Decoder(ClassifyRequest).decode
-
 _CLIENT_CLOSED_REQUEST = 499
 
 _TYPES = {
@@ -198,15 +192,9 @@ class ModelApi:
 
     async def _read(self, body: bytes) -> tuple[ClassifyRequest, Sequence[Sequence[int]]]:
         """Decode, render and tokenize; everything that may take long in a thread."""
-        if len(body) > _SHORT_BYTES:
-            return await self._in_thread(lambda: self._decoded(body))
-        asked = _decode(body)
-        if asked.messages is None:
-            return asked, self._sequences(asked)
-        return asked, await self._in_thread(lambda: self._sequences(asked))
-
-    def _decoded(self, body: bytes) -> tuple[ClassifyRequest, Sequence[Sequence[int]]]:
-        asked = _decode(body)
+        asked = await self._in_thread(lambda: _decode(body)) if len(body) > _SHORT_BYTES else _decode(body)
+        if len(body) > _SHORT_BYTES or asked.messages is not None:
+            return asked, await self._in_thread(lambda: self._sequences(asked))
         return asked, self._sequences(asked)
 
     def _sequences(self, asked: ClassifyRequest) -> Sequence[Sequence[int]]:
@@ -271,13 +259,8 @@ class ModelApi:
             check_token(request, self._access)
         except AccessError as error:
             return _refusal(error.status, str(error))
-        model = {
-            "id": self._name,
-            "object": "model",
-            "owned_by": "plaudit",
-            "max_model_len": self._classifier.max_length,
-        }
-        return _json({"object": "list", "data": [model]})
+        model = {"id": self._name, "object": "model", "owned_by": "plaudit"}
+        return _json({"object": "list", "data": [model | {"max_model_len": self._classifier.max_length}]})
 
     async def _sleep(self, request: Request) -> Response:
         return await self._moved(request, self._batcher.sleep, "sleeping")
@@ -339,18 +322,14 @@ def _refusal(code: int, message: str, retry_after_s: int | None = None) -> Respo
     return Response(msgspec.json.encode(ErrorResponse(error)), code, media_type="application/json", headers=headers)
 
 
-logger = get_logger(__name__)
-
 _IDLE_CONNECTION_S = 75
-
 _LAST_ANSWERS_WITHIN_S = 10
-
 """Pause at the end of a drain, so that results reach their clients."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """The server's address and the name of its model."""
+    """Hold the server's address and the name of its model."""
 
     host: str
     port: int

@@ -1,25 +1,7 @@
 """Batch dynamically: a bounded queue of sequences, one forward pass at a time, results as they finish.
 
-While a pass runs, the queue fills; the next pass takes from it (``batching``). The server never waits for a batch to
-fill: when idle, it computes a single sequence at once.
-
-Choose the sequences of the next forward pass, by pure arithmetic over their lengths.
-
-A packed pass (``choose_oldest``) costs as much as its tokens, whatever their lengths: first come, first served.
-
-A padded pass (``choose_neighbours``) costs as much as its padded tokens, plus a fixed part. So sequences of about the
-same length go together, around the one that has waited longest (no sequence starves), and a sequence joins only while
-the padding that it adds costs less than a separate forward pass.
-
-Define the server's Prometheus series, separate for queue, batches and inference.
-
-Define the request and the response of vLLM's ``/classify``, field by field (vLLM 0.32).
-
-Written by ``plaudit_reward.model_client`` among others, read by ``api``. Fields of vLLM that change the result
-(``truncate_prompt_tokens``, ``chat_template``, …) are not supported here. Unknown fields are refused, because ignoring
-one would change the result silently.
-
-Define the settings of the model that the server loads.
+While a pass runs, the queue fills; the next pass takes from it. The server never waits for a batch to fill: when idle,
+it computes a single sequence at once. The server's settings, messages and series are defined here too, without torch.
 """
 
 from __future__ import annotations
@@ -40,26 +22,27 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 
 def choose_oldest(lengths: Iterable[int], max_tokens: int) -> int:
-    """Return the number of longest-waiting sequences that fit into one pass.
+    """Return the number of longest-waiting sequences that fit into one packed pass; a longer sequence goes alone.
+
+    A packed pass costs as much as its tokens, whatever their lengths: first come, first served.
 
     Args:
         lengths: tokens of all waiting sequences, in order of arrival; at least one.
-        max_tokens: most tokens of a forward pass; a longer sequence goes alone.
     """
     return max(1, sum(1 for _ in takewhile(lambda tokens: tokens <= max_tokens, accumulate(lengths))))
 
 
 def choose_neighbours(lengths: Sequence[int], oldest: int, max_tokens: int, max_padding: int) -> slice:
-    """Choose neighbours of the oldest sequence.
+    """Choose the sequences of a padded pass: neighbours of the one that has waited longest, so that none starves.
+
+    A padded pass costs as much as its padded tokens (``len * longest``), plus a fixed part. So sequences of about the
+    same length go together, and one joins only while the padding that it adds costs less than a separate forward pass.
 
     Args:
         lengths: tokens of all waiting sequences, in ascending order.
         oldest: index of the sequence that has waited longest; it is always chosen.
         max_tokens: most tokens of a forward pass, padding included; a longer sequence goes alone.
         max_padding: most padding, in tokens, that one more sequence may add.
-
-    Returns:
-        The indices of the chosen ones. Padded to the longest of them they fill ``len * longest`` tokens.
     """
     start, stop = oldest, oldest + 1
     while True:
@@ -76,14 +59,12 @@ def choose_neighbours(lengths: Sequence[int], oldest: int, max_tokens: int, max_
 
 
 _SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-
 _TOKENS = (64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 class ModelServerSeries:
-    """Hold the series of ``/metrics``."""
+    """Hold the series of ``/metrics``, separate for queue, batches and inference."""
 
     def __init__(self) -> None:
         self.registry = own = CollectorRegistry()
@@ -121,11 +102,8 @@ class ModelServerSeries:
 
 
 Logits = list[float]
-
 Forward = Callable[[Sequence[Sequence[int]]], list[Logits]]
-
 Occupy = Callable[[bool], None]
-
 """Moves the weights to the device (True), or to host memory (False)."""
 
 
@@ -143,7 +121,7 @@ class ForwardError(Exception):
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """The sizes of queue and batches."""
+    """Limit the sizes of queue and batches."""
 
     max_batch_tokens: int = 16_384
     """Tokens of a forward pass, including padding."""
@@ -309,7 +287,9 @@ class Batcher:
                 self._computed = 0  # before the results are returned: the queue has room again
                 self._changed.notify_all()
             loop.call_soon_threadsafe(_answer, batch, results)
-            self._measure(batch, began_s)
+            lengths = [one.length for one in batch]
+            padding = 0 if self._limits.max_padding is None else max(lengths) * len(lengths) - sum(lengths)
+            self._series.computed(lengths, padding, [began_s - one.since_s for one in batch], began_s)
 
     def _take(self) -> list[_Waiting]:
         """Return the next pass; wait for a sequence to compute. Empty after a stop, also if sequences wait in sleep."""
@@ -317,25 +297,18 @@ class Batcher:
             self._changed.wait_for(lambda: self._stopping or (self._by_length and not self._asleep))
             if not self._by_length or self._asleep:
                 return []
-            batch = self._oldest() if self._limits.max_padding is None else self._neighbours(self._limits.max_padding)
+            waiting, limits = self._by_arrival.values(), self._limits
+            if limits.max_padding is None:
+                count = choose_oldest((one.length for one in waiting), limits.max_batch_tokens)
+                batch = list(islice(waiting, count))
+            else:
+                oldest, lengths = bisect.bisect_left(self._by_length, next(iter(waiting))), _Lengths(self._by_length)
+                chosen = choose_neighbours(lengths, oldest, limits.max_batch_tokens, limits.max_padding)
+                batch = self._by_length[chosen]
             for one in batch:
                 self._forget(one)
             self._computed = len(batch)
             return batch
-
-    def _oldest(self) -> list[_Waiting]:
-        lengths = (one.length for one in self._by_arrival.values())
-        return list(islice(self._by_arrival.values(), choose_oldest(lengths, self._limits.max_batch_tokens)))
-
-    def _neighbours(self, max_padding: int) -> list[_Waiting]:
-        oldest = bisect.bisect_left(self._by_length, next(iter(self._by_arrival.values())))
-        lengths = _Lengths(self._by_length)
-        return self._by_length[choose_neighbours(lengths, oldest, self._limits.max_batch_tokens, max_padding)]
-
-    def _measure(self, batch: list[_Waiting], began_s: float) -> None:
-        lengths = [one.length for one in batch]
-        padding = 0 if self._limits.max_padding is None else max(lengths) * len(lengths) - sum(lengths)
-        self._series.computed(lengths, padding, [began_s - one.since_s for one in batch], began_s)
 
     def _forget(self, one: _Waiting) -> None:
         """Remove a sequence from the queue, if it still waits."""
@@ -369,7 +342,12 @@ class _Lengths(Sequence[int]):
 
 
 class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """One request: ``input`` or ``messages``."""
+    """Request a classification as from vLLM's ``/classify``, field by field (vLLM 0.32): of ``input`` or ``messages``.
+
+    ``plaudit_reward.endpoint.served`` writes it among others. Fields of vLLM that change the result
+    (``truncate_prompt_tokens``, ``chat_template``, …) are not supported here. Unknown fields are refused, because
+    ignoring one would change the result silently.
+    """
 
     input: str | list[str | int | list[int]] | None = None
     """A text or the token ids of one; a list of texts, or of lists of token ids. One kind only."""
@@ -388,7 +366,7 @@ class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Classification(msgspec.Struct):
-    """One sequence's result."""
+    """Hold one sequence's result."""
 
     index: int
     label: str | None
@@ -399,7 +377,7 @@ class Classification(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Tokens of a request, including special ones."""
+    """Count the tokens of a request, including special ones."""
 
     prompt_tokens: int
     total_tokens: int
@@ -408,7 +386,7 @@ class Usage(msgspec.Struct):
 
 
 class ClassifyResponse(msgspec.Struct):
-    """The response: one ``Classification`` for each sequence, in the order of the request."""
+    """Respond with one ``Classification`` for each sequence, in the order of the request."""
 
     id: str
     object: str
@@ -419,7 +397,7 @@ class ClassifyResponse(msgspec.Struct):
 
 
 class ErrorInfo(msgspec.Struct):
-    """The reason that a request failed."""
+    """Explain why a request failed."""
 
     message: str
     type: str
@@ -428,7 +406,7 @@ class ErrorInfo(msgspec.Struct):
 
 
 class ErrorResponse(msgspec.Struct):
-    """The body of every response with a status other than 200."""
+    """Form the body of every response with a status other than 200."""
 
     error: ErrorInfo
 
@@ -438,7 +416,7 @@ Dtype = Literal["bfloat16", "float16", "float32"]
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The model and how to compute it."""
+    """Name the model and how to compute it."""
 
     source: str
     """Hub id or folder."""

@@ -3,8 +3,6 @@
 In one process, HTTP, JSON and tokenising compete with a pass that acquires the lock at every operation. So the process
 that has loaded the model forks one that serves requests, as torch's DataLoader forks its workers: the parent keeps
 OpenMP and the GPU, and memory is shared. When one of them ends, so does the other.
-
-Tune the C library and the interpreter; each setting is worth a tenth of the server's speed on a CPU.
 """
 
 from __future__ import annotations
@@ -24,9 +22,7 @@ from typing import Any
 from plaudit_model_server.batcher import Forward, ForwardError, Logits, Occupy
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
 Front = Callable[[Forward, Occupy, int | None], int]
-
 """Serves requests and returns the exit code. Arguments: the forward pass and the move of the weights (both raise
 ``ForwardError``), and a descriptor that becomes readable when the computing process has ended (None: this process
 computes)."""
@@ -92,7 +88,11 @@ def _compute(front: Connection, forward: Forward, occupy: Occupy) -> bool:
         except (EOFError, OSError):
             return False
         try:
-            answer: Any = _done(asked, forward, occupy)
+            answer: Any = None
+            if isinstance(asked, bool):
+                occupy(asked)
+            else:
+                answer = forward(asked)
         except Exception as error:
             traceback.print_exc()
             answer = f"{type(error).__name__}: {error}"
@@ -102,13 +102,6 @@ def _compute(front: Connection, forward: Forward, occupy: Occupy) -> bool:
             return False
         if isinstance(answer, str):
             return True
-
-
-def _done(asked: Sequence[Sequence[int]] | bool, forward: Forward, occupy: Occupy) -> list[Logits] | None:
-    if not isinstance(asked, bool):
-        return forward(asked)
-    occupy(asked)
-    return None
 
 
 class _Remote:
@@ -136,16 +129,13 @@ class _Remote:
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-
 _LARGEST_MMAP_THRESHOLD_BYTES = 32 << 20
-
 _KEPT_BYTES = 1 << 30
-
 _SWITCH_S = 1e-4
 
 
 def tune() -> None:
-    """Keep freed memory, and make threads switch quickly.
+    """Keep freed memory, and make threads switch quickly; each is worth a tenth of the server's speed on a CPU.
 
     The tensors of one pass are as large as those of the previous one. By default glibc returns each to the kernel and
     requests new zeroed pages. Also, torch releases the interpreter's lock at every operation: the forward pass would

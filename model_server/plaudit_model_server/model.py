@@ -1,19 +1,8 @@
 """Load a sequence classifier of transformers, tokenise, and compute logits of many sequences in one forward pass.
 
-Of the server's modules, only this one, ``packed`` and ``onednn`` import torch and transformers.
-
-The logits equal those of ``model(**tokenizer(text))`` for each sequence alone. Sequences of a pass are packed where the
-model allows it; else they are padded, with an attention mask.
-
-Compute logits of sequences concatenated in a single row: no padding, no mask.
-
-For decoders with a ``score`` head on a sequence's last token, if ``packed_attention`` supports their attention. A check
-when the model is loaded decides this and compares the results; the model's name does not count.
-
-Compute float32 linear layers on a CPU with oneDNN.
-
-For float32 torch calls MKL, which leaves half of the vector units of AMD's CPUs idle: oneDNN is more than twice as fast
-there. In shorter formats, and on GPUs, torch's own choice is good.
+Of the server's modules, only this one imports torch and transformers. The logits equal those of
+``model(**tokenizer(text))`` for each sequence alone. Sequences of a pass are packed where the model allows it; else
+they are padded, with an attention mask.
 """
 
 from __future__ import annotations
@@ -44,18 +33,20 @@ from plaudit_wire.logs import get_logger
 logger = get_logger(__name__)
 
 _SAME = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-
 """The largest rounding difference of packed hidden states from those of a sequence alone, relative to their norm."""
-
 _NO_LEAK = 1e-5
-
 """The largest change with the tokens before a sequence, in any precision: two rows of the same lengths round alike.
 Otherwise a state-space layer's leak of 0.2 % would pass as bfloat16's rounding."""
 
 
 @torch.inference_mode()
 def enable_packing(model: PreTrainedModel) -> bool:
-    """Switch a model to the packed attention, unless that would change its results; return True if it has."""
+    """Switch a model to the packed attention, unless that would change its results; return True if it has.
+
+    Sequences are then concatenated in a single row, without padding and mask: for decoders with a ``score`` head on a
+    sequence's last token, if ``plaudit_reward.attention`` supports their attention. A comparison of results decides;
+    the model's name does not count.
+    """
     if not isinstance(model, GenericForSequenceClassification):
         return False
     for part, limit in length_limits(model):
@@ -135,7 +126,11 @@ def _read_token(tokens: Sequence[int], pad_id: int | None) -> int:
 
 
 class OneDnnLinear(torch.nn.Linear):
-    """Compute a linear layer; it differs from its base class in rounding only."""
+    """Compute a float32 linear layer on a CPU with oneDNN; it differs from its base class in rounding only.
+
+    For float32 torch calls MKL, which leaves half of the vector units of AMD's CPUs idle: oneDNN is more than twice as
+    fast there. In shorter formats, and on GPUs, torch's own choice is good.
+    """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (its name in the base class)
         """Call the operation with which torch's compiler (Inductor) replaces linear layers."""
@@ -154,13 +149,9 @@ def use_onednn(model: torch.nn.Module) -> None:
 
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-
 _ENOUGH_ON_CPU = 2048
-
 _RESERVED = frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
-
 _UNBOUNDED_TOKENS = 1_000_000
-
 """Tokenizers without a limit report 1e30."""
 
 

@@ -1,10 +1,8 @@
-"""Call a scorer until it answers: attempts, the pauses between them, and the sample's time budget.
+"""Run one scorer for a sample, with the job's settings for it, and combine the scorers' results into the reward.
 
-Combine the results of a sample's scorers: one value, or the outcome of the scorer that failed. Pure functions.
-
-``weightedSum``: reward = Σ weightᵢ · valueᵢ over the scorers that have a value.
-
-A scorer of non-zero weight without a value passes its outcome to the sample, unless its ``onFailure`` is
+A scorer is called until it answers, within the sample's time budget. ``weightedSum``: reward = Σ weightᵢ · valueᵢ over
+the scorers that have a value. A scorer of non-zero weight without a value passes its outcome to the sample, unless its
+``onFailure`` is
 
 - ``zero``: this scorer counts as value 0 (the user's explicit choice);
 - ``ignore``: it is left out of the sum; if no other scorer has a value, the sample has none;
@@ -12,10 +10,6 @@ A scorer of non-zero weight without a value passes its outcome to the sample, un
 
 A scorer skipped by its ``when`` is left out of the sum and is no failure. A scorer that returned None masks its sample
 (outcome ``skipped``) unless ``onFailure`` is ``ignore``; ``zero`` and ``dropGroup`` apply to failures only.
-
-Compute a sample's reward from its scorers' values: by the weighted sum, or by a user's function.
-
-Hold a scorer with the job's settings for it: weight, retries, limits, ``when``, ``onFailure``.
 """
 
 from __future__ import annotations
@@ -37,17 +31,14 @@ from plaudit_wire.records import Outcome, Sample, ScorerRecord
 logger = get_logger(__name__)
 
 T = TypeVar("T")
-
 _FIRST_PAUSE_S = 0.25
-
 _LONGEST_PAUSE_S = 15.0
-
 _RETRIED = (InfrastructureError, CallTimeoutError)
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """The limits of a scorer for one sample."""
+    """Limit a scorer's work for one sample."""
 
     budget_s: float
     """Seconds of calls and retries; waiting for limits and for a free process excluded."""
@@ -59,7 +50,7 @@ class Allowance:
 
 @dataclass(frozen=True)
 class AttemptsResult(Generic[T]):
-    """The result of all attempts."""
+    """Hold the result of all attempts."""
 
     result: T | None
     """None exactly when it failed."""
@@ -99,22 +90,21 @@ async def attempt_until_answered(call: Callable[[Attempt], Awaitable[T]], allowa
     for number in range(1, allowance.retries + 2):
         attempt = Attempt(min(allowance.call_s, allowance.budget_s - retry_s))
         if attempt.limit_s <= 0:
-            return AttemptsResult(
-                None, "timeout", "the sample's time was used up before it", 0.0, 0.0, 0.0, 0.0, 0.0, number
-            )
+            reason = "the sample's time was used up before it"
+            return AttemptsResult(None, "timeout", reason, 0.0, 0.0, 0.0, 0.0, 0.0, number)
         began = time.monotonic()
         result, error = await _once(call, attempt)
-        limiter_s, queued_s = limiter_s + attempt.waited_s, queued_s + attempt.queued_s
-        held_s += attempt.held_s
+        limiter_s, held_s = limiter_s + attempt.waited_s, held_s + attempt.held_s
+        queued_s += attempt.queued_s
         call_s = max(0.0, time.monotonic() - began - attempt.waited_s - attempt.queued_s)
         if error is None:
             return AttemptsResult(result, "scored", None, limiter_s, held_s, retry_s, call_s, queued_s, number)
-        pause_s = _pause_s(number, error)
+        asked_s = error.retry_after_s if isinstance(error, InfrastructureError) else None
+        pause_s = (asked_s or 0.0) + backoff_s(number, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=(0.5, 1.5))
         out_of_budget = retry_s + call_s + pause_s >= allowance.budget_s
         if not isinstance(error, _RETRIED) or number > allowance.retries or out_of_budget:
-            return AttemptsResult(
-                None, _outcome(error), str(error), limiter_s, held_s, retry_s, call_s, queued_s, number
-            )
+            reason = str(error)
+            return AttemptsResult(None, _outcome(error), reason, limiter_s, held_s, retry_s, call_s, queued_s, number)
         await asyncio.sleep(pause_s)
         retry_s += call_s + pause_s
     raise AssertionError("the last attempt returns")
@@ -130,11 +120,6 @@ async def _once(call: Callable[[Attempt], Awaitable[T]], attempt: Attempt) -> tu
         return None, DataError(f"{type(error).__name__}: {error}")
 
 
-def _pause_s(number: int, error: ScoringError) -> float:
-    asked_s = error.retry_after_s if isinstance(error, InfrastructureError) else None
-    return (asked_s or 0.0) + backoff_s(number, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=(0.5, 1.5))
-
-
 def _outcome(error: ScoringError) -> Outcome:
     if isinstance(error, ScoreTimeoutError):
         return "timeout"
@@ -146,7 +131,7 @@ FailurePolicy = Literal["mask", "zero", "dropGroup", "ignore"]
 
 @dataclass(frozen=True)
 class ScorerPart:
-    """One scorer's part in a sample's reward."""
+    """Hold one scorer's part in a sample's reward."""
 
     name: str
     weight: float
@@ -161,7 +146,7 @@ class ScorerPart:
 
 @dataclass(frozen=True)
 class Combined:
-    """The combined result."""
+    """Hold the combined result."""
 
     score: Score
     drop_group: bool = False
@@ -223,15 +208,13 @@ def _nothing(parts: Sequence[ScorerPart]) -> Combined:
 
 
 class Combiner(Protocol):
-    """Combine the parts of one sample."""
+    """Compute a sample's reward from its scorers' values."""
 
     async def combine(self, sample: Sample, parts: Sequence[ScorerPart], *, provisional: bool) -> Combined:
-        """Return the sample's reward; ``provisional`` as in ``combine.weighted_sum``."""
-        ...
+        """Return the sample's reward; ``provisional`` as in ``weighted_sum``."""
 
     async def close(self) -> None:
         """Stop processes; called once."""
-        ...
 
 
 class WeightedSum:
@@ -286,7 +269,7 @@ class When:
 
 @dataclass(frozen=True)
 class Rules:
-    """The job's settings for one scorer."""
+    """Hold the job's settings for one scorer: weight, retries, limits, ``when``, ``onFailure``."""
 
     weight: float = 1.0
     retries: int = 2
@@ -306,7 +289,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Stage:
-    """A scorer with sample scope and its rules."""
+    """Hold a scorer with sample scope and its rules."""
 
     scorer: Scorer
     rules: Rules = Rules()
@@ -314,7 +297,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class GroupStage:
-    """A scorer with group scope and its rules."""
+    """Hold a scorer with group scope and its rules."""
 
     scorer: GroupScorer
     rules: Rules = Rules()

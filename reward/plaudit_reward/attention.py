@@ -1,21 +1,17 @@
 """Compute causal attention over sequences concatenated in a single row, where each attends only to itself.
 
-Registered with transformers under ``PACKED_ATTENTION``; the trainer and the reward model server compute with it.
-All other operations work token by token, so a packed row ``[1, T]`` needs no padding there. For attention the
-sequences are grouped into *blocks* of about the same length: each block is one ordinary causal call of
+Registered with transformers under ``PACKED_ATTENTION``; the trainer and the reward model server compute with it. All
+other operations work token by token, so a packed row ``[1, T]`` needs no padding there. For attention the sequences are
+grouped into *blocks* of about the same length: each block is one ordinary causal call of
 ``scaled_dot_product_attention`` without a mask. In a causal call a token attends only to earlier ones, so no real token
 attends to the few padding tokens behind a block's shorter sequences. The result is exact, needs no ``T x T`` mask, and
 uses the fast kernels of CPU and GPU.
 
+On GPUs torch's flash kernel for sequences of any lengths (``torch.nn.attention.varlen``, FlashAttention 2) needs
+neither the padding of blocks nor, for sliding windows, a mask of a block's length squared. It is registered under
+``VARLEN_ATTENTION``; ``choose_attention`` decides whether a model uses it.
+
 Shape letters: T packed tokens, n sequences of a block, L its longest, H heads, K key/value heads, D head width.
-
-Compute attention of packed rows on GPUs by torch's flash kernel for sequences of any lengths.
-
-It needs neither the padding of ``packed_attention``'s blocks nor, for sliding windows, a mask of a block's length
-squared. Registered with transformers under ``VARLEN_ATTENTION``; ``choose_attention`` decides whether a model uses it.
-The kernel (``torch.nn.attention.varlen``, FlashAttention 2) exists for GPUs only.
-
-Shape letters as in ``packed_attention``.
 """
 
 from __future__ import annotations
@@ -32,18 +28,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 PACKED_ATTENTION = "plaudit_packed"
-
 """The ``attn_implementation`` of models that compute packed rows."""
-
 SHORTEST_OF_LONGEST = 0.8
-
 """Default: a block ends before the first sequence shorter than this share of its longest; at most a fifth is padding.
 
 This suits a GPU, where every call costs a launch. On a CPU padding costs more than calls: 1 makes blocks without any.
 """
-
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias", "cache")
-
 """Arguments of attention variants that are not supported here; ignoring them would change the model's results."""
 
 
@@ -53,7 +44,7 @@ class UnsupportedAttentionError(Exception):
 
 @dataclass(frozen=True)
 class AttentionBlock:
-    """Consecutive sequences of about the same length."""
+    """Hold consecutive sequences of about the same length."""
 
     num_tokens: int
     num_sequences: int
@@ -73,7 +64,7 @@ class AttentionBlock:
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """The places of a packed row's sequences: by blocks, and for kernels that take sequences of any lengths."""
+    """Lay out a packed row's sequences: by blocks, and for kernels that take sequences of any lengths."""
 
     blocks: tuple[AttentionBlock, ...]
     bounds: Tensor
@@ -239,17 +230,11 @@ AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 
 
 VARLEN_ATTENTION = "plaudit_packed_varlen"
-
 """The ``attn_implementation`` of models that compute packed rows by this kernel."""
-
 _LEAST_CAPABILITY = (8, 0)
-
 _LARGEST_HEAD = 256
-
 _LENGTHS = [70, 33, 5]
-
 _TOLERANCE = 0.05
-
 """Largest difference of the two kernels in bfloat16, relative to the largest value."""
 
 

@@ -1,6 +1,6 @@
-"""Send one request and return one whole response, or raise one typed error. Retries belong to the caller.
+"""Send one request over HTTP and return one whole response, or raise one typed error. Retries belong to the caller.
 
-Define the ways in which a request gets no response. Each message begins with the server's address.
+The message of an error begins with the server's address.
 
 ::
 
@@ -11,12 +11,6 @@ Define the ways in which a request gets no response. Each message begins with th
         └── ResponseTooLargeError    the body passed the limit
 
     CallTimeoutError              no whole response within the time limit
-
-Raise the process's limit of open files, of which each connection needs one.
-
-Find the proxy for an address in ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY``, ``NO_PROXY``.
-
-Hold a whole HTTP response, and read from it what every caller needs.
 """
 
 from __future__ import annotations
@@ -59,12 +53,15 @@ class ResponseTooLargeError(NoResponseError):
 
 
 _SPARE = 256
-
 """For everything else that this process opens: logs, Redis, child processes and their pipes."""
 
 
 def allow_connections(count: int) -> None:
-    """Raise the soft limit of open files for ``count`` connections; ``ConfigurationError`` above the hard limit."""
+    """Raise the process's soft limit of open files for ``count`` connections, each of which needs one.
+
+    Raises:
+        ConfigurationError: the hard limit is lower.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = len(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd")) + count + _SPARE
     if soft == resource.RLIM_INFINITY or needed <= soft:
@@ -78,15 +75,13 @@ def allow_connections(count: int) -> None:
 
 
 _LONGEST_RETRY_AFTER_S = 3600.0
-
 _MAX_EXCERPT_CHARACTERS = 300
-
 _REDACTED = "***"
 
 
 @dataclass(frozen=True)
 class Response:
-    """A status, its headers and the whole body."""
+    """Hold a status, its headers and the whole body."""
 
     status: int
     headers: MultiMapping[str]
@@ -95,12 +90,9 @@ class Response:
 
 
 def error_message(body: bytes, secret: str = "") -> str:
-    """Return the server's own explanation of an error, short and on one line.
+    """Return the server's own explanation of an error, short and on one line, with ``***`` in place of ``secret``.
 
     Looks for OpenAI's and vLLM's ``error.message`` and FastAPI's ``detail``; falls back to the body's text.
-
-    Args:
-        secret: replaced by ``***`` wherever the server repeats it; empty: none.
     """
     try:
         content = msgspec.json.decode(body)
@@ -159,11 +151,8 @@ def _bounded(seconds: float) -> float | None:
 
 
 MAX_RESPONSE_BYTES = 4 << 20
-
 _CONNECT_WITHIN_S = 10.0
-
 _KEEP_IDLE_S = 2.0
-
 """Below the 5 s after which uvicorn (vLLM's server) closes an idle connection: a request must not meet its end."""
 
 
@@ -187,7 +176,12 @@ class HttpClient:
     def __init__(
         self, *, max_connections: int, bearer_token: str = "", key_field: str = "the token", proxy: str | None = None
     ) -> None:
-        _check_token(bearer_token, key_field)
+        for place, character in enumerate(bearer_token, 1):
+            if not "!" <= character <= "~":
+                raise ConfigurationError(
+                    f"{key_field}: character {place} of {len(bearer_token)} is no visible ASCII character, and an HTTP "
+                    "header cannot carry it. Store the key without spaces, line ends and quotes"
+                )
         allow_connections(max_connections)
         self._max_connections = max_connections
         self._token = bearer_token
@@ -216,7 +210,7 @@ class HttpClient:
 
         Raises:
             CallTimeoutError: no whole response within ``limit_s``.
-            NoResponseError: see ``errors``.
+            NoResponseError: no whole response arrived.
         """
         data = body if on_sent is None else _NotifyingPayload(body, on_sent)
         return await self._send("POST", url, limit_s, max_bytes, data, headers)
@@ -332,17 +326,8 @@ def _address(url: str) -> str:
         return "the server's address is not a URL"
 
 
-def _check_token(token: str, source: str) -> None:
-    for place, character in enumerate(token, 1):
-        if not "!" <= character <= "~":
-            raise ConfigurationError(
-                f"{source}: character {place} of {len(token)} is no visible ASCII character, and an HTTP header cannot "
-                "carry it. Store the key without spaces, line ends and quotes"
-            )
-
-
 def proxy_for(url: str) -> str | None:
-    """Return the proxy's URL for requests to ``url``; None where the environment names none."""
+    """Return the proxy's URL, or None, by ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY``."""
     parts = urlsplit(url)
     if parts.hostname is None or proxy_bypass(parts.hostname):
         return None

@@ -1,21 +1,8 @@
-"""Score one sample with all scorers of a job, in the order of their ``when``. Groups: ``group_scoring``.
+"""Score samples with all scorers of a job, in the order of their ``when``, then groups with those of group scope.
 
-Run the scorers of group scope: they receive a group's samples that have a value, and change these values.
-
-There are three kinds, in this order: those that change the values of one scorer (``post_process_scores`` of its class),
-those that add a value, those that take the combined values and return their replacements.
-
-Count each scorer's unfinished calls, with the age of the oldest: a hanging scorer never finishes one.
-
-Normalise the values of several scorers within a group before they are summed: GDPO. Pure functions.
-
-For each scorer k and each sample i of a group: ``(r_ik - mean_k) ÷ (std_k + 1e-6)`` over the group's samples that have
-a value of k, the standard deviation with n - 1 (torch's default, as in ``advantage.grpo``); the weighted sum follows.
-A sum of raw rewards, normalised afterwards as GRPO does, gives different combinations of rewards the same advantage.
-
-Source: Liu et al. 2026, GDPO: Group reward-Decoupled Normalization Policy Optimization (arXiv 2601.05242). Its second
-step, a normalisation over the batch, is the trainer's ``advantage: reinforcePlusPlus``. Degenerate: a scorer with a
-single value, or the same value for all samples, does not distinguish them and contributes 0.
+Scorers of group scope receive a group's samples that have a value, and change these values. There are three kinds, in
+this order: those that change the values of one scorer (``post_process_scores`` of its class), those that add a value,
+those that take the combined values and return their replacements.
 """
 
 from __future__ import annotations
@@ -43,12 +30,12 @@ from plaudit_reward.attempts import (
     record_of,
     weighted_sum,
 )
-from plaudit_reward.scorer import GroupScorer, Score, Scorer
+from plaudit_reward.scorer import ALWAYS_ROOM, GroupScorer, Score, Scorer
 from plaudit_wire.records import Sample, ScorerRecord, ScorerWork, ScoringRecord
 
 
 class CallsInFlight:
-    """Count the unfinished calls of a pipeline's scorers."""
+    """Count each scorer's unfinished calls, with the age of the oldest: a hanging scorer never finishes one."""
 
     def __init__(self, scorers: Iterable[str] = ()) -> None:
         self._began: dict[str, dict[object, float]] = {scorer: {} for scorer in scorers}
@@ -78,7 +65,15 @@ _STD_EPSILON = 1e-6
 
 
 def normalised(group: Sequence[Sequence[ScorerPart]]) -> list[list[ScorerPart]]:
-    """Return the parts of a group's samples with each scorer's values normalised over the group.
+    """Return the parts of a group's samples with each scorer's values normalised over the group: GDPO.
+
+    For each scorer k and each sample i: ``(r_ik - mean_k) ÷ (std_k + 1e-6)`` over the group's samples that have a value
+    of k, the standard deviation with n - 1 (torch's default, as for GRPO's advantage); the weighted sum follows. A sum
+    of raw rewards, normalised afterwards as GRPO does, gives different combinations of rewards the same advantage.
+
+    Source: Liu et al. 2026, GDPO: Group reward-Decoupled Normalization Policy Optimization (arXiv 2601.05242). Its
+    second step, a normalisation over the batch, is the trainer's ``advantage: reinforcePlusPlus``. Degenerate: a scorer
+    with a single value, or the same value for all samples, does not distinguish them and contributes 0.
 
     Args:
         group: for each sample its parts; a part without a value (a failure that does not count as zero, a skipped
@@ -188,7 +183,10 @@ class GroupScoring:
             scorings[i].scorers | {s.scorer.name: c[place] for s, c in zip(self._adding, columns, strict=True)}
             for place, i in enumerate(chosen)
         ]
-        parts = [self._parts(of_sample) for of_sample in records]
+        parts = [
+            [self._rules[name].part(name, record) for name, record in of_sample.items() if name in self._rules]
+            for of_sample in records
+        ]
         result = list(scorings)
         for i, of_sample, counted in zip(chosen, records, normalised(parts) if normalize else parts, strict=True):
             combined = await self._combiner.combine(samples[i], counted, provisional=False)
@@ -265,9 +263,6 @@ class GroupScoring:
         scores = ended.result if ended.result is not None else [ended.failure()] * len(samples)
         return [record_of(score, ended) for score in scores]
 
-    def _parts(self, records: dict[str, ScorerRecord]) -> list[ScorerPart]:
-        return [self._rules[name].part(name, record) for name, record in records.items() if name in self._rules]
-
 
 def _value(scoring: ScoringRecord) -> float:
     assert scoring.value is not None
@@ -285,12 +280,9 @@ def _with(scoring: ScoringRecord, combined: Combined, scorers: dict[str, ScorerR
     )
 
 
-_UNBOUNDED = 1_000_000
-
-
 @dataclass(frozen=True)
 class _Done:
-    """A scorer's result for one sample, and the seconds along its chain of ``when``."""
+    """Hold a scorer's result for one sample, and the seconds along its chain of ``when``."""
 
     part: ScorerPart
     limiter_s: float
@@ -347,11 +339,11 @@ class Pipeline:
 
     def room(self) -> int:
         """Return how many more samples could start soon."""
-        return min((stage.scorer.room() for stage in self._stages), default=_UNBOUNDED)
+        return min((stage.scorer.room() for stage in self._stages), default=ALWAYS_ROOM)
 
     def group_room(self) -> int:
         """Return how many more groups could start soon."""
-        return min((scorer.room() for scorer in self._group.scorers), default=_UNBOUNDED)
+        return min((scorer.room() for scorer in self._group.scorers), default=ALWAYS_ROOM)
 
     async def score(self, sample: Sample) -> ScoringRecord:
         """Score one sample with all scorers of sample scope.
@@ -406,8 +398,7 @@ class Pipeline:
             limiter_s, retry_s, spent_s = before.limiter_s, before.retry_s, before.spent_s
         with self._in_flight.call(stage.scorer.name):
             ended: AttemptsResult[Score] = await attempt_until_answered(
-                lambda attempt: stage.scorer.score(sample, attempt),
-                stage.rules.allowance(self._timeout_s - spent_s),
+                lambda attempt: stage.scorer.score(sample, attempt), stage.rules.allowance(self._timeout_s - spent_s)
             )
         score = ended.result if ended.result is not None else ended.failure()
         return _Done(

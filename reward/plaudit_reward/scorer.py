@@ -1,16 +1,9 @@
-"""Define the protocols of scorers, and the limits of one attempt.
-
-The result of one scorer for one sample.
-
-``kind: environment``: return the reward that a sample's tools or environment gave it.
-
-The sample that reward functions receive. Defined in ``plaudit_wire.records``; import it from here.
-"""
+"""Define scorers: their protocols, the limits of one attempt, and the result for one sample."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -20,7 +13,7 @@ from plaudit_wire.records import Outcome, Sample
 
 
 class Score(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A typed result: a value exists only with outcome ``scored``, so a failure can never look like a zero."""
+    """Hold a typed result: a value exists only with outcome ``scored``, so a failure can never look like a zero."""
 
     outcome: Outcome
     value: float | None = None
@@ -46,7 +39,7 @@ class Score(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass
 class Attempt:
-    """One call of a scorer: the pipeline sets the limit, the scorer records how long it waited before it started."""
+    """Hold one call of a scorer: the pipeline sets the limit, the scorer records how long it waited before."""
 
     limit_s: float
     """Seconds of work (both kinds of waiting excluded) after which the scorer must raise ``ScoreTimeoutError``."""
@@ -73,19 +66,15 @@ class Scorer(Protocol):
         Raises:
             ConfigurationError: it cannot work as configured.
         """
-        ...
 
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
         """Score one sample."""
-        ...
 
     def room(self) -> int:
         """Return how many more samples it could start soon."""
-        ...
 
     async def close(self) -> None:
         """Stop processes and connections; called once."""
-        ...
 
 
 class GroupScorer(Protocol):
@@ -95,45 +84,49 @@ class GroupScorer(Protocol):
 
     async def open(self) -> None:
         """Start processes and connections; see ``Scorer.open``."""
-        ...
 
     async def score_group(self, samples: Sequence[Sample], values: Sequence[float], attempt: Attempt) -> list[Score]:
         """Return one score for each of the group's samples that have a value so far (``values``), in the same order."""
-        ...
 
     def room(self) -> int:
         """Return how many more groups it could start soon."""
-        ...
 
     async def close(self) -> None:
         """Stop processes and connections; called once."""
-        ...
 
 
-_ALWAYS_ROOM = 1_000_000
+ALWAYS_ROOM = 1_000_000
+"""The room of a scorer that never waits."""
 
 
-class AgentRewardScorer:
-    """Return the agent's reward; a sample without one is ``skipped``, never zero."""
+class InlineScorer:
+    """Call a function that only processes the sample, in the pipeline's process."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, function: Callable[[Sample], float | Score]) -> None:
         self.name = name
+        self._function = function
 
     async def open(self) -> None:
-        """Start nothing."""
+        """Do nothing."""
 
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
-        """Return the reward that travelled with the sample."""
-        reward = sample.agent_reward
-        if reward is None:
-            return Score.failed("skipped", "neither the tools nor the environment gave a reward")
-        if reward.outcome != "scored" or reward.value is None:
-            return Score.failed(reward.outcome, reward.reason or "")
-        return Score.scored(reward.value)
+        """Score the sample at once."""
+        result = self._function(sample)
+        return result if isinstance(result, Score) else Score.scored(result)
 
     def room(self) -> int:
         """Return a large number: it never waits."""
-        return _ALWAYS_ROOM
+        return ALWAYS_ROOM
 
     async def close(self) -> None:
-        """Stop nothing."""
+        """Do nothing."""
+
+
+def agent_reward(sample: Sample) -> Score:
+    """Return the reward that a sample's tools or environment gave it; without one it is ``skipped``, never zero."""
+    reward = sample.agent_reward
+    if reward is None:
+        return Score.failed("skipped", "neither the tools nor the environment gave a reward")
+    if reward.outcome != "scored" or reward.value is None:
+        return Score.failed(reward.outcome, reward.reason or "")
+    return Score.scored(reward.value)

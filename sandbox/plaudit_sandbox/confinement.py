@@ -1,22 +1,19 @@
-"""Restrict the files that a sandboxed program may open, by Landlock.
+"""Take from this process, for good, what a program in it could use against others. Needs no privilege.
 
-A ruleset is made once, by a process that can open the folders; every program restricts itself with it, so that each
-has a domain of its own, from which no process outside can be traced or (ABI 6) signalled. Structures and rights
-are those of ``linux/landlock.h``; a kernel is asked only for what its ABI knows.
+Files
+    By Landlock. A ruleset is made once, by a process that can open the folders; every program restricts itself with it,
+    so that each has a domain of its own, from which no process outside can be traced or (ABI 6) signalled. Structures
+    and rights are those of ``linux/landlock.h``; a kernel is asked only for what its ABI knows.
+System calls
+    By a seccomp filter that denies by default. A program cannot start a process (``clone`` only with ``CLONE_THREAD``)
+    or exec one, open a socket, or signal, trace, limit or pin another process; it has no io_uring, namespace, mount,
+    key, bpf or perf. The instructions are those of ``linux/bpf_common.h``, the data they read is
+    ``struct seccomp_data`` (``linux/seccomp.h``). A filter cannot be removed.
+Privileges
+    All of them, and the inspection by debuggers.
 
-Drop every privilege of this process for good.
-
-Build and install the BPF program that decides which system calls a sandboxed program may make.
-
-Calls are denied by default. A program cannot start a process (``clone`` only with ``CLONE_THREAD``) or exec one, open
-a socket, or signal, trace, limit or pin another process; it has no io_uring, namespace, mount, key, bpf or perf. The
-instructions are those of ``linux/bpf_common.h``, the data they read is ``struct seccomp_data`` (``linux/seccomp.h``). A
-filter cannot be removed, and needs no privilege once ``no_new_privs`` is set.
-
-List the numbers of the system calls that a sandboxed Python program needs, by architecture.
-
-From Linux's ``asm/unistd_64.h`` (x86_64) and ``asm-generic/unistd.h`` (aarch64), which never change. Calls that
-the filter allows only with certain arguments are in ``CHECKED``; calls in no table are refused.
+The numbers of the calls are from Linux's ``asm/unistd_64.h`` (x86_64) and ``asm-generic/unistd.h`` (aarch64), which
+never change. Calls in no table are refused.
 """
 
 from __future__ import annotations
@@ -25,6 +22,7 @@ import ctypes
 import errno
 import os
 import platform
+import re
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -33,29 +31,17 @@ from typing import Final, NamedTuple
 from plaudit_wire.errors import ConfigurationError
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-
 _ASK_VERSION = 1
-
 _PATH_BENEATH = 1
-
 _READ_FILE, _READ_FOLDER = 1 << 2, 1 << 3
-
 _NUM_FILE_RIGHTS: Final = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-
 """ABI → rights on files that it knows, the lowest bits; newer versions know at least those of 5."""
-
 _NETWORK_RIGHTS = 0b11
-
 """Binding and connecting TCP sockets, since ABI 4."""
-
 _SIGNALS = 0b10
-
 _SCOPES = 0b01 | _SIGNALS
-
 """Abstract Unix sockets and signals stay inside the domain, since ABI 6."""
-
 _SCOPES_SINCE = 6
-
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -129,7 +115,7 @@ def _call(number: int, *arguments: object) -> int:
 
 
 class Architecture(NamedTuple):
-    """The system call table of a processor."""
+    """Describe the system call table of a processor."""
 
     audit: int
     """``AUDIT_ARCH_…`` of ``linux/audit.h``: which table of calls a process uses."""
@@ -139,143 +125,61 @@ class Architecture(NamedTuple):
     """Highest number when this was written; newer calls fail with "no such call"."""
 
 
-ARCHITECTURES: Final = {
-    "x86_64": Architecture(0xC000003E, 0, 462),
-    "aarch64": Architecture(0xC00000B7, 1, 462),
-}
-
+ARCHITECTURES: Final = {"x86_64": Architecture(0xC000003E, 0, 462), "aarch64": Architecture(0xC00000B7, 1, 462)}
 """By the name that ``platform.machine()`` returns."""
-
 FIRST_X32: Final = 0x40000000
-
 """Where the x32 calls of x86_64 start, a second entry to the same kernel."""
+Calls = dict[str, tuple[int, int | None]]
+"""System calls by name: numbers on x86_64 and on aarch64, which lacks some."""
 
-ALLOWED: Final[dict[str, tuple[int | None, int | None]]] = {
-    "read": (0, 63),
-    "write": (1, 64),
-    "futex": (202, 98),
-    "mmap": (9, 222),
-    "munmap": (11, 215),
-    "brk": (12, 214),
-    "lseek": (8, 62),
-    "fstat": (5, 80),
-    "close": (3, 57),
-    "stat": (4, None),
-    "newfstatat": (262, 79),
-    "readv": (19, 65),
-    "writev": (20, 66),
-    "pread64": (17, 67),
-    "pwrite64": (18, 68),
-    "close_range": (436, 436),
-    "lstat": (6, None),
-    "statx": (332, 291),
-    "getdents64": (217, 61),
-    "getcwd": (79, 17),
-    "dup": (32, 23),
-    "dup2": (33, None),
-    "dup3": (292, 24),
-    "pipe": (22, None),
-    "pipe2": (293, 59),
-    "poll": (7, None),
-    "ppoll": (271, 73),
-    "select": (23, None),
-    "pselect6": (270, 72),
-    "mremap": (25, 216),
-    "mprotect": (10, 226),
-    "madvise": (28, 233),
-    "sched_yield": (24, 124),
-    "set_robust_list": (273, 99),
-    "rseq": (334, 293),
-    "exit": (60, 93),
-    "exit_group": (231, 94),
-    "rt_sigaction": (13, 134),
-    "rt_sigprocmask": (14, 135),
-    "rt_sigreturn": (15, 139),
-    "rt_sigpending": (127, 136),
-    "rt_sigsuspend": (130, 133),
-    "rt_sigtimedwait": (128, 137),
-    "sigaltstack": (131, 132),
-    "restart_syscall": (219, 128),
-    "pause": (34, None),
-    "alarm": (37, None),
-    "setitimer": (38, 103),
-    "getitimer": (36, 102),
-    "nanosleep": (35, 101),
-    "clock_nanosleep": (230, 115),
-    "clock_gettime": (228, 113),
-    "clock_getres": (229, 114),
-    "gettimeofday": (96, 169),
-    "time": (201, None),
-    "times": (100, 153),
-    "getrusage": (98, 165),
-    "sysinfo": (99, 179),
-    "uname": (63, 160),
-    "getpid": (39, 172),
-    "getppid": (110, 173),
-    "gettid": (186, 178),
-    "getuid": (102, 174),
-    "geteuid": (107, 175),
-    "getgid": (104, 176),
-    "getegid": (108, 177),
-    "getresuid": (118, 148),
-    "getresgid": (120, 150),
-    "getgroups": (115, 158),
-    "getpgid": (121, 155),
-    "getpgrp": (111, None),
-    "getsid": (124, 156),
-    "getrandom": (318, 278),
-    "getrlimit": (97, 163),
-    "getcpu": (309, 168),
-    "sched_getaffinity": (204, 123),
-}
 
+def _calls(table: str) -> Calls:
+    found = re.findall(r"(\w+) (\d+) (\d+|-)", table)
+    return {name: (int(first), None if second == "-" else int(second)) for name, first, second in found}
+
+
+ALLOWED: Final = _calls("""
+    read 0 63                  write 1 64                 futex 202 98               mmap 9 222
+    munmap 11 215              brk 12 214                 lseek 8 62                 fstat 5 80
+    close 3 57                 stat 4 -                   newfstatat 262 79          readv 19 65
+    writev 20 66               pread64 17 67              pwrite64 18 68             close_range 436 436
+    lstat 6 -                  statx 332 291              getdents64 217 61          getcwd 79 17
+    dup 32 23                  dup2 33 -                  dup3 292 24                pipe 22 -
+    pipe2 293 59               poll 7 -                   ppoll 271 73               select 23 -
+    pselect6 270 72            mremap 25 216              mprotect 10 226            madvise 28 233
+    sched_yield 24 124         set_robust_list 273 99     rseq 334 293               exit 60 93
+    exit_group 231 94          rt_sigaction 13 134        rt_sigprocmask 14 135      rt_sigreturn 15 139
+    rt_sigpending 127 136      rt_sigsuspend 130 133      rt_sigtimedwait 128 137    sigaltstack 131 132
+    restart_syscall 219 128    pause 34 -                 alarm 37 -                 setitimer 38 103
+    getitimer 36 102           nanosleep 35 101           clock_nanosleep 230 115    clock_gettime 228 113
+    clock_getres 229 114       gettimeofday 96 169        time 201 -                 times 100 153
+    getrusage 98 165           sysinfo 99 179             uname 63 160               getpid 39 172
+    getppid 110 173            gettid 186 178             getuid 102 174             geteuid 107 175
+    getgid 104 176             getegid 108 177            getresuid 118 148          getresgid 120 150
+    getgroups 115 158          getpgid 121 155            getpgrp 111 -              getsid 124 156
+    getrandom 318 278          getrlimit 97 163           getcpu 309 168             sched_getaffinity 204 123
+""")
 """Allowed with any arguments: they affect only the process itself and its open files."""
-
-OPENING: Final[dict[str, tuple[int | None, int | None]]] = {"openat": (257, 56), "open": (2, None)}
-
+OPENING: Final = _calls("openat 257 56  open 2 -")
 """Allowed where Landlock decides which files may be opened."""
-
-CHECKED: Final[dict[str, tuple[int | None, int | None]]] = {
-    "clone": (56, 220),
-    "clone3": (435, 435),
-    "fcntl": (72, 25),
-    "ioctl": (16, 29),
-    "kill": (62, 129),
-    "tgkill": (234, 131),
-    "prlimit64": (302, 261),
-}
-
-"""Allowed with certain arguments only; see ``seccomp``."""
-
-
+CHECKED: Final = _calls("""
+    clone 56 220    clone3 435 435    fcntl 72 25    ioctl 16 29    kill 62 129    tgkill 234 131    prlimit64 302 261
+""")
+"""Allowed with certain arguments only; see ``_checks``."""
 _LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
-
 """Offsets in ``seccomp_data``; each argument has eight bytes, the lower half first."""
-
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
-
 _REFUSE = _ERRNO | errno.EPERM
-
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
-
 _CLONE_THREAD = 0x00010000
-
 _THREAD_FLAGS = 0x007D0F00
-
 """The flags with which C libraries start a thread: memory, files and signal handlers are shared."""
-
 _FCNTL = (0, 1, 2, 3, 1030)
-
 """F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC; with F_SETOWN and F_SETFL the kernel would signal others."""
-
 _SIGKILL = 9
-
 """Refused even to itself: a program that dies of it would look like a machine that is out of memory."""
-
 _Instruction = tuple[int, int, int, int]
-
 """Operation, number of instructions to skip when it is true and when it is false, operand."""
 
 
@@ -341,7 +245,7 @@ def _checks(pid: int) -> dict[str, list[_Instruction]]:
             *_unless(_EQUAL, 0, _REFUSE),
             _argument(2),
             *_unless(_EQUAL, 0, _REFUSE),
-            _upper_half(2),
+            (_LOAD, 0, 0, _ARGUMENTS + 8 * 2 + 4),  # the upper half
             *_when(_EQUAL, 0, _ALLOW),
             refuse,
         ],
@@ -353,10 +257,6 @@ def _argument(index: int) -> _Instruction:
     return (_LOAD, 0, 0, _ARGUMENTS + 8 * index)
 
 
-def _upper_half(index: int) -> _Instruction:
-    return (_LOAD, 0, 0, _ARGUMENTS + 8 * index + 4)
-
-
 def _when(operation: int, operand: int, verdict: int) -> list[_Instruction]:
     return [(operation, 0, 1, operand), (_RETURN, 0, 0, verdict)]
 
@@ -365,7 +265,7 @@ def _unless(operation: int, operand: int, verdict: int) -> list[_Instruction]:
     return [(operation, 1, 0, operand), (_RETURN, 0, 0, verdict)]
 
 
-def _numbers(machine: Architecture, calls: dict[str, tuple[int | None, int | None]]) -> list[int]:
+def _numbers(machine: Architecture, calls: Calls) -> list[int]:
     return [number for numbers in calls.values() if (number := numbers[machine.column]) is not None]
 
 
@@ -395,11 +295,8 @@ def prctl(option: int, first: int, second: int = 0) -> None:
 
 
 NOBODY = 65534
-
 """User and group that own no files (``nobody``)."""
-
 _CAPABILITIES_VERSION_3 = 0x20080522
-
 _PR_SET_DUMPABLE = 4
 
 

@@ -1,16 +1,10 @@
-"""Run a model's program inside a process that is already confined.
+"""Run a model's program: confine its process, which the template has just forked, run the program there, exit.
 
 Three forms: a function that is called with arguments; a program as verl runs it; a program as ``python program.py``
 runs it. verl's form puts everything from the first line on that is no import into a function, replaces ``sys.stdin`` by
 a ``StringIO``, and ``exit`` and ``subprocess`` by nothing. Correct programs fail in it when they call ``exit()``, read
 ``sys.stdin.buffer`` or ``open(0)``, use ``from … import *`` or ``global``, or break an import over several lines; it is
 the default because scores must equal verl's (``prime_code``); ``as_script`` avoids it.
-
-The preamble is verl's: programs often leave out imports that a contest's own machine provides.
-
-Confine one program's process, run the program, exit. The template process calls it after a fork.
-
-Encode a function's result as JSON that keeps what JSON does not: tuples, and keys that are no strings.
 """
 
 from __future__ import annotations
@@ -20,7 +14,6 @@ import builtins
 import io
 import json
 import os
-import signal
 import sys
 import threading
 import types
@@ -31,12 +24,13 @@ import msgspec
 from plaudit_sandbox import confinement
 from plaudit_sandbox.assert_calls import perform_calls
 from plaudit_sandbox.assert_evaluation import evaluate
-from plaudit_sandbox.confinement import architecture, filter_program, install, prctl
+from plaudit_sandbox.confinement import architecture, filter_program, install
+from plaudit_sandbox.lifetime import end_with
 from plaudit_sandbox.sandbox import PREAMBLE, RunProgram, limit_this_process
 
 
 def encode_result(value: Any) -> str:
-    """Write a result.
+    """Return a function's result as JSON that keeps what JSON does not: tuples, and keys that are no strings.
 
     Raises:
         TypeError, ValueError, RecursionError: JSON has no form for it.
@@ -55,7 +49,6 @@ def _tagged(value: Any) -> Any:
 
 
 _RECURSION_LIMIT = 600_000
-
 _FILE_NAME = "<program>"
 
 
@@ -206,21 +199,12 @@ class _Discard(io.TextIOBase):
 
 
 RAISED = 1
-
 """Exit code when the program raised."""
-
 CONFINED = b"\x06"
-
 """Comes first on standard error, when the process is confined and the program begins."""
-
-_PR_SET_PDEATHSIG = 1
-
 _RULESET = 3
-
 """File descriptor of Landlock's ruleset while all others are closed."""
-
 _REASON_CHARACTERS = 300
-
 _decoder = msgspec.msgpack.Decoder(RunProgram)
 
 
@@ -247,16 +231,14 @@ def run_and_leave(task: int, streams: tuple[int, int, int], ruleset: int | None,
 
 
 def read_task(task: int) -> RunProgram:
-    """Read the program from the file that ``supervision`` wrote."""
+    """Read the program from the file that the supervising process wrote."""
     with open(task, "rb") as file:
         return _decoder.decode(file.read())
 
 
 def _confine(run: RunProgram, streams: tuple[int, int, int], ruleset: int | None, template: int) -> None:
     """Take away everything a program could use against others; the template has given up all privileges before."""
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != template:
-        os._exit(RAISED)  # it ended before the line above
+    end_with(template)
     os.setsid()
     for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)

@@ -1,15 +1,8 @@
 """Run programs in a reward worker's local sandbox, and return how they ended.
 
-It has a few fork servers, each with one program at a time. A fork server that dies is replaced, and its run repeated;
-other runs are not affected.
-
-Count what the kernel has killed for lack of memory: the only evidence on which a SIGKILL is the machine's fault.
-
-Messages between a sandbox and its fork servers; frames are those of ``isolation.messages``.
-
-Limits of one run of a program, and how the kernel enforces them.
-
-The imports that verl puts before every program: models often leave them out.
+It has a few fork servers (``server``), each with one program at a time. A fork server that dies is replaced, and its
+run repeated; other runs are not affected. Their messages, the limits of a run and the imports that verl puts before
+every program are defined here too.
 """
 
 from __future__ import annotations
@@ -22,25 +15,25 @@ import re
 import resource
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from plaudit_sandbox.lifetime import start_module
 from plaudit_wire.errors import ConfigurationError, InfrastructureError, WorkerKilledError
 from plaudit_wire.frames import frame
 
 _CGROUPS = Path("/sys/fs/cgroup")
-
 _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def num_oom_kills(root: Path = Path("/")) -> int:
-    """Return how many processes of this container were killed so far, or of this machine where that is unknown.
+    """Return how many processes of this container the kernel has killed for lack of memory, or else of this machine.
 
-    Reads ``memory.events`` of cgroup v2, ``memory.oom_control`` of v1, else ``/proc/vmstat``.
+    It is the only evidence on which a SIGKILL is the machine's fault. Reads ``memory.events`` of cgroup v2,
+    ``memory.oom_control`` of v1, else ``/proc/vmstat``.
     """
     for path in _files(root):
         try:
@@ -72,16 +65,13 @@ def _files(root: Path) -> list[Path]:
 
 
 _STACK_BYTES = 64 << 20
-
 """Stack of the main thread: deep recursion inside C code (comparisons, ``repr``) needs more than the usual 8 MiB."""
-
 _OPEN_FILES = 32
-
 _MOST_LIKELY_VICTIM = "1000"
 
 
 class ProgramLimits(msgspec.Struct, frozen=True):
-    """Limits of one run, that is, of one test case."""
+    """Limit one run, that is, one test case."""
 
     time_s: float = 10.0
     """Wall-clock seconds; a limit on CPU seconds is a little higher."""
@@ -98,11 +88,10 @@ def limit_this_process(limits: ProgramLimits) -> None:
 
     The number of processes is not among them: it counts all processes of a user on the machine, and root's not at all.
     """
-    address_space = _mapped_bytes() + limits.memory_bytes
-    cpu_s = math.ceil(limits.time_s) + 1
+    mapped_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     for kind, value in (
-        (resource.RLIMIT_AS, address_space),
-        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_AS, mapped_bytes + limits.memory_bytes),
+        (resource.RLIMIT_CPU, math.ceil(limits.time_s) + 1),
         (resource.RLIMIT_STACK, _STACK_BYTES),
         (resource.RLIMIT_NOFILE, _OPEN_FILES),
         (resource.RLIMIT_FSIZE, 0),
@@ -117,36 +106,29 @@ def limit_this_process(limits: ProgramLimits) -> None:
 
 def offer_to_the_oom_killer() -> None:
     """Make this process the first that the kernel kills when memory runs out."""
-    try:
+    with contextlib.suppress(OSError):  # a hardened /proc: the limit on memory still applies
         Path("/proc/self/oom_score_adj").write_text(_MOST_LIKELY_VICTIM)
-    except OSError:
-        return  # a hardened /proc: the limit on memory still applies
-
-
-def _mapped_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 Ending = Literal[
     "finished", "raised", "exited", "crashed", "time limit", "memory limit", "output limit", "thread limit", "killed"
 ]
-
 """The end of a run. ``exited``: with an exit code other than 0. ``crashed``: by a signal. ``killed``: by the kernel for
 lack of memory, which its cgroup's counter proves, or before the program began; only this is no fault of the program."""
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
-    """The first message of the sandbox; the answer is ``Ready`` or ``Unable``."""
+    """Prepare to run programs. The first message of the sandbox; the answer is ``Ready`` or ``Unable``."""
 
     allow_without_landlock: bool = False
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Programs can be run. From the fork server."""
+    """Report that programs can be run. From the fork server."""
 
 
 class Unable(msgspec.Struct, frozen=True, tag=True):
-    """Programs cannot be confined here; ``message`` has the reason and the remedy. From the fork server."""
+    """Report that programs cannot be confined here; ``message`` has the reason and the remedy. From the fork server."""
 
     message: str
 
@@ -163,18 +145,18 @@ class RunProgram(msgspec.Struct, frozen=True, tag=True):
     as_script: bool = False
     """Run the text as ``python program.py`` does, not as verl does; see ``program``."""
     part: Literal["program", "calls", "evaluation"] = "program"
-    """Perform an assert's calls of the program, or evaluate an assert, instead; see ``asserts``."""
+    """Perform an assert's calls of the program, or evaluate an assert, instead; see ``plaudit_reward.code.asserts``."""
     payload: str = ""
     """Input of that part."""
     limits: ProgramLimits = ProgramLimits()
 
 
 class Ran(msgspec.Struct, frozen=True, tag=True):
-    """The end of a run. From the fork server."""
+    """Report the end of a run. From the fork server."""
 
     ending: Ending
     stdout: bytes = b""
-    """Its output; the result of a function as ``result`` writes it."""
+    """Its output; the result of a function as ``encode_result`` writes it."""
     reason: str = ""
     """The last line of standard error, when it did not finish."""
     wall_s: float = 0.0
@@ -184,22 +166,13 @@ class Ran(msgspec.Struct, frozen=True, tag=True):
 
 
 FromServer = Ready | Unable | Ran
-
 ToServer = Prepare | RunProgram
-
-
 _START_WITHIN_S = 60.0
-
 _ANSWER_WITHIN_S = 30.0
-
 """After the program's time limit; a fork server that is later than this hangs."""
-
 _LOOK_EVERY_S = 0.005
-
 _INHERITED = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
-
 """Variables that Python may need to start; the others hold the worker's secrets."""
-
 _decoder = msgspec.msgpack.Decoder(list[FromServer])
 
 
@@ -310,30 +283,9 @@ class _ForkServer:
         assert isinstance(answer, Ready)
 
     def _spawn(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "plaudit_sandbox.server",
-            str(theirs.fileno()),
-            str(os.getpid()),
-        ]
         environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-        try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env={**environment, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-            )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+        environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        self._process, ours = start_module("plaudit_sandbox.server", environment, subprocess.DEVNULL)
         return ours
 
     async def run(self, run: RunProgram) -> Ran:
@@ -375,12 +327,8 @@ class _ForkServer:
 
 _STAR_MODULES = """string re datetime collections heapq bisect copy math random statistics itertools functools operator
     io sys json builtins typing""".split()  # noqa: SIM905 - a list of words
-
 _NAMED_MODULES = [name for name in _STAR_MODULES if name not in {"builtins", "typing"}]
-
 PREAMBLE = "".join(
-    [
-        *(f"from {name} import *\n" for name in _STAR_MODULES),
-        *(f"import {name}\n" for name in _NAMED_MODULES),
-    ]
+    [*(f"from {name} import *\n" for name in _STAR_MODULES), *(f"import {name}\n" for name in _NAMED_MODULES)]
 )
+"""The imports that verl puts before every program: models often leave them out, as a contest's own machine has them."""

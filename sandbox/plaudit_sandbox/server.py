@@ -1,15 +1,11 @@
 """Supervise runs of programs, one at a time: have them forked, read what they print, end them at their limits.
 
-``sandbox`` starts it with an empty environment, as ``python -m plaudit_sandbox.server <file
-descriptor> <parent's process id>``. It loads Python's modules, gives up its privileges, and forks the template from
-which every program's process is forked; only then does it receive data of runs. It ends with its parent.
+``sandbox`` starts it with an empty environment, as ``python -m plaudit_sandbox.server <file descriptor> <parent's
+process id>``. It loads Python's modules, gives up its privileges, and forks the template from which every program's
+process is forked; only then does it receive data of runs. It ends with its parent.
 
-Supervise one run: read what the program prints, end it at its limits, classify how it ended.
-
-Load Python's modules in a process that forks a confined process for every run of a program.
-
-It never holds data of a run: the program's process, once forked, reads its program from a file in memory that the
-supervising process made. So nothing of one sample can be found in the memory of another's program.
+The template never holds data of a run: the program's process, once forked, reads its program from a file in memory that
+the supervising process made. So nothing of one sample can be found in the memory of another's program.
 """
 
 from __future__ import annotations
@@ -33,7 +29,8 @@ from typing import NamedTuple, NoReturn, Self
 import msgspec
 
 from plaudit_sandbox import confinement
-from plaudit_sandbox.confinement import architecture, drop_privileges, prctl
+from plaudit_sandbox.confinement import architecture, drop_privileges
+from plaudit_sandbox.lifetime import end_with
 from plaudit_sandbox.program import CONFINED, RAISED, run_and_leave
 from plaudit_sandbox.sandbox import (
     Ending,
@@ -51,19 +48,14 @@ from plaudit_sandbox.sandbox import (
 from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.frames import Frames, frame, signal_name
 
-_PR_SET_PDEATHSIG = 1
-
 _FORK = b"f"
-
 _NUM_DESCRIPTORS = 4
-
 _PID = struct.Struct("=i")
-
 _EXIT = struct.Struct("=iddQ")
 
 
 class ProgramProcess(NamedTuple):
-    """A program's process."""
+    """Name a program's process."""
 
     pid: int
     handle: int
@@ -71,7 +63,7 @@ class ProgramProcess(NamedTuple):
 
 
 class Exit(NamedTuple):
-    """The end of a program's process."""
+    """Report the end of a program's process."""
 
     status: int
     """As ``waitpid`` returns it."""
@@ -86,10 +78,7 @@ class Template:
         self.connection = connection
 
     def fork(self, task: int, stdin: int, stdout: int, stderr: int) -> ProgramProcess:
-        """Fork a program's process.
-
-        Args:
-            task: file with the ``Run``.
+        """Fork a program's process, which reads its ``RunProgram`` from the file ``task``.
 
         Raises:
             EOFError: the template process is gone, or could not fork.
@@ -130,11 +119,12 @@ def start_template(ruleset: int | None) -> Template:
 
 
 def _serve(connection: socket.socket, ruleset: int | None, supervisor: int) -> NoReturn:
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != supervisor:
-        os._exit(1)  # it ended before the line above
+    end_with(supervisor)
     template = os.getpid()
-    _close_all_but(connection.fileno(), ruleset)
+    # Close what the supervising process has open, such as its connection to the worker.
+    kept = sorted({0, 1, 2, connection.fileno(), ruleset or 0})
+    for before, after in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+        os.closerange(before + 1, after)
     while True:
         data, descriptors, _, _ = socket.recv_fds(connection, 1, _NUM_DESCRIPTORS)
         if not data or len(descriptors) != _NUM_DESCRIPTORS:
@@ -152,31 +142,18 @@ def _serve(connection: socket.socket, ruleset: int | None, supervisor: int) -> N
         connection.send(_EXIT.pack(status, usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024))
 
 
-def _close_all_but(connection: int, ruleset: int | None) -> None:
-    """Close what the supervising process has open, such as its connection to the worker."""
-    kept = sorted({0, 1, 2, connection, ruleset or 0})
-    for before, after in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
-        os.closerange(before + 1, after)
-
-
 _LOOK_EVERY_S = 0.02
-
 """Between two looks at the number of threads."""
-
 _CONFINED_WITHIN_S = 20.0
-
 """However busy the machine is; the program's own time begins only then."""
-
 _READ_BYTES = 1 << 16
-
 _TAIL_BYTES = 2_000
-
 _THREADS = re.compile(rb"^Threads:\s*(\d+)", re.MULTILINE)
 
 
 @dataclass
 class Pipes:
-    """The files and pipes of a run, in the supervising process."""
+    """Hold the files and pipes of a run, in the supervising process."""
 
     task: int
     """A file in memory with the ``RunProgram``, without its input."""
@@ -216,7 +193,7 @@ def _file(name: str, content: bytes) -> int:
 
 @dataclass
 class _Watched:
-    """The state of a running program."""
+    """Hold the state of a running program."""
 
     process: ProgramProcess
     pipes: Pipes
@@ -278,7 +255,7 @@ def supervise(
                 poll.unregister(descriptor)
                 open_pipes.discard(descriptor)
         if not exited:
-            _check(watched)
+            _end_at_a_limit(watched)
     for descriptor in open_pipes:
         while _read(watched, descriptor) and watched.num_printed <= limits.output_bytes:
             continue
@@ -298,7 +275,7 @@ def _read(watched: _Watched, descriptor: int) -> bool:
     return bool(data)
 
 
-def _check(watched: _Watched) -> None:
+def _end_at_a_limit(watched: _Watched) -> None:
     if watched.num_printed > watched.limits.output_bytes:
         watched.end("output limit")
     elif watched.left_s <= 0:
@@ -360,13 +337,12 @@ _MODULES = """abc array ast asyncio base64 binascii bisect builtins calendar cma
     time timeit traceback types typing unicodedata unittest urllib.parse uuid warnings weakref zlib
     encodings.ascii encodings.idna encodings.latin_1 encodings.utf_16
     numpy numpy.linalg numpy.random""".split()  # noqa: SIM905 - a list of words
-
 """Loaded beforehand where they are installed: programs import them at no cost, also where no file can be opened."""
 
 
 def main() -> int:
     """Prepare, report, and serve runs until the sandbox is gone."""
-    _die_with(int(sys.argv[2]))
+    end_with(int(sys.argv[2]))
     connection = socket.socket(fileno=int(sys.argv[1]))
     messages = _Messages(connection)
     prepare = messages.receive()
@@ -376,7 +352,7 @@ def main() -> int:
     except (ConfigurationError, OSError) as error:
         messages.send(Unable(str(error)))
         return 2
-    _die_with(int(sys.argv[2]))  # a change of user took it back
+    end_with(int(sys.argv[2]))  # a change of user took it back
     template = start_template(ruleset)
     messages.send(Ready())
     with contextlib.suppress(EOFError):
@@ -399,7 +375,9 @@ def _prepare(prepare: Prepare) -> int | None:
             importlib.import_module(name)
     ruleset = None
     if confinement.abi():
-        ruleset = confinement.make_ruleset(_readable())
+        folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+        readable = [*sorted(folders), "/lib", "/lib64", "/usr/lib", "/usr/lib64"]  # of modules and shared libraries
+        ruleset = confinement.make_ruleset(map(Path, readable))
     elif not prepare.allow_without_landlock:
         raise ConfigurationError(
             "the kernel of this machine has no Landlock (Linux 5.13, CONFIG_SECURITY_LANDLOCK, 'landlock' in the "
@@ -411,14 +389,6 @@ def _prepare(prepare: Prepare) -> int | None:
     drop_privileges()
     gc.freeze()
     return ruleset
-
-
-def _readable() -> list[Path]:
-    """Return the folders of modules and shared libraries."""
-    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return [Path(folder) for folder in sorted(folders)] + [
-        Path(p) for p in ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
-    ]
 
 
 def _run(run: RunProgram, template: Template, connection: socket.socket) -> FromServer:
@@ -455,12 +425,6 @@ class _Messages:
             for body in self._frames.feed(data):
                 self._waiting += self._decoder.decode(body)
         return self._waiting.pop(0)
-
-
-def _die_with(parent: int) -> None:
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from trainer_environments import CACHE, python
 import episodes
 from chat_tokenizer import chat_tokenizer
 from plaudit_reward.endpoint.access import EndpointUsage
-from plaudit_reward.endpoint.remote import SHAPES, RemoteClient
+from plaudit_reward.endpoint.remote import RemoteClient
+from plaudit_reward.endpoint.shapes import SHAPES
 from plaudit_wire.records import AgentReward, Sample
 from plaudit_workers.agents.messages import EnvironmentClass, EnvironmentServer, Source
 from plaudit_workers.agents.processes import AgentProcesses

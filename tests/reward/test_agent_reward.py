@@ -10,7 +10,7 @@ from plaudit_reward.functions.forms import trl_columns
 from plaudit_reward.functions.function import UserFunction
 from plaudit_reward.functions.result import Target
 from plaudit_reward.rules.scorer import RuleScorer
-from plaudit_reward.scorer import AgentRewardScorer, Attempt
+from plaudit_reward.scorer import Attempt, agent_reward
 from plaudit_wire.records import AgentReward, Sample
 
 MakeSample = Callable[..., Sample]
@@ -73,5 +73,5 @@ async def test_rules_read_the_last_turn(conversation: Sample, make_sample: MakeS
     ],
 )
 async def test_an_agents_reward_is_typed_and_its_absence_is_no_zero(make_sample, reward, outcome, value) -> None:
-    score = await AgentRewardScorer("environment").score(make_sample(agent_reward=reward), Attempt(1.0))
+    score = agent_reward(make_sample(agent_reward=reward))
     assert (score.outcome, score.value) == (outcome, value)

@@ -1,12 +1,8 @@
 """Decide one assert: run the program's calls and the evaluation of the text in turn, each in a process of its own.
 
-Read the text of an assert: which names belong to the program, and what it calls when that can be seen at once.
-
 The text of a test is evaluated outside the program's process, so its names are divided: what the text binds itself,
 the usual imports and builtins are the evaluating process's own; the rest is the program's. Where no name is left, the
 text tests a program that defines a name of the usual imports (``add``, ``gcd``), or else a builtin (``sum``).
-
-Write one side of an assert as one file, for a server that has no Plaudit.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ _ALIASES = {"np": "numpy", "pd": "pandas", "numpy": "numpy", "pandas": "pandas",
 
 
 class AssertPlan(NamedTuple):
-    """The steps that evaluate one assert."""
+    """List the steps that evaluate one assert."""
 
     text: str
     names: tuple[str, ...]
@@ -54,7 +50,11 @@ class AssertPlan(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def plan_of(text: str) -> AssertPlan:
-    """Read the text of an assert; raise ``DataError`` if it is no Python, or uses nothing of the program."""
+    """Read which names of an assert belong to the program, and what it calls when that can be seen at once.
+
+    Raises:
+        DataError: it is no Python, or uses nothing of the program.
+    """
     try:
         tree = ast.parse(text)
         names, modules = _names(tree)
@@ -162,12 +162,14 @@ def _operate(node: ast.expr, names: tuple[str, ...], operations: list[dict[str, 
 
 
 Part = Literal["calls", "evaluation"]
-
 _MODULES = {"calls": assert_calls, "evaluation": assert_evaluation}
 
 
 def script_of(part: Part, text: str, payload: str) -> str:
-    """Return a Python file that performs one part; ``payload`` is that of the part's function."""
+    """Return one side of an assert as one Python file, for a server that has no Plaudit.
+
+    ``payload`` is that of the part's function.
+    """
     run = "perform_calls" if part == "calls" else "evaluate"
     return f"{_modules(part)}\n{run}({text!r}, {payload!r})\nsys.stderr.flush()\nos._exit(0)\n"
 
@@ -181,16 +183,13 @@ def _modules(part: Part) -> str:
 
 
 _MOST_ROUNDS = 64
-
 _MOST_VERDICT_BYTES = 1 << 20
-
 """It may hold arguments that the program itself returned; the worker reads it within milliseconds."""
-
 _CACHED_TEXTS = 4096
 
 
 class Executed(NamedTuple):
-    """The end of one process, and its output."""
+    """Report the end of one process, and its output."""
 
     ending: Ending
     stdout: bytes = b""
@@ -198,12 +197,11 @@ class Executed(NamedTuple):
 
 
 Execute = Callable[[Part, str, str, str], Awaitable[Executed]]
-
 """Runs one part of an assert in a process of its own: the part, its text, its payload, its standard input."""
 
 
 class _Verdict(msgspec.Struct):
-    """The verdict of the evaluating process."""
+    """Hold the verdict of the evaluating process."""
 
     passed: bool = False
     failed: str = ""
@@ -290,13 +288,8 @@ class AssertCheck:
 
 
 def _payload(plan: AssertPlan, operations: list[dict[str, Any]]) -> str:
-    task = {
-        "preamble": PREAMBLE,
-        "names": plan.names,
-        "modules": plan.modules,
-        "operations": operations,
-    }
-    return json.dumps(task)
+    names = {"names": plan.names, "modules": plan.modules}
+    return json.dumps({"preamble": PREAMBLE, **names, "operations": operations})
 
 
 def _verdict(evaluated: Executed) -> _Verdict | None:

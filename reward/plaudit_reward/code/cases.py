@@ -1,21 +1,10 @@
-"""Read a data row's test cases, in the form of verl's code data sets.
-
-The ground truth is an object, or its JSON text: ``inputs`` and ``outputs``, lists of the same length. Without
-``fn_name`` each input is what the program reads and each output what it prints (text, or a list of lines). With
-``fn_name`` each input is the arguments, one JSON text a line, and each output the JSON text of the result.
-``assert_case`` (a list of texts, each an assert about what the program defines) may take the place of both.
-
-Limit the time of one sample to the time in which at least one of its test cases runs.
-
-The interface of the local sandbox and of Sandbox Fusion: both run test cases.
-"""
+"""Read the test cases of a data row, and define how a backend runs them: in the local sandbox, or on Sandbox Fusion."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from plaudit_reward.scorer import Attempt
@@ -24,7 +13,7 @@ from plaudit_wire.errors import DataError
 
 
 class Case(NamedTuple):
-    """One test case."""
+    """Hold one test case."""
 
     stdin: str
     """Standard input of the program; the arguments of a function, one JSON text a line."""
@@ -35,7 +24,7 @@ class Case(NamedTuple):
 
 
 class Cases(NamedTuple):
-    """The test cases of a data row; at least one."""
+    """Hold the test cases of a data row; at least one."""
 
     function: str | None
     """Name of the function to call, or None for programs that read and print."""
@@ -43,7 +32,16 @@ class Cases(NamedTuple):
 
 
 def cases_of(ground_truth: Any) -> Cases:
-    """Read a row's ground truth; raise ``DataError`` if it holds no test cases in that form."""
+    """Read a row's ground truth, in the form of verl's code data sets: an object, or its JSON text.
+
+    It has ``inputs`` and ``outputs``, lists of the same length. Without ``fn_name`` each input is what the program
+    reads and each output what it prints (text, or a list of lines). With ``fn_name`` each input is the arguments, one
+    JSON text a line, and each output the JSON text of the result. ``assert_case`` (a list of texts, each an assert
+    about what the program defines) may take the place of both.
+
+    Raises:
+        DataError: it holds no test cases in that form.
+    """
     if isinstance(ground_truth, str | bytes):
         try:
             ground_truth = json.loads(ground_truth)
@@ -134,8 +132,7 @@ def _check_json(inputs: list[str], expected: list[str | None]) -> None:
 class SampleTimer:
     """End the block that it surrounds with ``TimeoutError`` when the sample's programs have run for too long.
 
-    Args:
-        attempt: its limit; ``report`` adds the time of waiting to it.
+    Only the time counts in which at least one of its test cases runs; ``report`` adds the rest to the attempt.
     """
 
     def __init__(self, attempt: Attempt, waits_for: Literal["process", "limit"]) -> None:
@@ -151,10 +148,8 @@ class SampleTimer:
         await self._timeout.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._timeout.__aexit__(kind, error, trace)
+    async def __aexit__(self, *raised: Any) -> None:
+        await self._timeout.__aexit__(*raised)
 
     def begin(self) -> None:
         """Note that a program begins."""
@@ -185,7 +180,7 @@ class SampleTimer:
 
 
 class CaseResult(NamedTuple):
-    """The result of one test case."""
+    """Hold the result of one test case."""
 
     passed: bool
     ending: Ending
@@ -212,11 +207,9 @@ class Backend(Protocol):
         Raises:
             ConfigurationError: it cannot work on this machine.
         """
-        ...
 
     def program(self, response: str) -> str | None:
         """Return the program in a model's response; None when there is none."""
-        ...
 
     async def run(
         self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: SampleTimer
@@ -231,12 +224,9 @@ class Backend(Protocol):
             DataError: the case cannot be judged.
             InfrastructureError: no program can be run at present.
         """
-        ...
 
     def blames_program(self, num_done: int) -> bool:
         """Return True when a sample whose time is up, with ``num_done`` cases done, has used that time itself."""
-        ...
 
     async def close(self) -> None:
         """End processes and connections."""
-        ...

@@ -195,6 +195,14 @@ class FusionBackend:
         await self._http.close()
 
 
+class FusionRefusedError(DataError):
+    """The server refused a request: for its input, or for the program."""
+
+
+class ServerFailureError(InfrastructureError):
+    """The server failed under this program: it may be the server's fault, or the program's."""
+
+
 class _TransientError(Exception):
     """The server did not respond this time."""
 
@@ -227,28 +235,13 @@ def _executed(answer: _Answer) -> Executed:
     if answer.status == "Success" and ran is not None and ran.status == "Finished":
         return Executed("finished", (ran.stdout or "").encode("utf-8", "surrogatepass"))
     if answer.status == "Failed":
-        for result in (compiled, ran):
-            if result is not None and (failed := _failure(result)) is not None:
-                return failed
+        for result in filter(None, (compiled, ran)):
+            if result.status == "TimeLimitExceeded":
+                return Executed("time limit")
+            if result.status == "Error" or (result.status == "Finished" and result.return_code != 0):
+                return Executed("raised", reason=(result.stderr or "").strip().rpartition("\n")[2])
     message = answer.message or "without a message"
     raise ServerFailureError(f"Sandbox Fusion could not run the program: {answer.status}, {message}")
-
-
-class FusionRefusedError(DataError):
-    """The server refused a request: for its input, or for the program."""
-
-
-class ServerFailureError(InfrastructureError):
-    """The server failed under this program: it may be the server's fault, or the program's."""
-
-
-def _failure(result: _Result) -> Executed | None:
-    last_line = (result.stderr or "").strip().rpartition("\n")[2]
-    if result.status == "TimeLimitExceeded":
-        return Executed("time limit")
-    if result.status == "Error" or (result.status == "Finished" and result.return_code != 0):
-        return Executed("raised", reason=last_line)
-    return None
 
 
 _CALL = """

@@ -1,18 +1,14 @@
 """Compare what a program printed or returned with what a test case expects, as leniently as verl.
 
 verl's ``prime_code`` tries one comparison after another; these are its results. Printed text is right when it equals
-the expected one, but for blank lines and blanks around lines, or when all lines are numbers that are close.
-
-A result is compared in the JSON form that the program's process wrote (``sandbox.plain_values``, ``sandbox.result``),
-which the program may have forged. It is never turned into a dict or set: keys are only looked up in those of the
-expected value, so that keys with equal hashes cost no more than others.
-
-Compare large outputs in a process that is killed when it takes too long; small ones here.
+the expected one, but for blank lines and blanks around lines, or when all lines are numbers that are close. A result is
+compared in the JSON form that the program's process wrote (``plaudit_sandbox.plain_values``), which the program may
+have forged. It is never turned into a dict or set: keys are only looked up in those of the expected value, so that keys
+with equal hashes cost no more than others.
 
 A program may print megabytes in any form. To read and compare them takes time that cannot be interrupted within a
-process, and the worker's event loop has other samples to serve.
-
-Judge the output of a program's process, which may be forged: pure functions of bytes and the row's own text.
+process, and the worker's event loop has other samples to serve: large outputs are compared in a process
+(``python -m plaudit_reward.code.outputs``) that is killed when it takes too long.
 """
 
 from __future__ import annotations
@@ -35,13 +31,9 @@ import msgspec
 from plaudit_wire.errors import InfrastructureError
 
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-8
-
 """Closeness of numbers: numpy's ``allclose``, which verl calls."""
-
 _MOST_DEPTH = 200
-
 _LONGEST_NUMBER = 4_300
-
 """Characters of a line that is read as a number: Python's own limit for integers."""
 
 
@@ -192,7 +184,6 @@ def _with_number_keys(wanted: Any) -> Any:
 
 
 OutputForm = Literal["printed", "result", "literals", "printed beside", "same text"]
-
 """The form of the output: printed text; a function's result; answers to an assert's calls, compared with literals; the
 printed text beside such answers; printed text that must be the same except for final line ends (Sandbox Fusion)."""
 
@@ -206,45 +197,33 @@ def judge(form: OutputForm, written: bytes, expected: str) -> bool:
 
 
 def _literals(written: bytes, expected: str) -> bool:
-    answers = _answers(written)["answers"]
+    answers = json.loads(written)["answers"]
     return all(
         "value" in answers[number] and equals(answers[number]["value"], ast.literal_eval(source))
         for number, source in json.loads(expected)
     )
 
 
-def _answers(written: bytes) -> Any:
-    return json.loads(written)
-
-
-def _same_text(written: bytes, expected: str) -> bool:
-    return written.decode("utf-8", "surrogatepass").rstrip("\n") == expected.rstrip("\n")
-
-
 _JUDGES: dict[OutputForm, Callable[[bytes, str], bool]] = {
     "printed": lambda written, expected: same_output(written.decode("utf-8", "replace"), expected),
     "result": lambda written, expected: same_result(json.loads(written), expected),
     "literals": _literals,
-    "printed beside": lambda written, expected: same_output(_answers(written)["printed"], expected),
-    "same text": _same_text,
+    "printed beside": lambda written, expected: same_output(json.loads(written)["printed"], expected),
+    "same text": lambda written, expected: (
+        written.decode("utf-8", "surrogatepass").rstrip("\n") == expected.rstrip("\n")
+    ),
 }
 
-
 _SMALL_BYTES = 1 << 16
-
 """Output up to this length is compared in the worker: a millisecond or two."""
-
 _WITHIN_S = 20.0
-
 """An honest output of 16 MiB takes about two seconds."""
-
 _MEMORY_BYTES = 4 << 30
-
 _LENGTH = struct.Struct("<I")
 
 
 class _Task(msgspec.Struct, array_like=True):
-    """One comparison."""
+    """Request one comparison."""
 
     form: OutputForm
     written: bytes
@@ -274,17 +253,13 @@ class OutputComparison:
                 async with asyncio.timeout(self._within_s):
                     return await self._compare(_Task(form, written, expected))
             except (TimeoutError, EOFError, ConnectionError):
-                await self._stop()
+                await self.close()
                 return False
             except OSError as error:
                 raise InfrastructureError(f"no process can be started to compare outputs: {error}") from error
             except BaseException:
-                await self._stop()
+                await self.close()
                 raise
-
-    async def close(self) -> None:
-        """End the process."""
-        await self._stop()
 
     async def _compare(self, task: _Task) -> bool:
         if self._process is None:
@@ -299,7 +274,8 @@ class OutputComparison:
         await self._process.stdin.drain()
         return await self._process.stdout.readexactly(1) == b"\x01"
 
-    async def _stop(self) -> None:
+    async def close(self) -> None:
+        """End the process; a later comparison starts another."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -1,12 +1,8 @@
-"""``rule: code``: score programs by their test cases (codecontests, apps, codeforces, taco).
+"""Score programs by their test cases: ``rule: code`` (codecontests, apps, codeforces, taco).
 
 A program that fails, whatever it tried, is a wrong answer: that test case counts 0, and the score's ``failure`` names
 the reason. A sample gets no value only when it could not be tested: its row has no test cases, or the sandbox is
 broken.
-
-Register the rule ``code`` in ``rules.routing``.
-
-Run test cases in the local sandbox, with the results of verl's ``prime_code``.
 """
 
 from __future__ import annotations
@@ -27,12 +23,14 @@ from plaudit_wire.errors import ScoreTimeoutError
 from plaudit_wire.records import Sample
 
 _SAMPLES_PER_PROCESS = 4
-
 """Test cases are short, and a process must not wait for the next sample."""
 
 
 class LocalBackend:
-    """Run test cases in processes of this machine; ``as_script``: as ``python program.py`` does."""
+    """Run test cases in the local sandbox, with the results of verl's ``prime_code``.
+
+    ``as_script``: as ``python program.py`` runs them.
+    """
 
     waits_for: Literal["process", "limit"] = "process"
 

@@ -1,8 +1,6 @@
-"""Admit requests to one endpoint: the circuit first, then the limits. Record how each request ended.
+"""Admit requests to one endpoint, for judges and scorers over HTTP: the circuit first, then the limits.
 
-Break a circuit: stop requests to an endpoint that keeps failing, then probe it with one at a time.
-
-Map an endpoint's refusals to errors: retry, stop asking, or give this sample up.
+Every refusal becomes a typed error: retry, stop asking, or give this sample up.
 
 ::
 
@@ -10,11 +8,6 @@ Map an endpoint's refusals to errors: retry, stop asking, or give this sample up
     ├── BusyError               429, or 503 with Retry-After: the endpoint works and has too many requests
     ├── EndpointRefusedError    401, 403, 404, 405, 407, a redirect: its address, key or model is wrong
     └── CircuitOpenError        no request was sent: too many had failed
-
-Count the use of an endpoint (requests by result, tokens) and of a cache (hits, misses).
-
-Each worker counts for itself and adds its counts to the sums of all workers in Redis, which the metrics service reads
-(``plaudit_wire.names``). A killed worker loses the counts of its last two seconds, never a sample.
 """
 
 from __future__ import annotations
@@ -39,8 +32,9 @@ from plaudit_wire.errors import CallTimeoutError, DataError, InfrastructureError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.names import Names
 
-_REFUSALS = frozenset({401, 403, 404, 405, 407})
+logger = get_logger(__name__)
 
+_REFUSALS = frozenset({401, 403, 404, 405, 407})
 _TRANSIENT = frozenset({408, 409, 425})
 
 
@@ -77,14 +71,9 @@ def failure_of(
     return DataError(text)
 
 
-logger = get_logger(__name__)
-
 FAILURES_IN_A_ROW = 5
-
 _FIRST_PAUSE_S = 1.0
-
 _LONGEST_PAUSE_S = 15.0
-
 _WHILE_PROBING_S = 1.0
 
 
@@ -187,18 +176,15 @@ _REPORT_EVERY_S = 2.0
 
 
 class EndpointUsage:
-    """Count the requests, tokens and cache hits of one scorer in one worker since the last report.
-
-    Attributes:
-        requests: by HTTP status, ``timeout`` or ``unreachable``.
-        tokens: ``prompt`` and ``completion``.
-        cache: ``cache_hits`` and ``cache_misses``.
-    """
+    """Count the requests, tokens and cache hits of one scorer in one worker since the last report."""
 
     def __init__(self) -> None:
         self.requests: Counter[str] = Counter()
+        """By HTTP status, ``timeout`` or ``unreachable``."""
         self.tokens: Counter[str] = Counter()
+        """``prompt`` and ``completion``."""
         self.cache: Counter[str] = Counter()
+        """``cache_hits`` and ``cache_misses``."""
 
     def count_request(self, status: str) -> None:
         """Count one request."""
@@ -224,11 +210,10 @@ class EndpointUsage:
 
 
 class UsageReport:
-    """Add a worker's counts to the run's every two seconds and at the end.
+    """Add a worker's counts to the sums of all workers in Redis, every two seconds and at the end.
 
-    Args:
-        usage: its counts; reduced by what was reported.
-        client: of the run's Redis; closed here.
+    The metrics service reads them (``plaudit_wire.names``). A killed worker loses the counts of its last two seconds,
+    never a sample. What was reported is subtracted from ``usage``; ``client`` is closed here.
     """
 
     def __init__(self, scorer: str, usage: EndpointUsage, client: Redis, run: str) -> None:
@@ -278,12 +263,7 @@ class UsageReport:
 
 
 class EndpointAccess:
-    """Control one worker's access to an endpoint.
-
-    Args:
-        limiter: started and stopped here.
-        report: adds the usage to the run's; started and stopped here. None outside of a run.
-    """
+    """Control one worker's access to an endpoint; start and stop the limiter and, in a run, the report of its usage."""
 
     def __init__(self, name: str, url: str, limiter: Limiter, report: UsageReport | None = None) -> None:
         self._limiter = limiter

@@ -1,12 +1,8 @@
-"""Define the limits of an endpoint, and the budget that enforces them: over all workers, or in a single process.
+"""Keep the requests to an endpoint within its limits.
 
-Keep the budget of one process, for judges without limits and outside of a run. The same window log as in Redis.
-
-Share a budget among any number of workers, stored in Redis and timed by its clock. ``lua/budget.lua`` decides.
-
-Queue a worker's requests to an endpoint until the budget admits them, first in, first out.
-
-At most one exchange with the budget is in flight, and it covers all waiting requests. Nothing polls while none waits.
+A worker's ``Limiter`` queues its requests, first in, first out, until a budget admits them: ``RedisBudget`` for all
+workers together, ``LocalBudget`` for judges without limits and outside of a run. At most one exchange with the budget
+is in flight, and it covers all waiting requests. Nothing polls while none waits.
 """
 
 from __future__ import annotations
@@ -28,19 +24,21 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from plaudit_reward.scorer import ALWAYS_ROOM
 from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import InfrastructureError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.redis import FunctionLibrary, is_missing, missing_error
 
-TRAVEL_S = 1.0
+logger = get_logger(__name__)
 
+TRAVEL_S = 1.0
 """Longest way of a request to the endpoint for which no 60 s there contain more requests than allowed."""
 
 
 @dataclass(frozen=True)
 class RateLimits:
-    """Limits of one endpoint; None: unlimited."""
+    """Limit the requests to one endpoint; None: unlimited."""
 
     requests: int | None = None
     """Requests per window."""
@@ -62,19 +60,18 @@ class RateLimits:
 
 
 class ReservedRequest(NamedTuple):
-    """A request and the tokens that it reserves."""
+    """Name a request and the tokens that it reserves."""
 
     id: str
     tokens: int
 
 
 NEVER_SENT = -1
-
 """In place of a request's tokens: it was admitted and never sent."""
 
 
 class Settled(NamedTuple):
-    """News of an admitted request."""
+    """Report news of an admitted request."""
 
     id: str
     tokens: int | None = None
@@ -85,7 +82,7 @@ class Settled(NamedTuple):
 
 @dataclass(frozen=True)
 class BudgetReport:
-    """A worker's report to its budget."""
+    """Report a worker's requests to its budget."""
 
     in_flight: int
     """Requests of this worker in flight."""
@@ -98,7 +95,7 @@ class BudgetReport:
 
 
 class Passed(NamedTuple):
-    """A budget's reply."""
+    """Hold a budget's reply."""
 
     number: int
     """Number of requests of ``BudgetReport.waiting`` that are admitted, oldest first."""
@@ -117,20 +114,17 @@ class Budget(Protocol):
         Raises:
             OSError: the budget's storage is unavailable; nothing was admitted.
         """
-        ...
 
     async def close(self) -> None:
         """Close connections."""
-        ...
 
 
 _POLL_S = 0.05
-
 _LONGEST_WAIT_S = 0.5
 
 
 class LocalBudget:
-    """Admit the requests of one process; ``RateLimits()`` admits everything."""
+    """Admit the requests of one process by the same window log as in Redis; ``RateLimits()`` admits everything."""
 
     def __init__(self, limits: RateLimits) -> None:
         self.limits = limits
@@ -149,7 +143,8 @@ class LocalBudget:
         for passed, request in enumerate(report.waiting):
             if request.id not in self._log:
                 if not self._fits(request, in_flight):
-                    wait_s = self._oldest_s + self.limits.window_s - now if self._log else _POLL_S
+                    oldest = min((sent for sent, _ in self._log.values()), default=None)
+                    wait_s = _POLL_S if oldest is None else oldest + self.limits.window_s - now
                     return Passed(passed, min(max(wait_s, 0.001), _LONGEST_WAIT_S))
                 if self.limits.rated:
                     self._log[request.id] = now, request.tokens
@@ -159,10 +154,6 @@ class LocalBudget:
 
     async def close(self) -> None:
         """Do nothing: there is no connection."""
-
-    @property
-    def _oldest_s(self) -> float:
-        return min(sent for sent, _ in self._log.values())
 
     def _fits(self, request: ReservedRequest, in_flight: int) -> bool:
         limits = self.limits
@@ -191,27 +182,21 @@ class LocalBudget:
 
 
 LEASE_S = 15.0
-
 """Seconds for which the requests in flight of a killed worker still count."""
-
 BUDGET: Final = FunctionLibrary(
     "plaudit_budget", {"exchange": (files("plaudit_reward.endpoint") / "lua" / "budget.lua").read_text()}
 )
-
 """The function that decides, for Redis."""
-
 _SECOND = 1_000_000
-
 _AS_RESERVED = -2
-
 _AT_ONCE = -1
 
 
 class RedisBudget:
-    """Exchange a worker's reports with a shared budget.
+    """Exchange a worker's reports with a shared budget, which Redis stores and times. ``lua/budget.lua`` decides.
 
     Args:
-        client: of the Redis that stores it; closed here.
+        client: of that Redis; closed here.
         key: the budget's name. All workers that use the same key share the budget; its hash tag routes it on a cluster.
         limits: the same in every worker.
     """
@@ -271,36 +256,22 @@ class RedisBudget:
         await self._client.aclose()
 
 
-logger = get_logger(__name__)
-
-_ALWAYS_ROOM = 1_000_000
-
 _MOST_AT_A_TIME = 256
-
 _LEAST_AT_A_TIME = 4
-
 """Bounds on the requests that one exchange asks for. It asks for twice as many as the last one let through."""
-
 _AT_ONCE_S = 0.1
-
 _RENEW_EVERY_S = 4.0
-
 _SOON_S = 2.0
-
 _LEAST_LOOK_AHEAD = 16
-
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
-
 _LONGEST_HOLD_S = 60.0
-
 _RECENT_RESPONSES = 32
-
 _HOLDING_SHARE = 0.25
 
 
 @dataclass
 class Passage:
-    """An admitted request."""
+    """Track an admitted request."""
 
     request: ReservedRequest
     tokens: int
@@ -418,7 +389,7 @@ class Limiter:
     def room(self) -> int:
         """Return how many more requests could be admitted soon, estimated from the last two seconds."""
         if not self._budget.limits.present and not self._waiting:
-            return _ALWAYS_ROOM
+            return ALWAYS_ROOM
         self._forget_old_passes()
         return max(0, _LEAST_LOOK_AHEAD + len(self._passed_at) - len(self._waiting))
 

@@ -3,8 +3,6 @@
 Entries lie in hashes by half of their lifetime; a read looks into the present hash and the one before, a hash expires
 as a whole. So an entry lives for at least half of ``lifetime_s`` and at most all of it, and the number of entries is
 bounded without a search for the oldest one.
-
-Answer repeated samples from a cache in front of a scorer.
 """
 
 from __future__ import annotations
@@ -107,12 +105,12 @@ def _digest(*seen: Any) -> bytes | None:
 
 
 class CachedScorer:
-    """Keep the scores of a scorer, but no failures. Of equal samples at the same time, score one.
+    """Answer repeated samples from a cache in front of a scorer, which keeps no failures. Opens and closes its parts.
+
+    Of equal samples at the same time, one is scored.
 
     Args:
-        scorer: opened and closed here.
-        cache: closed here.
-        report: of ``usage``, started and stopped here. None: the scorer reports it with its requests, among which a hit
+        report: of ``usage``, None: the scorer reports it with its requests, among which a hit
             counts with the status ``cached``.
         key: returns the digest of what the scorer sees of a sample; None: the sample is scored without the cache.
     """

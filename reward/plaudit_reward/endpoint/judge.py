@@ -1,12 +1,7 @@
-"""Ask an OpenAI-compatible endpoint: one request, one answer or one typed error. The pipeline retries.
+"""Score by a language model as judge (``kind: judge``), behind any OpenAI-compatible endpoint.
 
-Estimate the tokens of a request: reserved from the budget before, corrected by the endpoint's count after.
-
-Parse a judge's answer into numbers: by a regular expression, a path into JSON, or the user's function.
-
-Render the judge's prompt: a sandboxed Jinja template over one sample, or over the samples of a group.
-
-``kind: judge``: render the prompt → wait for the limits → ask the endpoint → parse its answer.
+Render the prompt from a template, wait for the limits, ask the endpoint, parse its answer. One request has one answer
+or one typed error; the pipeline retries.
 """
 
 from __future__ import annotations
@@ -14,10 +9,11 @@ from __future__ import annotations
 import math
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, meta, nodes
@@ -55,7 +51,6 @@ class _Completion(msgspec.Struct):
 
 
 _ROUTE = "/chat/completions"
-
 _decode = msgspec.json.Decoder(_Completion).decode
 
 _REMEDIES = {
@@ -67,7 +62,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class JudgeAnswer:
-    """The text that a judge wrote, and its cost."""
+    """Hold the text that a judge wrote, and its cost."""
 
     text: str
     prompt_tokens: int | None = None
@@ -138,7 +133,7 @@ class JudgeClient:
 
         Raises:
             CallTimeoutError: no whole answer within ``limit_s``.
-            InfrastructureError: the endpoint is unreachable, busy, broken or refuses all requests (see ``failures``).
+            InfrastructureError: the endpoint is unreachable, busy, broken or refuses all requests (``failure_of``).
             DataError: it refuses this prompt, or its answer is empty.
         """
         body = msgspec.json.encode({**self._body, "messages": [{"role": "user", "content": prompt}]})
@@ -192,18 +187,17 @@ class JudgeClient:
 
 
 _FIRST_TOKENS_PER_BYTE = 1 / 3
-
 """English text has about one token for four bytes."""
-
 _FIRST_ANSWER_TOKENS = 512
-
 _FORGETTING = 0.98
-
 """Factor by which a past maximum shrinks with each answer: estimates err upwards, but not for ever."""
 
 
 class TokenEstimate:
-    """Learn from the endpoint's counts; a request's ``max_completion_tokens`` or ``max_tokens`` bounds the answer."""
+    """Estimate the tokens of a request, which the budget reserves before, from the endpoint's counts of earlier ones.
+
+    A request's ``max_completion_tokens`` or ``max_tokens`` bounds the answer.
+    """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         bound = arguments.get("max_completion_tokens", arguments.get("max_tokens"))
@@ -222,27 +216,26 @@ class TokenEstimate:
 
 
 _MATCH_WITHIN_S = 1.0
-
 _EXCERPT_CHARACTERS = 200
 
 
-class Parser(Protocol):
-    """Read one answer."""
+class Parser(ABC):
+    """Parse a judge's answer into numbers."""
 
     async def open(self) -> None:
         """Start child processes where needed. Raises ``ConfigurationError``."""
-        ...
+        return
 
+    @abstractmethod
     async def scores(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
         """Return one score for each sample that the answer is about; raise ``DataError`` if it has no value."""
-        ...
 
     async def close(self) -> None:
         """End the child processes."""
-        ...
+        return
 
 
-class RegexParser:
+class RegexParser(Parser):
     """Take the first group of the first match; for a group of samples of every match, one for each sample.
 
     Raises:
@@ -252,9 +245,6 @@ class RegexParser:
     def __init__(self, pattern: str, *, group: bool = False) -> None:
         self._pattern = score_pattern(pattern)
         self._group = group
-
-    async def open(self) -> None:
-        """Do nothing: there are no child processes."""
 
     async def scores(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
         """See ``Parser``."""
@@ -269,11 +259,8 @@ class RegexParser:
             raise DataError(f"the regular expression matches nothing in {_excerpt(answer)}")
         return [to_score(_number(match.group(1), answer))]
 
-    async def close(self) -> None:
-        """Do nothing: there are no child processes."""
 
-
-class JsonParser:
+class JsonParser(Parser):
     """Take the value at a path of the answer's first JSON; for a group a list with one value for each sample.
 
     Raises:
@@ -284,9 +271,6 @@ class JsonParser:
         self._steps = score_path(path)
         self._path = path
         self._group = group
-
-    async def open(self) -> None:
-        """Do nothing: there are no child processes."""
 
     async def scores(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
         """See ``Parser``."""
@@ -299,16 +283,9 @@ class JsonParser:
         values = [_number(item, answer) for item in value] if isinstance(value, list) else value
         return _many(values, len(samples), answer)
 
-    async def close(self) -> None:
-        """Do nothing: there are no child processes."""
 
-
-class FunctionParser:
-    """Call a function ``(answer)`` or ``(answer, sample)``; for a group ``(answer, samples)`` with one value for each.
-
-    Args:
-        function: of scope ``answer`` or ``answers``; opened and closed here.
-    """
+class FunctionParser(Parser):
+    """Call a function ``(answer)`` or ``(answer, sample)``; for a group ``(answer, samples)``, for one value each."""
 
     def __init__(self, function: FunctionScorer) -> None:
         self._function = function
@@ -353,7 +330,7 @@ _SHARED = ("prompt", "messages", "ground_truth", "data_source", "extra_info")
 
 
 class PromptTemplate:
-    """Render a template file, read and checked once.
+    """Render the prompt from a file with a sandboxed Jinja template, read and checked once.
 
     Its variables are the sample's ``prompt``, ``messages``, ``ground_truth``, ``data_source``, ``extra_info`` and
     ``response``; with ``scope: group`` the list ``responses`` replaces ``response``.
@@ -397,7 +374,11 @@ class PromptTemplate:
         try:
             return self._template.render(shown)
         except Exception as error:  # the user's template: filters and operators raise any exception
-            raise DataError(f"{self._path}{self._line(error)}: {_reason(error)}") from error
+            frames = traceback.extract_tb(error.__traceback__)
+            lines = [frame.lineno for frame in frames if frame.filename == self._path]
+            where = f"{self._path}, line {lines[-1]}" if lines else self._path
+            reason = str(error.message) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+            raise DataError(f"{where}: {reason}") from error
 
     def _check(self, tree: nodes.Template) -> None:
         if any(name is not None for name in meta.find_referenced_templates(tree)):
@@ -405,25 +386,13 @@ class PromptTemplate:
                 f"{self._path} includes another file. Copy its text into this one: a judge's prompt is one file"
             )
         known = {*_SHARED, "responses" if self._group else "response"}
-        unknown = meta.find_undeclared_variables(tree) - known
-        if not unknown:
-            return
-        name = sorted(unknown)[0]
-        line = min(node.lineno for node in tree.find_all(nodes.Name) if node.name == name)
-        hint = ""
-        if name in {"response", "responses"}:
-            hint = f" (scope: {'group' if self._group else 'sample'})"
-        raise ConfigurationError(
-            f"{self._path}, line {line}: unknown variable {name!r}{hint}. The variables are {', '.join(sorted(known))}"
-        )
-
-    def _line(self, error: BaseException) -> str:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == self._path]
-        return f", line {lines[-1]}" if lines else ""
-
-
-def _reason(error: BaseException) -> str:
-    return str(error.message) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+        for name in sorted(meta.find_undeclared_variables(tree) - known):
+            line = min(node.lineno for node in tree.find_all(nodes.Name) if node.name == name)
+            scope = f" (scope: {'group' if self._group else 'sample'})" if name in {"response", "responses"} else ""
+            raise ConfigurationError(
+                f"{self._path}, line {line}: unknown variable {name!r}{scope}. The variables are "
+                f"{', '.join(sorted(known))}"
+            )
 
 
 _LEAST_PARSE_S = 1.0
@@ -432,11 +401,10 @@ _LEAST_PARSE_S = 1.0
 class JudgeScorer:
     """Score samples by an endpoint's answers; of sample or group scope as its template and parser are.
 
+    Opens and closes its parts.
+
     Args:
-        client: asks the endpoint; closed here.
-        parser: reads the answer; opened and closed here.
-        limiter: started and stopped here.
-        report: adds the usage to the run's; started and stopped here. None outside of a run.
+        report: adds the usage to the run's; None outside of a run.
         traceparent: returns the trace context of a sample, sent as a header (a group's is its first sample's). None
             where nothing is traced.
     """

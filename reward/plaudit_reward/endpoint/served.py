@@ -1,33 +1,9 @@
-"""Find the servers of a scorer: by URLs, by a name with several addresses, or in a folder that lists them.
+"""Score with models that the job serves: find a model's servers, send each request to one, read its answer.
 
-- ``http://10.0.0.7:8000``: one server;
-- ``http://name:8000``: one server for each address that DNS has for the name (a headless Service: its ready pods);
-- ``file:///runs/run/servers/name``: one server for each file in the folder, which contains its URL (``plaudit run``).
-
-Hold the calls to served models while the trainer uses their GPUs. Opened and closed by the reward worker.
-
-Serve one address on this machine for all servers of a model, for functions that expect verl's router.
-
-Requests go to the least busy healthy server, with the servers' token. It listens on the loopback address only.
-
-Send requests to the servers of one scorer's model: to the least busy healthy one, and to others while it is full.
-
-The response decides. 429 means a full queue: the request goes to another server, or to the same one after its
-``Retry-After``. 503 means a server that is shutting down: it gets no requests until it is healthy. 401 and 403 mean a
-wrong token. A lost connection or a 5xx is an ``InfrastructureError``, which the pipeline retries. Everything else is
-the caller's.
-
-Choose the server for a request from the state of each, kept as plain data; ``pool`` sends the requests.
-
-A server gets requests only after its ``/health`` responded with 200. It is ejected after three failures in a row, or
-after one refused connection, and then probed at growing intervals until it is healthy again. Among healthy servers the
-one with the fewest requests in flight is next; servers with a failure since their last response come last, so that one
-that fails fast does not attract all requests.
-
-``kind: model``: send a sample to one of the scorer's reward model servers and return the logit as its value.
-
-200 carries the value. A 4xx is about this sample (too long, no chat template) and is never retried. What else a server
-may respond is the pool's (``served.pool``).
+Requests go to the least busy healthy server, and to others while it is full. The response decides: 429 means a full
+queue, so the request goes to another server, or to the same one after its ``Retry-After``. 503 means a server that is
+shutting down: it gets no requests until it is healthy. 401 and 403 mean a wrong token. A lost connection or a 5xx is an
+``InfrastructureError``, which the pipeline retries. Everything else is the caller's.
 """
 
 from __future__ import annotations
@@ -54,13 +30,18 @@ from plaudit_wire.errors import CallTimeoutError, ConfigurationError, DataError,
 from plaudit_wire.logs import get_logger
 from plaudit_wire.records import Sample
 
-TOKEN_VARIABLE = "PLAUDIT_MODEL_SERVER_TOKEN"  # noqa: S105  # the variable's name
+logger = get_logger(__name__)
 
+TOKEN_VARIABLE = "PLAUDIT_MODEL_SERVER_TOKEN"  # noqa: S105  # the variable's name
 """Environment variable of servers and clients: the bearer token of every request; unset or empty: none."""
 
 
 async def find(places: Sequence[str]) -> tuple[list[str], bool]:
-    """Look the servers up.
+    """Look the servers of a scorer up, at several kinds of places.
+
+    - ``http://10.0.0.7:8000``: one server;
+    - ``http://name:8000``: one server for each address that DNS has for the name (a headless Service: its ready pods);
+    - ``file:///runs/run/servers/name``: one for each file in the folder, which contains its URL (``plaudit run``).
 
     Returns:
         Their URLs, and True if every place could be looked up. If not, keep the servers known before.
@@ -89,7 +70,7 @@ def _listed(folder: Path) -> list[str] | None:
 
 
 class CallGate:
-    """Let calls through while it is open, as from the start, and count those under way."""
+    """Hold the calls to served models while the trainer uses their GPUs, and count those under way. Open at first."""
 
     def __init__(self) -> None:
         self._opened = asyncio.Event()
@@ -133,15 +114,13 @@ class CallGate:
 
 
 FAILURES_BEFORE_EJECTION = 3
-
 _FIRST_PROBE_S = 0.25
-
 _LONGEST_PROBE_S = 5.0
 
 
 @dataclass(eq=False)
 class Replica:
-    """One server. Times are seconds of ``time.monotonic``."""
+    """Hold the state of one server. Times are seconds of ``time.monotonic``."""
 
     url: str
     healthy: bool = False
@@ -158,7 +137,13 @@ class Replica:
 
 
 class Replicas:
-    """Hold all servers of a scorer."""
+    """Choose the server for a request from the state of each, kept as plain data.
+
+    A server gets requests only after its ``/health`` responded with 200. It is ejected after three failures in a row,
+    or after one refused connection, and then probed at growing intervals until it is healthy again. Among healthy
+    servers the one with the fewest requests in flight is next; servers with a failure since their last response come
+    last, so that one that fails fast does not attract all requests.
+    """
 
     def __init__(self) -> None:
         self._by_url: dict[str, Replica] = {}
@@ -218,24 +203,14 @@ class Replicas:
         replica.paused_until_s = now_s + pause_s
 
 
-logger = get_logger(__name__)
-
 _FIND_EVERY_S = 2.0
-
 _WATCH_EVERY_S = 0.1
-
 _PROBE_WITHIN_S = 2.0
-
 _SPARE_CONNECTIONS = 16
-
 """For probes, so that they never wait for samples."""
-
 _WRONG_TOKEN = frozenset({401, 403})
-
 _LONGEST_RETRY_AFTER_S = 60.0
-
 _Send = Callable[[str, float], Awaitable[Response]]
-
 """Sends a request to a server (its URL, seconds until the whole response has arrived)."""
 
 
@@ -251,7 +226,7 @@ class ServerPool:
     """Send requests to the servers of one scorer's model.
 
     Args:
-        places: of its servers; see ``addresses``.
+        places: of its servers; see ``find``.
         token: bearer token of the servers; empty: none.
         gate: holds requests while the servers' GPUs are in other use; None: they never are.
     """
@@ -366,8 +341,7 @@ class ServerPool:
             replica = self._replicas.pick(now_s)
             if replica is not None:
                 return replica
-            full = self._replicas.any_healthy
-            if full:
+            if self._replicas.any_healthy:  # all are full
                 await self._wait(self._replicas.free_at_s() - now_s)
                 attempt.waited_s += time.monotonic() - now_s
                 continue
@@ -459,7 +433,9 @@ _LARGEST_BODY_BYTES = 64 << 20
 
 
 class LocalRouter:
-    """Forward requests to a pool; responses arrive whole, also those that the caller wants streamed.
+    """Serve one loopback address for all servers of a model, for functions that expect verl's router.
+
+    Responses arrive whole, also those that the caller wants streamed.
 
     Args:
         limit_s: seconds of one request; the caller's own limit is usually shorter.
@@ -532,7 +508,9 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 
 class ModelScorer:
-    """Score by a reward model with one output, behind vLLM's ``/classify`` or Plaudit's own.
+    """Score by a reward model with one output, behind vLLM's ``/classify`` or Plaudit's own (``kind: model``).
+
+    A 200 carries the value. A 4xx is about this sample (too long, no chat template) and is never retried.
 
     Args:
         pool: the model's servers; opened and closed here.

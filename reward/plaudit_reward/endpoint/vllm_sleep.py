@@ -1,19 +1,29 @@
 """Route ``POST /sleep`` and ``POST /wake_up`` in vLLM's API server: ``--middleware …vllm_sleep.SleepRoutes``.
 
 vLLM has such routes itself, but only beside others that run any method of its workers (``VLLM_SERVER_DEV_MODE``), and
-open to everybody who reaches the port. These need the token of the process that started the server.
+open to everybody who reaches the port. These need the token of the process that started the server, which only that
+process knows. Imports stay light: this runs inside vLLM's server.
 """
 
 from __future__ import annotations
 
+import hmac
 import os
+from collections.abc import Mapping
 from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from plaudit_reward.endpoint.sleep_token import SLEEP_TOKEN_VARIABLE, is_permitted
+SLEEP_TOKEN_VARIABLE = "PLAUDIT_MODEL_SERVER_SLEEP_TOKEN"  # noqa: S105  # the variable's name
+"""Environment variable of a server: the token of ``/sleep`` and ``/wake_up``; unset or empty: it has no such routes."""
+
+
+def is_permitted(headers: Mapping[str, str], token: str) -> bool:
+    """Return True if a request carries ``token``; False for every request where there is none."""
+    sent = headers.get("authorization", "").removeprefix("Bearer ")
+    return bool(token) and hmac.compare_digest(sent.encode(), token.encode())
 
 
 class _Engine(Protocol):

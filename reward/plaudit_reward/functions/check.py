@@ -1,4 +1,4 @@
-"""Check a reward file before anything starts: ``check``.
+"""Check a reward file before anything starts.
 
 A child process (``python -m plaudit_reward.functions.check``) imports the file, because an import can do anything. No
 instance of a class is made, since that may take a GPU.
@@ -20,7 +20,7 @@ _IMPORTED_WITHIN_S = 60.0
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """The result of checking one function."""
+    """Hold the result of checking one function."""
 
     problem: str | None = None
     """File, function, argument and remedy; None for a function that can be called."""

@@ -1,6 +1,4 @@
-"""Call a user's function in the form that ``signature`` recognised.
-
-Recognise the calling convention of a user's function by the names of its parameters.
+"""Recognise the calling convention of a user's function by the names of its parameters, and call it so.
 
 | form | parameters | scope |
 | --- | --- | --- |
@@ -13,16 +11,8 @@ Recognise the calling convention of a user's function by the names of its parame
 | ``answer`` | a judge's answer, then perhaps ``sample`` | answer |
 | ``answers`` | a judge's answer, then perhaps ``samples`` | answers |
 
-Every other parameter gets its value from the job's ``arguments`` or has a default.
-
-Pass the environment of a finished sample to reward functions of TRL's form, in ``environments``.
-
-TRL passes the instances themselves. Here the instance ended with the process of its sample; its public attributes of
-plain data came along.
-
-Pass a served model to a function as verl passes its reward model: the address of its router, and its tokenizer.
-
-Serve TRL's ``log_extra`` and ``log_metric``: values that a function logs become extras of its scores.
+Every other parameter gets its value from the job's ``arguments`` or has a default. A function also gets what verl and
+TRL pass besides: a served model, the environments of the samples, and loggers.
 """
 
 from __future__ import annotations
@@ -39,22 +29,19 @@ from plaudit_wire.errors import ConfigurationError, DataError
 from plaudit_wire.records import Sample
 
 ADDRESS, TOKENIZER = "reward_router_address", "reward_model_tokenizer"
-
 SERVED_PARAMETERS = (ADDRESS, TOKENIZER)
-
 """verl's names. The address is ``host:port``; ``http://{reward_router_address}/v1/chat/completions`` answers."""
 
 
 def served_arguments(served: ServedModel, accepted: Iterable[str]) -> dict[str, Any]:
-    """Return the values of the parameters that a function accepts; the tokenizer is loaded only where it is accepted.
+    """Return a served model as verl passes its reward model: the address of its router, and its tokenizer.
+
+    The tokenizer is loaded only where the function accepts it.
 
     Raises:
         ConfigurationError: the tokenizer cannot be loaded.
     """
-    values: dict[str, Any] = {}
-    for name in accepted:
-        values[name] = served.address if name == ADDRESS else _tokenizer(served)
-    return values
+    return {name: served.address if name == ADDRESS else _tokenizer(served) for name in accepted}
 
 
 def _tokenizer(served: ServedModel) -> Any:
@@ -72,21 +59,13 @@ def _tokenizer(served: ServedModel) -> Any:
 
 
 VERL_PARAMETERS = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
-
 _VALUES_PARAMETERS = frozenset({"rewards", "scores", "values"})
-
 _TRL_UNAVAILABLE = frozenset({"completion_ids", "completions_ids", "trainer_state"})
-
 """Arguments that only TRL's trainer can pass: accepted with a default, refused without."""
-
 _ONE_FORM: dict[Scope, CallingConvention] = {"combine": "combine", "answer": "answer", "answers": "answers"}
-
 """Scopes with a single form."""
-
 _SECOND: dict[CallingConvention, str] = {"combine": "sample", "answer": "sample", "answers": "samples"}
-
 """Forms whose second parameter, if it has this name, is filled as well."""
-
 _FORMS = (
     "verl's (data_source, solution_str, ground_truth, extra_info), TRL's (prompts, completions, **columns), "
     "or Plaudit's (sample); with scope: group TRL's, (samples), or (rewards)"
@@ -190,13 +169,12 @@ def _filled_by_plaudit(form: CallingConvention, names: Mapping[str, inspect.Para
     return frozenset(list(names)[:num_positional])
 
 
-def wants_sample(function: Callable[..., Any], name: str = "sample") -> bool:
-    """Return True if a function of values or of an answer has ``sample`` (or ``samples``) as its second parameter."""
-    return list(named(parameters_of(function)))[1:2] == [name]
-
-
 class PlayedEnvironment:
-    """Hold the public attributes of an environment's instance at the end of its episode."""
+    """Hold the public attributes of an environment's instance at the end of its episode.
+
+    TRL passes the instances themselves. Here the instance ended with the process of its sample; its public attributes
+    of plain data came along.
+    """
 
     def __init__(self, attributes: Mapping[str, Any]) -> None:
         self.__dict__.update(attributes)
@@ -217,12 +195,11 @@ class PlayedEnvironment:
 
 
 LOGGERS = ("log_extra", "log_metric")
-
 """The parameters through which a function logs."""
 
 
 class LoggedResult(NamedTuple):
-    """The result of a function, and the values that it logged."""
+    """Hold the result of a function, and the values that it logged."""
 
     result: Any
     columns: dict[str, list[Any]]
@@ -247,8 +224,11 @@ class LoggedResult(NamedTuple):
         return {name: values[place] for name, values in self.columns.items()}
 
 
-def call_with_loggers(function: Callable[..., Any], passed: dict[str, Any], loggers: Sequence[str]) -> Any:
-    """Call a function of TRL's form that may log, for a ``LoggedResult``; an async one returns its coroutine."""
+def _call_with_loggers(function: Callable[..., Any], passed: dict[str, Any], loggers: Sequence[str]) -> Any:
+    """Call a function with TRL's ``log_extra`` and ``log_metric``: what it logs becomes extras of its scores.
+
+    Returns a ``LoggedResult``; for an async function a coroutine of it.
+    """
     columns: dict[str, list[Any]] = {}
     metrics: dict[str, float] = {}
 
@@ -270,21 +250,13 @@ def call_with_loggers(function: Callable[..., Any], passed: dict[str, Any], logg
 
 
 Function = Callable[..., Any]
-
 Caller = Callable[[Sequence[Sample], Any], Any]
-
 """Takes the samples of one call and their values; returns the function's result."""
-
 ONE_SCORE: frozenset[CallingConvention] = frozenset({"verl", "sample", "combine", "answer"})
-
 """Forms that return one score; the others return a list with one score for each sample."""
-
 ENVIRONMENTS = "environments"
-
 """TRL's argument for the environments of the samples."""
-
 _SOLUTION_COLUMNS = ("solution", "answer")
-
 """Names of the ground truth in TRL's datasets."""
 
 
@@ -338,7 +310,7 @@ def _trl(function: Function, arguments: dict[str, Any]) -> Caller:
                 f"the data has no column {', '.join(sorted(missing))}; it has {', '.join(sorted(columns))}. Add it to "
                 "extra_info of the data rows, or give the parameter a default"
             )
-        return call_with_loggers(function, passed, loggers) if loggers else function(**passed)
+        return _call_with_loggers(function, passed, loggers) if loggers else function(**passed)
 
     return call
 
@@ -382,32 +354,25 @@ def trl_columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     }
 
 
-def _sample(function: Function, arguments: dict[str, Any]) -> Caller:
-    return lambda samples, values: function(samples[0], **arguments)
-
-
-def _samples(function: Function, arguments: dict[str, Any]) -> Caller:
-    return lambda samples, values: function(list(samples), **arguments)
-
-
-def _values(function: Function, arguments: dict[str, Any]) -> Caller:
-    return lambda samples, values: function(list(values), **arguments)
+def _wants(function: Function, name: str) -> bool:
+    """Return True if a function of values or of an answer has ``sample`` (or ``samples``) as its second parameter."""
+    return list(named(parameters_of(function)))[1:2] == [name]
 
 
 def _combine(function: Function, arguments: dict[str, Any]) -> Caller:
-    if wants_sample(function):
+    if _wants(function, "sample"):
         return lambda samples, values: function(dict(values), samples[0], **arguments)
     return lambda samples, values: function(dict(values), **arguments)
 
 
 def _answer(function: Function, arguments: dict[str, Any]) -> Caller:
-    if wants_sample(function):
+    if _wants(function, "sample"):
         return lambda samples, values: function(str(values), samples[0], **arguments)
     return lambda samples, values: function(str(values), **arguments)
 
 
 def _answers(function: Function, arguments: dict[str, Any]) -> Caller:
-    if wants_sample(function, "samples"):
+    if _wants(function, "samples"):
         return lambda samples, values: function(str(values), list(samples), **arguments)
     return lambda samples, values: function(str(values), **arguments)
 
@@ -415,9 +380,9 @@ def _answers(function: Function, arguments: dict[str, Any]) -> Caller:
 _CALLERS: dict[CallingConvention, Callable[[Function, dict[str, Any]], Caller]] = {
     "verl": _verl,
     "trl": _trl,
-    "sample": _sample,
-    "samples": _samples,
-    "values": _values,
+    "sample": lambda function, arguments: lambda samples, values: function(samples[0], **arguments),
+    "samples": lambda function, arguments: lambda samples, values: function(list(samples), **arguments),
+    "values": lambda function, arguments: lambda samples, values: function(list(values), **arguments),
     "combine": _combine,
     "answer": _answer,
     "answers": _answers,

@@ -1,14 +1,7 @@
-"""Load a user's file, find the function, recognise its signature, call it, and type its result.
+"""Load a user's file, find the function, call it, and type its result or its error.
 
-Runs only in the child processes of ``isolation``; a worker never imports a user's file.
-
-Import Python files of users.
-
-Distinguish a broken sample from a broken service by the exception that a user's function raised.
-
-Client libraries are recognised by the names of their exception classes, so none of them must be installed.
-
-Choose the environment variables for the processes of user functions by an allow-list, so that no key leaks.
+Runs only in the child processes of ``isolation``; a worker never imports a user's file. The processes get chosen
+environment variables, so that no key leaks.
 """
 
 from __future__ import annotations
@@ -97,14 +90,15 @@ _INFRASTRUCTURE = frozenset(
 )
 
 _BUILT_IN_INFRASTRUCTURE = (InfrastructureError, ConnectionError, TimeoutError, MemoryError)
-
 _RETRIABLE_STATUS = frozenset({408, 425, 429})
-
 _MAX_REASON_CHARACTERS = 500
 
 
 def is_infrastructure(error: BaseException) -> bool:
-    """Return True if a service that the function called failed, False if the sample did."""
+    """Return True if a service that the function called failed, False if the sample did.
+
+    Client libraries are recognised by the names of their exception classes, so none of them must be installed.
+    """
     if isinstance(error, _BUILT_IN_INFRASTRUCTURE):
         return True
     status = _status(error)
@@ -115,15 +109,13 @@ def is_infrastructure(error: BaseException) -> bool:
 
 def failed_score(error: BaseException, path: str) -> Score:
     """Return the score of a call that raised; the reason names the line in the user's file ``path``."""
-    reason = f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARACTERS] + _place(error, path)
+    reason = f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARACTERS]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    if frames:
+        reason += f" ({path}:{frames[-1].lineno} in {frames[-1].name})"
     if isinstance(error, ScoreTimeoutError):
         return Score.failed("timeout", reason)
     return Score.failed("infra_error" if is_infrastructure(error) else "data_error", reason)
-
-
-def _place(error: BaseException, path: str) -> str:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    return f" ({path}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
 
 
 def _status(error: Any) -> int | None:
@@ -143,9 +135,7 @@ def _qualified(kind: type) -> str:
 
 
 POST_PROCESS = "post_process_scores"
-
 """The method of a stateful class that sees the values of a whole group (verl pull request #2854)."""
-
 _METHODS = ("compute_score", "score", "__call__")
 
 
@@ -160,7 +150,8 @@ class UserFunction:
         self.target = target
         self._where = f"{target.function} in {target.path}"
         self._found = _find(import_user_file(target.path), target)
-        self.is_async = _is_async(_method_of(self._found, self._where) if inspect.isclass(self._found) else self._found)
+        called = _method_of(self._found, self._where) if inspect.isclass(self._found) else self._found
+        self.is_async = any(map(inspect.iscoroutinefunction, (called, getattr(called, "__call__", None))))  # noqa: B004
         self._call: Caller
         self._post_process: Callable[[list[float]], Any] | None = None
         self._one_score = True
@@ -191,10 +182,7 @@ class UserFunction:
         )
 
     def check(self) -> tuple[str, ...]:
-        """Recognise the signature as ``prepare`` does, without making an instance of a class.
-
-        Returns:
-            The columns of the data that the function requires.
+        """Return the columns of the data that the function requires, without making an instance of a class.
 
         Raises:
             ConfigurationError: the signature does not fit, or the class's constructor lacks an argument.
@@ -329,16 +317,9 @@ def _method_of(found: Any, where: str) -> Callable[..., Any]:
     raise ConfigurationError(f"class {where} has no method {' or '.join(_METHODS[:2])}: add one")
 
 
-def _is_async(function: Any) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-
-
 FURTHER = "PLAUDIT_FUNCTION_ENVIRONMENT"
-
 """Variable of the worker: names that user functions get besides, separated by commas; ``MY_*`` stands for many."""
-
 _SECRET = ("PLAUDIT_SECRET*", "PLAUDIT_REDIS*")
-
 """Passwords and keys of the job, and the files that hold them: no name in ``FURTHER`` lets these through."""
 
 _ALLOWED = (
@@ -360,7 +341,7 @@ _ALLOWED = (
 
 
 def function_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for a process that runs user functions.
+    """Return the variables for a process that runs user functions, by an allow-list.
 
     Args:
         environment: of the worker. ``HF_TOKEN``, ``AWS_…``, ``OPENAI_API_KEY`` and the like stay there unless

@@ -1,11 +1,9 @@
-"""Convert the return value of a user's function into typed scores; a failure never becomes a number.
+"""Describe a user's function, and convert what it returns into typed scores; a failure never becomes a number.
 
-Describe the user function of a scorer. Written by the job, read by the process that loads the file.
-
-Give a user's function the trace of the sample that it scores.
-
-``current_traceparent`` returns it as a W3C ``traceparent``. Where OpenTelemetry is installed it is the current context
-too, so that spans of the function and requests of instrumented clients belong to the sample's trace.
+The description is written by the job and read by the process that loads the file. While a call lasts, the trace of its
+sample is the current one: ``current_traceparent`` returns it as a W3C ``traceparent``. Where OpenTelemetry is installed
+it is the current context too, so that spans of the function and requests of instrumented clients belong to the sample's
+trace.
 """
 
 from __future__ import annotations
@@ -23,9 +21,7 @@ import msgspec
 from plaudit_reward.scorer import Score
 
 _MAX_TEXT_CHARACTERS = 2_000
-
 """Longer texts in ``extra`` are cut, because every score carries them."""
-
 _EXPECTED = "return a number, None, a dict with 'score', a (score, request_text, explanation) tuple, or a Score"
 
 
@@ -35,11 +31,20 @@ def to_score(value: Any) -> Score:
     ``None`` is ``skipped``; NaN, infinities and anything that is not a number are a ``data_error``.
     """
     if isinstance(value, Score):
-        return _checked(value)
+        number = _from_number(value.value, extra_of(value.extra))
+        if value.outcome == "scored":
+            return number
+        return Score(value.outcome, reason=str(value.reason), extra=number.extra)
     if isinstance(value, Mapping):
-        return _from_mapping(value)
+        if "score" not in value:
+            keys = ", ".join(map(str, value)) or "none"
+            return Score.failed("data_error", f"returned a dict without 'score' (its keys: {keys})")
+        return _from_number(value["score"], extra_of({str(key): item for key, item in value.items() if key != "score"}))
     if isinstance(value, tuple):
-        return _from_tuple(value)
+        if len(value) != 3:
+            return Score.failed("data_error", f"returned a tuple of {len(value)}; {_EXPECTED}")
+        score, request_text, explanation = value
+        return _from_number(score, extra_of({"request_text": request_text, "explanation": explanation}))
     return _from_number(value, {})
 
 
@@ -52,28 +57,6 @@ def to_scores(values: Any, count: int) -> list[Score]:
     else:
         reason = f"returned {type(values).__name__} instead of a list of {count} scores"
     return [Score.failed("data_error", reason)] * count
-
-
-def _checked(score: Score) -> Score:
-    number = _from_number(score.value, extra_of(score.extra))
-    if score.outcome == "scored":
-        return number
-    return Score(score.outcome, reason=str(score.reason), extra=number.extra)
-
-
-def _from_mapping(value: Mapping[Any, Any]) -> Score:
-    if "score" not in value:
-        keys = ", ".join(map(str, value)) or "none"
-        return Score.failed("data_error", f"returned a dict without 'score' (its keys: {keys})")
-    extra = {str(key): item for key, item in value.items() if key != "score"}
-    return _from_number(value["score"], extra_of(extra))
-
-
-def _from_tuple(value: tuple[Any, ...]) -> Score:
-    if len(value) != 3:
-        return Score.failed("data_error", f"returned a tuple of {len(value)}; {_EXPECTED}")
-    score, request_text, explanation = value
-    return _from_number(score, extra_of({"request_text": request_text, "explanation": explanation}))
 
 
 def _from_number(value: Any, extra: dict[str, float | str]) -> Score:
@@ -117,19 +100,15 @@ def _plain(item: Any) -> float | str | None:
 
 
 Scope = Literal["sample", "group", "combine", "answer", "answers"]
-
 """What one call of the function sees: a sample, the samples of a group, the values of one sample's scorers, a judge's
 answer about one sample, or about the samples of a group."""
-
 Isolation = Literal["process", "thread", "inline"]
-
 CallingConvention = Literal["verl", "trl", "sample", "samples", "values", "combine", "answer", "answers"]
-
-"""The calling convention of a function; see ``signature``."""
+"""The calling convention of a function; see ``forms``."""
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """The model that the job serves for a function, as verl serves its reward model."""
+    """Name the model that the job serves for a function, as verl serves its reward model."""
 
     source: str
     """Hub id or folder, with its tokenizer."""
@@ -140,7 +119,7 @@ class ServedModel(msgspec.Struct, frozen=True):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A function in a user's file."""
+    """Name a function in a user's file."""
 
     path: str
     function: str
@@ -151,11 +130,11 @@ class Target(msgspec.Struct, frozen=True):
     isolation: Isolation | None = None
     """None: ``inline`` for an async function, ``process`` for any other."""
     served: ServedModel | None = None
-    """The function gets its address and tokenizer, under verl's names (``served_model``)."""
+    """The function gets its address and tokenizer, under verl's names."""
 
 
 class Description(msgspec.Struct, frozen=True):
-    """The function as found in the file."""
+    """Describe the function as found in the file."""
 
     form: CallingConvention
     is_async: bool
@@ -166,9 +145,7 @@ class Description(msgspec.Struct, frozen=True):
 
 
 VARIABLE = "TRACEPARENT"
-
 """Environment variable in which programs expect the trace of their caller."""
-
 _current: ContextVar[str] = ContextVar("traceparent", default="")
 
 

@@ -1,32 +1,25 @@
-"""Call a user's function in a child and turn whatever happens into typed scores.
+"""Run a child process of a pool: load one user function and call it until the pool closes the connection.
 
-``isolation: inline``: run async functions, all in the event loop of one child process.
+Started as ``python -m plaudit_reward.isolation.child <file descriptor> <parent's process id>``. Its standard output and
+error are a pipe to the pool. It ends with its parent, however that one ends. Whatever happens in a call becomes typed
+scores. How it calls the function depends on the isolation:
 
-The worker's own loop renews leases, so no user code runs in it. A watchdog thread here detects a blocked loop and names
-the function that blocks it.
-
-End a child process with the process that it works for. Called in the child. Linux only.
-
-``isolation: process``: run works one by one in the main thread, where ``signal.alarm`` of user code works.
-
-``isolation: thread``: run works that block on the network, each in a thread of its own.
-
-Run a child process: load one user function and run it until its pool closes the connection.
-
-Started as ``python -m plaudit_reward.isolation.child <file descriptor> <parent's process id>`` by ``process``. Its
-standard output and error are a pipe to the pool. It ends with its parent, however that one ends.
+process
+    Works run one by one in the main thread, where ``signal.alarm`` of user code works.
+thread
+    Works that block on the network run each in a thread of its own.
+inline
+    Async functions run all in one event loop. The worker's own loop renews leases, so no user code runs in it. A
+    watchdog thread detects a blocked loop and names the function that blocks it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import faulthandler
 import inspect
 import io
 import os
-import select
-import signal
 import socket
 import sys
 import threading
@@ -54,11 +47,11 @@ from plaudit_reward.isolation.messages import (
     Work,
 )
 from plaudit_reward.scorer import Score
+from plaudit_sandbox.lifetime import end_when_closed, end_with
 from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.frames import frame
 
 Resolve = Callable[[Any], Any]
-
 """Turns the return value of a call into its result (awaits it)."""
 
 
@@ -94,7 +87,6 @@ def num_scores(work: Work) -> int:
 
 
 _LOOK_UP_AFTER_S = 0.002
-
 """After a work that took longer, messages that drop waiting works are read before the next."""
 
 
@@ -136,21 +128,20 @@ def _take_in(messages: list[FromPool], waiting: deque[Work]) -> list[FromChild]:
 
 
 _LOOK_EVERY_S = 0.25
-
 _BLOCKED_AFTER_S = 0.25
 
 
 def run_async(function: UserFunction, channel: Channel) -> None:
     """Prepare the function inside an event loop and run works until the pool closes the connection (``EOFError``)."""
     with asyncio.Runner() as runner:
-        description = runner.run(_prepare(function))
+        description = runner.run(_prepared(function))
         channel.send([FunctionLoaded(description)])
         if description.isolation == "process":
             run_sequential(function, channel, lambda returned: runner.run(_awaited(returned)))
         runner.run(_Works(function, channel).run())
 
 
-async def _prepare(function: UserFunction) -> Description:
+async def _prepared(function: UserFunction) -> Description:
     description = function.prepare()
     if description.isolation == "thread":
         raise ConfigurationError(
@@ -190,14 +181,10 @@ class _Works:
             self._closed.set()
             return
         for message in messages:
-            self._take_in(message)
-
-    def _take_in(self, message: FromPool) -> None:
-        if isinstance(message, Work):
-            self._tasks[message.id] = asyncio.create_task(self._perform(message), name=str(message.id))
-        elif isinstance(message, Drop):
-            for work in message.ids:
-                if work in self._tasks:
+            if isinstance(message, Work):
+                self._tasks[message.id] = asyncio.create_task(self._perform(message), name=str(message.id))
+            elif isinstance(message, Drop):
+                for work in self._tasks.keys() & set(message.ids):
                     self._dropped.add(work)
                     self._tasks[work].cancel()
 
@@ -211,15 +198,13 @@ class _Works:
                 )
             scores = self._function.scores(returned, num_scores(work), post_process=work.post_process)
         except BaseException as error:  # the user's code: sys.exit and the like included
-            scores = self._failed(work, error)
+            if isinstance(error, asyncio.CancelledError) and work.id in self._dropped:
+                scores = [Score.failed("timeout", "cancelled at its time limit")] * num_scores(work)
+            else:
+                scores = self._function.failed(error, num_scores(work))
         self._dropped.discard(work.id)
         del self._tasks[work.id]
         self._channel.send([finished(work, time.perf_counter() - began, scores)])
-
-    def _failed(self, work: Work, error: BaseException) -> list[Score]:
-        if isinstance(error, asyncio.CancelledError) and work.id in self._dropped:
-            return [Score.failed("timeout", "cancelled at its time limit")] * num_scores(work)
-        return self._function.failed(error, num_scores(work))
 
 
 def _watch(loop: asyncio.AbstractEventLoop, loop_thread: int, channel: Channel, path: str) -> None:
@@ -244,30 +229,7 @@ def _where(thread: int, path: str) -> str:
     return f"{innermost.name} ({innermost.filename}:{innermost.lineno})"
 
 
-_PR_SET_PDEATHSIG = 1
-
-
-def end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent, ``parent``, ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)  # it ended before the line above
-
-
-def end_when_closed(connection: socket.socket) -> None:
-    """Kill this process and all that it started as soon as the other side closes the connection."""
-    threading.Thread(target=_end_when_closed, args=(connection,), daemon=True).start()
-
-
-def _end_when_closed(connection: socket.socket) -> None:
-    poll = select.poll()
-    poll.register(connection, select.POLLRDHUP)
-    poll.poll()
-    os.killpg(os.getpgrp(), signal.SIGKILL)
-
-
 _STACK_BYTES = 1 << 20
-
 """With hundreds of threads, the default of 8 MiB each is address space that containers may count."""
 
 
@@ -291,11 +253,7 @@ def run_threads(function: UserFunction, channel: Channel, slots: int) -> None:
 
 
 def _work(
-    function: UserFunction,
-    channel: Channel,
-    waiting: SimpleQueue[Work],
-    dropped: set[int],
-    idle: threading.Semaphore,
+    function: UserFunction, channel: Channel, waiting: SimpleQueue[Work], dropped: set[int], idle: threading.Semaphore
 ) -> None:
     thread = threading.get_native_id()
     while True:

@@ -1,13 +1,14 @@
-"""Start the child processes of a pool, wait until they have loaded the function, replace those that end.
+"""Run the child processes of a pool: one process, its works, and all of them together.
 
-Track one child of a pool and its works: which wait, which run, and until when.
-
-Handle a pool's side of one child process: start it, exchange messages, detect its end, kill it.
+``ChildProcess`` starts a child, exchanges messages, detects its end, kills it. ``Slot`` tracks which works wait in it,
+which run, and until when. ``ChildProcesses`` starts the children, waits until they have loaded the function, and
+replaces those that end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import signal
@@ -38,16 +39,13 @@ from plaudit_wire.errors import ConfigurationError, ScoringError
 from plaudit_wire.frames import READ_BYTES, Frames, frame, signal_name
 from plaudit_wire.logs import get_logger
 
+logger = get_logger(__name__)
+
 _EXIT_WITHIN_S = 1.0
-
 """How long a child that closed its connection may take to exit, so that the message can name its exit code."""
-
 _LOOK_EVERY_S = 0.005
-
 OnMessages = Callable[[list[FromChild]], None]
-
 OnExit = Callable[[str], None]
-
 """Called once, with a description of how it ended."""
 
 
@@ -108,17 +106,12 @@ class ChildProcess(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Reap a child that ended or closed its connection."""
         if exc is not None and self._connection is not None:
-            self._read_last_messages(self._connection)
+            # The last messages: a write to a child that has just died ends the connection before they are read.
+            with contextlib.suppress(OSError):
+                while data := self._connection.recv(READ_BYTES, socket.MSG_DONTWAIT):
+                    self.data_received(data)
         if self._reaper is None and self._process is not None:
             self._reaper = asyncio.get_running_loop().create_task(self._report_exit(self._process))
-
-    def _read_last_messages(self, connection: socket.socket) -> None:
-        """Read the last messages: a write to a child that has just died ends the connection before they are read."""
-        try:
-            while data := connection.recv(READ_BYTES, socket.MSG_DONTWAIT):
-                self.data_received(data)
-        except OSError:
-            return
 
     async def _report_exit(self, process: subprocess.Popen[bytes]) -> None:
         waited_s = 0.0
@@ -128,16 +121,19 @@ class ChildProcess(asyncio.Protocol):
         by_itself = _exited(process.pid)
         self._kill_session()
         await self._reap()
-        how = _ending(process.returncode) if by_itself else "closed its connection to the worker"
+        how = "closed its connection to the worker"
+        if by_itself and process.returncode >= 0:
+            how = f"ended with exit code {process.returncode}"
+        elif by_itself:
+            how = f"was killed by {signal_name(-process.returncode)}"
+            how += " (out of memory?)" if process.returncode == -signal.SIGKILL else ""
         tail = self._output.tail()
         self._on_exit(f"{how}; it last printed: {tail}" if tail else how)
 
     def _kill_session(self) -> None:
         # Before the process is reaped: until then no other process can get its id.
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            return
 
     async def _reap(self) -> None:
         assert self._process is not None
@@ -156,27 +152,16 @@ def _exited(pid: int) -> bool:
         return True
 
 
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    name = signal_name(-code)
-    return f"was killed by {name}" + (" (out of memory?)" if code == -signal.SIGKILL else "")
-
-
 _AHEAD_S = 0.02
-
 """Seconds of work that are sent ahead to a child that runs one at a time, so that it never waits for the next."""
-
 _MAX_AHEAD = 128
-
 _FIRST_AHEAD = 4
-
 _WEIGHT_OF_LATEST = 0.1
 
 
 @dataclass(eq=False)
 class PoolCall:
-    """One work on its way through a pool."""
+    """Track one work on its way through a pool."""
 
     work: Work
     limit_s: float
@@ -198,7 +183,7 @@ class PoolCall:
 
 @dataclass(eq=False)
 class RunningCall:
-    """A call that a child is running."""
+    """Track a call that a child is running."""
 
     call: PoolCall
     started_s: float
@@ -210,9 +195,10 @@ class RunningCall:
 
 @dataclass
 class Pace:
-    """Measure how long the works of a pool take (seconds, exponential mean); None before the first result."""
+    """Measure how long the works of a pool take."""
 
     mean_s: float | None = None
+    """Exponential mean; None before the first result."""
 
     def add(self, seconds: float) -> None:
         """Add a duration."""
@@ -249,10 +235,7 @@ class Slot:
 
     def __post_init__(self) -> None:
         self.child = ChildProcess(
-            self.name,
-            self.load,
-            lambda messages: self.on_messages(self, messages),
-            lambda how: self.on_exit(self, how),
+            self.name, self.load, lambda messages: self.on_messages(self, messages), lambda how: self.on_exit(self, how)
         )
 
     @property
@@ -314,16 +297,10 @@ class Slot:
         self.child.send([Drop(list(ids))])
 
 
-logger = get_logger(__name__)
-
 _LOAD_WITHIN_S = 300.0
-
 _MAX_FAILED_LOADS = 3
-
 _FIRST_RESTART_PAUSE_S, _MAX_RESTART_PAUSE_S = 0.2, 30.0
-
 _IDLE_S = 60.0
-
 """How long additional children stay idle before they are ended: functions often hang several at a time."""
 
 

@@ -20,24 +20,22 @@ class Router(Protocol):
 
     async def open(self) -> str:
         """Start it; return its address, ``host:port``. Raises ``ConfigurationError``."""
-        ...
 
     @property
     def ready(self) -> bool:
         """Return True while some server is healthy."""
-        ...
 
     async def close(self) -> None:
         """Stop it."""
-        ...
 
 
 class FunctionScorer:
     """Score with a user's function, of sample or group scope as its target has it; open it before use.
 
     Args:
+        processes: number of child processes; an async function that runs inline has one.
         max_concurrent: limit on concurrent calls where a child can run several (threads, async).
-        traceparent: returns the trace context of a sample, which the function can read (``functions.trace``). A
+        traceparent: returns the trace context of a sample, which the function can read (``current_traceparent``). A
             group's is its first sample's. None where nothing is traced.
         router: to the servers of ``target.served``, whose address the function gets; opened and closed here.
     """

@@ -28,7 +28,7 @@ from plaudit_wire.records import Sample
 
 
 class LoadFunction(msgspec.Struct, frozen=True, tag="Load", array_like=True):
-    """The function to load."""
+    """Name the function to load."""
 
     target: Target
     slots: int
@@ -36,19 +36,19 @@ class LoadFunction(msgspec.Struct, frozen=True, tag="Load", array_like=True):
 
 
 class FunctionLoaded(msgspec.Struct, frozen=True, tag="Loaded", array_like=True):
-    """The function is loaded."""
+    """Report that the function is loaded."""
 
     description: Description
 
 
 class FunctionRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The function cannot be used; ``message`` has the reason and the remedy."""
+    """Report that the function cannot be used; ``message`` has the reason and the remedy."""
 
     message: str
 
 
 class Work(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """One call of the function."""
+    """Call the function once."""
 
     id: int
     samples: list[Sample]
@@ -61,13 +61,13 @@ class Work(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Drop(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """These works are no longer needed."""
+    """Drop works that are no longer needed."""
 
     ids: list[int]
 
 
 class Started(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A work began."""
+    """Report that a work began."""
 
     id: int
     thread: int = 0
@@ -79,7 +79,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A work ended: one score a sample."""
+    """Report that a work ended: one score a sample."""
 
     id: int
     seconds: float
@@ -87,13 +87,13 @@ class Finished(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Dropped(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Works that will not begin."""
+    """Report works that will not begin."""
 
     ids: list[int]
 
 
 class Blocked(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A work has blocked the event loop for ``seconds``."""
+    """Report that a work has blocked the event loop for ``seconds``."""
 
     id: int
     """Of the work; -1 when no work is to blame."""
@@ -104,7 +104,6 @@ class Blocked(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 FromPool = LoadFunction | Work | Drop
 FromChild = FunctionLoaded | FunctionRefused | Started | Finished | Dropped | Blocked
-
 _from_pool = msgspec.msgpack.Decoder(list[FromPool])
 _from_child = msgspec.msgpack.Decoder(list[FromChild])
 

@@ -1,8 +1,6 @@
-"""Run one user function in a pool of child processes: queue works and assign them. ``watch`` enforces the limits.
+"""Run one user function in a pool of child processes: queue works, assign them, enforce their limits.
 
-Watch the children of a pool: end works that pass their limit, start more children when some hang.
-
-Decide which work is to blame when a work passes its limit or a child dies: only that one fails.
+When a work passes its limit or a child dies, only the work that is to blame fails:
 
 process
     A work passes its limit: it is to blame, and its child is killed. A child dies: the work that it ran is to blame.
@@ -15,8 +13,6 @@ inline
 
 An excused work runs again, because the evidence does not show which of several is to blame. Works that have not begun
 always run again.
-
-Read the CPU time of another process and of one of its threads (Linux ``/proc``).
 """
 
 from __future__ import annotations
@@ -40,20 +36,14 @@ from plaudit_wire.errors import InfrastructureError, ScoreTimeoutError, WorkerKi
 from plaudit_wire.logs import get_logger
 from plaudit_wire.records import Sample
 
+logger = get_logger(__name__)
+
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-def process_cpu_s(pid: int) -> float:
-    """Return the CPU seconds that the process has used so far; 0 when it has ended."""
-    return _cpu_s(Path(f"/proc/{pid}/stat"))
-
-
-def thread_cpu_s(pid: int, thread: int) -> float:
-    """Return the CPU seconds that one of its threads has used so far; 0 when it has ended."""
-    return _cpu_s(Path(f"/proc/{pid}/task/{thread}/stat"))
-
-
-def _cpu_s(stat: Path) -> float:
+def cpu_s(pid: int, thread: int | None = None) -> float:
+    """Return the CPU seconds that a process, or one of its threads, has used so far; 0 when it has ended."""
+    stat = Path(f"/proc/{pid}/stat" if thread is None else f"/proc/{pid}/task/{thread}/stat")
     try:
         # The name in the second field may contain spaces and parentheses; fields after the last one are regular.
         fields = stat.read_text().rpartition(")")[2].split()
@@ -63,17 +53,14 @@ def _cpu_s(stat: Path) -> float:
 
 
 GRACE_S = 1.0
-
 """How long a cancelled work may take to end."""
-
 _STARVED_PROCESS_SHARE = 0.5
-
 _STARVED_THREAD_SHARE = 0.1
 
 
 @dataclass
 class SlotActions:
-    """The actions that one slot needs."""
+    """Name the actions that one slot needs."""
 
     again: list[PoolCall] = field(default_factory=list)
     """Calls to run again."""
@@ -162,8 +149,8 @@ def _judge_task(slot: Slot, run: RunningCall, now_s: float, actions: SlotActions
 def _starved(slot: Slot, run: RunningCall, now_s: float) -> bool:
     """Return True when other works kept the interpreter busy while this one hardly ran."""
     wall_s = now_s - run.started_s
-    process_s = process_cpu_s(slot.child.pid) - run.report.process_cpu_s
-    thread_s = thread_cpu_s(slot.child.pid, run.report.thread) - run.report.thread_cpu_s
+    process_s = cpu_s(slot.child.pid) - run.report.process_cpu_s
+    thread_s = cpu_s(slot.child.pid, run.report.thread) - run.report.thread_cpu_s
     return process_s > _STARVED_PROCESS_SHARE * wall_s and thread_s < _STARVED_THREAD_SHARE * process_s
 
 
@@ -173,26 +160,18 @@ def _end(slot: Slot, run: RunningCall, why: str) -> None:
 
 
 _TICK_S = 0.05
-
 _STALLED_AFTER_S = 0.5
-
 """A tick later than this means that this process was stopped or starved; all limits are extended by as much."""
-
 _LATE_TIMES = 10
-
 """A work that has run for this multiple of the mean is late: works that wait behind it move to other children."""
-
 _LATE_AFTER_S = 0.1
-
 _VERY_LATE_AFTER_S = 0.25
-
 """A child whose work is later than this may hang for good: another one is started."""
-
 _SPARES = 2
 
 
 class Watch:
-    """Tick while works run or wait."""
+    """Tick while works run or wait: end works that pass their limit, start more children when some hang."""
 
     def __init__(
         self,
@@ -274,24 +253,15 @@ class Watch:
         return min((run.call.limit_s / 4 for run in slot.running.values()), default=math.inf)
 
 
-logger = get_logger(__name__)
-
 _LOOK_AHEAD_S = 0.25
-
 """Seconds of work that may wait in a pool: more would wait here while another worker is idle."""
-
 _UNKNOWN_PACE_S = 0.05
 
 
 class Pool:
-    """Run one user function in child processes.
+    """Run one user function in child processes; parameters as those of ``FunctionScorer``."""
 
-    Args:
-        processes: how many children run it (one for async functions).
-        max_concurrent: limit on concurrent works where a child can run several.
-    """
-
-    def __init__(self, name: str, target: Target, *, processes: int = 2, max_concurrent: int = 256) -> None:
+    def __init__(self, name: str, target: Target, *, processes: int, max_concurrent: int) -> None:
         self.name = name
         self._children = ChildProcesses(name, target, processes, max_concurrent, self)
         self._pace = Pace()
@@ -428,7 +398,11 @@ class Pool:
         rooms = sorted(((slot, room) for slot, room in rooms if room > 0), key=lambda pair: pair[0].num_given)
         for position, (slot, room) in enumerate(rooms):
             share = math.ceil(len(self._queue) / (len(rooms) - position))
-            calls = self._next(min(room, share))
+            calls: list[PoolCall] = []
+            while self._queue and len(calls) < min(room, share):
+                call = self._queue.popleft()
+                if not call.answer.done():
+                    calls.append(call)
             if calls:
                 slot.give(calls)
         self._watch.go_on()
@@ -437,14 +411,6 @@ class Pool:
         if self._children.one_at_a_time:
             return 0 if slot.late else self._pace.ahead() - slot.num_given
         return self._children.slots_each - slot.num_given
-
-    def _next(self, count: int) -> list[PoolCall]:
-        calls: list[PoolCall] = []
-        while self._queue and len(calls) < count:
-            call = self._queue.popleft()
-            if not call.answer.done():
-                calls.append(call)
-        return calls
 
     def _run_again(self, calls: Sequence[PoolCall]) -> None:
         self._queue.extendleft(reversed([call for call in calls if not call.answer.done()]))

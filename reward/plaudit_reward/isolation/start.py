@@ -1,6 +1,6 @@
-"""Start a child process on one end of a connection. Used by ``process`` and by the processes of agents.
+"""Start a child process on one end of a connection, and read what it prints.
 
-Read what a child process prints: log a part of it, keep the end for the message when the child dies.
+For the children of pools and of agents.
 """
 
 from __future__ import annotations
@@ -9,63 +9,45 @@ import asyncio
 import os
 import socket
 import subprocess
-import sys
 import time
 from typing import cast
 
 from plaudit_reward.functions.function import function_environment
+from plaudit_sandbox.lifetime import start_module
 from plaudit_wire.logs import get_logger
+
+logger = get_logger(__name__)
 
 
 def start_child(module: str) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
-    """Start a module in a session of its own; return it, our end of its connection and of the pipe that it prints to.
+    """Start a module for users' functions; return it, our end of its connection and of the pipe that it prints to.
 
-    Its arguments are its end of the connection and our process id.
-
-    Raises:
-        OSError: no process can be started (memory, limit of processes).
+    Raises as ``start_module``.
     """
-    ours, theirs = socket.socketpair()
     read_end, write_end = os.pipe()
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, str(theirs.fileno()), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=write_end,
-            stderr=write_end,
-            env=function_environment(os.environ),
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-        )
+        process, ours = start_module(module, function_environment(os.environ), write_end, write_end)
     except OSError:
-        ours.close()
         os.close(read_end)
         raise
     finally:
-        theirs.close()
         os.close(write_end)
     return process, ours, read_end
 
 
-logger = get_logger(__name__)
-
 _TAIL_BYTES = 2_000
-
 _LINES_PER_WINDOW = 50
-
 _WINDOW_S = 10.0
-
 _LINE_CHARACTERS = 500
-
 _PAUSE_AFTER_BYTES = 4 << 20
-
 _PAUSE_S = 0.05
-
 """A child that prints more is slowed down to 80 MB/s: reading a flood would take a core from the event loop."""
 
 
 class Output(asyncio.Protocol):
-    """Read a child's standard output and error; a flood of it does not affect others.
+    """Log a part of a child's standard output and error, and keep the end for the message when the child dies.
+
+    A flood of it does not affect others.
 
     Args:
         event: message of the log.
@@ -98,27 +80,21 @@ class Output(asyncio.Protocol):
             *lines, rest = (self._begun + data).split(b"\n", _LINES_PER_WINDOW - self._num_logged)
             self._begun = rest[:_LINE_CHARACTERS]
             self._num_logged += len(lines)
-            self._log([line for line in lines if line.strip()])
+            for line in lines:
+                if line.strip():
+                    text = line[:_LINE_CHARACTERS].decode(errors="replace")
+                    logger.info(self._event, **{self._field: self._name, "line": text})
         else:
             self._begun = b""
         self._unpaused_bytes += len(data)
-        if self._unpaused_bytes >= _PAUSE_AFTER_BYTES:
-            self._pause()
-
-    def _pause(self) -> None:
-        self._unpaused_bytes = 0
-        if self._transport is not None:
+        if self._unpaused_bytes >= _PAUSE_AFTER_BYTES and self._transport is not None:
+            self._unpaused_bytes = 0
             self._transport.pause_reading()
             asyncio.get_running_loop().call_later(_PAUSE_S, self._resume)
 
     def _resume(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
-
-    def _log(self, lines: list[bytes]) -> None:
-        for line in lines:
-            text = line[:_LINE_CHARACTERS].decode(errors="replace")
-            logger.info(self._event, **{self._field: self._name, "line": text})
 
     def tail(self) -> str:
         """Return the last of it as text."""

@@ -1,9 +1,7 @@
-"""The protocol of a rule: an entry of ``routing.RULES`` that makes a scorer.
+"""Make a scorer of a rule: of a plain function, called in the worker's process or in child processes.
 
 Most rules are plain functions ``rule(sample, *, option=default, …)`` that return a number or a ``Score``. Their options
-are a job's ``ruleArguments``; ``job.rule_arguments`` reads and checks them.
-
-Run a rule in a child process of ``isolation``; ``rule.FunctionRule`` loads this class there.
+are a job's ``ruleArguments``; ``plaudit_job.rules.arguments`` reads and checks them.
 """
 
 from __future__ import annotations
@@ -17,12 +15,12 @@ from typing import Any, Protocol
 
 from plaudit_reward.functions.result import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer
-from plaudit_reward.scorer import Attempt, Score, Scorer
+from plaudit_reward.scorer import InlineScorer, Score, Scorer
 from plaudit_wire.records import Sample
 
 
 class ChildRule:
-    """Call a rule's function.
+    """Call a rule's function in a child process of ``isolation``, which loads this file.
 
     Args:
         warm_up: response and ground truth of a sample that is scored at the start, to import and cache everything
@@ -43,21 +41,16 @@ class ChildRule:
         return result
 
 
-_ALWAYS_ROOM = 1_000_000
-
-
 class Rule(Protocol):
-    """An entry of ``routing.RULES``."""
+    """Make scorers; an entry of ``RULES`` in ``rules.scorer``."""
 
     def scorer(self, name: str, arguments: Any, processes: int) -> Scorer:
-        """Return a scorer that is not opened yet.
+        """Return the job's scorer ``name``, not opened yet.
 
         Args:
-            name: name of the scorer in the job.
-            arguments: of the rule, as its class in ``job.rule_arguments`` reads them.
+            arguments: of the rule, as its class in ``plaudit_job.rules.arguments`` reads them.
             processes: number of child processes.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -82,26 +75,3 @@ class FunctionRule:
         }
         target = Target(inspect.getfile(ChildRule), ChildRule.__name__, child_arguments)
         return FunctionScorer(name, target, processes=processes)
-
-
-class InlineScorer:
-    """Call a rule that only processes strings, in the pipeline's process."""
-
-    def __init__(self, name: str, function: Callable[[Sample], float | Score]) -> None:
-        self.name = name
-        self._function = function
-
-    async def open(self) -> None:
-        """Do nothing."""
-
-    async def score(self, sample: Sample, attempt: Attempt) -> Score:
-        """Score the sample at once."""
-        result = self._function(sample)
-        return result if isinstance(result, Score) else Score.scored(result)
-
-    def room(self) -> int:
-        """Return a number without a limit: the scorer never waits."""
-        return _ALWAYS_ROOM
-
-    async def close(self) -> None:
-        """Do nothing: there are no processes."""

@@ -1,6 +1,4 @@
-"""``kind: rule``: a built-in rule, named by the job or found by the sample's data source.
-
-Map data sources to rules: verl's names and verl's table.
+"""``kind: rule``: score by a built-in rule, named by the job or found by the sample's data source in verl's table.
 
 A new rule is a function in this folder, a line in ``RULES``, and a line in the job's ``RULE_ARGUMENTS``; a new data
 source is a line in ``SOURCES``.
@@ -17,43 +15,30 @@ import msgspec
 
 from plaudit_job.rules.arguments import RULE_ARGUMENTS, read_arguments
 from plaudit_reward.code.scorer import CodeRule
-from plaudit_reward.rules.plain import (
-    gsm8k,
-    gsm8k_flexible,
-    matches_format,
-    math_reward,
-    overlong,
-    search_r1_like_qa_em,
-)
+from plaudit_reward.rules import string_rules, symbolic_rules
 from plaudit_reward.rules.rule import FunctionRule, Rule
-from plaudit_reward.rules.sympy import geo3k, math_verify, prime_math
-from plaudit_reward.rules.text import math_dapo
-from plaudit_reward.scorer import Attempt, Score, Scorer
+from plaudit_reward.scorer import ALWAYS_ROOM, Attempt, Score, Scorer
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
 from plaudit_wire.records import Sample
 
 _WARM_UP = ("The answer is \\boxed{\\sqrt{x} + 1}", "1 + \\sqrt{x}")
-
 """Parsed and simplified by every rule that does so."""
 
 RULES: dict[str, Rule] = {
     "code": CodeRule(),
-    "format": FunctionRule(matches_format, isolated=True),
-    "geo3k": FunctionRule(geo3k, isolated=True, warm_up=_WARM_UP),
-    "gsm8k": FunctionRule(gsm8k),
-    "gsm8k_flexible": FunctionRule(gsm8k_flexible),
-    "math_dapo": FunctionRule(math_dapo),
-    "math_reward": FunctionRule(math_reward),
-    "math_verify": FunctionRule(math_verify, isolated=True, warm_up=_WARM_UP),
-    "overlong": FunctionRule(overlong),
-    "prime_math": FunctionRule(prime_math, isolated=True, warm_up=_WARM_UP),
-    "search_r1_like_qa_em": FunctionRule(search_r1_like_qa_em),
+    "format": FunctionRule(string_rules.matches_format, isolated=True),
+    "geo3k": FunctionRule(symbolic_rules.geo3k, isolated=True, warm_up=_WARM_UP),
+    "gsm8k": FunctionRule(string_rules.gsm8k),
+    "gsm8k_flexible": FunctionRule(string_rules.gsm8k_flexible),
+    "math_dapo": FunctionRule(string_rules.math_dapo),
+    "math_reward": FunctionRule(string_rules.math_reward),
+    "math_verify": FunctionRule(symbolic_rules.math_verify, isolated=True, warm_up=_WARM_UP),
+    "overlong": FunctionRule(string_rules.overlong),
+    "prime_math": FunctionRule(symbolic_rules.prime_math, isolated=True, warm_up=_WARM_UP),
+    "search_r1_like_qa_em": FunctionRule(string_rules.search_r1_like_qa_em),
 }
-
 """Rules by the name in ``rule:``; verl's module names where verl has such a module."""
-
 _NUMINA = ("aops_forum", "synthetic_math", "amc_aime", "synthetic_amc", "cn_k12", "olympiads")
-
 _SEARCH_R1 = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
 
 SOURCES: dict[str, str] = {
@@ -65,11 +50,8 @@ SOURCES: dict[str, str] = {
     "hiyouga/geometry3k": "geo3k",
     **dict.fromkeys((f"searchR1_{name}" for name in _SEARCH_R1), "search_r1_like_qa_em"),
 }
-
 """Data source to rule name."""
-
 PREFIXES: dict[str, str] = {"aime": "math_dapo"}
-
 """Beginning of a data source to rule name, for sources that ``SOURCES`` does not name."""
 
 
@@ -95,9 +77,6 @@ def known_rule_of(data_source: str) -> str:
             "with a function (kind: python)"
         )
     return rule
-
-
-_ALWAYS_ROOM = 1_000_000
 
 
 class RuleScorer:
@@ -135,7 +114,7 @@ class RuleScorer:
 
     def room(self) -> int:
         """Return the free capacity of the rule with the least."""
-        return min((scorer.room() for scorer in self._scorers.values()), default=_ALWAYS_ROOM)
+        return min((scorer.room() for scorer in self._scorers.values()), default=ALWAYS_ROOM)
 
     async def close(self) -> None:
         """Stop child processes."""

@@ -17,7 +17,7 @@ import pytest
 
 from plaudit_job.processes import server_command, server_environment
 from plaudit_job.spec.rewards import RewardModelSpec
-from plaudit_reward.endpoint.sleep_token import SLEEP_TOKEN_VARIABLE
+from plaudit_reward.endpoint.vllm_sleep import SLEEP_TOKEN_VARIABLE
 from plaudit_workers.launch.redis import free_port
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -17,7 +17,8 @@ from faulty_server import Reply
 from plaudit_reward.attempts import Rules, Stage
 from plaudit_reward.endpoint.access import CircuitOpenError, EndpointRefusedError, EndpointUsage
 from plaudit_reward.endpoint.budget import Limiter, LocalBudget, RateLimits
-from plaudit_reward.endpoint.remote import SHAPES, MalformedAnswerError, RemoteClient, RemoteScorer, ShapeName
+from plaudit_reward.endpoint.remote import RemoteClient, RemoteScorer
+from plaudit_reward.endpoint.shapes import SHAPES, MalformedAnswerError, ShapeName
 from plaudit_reward.pipeline import Pipeline
 from plaudit_reward.scorer import Attempt, Score
 from plaudit_wire.errors import CallTimeoutError, ConfigurationError, DataError, InfrastructureError

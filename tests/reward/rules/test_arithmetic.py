@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plaudit_reward.rules.sympy import evaluate, prime_math
+from plaudit_reward.rules.symbolic_rules import evaluate, prime_math
 from plaudit_wire.records import Sample
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from plaudit_reward.rules.plain import gsm8k, gsm8k_flexible
+from plaudit_reward.rules.string_rules import gsm8k, gsm8k_flexible
 from plaudit_wire.errors import DataError
 from plaudit_wire.records import Sample
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from plaudit_reward.rules.plain import matches_format, overlong
-from plaudit_reward.rules.sympy import OutOfTimeError, cpu_limit, math_verify, verified
+from plaudit_reward.rules.string_rules import matches_format, overlong
+from plaudit_reward.rules.symbolic_rules import OutOfTimeError, cpu_limit, math_verify, verified
 from plaudit_wire.errors import DataError
 from plaudit_wire.records import Sample
 

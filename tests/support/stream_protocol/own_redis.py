@@ -7,7 +7,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from plaudit_workers.launch.redis import die_with_parent, free_port
+from plaudit_sandbox.lifetime import end_program_with_us
+from plaudit_workers.launch.redis import free_port
 
 
 class OwnRedis:
@@ -24,7 +25,7 @@ class OwnRedis:
     def __enter__(self) -> OwnRedis:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                ["redis-server", str(self._file)], stdout=log, stderr=log, preexec_fn=die_with_parent
+                ["redis-server", str(self._file)], stdout=log, stderr=log, preexec_fn=end_program_with_us()
             )
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline and self._process.poll() is None:

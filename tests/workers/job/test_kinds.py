@@ -6,7 +6,7 @@ import pytest
 
 from plaudit_job.spec.rewards import KINDS, HttpSpec, ScorerSpec, kinds_with
 from plaudit_operator.crd_rules import RULES
-from plaudit_reward.endpoint.remote import SHAPES, ShapeName
+from plaudit_reward.endpoint.shapes import SHAPES, ShapeName
 from plaudit_workers.service.build import MAKERS
 
 

@@ -23,7 +23,7 @@ from typing import IO, Any, Literal
 
 import msgspec
 
-from plaudit_reward.isolation.child import end_when_closed
+from plaudit_sandbox.lifetime import end_when_closed
 from plaudit_wire.errors import InfrastructureError
 from plaudit_wire.frames import Frames, frame, signal_name
 from plaudit_wire.records import AgentReward

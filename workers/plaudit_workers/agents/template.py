@@ -28,8 +28,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from plaudit_reward.isolation.child import end_with
 from plaudit_sandbox.confinement import keep_signals_inside, no_new_privileges, prctl
+from plaudit_sandbox.lifetime import end_with
 from plaudit_sandbox.sandbox import offer_to_the_oom_killer
 from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.frames import Frames, frame

@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from pathlib import Path
 from typing import Any, Literal
 
+from plaudit_sandbox.lifetime import end_program_with_us
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
-from plaudit_workers.launch.redis import die_with_parent
 from plaudit_workers.process import RESTARTED
 
 logger = get_logger(__name__)
@@ -146,7 +146,7 @@ async def child_server(
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=end_program_with_us(),
             )
         except OSError as error:
             raise RefusedError(f"{name}: {command[0]} cannot be started: {error}") from error

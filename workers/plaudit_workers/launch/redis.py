@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -17,6 +15,7 @@ from typing import Self
 
 import redis
 
+from plaudit_sandbox.lifetime import end_program_with_us
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.redis_access import ADMIN
 from plaudit_workers.stream.libraries import libraries
@@ -35,8 +34,6 @@ def write_private(file: Path, content: str) -> None:
 
 
 _READY_WITHIN_S = 20.0
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 
 _NO_SERVER = (
     "no Redis server found: neither redis-server nor valkey-server is on the PATH, and {}. Install one "
@@ -108,7 +105,7 @@ class RedisServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C on the terminal is for the program that started it
-            preexec_fn=die_with_parent,
+            preexec_fn=end_program_with_us(),
         )
         self._wait_until_ready()
         return self
@@ -198,11 +195,6 @@ def _program_of_the_wheel() -> str:
         return str(get_binary_path())
     except ValkeyBinaryNotFoundError as error:
         raise RefusedError(_NO_SERVER.format(str(error).rstrip("."))) from error
-
-
-def die_with_parent() -> None:
-    """Make the kernel end this child when its parent dies. Runs between fork and exec, so no server is left behind."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -21,7 +21,7 @@ from typing import Final
 from plaudit_job.load import load_job
 from plaudit_job.processes import HOST_VARIABLE, PORT_VARIABLE, SERVER_VARIABLE, server_command, server_environment
 from plaudit_job.spec.rewards import ServedModelSpec
-from plaudit_reward.endpoint.sleep_token import SLEEP_TOKEN_VARIABLE
+from plaudit_reward.endpoint.vllm_sleep import SLEEP_TOKEN_VARIABLE
 from plaudit_reward.http import HttpClient, NoResponseError, error_message
 from plaudit_wire.errors import CallTimeoutError
 from plaudit_wire.logs import get_logger

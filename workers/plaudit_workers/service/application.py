@@ -31,7 +31,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from plaudit_job.spec.rljob import RLJob
-from plaudit_reward.endpoint.remote import CALLER_HEADER
+from plaudit_reward.endpoint.shapes import CALLER_HEADER, GATEWAY_SHAPES, GatewayResult, GatewayShape
 from plaudit_wire import VERSION
 from plaudit_wire.messages import Service
 from plaudit_wire.redis import OUTAGE
@@ -53,8 +53,8 @@ from plaudit_workers.service.callers import (
     wait_for_all,
 )
 from plaudit_workers.service.canary import SECONDS, Canary, CanarySeries
+from plaudit_workers.service.lines import SampleInput, sample_input
 from plaudit_workers.service.requests import RefusedRequestError, RequestBody, SubmittedSamples
-from plaudit_workers.service.shapes import SHAPES, GatewayShape
 from plaudit_workers.service.tokens import SampleRate, Tokens, caller_name, token_of
 from plaudit_workers.stream.transport import Transport
 
@@ -264,7 +264,10 @@ class Application:
                 Route("/v1/groups", self._endpoint(self._groups), methods=["POST"]),
                 Route("/v1/scores/{id}", self._endpoint(self._stored), methods=["GET"]),
                 Route("/v1/service", self._endpoint(self._service), methods=["GET"]),
-                *(Route(path, self._endpoint(self._shaped(shape)), methods=["POST"]) for path, shape in SHAPES.items()),
+                *(
+                    Route(path, self._endpoint(self._shaped(shape)), methods=["POST"])
+                    for path, shape in GATEWAY_SHAPES.items()
+                ),
                 Route("/openapi.json", _openapi, methods=["GET"]),
                 Route("/metrics", self._metrics, methods=["GET"]),
             ]
@@ -309,12 +312,18 @@ class Application:
         async def handle(request: Request, caller: str) -> Response:
             body = requests.read_object(await _body(request))
             try:
-                samples = shape.samples(body)
+                samples = [sample_input(row, SampleInput) for row in shape.rows(body)]
             except ValueError as error:
                 raise RefusedRequestError(422, "invalid_sample", str(error)) from error
             submitted = [SubmittedSamples(requests.new_id(), [sample]) for sample in samples]
             exchange = self._exchange(request, caller, RequestBody(submitted, is_batch=True))
-            results = [each for each in await exchange.answers(request.receive) if isinstance(each, SampleAnswer)]
+            results = [
+                GatewayResult(
+                    each.score, each.outcome, each.reason, {name: of.value for name, of in each.scorers.items()}
+                )
+                for each in await exchange.answers(request.receive)
+                if isinstance(each, SampleAnswer)
+            ]
             exchange.leave(delivered=True)
             try:
                 answer = shape.answer(body, results)

@@ -34,14 +34,15 @@ from plaudit_reward.endpoint.judge import (
     RegexParser,
     TokenEstimate,
 )
-from plaudit_reward.endpoint.remote import CALLER_HEADER, SERVICE, SHAPES, RemoteClient, RemoteScorer
+from plaudit_reward.endpoint.remote import SERVICE, RemoteClient, RemoteScorer
 from plaudit_reward.endpoint.served import TOKEN_VARIABLE, CallGate, LocalRouter, ModelScorer, ServerPool
+from plaudit_reward.endpoint.shapes import CALLER_HEADER, SHAPES
 from plaudit_reward.functions.function import declares_post_process
 from plaudit_reward.functions.result import ServedModel, Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer, PostProcess, Router
 from plaudit_reward.pipeline import Pipeline
 from plaudit_reward.rules.scorer import RuleScorer
-from plaudit_reward.scorer import AgentRewardScorer, GroupScorer, Scorer
+from plaudit_reward.scorer import GroupScorer, InlineScorer, Scorer, agent_reward
 from plaudit_wire.errors import ConfigurationError, RefusedError
 from plaudit_wire.logs import drawn, get_logger, traceparent
 from plaudit_wire.names import Names
@@ -308,9 +309,9 @@ def _rule_scorer(scorer: ScorerSpec, context: BuildContext) -> RuleScorer:
     return RuleScorer(scorer.name, scorer.rule, scorer.rule_arguments, processes=processes)
 
 
-def _environment_scorer(scorer: ScorerSpec, context: BuildContext) -> AgentRewardScorer:
+def _environment_scorer(scorer: ScorerSpec, context: BuildContext) -> InlineScorer:
     """Make the scorer of rewards that tools and environments gave."""
-    return AgentRewardScorer(scorer.name)
+    return InlineScorer(scorer.name, agent_reward)
 
 
 def _python_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Set
 from pathlib import Path
 
-from plaudit_reward.endpoint.remote import CALLER_HEADER
+from plaudit_reward.endpoint.shapes import CALLER_HEADER
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_workers.service.requests import RefusedRequestError

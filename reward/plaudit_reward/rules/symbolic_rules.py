@@ -1,36 +1,4 @@
-r"""Interrupt a computation after some CPU seconds; works only in the main thread of a child process.
-
-Evaluate plain arithmetic that a model wrote. verl calls ``eval`` here, which runs any code that the model wrote.
-
-Compare two mathematical answers like ToRA's grader: by text, by number, part by part.
-
-Gou et al. 2024, "ToRA: A Tool-Integrated Reasoning Agent for Mathematical Problem Solving". Numbers are the same when
-they differ by at most 1e-4 of the larger; verl's version also accepts a hundredth and the hundredfold of the truth
-(percentages). ``\pi`` becomes a number and the arithmetic around it is evaluated.
-
-The last step, comparison as expressions, never succeeds in verl 0.9.1: its ``symbolic_equal`` uses a decorator as a
-context manager, which raises, and takes the error for "cannot be parsed". Math-Verify does that step on request.
-
-Math-Verify: the response's answer and the ground truth are the same expression.
-
-The results are those of verl's ``math_verify``: the ground truth is read as LaTeX in a box, the response as LaTeX or as
-a plain expression, and any pair of what was found may agree. A comparison that takes longer than its limit is 0, as in
-verl; here the limit is CPU seconds.
-
-Score NuminaMath (data sources ``numina_…``) with PRIME's graders.
-
-The answer is the text after the last ``answer:``, ``answer is`` or ``answers are``, or in the last box; it is right
-when PRM800K's grader or ToRA's accepts it (``prm800k``, ``math_equal``). Cui et al. 2025, "Process Reinforcement
-through Implicit Rewards". The results are those of verl's ``prime_math``; two flaws of it can be corrected: its
-comparison of expressions never succeeds (``symbolic``), and a hundredth and the hundredfold of the truth are right
-(``percentages``).
-
-Score Geometry3K (data source ``hiyouga/geometry3k``): the boxed answer, and a small share for thinking first.
-
-``(1 - format_score) * right + format_score * formed``: right when PRM800K's grader finds the ground truth in the last
-``\boxed{…}``; formed when the response is ``<think>…</think>…\boxed{…}…``. The results are those of verl's
-``geo3k`` with ``mathruler`` 0.1.0.
-"""
+r"""Score mathematics by rules that compute. Each runs in a child process, which can be killed, under ``cpu_limit``."""
 
 from __future__ import annotations
 
@@ -49,14 +17,13 @@ from typing import Annotated, Any, NoReturn
 
 from msgspec import Meta
 
-from plaudit_reward.rules.strings import MATHRULER, PRIME, same_answer
-from plaudit_reward.rules.text import closing_brace, last_braced, text_truth
+from plaudit_reward.rules.boxes import closing_brace, last_braced, text_truth
+from plaudit_reward.rules.prm800k import MATHRULER, PRIME, same_answer
 from plaudit_reward.scorer import Score
 from plaudit_wire.errors import DataError
 from plaudit_wire.records import Sample
 
 _AGAIN_AFTER_S = 0.1
-
 """Raised where Python ignores exceptions (a finaliser, a callback of the garbage collector) it has to be raised again;
 not so soon that a block which it ends has not been left by then."""
 
@@ -95,7 +62,6 @@ def _out_of_time(_: int, __: FrameType | None) -> NoReturn:
 
 
 _MAX_EXPONENT = 1000
-
 _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -113,6 +79,8 @@ _MANY: dict[type[ast.expr], Callable[[list[Any]], Any]] = {ast.Tuple: tuple, ast
 
 def evaluate(text: str) -> Any:
     """Return the value of an expression of numbers, ``+ - * / // % **`` and brackets, or a tuple, list or set of them.
+
+    verl calls ``eval`` here, which runs any code that the model wrote.
 
     Raises:
         ValueError: the text is not such an expression, or has no value.
@@ -142,15 +110,10 @@ def _value(node: ast.expr) -> Any:
 
 
 _TOLERANCE = 1e-4
-
 _MAX_CHARACTERS = 1000
-
 _DOLLARS = re.compile(r"\$\d+(\.\d+)?")
-
 _PERCENT = re.compile(r"\d+(\.\d+)?(\\?)%$")
-
 _PI = re.compile(r"\\pi")
-
 _NO_BRACKETS = str.maketrans("", "", "{}()")
 
 _INTERVALS = (
@@ -161,15 +124,13 @@ _INTERVALS = (
 )
 
 _MATRIX = "\\begin{pmatrix}"
-
 _MATRIX_ENDS = ("\\\\begin{pmatrix}", _MATRIX, "\\\\end{pmatrix}", "\\end{pmatrix}")
-
 _UNREADABLE = (ValueError, IndexError, ArithmeticError, TypeError, RecursionError)
 
 
 @dataclass(frozen=True)
 class ComparisonOptions:
-    """The options of a comparison."""
+    """Choose how answers are compared."""
 
     percentages: bool = True
     """A hundredth and the hundredfold of the truth are also right."""
@@ -178,9 +139,15 @@ class ComparisonOptions:
 
 
 def math_equal(given: str, truth: str, how: ComparisonOptions) -> bool:
-    r"""Return True if ``given`` equals the answer ``truth``; never raises: an answer that cannot be parsed is wrong.
+    r"""Return True if ``given`` equals the answer ``truth`` like ToRA's grader: by text, by number, part by part.
 
-    With a ``\pi`` in either, both π and 3.14 are tried.
+    Gou et al. 2024, "ToRA: A Tool-Integrated Reasoning Agent for Mathematical Problem Solving". Numbers are the same
+    when they differ by at most 1e-4 of the larger; verl's version also accepts a hundredth and the hundredfold of the
+    truth (percentages). With a ``\pi`` in either, both π and 3.14 are tried, and the arithmetic around it is evaluated.
+    An answer that cannot be parsed is wrong.
+
+    The last step, comparison as expressions, never succeeds in verl 0.9.1: its ``symbolic_equal`` uses a decorator as a
+    context manager, which raises, and takes the error for "cannot be parsed". Math-Verify does that step on request.
     """
     try:
         if "\\pi" in given or "\\pi" in truth:
@@ -194,11 +161,14 @@ def _equal(given: Any, truth: Any, how: ComparisonOptions, pi: float = math.pi) 
     given, truth = _plain(given, pi), _plain(truth, pi)
     if isinstance(given, str):
         given = given[:_MAX_CHARACTERS]
-        if isinstance(truth, str) and _same_text(given, truth):
+        if isinstance(truth, str) and (
+            given.strip().lower() == truth.strip().lower() or given.replace(" ", "") == truth.replace(" ", "")
+        ):
             return True
     given_number, truth_number = _number(given), _number(truth)
     if given_number is not None and truth_number is not None:
-        return _same_number(given_number, truth_number, how)
+        truths = (truth_number / 100, truth_number, truth_number * 100) if how.percentages else (truth_number,)
+        return any(math.isclose(item, given_number, rel_tol=_TOLERANCE) for item in truths)
     if not given and given not in (0, False):
         return False
     given, truth = _interval(str(given).strip()), str(truth).strip()
@@ -208,7 +178,7 @@ def _equal(given: Any, truth: Any, how: ComparisonOptions, pi: float = math.pi) 
         given_parts, truth_parts = given.split(","), truth.split(",")
         if len(given_parts) == len(truth_parts):
             return _same_parts([part.strip() for part in given_parts], [part.strip() for part in truth_parts], how)
-    return _same_matrix(given, truth, how) or (how.symbolic and _same_expression(given, truth))
+    return _same_matrix(given, truth, how) or (how.symbolic and verified(f"\\boxed{{{given}}}", truth))
 
 
 def _plain(answer: Any, pi: float) -> Any:
@@ -239,21 +209,12 @@ def _with_pi(answer: str, pi: float) -> Any:
         return text
 
 
-def _same_text(given: str, truth: str) -> bool:
-    return given.strip().lower() == truth.strip().lower() or given.replace(" ", "") == truth.replace(" ", "")
-
-
 def _number(answer: Any) -> float | None:
     text = str(answer)
     try:
         return float(text.replace("{,}" if "{,}" in text else ",", ""))
     except ValueError:
         return None
-
-
-def _same_number(given: float, truth: float, how: ComparisonOptions) -> bool:
-    truths = (truth / 100, truth, truth * 100) if how.percentages else (truth,)
-    return any(math.isclose(item, given, rel_tol=_TOLERANCE) for item in truths)
 
 
 def _interval(given: str) -> str:
@@ -298,16 +259,12 @@ def _same_matrix(given: str, truth: str, how: ComparisonOptions) -> bool:
         return False
 
 
-def _same_expression(given: str, truth: str) -> bool:
-
-    return verified(f"\\boxed{{{given}}}", truth)
-
-
-_LIBRARY = "math_verify"
-
-
 def math_verify(sample: Sample, *, limit_seconds: Annotated[float, Meta(gt=0)] = 30.0) -> float:
-    """Return 1.0 when they are the same, else 0.0.
+    """Return 1.0 when Math-Verify finds the ground truth and the response's answer to be the same expression, else 0.0.
+
+    The results are those of verl's ``math_verify``: the ground truth is read as LaTeX in a box, the response as LaTeX
+    or as a plain expression, and any pair of what was found may agree. A comparison that takes longer than its limit is
+    0, as in verl.
 
     Args:
         sample: its ground truth is the answer, as LaTeX without a box.
@@ -322,16 +279,14 @@ def verified(response: str, truth: str) -> bool:
     from math_verify.grader import verify
     from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig, parse
 
-    logging.getLogger(_LIBRARY).setLevel(logging.ERROR)  # it warns that its own time limits are off
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limits are off
     golden = parse(f"\\boxed{{{truth}}}", (LatexExtractionConfig(),), parsing_timeout=None)
     given = parse(response, (ExprExtractionConfig(), LatexExtractionConfig()), parsing_timeout=None)
     return bool(golden and given and verify(golden, given, timeout_seconds=None))
 
 
 _BEFORE = ("answer:", "answer is", "answers are")
-
 _AFTER = ("is answer", "is the answer", "are answers", "are the answers")
-
 _VERBS = ("be ", "is ", "are ", "=", ": ", "get ", "be\n", "is\n", "are\n", ":\n", "get\n")
 
 
@@ -342,11 +297,15 @@ def prime_math(
     percentages: bool = True,
     limit_seconds: Annotated[float, Meta(gt=0)] = 10.0,
 ) -> float:
-    """Return 1.0 when the answer is right, else 0.0.
+    """Score NuminaMath: 1.0 when PRM800K's grader or ToRA's accepts the answer, else 0.0.
+
+    The answer is the text after the last ``answer:``, ``answer is`` or ``answers are``, or in the last box. Cui et al.
+    2025, "Process Reinforcement through Implicit Rewards". The results are those of verl's ``prime_math``; two flaws of
+    it can be corrected: its comparison of expressions never succeeds (``symbolic``), and a hundredth and the
+    hundredfold of the truth are right (``percentages``).
 
     Args:
         symbolic: compare expressions by Math-Verify if no other step finds them equal.
-        percentages: a hundredth and the hundredfold of the truth are also right.
         limit_seconds: CPU seconds of each of the two graders; an answer not shown to be right by then is wrong.
     """
     truth = sample.ground_truth
@@ -386,9 +345,7 @@ def _box(response: str) -> str | None:
 
 
 _FORM = ("</think>", "\\boxed{", "}")
-
 _NO_ANSWER = "None"
-
 """mathruler's result for a response without a box."""
 
 
@@ -399,11 +356,14 @@ def geo3k(
     format_score: Annotated[float, Meta(ge=0, le=1)] = 0.1,
     limit_seconds: Annotated[float, Meta(gt=0)] = 10.0,
 ) -> Score:
-    """Return a value from 0 to 1; extras ``acc`` and ``format`` (1 or 0).
+    r"""Score Geometry3K: the boxed answer, and a small share for thinking first; extras ``acc``, ``format``.
+
+    ``(1 - format_score) * right + format_score * formed``: right when PRM800K's grader finds the ground truth in the
+    last ``\boxed{…}``; formed when the response is ``<think>…</think>…\boxed{…}…``. The results are those of verl's
+    ``geo3k`` with ``mathruler`` 0.1.0.
 
     Args:
         boxed: only the box is the answer, else the whole response (verl's ``use_boxed``).
-        format_score: the share of the form.
         limit_seconds: CPU seconds of the comparison; an answer that is not shown to be right by then is wrong.
     """
     truth = text_truth(sample.ground_truth, "geo3k")

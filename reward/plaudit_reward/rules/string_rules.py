@@ -1,35 +1,4 @@
-r"""Check the response against a regular expression of the job, such as ``<think>.*</think>.*``.
-
-DAPO's soft overlong punishment: a response in the last ``buffer_tokens`` loses reward for each token.
-
-Yu et al. 2025, "DAPO: An Open-Source LLM Reinforcement Learning System at Scale", equation 13; as verl computes it::
-
-    value = min(0, -(response_tokens - (max_tokens - buffer_tokens)) / buffer_tokens * penalty_factor)
-
-It is 0 up to ``max_tokens - buffer_tokens`` and ``-penalty_factor`` at ``max_tokens``. Make it a separate scorer:
-the weighted sum adds it to the others' values.
-
-Search-R1's exact match: the text between the last ``<answer>`` tags is one of the golden answers.
-
-Jin et al. 2025, "Search-R1: Training LLMs to Reason and Leverage Search Engines with Reinforcement Learning". Case,
-punctuation (ASCII), articles and blanks do not count. The results are those of verl's ``search_r1_like_qa_em``: a right
-answer in a response that holds more than 10 opening or closing tags is worth a quarter.
-
-Score GSM8K: the final number of the answer equals the ground truth, character by character.
-
-The results are those of verl's scorer: only the last 300 characters count; ``strict`` takes the number after the last
-``#### `` (the format that GSM8K's own answers have) without its thousands separators; ``flexible`` takes the last
-thing that looks like a number, as it stands. 1 when it equals the ground truth, else 0.
-
-A ground truth with ``####`` is GSM8K's own ``answer`` column, a whole solution: the number behind the last ``####``
-counts, without its thousands separators, as verl's preparation of the data reads it.
-
-MATH: the boxed answer equals the ground truth in the normal form of the MATH benchmark (``hendrycks``).
-
-The results are those of verl's ``math_reward``. Its search for the box has flaws that ``last_box_wins`` corrects: a
-``\boxed `` with a blank anywhere in the response wins over every later ``\boxed{…}`` and takes all that follows up to
-the next ``$``; ``\fbox{5}`` and ``\boxed`` with braces on the next line count as no answer.
-"""
+"""Score by rules that only process strings. The results are those of verl's rules of the same names."""
 
 from __future__ import annotations
 
@@ -40,15 +9,15 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from plaudit_reward.rules.strings import MalformedError, hendrycks_form
-from plaudit_reward.rules.text import closing_brace, last_box, text_truth
+from plaudit_reward.rules.boxes import closing_brace, last_box, last_braced, text_truth
+from plaudit_reward.rules.prm800k import MalformedError, hendrycks_form
 from plaudit_reward.scorer import Score
 from plaudit_wire.errors import DataError
 from plaudit_wire.records import Sample
 
 
 def matches_format(sample: Sample, *, pattern: str, match: Literal["full", "start", "anywhere"] = "full") -> float:
-    """Return 1.0 if the response matches, else 0.0.
+    """Return 1.0 if the response matches a regular expression of the job, such as ``<think>.*</think>.*``, else 0.0.
 
     Args:
         pattern: in Python's syntax; ``.`` matches line ends too.
@@ -66,11 +35,17 @@ def overlong(
     max_tokens: Annotated[int, Meta(ge=1)] | None = None,
     penalty_factor: Annotated[float, Meta(ge=0)] = 1.0,
 ) -> Score:
-    """Return 0 or less; the extra ``overlong`` is 1 if the response ran into the buffer, else 0.
+    """Punish a response that runs into the last ``buffer_tokens``: the extra ``overlong`` is then 1, else 0.
+
+    Yu et al. 2025, "DAPO: An Open-Source LLM Reinforcement Learning System at Scale", equation 13::
+
+        value = min(0, -(response_tokens - (max_tokens - buffer_tokens)) / buffer_tokens * penalty_factor)
+
+    It is 0 up to ``max_tokens - buffer_tokens`` and ``-penalty_factor`` at ``max_tokens``. Make it a separate scorer:
+    the weighted sum adds it to the others' values.
 
     Args:
         max_tokens: length of the longest response; None: the sample's ``max_tokens`` (``rollout.sampling.maxTokens``).
-        penalty_factor: loss of the longest response.
 
     Raises:
         DataError: the longest response is unknown, or shorter than the buffer.
@@ -87,18 +62,18 @@ def overlong(
 
 
 _OPENING, _CLOSING = "<answer>", "</answer>"
-
 _MAX_TAGS = 10
-
 _MANY_TAGS_FACTOR = 0.25
-
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def search_r1_like_qa_em(sample: Sample, *, substring: bool = False) -> float:
-    """Return 1.0 when the answer is a golden one (0.25 with too many tags), else 0.0.
+    """Return 1.0 when the text between the last ``<answer>`` tags is a golden answer: Search-R1's exact match.
+
+    Jin et al. 2025, "Search-R1: Training LLMs to Reason and Leverage Search Engines with Reinforcement Learning". Case,
+    punctuation (ASCII), articles and blanks do not count. A right answer in a response that holds more than 10 opening
+    or closing tags is worth a quarter.
 
     Args:
         sample: its ground truth is ``{target: text}`` or ``{target: [text, …]}``.
@@ -146,24 +121,20 @@ def _targets(ground_truth: Any) -> list[str]:
 
 
 NUM_TAIL_CHARACTERS = 300
-
 """Characters at the end of the response that are read."""
-
 _MARKED = re.compile(r"#### (-?[0-9.,]+)")
-
 _NUMBER = re.compile(r"-?[0-9.,]+")
-
 _SOLUTION_NUMBER = re.compile(r"####\s*\$?(-?[0-9.,]*[0-9])")
 
 
 def strict_answer(response: str) -> str | None:
-    """Return the number after the last ``#### `` without commas; None if there is none."""
+    """Return the number after the last ``#### ``, as GSM8K's own answers have it, without commas; None without it."""
     marked = _MARKED.findall(response[-NUM_TAIL_CHARACTERS:])
     return str(marked[-1]).replace(",", "") if marked else None
 
 
 def flexible_answer(response: str) -> str | None:
-    """Return the last number, skipping lone full stops; None if nothing looks like a number.
+    """Return the last thing that looks like a number, as it stands, skipping lone full stops; None if nothing does.
 
     When there are only full stops, the first of them is the answer (verl's result, which equals no ground truth).
     """
@@ -174,10 +145,11 @@ def flexible_answer(response: str) -> str | None:
 
 
 def gsm8k(sample: Sample, *, numeric: bool = False) -> float:
-    """Return 1.0 when the strict answer equals the ground truth, else 0.0.
+    """Return 1.0 when the strict answer equals the ground truth, character by character, else 0.0.
 
     Args:
-        sample: its ground truth is the number, as text, or a solution that ends with ``#### `` and the number.
+        sample: its ground truth is the number, as text, or GSM8K's own ``answer`` column, a whole solution: the number
+            behind the last ``####`` counts, without its thousands separators, as verl's preparation of the data reads.
         numeric: compare them as numbers, without thousands separators, dollars and a full stop at the end.
 
     Raises:
@@ -215,12 +187,15 @@ def _number(text: str) -> Decimal | None:
 
 
 _SPACED = "\\boxed "
-
 _BRACED = "\\boxed{"
 
 
 def math_reward(sample: Sample, *, last_box_wins: bool = False) -> float:
-    r"""Return 1.0 when the boxed answer equals the ground truth, else 0.0.
+    r"""Return 1.0 when the boxed answer equals the ground truth in the normal form of the MATH benchmark, else 0.0.
+
+    verl's search for the box has flaws that ``last_box_wins`` corrects: a ``\boxed `` with a blank anywhere in the
+    response wins over every later ``\boxed{…}`` and takes all that follows up to the next ``$``; ``\fbox{5}`` and
+    ``\boxed`` with braces on the next line count as no answer.
 
     Args:
         sample: its ground truth is the answer, as LaTeX without a box.
@@ -247,3 +222,82 @@ def _verls_box(response: str) -> str | None:
         return None
     end = closing_brace(response, start)
     return None if end is None else response[start + len(_BRACED) : end]
+
+
+NUM_BOX_CHARACTERS = 100
+"""Characters at the end of the response that must contain the box."""
+INVALID = "[INVALID]"
+"""The value of ``pred`` for a response without an answer."""
+_ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
+_REPLACED = (
+    *(("an ", ""), ("a ", ""), (".$", "$"), ("\\$", ""), ("\\ ", ""), (" ", ""), ("mbox", "text")),
+    *((",\\text{and}", ","), ("\\text{and}", ","), ("\\text{m}", "\\text{}")),
+)
+
+_LEFT_OUT = (
+    *("square", "ways", "integers", "dollars", "mph", "inches", "hours", "km", "units", "\\ldots", "sue", "points"),
+    *("feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters", "meals", "edges", "students"),
+    *("childrentickets", "multiples", "\\text{s}", "\\text{.}", "\\text{\ns}", "\\text{}^2", "\\text{}^3"),
+    *("\\text{\n}", "\\text{}", "\\mathrm{th}", "^\\circ", "^{\\circ}", "\\;", ",\\!", "{,}", '"', "\\dots"),
+)
+
+_REWRITTEN = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"(.*?)(\$)(.*?)(\$)(.*)", r"$\3$"),
+        (r"(\\text\{)(.*?)(\})", r"\2"),
+        (r"(\\textbf\{)(.*?)(\})", r"\2"),
+        (r"(\\overline\{)(.*?)(\})", r"\2"),
+        (r"(\\boxed\{)(.*)(\})", r"\2"),
+        (r"(frac)([^{])(.)", r"frac{\2}{\3}"),
+        (r"(sqrt)([^{])", r"sqrt{\2}"),
+    )
+)
+
+
+def math_dapo(sample: Sample, *, strict_boxed: bool = False, normalize_boxed: bool = False) -> Score:
+    r"""Score DAPO's mathematics: 1.0 when the answer equals the ground truth, else -1.0.
+
+    Of the last 300 characters the line after the last ``Answer:`` counts, normalised as Minerva's answers are
+    (Lewkowycz et al. 2022, "Solving Quantitative Reasoning Problems with Language Models", appendix D.1); without one,
+    the last ``\boxed{…}`` of the last 100 characters, letter for letter. The results are those of verl's ``math_dapo``,
+    with its ``acc`` (1 or 0) and ``pred`` as extras. That a box is compared letter for letter, and is not seen when it
+    is longer than 100 characters, is a flaw that ``normalize_boxed`` corrects.
+
+    Args:
+        strict_boxed: only a box counts (verl's ``strict_box_verify``).
+        normalize_boxed: a boxed answer is searched for in all 300 characters and compared in normal form.
+    """
+    truth = text_truth(sample.ground_truth, "math_dapo")
+    tail = sample.response[-NUM_TAIL_CHARACTERS:]
+    answers = [] if strict_boxed else _ANSWER.findall(tail)
+    marked = normal_form(answers[-1]) if answers else INVALID
+    if marked != INVALID:
+        return _score(marked == normal_form(truth), marked)
+    if normalize_boxed:
+        boxed = last_braced(tail)
+        boxed, truth = (None if boxed is None else normal_form(boxed)), normal_form(truth)
+    else:
+        boxed = last_braced(tail[-NUM_BOX_CHARACTERS:])
+    if boxed is not None or strict_boxed:
+        return _score(boxed == truth, boxed)
+    return _score(normal_form(truth) == INVALID, INVALID)
+
+
+def _score(correct: bool, answer: str | None) -> Score:
+    pred = {} if answer is None else {"pred": answer}
+    return Score.scored(1.0 if correct else -1.0, acc=float(correct), **pred)
+
+
+def normal_form(answer: str) -> str:
+    """Return the normal form of an answer: its right side, without units, articles, text commands and blanks."""
+    answer = answer.rsplit("=", 1)[-1]
+    for before, after in _REPLACED:
+        answer = answer.replace(before, after)
+    for part in _LEFT_OUT:
+        answer = answer.replace(part, "")
+    for pattern, replacement in _REWRITTEN:
+        answer = pattern.sub(replacement, answer)
+    answer = answer.replace("$", "")
+    digits = answer.replace(",", "")
+    return (digits if digits.isdigit() else answer).strip()

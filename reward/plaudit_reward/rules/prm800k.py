@@ -1,17 +1,11 @@
 r"""Compare two mathematical answers like PRM800K's grader: by normal forms, else by SymPy.
 
-Lightman et al. 2023, "Let's Verify Step by Step". Answers are the same when their MATH normal forms are
-(``hendrycks``), or the normal forms made here, or when each part of a tuple is, where SymPy shows that two parts'
-difference is 0. Fractions must be reduced and integers written as integers. There are two versions of it in verl's
-scorers, its own in ``prime_math`` and the package ``mathruler`` in ``geo3k``; ``GraderVersion`` has their differences.
+Lightman et al. 2023, "Let's Verify Step by Step". Answers are the same when their normal forms of the MATH benchmark
+are, or those made here, or when each part of a tuple is, where SymPy shows that two parts' difference is 0. Fractions
+must be reduced and integers written as integers. There are two versions of it in verl's scorers, its own in
+``prime_math`` and the package ``mathruler`` in ``geo3k``; ``GraderVersion`` has their differences.
 
 Needs SymPy, so it is slow to import and to run: call it in a child process, under ``cpu_limit``.
-
-Compute the normal form of LaTeX answers by which the MATH benchmark compares them.
-
-Hendrycks et al. 2021, "Measuring Mathematical Problem Solving With the MATH Dataset" (``math_equivalence``): purely
-textual, so ``\frac12``, ``1/2`` and ``0.5`` are the same, and ``1/3`` and ``2/6`` are not. verl's scorers of MATH,
-NuminaMath and Geometry3K all begin with it.
 """
 
 from __future__ import annotations
@@ -23,13 +17,9 @@ import warnings
 from dataclasses import dataclass
 
 _LEFT_OUT = ("\n", "\\!")
-
 _SPELLINGS = (("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"))
-
 _DECORATION = ("\\left", "\\right", "^{\\circ}", "^\\circ", "\\$")
-
 _UNIT = "\\text{ "
-
 _RATIO = re.compile(r"(0|-?[1-9][0-9]*)/(0|-?[1-9][0-9]*)")
 
 
@@ -38,7 +28,11 @@ class MalformedError(ValueError):
 
 
 def hendrycks_form(text: str, percents: tuple[str, ...] = ("\\\\%", "\\%")) -> str:
-    """Return the normal form of an answer; raise ``MalformedError`` if it has none.
+    r"""Return the normal form by which the MATH benchmark compares LaTeX answers; raise ``MalformedError`` without one.
+
+    Hendrycks et al. 2021, "Measuring Mathematical Problem Solving With the MATH Dataset" (``math_equivalence``): purely
+    textual, so ``\frac12``, ``1/2`` and ``0.5`` are the same, and ``1/3`` and ``2/6`` are not. verl's scorers of MATH,
+    NuminaMath and Geometry3K all begin with it.
 
     Args:
         text: LaTeX, without ``$``.
@@ -50,32 +44,24 @@ def hendrycks_form(text: str, percents: tuple[str, ...] = ("\\\\%", "\\%")) -> s
         text = text.replace(before, after)
     for part in _DECORATION:
         text = text.replace(part, "")
-    text = _without_unit(text)
+    value, *units = text.split(_UNIT)  # only units begin with a blank in the text
+    if len(units) > 1:
+        raise MalformedError(f"{text!r} has {len(units)} units")
+    text = value
     for percent in percents:
         text = text.replace(percent, "")
     text = text.replace(" .", " 0.").replace("{.", "{0.")
     if text.startswith("."):
         text = f"0{text}"
-    text = _braced_roots(_right_side(text)).replace(" ", "")
+    sides = text.split("=")
+    if len(sides) == 2 and len(sides[0]) <= 2:  # ``k = 5`` becomes 5, for names of at most two characters
+        text = sides[1]
+    text = _braced_roots(text).replace(" ", "")
     text = _braced_fractions(text)
     if text == "0.5":
         return "\\frac{1}{2}"
     ratio = _RATIO.fullmatch(text)
     return f"\\frac{{{ratio[1]}}}{{{ratio[2]}}}" if ratio else text
-
-
-def _without_unit(text: str) -> str:
-    r"""Remove units: ``5\text{ cm}`` becomes 5; only units begin with a blank in the text."""
-    value, *units = text.split(_UNIT)
-    if len(units) > 1:
-        raise MalformedError(f"{text!r} has {len(units)} units")
-    return value
-
-
-def _right_side(text: str) -> str:
-    """Remove the left side: ``k = 5`` becomes 5, for names of at most two characters."""
-    sides = text.split("=")
-    return sides[1] if len(sides) == 2 and len(sides[0]) <= 2 else text
 
 
 def _braced_roots(text: str) -> str:
@@ -104,43 +90,30 @@ def _braced_fractions(text: str) -> str:
 
 
 _TEXT = re.compile(r"^\\text\{(?P<text>.+?)\}$")
-
 _REPLACED = (
     *(("\\%", "%"), ("\\$", "$"), ("$", ""), ("%", ""), (" or ", " , "), (" and ", " , ")),
     *(("million", "*10^6"), ("billion", "*10^9"), ("trillion", "*10^12")),
 )
-
 _UNITS = (
     *("degree", "cm", "centimeter", "meter", "mile", "second", "minute", "hour", "day", "week", "month", "year"),
     *("foot", "feet", "inch", "yard"),
 )
-
 _DEGREES = re.compile(r"\^ *\\circ")
-
 _THOUSANDS = re.compile(r"(\d)(,)(\d\d\d)($|\D)")
-
 _SPACED_COMMA = re.compile(r",\\! *")
-
 _MINUS = re.compile(r"- *")
-
 _MIXED_NUMBER = re.compile(r"([0-9]) +([0-9])")
-
 _SYMBOLS = (("√", "sqrt"), ("π", "pi"), ("∞", "inf"), ("\u222a", "U"), ("·", "*"), ("\u00d7", "*"))
-
 _PRM800K_RATIO = re.compile(r"^-?[0-9]+.?/0*[1-9][0-9]*.?$")
-
 _BRACKETS = "()[]"
-
 _POWERS_LEFT_ALONE = re.compile(r"\^\{|\^\(|\^[0-9]+\^|\^[0-9][0-9]+")
-
 _MAX_LETTERS = 2
-
 """Expressions with more distinct letters count as prose and never reach SymPy, which runs what it parses as Python."""
 
 
 @dataclass(frozen=True)
 class GraderVersion:
-    """The differences between the versions of this grader."""
+    """Describe the differences between the versions of this grader."""
 
     percents: tuple[str, ...]
     """Spellings of the percent sign that the MATH normal form removes."""
@@ -150,11 +123,8 @@ class GraderVersion:
 
 
 PRIME = GraderVersion(percents=("\\\\%", "\\%"), units=(*_UNITS, "liter"), compact=False)
-
 """verl's ``prime_math``."""
-
 MATHRULER = GraderVersion(percents=("\\%", "%"), units=_UNITS, compact=True)
-
 """``mathruler`` 0.1.0, which verl's ``geo3k`` calls."""
 
 
@@ -186,7 +156,10 @@ def prm800k_form(text: str, version: GraderVersion) -> str:
     text = _DEGREES.sub("", text)
     if text.startswith("{") and text.endswith("}"):
         text = text[1:-1]
-    text = _plain_integer(_SPACED_COMMA.sub("", text))
+    text = _SPACED_COMMA.sub("", text)
+    number = _number(text)
+    if number is not None and _is_near_integer(number):
+        text = str(round(number))  # ``5.0`` becomes 5
     if "\\" in text:
         text = _from_latex(text)
     text = _MIXED_NUMBER.sub(r"\1+\2", _MINUS.sub("-", text))
@@ -204,12 +177,6 @@ def _math_form(text: str, version: GraderVersion) -> str:
         return hendrycks_form(text, version.percents)
     except MalformedError:
         return text
-
-
-def _plain_integer(text: str) -> str:
-    """Convert whole decimals: ``5.0`` becomes 5."""
-    number = _number(text)
-    return str(round(number)) if number is not None and _is_near_integer(number) else text
 
 
 def _is_integer(text: str) -> bool:

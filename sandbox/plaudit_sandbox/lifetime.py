@@ -1,0 +1,72 @@
+"""Start child processes, and end them with the process that they work for, however that one ends. Linux only."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from plaudit_sandbox.confinement import prctl
+
+_PR_SET_PDEATHSIG = 1
+
+
+def start_module(
+    module: str, environment: Mapping[str, str], stdout: int, stderr: int | None = None
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a Python module in a session of its own; return it and our end of its connection.
+
+    Its arguments are its end of the connection and our process id, for ``end_with``.
+
+    Raises:
+        OSError: no process can be started (memory, limit of processes).
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        except OSError:
+            ours.close()
+            raise
+    return process, ours
+
+
+def end_with(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent, ``parent``, ends. Called in the child.
+
+    A change of user takes it back; an exec keeps it.
+    """
+    prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os._exit(1)  # it ended before the line above
+
+
+def end_program_with_us() -> Callable[[], None]:
+    """Return the ``preexec_fn`` of a program of somebody else that gets SIGTERM when this process ends."""
+    return partial(end_with, os.getpid(), signal.SIGTERM)
+
+
+def end_when_closed(connection: socket.socket) -> None:
+    """Kill this child and all that it started as soon as the other side closes the connection."""
+
+    def wait() -> None:
+        poll = select.poll()
+        poll.register(connection, select.POLLRDHUP)
+        poll.poll()
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()
