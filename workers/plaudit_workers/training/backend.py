@@ -49,6 +49,14 @@ from plaudit_workers.weights.image import WeightForm
 from plaudit_workers.weights.published import PROBE_FILE, combined_digest
 from plaudit_workers.weights.send import TransferError
 
+logger = get_logger(__name__)
+
+MOST_IN_A_ROW = 5
+"""So many discarded updates in a row end the run; fewer if the run has fewer."""
+_LARGEST = 3.4028235e38
+"""Of float32, in which losses are computed."""
+_LOWER_RATE = "Lower spec.algorithm.optimizer.learningRate"
+
 
 def refuse_other_expansions(groups: Iterable[Group], images: ImageProcessor) -> None:
     """Check that each sample's prompt is the one that the trainer makes of the same images.
@@ -79,19 +87,6 @@ def _refuse_other(
         "elsewhere. Give trainer and rollouts the same versions of transformers and vLLM, and the same files "
         "of the model's processor"
     )
-
-
-MOST_IN_A_ROW = 5
-
-"""So many discarded updates in a row end the run; fewer if the run has fewer."""
-
-_LARGEST = 3.4028235e38
-
-"""Of float32, in which losses are computed."""
-
-_LOWER_RATE = "Lower spec.algorithm.optimizer.learningRate"
-
-logger = get_logger(__name__)
 
 
 class DiscardedUpdates:

@@ -50,8 +50,9 @@ from plaudit_workers.training.validation import Evaluation, Validation
 logger = get_logger(__name__)
 
 _COUNTED = ("duplicates", "redelivered:", "dead:", "poison", "groups_recreated")
-
 """Prefixes of further counters of Redis that ``ledger.json`` shows."""
+_EVERY_S = 1.0
+_BEAT_EVERY_S = 5.0
 
 
 class RunRecords:
@@ -153,11 +154,6 @@ class RunRecords:
         """
         await asyncio.to_thread(self._thread.backend.finish_saving)
         logger.info("checkpoint written", path=str(path))
-
-
-_EVERY_S = 1.0
-
-_BEAT_EVERY_S = 5.0
 
 
 class Upkeep:

@@ -30,11 +30,12 @@ from plaudit_workers.images import ImageError, row_files, with_parts, without_fi
 from plaudit_workers.tokenizer import ChatTemplate
 from plaudit_workers.training.rows import Rows, image_column, read_rows, within_pass_rate
 
+logger = get_logger(__name__)
+
 _AT_A_TIME = 64
-
 _THREADS = 4
-
 """Each file is flushed to the disk: one thread would wait for the disk most of the time."""
+_TOKENIZED_AT_ONCE = 1024
 
 
 def store_images(path: Path, rows: Rows, images: ImageProcessor) -> list[tuple[str, ...]]:
@@ -92,11 +93,6 @@ def _refusal(path: Path, number: int, complaint: str, remedy: str) -> RefusedErr
 def _parts(rows: Iterator[tuple[int, tuple[Any, Any]]]) -> Iterator[list[tuple[int, tuple[Any, Any]]]]:
     while part := list(islice(rows, _AT_A_TIME)):
         yield part
-
-
-logger = get_logger(__name__)
-
-_TOKENIZED_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)

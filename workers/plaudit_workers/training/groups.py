@@ -29,6 +29,14 @@ from plaudit_workers.stream.groups import Group, GroupSample
 from plaudit_workers.training.schedule import GroupInFlight, ReadyGroup, admissible
 from plaudit_workers.training.state import PromptSource, RunContext, RunState
 
+logger = get_logger(__name__)
+
+_MOST_KINDS = 3
+_TAKEN_AT_ONCE = 64
+_BLOCK_S = 1.0
+_PAUSE_S = 0.5
+_AT_ONCE = 64
+
 
 @dataclass(frozen=True)
 class GroupEnding:
@@ -113,9 +121,6 @@ def group_record(group: Group, ending: GroupEnding, closed: float) -> GroupRecor
     )
 
 
-_MOST_KINDS = 3
-
-
 def has_failed(sample: GroupSample) -> bool:
     """Return True if scoring the sample failed. A sample that its scorers skipped on purpose did not fail."""
     return sample.scoring is None or sample.scoring.has_failed
@@ -141,15 +146,6 @@ def failure_reasons(samples: Sequence[GroupSample]) -> str:
 def is_permanent(samples: Sequence[GroupSample]) -> bool:
     """Return True if every failure is a data error: the scorer or its data is wrong, and waiting changes neither."""
     return all(sample.scoring is not None and sample.scoring.outcome == "data_error" for sample in samples)
-
-
-logger = get_logger(__name__)
-
-_TAKEN_AT_ONCE = 64
-
-_BLOCK_S = 1.0
-
-_PAUSE_S = 0.5
 
 
 class GroupIntake:
@@ -237,9 +233,6 @@ def summary(group: Group, flight: GroupInFlight) -> ReadyGroup:
     scores = [sample.scoring.value for sample in group.samples if sample.scoring and sample.scoring.value is not None]
     uniform = len(scores) > 1 and min(scores) == max(scores)
     return ReadyGroup(flight, len(group.samples), num_failed, trainable=group.phase == "ready", uniform=uniform)
-
-
-_AT_ONCE = 64
 
 
 class Admitter:

@@ -21,7 +21,6 @@ from plaudit_workers.weights.receive import PartCollector
 
 KEPT_VERSIONS = 2
 """The newest versions are always kept: a rollout whose heartbeat has not arrived yet may be loading one."""
-
 _VERSION_NAME = re.compile(r"(\d+)\.(\d+)")
 
 

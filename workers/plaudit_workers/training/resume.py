@@ -27,6 +27,12 @@ from plaudit_workers.training.groups import sampled_versions
 from plaudit_workers.training.schedule import GroupInFlight, Schedule, TrainerLedger
 from plaudit_workers.training.state import FILE_NAME, Lineage, PromptOrder, RunContext, RunState
 
+logger = get_logger(__name__)
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+_READ_AT_ONCE = 16
+
 
 class TrainerBackend(Protocol):
     """Train a policy. All calls block.
@@ -98,11 +104,6 @@ class TrainerBackend(Protocol):
         ...
 
 
-Arguments = ParamSpec("Arguments")
-
-Result = TypeVar("Result")
-
-
 class BackendThread:
     """Hold the thread of a backend: ``await thread.run(thread.backend.update, groups)``."""
 
@@ -119,11 +120,6 @@ class BackendThread:
     def abandon(self) -> None:
         """End the thread after its current call, without waiting for it."""
         self._executor.shutdown(wait=False, cancel_futures=True)
-
-
-logger = get_logger(__name__)
-
-_READ_AT_ONCE = 16
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ from plaudit_job.spec.rollout import PassRateSpec
 from plaudit_wire.errors import RefusedError
 
 OPTIONAL_COLUMNS = ("extra_info",)
-
 _IMAGES_AT_A_TIME = 64
 
 

@@ -36,6 +36,22 @@ from plaudit_wire.records import GroupEnd, Split
 from plaudit_workers.stream.trainer import Ledger
 
 GroupOrder = Literal["step", "ready"]
+Figures = Mapping[str, float]
+_COUNTS = "training/"
+_WORK = ("training/computed_tokens", "training/tflops", "actor/skipped_updates")
+"""Counts of what each epoch does again."""
+_TOKENS, _TOKENS_PER_S = "training/computed_tokens", "actor/tokens_per_s"
+_SPEEDS = (_TOKENS_PER_S, "perf/mfu/actor")
+_OF_UPDATES = ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "actor/lr", "actor/reward_kl_penalty_coeff")
+_WEIGHTS = {
+    "critic/": "training/scored",
+    "actor/reward_kl_penalty": "training/scored",
+    "response_": "training/samples",
+    "actor/": "training/loss_tokens",
+}
+"""Beginning of a mean's key → the count by which it is weighted; the first that fits."""
+LedgerSnapshot = dict[str, Any]
+"""Plain data: JSON and msgpack can hold it."""
 
 
 @dataclass(frozen=True)
@@ -147,30 +163,6 @@ def _last_step(schedule: Schedule, flight: GroupInFlight) -> int:
     return flight.version + 1 + schedule.max_staleness
 
 
-Figures = Mapping[str, float]
-
-_COUNTS = "training/"
-
-_WORK = ("training/computed_tokens", "training/tflops", "actor/skipped_updates")
-
-"""Counts of what each epoch does again."""
-
-_TOKENS, _TOKENS_PER_S = "training/computed_tokens", "actor/tokens_per_s"
-
-_SPEEDS = (_TOKENS_PER_S, "perf/mfu/actor")
-
-_OF_UPDATES = ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "actor/lr", "actor/reward_kl_penalty_coeff")
-
-_WEIGHTS = {
-    "critic/": "training/scored",
-    "actor/reward_kl_penalty": "training/scored",
-    "response_": "training/samples",
-    "actor/": "training/loss_tokens",
-}
-
-"""Beginning of a mean's key → the count by which it is weighted; the first that fits."""
-
-
 def join_epochs(updates: Sequence[Figures]) -> dict[str, float]:
     """Return the figures of all updates on the same mini-batch: its samples count once, tokens as often as computed."""
     return _joined(updates, lambda key: key in _WORK)
@@ -209,11 +201,6 @@ def _weight(key: str, update: Figures) -> float:
         return 1.0
     count = next((count for beginning, count in _WEIGHTS.items() if key.startswith(beginning)), "")
     return update.get(count, 1.0)
-
-
-LedgerSnapshot = dict[str, Any]
-
-"""Plain data: JSON and msgpack can hold it."""
 
 
 class Positions:

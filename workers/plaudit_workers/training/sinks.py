@@ -50,11 +50,27 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.records import StepRecord
 from plaudit_workers.files import is_full
 
+logger = get_logger(__name__)
+
 Configuration = Mapping[str, str | int | float | bool]
-
 _LEFT_OUT = ("pod", "env")
-
 """Pods say nothing about training, and their variables may hold secrets."""
+Cell = str | int | float | None
+_COLUMNS = ("step", "group", "index", "data_source", "prompt", "response", "ground_truth_json", "outcome", "score")
+_LAST = ("reason", "response_tokens")
+_CHARACTERS = 4000
+"""Of each text."""
+_TAG = "plaudit.run"
+_MOST_AT_ONCE = 1000
+"""Metrics of one request: the server's limit."""
+_MOST_PARAMS = 100
+"""Params of one request: the server's limit."""
+_LONGEST_VALUE = 500
+_TABLES_TAG = "mlflow.loggedArtifacts"
+_MOST_TABLES = 50
+"""Tables that the tag names: its length is limited. Older ones stay among the artifacts."""
+_LAST_SENDING_S = 120.0
+"""Seconds that the run's end waits for pending requests."""
 
 
 def configuration(job: RLJob) -> Configuration:
@@ -72,19 +88,6 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, str | int | float | bool
             yield from _flat(f"{path}.{place}", below)
     elif value is not None:
         yield path, value
-
-
-logger = get_logger(__name__)
-
-Cell = str | int | float | None
-
-_COLUMNS = ("step", "group", "index", "data_source", "prompt", "response", "ground_truth_json", "outcome", "score")
-
-_LAST = ("reason", "response_tokens")
-
-_CHARACTERS = 4000
-
-"""Of each text."""
 
 
 class SampleTable(NamedTuple):
@@ -153,29 +156,6 @@ def newest_written(run_folder: Path) -> int:
     path = run_folder / FILE_NAME
     lines = path.read_bytes().splitlines() if path.exists() else []
     return max((record.step for line in lines if (record := decode_step(line)) is not None), default=-1)
-
-
-_TAG = "plaudit.run"
-
-_MOST_AT_ONCE = 1000
-
-"""Metrics of one request: the server's limit."""
-
-_MOST_PARAMS = 100
-
-"""Params of one request: the server's limit."""
-
-_LONGEST_VALUE = 500
-
-_TABLES_TAG = "mlflow.loggedArtifacts"
-
-_MOST_TABLES = 50
-
-"""Tables that the tag names: its length is limited. Older ones stay among the artifacts."""
-
-_LAST_SENDING_S = 120.0
-
-"""Seconds that the run's end waits for pending requests."""
 
 
 class MLflow:
@@ -366,7 +346,6 @@ SINKS: dict[str, Callable[[Path, Configuration], Sink]] = {
     "wandb": WeightsAndBiases,
     "mlflow": MLflow,
 }
-
 """``trainer.sinks`` → constructor of the sink, given the run's folder and configuration."""
 
 

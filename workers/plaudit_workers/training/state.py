@@ -42,6 +42,10 @@ from plaudit_workers.stream.transport import Transport
 from plaudit_workers.training.schedule import Positions, Schedule, TrainerLedger
 from plaudit_workers.training.sinks import Sinks
 
+OrderSnapshot = dict[str, Any]
+"""Plain data: JSON can hold it."""
+FILE_NAME = "incarnations.json"
+
 
 class PromptRow(Protocol):
     """Hold one prompt, ready for the model."""
@@ -96,11 +100,6 @@ class PromptSource(Protocol):
     def row_at(self, position: int) -> int:
         """Return a number of that prompt which is the same in every epoch."""
         ...
-
-
-OrderSnapshot = dict[str, Any]
-
-"""Plain data: JSON can hold it."""
 
 
 @dataclass(frozen=True)
@@ -321,9 +320,6 @@ class ServerClock:
     def now(self) -> float:
         """Return seconds since the epoch on the server's clock."""
         return time.monotonic() + self._offset_s
-
-
-FILE_NAME = "incarnations.json"
 
 
 @dataclass

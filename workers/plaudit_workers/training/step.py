@@ -44,6 +44,10 @@ from plaudit_workers.training.schedule import ReadyGroup, Schedule, choose, join
 from plaudit_workers.training.state import RunContext, RunState
 from plaudit_workers.training.turns import BackgroundTasks, Turns
 
+logger = get_logger(__name__)
+
+_LOOK_EVERY_S = 1.0
+
 
 @dataclass(frozen=True)
 class Wait:
@@ -262,11 +266,6 @@ def sample_records(group: Group, step: int) -> list[SampleRecord]:
         for sample in group.samples
         if sample.scoring is not None
     ]
-
-
-logger = get_logger(__name__)
-
-_LOOK_EVERY_S = 1.0
 
 
 @dataclass

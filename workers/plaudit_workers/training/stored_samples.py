@@ -28,7 +28,6 @@ from plaudit_workers.stream.groups import Group, GroupSample
 logger = get_logger(__name__)
 
 _TEXT, _WHOLE, _REAL = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
-
 _COLUMNS: dict[str, pyarrow.DataType] = {
     "step": _WHOLE,
     "incarnation": _WHOLE,
@@ -75,7 +74,6 @@ _COLUMNS: dict[str, pyarrow.DataType] = {
     **{f"group_{stamp}_at": _REAL for stamp in ("terminal", "ready", "taken", "closed")},
 }
 """Column → type; points in time (``…_at``) in seconds since the epoch, durations (``…_s``) in seconds."""
-
 _SCORER_COLUMNS: dict[str, pyarrow.DataType] = {
     "value": _REAL,
     "outcome": _TEXT,
@@ -86,11 +84,9 @@ _SCORER_COLUMNS: dict[str, pyarrow.DataType] = {
     "wait_s": _REAL,
     "attempts": _WHOLE,
 }
-
 _ROW_GROUP = 256
 _BOUNDED = ["step", "outcome", "score", "data_source", "split"]
 """Columns whose bounds the footer holds. Those of texts would make it several times as large."""
-
 MOST_EXTRAS = 64
 """Extras of one scorer that get a column each (``scorer/<name>/extra/<extra>``); further ones are not stored."""
 

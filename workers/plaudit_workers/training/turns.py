@@ -37,8 +37,13 @@ from plaudit_workers.weights.send import TransferError
 logger = get_logger(__name__)
 
 _TRIES = 6
-
 """To write requested files, with pauses that double: about a minute in all."""
+_LOOK_EVERY_S = 0.1
+_WARN_EVERY_S = 30.0
+_WAKE_WITHIN_S = 30.0
+"""After this an engine that still loads weights is taken for one that cannot."""
+_OUTAGE_HIDES_AFTER_S = 10.0
+"""After a longer outage of Redis a live process may have no heartbeat that counts: they come every 5 s."""
 
 
 class Announcements:
@@ -134,19 +139,6 @@ def published_bytes(announcement: Announcement) -> int:
     folder = Path(announcement.path)
     files = list(folder.glob(f"*{DELTA_SUFFIX}")) or folder.glob("*.safetensors")
     return sum(path.stat().st_size for path in files)
-
-
-_LOOK_EVERY_S = 0.1
-
-_WARN_EVERY_S = 30.0
-
-_WAKE_WITHIN_S = 30.0
-
-"""After this an engine that still loads weights is taken for one that cannot."""
-
-_OUTAGE_HIDES_AFTER_S = 10.0
-
-"""After a longer outage of Redis a live process may have no heartbeat that counts: they come every 5 s."""
 
 
 class Turns:

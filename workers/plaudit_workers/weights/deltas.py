@@ -40,14 +40,17 @@ from safetensors import SafetensorError
 from plaudit_workers.weights.published import combined_digest
 
 Bits = NDArray[np.unsignedinteger[Any]]
-
 """A tensor's elements as unsigned integers of their size."""
-
 _GAP_DTYPES: tuple[type[np.unsignedinteger[Any]], ...] = (np.uint8, np.uint16)
-
 _BITS: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-
 _GAPS, _VALUES = ".gaps", ".values"
+DELTA_FILE = "delta.json"
+DELTA_SUFFIX = ".delta"
+_FILES_AT_ONCE = 8
+_BLOCK_BYTES = 4 << 20
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100 << 20
+"""Of safetensors itself."""
 
 
 class DeltaError(Exception):
@@ -154,11 +157,6 @@ def read_deltas(path: Path) -> dict[str, TensorDelta]:
         raise DeltaError(f"{path} is no delta: {error!r}") from error
 
 
-DELTA_FILE = "delta.json"
-
-DELTA_SUFFIX = ".delta"
-
-
 class DeltaRecord(msgspec.Struct, frozen=True):
     """Hold the content of ``delta.json``: what the folder's deltas change."""
 
@@ -244,17 +242,6 @@ def _lineage(folder: Path) -> Iterator[Path]:
         if record is None:
             return
         folder = folder.parent / record.base
-
-
-_FILES_AT_ONCE = 8
-
-_BLOCK_BYTES = 4 << 20
-
-_LENGTH_BYTES = 8
-
-_MAX_HEADER_BYTES = 100 << 20
-
-"""Of safetensors itself."""
 
 
 class _Tensor(NamedTuple):

@@ -43,12 +43,10 @@ DTYPE_NAMES = {
     torch.int8: "I8",
     torch.bool: "BOOL",
 }
-
 """Types of torch → their names in safetensors."""
-
 DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-
 """Names in safetensors → types of torch."""
+_BLOCK_BYTES = 16 << 20
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -56,9 +54,6 @@ def bytes_of(tensor: Tensor) -> memoryview:
     if not tensor.numel():
         return memoryview(bytearray())
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
-
-
-_BLOCK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)

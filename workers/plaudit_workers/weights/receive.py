@@ -55,6 +55,9 @@ from plaudit_workers.weights.send import (
 )
 
 _CGROUPS = Path("sys/fs/cgroup")
+CHUNK_BYTES = 1 << 20
+"""Size of a buffer."""
+_PARTS_AT_ONCE = 8
 
 
 class _Controller(NamedTuple):
@@ -66,7 +69,6 @@ class _Controller(NamedTuple):
 
 
 _V1 = _Controller("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
-
 _V2 = _Controller("memory.max", "memory.current", ("inactive_file", "active_file"))
 
 
@@ -104,11 +106,6 @@ def _left(folder: Path, controller: _Controller) -> int | None:
     except (OSError, ValueError):
         return None  # no such folder, or no limit ("max")
     return max(0, limit - used + sum(int(counts.get(name, 0)) for name in controller.cached))
-
-
-CHUNK_BYTES = 1 << 20
-
-"""Size of a buffer."""
 
 
 def receive_blocks(connection: socket.socket, blocks: Iterable[WeightBlock], file: int) -> None:
@@ -160,9 +157,6 @@ class _StoredBlock:
             self._length, chunk = self._length + written, chunk[written:]
         if self._length == self._block.length and self._digest.digest() != self._block.digest:
             raise TransferError(f"the block at byte {self._block.offset} does not have the announced digest")
-
-
-_PARTS_AT_ONCE = 8
 
 
 class _OpenPart(NamedTuple):

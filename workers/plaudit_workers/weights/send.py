@@ -46,25 +46,31 @@ import msgspec
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
 
+logger = get_logger(__name__)
+
 NONCE_BYTES = 32
-
 HANDSHAKE_WITHIN_S = 10.0
-
 """Time for a connection, and for each message before the first block."""
-
 GO = b"g"
-
 GO_WITHIN_S = 3600.0
-
 """Time until a rollout asks for the blocks, during which it receives those of other ranks."""
-
 STALLED_AFTER_S = 30.0
-
 """A connection is given up when a read, or the sending of one block, takes longer."""
-
 MAX_REQUEST_BYTES = 1024
-
 _MESSAGE_LENGTH_BYTES = 4
+BLOCK_BYTES = 16 << 20
+"""Largest block: the unit that is hashed, sent and checked."""
+MAX_BLOCKS = 1 << 20
+MAX_CONTENTS_BYTES = 128 << 20
+"""Largest table of blocks in its encoded form: ``MAX_BLOCKS`` need less."""
+_HASHING_THREADS = min(8, os.cpu_count() or 1)
+_MAX_CONNECTIONS = 512
+_ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2, "U8": 1, "I8": 1, "BOOL": 1}
+"""Name of a type in safetensors → bytes of an element."""
+_ALIGNMENT = 8
+_HEADER_LENGTH_BYTES = 8
+TensorParts = tuple[tuple[str, tuple[int, ...]], ...]
+"""Names and shapes of tensors whose bytes follow each other."""
 
 
 class TransferError(Exception):
@@ -124,19 +130,6 @@ def receive_into(connection: socket.socket, target: memoryview) -> None:
         if not received:
             raise TransferError("the peer closed the connection")
         target = target[received:]
-
-
-BLOCK_BYTES = 16 << 20
-
-"""Largest block: the unit that is hashed, sent and checked."""
-
-MAX_BLOCKS = 1 << 20
-
-MAX_CONTENTS_BYTES = 128 << 20
-
-"""Largest table of blocks in its encoded form: ``MAX_BLOCKS`` need less."""
-
-_HASHING_THREADS = min(8, os.cpu_count() or 1)
 
 
 class WeightBlock(msgspec.Struct, frozen=True, array_like=True):
@@ -213,11 +206,6 @@ def covers_once(blocks: Iterable[WeightBlock], num_bytes: int) -> bool:
             return False
         end += block.length
     return end == num_bytes
-
-
-logger = get_logger(__name__)
-
-_MAX_CONNECTIONS = 512
 
 
 class WeightServer:
@@ -336,19 +324,6 @@ def host_towards(url: str) -> str:
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)  # of a datagram socket: chooses the route and sends nothing
         return str(probe.getsockname()[0])
-
-
-_ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2, "U8": 1, "I8": 1, "BOOL": 1}
-
-"""Name of a type in safetensors → bytes of an element."""
-
-_ALIGNMENT = 8
-
-_HEADER_LENGTH_BYTES = 8
-
-TensorParts = tuple[tuple[str, tuple[int, ...]], ...]
-
-"""Names and shapes of tensors whose bytes follow each other."""
 
 
 class TensorShape(NamedTuple):

@@ -63,12 +63,22 @@ from plaudit_wire.records import ScoringRecord
 from plaudit_workers.stream.groups import Group
 
 WIDTH = 4
-
 """Tokens of the runs that are compared."""
-
 _FACTOR = 1_000_003
-
 """Odd: the products of 64-bit integers modulo 2**64 keep runs apart."""
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Estimator = Callable[[Floats, Ints, Ints], Floats]
+STD_EPSILON = 1e-6
+"""Added to a group's standard deviation, as in verl."""
+VARIANCE_EPSILON = 1e-8
+"""Added to the batch's variance in REINFORCE++, as in verl's ``masked_whiten``."""
+Int32s = NDArray[np.int32]
+Float32s = NDArray[np.float32]
+MAX_ERROR = 0.2
+"""The relative error counts at most so much, so the coefficient changes by at most 20 % in ``horizon`` samples."""
+COEFFICIENT = "kl_coefficient"
+"""Key of the coefficient in a checkpoint's ``state.json``."""
 
 
 def repeated_share(ids: NDArray[np.int32]) -> float:
@@ -84,9 +94,6 @@ def repeated_share(ids: NDArray[np.int32]) -> float:
     for offset in range(WIDTH):
         runs = runs * _FACTOR + ids[offset : offset + count]
     return 1 - np.unique(runs).size / count
-
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -120,19 +127,6 @@ def penalise(
     if trained.any():
         figures["actor/reward_kl_penalty"] = float((sums[trained] / num_tokens[trained]).mean())
     return PenalisedScores(scores - coefficient * sums, figures)
-
-
-Ints = NDArray[np.int64]
-
-Estimator = Callable[[Floats, Ints, Ints], Floats]
-
-STD_EPSILON = 1e-6
-
-"""Added to a group's standard deviation, as in verl."""
-
-VARIANCE_EPSILON = 1e-8
-
-"""Added to the batch's variance in REINFORCE++, as in verl's ``masked_whiten``."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +212,6 @@ ESTIMATORS: dict[str, Estimator] = {
     "reinforcePlusPlus": reinforce_plus_plus,
     "reinforcePlusPlusBaseline": reinforce_plus_plus_baseline,
 }
-
 """``algorithm.advantage`` of the job → its estimator."""
 
 
@@ -308,11 +301,6 @@ def turn_advantages(
         for number, value in zip(reached, estimator(at_turn, groups, tokens), strict=True):
             advantages[number][turn] = value
     return advantages
-
-
-Int32s = NDArray[np.int32]
-
-Float32s = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -571,15 +559,6 @@ def _spread(name: str, values: NDArray[np.float64]) -> dict[str, float]:
         f"{name}/min": values.min().item(),
         f"{name}/max": values.max().item(),
     }
-
-
-MAX_ERROR = 0.2
-
-"""The relative error counts at most so much, so the coefficient changes by at most 20 % in ``horizon`` samples."""
-
-COEFFICIENT = "kl_coefficient"
-
-"""Key of the coefficient in a checkpoint's ``state.json``."""
 
 
 class KlController:

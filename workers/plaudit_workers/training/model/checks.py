@@ -24,8 +24,10 @@ from plaudit_workers.training.model.head import NO_LEAK, PACKING_TOLERANCE, ROUG
 from plaudit_workers.training.model.packing import RowImages, shortest
 
 SAMPLED_IMAGE = -1
-
 """Stands for the token of an image that the policy sampled: no image belongs there, so it is embedded as text."""
+_SIZES = ((224, 224), (224, 224), (140, 84), (84, 84))
+"""Height and width of the images: one for each of two longer sequences, which precede in turn, two for the last."""
+_Sequence = tuple[Tensor, list[Pixels]]
 
 
 class ImageRows:
@@ -122,13 +124,6 @@ def _position_index(model: PreTrainedModel) -> Callable[..., Any]:
             "Use a model such as Qwen2.5-VL, or remove data.images"
         )
     return index  # type: ignore[no-any-return]
-
-
-_SIZES = ((224, 224), (224, 224), (140, 84), (84, 84))
-
-"""Height and width of the images: one for each of two longer sequences, which precede in turn, two for the last."""
-
-_Sequence = tuple[Tensor, list[Pixels]]
 
 
 def refuse_unpackable_images(

@@ -56,37 +56,30 @@ from plaudit_workers.weights.parameters import ModelFiles, StoredParameters
 from plaudit_workers.weights.send import TensorParts
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-
 """``model.dtype`` → torch's."""
-
 FORWARD_DTYPES = DTYPES | {"float16": torch.float32}
-
 """``model.dtype`` → precision of the trainer's forward passes. Gradients in float16 would need a scaled loss, which the
 trainer does not do: its passes run in float32 then, and only the published weights are float16."""
-
 _CLASSES: dict[bool, Any] = {False: AutoModelForCausalLM, True: AutoModelForImageTextToText}
-
 """By whether prompts have images."""
-
 _ATTENTION: dict[bool, Any] = {
     False: PACKED_ATTENTION,
     True: {"text_config": PACKED_ATTENTION, "vision_config": "sdpa"},  # a vision tower's attention is not causal
 }
-
 PACKING_TOLERANCE = 1e-3
-
 """Largest change of a sequence's logits when another sequence precedes it in the row, relative to their size: rounding
 in float32. Models whose layers look across sequences differ by far more."""
-
 ROUGH_PACKING_TOLERANCE = 0.05
-
 """The same in bfloat16, whose steps are 0.4 %."""
-
 NO_LEAK = 1e-5
-
 """The largest change between two preceding sequences of the same length, in any precision: such rows round alike, but
 for experts in bfloat16, which get other numbers of tokens. Else a state-space layer would pass whose leak is below
 bfloat16's rounding."""
+EntropyUse = Literal["none", "figure", "loss"]
+"""The use of entropies: none (they are 0), a figure (computed without gradient), or a term of the loss (with it)."""
+CHUNK_BYTES = 1 << 29
+"""Float32 logits that are held at a time: about 900 tokens of a vocabulary of 150,000."""
+_AMPLIFIED = 1000.0
 
 
 def load_model(model: ModelSpec, *, images: bool = False) -> PreTrainedModel:
@@ -311,17 +304,6 @@ def _logits_of(model: PreTrainedModel, sequences: list[Tensor], device: torch.de
     positions = torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0).to(device)
     layout = PackedLayout.of(lengths) if device is None else PackedLayout.of(lengths).to(device)
     return forward_logits(model, ids, positions, layout, torch.arange(ids.numel(), device=device)).float()
-
-
-EntropyUse = Literal["none", "figure", "loss"]
-
-"""The use of entropies: none (they are 0), a figure (computed without gradient), or a term of the loss (with it)."""
-
-CHUNK_BYTES = 1 << 29
-
-"""Float32 logits that are held at a time: about 900 tokens of a vocabulary of 150,000."""
-
-_AMPLIFIED = 1000.0
 
 
 class TokenHead:

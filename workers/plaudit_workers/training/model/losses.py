@@ -111,6 +111,22 @@ if TYPE_CHECKING:
     from plaudit_wire.messages import PolicyVersion
     from plaudit_workers.training.model.batch import TrainingSequence
 
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are cut here before they are exponentiated, as in verl: e^20 is finite in float32, e^100 is not."""
+MAX_K3 = 10.0
+"""The k3 estimate of a token is cut here, as in verl: at a log-ratio of -10 it would be 22,000."""
+FIGURE = "actor/logprob_mismatch"
+"""Mean absolute difference in nats over the tokens of samples that the published policy wrote from first to last."""
+LIMIT_FIGURE = "actor/logprob_mismatch_limit"
+"""The largest such difference that the precision explains, in nats."""
+_TOKENS = "actor/logprob_mismatch_tokens"
+_MAX_LOG_RATIO = 10.0
+_FIELD = "spec.algorithm.loss"
+_WEIGHT = "weight"
+"""Key of the sum of the tokens' weights."""
+_AGGREGATED = ("actor/pg_loss", "actor/kl_loss")
+"""Figures that are parts of the loss; all others are means over the tokens that had a gradient."""
+
 
 @dataclass(frozen=True)
 class TokenInputs:
@@ -163,11 +179,6 @@ def sequence_means(values: Tensor, lengths: Tensor) -> Tensor:
     return sequence_sums(values, lengths) / torch.repeat_interleave(own, own)
 
 
-MAX_LOG_RATIO = 20.0
-
-"""Log-ratios are cut here before they are exponentiated, as in verl: e^20 is finite in float32, e^100 is not."""
-
-
 @dataclass(frozen=True)
 class Corrected:
     """Hold inputs of the loss from the older policies, one value per token."""
@@ -209,11 +220,6 @@ def exp_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     return (numerator - denominator).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-MAX_K3 = 10.0
-
-"""The k3 estimate of a token is cut here, as in verl: at a log-ratio of -10 it would be 22,000."""
-
-
 def k1(logprobs: Tensor, reference: Tensor) -> Tensor:
     """Return ``log π_θ - log π_ref``: unbiased, of any sign."""
     return logprobs - reference
@@ -238,7 +244,6 @@ def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
 
 
 ESTIMATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
-
 """``loss.klEstimator`` → its function."""
 
 
@@ -256,17 +261,6 @@ def importance_weighted(estimates: Tensor, logprobs: Tensor, anchor: Tensor) -> 
         anchor: float32[R], log-probability under the policy around which the loss is clipped.
     """
     return estimates * exp_ratio(logprobs, anchor)
-
-
-FIGURE = "actor/logprob_mismatch"
-
-"""Mean absolute difference in nats over the tokens of samples that the published policy wrote from first to last."""
-
-LIMIT_FIGURE = "actor/logprob_mismatch_limit"
-
-"""The largest such difference that the precision explains, in nats."""
-
-_TOKENS = "actor/logprob_mismatch_tokens"
 
 
 def mismatch_sums(
@@ -334,9 +328,6 @@ def ppo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses:
     return TokenLosses(-gains, clipped < unclipped, bounded)
 
 
-_MAX_LOG_RATIO = 10.0
-
-
 def gspo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses:
     """Return the losses of verl's ``gspo``; see ``ppo.ppo`` for the arguments."""
     frozen = tokens.logprobs.detach()
@@ -366,8 +357,6 @@ def dppo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses
 
 
 PolicyLoss = Callable[[TokenInputs, Tensor, "LossSpec"], TokenLosses]
-
-_FIELD = "spec.algorithm.loss"
 
 
 def load_loss(path: Path, function: str) -> PolicyLoss:
@@ -444,16 +433,7 @@ def _checked(losses: object, tokens: TokenInputs, settings: LossSpec) -> Tensor:
 
 
 LOSSES: dict[str, PolicyLoss] = {"ppo": ppo, "gspo": gspo, "cispo": cispo, "dppo": dppo}
-
 """Each ``loss.kind`` of ``LOSS_KINDS`` but ``python``, and its function."""
-
-_WEIGHT = "weight"
-
-"""Key of the sum of the tokens' weights."""
-
-_AGGREGATED = ("actor/pg_loss", "actor/kl_loss")
-
-"""Figures that are parts of the loss; all others are means over the tokens that had a gradient."""
 
 
 @dataclass(frozen=True)

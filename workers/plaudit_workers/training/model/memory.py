@@ -31,7 +31,6 @@ from plaudit_reward.attention import PACKED_ATTENTION, VARLEN_ATTENTION, packed_
 from plaudit_wire.errors import RefusedError
 
 Checkpointing = Literal["auto", "none", "layers", "selective"]
-
 _ATTENTION = (
     *(
         getattr(torch.ops.aten, name).default

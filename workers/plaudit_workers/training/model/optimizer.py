@@ -32,10 +32,21 @@ from plaudit_job.model_shape import ModelShape, find_device
 if TYPE_CHECKING:
     from plaudit_job.spec.algorithm import AlgorithmSpec, OptimizerSpec
 
-
 MOMENTS = ("exp_avg", "exp_avg_sq")
-
 """AdamW's averages of gradients and of their squares."""
+_TOKENS = "training/computed_tokens"
+_TFLOPS = "training/tflops"
+PROBE_LIMITS = {"bfloat16": 0.3, "float16": 0.05, "float32": 0.05}
+"""``model.dtype`` → mean absolute difference in nats above which weights are refused: several times the rounding of two
+correct passes, half of a wrong layer."""
+MAX_PROBE_TOKENS = 64
+_MIN_PROBE_TOKENS = 16
+_STRIDE = 7919
+"""A prime: arbitrary ids are spread over the vocabulary."""
+_TEXT = (
+    "Tom has 12 apples. He gives 5 of them to his sister and buys 8 more at the market. How many apples does he have "
+    "now? After the gift he has 12 - 5 = 7 apples, and 7 + 8 = 15. So the answer is 15."
+)
 
 
 class PolicyOptimizer:
@@ -170,11 +181,6 @@ def _number(norm: Tensor) -> float:
     return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
 
 
-_TOKENS = "training/computed_tokens"
-
-_TFLOPS = "training/tflops"
-
-
 def training_flops(shape: ModelShape, lengths: Sequence[int], adapters: int | None = None) -> float:
     """Return the operations of one forward and backward pass.
 
@@ -217,25 +223,6 @@ def peak_flops() -> float | None:
         return None
     device = find_device(torch.cuda.get_device_name())
     return device.flops if device else None
-
-
-PROBE_LIMITS = {"bfloat16": 0.3, "float16": 0.05, "float32": 0.05}
-
-"""``model.dtype`` → mean absolute difference in nats above which weights are refused: several times the rounding of two
-correct passes, half of a wrong layer."""
-
-MAX_PROBE_TOKENS = 64
-
-_MIN_PROBE_TOKENS = 16
-
-_STRIDE = 7919
-
-"""A prime: arbitrary ids are spread over the vocabulary."""
-
-_TEXT = (
-    "Tom has 12 apples. He gives 5 of them to his sister and buys 8 more at the market. How many apples does he have "
-    "now? After the gift he has 12 - 5 = 7 apples, and 7 + 8 = 15. So the answer is 15."
-)
 
 
 def probe_ids(tokenizer: PreTrainedTokenizerBase, vocabulary: int, longest: int) -> list[int]:

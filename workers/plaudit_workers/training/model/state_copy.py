@@ -32,6 +32,24 @@ from plaudit_workers.weights.files import ShardReader, TensorRows, write_rows
 from plaudit_workers.weights.image import WeightForm
 from plaudit_workers.weights.index import INDEX_FILE, ShardedTensor, ShardError, ShardIndex, StateProgress, merged
 
+ARGUMENTS: dict[str, Any] = {
+    "update": TrainingBatch,
+    "logprobs": TrainingBatch,
+    "divergences": TrainingBatch,
+    "free_memory": None,
+    "hold_proximal": PolicyVersion,
+    "offer": WeightOffer,
+    "write_weights": str,
+    "copy_weights": None,
+    "write_copied": WeightForm,
+    "probe": None,
+    "copy_state": None,
+    "load": str,
+    "restore": StateProgress,
+    "close": None,
+}
+"""Command → type of its argument."""
+
 
 class WriteReport(msgspec.Struct, frozen=True):
     """Report that a rank has written its file, or failed to."""
@@ -139,26 +157,6 @@ def read_own_rows(reader: ShardReader, tensors: Mapping[str, Tensor]) -> None:
         rows, first_row = own_rows(tensor)
         if rows.numel():
             rows.copy_(reader.rows(name, first_row, rows.shape[0] if rows.dim() else 1))
-
-
-ARGUMENTS: dict[str, Any] = {
-    "update": TrainingBatch,
-    "logprobs": TrainingBatch,
-    "divergences": TrainingBatch,
-    "free_memory": None,
-    "hold_proximal": PolicyVersion,
-    "offer": WeightOffer,
-    "write_weights": str,
-    "copy_weights": None,
-    "write_copied": WeightForm,
-    "probe": None,
-    "copy_state": None,
-    "load": str,
-    "restore": StateProgress,
-    "close": None,
-}
-
-"""Command → type of its argument."""
 
 
 class CommandError(Exception):

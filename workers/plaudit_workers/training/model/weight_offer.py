@@ -29,7 +29,6 @@ from plaudit_workers.weights.send import (
 
 PORT_VARIABLE = "PLAUDIT_WEIGHTS_PORT"
 """Port of local rank 0; the next ranks of the pod take the next ports. Unset: any free port."""
-
 _WHOLE: Mapping[str, TensorParts] = {}
 
 
