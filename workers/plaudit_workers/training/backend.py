@@ -1,19 +1,7 @@
-"""Train the job's model with torch: batches, published weights, checkpoints. Called by the conductor, on rank 0.
+"""Train the job's model with torch, as the conductor's backend: updates, published weights, checkpoints.
 
-Compare the prompts with images that vLLM computed with those that the trainer computes. Called by ``torch_backend``.
-
-A sample carries the tokens that vLLM computed, and the trainer trains them with pixels of its own. Other versions of
-the processor, or other files of it, would make other tokens of an image: the policy would learn from another prompt.
-
-Report updates that are discarded because a gradient is not finite, and end a run that no longer learns.
-
-Called by ``torch_backend`` after each update. A discarded update changes nothing, so a run in which all are discarded
-would end as if it had trained.
-
-Publish versions as deltas, and every few of them whole. Called by ``torch_backend``.
-
-See ``weight_deltas.folders`` for what a version's folder holds. The announced digest is that of the whole files, so a
-rollout checks the same bytes whatever way they took.
+``TorchBackend`` joins the parts of ``model``. ``DiscardedUpdates`` ends a run that no longer learns, ``DeltaPublisher``
+publishes what changed, and prompts with images are compared with those that the rollouts sampled from.
 """
 
 from __future__ import annotations
@@ -61,6 +49,10 @@ _LOWER_RATE = "Lower spec.algorithm.optimizer.learningRate"
 def refuse_other_expansions(groups: Iterable[Group], images: ImageProcessor) -> None:
     """Check that each sample's prompt is the one that the trainer makes of the same images.
 
+    A sample carries the tokens that vLLM computed, and the trainer trains them with pixels of its own. Other versions
+    of the processor, or other files of it, would make other tokens of an image: the policy would learn from another
+    prompt.
+
     Raises:
         RefusedError: a sample's is not.
     """
@@ -90,7 +82,10 @@ def _refuse_other(
 
 
 class DiscardedUpdates:
-    """Count the discarded updates in a row."""
+    """Report updates that are discarded because a gradient is not finite, and end a run that no longer learns.
+
+    A discarded update changes nothing, so a run in which all are discarded would end as if it had trained.
+    """
 
     def __init__(self, algorithm: AlgorithmSpec) -> None:
         self._loss = algorithm.loss
@@ -136,7 +131,10 @@ def _finite(figures: Mapping[str, float], *names: str) -> bool:
 
 
 class DeltaPublisher:
-    """Publish the versions of one trainer; its first one is whole.
+    """Publish the versions of one trainer as deltas, the first one and every few of them whole.
+
+    See ``weights.deltas`` for what a version's folder holds. The announced digest is that of the whole files, so a
+    rollout checks the same bytes whatever way they took.
 
     Args:
         full_every: versions from one that is whole to the next.

@@ -1,4 +1,4 @@
-"""Conduct a run: admit → wait → update → publish → close, step by step. Called by ``worker``, on rank 0.
+"""Conduct a run: admit → wait → update → publish → close, step by step, on rank 0.
 
 A trainer that dies leaves the following, in the order of a step's events:
 
@@ -9,12 +9,6 @@ A trainer that dies leaves the following, in the order of a step's events:
 3. Validation; stored samples and ``steps.jsonl``, written while the next step runs. The step is repeated and written
    again under a higher incarnation; readers take the newest.
 4. The checkpoint, written atomically after all of that. From here on the step survives.
-
-Write the records of a run: steps.jsonl, samples, ledger.json, checkpoints. Called by the conductor.
-
-Do the trainer's periodic work: heartbeat, deadlines, admissions that found no room, lost groups.
-
-Runs beside the conductor's steps about once a second, also during an update.
 """
 
 from __future__ import annotations
@@ -56,7 +50,7 @@ _BEAT_EVERY_S = 5.0
 
 
 class RunRecords:
-    """Write the records of a run."""
+    """Write the records of a run: ``steps.jsonl``, samples, ``ledger.json``, checkpoints."""
 
     def __init__(self, run: RunContext, state: RunState, thread: BackendThread) -> None:
         self._run = run
@@ -157,7 +151,10 @@ class RunRecords:
 
 
 class Upkeep:
-    """Run the trainer's periodic work; see the module's docstring."""
+    """Run the trainer's periodic work: heartbeat, deadlines, admissions that found no room, lost groups.
+
+    It runs beside the steps about once a second, also during an update.
+    """
 
     def __init__(self, run: RunContext, state: RunState, admitter: Admitter) -> None:
         self._run = run
@@ -194,13 +191,8 @@ class Upkeep:
         if time.monotonic() >= self._next_beat or problem != self._reported:
             self._next_beat, self._reported = time.monotonic() + _BEAT_EVERY_S, problem
             self._started = self._started or self._run.clock.now()
-            record = WorkerRecord(
-                self._run.worker,
-                "trainer",
-                version=str(self._state.version),
-                started=self._started,
-                problem=problem,
-            )
+            version = str(self._state.version)
+            record = WorkerRecord(self._run.worker, "trainer", version=version, started=self._started, problem=problem)
             await self._run.transport.beat(record)
 
     async def _return_lost(self, open_groups: set[str]) -> None:
@@ -260,12 +252,7 @@ class Conductor:
     """
 
     def __init__(
-        self,
-        run: RunContext,
-        state: RunState,
-        thread: BackendThread,
-        background: BackgroundTasks,
-        stop: asyncio.Event,
+        self, run: RunContext, state: RunState, thread: BackendThread, background: BackgroundTasks, stop: asyncio.Event
     ) -> None:
         self._run = run
         self._state = state

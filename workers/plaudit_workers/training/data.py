@@ -1,16 +1,13 @@
-"""Yield prompts in the order of their admission: endless epochs, addressed by one number.
+"""Yield the prompts of a data file in the order of their admission: endless epochs, addressed by one number.
 
-``prompt_at(position)`` depends on the file, the seed and the position alone, so the data cursor is all that a
-checkpoint has to keep of the data. Called by the conductor, which turns a ``DatasetRow`` into a stream ``Prompt``.
-
-Store the images of a data file's rows, checked one by one, before the run's first prompt. Called by ``dataset``.
+``PromptData.prompt_at(position)`` depends on the file, the seed and the position alone, so the data cursor is all that
+a checkpoint has to keep of the data. Images are stored, checked one by one, before the run's first prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -29,6 +26,7 @@ from plaudit_workers.image_processor import ImageProcessor
 from plaudit_workers.images import ImageError, row_files, with_parts, without_files
 from plaudit_workers.tokenizer import ChatTemplate
 from plaudit_workers.training.rows import Rows, image_column, read_rows, within_pass_rate
+from plaudit_workers.training.state import PromptRow
 
 logger = get_logger(__name__)
 
@@ -59,7 +57,7 @@ def store_images(path: Path, rows: Rows, images: ImageProcessor) -> list[tuple[s
             raise _refusal(path, number, complaint, "Change its size, or remove the row") from error
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="images") as threads:
-        for part in _parts(numbered):
+        while part := list(islice(numbered, _AT_A_TIME)):
             found += threads.map(store, part)
     return found
 
@@ -88,30 +86,6 @@ def expanded_lengths(
 
 def _refusal(path: Path, number: int, complaint: str, remedy: str) -> RefusedError:
     return RefusedError(f"data file {path}, row {number}: column {IMAGES_COLUMN!r} {complaint}. {remedy}")
-
-
-def _parts(rows: Iterator[tuple[int, tuple[Any, Any]]]) -> Iterator[list[tuple[int, tuple[Any, Any]]]]:
-    while part := list(islice(rows, _AT_A_TIME)):
-        yield part
-
-
-@dataclass(frozen=True)
-class DatasetRow:
-    """Hold one prompt of the data, ready for the model."""
-
-    row: int
-    """Index in the file, from 0."""
-    data_source: str
-    prompt_text: str
-    """Chat template applied."""
-    prompt_ids: bytes
-    """int32[num_prompt_tokens], little-endian."""
-    messages: list[dict[str, Any]]
-    """Empty where the file holds text."""
-    ground_truth: Any
-    extra_info: dict[str, Any]
-    images: tuple[str, ...] = ()
-    """Digests of its images; ``prompt_ids`` has a single token for each."""
 
 
 class PromptData:
@@ -209,12 +183,12 @@ class PromptData:
         """Return the number of prompts of one epoch."""
         return int(self._kept.size)
 
-    def prompt_at(self, position: int) -> DatasetRow:
+    def prompt_at(self, position: int) -> PromptRow:
         """Return the prompt that is admitted as number ``position`` (from 0); epoch: ``position // len(self)``."""
         number = self.row_at(position)
         row = self._rows[number]
         text, prompt = self._texts[number], row["prompt"]
-        return DatasetRow(
+        return PromptRow(
             row=number,
             data_source=str(row["data_source"]),
             prompt_text=text or "",

@@ -1,8 +1,6 @@
-"""``plaudit export``: write weights that a run published, or those of a checkpoint, as one whole model.
+"""Export weights that a run published, or those of a checkpoint, as one whole model (``plaudit export``).
 
 Adapters are merged.
-
-Write the policy of a checkpoint as a whole model, tensor by tensor. Called by ``export``.
 """
 
 from __future__ import annotations

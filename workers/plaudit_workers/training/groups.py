@@ -1,12 +1,7 @@
-"""End groups: first in the trainer's ledger, which is authoritative, then in Redis. Used by the conductor.
+"""Take a group through the trainer: admitted, accepted when it is ready, ended.
 
-Summarize why samples of a step have no score, for logs and messages. Pure; called by ``step_training``.
-
-Accept ready groups: taken from the ``ready`` stream as they come, checked, and shown to the conductor.
-
-The groups themselves stay in ``TrainerStreams.taken`` until they are closed; the ledger marks those accepted here.
-
-Admit prompts: create groups, in the ledger and in Redis, as far as the schedule allows. Called by the conductor.
+``Admitter`` creates groups in the ledger and in Redis, as far as the schedule allows. ``GroupIntake`` takes ready ones
+from the stream and shows them to the conductor. Groups end in the ledger first, which is authoritative, then in Redis.
 """
 
 from __future__ import annotations
@@ -149,7 +144,10 @@ def is_permanent(samples: Sequence[GroupSample]) -> bool:
 
 
 class GroupIntake:
-    """Hold the ready groups that the trainer has accepted."""
+    """Hold the ready groups that the trainer has accepted.
+
+    They stay in ``TrainerStreams.taken`` until they are closed; the ledger marks those accepted here.
+    """
 
     def __init__(self, run: RunContext, state: RunState) -> None:
         self._run = run
@@ -278,8 +276,7 @@ class Admitter:
         if self._state.ledger.find(prompt.group) is None:  # admitted by a call whose reply was lost, and ended since
             return True
         self._state.ledger.withdraw(prompt.group)
-        fields = {"group": prompt.group, "outcome": outcome.name}
-        logger.warning("prompt not admitted", **fields)
+        logger.warning("prompt not admitted", group=prompt.group, outcome=outcome.name)
         return False
 
     def _prompt(self, split: Split, position: int) -> Prompt:

@@ -1,6 +1,6 @@
-"""Publish weights: write a folder atomically, or offer them from memory. Called by ``torch_backend``.
+"""Publish weights: write a folder atomically, or offer them from memory; delete the versions that nobody needs.
 
-See ``published_weights`` for what the folder holds.
+See ``weights.published`` for what a folder holds.
 """
 
 from __future__ import annotations

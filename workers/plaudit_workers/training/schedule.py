@@ -1,7 +1,7 @@
-"""Decide which prompts may be admitted now and which ready groups may be trained now. Pure.
+"""Decide which prompts may be admitted now and which ready groups may be trained now, and keep the ledger. Pure.
 
-Called by the conductor with plain data; independent of Redis, torch and clocks. With P = promptsPerStep,
-k = maxStaleness and version v = number of the newest published policy (step s publishes version s):
+Plain data without Redis, torch or clocks. With P = promptsPerStep, k = maxStaleness and version v = number of the
+newest published policy (step s publishes version s):
 
 - prompts of step s are admitted once version s - 1 - k is published, at most P (1 + k) groups at a time;
 - ``order: step``: step s trains the groups of positions [(s - 1) P, s P), a mini-batch takes whichever is ready first;
@@ -11,17 +11,8 @@ k = maxStaleness and version v = number of the newest published policy (step s p
   trained within k versions of the oldest policy that sampled it (earliest deadline first is feasible exactly when for
   every deadline d the groups due by d fit into the slots left until d).
 
-Join the figures of several updates: of the epochs of a mini-batch, and of the mini-batches of a step. Pure.
-
-Counts are added. ``…/min`` and ``…/max`` are the least and the largest. Speeds are weighted by seconds, means of
-samples by samples, means of tokens by tokens. Losses, norms and learning rates are plain means of the updates. An
-update that lacks a figure, or whose value is not finite, does not count for it; without any other there is no figure.
-
-Keep the trainer's own ledger: groups in flight, the next positions, and how groups ended. Pure.
-
-It is authoritative: Redis's counters are corrected by it. A checkpoint contains its ``snapshot``, so a resumed trainer
-knows which groups the restored policy has learnt from. Positions of a split are admitted in order; those that have to
-be repeated return to the front of the queue with a higher attempt.
+``TrainerLedger`` holds the groups in flight, the next positions, and how groups ended. ``join_epochs`` and
+``join_mini_batches`` join the figures of the updates of a mini-batch and of a step.
 """
 
 from __future__ import annotations
@@ -174,6 +165,12 @@ def join_mini_batches(updates: Sequence[Figures]) -> dict[str, float]:
 
 
 def _joined(updates: Sequence[Figures], is_count: Callable[[str], bool]) -> dict[str, float]:
+    """Add counts, take the least and largest of ``…/min`` and ``…/max``, and average all others.
+
+    Speeds are weighted by seconds, means of samples by samples, means of tokens by tokens; losses, norms and learning
+    rates are plain means of the updates. An update that lacks a figure, or whose value is not finite, does not count
+    for it; without any other there is no figure.
+    """
     joined: dict[str, float] = {}
     for key in dict.fromkeys(key for update in updates for key in update):
         reporting = [update for update in updates if math.isfinite(update.get(key, math.nan))]
@@ -204,7 +201,10 @@ def _weight(key: str, update: Figures) -> float:
 
 
 class Positions:
-    """Hold the prompts of one split: a cursor, the positions to be admitted again, the groups in flight."""
+    """Hold the prompts of one split: a cursor, the positions to be admitted again, the groups in flight.
+
+    Positions are admitted in order; those to be repeated return to the front of the queue with a higher attempt.
+    """
 
     def __init__(self) -> None:
         self.cursor = 0
@@ -319,7 +319,11 @@ def admissible(schedule: Schedule, version: int, positions: Positions) -> list[i
 
 
 class TrainerLedger:
-    """Count the groups of the surviving line and keep the positions of both splits."""
+    """Count the groups of the surviving line and keep the positions of both splits.
+
+    It is authoritative: Redis's counters are corrected by it. A checkpoint contains its ``snapshot``, so a resumed
+    trainer knows which groups the restored policy has learnt from.
+    """
 
     def __init__(self) -> None:
         self.counts = Ledger()

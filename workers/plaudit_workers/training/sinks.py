@@ -1,33 +1,9 @@
-"""Write the figures of each step: to ``steps.jsonl`` always, elsewhere by ``trainer.sinks``. Called by the conductor.
+"""Write the figures of each step: to ``steps.jsonl`` always, elsewhere by ``trainer.sinks``.
 
-All get the same dictionary, with the step as x axis. ``steps.jsonl`` and what reads it belong to
-``plaudit_metrics.sources.steps``: a step that is done again after a resume is a second line with a higher
-incarnation. What a sink makes of such a step is said in its own file.
-
-Flatten the job's specification for sinks that keep a run's configuration.
-
-``mlflow``: a run of MLflow that carries our run's id as a tag, by which a resume finds it again.
-
-Set up by MLflow's own environment variables: ``MLFLOW_TRACKING_URI`` (a server; or a folder, with
-``MLFLOW_ALLOW_FILE_STORE=true``) and ``MLFLOW_EXPERIMENT_NAME`` (default ``plaudit``). A thread sends the steps one
-after another: a server that is slow or away holds up no step. (MLflow's own queue has ten threads, which lose points of
-a file store that they write at once, and keep no order.) A point that is there cannot be replaced, so a step that is
-done again keeps its first figures there.
-
-Build the table of samples that goes to W&B and MLflow with a step: a few of its stored samples.
-
-Define the protocol of sinks, and functions that several of them share.
-
-``steps.jsonl``.
-
-``tensorboard``: scalars in ``<run folder>/tensorboard/``.
-
-``wandb``: a run of Weights & Biases with the id of ours, so that a resume continues it.
-
-Set up by its own environment variables: ``WANDB_API_KEY``, ``WANDB_PROJECT`` (default ``plaudit``), ``WANDB_ENTITY``,
-``WANDB_MODE=offline`` (files in the run's folder, for ``wandb sync``). It sends from a process of its own: a server
-that is slow or away holds up no step. A point that is there cannot be replaced, so a step that is done again keeps its
-first figures there.
+All sinks get the same record, with the step as x axis. ``steps.jsonl`` and what reads it belong to
+``plaudit_metrics.sources.steps``: a step that is done again after a resume is a second line with a higher incarnation.
+W&B and MLflow cannot replace a point, so such a step keeps its first figures there; they also get a table of a few of
+its stored samples.
 """
 
 from __future__ import annotations
@@ -159,7 +135,13 @@ def newest_written(run_folder: Path) -> int:
 
 
 class MLflow:
-    """Log every step once with a table of a few of its samples, and the job's configuration when it creates the run.
+    """Log every step once, with a table of samples, to a run of MLflow whose tag ``plaudit.run`` is the id of ours.
+
+    A resume finds the run by that tag; the job's configuration is logged when it is created. Set up by MLflow's own
+    variables: ``MLFLOW_TRACKING_URI`` (a server; or a folder, with ``MLFLOW_ALLOW_FILE_STORE=true``) and
+    ``MLFLOW_EXPERIMENT_NAME`` (default ``plaudit``). A thread sends the steps one after another: a server that is slow
+    or away holds up no step. (MLflow's own queue has ten threads, which lose points of a file store that they write at
+    once, and keep no order.)
 
     Args:
         run_folder: its name is the run's id.
@@ -270,7 +252,9 @@ class StepsFile:
 
 
 class TensorBoard:
-    """Write scalars. After a resume its first step hides what earlier processes wrote from there on.
+    """Write scalars to ``<run folder>/tensorboard``.
+
+    After a resume its first step hides what earlier processes wrote from there on.
 
     Raises:
         RefusedError: the extra is not installed.
@@ -297,7 +281,11 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Log every step once with a table of a few of its samples, and the job's configuration.
+    """Log every step once, with a table of samples, to a run of Weights & Biases with the id of ours.
+
+    Set up by its own variables: ``WANDB_API_KEY``, ``WANDB_PROJECT`` (default ``plaudit``), ``WANDB_ENTITY``,
+    ``WANDB_MODE=offline`` (files in the run's folder, for ``wandb sync``). It sends from a process of its own: a server
+    that is slow or away holds up no step.
 
     Args:
         run_folder: its name is the run's id.

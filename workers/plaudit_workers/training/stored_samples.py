@@ -1,4 +1,4 @@
-"""Store samples: every closed group of a step as Parquet, one row per sample. Called by the conductor.
+"""Store samples: every closed group of a step as Parquet, one row per sample.
 
 ``samples/step-000012-i1.parquet`` is step 12 as incarnation 1 trained it (``sources.samples.files`` chooses among
 incarnations); the last file of a step that was interrupted in its middle has all groups. Columns: group and index of

@@ -1,16 +1,6 @@
-"""Take turns with rollouts and model servers on the same GPUs (``sleepDuringUpdates``). Used by ``step_training``.
+"""Announce policies to the rollouts, take turns with them on shared GPUs, and run the conductor's background tasks.
 
-The announcement names the update for which they sleep, and their heartbeats repeat the name once their memory is free.
-Those that start meanwhile wait before they build their engine. The trainer keeps the GPUs until it has to wait for
-samples or publishes; a trainer that dies leaves them asleep, and the next one's first announcement wakes them.
-
-Announce policies, and write whole files of one that was offered directly or as a delta, for rollouts that need them.
-
-Used by the conductor.
-
-Run background tasks of the conductor: work for which the next step does not wait.
-
-A failure of any of them ends the run as if it had happened in a step (``asyncio.TaskGroup``).
+``Turns`` needs ``Announcements``: an announcement names the update for which rollouts and model servers sleep.
 """
 
 from __future__ import annotations
@@ -47,7 +37,7 @@ _OUTAGE_HIDES_AFTER_S = 10.0
 
 
 class Announcements:
-    """Announce the newest policy, never an older one after it.
+    """Announce the newest policy, never an older one after it, and write its whole files for rollouts that need them.
 
     Args:
         look_every_s: seconds between two looks at the requests for files.
@@ -142,7 +132,13 @@ def published_bytes(announcement: Announcement) -> int:
 
 
 class Turns:
-    """Decide whose turn it is; without ``sleepDuringUpdates`` always everybody's."""
+    """Take turns with rollouts and model servers on the same GPUs; without ``sleepDuringUpdates`` all use theirs.
+
+    The announcement names the update for which they sleep, and their heartbeats repeat the name once their memory is
+    free. Those that start meanwhile wait before they build their engine. The trainer keeps the GPUs until it has to
+    wait for samples or publishes; a trainer that dies leaves them asleep, and the next one's first announcement wakes
+    them.
+    """
 
     def __init__(
         self, run: RunContext, state: RunState, thread: BackendThread, announcements: Announcements, stop: asyncio.Event
@@ -218,7 +214,7 @@ class Turns:
 
 
 class BackgroundTasks:
-    """Run tasks beside the steps, in a group that owns them."""
+    """Run work for which the next step does not wait. A failure ends the run as if it had happened in a step."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks

@@ -1,22 +1,13 @@
-"""Restore the whole weight files of a version from those of another one and the deltas between them.
-
-Each file is read, changed, hashed and written block by block in one pass, several files at once.
-
-Encode the changed elements of a tensor, and apply them: positions as gaps, values as raw bits.
-
-Reinforcement learning's steps are so small that about 99 % of bfloat16 weights keep their bits in a step (Miahi and
-Belilovsky 2026, arXiv 2602.03839). Bits are compared and copied, never numbers: -0.0 and NaNs come out as they went in,
-and nothing is added up.
-
-Position i is the sum of the gaps up to i, minus 1. A gap has one or two bytes, whichever makes the tensor's delta
-smaller; one that does not fit is bridged by unchanged elements.
-
-Find the chain to a published version: the versions on which its delta rests, back to one that is whole.
+"""Encode the changed elements of weights, and restore whole weight files from older ones and the deltas between them.
 
 With ``trainer.weights.fullEvery`` above 1, a folder of published weights holds, besides ``probe.json``:
 
 - ``delta.json`` and, for each weight file, ``NAME.delta`` with what changed since the version before; or
 - the weight files whole; or both, so that rollouts that hold the version before need not read the whole ones.
+
+Reinforcement learning's steps are so small that about 99 % of bfloat16 weights keep their bits in a step (Miahi and
+Belilovsky 2026, arXiv 2602.03839). Bits are compared and copied, never numbers: -0.0 and NaNs come out as they went in,
+and nothing is added up.
 """
 
 from __future__ import annotations
@@ -58,7 +49,11 @@ class DeltaError(Exception):
 
 
 class TensorDelta(NamedTuple):
-    """Hold the changed elements of one tensor."""
+    """Hold the changed elements of one tensor: positions as gaps, values as raw bits.
+
+    Position i is the sum of the gaps up to i, minus 1. A gap has one or two bytes, whichever makes the tensor's delta
+    smaller; one that does not fit is bridged by unchanged elements.
+    """
 
     gaps: Bits
     """[N] of one or two bytes: distance from the position before; that of the first from -1."""
@@ -252,6 +247,8 @@ class _Tensor(NamedTuple):
 
 def restore(start: Path, deltas: Sequence[Path], target: Path) -> str:
     """Write the weight files of the version to which the deltas lead.
+
+    Each file is read, changed, hashed and written block by block in one pass, several files at once.
 
     Args:
         start: folder with whole weight files.

@@ -1,16 +1,7 @@
-"""Write a model's tensors as one safetensors file of each rank, hashed on the way. Called by ``policy_model``.
+"""Write and read tensors as safetensors files, hashed on the way: published weights, and the state of checkpoints.
 
-Each rank writes whole tensors, balanced by their bytes. They are gathered one after the other, so no rank ever holds
-the whole model. With several files an index names the file of each tensor, as in every sharded model on the Hugging
-Face hub.
-
-View tensors as the bytes of a safetensors file.
-
-Read rows of tensors from the files of a state; only the blocks that contain them are read and checked.
-
-Write the tensors of a state as one safetensors file in another precision, holding one tensor at a time.
-
-Write a rank's rows of tensors to a safetensors file, and hash them on the way.
+``WeightFiles`` are the published weights, one file of each rank. ``write_rows`` and ``ShardReader`` write and read a
+state, each rank its rows; ``write_converted`` makes one file of it, in another precision.
 """
 
 from __future__ import annotations
@@ -71,7 +62,12 @@ class WeightFile:
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """Plan the files of the published weights: file i is written by rank i. The same on every rank."""
+    """Plan the files of the published weights: file i is written by rank i. The same on every rank.
+
+    Each rank writes whole tensors, balanced by their bytes. They are gathered one after the other, so no rank ever
+    holds the whole model. With several files an index names the file of each tensor, as in every sharded model on the
+    Hugging Face hub.
+    """
 
     files: tuple[WeightFile, ...]
     """At most one for each rank, none of them empty."""
@@ -197,7 +193,7 @@ class _HashedFile:
 
 
 class ShardReader:
-    """Read the state in a folder with ``policy.json``.
+    """Read rows of the state in a folder with ``policy.json``; only the blocks that hold them are read and checked.
 
     Raises:
         ShardError: the index is damaged.
@@ -274,7 +270,7 @@ class ShardReader:
 def write_converted(
     path: Path, reader: ShardReader, names: Mapping[str, str], dtype: torch.dtype, parts: Mapping[str, TensorParts]
 ) -> None:
-    """Write whole tensors.
+    """Write the tensors of a state as one file, holding one tensor at a time.
 
     Args:
         names: name in the file → name in the state.

@@ -1,8 +1,8 @@
-"""The contract of a folder of published weights: digest and probe. Written by the trainer, checked by rollouts.
+"""Define a folder of published weights: its files, digest and probe. Written by the trainer, checked by rollouts.
 
 ``weights/<incarnation>.<number>/`` holds ``*.safetensors`` (one file of each rank; with several, their index),
 configuration, tokenizer, and ``probe.json``. With ``trainer.lora`` it holds the adapters only, in peft's format. With
-``trainer.weights.fullEvery`` most versions hold only what changed (``weight_deltas.folders``).
+``trainer.weights.fullEvery`` most versions hold only what changed (``deltas``).
 """
 
 from __future__ import annotations

@@ -1,21 +1,8 @@
-"""Receive an announced version into memory: check the memory → collect the parts → folder.
+"""Receive an announced version: connect to every rank of the trainer → tables of their parts → blocks.
 
-The bytes go into an anonymous file in memory, which looks like the trainer's safetensors file to the engine. They
-count as memory of the process until the engine has copied them.
-
-Estimate the memory that this process can still take: the machine's, within the limits of its cgroups.
-
-A process that exceeds the limit of a cgroup is killed, however much the machine has left. An anonymous file counts
-towards the cgroup of the process that fills it.
-
-Receive the blocks of a part into a file: each chunk is hashed and written while the next one arrives.
-
-Blocks pass through two small buffers. Nothing maps the file, so its memory or disk is freed when it is closed, whatever
-an exception still refers to.
-
-Collect an announced version from every rank of the trainer in one file: connect → table → blocks.
-
-Used by rollouts, for a file in memory (``receiver``), and by rank 0 of the trainer, for one on the run's volume.
+``PartCollector`` writes the parts into any file; rank 0 of the trainer uses it for one on the run's volume.
+``Reception`` is the rollout's: it checks the memory and receives into an anonymous file in memory. ``send`` describes
+the protocol.
 """
 
 from __future__ import annotations
@@ -73,7 +60,11 @@ _V2 = _Controller("memory.max", "memory.current", ("inactive_file", "active_file
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes that this process can take without swapping and without reaching a limit."""
+    """Return the bytes that this process can take without swapping and without reaching a limit of its cgroups.
+
+    A process that exceeds such a limit is killed, however much the machine has left. An anonymous file counts towards
+    the cgroup of the process that fills it.
+    """
     lines = (root / "proc/meminfo").read_text().splitlines()
     machine = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     limits = (_left(folder, controller) for folder, controller in _cgroups(root))
@@ -110,6 +101,9 @@ def _left(folder: Path, controller: _Controller) -> int | None:
 
 def receive_blocks(connection: socket.socket, blocks: Iterable[WeightBlock], file: int) -> None:
     """Receive blocks in this order, check each, and write it where it belongs.
+
+    Each chunk is hashed and written while the next one arrives, in two small buffers. Nothing maps the file, so its
+    memory or disk is freed when it is closed, whatever an exception still refers to.
 
     Args:
         connection: with a timeout for each read.
@@ -262,6 +256,9 @@ class PartCollector:
 
 class Reception:
     """Hold the weights of one version in memory. ``receive`` blocks; ``close`` frees the memory, from any thread.
+
+    The anonymous file looks like the trainer's safetensors file to the engine. Its bytes count as memory of the process
+    until the engine has copied them.
 
     Args:
         stalled_after_s: how long no byte may arrive.

@@ -1,26 +1,17 @@
-"""Offer the newest version's part of this rank to rollouts. Runs in threads of each process of the trainer.
-
-A new version replaces the one before. Transfers of the replaced one continue until the next is prepared: ``make_room``
-breaks those that are left, so a rank holds at most two copies of its part. A rollout that stalls is disconnected, and
-never delays the trainer.
-
-Define the protocol of one connection between a rollout and a rank of the trainer.
+"""Offer the newest version's part of this rank to rollouts, by a protocol of one connection each.
 
 1. The trainer sends a nonce of 32 bytes.
 2. The rollout sends a frame with the version that it wants and HMAC-SHA256 of nonce and version under the token. The
    token is in the announcement, so only processes that may read the run's state in Redis have it.
-3. The trainer sends a frame with the table of its part (``part.Contents``). A wrong proof, or a version that it does
-   not hold any more, closes the connection at once.
+3. The trainer sends a frame with the table of its part (``Contents``). A wrong proof, or a version that it does not
+   hold any more, closes the connection at once.
 4. The rollout sends ``GO`` when it has the tables of all ranks and is ready for this one's blocks. The rank keeps the
    version for it until then, so one that is published meanwhile does not break the transfer.
 5. The trainer sends the blocks and closes.
 
 The rollout checks the table against the digest in the announcement and each block against the table. So neither side
 trusts the network; the weights themselves are not encrypted. A frame is its length (4 bytes, big endian) and msgpack.
-
-Lay out a model's tensors as the bytes of one safetensors file, of which each rank of the trainer holds a part.
-
-Cut the part of a weights file that one rank holds into hashed blocks.
+The parts of all ranks are the bytes of one safetensors file (``file_layout``), each cut into hashed blocks.
 """
 
 from __future__ import annotations
@@ -142,7 +133,7 @@ class WeightBlock(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Contents(msgspec.Struct, frozen=True, array_like=True):
-    """Hold the table of a part. Written by a rank of the trainer, read by rollouts before the blocks."""
+    """Hold the table of a part. Written by a rank of the trainer, read before the blocks."""
 
     blocks: list[WeightBlock]
     probe: bytes = b""
@@ -210,6 +201,10 @@ def covers_once(blocks: Iterable[WeightBlock], num_bytes: int) -> bool:
 
 class WeightServer:
     """Serve one part at a time on a TCP port. Threads are daemons: they never keep the process alive.
+
+    A new version replaces the one before. Transfers of the replaced one continue until the next is prepared:
+    ``make_room`` breaks those that are left, so a rank holds at most two copies of its part. A rollout that stalls is
+    disconnected, and never delays the trainer.
 
     Args:
         port: to listen on; 0: any free one.

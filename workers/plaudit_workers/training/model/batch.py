@@ -1,38 +1,9 @@
-"""Build the batch of one update: the scored samples of some groups as plain arrays, with their advantages.
+"""Build the batch of one update: the scored samples of some groups as plain arrays, with their advantages. Pure.
 
-``make_batch`` is pure; ``torch_backend`` passes its result to ``PolicyModel.update``.
-Left out are samples without a score (masked: a failure must not look like a reward of zero) and
-samples without a token that the policy chose. Advantages are computed over all scored samples.
-
-Measure how much a response repeats itself: a sign of collapse that rewards may not show. Called by ``batch``.
-
-``loss.klIn: reward``: the divergence from the starting weights lowers the rewards instead of raising the loss.
-
-``r'_i = r_i - klCoefficient · Σ_t k_it`` over the trained tokens of sample i, with ``k`` the estimate ``klEstimator``
-between the policy around which the loss is clipped and the starting weights. Advantages are computed from r', so the
-penalty has no gradient of its own. Source: Ouyang et al. 2022, InstructGPT (arXiv 2203.02155), as verl's
-``apply_kl_penalty`` with an advantage of whole responses, which sums the tokens. Degenerate:
-equal policies leave the rewards as they are.
-
-``algorithm.advantagePer: turn``: an advantage for each turn of a conversation, from the rewards of its turns.
-
-The return of turn t is the reward of the sample without what the environment had paid before that turn:
-
-``R_t = r - w · Σ_{k<t} r_k``
-
-with ``r_k`` the environment's reward for turn k and ``w`` the weight of the scorer ``environment``. The job's estimator
-(``advantage.ESTIMATORS``) then compares ``R_t`` with the returns of the same turn of the other samples of the group:
-what a turn cannot have caused does not count for it. Source: the discount-free return of policy gradients (Sutton et
-al. 2000, Policy Gradient Methods for Reinforcement Learning with Function Approximation), with a group's mean at turn t
-as the baseline.
-
-Degenerate: with one turn a sample, the estimator itself, exactly. A turn that only one sample of its group reached has
-nothing to be compared with: 0 under the group-relative estimators.
-
-Compute the advantages of samples, one function per estimator.
-
-Called by ``batch.make_batch`` with the scored samples of the groups of one update; masked samples (no score) are
-already left out, so a baseline is never made of an invented zero.
+Left out are samples without a score (masked: a failure must not look like a reward of zero) and samples without a token
+that the policy chose. Advantages are computed over all scored samples, by one function per estimator (``ESTIMATORS``):
+a sample, or each turn of it (``turn_advantages``), is compared with others of its group. Rewards may be lowered by the
+divergence from the starting weights before that (``penalise``), with a coefficient that ``KlController`` may adapt.
 
 Shapes: ``S`` scored samples in ``G`` groups. Every estimator takes ``scores: float64[S]``, ``group: int64[S]`` (which
 of the G groups a sample belongs to) and ``num_tokens: int64[S]`` (trained tokens of its response), and returns
@@ -41,12 +12,6 @@ of the G groups a sample belongs to) and ``num_tokens: int64[S]`` (trained token
 A group of one survivor has no baseline and a group whose scores are all equal teaches nothing about which response is
 better: in both cases the group-relative estimators (all but REINFORCE++) return exactly 0 (verl gives a lone survivor
 its score as advantage, which pushes towards whatever survived). ``degenerate_groups`` counts them.
-
-``loss.adaptiveKl``: a coefficient of the divergence that follows a target. Called by ``torch_backend``.
-
-``β ← β · (1 + clip(KL ÷ target - 1, -0.2, 0.2) · n ÷ horizon)`` after an update on n samples of the mean divergence KL.
-Source: Ziegler et al. 2019, Fine-Tuning Language Models from Human Preferences (arXiv 1909.08593), as verl's
-``AdaptiveKLController``. Degenerate: at KL = target the coefficient stays, and 0 stays 0.
 """
 
 from __future__ import annotations
@@ -82,10 +47,9 @@ COEFFICIENT = "kl_coefficient"
 
 
 def repeated_share(ids: NDArray[np.int32]) -> float:
-    """Return the share of runs of ``WIDTH`` tokens that occurred before in the response: 0 to nearly 1.
+    """Return the share of runs of ``WIDTH`` tokens that occurred before in the response, int32[T]: 0 to nearly 1.
 
-    Args:
-        ids: int32[T]; a response shorter than ``WIDTH`` has share 0.
+    It is a sign of collapse that rewards may not show. A response shorter than ``WIDTH`` has share 0.
     """
     count = ids.size - WIDTH + 1
     if count < 1:
@@ -108,7 +72,13 @@ class PenalisedScores:
 def penalise(
     scores: Floats, owners: Sequence[int], divergences: Sequence[NDArray[np.float32]], coefficient: float
 ) -> PenalisedScores:
-    """Subtract the divergence of each sample from its reward.
+    """Subtract the divergence from the starting weights from each sample's reward (``loss.klIn: reward``).
+
+    ``r'_i = r_i - klCoefficient · Σ_t k_it`` over the trained tokens of sample i, with ``k`` the estimate
+    ``klEstimator`` between the policy around which the loss is clipped and the starting weights. Advantages are
+    computed from r', so the penalty has no gradient of its own. Source: Ouyang et al. 2022, InstructGPT (arXiv
+    2203.02155), as verl's ``apply_kl_penalty`` with an advantage of whole responses, which sums the tokens.
+    Degenerate: equal policies leave the rewards as they are.
 
     Args:
         scores: float64[S].
@@ -264,7 +234,10 @@ def turn_tokens(starts: Ints, loss_mask: NDArray[np.bool_]) -> Ints:
 
 
 def turn_returns(score: float, turn_rewards: Sequence[float], weight: float, num_turns: int) -> Floats:
-    """Return the reward of a sample from each turn on: float64[K].
+    """Return the reward of a sample without what the environment had paid before each turn: float64[K].
+
+    ``R_t = r - w · Σ_{k<t} r_k`` with ``r_k`` the environment's reward for turn k and ``w`` the weight of the scorer
+    ``environment``.
 
     Args:
         turn_rewards: of the environment, one a turn; missing ones are 0.
@@ -281,7 +254,13 @@ def turn_returns(score: float, turn_rewards: Sequence[float], weight: float, num
 def turn_advantages(
     estimator: Estimator, returns: Sequence[Floats], group: Ints, num_tokens: Sequence[Ints]
 ) -> list[Floats]:
-    """Apply an estimator to each turn position.
+    """Apply an estimator to each turn position (``algorithm.advantagePer: turn``).
+
+    It compares ``turn_returns`` with the returns of the same turn of the other samples of the group: what a turn cannot
+    have caused does not count for it. Source: the discount-free return of policy gradients (Sutton et al. 2000, Policy
+    Gradient Methods for Reinforcement Learning with Function Approximation), with a group's mean at turn t as the
+    baseline. Degenerate: with one turn a sample, the estimator itself, exactly. A turn that only one sample of its
+    group reached has nothing to be compared with: 0 under the group-relative estimators.
 
     Args:
         returns: of each of S samples, float64[K_i].
@@ -435,7 +414,7 @@ def make_batch(
 
     Args:
         groups: in any order, without those that are to be dropped.
-        estimator: a key of ``advantage.ESTIMATORS``.
+        estimator: a key of ``ESTIMATORS``.
         temperature: of sampling, > 0.
         penalty: lowers rewards before advantages are computed.
         turn_weights: scorers that read the environment's reward → their weights, for advantages of turns; None: one
@@ -562,7 +541,11 @@ def _spread(name: str, values: NDArray[np.float64]) -> dict[str, float]:
 
 
 class KlController:
-    """Hold the present coefficient.
+    """Hold the coefficient of the divergence, which may follow a target (``loss.adaptiveKl``).
+
+    ``β ← β · (1 + clip(KL ÷ target - 1, -0.2, 0.2) · n ÷ horizon)`` after an update on n samples of the mean divergence
+    KL. Source: Ziegler et al. 2019, Fine-Tuning Language Models from Human Preferences (arXiv 1909.08593), as verl's
+    ``AdaptiveKLController``. Degenerate: at KL = target the coefficient stays, and 0 stays 0.
 
     Args:
         coefficient: ``klCoefficient``, the first value.

@@ -1,9 +1,8 @@
-"""Check that a packed row with images is computed as its sequences alone. Called by ``policy_model`` at the start.
+"""Lay the images of a packed row, and check that such a row is computed as its sequences alone.
 
-Lay the images of a packed row: pixels of all its sequences, and positions in three dimensions.
-
-Within an image, tokens have the positions of their patches (M-RoPE, Qwen2-VL, arXiv 2409.12191), which the model itself
-computes for each sequence. Attention over the row needs no positions, so rows with images are packed like any other.
+A row has the pixels of all its sequences, and positions in three dimensions: within an image, tokens have the positions
+of their patches (M-RoPE, Qwen2-VL, arXiv 2409.12191), which the model itself computes for each sequence. Attention over
+the row needs no positions, so rows with images are packed like any other.
 """
 
 from __future__ import annotations

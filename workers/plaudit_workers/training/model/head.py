@@ -1,25 +1,8 @@
-"""Load the policy's model; refuse what cannot be loaded or cannot be trained in packed rows.
+"""Load the policy's model, run packed rows through it, and reduce its logits to what the loss needs.
 
-Parameters are held in float32, whatever ``model.dtype`` says: updates at a learning rate of 1e-6 would vanish in
-bfloat16. ``model.dtype`` is the precision of the forward passes and of the published weights.
-
-Compute log-probabilities and entropies of chosen tokens in the model's output head, chunk by chunk.
-
-Logits of a vocabulary of 150,000 take 600 kB a token in float32, and the loss needs two numbers of them. While a
-``TokenHead`` is active the head itself returns these two in place of logits: it computes the logits of a few hundred
-tokens, reduces them, and computes them again for the gradient (``torch.utils.checkpoint``). The call stays inside the
-model's forward pass, where sharded weights are gathered.
-
-Models that change the logits behind the head (Gemma's soft cap, Cohere's scale) are recognised by a probe, not by name;
-for them the whole logits are kept.
-
-Refuse sampling that cannot be trained on.
-
-The rollout keeps log-probabilities under the distribution it drew from: logits divided by the temperature. The trainer
-does the same (``token_head``), so that both describe the same policy. Sampling that cuts the distribution (``topP``
-below 1, ``topK``) gives every cut token the probability 0, and the set of cut tokens depends on the weights: the
-trainer's weights cut others than the rollout's, so a sampled token may have no probability at all. Such sampling is
-refused, not approximated.
+What cannot be loaded, trained in packed rows or compared with its rollouts is refused. Parameters are held in float32,
+whatever ``model.dtype`` says: updates at a learning rate of 1e-6 would vanish in bfloat16. ``model.dtype`` is the
+precision of the forward passes and of the published weights.
 """
 
 from __future__ import annotations
@@ -307,7 +290,15 @@ def _logits_of(model: PreTrainedModel, sequences: list[Tensor], device: torch.de
 
 
 class TokenHead:
-    """Compute the output head of a model in chunks where the model allows it.
+    """Compute log-probabilities and entropies of chosen tokens in the model's output head, chunk by chunk.
+
+    Logits of a vocabulary of 150,000 take 600 kB a token in float32, and the loss needs two numbers of them. Within
+    ``reducing`` the head itself returns these two in place of logits: it computes the logits of a few hundred tokens,
+    reduces them, and computes them again for the gradient (``torch.utils.checkpoint``). The call stays inside the
+    model's forward pass, where sharded weights are gathered.
+
+    Models that change the logits behind the head (Gemma's soft cap, Cohere's scale) are recognised by a probe, not by
+    name; for them the whole logits are kept.
 
     Args:
         model: if sharded, building is a collective call.
@@ -399,6 +390,11 @@ def _returns_the_heads_output(model: PreTrainedModel, head: torch.nn.Module, dev
 
 def refuse_cut_sampling(sampling: SamplingSpec) -> None:
     """Check that the trainer can compute the distribution of the training samples.
+
+    The rollout keeps log-probabilities under the distribution it drew from: logits divided by the temperature. The
+    trainer does the same, so that both describe the same policy. Sampling that cuts the distribution gives every cut
+    token the probability 0, and the set of cut tokens depends on the weights: the trainer's weights cut others than the
+    rollout's, so a sampled token may have no probability at all. Such sampling is refused, not approximated.
 
     Raises:
         RefusedError: temperature 0, ``topP`` below 1 or ``topK`` given.

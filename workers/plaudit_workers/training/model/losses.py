@@ -1,95 +1,16 @@
-"""Hold inputs and results of a policy loss, token by token: passed by ``policy_model``, read by every loss here.
+"""Compute the loss of a micro-batch: policy loss × importance weight, optional KL and entropy terms, aggregated.
 
-Shapes: R trained tokens of a micro-batch, which are those of S whole sequences, one behind another.
+A policy loss (``LOSSES``, by ``loss.kind``) is a pure function ``(tokens, anchor, settings)`` that returns one loss a
+trained token; ``loss.kind: python`` loads one of the user's. ``policy_loss`` adds what all have in common: ``correct``
+for samples of an older policy, ``ESTIMATES`` of the divergence from the starting weights, entropy. Each term is a sum
+over tokens of ``token_weights`` × token loss, with weights from the *whole* update: sums over micro-batches and ranks
+add up to the same loss whatever the packing.
 
-Correct for samples that an older policy, or a slightly different engine, drew.
+Three policies meet in an update: μ, the *behaviour* policy that sampled a token (its log-probability came with the
+sample); π_prox, the *proximal* policy around which the loss is clipped; π_θ, the one being trained.
 
-Called by ``model.loss``. Three policies meet in an update: μ, the *behaviour* policy that sampled a token (its
-log-probability came with the sample); π_prox, the *proximal* policy around which the loss is clipped; π_θ, the one
-being trained.
-
-| ``loss.correction`` | clipped ratio | importance weight c | above ``correctionCap`` |
-| --- | --- | --- | --- |
-| ``none`` | π_θ ÷ μ | 1 | - |
-| ``tis`` | π_θ ÷ π_prox | π_prox ÷ μ | c is cut to the cap |
-| ``decoupled`` | π_θ ÷ π_prox | π_prox ÷ μ | the policy-gradient term is left out, below ``correctionFloor`` too |
-| ``reject`` | π_θ ÷ π_prox | 1 | the same |
-
-``loss.correctionLevel`` chooses the ratio ``π_prox ÷ μ`` that is weighed and compared: a ``token``'s own, the product
-over its ``sequence``, or their ``geometric`` mean (for sequences of any length; the product leaves [1/2, 2] soon).
-
-π_prox is the newest published policy, with which the step began (verl's "old" policy). With one update a step
-(``miniBatchesPerStep`` and ``epochs`` 1) π_prox is π_θ itself and costs nothing; with more, the clip bounds how far the
-step's later updates move away from its beginning, at the price of one more forward pass and one more copy of the
-(sharded) weights. Truncated weights alone would not bound that: with four updates a step on samples two versions
-old, the tiny model of the examples unlearns its task again.
-
-Sources: ``tis`` Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training, as verl's
-rollout correction (``rollout_is: token``, ``sequence``); with a floor, ``decoupled`` is IcePop; ``reject`` is verl's
-``rollout_rs: token_k1, seq_sum_k1, seq_mean_k1`` for the inverse bounds, but the aggregation still counts rejected
-tokens; ``decoupled`` Hilton et al. 2021 (arXiv 2110.00641) as in AReaL (arXiv 2505.24298) with its cap.
-
-Estimate KL(π_θ ‖ π_ref) from the tokens of samples: ``loss.klEstimator``.
-
-Source: Schulman 2020, Approximating KL Divergence; bounds as in verl's ``kl_penalty_forward``. All are 0 for equal
-policies. Only the gradient of ``k2`` is that of the divergence; ``k1`` has the right mean and, as a term of the loss,
-no useful gradient; ``k3`` is never negative and varies least.
-
-Measure whether rollouts sample from the published weights: one figure per step. Called by ``policy_model``.
-
-A token that was sampled by the policy whose log-probabilities the trainer has must have the same
-log-probability on both sides, but for the kernels' rounding. Tokens of older policies differ rightly and are left out.
-
-Weigh the losses of tokens, which add up to the loss of an update: ``loss.aggregation``.
-
-| ``loss.aggregation`` | verl's ``loss_agg_mode`` | weight of a token of sequence i |
-| --- | --- | --- |
-| ``token`` | ``token-mean`` | 1 ÷ N |
-| ``sequence`` | ``seq-mean-token-mean`` | 1 ÷ (S · T_i) |
-| ``constant`` | ``seq-mean-token-sum-norm`` | 1 ÷ (S · maxTokens) |
-
-S sequences of the update, T_i trained tokens of sequence i, N = Σ T_i. Only ``constant`` gives a token the same weight
-whatever the lengths, its own and the others': Liu et al. 2025, Dr. GRPO (arXiv 2503.20783).
-
-``loss.kind: ppo``: the clipped ratio, with clip-higher and dual clip.
-
-``l_t = -min(r_t A_t, clip(r_t, 1 - clipLow, 1 + clipHigh) A_t)`` with ``r_t = exp(log π_θ - anchor)``; where ``A_t <
-0`` no more than ``-clipRatioC · A_t``. Sources: Schulman et al. 2017, PPO (arXiv 1707.06347); clip-higher: Yu et al.
-2025, DAPO (arXiv 2503.14476); dual clip: Ye et al. 2020 (arXiv 1912.09729). Degenerate: at ratio 1 the gradient is the
-plain policy gradient and nothing is clipped.
-
-``loss.kind: gspo``: one ratio a sequence, the geometric mean of its tokens' ratios, clipped as a whole.
-
-``s_i = exp(mean_t (log π_θ - anchor))``, ``l_t = -min(s A, clip(s, 1 - clipLow, 1 + clipHigh) A)``; the gradient flows
-through each token's own log-probability (``s_it = sg[s_i] · π_θ ÷ sg[π_θ]``). The paper's clips are about 3e-4 and
-4e-4, with ``aggregation: sequence``. Source: Zheng et al. 2025, GSPO (arXiv 2507.18071), as verl computes it (log-ratio
-at most 10). Degenerate: with responses of one token it is ``ppo`` without dual clip.
-
-``loss.kind: cispo``: the ratio weighs a token's gradient and is cut, but no token loses its gradient.
-
-``l_t = -sg[clip(r_t, 1 - clipLow, 1 + clipHigh)] · A_t · log π_θ``. Source: MiniMax 2025, MiniMax-M1 (arXiv
-2506.13585), as verl computes it. TRL bounds the ratio from above only: give ``clipLow`` near 1 for that. Degenerate: at
-ratio 1 its gradient is the plain policy gradient, but its value is not that of ``ppo``.
-
-``loss.kind: dppo``: a token is left out when its probability, not its ratio, has moved too far in its direction.
-
-``l_t = -sg[min(r_t, clipRatioC)] · A_t · log π_θ · keep_t``, where ``keep_t`` is false if ``A_t > 0`` and ``π_θ -
-π_anchor > clipHigh``, or ``A_t <= 0`` and ``π_anchor - π_θ > clipLow``: the clips are differences of probabilities
-here. A ratio punishes rare tokens for moves that hardly change the distribution. Source: 2026, DPPO (arXiv 2602.04879),
-binary total variation, as in verl (``dppo_tv``); its mask is that of prime-rl's default loss, without that loss's
-penalty on the squared log-ratio. Degenerate: equal policies keep every token and give the plain policy gradient.
-
-``loss.kind: python``: a loss of the user's own, a function in a file.
-
-``def my_loss(tokens, anchor, settings)`` gets what the other losses get (see ``ppo.ppo``) and returns float32[R], the
-loss of each trained token with its gradient. Importance weights, aggregation, KL and entropy terms are added as for
-every other loss.
-
-Compute the loss of a micro-batch: policy loss × importance weight, optional KL and entropy terms, aggregated.
-
-Called by ``policy_model`` for each micro-batch. Each term is a sum over tokens of ``aggregation weight x token loss``,
-with weights from the *whole* update (``losses.aggregation``): sums over micro-batches and ranks add up to the same loss
-whatever the packing.
+Shapes: R trained tokens of a micro-batch, which are those of S whole sequences, one behind another. The ``anchor`` is
+float32[R], the log-probability under the policy around which the ratio is clipped.
 """
 
 from __future__ import annotations
@@ -115,12 +36,12 @@ MAX_LOG_RATIO = 20.0
 """Log-ratios are cut here before they are exponentiated, as in verl: e^20 is finite in float32, e^100 is not."""
 MAX_K3 = 10.0
 """The k3 estimate of a token is cut here, as in verl: at a log-ratio of -10 it would be 22,000."""
-FIGURE = "actor/logprob_mismatch"
+MISMATCH = "actor/logprob_mismatch"
 """Mean absolute difference in nats over the tokens of samples that the published policy wrote from first to last."""
-LIMIT_FIGURE = "actor/logprob_mismatch_limit"
+MISMATCH_LIMIT = "actor/logprob_mismatch_limit"
 """The largest such difference that the precision explains, in nats."""
-_TOKENS = "actor/logprob_mismatch_tokens"
-_MAX_LOG_RATIO = 10.0
+_MISMATCH_TOKENS = "actor/logprob_mismatch_tokens"
+_MAX_SEQUENCE_LOG_RATIO = 10.0
 _FIELD = "spec.algorithm.loss"
 _WEIGHT = "weight"
 """Key of the sum of the tokens' weights."""
@@ -135,7 +56,7 @@ class TokenInputs:
     logprobs: Tensor
     """log π_θ, with gradient."""
     proximal: Tensor
-    """log π_prox (see ``correction``)."""
+    """log π_prox."""
     behaviour: Tensor
     """log μ."""
     advantages: Tensor
@@ -194,8 +115,27 @@ class Corrected:
 def correct(tokens: TokenInputs, settings: LossSpec) -> Corrected:
     """Choose the anchor of the clip and the importance weights. No gradient flows through either.
 
-    Args:
-        tokens: ``proximal`` is not read when ``correction`` is ``none``.
+    | ``loss.correction`` | clipped ratio | importance weight c | above ``correctionCap`` |
+    | --- | --- | --- | --- |
+    | ``none`` | π_θ ÷ μ | 1 | - |
+    | ``tis`` | π_θ ÷ π_prox | π_prox ÷ μ | c is cut to the cap |
+    | ``decoupled`` | π_θ ÷ π_prox | π_prox ÷ μ | the policy-gradient term is left out, below ``correctionFloor`` too |
+    | ``reject`` | π_θ ÷ π_prox | 1 | the same |
+
+    ``loss.correctionLevel`` chooses the ratio ``π_prox ÷ μ`` that is weighed and compared: a ``token``'s own, the
+    product over its ``sequence``, or their ``geometric`` mean (for sequences of any length; the product leaves [1/2, 2]
+    soon).
+
+    π_prox is the newest published policy, with which the step began (verl's "old" policy). With one update a step
+    (``miniBatchesPerStep`` and ``epochs`` 1) π_prox is π_θ itself and costs nothing; with more, the clip bounds how far
+    the step's later updates move away from its beginning, at the price of one more forward pass and one more copy of
+    the (sharded) weights. Truncated weights alone would not bound that: with four updates a step on samples two
+    versions old, the tiny model of the examples unlearns its task again.
+
+    Sources: ``tis`` Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training, as verl's
+    rollout correction (``rollout_is: token``, ``sequence``); with a floor, ``decoupled`` is IcePop; ``reject`` is
+    verl's ``rollout_rs: token_k1, seq_sum_k1, seq_mean_k1`` for the inverse bounds, but the aggregation still counts
+    rejected tokens; ``decoupled`` Hilton et al. 2021 (arXiv 2110.00641) as in AReaL (arXiv 2505.24298) with its cap.
     """
     kind, behaviour = settings.correction, tokens.behaviour
     if kind == "none":
@@ -244,7 +184,11 @@ def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
 
 
 ESTIMATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
-"""``loss.klEstimator`` → its function."""
+"""``loss.klEstimator`` → its estimate of KL(π_θ ‖ π_ref) from the tokens of samples.
+
+Source: Schulman 2020, Approximating KL Divergence; bounds as in verl's ``kl_penalty_forward``. All are 0 for equal
+policies. Only the gradient of ``k2`` is that of the divergence; ``k1`` has the right mean and, as a term of the loss,
+no useful gradient; ``k3`` is never negative and varies least."""
 
 
 def importance_weighted(estimates: Tensor, logprobs: Tensor, anchor: Tensor) -> Tensor:
@@ -266,7 +210,10 @@ def importance_weighted(estimates: Tensor, logprobs: Tensor, anchor: Tensor) -> 
 def mismatch_sums(
     sequences: Sequence[TrainingSequence], version: PolicyVersion | None, published: Tensor, behaviour: Tensor
 ) -> dict[str, Tensor]:
-    """Return a micro-batch's contribution to the figure.
+    """Return a micro-batch's contribution to ``MISMATCH``, which shows whether rollouts sample from published weights.
+
+    A token that was sampled by the policy whose log-probabilities the trainer has must have the same log-probability on
+    both sides, but for the kernels' rounding. Tokens of older policies differ rightly and are left out.
 
     Args:
         sequences: of the micro-batch, in the order in which they lie; none where it only keeps a rank busy.
@@ -279,7 +226,7 @@ def mismatch_sums(
         written = [all(span[1] == version for span in sequence.version_spans) for sequence in sequences]
         counts = torch.tensor([sequence.num_trained_tokens for sequence in sequences])
         tokens = torch.tensor(written).repeat_interleave(counts).to(tokens)
-    return {FIGURE: ((published - behaviour).abs() * tokens).sum(), _TOKENS: tokens.sum()}
+    return {MISMATCH: ((published - behaviour).abs() * tokens).sum(), _MISMATCH_TOKENS: tokens.sum()}
 
 
 def mismatch_figures(sums: dict[str, float], limit: float) -> dict[str, float]:
@@ -289,19 +236,24 @@ def mismatch_figures(sums: dict[str, float], limit: float) -> dict[str, float]:
         limit: largest difference that the precision explains, in nats.
     """
     figures = dict(sums)
-    total, num_tokens = figures.pop(FIGURE, 0.0), figures.pop(_TOKENS, 0.0)
-    return figures | ({FIGURE: total / num_tokens, LIMIT_FIGURE: limit} if num_tokens else {})
+    total, num_tokens = figures.pop(MISMATCH, 0.0), figures.pop(_MISMATCH_TOKENS, 0.0)
+    return figures | ({MISMATCH: total / num_tokens, MISMATCH_LIMIT: limit} if num_tokens else {})
 
 
 def token_weights(aggregation: str, lengths: Sequence[int], max_tokens: int) -> list[float]:
-    """Return the aggregation weight of each sequence's tokens.
+    """Return the weight of each sequence's tokens in the loss of an update; but for ``constant``, all sum to 1.
+
+    | ``loss.aggregation`` | verl's ``loss_agg_mode`` | weight of a token of sequence i |
+    | --- | --- | --- |
+    | ``token`` | ``token-mean`` | 1 ÷ N |
+    | ``sequence`` | ``seq-mean-token-mean`` | 1 ÷ (S · T_i) |
+    | ``constant`` | ``seq-mean-token-sum-norm`` | 1 ÷ (S · maxTokens) |
+
+    S sequences of the update, T_i trained tokens of sequence i, N = Σ T_i. Only ``constant`` gives a token the same
+    weight whatever the lengths, its own and the others': Liu et al. 2025, Dr. GRPO (arXiv 2503.20783).
 
     Args:
-        lengths: trained tokens of each sequence of the update, all at least 1.
-        max_tokens: read by ``constant`` only.
-
-    Returns:
-        One weight a sequence; but for ``constant``, the weights of all tokens sum to 1.
+        lengths: T_i, all at least 1.
     """
     if aggregation == "token":
         return [1 / sum(lengths)] * len(lengths)
@@ -311,10 +263,12 @@ def token_weights(aggregation: str, lengths: Sequence[int], max_tokens: int) -> 
 
 
 def ppo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses:
-    """Return the losses of verl's ``vanilla``.
+    """Clip the ratio, with clip-higher and dual clip; verl's ``vanilla``.
 
-    Args:
-        anchor: float32[R], log-probability under the policy around which the ratio is clipped.
+    ``l_t = -min(r_t A_t, clip(r_t, 1 - clipLow, 1 + clipHigh) A_t)`` with ``r_t = exp(log π_θ - anchor)``; where
+    ``A_t < 0`` no more than ``-clipRatioC · A_t``. Sources: Schulman et al. 2017, PPO (arXiv 1707.06347); clip-higher:
+    Yu et al. 2025, DAPO (arXiv 2503.14476); dual clip: Ye et al. 2020 (arXiv 1912.09729). Degenerate: at ratio 1 the
+    gradient is the plain policy gradient and nothing is clipped.
     """
     ratio = exp_ratio(tokens.logprobs, anchor)
     unclipped = ratio * tokens.advantages
@@ -329,10 +283,16 @@ def ppo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses:
 
 
 def gspo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses:
-    """Return the losses of verl's ``gspo``; see ``ppo.ppo`` for the arguments."""
+    """Clip one ratio a sequence as a whole, the geometric mean of its tokens' ratios; verl's ``gspo``.
+
+    ``s_i = exp(mean_t (log π_θ - anchor))``, ``l_t = -min(s A, clip(s, 1 - clipLow, 1 + clipHigh) A)``; the gradient
+    flows through each token's own log-probability (``s_it = sg[s_i] · π_θ ÷ sg[π_θ]``). The paper's clips are about
+    3e-4 and 4e-4, with ``aggregation: sequence``. Source: Zheng et al. 2025, GSPO (arXiv 2507.18071), as verl computes
+    it (log-ratio at most 10). Degenerate: with responses of one token it is ``ppo`` without dual clip.
+    """
     frozen = tokens.logprobs.detach()
     of_sequence = sequence_means(frozen - anchor, tokens.lengths)
-    ratio = (tokens.logprobs - frozen + of_sequence).clamp(max=_MAX_LOG_RATIO).exp()
+    ratio = (tokens.logprobs - frozen + of_sequence).clamp(max=_MAX_SEQUENCE_LOG_RATIO).exp()
     unclipped = ratio * tokens.advantages
     clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high) * tokens.advantages
     nowhere = torch.zeros_like(ratio, dtype=torch.bool)
@@ -340,7 +300,12 @@ def gspo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses
 
 
 def cispo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses:
-    """Return the losses of verl's ``cispo``; see ``ppo.ppo`` for the arguments."""
+    """Cut the ratio that weighs a token's gradient, so that no token loses its gradient; verl's ``cispo``.
+
+    ``l_t = -sg[clip(r_t, 1 - clipLow, 1 + clipHigh)] · A_t · log π_θ``. Source: MiniMax 2025, MiniMax-M1 (arXiv
+    2506.13585), as verl computes it. TRL bounds the ratio from above only: give ``clipLow`` near 1 for that.
+    Degenerate: at ratio 1 its gradient is the plain policy gradient, but its value is not that of ``ppo``.
+    """
     ratio = exp_ratio(tokens.logprobs.detach(), anchor)
     cut = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     nowhere = torch.zeros_like(ratio, dtype=torch.bool)
@@ -348,7 +313,14 @@ def cispo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosse
 
 
 def dppo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses:
-    """Return the losses of verl's ``dppo_tv``; see ``ppo.ppo`` for the arguments."""
+    """Leave out a token whose probability, not its ratio, has moved too far in its direction; verl's ``dppo_tv``.
+
+    ``l_t = -sg[min(r_t, clipRatioC)] · A_t · log π_θ · keep_t``, where ``keep_t`` is false if ``A_t > 0`` and ``π_θ -
+    π_anchor > clipHigh``, or ``A_t <= 0`` and ``π_anchor - π_θ > clipLow``: the clips are differences of probabilities
+    here. A ratio punishes rare tokens for moves that hardly change the distribution. Source: 2026, DPPO (arXiv
+    2602.04879), binary total variation; its mask is that of prime-rl's default loss, without that loss's penalty on the
+    squared log-ratio. Degenerate: equal policies keep every token and give the plain policy gradient.
+    """
     frozen = tokens.logprobs.detach()
     ratio, moved = exp_ratio(frozen, anchor), frozen.exp() - anchor.exp()
     keep = torch.where(tokens.advantages > 0, moved <= settings.clip_high, moved >= -settings.clip_low)
@@ -360,11 +332,11 @@ PolicyLoss = Callable[[TokenInputs, Tensor, "LossSpec"], TokenLosses]
 
 
 def load_loss(path: Path, function: str) -> PolicyLoss:
-    """Import a user's loss.
+    """Import a user's loss: ``def my_loss(tokens, anchor, settings)``, which returns float32[R] with gradient.
 
-    Returns:
-        The loss. It raises ``RefusedError`` where the function raises, or returns anything but a loss with a gradient
-        for each token.
+    It gets what the other losses get; importance weights, aggregation, KL and entropy terms are added as for them. The
+    loss raises ``RefusedError`` where the function raises, or returns anything but a loss with a gradient for each
+    token.
 
     Raises:
         RefusedError: the file cannot be imported or has no such function.
@@ -390,8 +362,7 @@ def _imported(path: Path, function: str) -> Callable[..., object]:
         module = importlib.util.module_from_spec(module_spec)
         module_spec.loader.exec_module(module)
         own = getattr(module, function)
-    # Importing someone else's file raises anything.
-    except Exception as error:
+    except Exception as error:  # importing someone else's file raises anything
         raise RefusedError(f"{_FIELD}: {function} in {path} cannot be imported: {error!r}") from error
     if not callable(own):
         raise RefusedError(f"{_FIELD}: {function} in {path} is {type(own).__name__}; name a function")
@@ -459,7 +430,7 @@ def policy_loss(tokens: TokenInputs, settings: LossSpec, policy: PolicyLoss | No
     """Sum the loss of one micro-batch.
 
     ``L = Σ_t w_t · (c_t · l_t + β · k_t - η · H_t)`` with ``l_t`` the policy loss of ``loss.kind``, ``c_t`` the
-    importance weight (``losses.correction``), ``k_t`` the divergence from the starting weights, β ``klCoefficient``, η
+    importance weight (``correct``), ``k_t`` the divergence from the starting weights, β ``klCoefficient``, η
     ``entropyCoefficient``. Degenerate: advantages of 0 leave only the KL and entropy terms.
     """
     corrected = correct(tokens, settings)
@@ -497,5 +468,5 @@ def mean_figures(sums: dict[str, float]) -> dict[str, float]:
     sequences without a gradient).
     """
     total = sums[_WEIGHT] or 1.0
-    as_they_are = {*_AGGREGATED, FIGURE, LIMIT_FIGURE}
+    as_they_are = {*_AGGREGATED, MISMATCH, MISMATCH_LIMIT}
     return {name: value if name in as_they_are else value / total for name, value in sums.items() if name != _WEIGHT}

@@ -1,7 +1,7 @@
 """Run the policy on one rank: forward and backward passes over micro-batches, one optimizer step per update.
 
 With several ranks, every public method except ``files`` is a collective operation: called on rank 0, it is sent to the
-other ranks (``commands``), which repeat it in ``follow``. The gradient of an update is a sum over tokens with weights
+other ranks (``Commands``), which repeat it in ``follow``. The gradient of an update is a sum over tokens with weights
 fixed beforehand, so apart from rounding it depends neither on the packing nor on the number of ranks.
 """
 

@@ -1,14 +1,6 @@
 """Copy the policy's state to host memory and write it beside the next updates, each rank its rows.
 
-The step continues as soon as the copy is made. Threads of the ranks then write: rank 0 sends the folder, each rank
-writes one file, and rank 0 collects their tables into the index. They meet in a process group of their own, so they
-never wait for a command.
-
-Send the calls of rank 0's model to the other ranks, because collective operations need all of them.
-
-A command is the name of a method of ``PolicyModel`` and its argument. It travels as msgpack in a broadcast from rank 0,
-never as pickle: a rank that receives something else fails instead of running it. A rank that dies closes its
-connections, so the next collective operation of the others raises and their processes end.
+``Commands`` sends the calls of rank 0's model to the other ranks, because collective operations need all of them.
 """
 
 from __future__ import annotations
@@ -60,6 +52,10 @@ class WriteReport(msgspec.Struct, frozen=True):
 
 class StateCopy:
     """Hold this rank's rows of a state, in host memory.
+
+    The step continues as soon as the copy is made. Threads of the ranks then write: rank 0 sends the folder, each rank
+    writes one file, and rank 0 collects their tables into the index. They meet in a process group of their own, so they
+    never wait for a command.
 
     Args:
         tensors: the state by name, the same names on every rank; sharded or whole.
@@ -164,7 +160,12 @@ class CommandError(Exception):
 
 
 class Commands:
-    """Broadcast commands from rank 0."""
+    """Broadcast commands from rank 0: the name of a method of ``PolicyModel`` and its argument.
+
+    A command travels as msgpack, never as pickle: a rank that receives something else fails instead of running it. A
+    rank that dies closes its connections, so the next collective operation of the others raises and their processes
+    end.
+    """
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
