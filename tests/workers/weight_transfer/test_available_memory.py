@@ -61,10 +61,9 @@ def test_the_least_of_the_machines_memory_and_what_each_cgroup_leaves_is_availab
 RECEIVING = """
 import os, sys
 from plaudit_wire.messages import PolicyVersion, Transfer, TransferPart
-from plaudit_workers.weight_transfer.exchange import TransferError
-from plaudit_workers.weight_transfer.part import WeightPart
-from plaudit_workers.weight_transfer.receiver import Reception
-from plaudit_workers.weight_transfer.server import WeightServer
+from plaudit_workers.weights.send import TransferError
+from plaudit_workers.weights.send import WeightPart, WeightServer
+from plaudit_workers.weights.receive import Reception
 part, server = WeightPart.of([(0, memoryview(bytes(200 << 20)))]), WeightServer()
 server.offer(PolicyVersion(1, 0), "token", part)
 open(sys.argv[1], "w").write(str(os.getpid()))  # what it has already does not count

@@ -36,58 +36,6 @@ _THREADS = 4
 _TOKENIZED_AT_ONCE = 1024
 
 
-def store_images(path: Path, rows: Rows, images: ImageProcessor) -> list[tuple[str, ...]]:
-    """Store every image of a file; return the digests of each row's.
-
-    Raises:
-        RefusedError: an image is missing, cannot be used or has no place in its prompt, or the disk is full.
-    """
-    numbered = enumerate(zip(rows.column("prompt"), image_column(path, rows), strict=True), 1)
-    found: list[tuple[str, ...]] = []
-
-    def store(row: tuple[int, tuple[Any, Any]]) -> tuple[str, ...]:
-        number, (prompt, value) = row
-        try:
-            files = row_files(prompt, value, path.parent, images.settings.max_per_prompt)
-            return tuple(images.add(content) for content in files)
-        except ImageError as error:
-            raise _refusal(path, number, error.complaint, error.remedy) from error
-        except ValueError as error:  # of the processor, for sizes that it does not scale
-            complaint = f"has an image that the model's processor refuses ({error})"
-            raise _refusal(path, number, complaint, "Change its size, or remove the row") from error
-
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="images") as threads:
-        while part := list(islice(numbered, _AT_A_TIME)):
-            found += threads.map(store, part)
-    return found
-
-
-def expanded_lengths(
-    path: Path, prompt_ids: Sequence[NDArray[np.int32]], digests: Sequence[tuple[str, ...]], images: ImageProcessor
-) -> list[int]:
-    """Return the tokens of each prompt as the model sees it: each image counts as its patches do.
-
-    Args:
-        prompt_ids: int32[P] each, as rendered.
-
-    Raises:
-        RefusedError: a rendered prompt has not as many image tokens as the row has images.
-    """
-    lengths = []
-    for number, (ids, own) in enumerate(zip(prompt_ids, digests, strict=True), 1):
-        places = int((ids == images.token_id).sum())
-        if places != len(own):
-            complaint = f"has {len(own)} images, but the rendered prompt has {places} image tokens"
-            remedy = "Use the model's own chat template (remove model.chatTemplate), and no special tokens in the texts"
-            raise _refusal(path, number, complaint, remedy)
-        lengths.append(int(ids.size) + sum(images.num_tokens(digest) - 1 for digest in own))
-    return lengths
-
-
-def _refusal(path: Path, number: int, complaint: str, remedy: str) -> RefusedError:
-    return RefusedError(f"data file {path}, row {number}: column {IMAGES_COLUMN!r} {complaint}. {remedy}")
-
-
 class PromptData:
     """Read a data file as an endless sequence of prompts.
 
@@ -95,7 +43,6 @@ class PromptData:
         texts: the prompt of each row as text, None where it is left out.
         prompt_ids: the same as int32 token ids.
         seed: of the order; None keeps the file's.
-        images: digests of each row's images.
     """
 
     def __init__(
@@ -238,3 +185,55 @@ def _tokenize(texts: list[str], untemplated: list[bool], tokenizer: PreTrainedTo
             for number, ids in zip(part, encoded, strict=True):
                 found[number] = np.array(ids, dtype=np.int32)
     return found
+
+
+def store_images(path: Path, rows: Rows, images: ImageProcessor) -> list[tuple[str, ...]]:
+    """Store every image of a file; return the digests of each row's.
+
+    Raises:
+        RefusedError: an image is missing, cannot be used or has no place in its prompt, or the disk is full.
+    """
+    numbered = enumerate(zip(rows.column("prompt"), image_column(path, rows), strict=True), 1)
+    found: list[tuple[str, ...]] = []
+
+    def store(row: tuple[int, tuple[Any, Any]]) -> tuple[str, ...]:
+        number, (prompt, value) = row
+        try:
+            files = row_files(prompt, value, path.parent, images.settings.max_per_prompt)
+            return tuple(images.add(content) for content in files)
+        except ImageError as error:
+            raise _refusal(path, number, error.complaint, error.remedy) from error
+        except ValueError as error:  # of the processor, for sizes that it does not scale
+            complaint = f"has an image that the model's processor refuses ({error})"
+            raise _refusal(path, number, complaint, "Change its size, or remove the row") from error
+
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="images") as threads:
+        while part := list(islice(numbered, _AT_A_TIME)):
+            found += threads.map(store, part)
+    return found
+
+
+def expanded_lengths(
+    path: Path, prompt_ids: Sequence[NDArray[np.int32]], digests: Sequence[tuple[str, ...]], images: ImageProcessor
+) -> list[int]:
+    """Return the tokens of each prompt as the model sees it: each image counts as its patches do.
+
+    Args:
+        prompt_ids: int32[P] each, as rendered.
+
+    Raises:
+        RefusedError: a rendered prompt has not as many image tokens as the row has images.
+    """
+    lengths = []
+    for number, (ids, own) in enumerate(zip(prompt_ids, digests, strict=True), 1):
+        places = int((ids == images.token_id).sum())
+        if places != len(own):
+            complaint = f"has {len(own)} images, but the rendered prompt has {places} image tokens"
+            remedy = "Use the model's own chat template (remove model.chatTemplate), and no special tokens in the texts"
+            raise _refusal(path, number, complaint, remedy)
+        lengths.append(int(ids.size) + sum(images.num_tokens(digest) - 1 for digest in own))
+    return lengths
+
+
+def _refusal(path: Path, number: int, complaint: str, remedy: str) -> RefusedError:
+    return RefusedError(f"data file {path}, row {number}: column {IMAGES_COLUMN!r} {complaint}. {remedy}")

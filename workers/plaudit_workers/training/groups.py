@@ -33,6 +33,182 @@ _PAUSE_S = 0.5
 _AT_ONCE = 64
 
 
+class Admitter:
+    """Create groups for positions; never waits for room."""
+
+    def __init__(self, run: RunContext, state: RunState) -> None:
+        self._run = run
+        self._state = state
+        self._lock = asyncio.Lock()
+        self.pending: set[str] = set()
+        """Groups in the ledger that Redis may not have yet."""
+
+    async def admit_training(self) -> None:
+        """Admit every training prompt that the schedule allows now."""
+        async with self._lock:
+            positions = self._state.ledger.train
+            due = admissible(self._run.plan.schedule, self._state.version.number, positions)
+            if self._run.clock.now() >= self._state.paused_until:
+                await self._admit_in_turn("train", due)
+
+    async def admit_validation(self, positions: Sequence[int]) -> None:
+        """Admit these validation prompts, as far as there is room."""
+        async with self._lock:
+            await self._admit_in_turn("validation", positions)
+
+    async def _admit_in_turn(self, split: Split, positions: Sequence[int]) -> None:
+        for start in range(0, len(positions), _AT_ONCE):
+            part = positions[start : start + _AT_ONCE]
+            if not all(await asyncio.gather(*(self._admit(split, position) for position in part))):
+                return
+
+    async def _admit(self, split: Split, position: int) -> bool:
+        prompt = self._prompt(split, position)
+        flight = GroupInFlight(prompt.group, position, prompt.attempt, prompt.step, prompt.min_version.number)
+        self._state.ledger.admit(split, flight)
+        self.pending.add(prompt.group)
+        try:
+            outcome = await self._run.streams.admit(prompt)
+        finally:
+            self.pending.discard(prompt.group)
+        if outcome in (Admission.admitted, Admission.duplicate):  # duplicate: a call that was repeated
+            return True
+        if self._state.ledger.find(prompt.group) is None:  # admitted by a call whose reply was lost, and ended since
+            return True
+        self._state.ledger.withdraw(prompt.group)
+        logger.warning("prompt not admitted", group=prompt.group, outcome=outcome.name)
+        return False
+
+    def _prompt(self, split: Split, position: int) -> Prompt:
+        plan, state = self._run.plan, self._state
+        validation = plan.validation if split == "validation" else None
+        row = self._source(split).prompt_at(position if split == "validation" else self._place(position))
+        attempt = state.ledger.splits[split].attempt(position)
+        return Prompt(
+            group=f"{split[0]}-{position}-{state.incarnation}.{attempt}",
+            position=position,
+            split=split,
+            step=state.version.number if validation else state.ledger.train.step_of(plan.schedule, position),
+            n=validation.samples_per_prompt if validation else plan.samples_per_prompt,
+            min_version=state.version,
+            seed=sample_seed(plan.seed, split, position),
+            sampling=validation.sampling if validation else plan.sampling,
+            data_source=row.data_source,
+            prompt=row.prompt_text,
+            prompt_ids=row.prompt_ids,
+            ground_truth=row.ground_truth,
+            extra_info=row.extra_info,
+            messages=row.messages,
+            attempt=attempt,
+            images=list(row.images),
+        )
+
+    def _place(self, position: int) -> int:
+        schedule, state = self._run.plan.schedule, self._state
+        return state.order.place(position, partial(state.ledger.train.step_of, schedule), self._run.data)
+
+    def _source(self, split: Split) -> PromptSource:
+        source = self._run.data if split == "train" else self._run.validation_data
+        assert source is not None
+        return source
+
+
+def sample_seed(run_seed: int, split: Split, position: int) -> int:
+    """Return the seed of a position's first sample: below 2**62, far from those of other positions."""
+    digest = hashlib.sha256(f"{run_seed} {split} {position}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 2
+
+
+class GroupIntake:
+    """Hold the ready groups that the trainer has accepted.
+
+    They stay in ``TrainerStreams.taken`` until they are closed; the ledger marks those accepted here.
+    """
+
+    def __init__(self, run: RunContext, state: RunState) -> None:
+        self._run = run
+        self._state = state
+        self._arrived = asyncio.Event()
+
+    async def collect(self) -> None:
+        """Take groups until cancelled, through outages of Redis."""
+        while True:
+            try:
+                groups = await self._run.streams.take_ready(_TAKEN_AT_ONCE, _BLOCK_S)
+                for group in groups:
+                    await self._accept(group)
+            except OUTAGE as error:
+                self._run.transport.outages.report(error)
+                await asyncio.sleep(_PAUSE_S)
+            except ResponseError as error:
+                if "NOGROUP" not in str(error):
+                    raise
+                await self._run.transport.recreate_groups()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return when a group has arrived since the last call, or after ``timeout_s``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._arrived.wait()
+        except TimeoutError:
+            return
+        self._arrived.clear()
+
+    def training(self) -> list[ReadyGroup]:
+        """Return the training groups in the order in which they became ready, as the schedule needs them."""
+        flights = self._state.ledger.train.in_flight
+        return [summary(group, flights[group.id]) for group in self._of("train")]
+
+    def validation(self) -> list[Group]:
+        """Return the validation groups."""
+        return self._of("validation")
+
+    def get(self, ids: Iterable[str]) -> list[Group]:
+        """Return these groups."""
+        return [self._run.streams.taken[group] for group in ids]
+
+    def _of(self, split: Split) -> list[Group]:
+        flights = self._state.ledger.splits[split].in_flight
+        taken = self._run.streams.taken.values()
+        return [group for group in taken if (flight := flights.get(group.id)) is not None and flight.arrived]
+
+    async def _accept(self, group: Group) -> None:
+        flight = self._state.ledger.find(group.id)
+        if flight is None:
+            logger.warning("closing a group that is not in flight", group=group.id)
+            await discard_group(self._run, self._state, group.id)
+            return
+        versions = sampled_versions(group)
+        if not all(self._state.lineage.survives(version, self._state.version) for version in versions):
+            ending = GroupEnding(
+                "dropped", self._state.version.number + 1, self._run.clock.now(), reason="rolled_back", again=True
+            )
+            await end_groups(self._run, self._state, [group], ending)
+            return
+        oldest = min((version.number for version in versions), default=flight.version)
+        in_flight = self._state.ledger.splits[group.prompt.split].in_flight
+        in_flight[group.id] = replace(flight, version=oldest, arrived=True)
+        self._arrived.set()
+
+
+def sampled_versions(group: Group) -> set[PolicyVersion]:
+    """Return the policy versions that sampled a token of a group."""
+    return {
+        PolicyVersion(incarnation, number)
+        for sample in group.samples
+        if sample.body is not None
+        for _, incarnation, number in sample.body.version_spans
+    }
+
+
+def summary(group: Group, flight: GroupInFlight) -> ReadyGroup:
+    """Reduce a group to what the schedule needs."""
+    num_failed = sum(map(has_failed, group.samples))
+    scores = [sample.scoring.value for sample in group.samples if sample.scoring and sample.scoring.value is not None]
+    uniform = len(scores) > 1 and min(scores) == max(scores)
+    return ReadyGroup(flight, len(group.samples), num_failed, trainable=group.phase == "ready", uniform=uniform)
+
+
 @dataclass(frozen=True)
 class GroupEnding:
     """Describe how some groups end."""
@@ -141,179 +317,3 @@ def failure_reasons(samples: Sequence[GroupSample]) -> str:
 def is_permanent(samples: Sequence[GroupSample]) -> bool:
     """Return True if every failure is a data error: the scorer or its data is wrong, and waiting changes neither."""
     return all(sample.scoring is not None and sample.scoring.outcome == "data_error" for sample in samples)
-
-
-class GroupIntake:
-    """Hold the ready groups that the trainer has accepted.
-
-    They stay in ``TrainerStreams.taken`` until they are closed; the ledger marks those accepted here.
-    """
-
-    def __init__(self, run: RunContext, state: RunState) -> None:
-        self._run = run
-        self._state = state
-        self._arrived = asyncio.Event()
-
-    async def collect(self) -> None:
-        """Take groups until cancelled, through outages of Redis."""
-        while True:
-            try:
-                groups = await self._run.streams.take_ready(_TAKEN_AT_ONCE, _BLOCK_S)
-                for group in groups:
-                    await self._accept(group)
-            except OUTAGE as error:
-                self._run.transport.outages.report(error)
-                await asyncio.sleep(_PAUSE_S)
-            except ResponseError as error:
-                if "NOGROUP" not in str(error):
-                    raise
-                await self._run.transport.recreate_groups()
-
-    async def wait(self, timeout_s: float) -> None:
-        """Return when a group has arrived since the last call, or after ``timeout_s``."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._arrived.wait()
-        except TimeoutError:
-            return
-        self._arrived.clear()
-
-    def training(self) -> list[ReadyGroup]:
-        """Return the training groups in the order in which they became ready, as the schedule needs them."""
-        flights = self._state.ledger.train.in_flight
-        return [summary(group, flights[group.id]) for group in self._of("train")]
-
-    def validation(self) -> list[Group]:
-        """Return the validation groups."""
-        return self._of("validation")
-
-    def get(self, ids: Iterable[str]) -> list[Group]:
-        """Return these groups."""
-        return [self._run.streams.taken[group] for group in ids]
-
-    def _of(self, split: Split) -> list[Group]:
-        flights = self._state.ledger.splits[split].in_flight
-        taken = self._run.streams.taken.values()
-        return [group for group in taken if (flight := flights.get(group.id)) is not None and flight.arrived]
-
-    async def _accept(self, group: Group) -> None:
-        flight = self._state.ledger.find(group.id)
-        if flight is None:
-            logger.warning("closing a group that is not in flight", group=group.id)
-            await discard_group(self._run, self._state, group.id)
-            return
-        versions = sampled_versions(group)
-        if not all(self._state.lineage.survives(version, self._state.version) for version in versions):
-            ending = GroupEnding(
-                "dropped", self._state.version.number + 1, self._run.clock.now(), reason="rolled_back", again=True
-            )
-            await end_groups(self._run, self._state, [group], ending)
-            return
-        oldest = min((version.number for version in versions), default=flight.version)
-        in_flight = self._state.ledger.splits[group.prompt.split].in_flight
-        in_flight[group.id] = replace(flight, version=oldest, arrived=True)
-        self._arrived.set()
-
-
-def sampled_versions(group: Group) -> set[PolicyVersion]:
-    """Return the policy versions that sampled a token of a group."""
-    return {
-        PolicyVersion(incarnation, number)
-        for sample in group.samples
-        if sample.body is not None
-        for _, incarnation, number in sample.body.version_spans
-    }
-
-
-def summary(group: Group, flight: GroupInFlight) -> ReadyGroup:
-    """Reduce a group to what the schedule needs."""
-    num_failed = sum(map(has_failed, group.samples))
-    scores = [sample.scoring.value for sample in group.samples if sample.scoring and sample.scoring.value is not None]
-    uniform = len(scores) > 1 and min(scores) == max(scores)
-    return ReadyGroup(flight, len(group.samples), num_failed, trainable=group.phase == "ready", uniform=uniform)
-
-
-class Admitter:
-    """Create groups for positions; never waits for room."""
-
-    def __init__(self, run: RunContext, state: RunState) -> None:
-        self._run = run
-        self._state = state
-        self._lock = asyncio.Lock()
-        self.pending: set[str] = set()
-        """Groups in the ledger that Redis may not have yet."""
-
-    async def admit_training(self) -> None:
-        """Admit every training prompt that the schedule allows now."""
-        async with self._lock:
-            positions = self._state.ledger.train
-            due = admissible(self._run.plan.schedule, self._state.version.number, positions)
-            if self._run.clock.now() >= self._state.paused_until:
-                await self._admit_in_turn("train", due)
-
-    async def admit_validation(self, positions: Sequence[int]) -> None:
-        """Admit these validation prompts, as far as there is room."""
-        async with self._lock:
-            await self._admit_in_turn("validation", positions)
-
-    async def _admit_in_turn(self, split: Split, positions: Sequence[int]) -> None:
-        for start in range(0, len(positions), _AT_ONCE):
-            part = positions[start : start + _AT_ONCE]
-            if not all(await asyncio.gather(*(self._admit(split, position) for position in part))):
-                return
-
-    async def _admit(self, split: Split, position: int) -> bool:
-        prompt = self._prompt(split, position)
-        flight = GroupInFlight(prompt.group, position, prompt.attempt, prompt.step, prompt.min_version.number)
-        self._state.ledger.admit(split, flight)
-        self.pending.add(prompt.group)
-        try:
-            outcome = await self._run.streams.admit(prompt)
-        finally:
-            self.pending.discard(prompt.group)
-        if outcome in (Admission.admitted, Admission.duplicate):  # duplicate: a call that was repeated
-            return True
-        if self._state.ledger.find(prompt.group) is None:  # admitted by a call whose reply was lost, and ended since
-            return True
-        self._state.ledger.withdraw(prompt.group)
-        logger.warning("prompt not admitted", group=prompt.group, outcome=outcome.name)
-        return False
-
-    def _prompt(self, split: Split, position: int) -> Prompt:
-        plan, state = self._run.plan, self._state
-        validation = plan.validation if split == "validation" else None
-        row = self._source(split).prompt_at(position if split == "validation" else self._place(position))
-        attempt = state.ledger.splits[split].attempt(position)
-        return Prompt(
-            group=f"{split[0]}-{position}-{state.incarnation}.{attempt}",
-            position=position,
-            split=split,
-            step=state.version.number if validation else state.ledger.train.step_of(plan.schedule, position),
-            n=validation.samples_per_prompt if validation else plan.samples_per_prompt,
-            min_version=state.version,
-            seed=sample_seed(plan.seed, split, position),
-            sampling=validation.sampling if validation else plan.sampling,
-            data_source=row.data_source,
-            prompt=row.prompt_text,
-            prompt_ids=row.prompt_ids,
-            ground_truth=row.ground_truth,
-            extra_info=row.extra_info,
-            messages=row.messages,
-            attempt=attempt,
-            images=list(row.images),
-        )
-
-    def _place(self, position: int) -> int:
-        schedule, state = self._run.plan.schedule, self._state
-        return state.order.place(position, partial(state.ledger.train.step_of, schedule), self._run.data)
-
-    def _source(self, split: Split) -> PromptSource:
-        source = self._run.data if split == "train" else self._run.validation_data
-        assert source is not None
-        return source
-
-
-def sample_seed(run_seed: int, split: Split, position: int) -> int:
-    """Return the seed of a position's first sample: below 2**62, far from those of other positions."""
-    digest = hashlib.sha256(f"{run_seed} {split} {position}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 2

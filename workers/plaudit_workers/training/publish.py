@@ -63,9 +63,6 @@ def write_offered(announcement: Announcement, files: Mapping[str, bytes], folder
 
     They are received from the ranks as rollouts receive them, but not into memory.
 
-    Args:
-        files: to write beside the weights, by name.
-
     Raises:
         TransferError: the version was withdrawn meanwhile, or a rank cannot be reached.
         RefusedError: the disk is full.

@@ -49,53 +49,6 @@ _LAST_SENDING_S = 120.0
 """Seconds that the run's end waits for pending requests."""
 
 
-def configuration(job: RLJob) -> Configuration:
-    """Return the settings of a job by path, such as ``algorithm.promptsPerStep``; unset ones are left out."""
-    return dict(_flat("", job.model_dump(mode="json", by_alias=True)["spec"]))
-
-
-def _flat(path: str, value: Any) -> Iterator[tuple[str, str | int | float | bool]]:
-    if isinstance(value, Mapping):
-        for name, below in value.items():
-            if name not in _LEFT_OUT:
-                yield from _flat(f"{path}.{name}" if path else str(name), below)
-    elif isinstance(value, list):
-        for place, below in enumerate(value):
-            yield from _flat(f"{path}.{place}", below)
-    elif value is not None:
-        yield path, value
-
-
-class SampleTable(NamedTuple):
-    """Hold a few samples of a step."""
-
-    columns: list[str]
-    rows: list[list[Cell]]
-
-
-def sample_table(samples: Path | None) -> SampleTable | None:
-    """Return the table of a step's stored samples, with a column for the value of each scorer.
-
-    Return None without stored samples, or if they cannot be read, which is logged.
-    """
-    if samples is None:
-        return None
-    try:
-        rows = few_samples(samples)
-    except UnreadableFileError as error:
-        logger.warning("no table of samples", error=str(error))
-        return None
-    if not rows:
-        return None
-    values = [column for column in rows[0] if column.startswith("scorer/") and column.endswith("/value")]
-    columns = [*_COLUMNS, *values, *_LAST]
-    return SampleTable(columns, [[_cell(row.get(column)) for column in columns] for row in rows])
-
-
-def _cell(value: Cell) -> Cell:
-    return value[:_CHARACTERS] if isinstance(value, str) else value
-
-
 class Sink(Protocol):
     """Receive the figures of closed steps."""
 
@@ -112,26 +65,134 @@ class Sink(Protocol):
         ...
 
 
-def package_of(sink: str, module: str) -> Any:
-    """Import a module that a sink needs.
+class Sinks:
+    """Hold all sinks of a run.
 
     Raises:
-        RefusedError: it is not installed.
+        RefusedError: a sink is unknown, its package is not installed, or it cannot be reached as set up.
     """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise RefusedError(
-            f"trainer.sinks names {sink}, which is not installed; install plaudit-workers[{sink}], or take it out of "
-            "the list"
-        ) from error
+
+    def __init__(
+        self, run_folder: Path, names: Sequence[str] = (), settings: Configuration = MappingProxyType({})
+    ) -> None:
+        unknown = [name for name in names if name not in SINKS]
+        if unknown:
+            raise RefusedError(
+                f"trainer.sinks names {', '.join(unknown)}, which this version cannot write to; it knows "
+                f"{', '.join(SINKS)} (steps.jsonl is always written)"
+            )
+        self._sinks: list[Sink] = [
+            StepsFile(run_folder),
+            *(SINKS[name](run_folder, settings) for name in dict.fromkeys(names)),
+        ]
+
+    def write(self, record: StepRecord, samples: Path | None = None) -> None:
+        """Write one step, and its stored samples if they are kept, to every sink, ``steps.jsonl`` first."""
+        for sink in self._sinks:
+            sink.write(record, samples)
+
+    def close(self) -> None:
+        """Close all sinks."""
+        for sink in self._sinks:
+            sink.close()
 
 
-def newest_written(run_folder: Path) -> int:
-    """Return the highest step that any incarnation of the run has recorded; -1 if there is none."""
-    path = run_folder / FILE_NAME
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return max((record.step for line in lines if (record := decode_step(line)) is not None), default=-1)
+class StepsFile:
+    """Append steps to ``steps.jsonl``."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._path = run_folder / FILE_NAME
+
+    def write(self, record: StepRecord, _: Path | None = None) -> None:
+        """Append one step to the file.
+
+        Raises:
+            RefusedError: the disk is full.
+        """
+        try:
+            append_step(self._path, record)
+        except OSError as error:
+            if is_full(error):
+                raise RefusedError(f"no room to append to {self._path}; make room, then start again") from error
+            raise
+
+    def close(self) -> None:
+        """Do nothing: every step is on disk already."""
+
+
+class TensorBoard:
+    """Write scalars to ``<run folder>/tensorboard``.
+
+    After a resume its first step hides what earlier processes wrote from there on.
+
+    Raises:
+        RefusedError: the extra is not installed.
+    """
+
+    def __init__(self, run_folder: Path, _: object = None) -> None:
+        package_of("tensorboard", "tensorboard")
+        self._writer_of = package_of("tensorboard", "torch.utils.tensorboard").SummaryWriter
+        self._folder = str(run_folder / "tensorboard")
+        self._writer: Any = None
+
+    def write(self, record: StepRecord, _: Path | None = None) -> None:
+        """Write the figures of one step."""
+        if self._writer is None:
+            self._writer = self._writer_of(self._folder, purge_step=record.step)
+        for name, value in record.statistics.items():
+            self._writer.add_scalar(name, value, record.step, walltime=record.closed)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write what is left and close the file."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WeightsAndBiases:
+    """Log every step once, with a table of samples, to a run of Weights & Biases with the id of ours.
+
+    Set up by its own variables: ``WANDB_API_KEY``, ``WANDB_PROJECT`` (default ``plaudit``), ``WANDB_ENTITY``,
+    ``WANDB_MODE=offline`` (files in the run's folder, for ``wandb sync``). It sends from a process of its own: a server
+    that is slow or away holds up no step.
+
+    Raises:
+        RefusedError: the extra is not installed, or there is no key.
+    """
+
+    def __init__(self, run_folder: Path, settings: Configuration) -> None:
+        wandb = package_of("wandb", "wandb")
+        try:
+            self._run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "plaudit"),
+                id=run_folder.name,
+                name=run_folder.name,
+                resume="allow",
+                config=dict(settings),
+                allow_val_change=True,
+                dir=str(run_folder),
+                settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
+            )
+        except wandb.errors.Error as error:
+            raise RefusedError(
+                f"trainer.sinks names wandb, which refuses: {error}. Set WANDB_API_KEY, or WANDB_MODE=offline, or take "
+                "it out of the list"
+            ) from error
+        self._table_of: Any = wandb.Table
+        self._newest = newest_written(run_folder)
+
+    def write(self, record: StepRecord, samples: Path | None = None) -> None:
+        """Write one step; its samples are the table ``samples``."""
+        if record.step <= self._newest:
+            return
+        shown: dict[str, Any] = {}
+        if table := sample_table(samples):
+            shown["samples"] = self._table_of(columns=table.columns, data=table.rows, allow_mixed_types=True)
+        self._run.log(record.statistics | shown, step=record.step, commit=True)  # else it waits for the next step
+
+    def close(self) -> None:
+        """Wait until everything is sent."""
+        self._run.finish()
 
 
 class MLflow:
@@ -142,9 +203,6 @@ class MLflow:
     ``MLFLOW_EXPERIMENT_NAME`` (default ``plaudit``). A thread sends the steps one after another: a server that is slow
     or away holds up no step. (MLflow's own queue has ten threads, which lose points of a file store that they write at
     once, and keep no order.)
-
-    Args:
-        run_folder: its name is the run's id.
 
     Raises:
         RefusedError: the extra is not installed, or the tracking server is not set or refuses.
@@ -228,107 +286,6 @@ class MLflow:
                 logger.warning("mlflow did not receive all steps", error=str(error))
 
 
-class StepsFile:
-    """Append steps to ``steps.jsonl``."""
-
-    def __init__(self, run_folder: Path) -> None:
-        self._path = run_folder / FILE_NAME
-
-    def write(self, record: StepRecord, _: Path | None = None) -> None:
-        """Append one step to the file.
-
-        Raises:
-            RefusedError: the disk is full.
-        """
-        try:
-            append_step(self._path, record)
-        except OSError as error:
-            if is_full(error):
-                raise RefusedError(f"no room to append to {self._path}; make room, then start again") from error
-            raise
-
-    def close(self) -> None:
-        """Do nothing: every step is on disk already."""
-
-
-class TensorBoard:
-    """Write scalars to ``<run folder>/tensorboard``.
-
-    After a resume its first step hides what earlier processes wrote from there on.
-
-    Raises:
-        RefusedError: the extra is not installed.
-    """
-
-    def __init__(self, run_folder: Path, _: object = None) -> None:
-        package_of("tensorboard", "tensorboard")
-        self._writer_of = package_of("tensorboard", "torch.utils.tensorboard").SummaryWriter
-        self._folder = str(run_folder / "tensorboard")
-        self._writer: Any = None
-
-    def write(self, record: StepRecord, _: Path | None = None) -> None:
-        """Write the figures of one step."""
-        if self._writer is None:
-            self._writer = self._writer_of(self._folder, purge_step=record.step)
-        for name, value in record.statistics.items():
-            self._writer.add_scalar(name, value, record.step, walltime=record.closed)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Write what is left and close the file."""
-        if self._writer is not None:
-            self._writer.close()
-
-
-class WeightsAndBiases:
-    """Log every step once, with a table of samples, to a run of Weights & Biases with the id of ours.
-
-    Set up by its own variables: ``WANDB_API_KEY``, ``WANDB_PROJECT`` (default ``plaudit``), ``WANDB_ENTITY``,
-    ``WANDB_MODE=offline`` (files in the run's folder, for ``wandb sync``). It sends from a process of its own: a server
-    that is slow or away holds up no step.
-
-    Args:
-        run_folder: its name is the run's id.
-
-    Raises:
-        RefusedError: the extra is not installed, or there is no key.
-    """
-
-    def __init__(self, run_folder: Path, settings: Configuration) -> None:
-        wandb = package_of("wandb", "wandb")
-        try:
-            self._run = wandb.init(
-                project=os.environ.get("WANDB_PROJECT", "plaudit"),
-                id=run_folder.name,
-                name=run_folder.name,
-                resume="allow",
-                config=dict(settings),
-                allow_val_change=True,
-                dir=str(run_folder),
-                settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
-            )
-        except wandb.errors.Error as error:
-            raise RefusedError(
-                f"trainer.sinks names wandb, which refuses: {error}. Set WANDB_API_KEY, or WANDB_MODE=offline, or take "
-                "it out of the list"
-            ) from error
-        self._table_of: Any = wandb.Table
-        self._newest = newest_written(run_folder)
-
-    def write(self, record: StepRecord, samples: Path | None = None) -> None:
-        """Write one step; its samples are the table ``samples``."""
-        if record.step <= self._newest:
-            return
-        shown: dict[str, Any] = {}
-        if table := sample_table(samples):
-            shown["samples"] = self._table_of(columns=table.columns, data=table.rows, allow_mixed_types=True)
-        self._run.log(record.statistics | shown, step=record.step, commit=True)  # else it waits for the next step
-
-    def close(self) -> None:
-        """Wait until everything is sent."""
-        self._run.finish()
-
-
 SINKS: dict[str, Callable[[Path, Configuration], Sink]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
@@ -337,33 +294,70 @@ SINKS: dict[str, Callable[[Path, Configuration], Sink]] = {
 """``trainer.sinks`` → constructor of the sink, given the run's folder and configuration."""
 
 
-class Sinks:
-    """Hold all sinks of a run.
+def package_of(sink: str, module: str) -> Any:
+    """Import a module that a sink needs.
 
     Raises:
-        RefusedError: a sink is unknown, its package is not installed, or it cannot be reached as set up.
+        RefusedError: it is not installed.
     """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise RefusedError(
+            f"trainer.sinks names {sink}, which is not installed; install plaudit-workers[{sink}], or take it out of "
+            "the list"
+        ) from error
 
-    def __init__(
-        self, run_folder: Path, names: Sequence[str] = (), settings: Configuration = MappingProxyType({})
-    ) -> None:
-        unknown = [name for name in names if name not in SINKS]
-        if unknown:
-            raise RefusedError(
-                f"trainer.sinks names {', '.join(unknown)}, which this version cannot write to; it knows "
-                f"{', '.join(SINKS)} (steps.jsonl is always written)"
-            )
-        self._sinks: list[Sink] = [
-            StepsFile(run_folder),
-            *(SINKS[name](run_folder, settings) for name in dict.fromkeys(names)),
-        ]
 
-    def write(self, record: StepRecord, samples: Path | None = None) -> None:
-        """Write one step, and its stored samples if they are kept, to every sink, ``steps.jsonl`` first."""
-        for sink in self._sinks:
-            sink.write(record, samples)
+def newest_written(run_folder: Path) -> int:
+    """Return the highest step that any incarnation of the run has recorded; -1 if there is none."""
+    path = run_folder / FILE_NAME
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return max((record.step for line in lines if (record := decode_step(line)) is not None), default=-1)
 
-    def close(self) -> None:
-        """Close all sinks."""
-        for sink in self._sinks:
-            sink.close()
+
+class SampleTable(NamedTuple):
+    """Hold a few samples of a step."""
+
+    columns: list[str]
+    rows: list[list[Cell]]
+
+
+def sample_table(samples: Path | None) -> SampleTable | None:
+    """Return the table of a step's stored samples, with a column for the value of each scorer.
+
+    Return None without stored samples, or if they cannot be read, which is logged.
+    """
+    if samples is None:
+        return None
+    try:
+        rows = few_samples(samples)
+    except UnreadableFileError as error:
+        logger.warning("no table of samples", error=str(error))
+        return None
+    if not rows:
+        return None
+    values = [column for column in rows[0] if column.startswith("scorer/") and column.endswith("/value")]
+    columns = [*_COLUMNS, *values, *_LAST]
+    return SampleTable(columns, [[_cell(row.get(column)) for column in columns] for row in rows])
+
+
+def _cell(value: Cell) -> Cell:
+    return value[:_CHARACTERS] if isinstance(value, str) else value
+
+
+def configuration(job: RLJob) -> Configuration:
+    """Return the settings of a job by path, such as ``algorithm.promptsPerStep``; unset ones are left out."""
+    return dict(_flat("", job.model_dump(mode="json", by_alias=True)["spec"]))
+
+
+def _flat(path: str, value: Any) -> Iterator[tuple[str, str | int | float | bool]]:
+    if isinstance(value, Mapping):
+        for name, below in value.items():
+            if name not in _LEFT_OUT:
+                yield from _flat(f"{path}.{name}" if path else str(name), below)
+    elif isinstance(value, list):
+        for place, below in enumerate(value):
+            yield from _flat(f"{path}.{place}", below)
+    elif value is not None:
+        yield path, value

@@ -28,7 +28,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from plaudit_workers.weights.published import combined_digest
+from plaudit_workers.weights.published import combined_digest, write_all
 
 Bits = NDArray[np.unsignedinteger[Any]]
 """A tensor's elements as unsigned integers of their size."""
@@ -246,7 +246,7 @@ class _Tensor(NamedTuple):
 
 
 def restore(start: Path, deltas: Sequence[Path], target: Path) -> str:
-    """Write the weight files of the version to which the deltas lead.
+    """Write the weight files of the version to which the deltas lead; return their ``combined_digest``.
 
     Each file is read, changed, hashed and written block by block in one pass, several files at once.
 
@@ -254,9 +254,6 @@ def restore(start: Path, deltas: Sequence[Path], target: Path) -> str:
         start: folder with whole weight files.
         deltas: folders, the oldest first; the first one rests on ``start``.
         target: folder for the files; ``start`` itself is changed in place, and damaged if this raises.
-
-    Returns:
-        ``combined_digest`` of the written files.
 
     Raises:
         OSError: a file is missing, or the disk is full.
@@ -304,7 +301,7 @@ def _restore_file(path: Path, deltas: Sequence[Path], target: Path) -> str:
         header, tensors = _read_header(source)
         digest.update(header)
         if not in_place:
-            _write(file, memoryview(header))
+            write_all(file, memoryview(header))
         for tensor in tensors:
             patches = _patches(tensor, changes)
             for start in range(0, tensor.num_bytes, _BLOCK_BYTES):
@@ -317,7 +314,7 @@ def _restore_file(path: Path, deltas: Sequence[Path], target: Path) -> str:
                 digest.update(block)
                 if any(changed) or not in_place:
                     file.seek(at)
-                    _write(file, block)
+                    write_all(file, block)
     return digest.hexdigest()
 
 
@@ -348,8 +345,3 @@ def _read_header(source: BinaryIO) -> tuple[bytes, list[_Tensor]]:
 def _tensor(name: str, offsets: Sequence[int], shape: Sequence[int]) -> _Tensor:
     start, end = offsets
     return _Tensor(name, end - start, (end - start) // max(1, math.prod(shape)) or 1)
-
-
-def _write(file: BinaryIO, content: memoryview) -> None:
-    while content:  # an unbuffered write may be short
-        content = content[file.write(content) :]

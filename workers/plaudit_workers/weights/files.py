@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from plaudit_workers.weights.index import BLOCK_BYTES, ShardedTensor, ShardError, ShardIndex, Slice, row_items, rows_of
+from plaudit_workers.weights.published import write_all
 from plaudit_workers.weights.send import FileLayout, TensorParts, TensorShape, file_layout
 
 DTYPE_NAMES = {
@@ -37,7 +38,6 @@ DTYPE_NAMES = {
 """Types of torch → their names in safetensors."""
 DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 """Names in safetensors → types of torch."""
-_BLOCK_BYTES = 16 << 20
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -95,7 +95,6 @@ class WeightFiles:
         """Write the file of this rank; every tensor is taken from ``tensors``, whether it is written here or not.
 
         Args:
-            folder: exists on a volume that all ranks share.
             tensors: (published name, whole tensor) in the order of ``order``; taking one may be a collective call.
 
         Returns:
@@ -181,11 +180,10 @@ class _HashedFile:
 
     def _write(self, content: memoryview) -> None:
         assert self._file is not None
-        for start in range(0, len(content), _BLOCK_BYTES):
-            block = content[start : start + _BLOCK_BYTES]
+        for start in range(0, len(content), BLOCK_BYTES):
+            block = content[start : start + BLOCK_BYTES]
             self._hash.update(block)
-            while block:  # an unbuffered write may be short
-                block = block[self._file.write(block) :]
+            write_all(self._file, block)
 
     def _flush(self) -> None:
         assert self._file is not None
@@ -282,7 +280,8 @@ def write_converted(
         OSError: a file cannot be read, or the disk is full.
     """
     stored = reader.index.tensors
-    dtypes = {name: _converted(DTYPES_BY_NAME[stored[source].dtype], dtype) for name, source in names.items()}
+    own = {name: DTYPES_BY_NAME[stored[source].dtype] for name, source in names.items()}
+    dtypes = {name: dtype if each.is_floating_point else each for name, each in own.items()}
     layout = file_layout(
         TensorShape(name, DTYPE_NAMES[dtypes[name]], stored[source].shape, parts.get(name, ()))
         for name, source in names.items()
@@ -293,10 +292,6 @@ def write_converted(
             file.write(bytes_of(reader.whole(names[name]).to(dtypes[name])))
         file.flush()
         os.fsync(file.fileno())
-
-
-def _converted(own: torch.dtype, dtype: torch.dtype) -> torch.dtype:
-    return dtype if own.is_floating_point else own
 
 
 class TensorRows(NamedTuple):
@@ -322,7 +317,7 @@ def write_rows(path: Path, parts: Sequence[TensorRows]) -> dict[str, ShardedTens
     layout = file_layout(TensorShape(part.name, DTYPE_NAMES[part.rows.dtype], tuple(part.rows.shape)) for part in parts)
     written: dict[str, ShardedTensor] = {}
     with path.open("xb", buffering=0) as file:
-        _write(file, memoryview(layout.header))
+        write_all(file, memoryview(layout.header))
         for part in sorted(parts, key=lambda part: layout.offsets[part.name]):
             digests = list(_write_hashed(file, bytes_of(part.rows)))
             own = Slice(path.name, layout.offsets[part.name], part.first_row, rows_of(tuple(part.rows.shape)), digests)
@@ -334,10 +329,5 @@ def write_rows(path: Path, parts: Sequence[TensorRows]) -> dict[str, ShardedTens
 def _write_hashed(file: BinaryIO, content: memoryview) -> Iterator[bytes]:
     for start in range(0, len(content), BLOCK_BYTES):
         block = content[start : start + BLOCK_BYTES]
-        _write(file, block)
+        write_all(file, block)
         yield hashlib.sha256(block).digest()
-
-
-def _write(file: BinaryIO, content: memoryview) -> None:
-    while content:  # an unbuffered write may be short
-        content = content[file.write(content) :]

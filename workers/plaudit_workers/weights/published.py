@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -53,6 +54,12 @@ def combined_digest(digests: Mapping[str, str]) -> str:
     """
     lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def write_all(file: BinaryIO, content: memoryview) -> None:
+    """Write all bytes to an unbuffered file, of which one write may be short."""
+    while content:
+        content = content[file.write(content) :]
 
 
 def _file_digest(path: Path) -> str:

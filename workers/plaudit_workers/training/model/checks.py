@@ -19,7 +19,14 @@ from plaudit_reward.attention import PackedLayout
 from plaudit_wire.errors import RefusedError
 from plaudit_workers.image_processor import ImageProcessor, Pixels
 from plaudit_workers.training.model.batch import TrainingSequence
-from plaudit_workers.training.model.head import NO_LEAK, PACKING_TOLERANCE, ROUGH_PACKING_TOLERANCE, forward_logits
+from plaudit_workers.training.model.head import (
+    NO_LEAK,
+    PACKING_TOLERANCE,
+    ROUGH_PACKING_TOLERANCE,
+    forward_logits,
+    kind_of,
+    relative_difference,
+)
 from plaudit_workers.training.model.packing import RowImages, shortest
 
 SAMPLED_IMAGE = -1
@@ -60,11 +67,7 @@ class ImageRows:
         return torch.from_numpy(np.concatenate([sequence.prompt_ids.astype(np.int64), sampled]))
 
     def positions(self, ids: Tensor, pixels: Sequence[Pixels]) -> Tensor:
-        """Return the positions of one sequence, int64[3, 1, L]; those of text count on in all three dimensions.
-
-        Args:
-            ids: int64[L].
-        """
+        """Return the positions of one sequence, int64[3, 1, L]; those of text count on in all three dimensions."""
         if not pixels:
             return torch.arange(ids.numel()).expand(3, 1, -1)
         grids = torch.cat([each.grid for each in pixels])
@@ -117,10 +120,9 @@ def busy_sequence(
 def _position_index(model: PreTrainedModel) -> Callable[..., Any]:
     index = getattr(getattr(model, "model", None), "get_rope_index", None)
     if index is None:
-        kind = getattr(model.config, "model_type", type(model).__name__)
         raise RefusedError(
-            f"a model of type {kind!r} has no positions of images in three dimensions, so data.images cannot be used. "
-            "Use a model such as Qwen2.5-VL, or remove data.images"
+            f"a model of type {kind_of(model)!r} has no positions of images in three dimensions, so data.images cannot "
+            "be used. Use a model such as Qwen2.5-VL, or remove data.images"
         )
     return index  # type: ignore[no-any-return]
 
@@ -139,7 +141,7 @@ def refuse_unpackable_images(
     Raises:
         RefusedError: it does, or the model cannot compute such a row.
     """
-    kind = getattr(model.config, "model_type", type(model).__name__)
+    kind = kind_of(model)
     try:
         leak, apart = _differences(model, rows, device)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -157,11 +159,7 @@ def _differences(model: PreTrainedModel, rows: ImageRows, device: torch.device) 
     one, other, last = (_sequence(rows, own, vocabulary) for own in (pixels[:1], pixels[1:2], pixels[2:]))
     alone = _logits(model, rows, [last], device)
     behind_one, behind_other = (_logits(model, rows, [before, last], device)[-len(alone) :] for before in (one, other))
-    return _apart(behind_one, behind_other), _apart(behind_one, alone)
-
-
-def _apart(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().max() / max(1.0, float(other.abs().max())))
+    return relative_difference(behind_one, behind_other), relative_difference(behind_one, alone)
 
 
 def _noise(random: np.random.Generator, size: tuple[int, int]) -> Any:

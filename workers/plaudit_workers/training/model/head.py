@@ -158,10 +158,8 @@ def forward_logits(
     """Run a packed row, or this rank's tokens of one, through the model.
 
     Args:
-        model: with ``PACKED_ATTENTION``.
         input_ids: int64[1, T].
         position_ids: int64[1, T]; with images int64[3, 1, T].
-        layout: of the whole row.
         sources: int64[R]: the positions whose logits are needed; the others are never computed.
         further: ``token_exchange`` with the ranks that have the row's other tokens, pixels.
 
@@ -221,7 +219,6 @@ def refuse_unpackable(model: PreTrainedModel, device: torch.device | None = None
 
     Args:
         model: if sharded, this is a collective call.
-        device: None: the CPU.
         rough: True if the model computes in bfloat16.
 
     Raises:
@@ -233,7 +230,7 @@ def refuse_unpackable(model: PreTrainedModel, device: torch.device | None = None
         with torch.no_grad():
             alone = _logits_of(model, [ids], device)
             behind_one, behind_other = (_logits_of(model, [before, ids], device)[6:] for before in (one, other))
-        leak, apart = _apart(behind_one, behind_other), _apart(behind_one, alone)
+        leak, apart = relative_difference(behind_one, behind_other), relative_difference(behind_one, alone)
         tolerance = ROUGH_PACKING_TOLERANCE if rough else PACKING_TOLERANCE
         leak_tolerance = tolerance if rough and _has_experts(model) else NO_LEAK
         packs = leak <= leak_tolerance and apart <= tolerance
@@ -243,14 +240,19 @@ def refuse_unpackable(model: PreTrainedModel, device: torch.device | None = None
     except TypeError as error:
         problem = f"it does not accept packed rows: {error}"
     if problem:
-        kind = getattr(model.config, "model_type", type(model).__name__)
         raise RefusedError(
-            f"a model of type {kind!r} cannot be trained: {problem}. Use a model with causal softmax attention "
-            "(Qwen2, Qwen3, Llama, Mistral, …)"
+            f"a model of type {kind_of(model)!r} cannot be trained: {problem}. Use a model with causal softmax "
+            "attention (Qwen2, Qwen3, Llama, Mistral, …)"
         )
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
+def kind_of(model: PreTrainedModel) -> str:
+    """Return the type of a model, for messages."""
+    return str(getattr(model.config, "model_type", type(model).__name__))
+
+
+def relative_difference(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference of two tensors, relative to the largest element if that is above 1."""
     return (one - other).abs().max().item() / max(1.0, other.abs().max().item())
 
 
@@ -265,7 +267,6 @@ def refuse_long_packed(model: PreTrainedModel, longest: int) -> None:
     See ``length_limits``: below its limit, such a layer computes the same in a packed row.
 
     Args:
-        model: with the packed attention.
         longest: tokens of a prompt and its response together.
 
     Raises:
@@ -273,11 +274,10 @@ def refuse_long_packed(model: PreTrainedModel, longest: int) -> None:
     """
     for reason, limit in length_limits(model):
         if longest > limit:
-            kind = getattr(model.config, "model_type", type(model).__name__)
             raise RefusedError(
-                f"a model of type {kind!r} with {reason} cannot be trained on sequences of more than {limit} tokens, "
-                f"because packed sequences would change each other's results, and rollout.engine.maxModelLength is "
-                f"{longest}. Set maxModelLength to {limit} or less, or use another model"
+                f"a model of type {kind_of(model)!r} with {reason} cannot be trained on sequences of more than {limit} "
+                "tokens, because packed sequences would change each other's results, and rollout.engine.maxModelLength "
+                f"is {longest}. Set maxModelLength to {limit} or less, or use another model"
             )
 
 
@@ -303,7 +303,6 @@ class TokenHead:
     Args:
         model: if sharded, building is a collective call.
         chunked: False if the model changes the logits behind its head; None: found out by a forward pass.
-        device: None: the CPU.
     """
 
     def __init__(
@@ -323,12 +322,7 @@ class TokenHead:
 
     @contextmanager
     def reducing(self, targets: Tensor, temperature: float, *, entropy: EntropyUse = "none") -> Iterator[None]:
-        """Return (log-probability, entropy) of each token from the model in place of logits within the context.
-
-        Args:
-            targets: int64[R].
-            temperature: > 0.
-        """
+        """Return (log-probability, entropy) of each token from the model in place of logits within the context."""
         head, own = self._head, self._head.forward
 
         def reduce(hidden: Tensor, chosen: Tensor) -> Tensor:
@@ -354,8 +348,6 @@ def reduced(logits: Tensor, targets: Tensor, temperature: float, *, entropy: Ent
 
     Args:
         logits: float[R, V], any precision; computed in float32.
-        targets: int64[R].
-        temperature: > 0.
         entropy: each use takes two more passes over the logits.
     """
     scaled = logits.float() / temperature

@@ -82,184 +82,69 @@ class TokenLosses:
     """bool[R]: a bound on the ratio besides the clip acted (dual clip, truncation)."""
 
 
-def sequence_sums(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return each token's sum of its sequence: float32[R].
-
-    Args:
-        values: float32[R].
-        lengths: int64[S].
-    """
-    owners = torch.repeat_interleave(torch.arange(lengths.numel(), device=values.device), lengths.to(values.device))
-    sums = torch.zeros(lengths.numel(), dtype=values.dtype, device=values.device).index_add(0, owners, values)
-    return sums[owners]
-
-
-def sequence_means(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return each token's mean of its sequence: float32[R]."""
-    own = lengths.to(values.device)
-    return sequence_sums(values, lengths) / torch.repeat_interleave(own, own)
-
-
 @dataclass(frozen=True)
-class Corrected:
-    """Hold inputs of the loss from the older policies, one value per token."""
+class LossTerms:
+    """Hold the loss of a micro-batch and its parts."""
 
-    anchor: Tensor
-    """float32[R]: log-probability under the policy around which the loss is clipped."""
-    weight: Tensor
-    """float32[R]: factor of the token's policy-gradient term."""
-    capped: Tensor
-    """bool[R]: the importance weight was above the cap, or below the floor."""
+    total: Tensor
+    """Scalar with gradient."""
+    sums: dict[str, Tensor]
+    """Detached scalars, already weighted: their sum over micro-batches and ranks is the update's figure."""
 
 
-def correct(tokens: TokenInputs, settings: LossSpec) -> Corrected:
-    """Choose the anchor of the clip and the importance weights. No gradient flows through either.
+def policy_loss(tokens: TokenInputs, settings: LossSpec, policy: PolicyLoss | None = None) -> LossTerms:
+    """Sum the loss of one micro-batch.
 
-    | ``loss.correction`` | clipped ratio | importance weight c | above ``correctionCap`` |
-    | --- | --- | --- | --- |
-    | ``none`` | π_θ ÷ μ | 1 | - |
-    | ``tis`` | π_θ ÷ π_prox | π_prox ÷ μ | c is cut to the cap |
-    | ``decoupled`` | π_θ ÷ π_prox | π_prox ÷ μ | the policy-gradient term is left out, below ``correctionFloor`` too |
-    | ``reject`` | π_θ ÷ π_prox | 1 | the same |
-
-    ``loss.correctionLevel`` chooses the ratio ``π_prox ÷ μ`` that is weighed and compared: a ``token``'s own, the
-    product over its ``sequence``, or their ``geometric`` mean (for sequences of any length; the product leaves [1/2, 2]
-    soon).
-
-    π_prox is the newest published policy, with which the step began (verl's "old" policy). With one update a step
-    (``miniBatchesPerStep`` and ``epochs`` 1) π_prox is π_θ itself and costs nothing; with more, the clip bounds how far
-    the step's later updates move away from its beginning, at the price of one more forward pass and one more copy of
-    the (sharded) weights. Truncated weights alone would not bound that: with four updates a step on samples two
-    versions old, the tiny model of the examples unlearns its task again.
-
-    Sources: ``tis`` Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training, as verl's
-    rollout correction (``rollout_is: token``, ``sequence``); with a floor, ``decoupled`` is IcePop; ``reject`` is
-    verl's ``rollout_rs: token_k1, seq_sum_k1, seq_mean_k1`` for the inverse bounds, but the aggregation still counts
-    rejected tokens; ``decoupled`` Hilton et al. 2021 (arXiv 2110.00641) as in AReaL (arXiv 2505.24298) with its cap.
+    ``L = Σ_t w_t · (c_t · l_t + β · k_t - η · H_t)`` with ``l_t`` the policy loss of ``loss.kind``, ``c_t`` the
+    importance weight (``correct``), ``k_t`` the divergence from the starting weights, β ``klCoefficient``, η
+    ``entropyCoefficient``. Degenerate: advantages of 0 leave only the KL and entropy terms.
     """
-    kind, behaviour = settings.correction, tokens.behaviour
-    if kind == "none":
-        ones = torch.ones_like(behaviour)
-        return Corrected(behaviour, ones, torch.zeros_like(ones, dtype=torch.bool))
-    proximal = tokens.proximal.detach()
-    log_ratio = proximal - behaviour
-    if settings.correction_level == "sequence":
-        log_ratio = sequence_sums(log_ratio, tokens.lengths)
-    elif settings.correction_level == "geometric":
-        log_ratio = sequence_means(log_ratio, tokens.lengths)
-    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    if kind == "tis":
-        return Corrected(proximal, ratio.clamp(max=settings.correction_cap), ratio > settings.correction_cap)
-    outside = (ratio > settings.correction_cap) | (ratio < settings.correction_floor)
-    weight = ratio if kind == "decoupled" else torch.ones_like(ratio)
-    return Corrected(proximal, weight.masked_fill(outside, 0.0), outside)
+    corrected = correct(tokens, settings)
+    found = (policy or choose_loss(settings))(tokens, corrected.anchor, settings)
+    token_losses = corrected.weight * found.losses
+    logprobs = tokens.logprobs.detach()
+    drift = tokens.behaviour - logprobs
+    figures = {
+        "actor/pg_loss": token_losses,
+        "actor/pg_clipfrac": found.clipped.float(),
+        "actor/pg_clipfrac_lower": found.bounded.float(),
+        "actor/ppo_kl": corrected.anchor - logprobs,
+        "actor/behaviour_kl": drift.neg().clamp(max=MAX_LOG_RATIO).expm1() + drift,
+        "actor/importance_weight": corrected.weight,
+        "actor/importance_capped": corrected.capped.float(),
+    }
+    if settings.has_kl_term and tokens.reference is not None:
+        divergence = ESTIMATES[settings.kl_estimator](tokens.logprobs, tokens.reference)
+        if settings.kl_importance_weight:
+            divergence = importance_weighted(divergence, tokens.logprobs, corrected.anchor)
+        figures["actor/kl_loss"] = divergence
+        token_losses = token_losses + settings.kl_coefficient * figures["actor/kl_loss"]
+    if tokens.entropies is not None:
+        figures["actor/entropy"] = tokens.entropies
+        token_losses = token_losses - settings.entropy_coefficient * tokens.entropies
+    figures[_WEIGHT] = torch.ones_like(tokens.weights)
+    sums = {name: (figure.detach() * tokens.weights).sum() for name, figure in figures.items()}
+    return LossTerms((token_losses * tokens.weights).sum(), sums)
 
 
-def exp_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Return ``exp(numerator - denominator)`` of log-probabilities, the difference cut to ±20: it stays finite."""
-    return (numerator - denominator).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+def mean_figures(sums: dict[str, float]) -> dict[str, float]:
+    """Return an update's figures from the sums over its micro-batches and ranks.
 
-
-def k1(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Return ``log π_θ - log π_ref``: unbiased, of any sign."""
-    return logprobs - reference
-
-
-def k2(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Return ``(log π_θ - log π_ref)² ÷ 2``: biased, never negative."""
-    return 0.5 * (logprobs - reference).square()
-
-
-def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Return ``r - log r - 1`` with ``r = π_ref ÷ π_θ``: unbiased, never negative.
-
-    The log-ratio is cut to ±20 and the estimate to 10: a token beyond that has no gradient.
-
-    Args:
-        logprobs: float32[R], log π_θ, with gradient.
-        reference: float32[R], log π_ref.
+    ``LossTerms.sums`` are weighted as the loss is; the weights need not add up to 1 (``aggregation: constant``,
+    sequences without a gradient).
     """
-    log_ratio = (reference - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return (log_ratio.exp() - log_ratio - 1).clamp(max=MAX_K3)
+    total = sums[_WEIGHT] or 1.0
+    as_they_are = {*_AGGREGATED, MISMATCH, MISMATCH_LIMIT}
+    return {name: value if name in as_they_are else value / total for name, value in sums.items() if name != _WEIGHT}
 
 
-ESTIMATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
-"""``loss.klEstimator`` → its estimate of KL(π_θ ‖ π_ref) from the tokens of samples.
+def choose_loss(settings: LossSpec) -> PolicyLoss:
+    """Return the policy loss of ``loss.kind``.
 
-Source: Schulman 2020, Approximating KL Divergence; bounds as in verl's ``kl_penalty_forward``. All are 0 for equal
-policies. Only the gradient of ``k2`` is that of the divergence; ``k1`` has the right mean and, as a term of the loss,
-no useful gradient; ``k3`` is never negative and varies least."""
-
-
-def importance_weighted(estimates: Tensor, logprobs: Tensor, anchor: Tensor) -> Tensor:
-    """Return ``k · π_θ ÷ π_anchor``, with the gradient of both factors: ``loss.klImportanceWeight``.
-
-    For samples of the anchor, a weighted k1 or k3 has the divergence's own gradient; of k3 at ``π_θ = π_anchor`` it is
-    ``log(π_θ ÷ π_ref) ∇ log π_θ`` for each token. Source: DeepSeek-AI 2025, DeepSeek-V3.2 (arXiv 2512.02556), as TRL's
-    ``use_bias_correction_kl`` for ratios of tokens.
-    Degenerate: 0 where the policy equals the reference.
-
-    Args:
-        estimates: float32[R], with gradient.
-        logprobs: float32[R], log π_θ, with gradient.
-        anchor: float32[R], log-probability under the policy around which the loss is clipped.
+    Raises:
+        RefusedError: the user's file has no such function.
     """
-    return estimates * exp_ratio(logprobs, anchor)
-
-
-def mismatch_sums(
-    sequences: Sequence[TrainingSequence], version: PolicyVersion | None, published: Tensor, behaviour: Tensor
-) -> dict[str, Tensor]:
-    """Return a micro-batch's contribution to ``MISMATCH``, which shows whether rollouts sample from published weights.
-
-    A token that was sampled by the policy whose log-probabilities the trainer has must have the same log-probability on
-    both sides, but for the kernels' rounding. Tokens of older policies differ rightly and are left out.
-
-    Args:
-        sequences: of the micro-batch, in the order in which they lie; none where it only keeps a rank busy.
-        version: the published policy's; None if it is not available.
-        published: float32[R], its log-probabilities of the trained tokens.
-        behaviour: float32[R], those that came with the samples.
-    """
-    tokens = torch.zeros_like(behaviour)
-    if sequences and version is not None:
-        written = [all(span[1] == version for span in sequence.version_spans) for sequence in sequences]
-        counts = torch.tensor([sequence.num_trained_tokens for sequence in sequences])
-        tokens = torch.tensor(written).repeat_interleave(counts).to(tokens)
-    return {MISMATCH: ((published - behaviour).abs() * tokens).sum(), _MISMATCH_TOKENS: tokens.sum()}
-
-
-def mismatch_figures(sums: dict[str, float], limit: float) -> dict[str, float]:
-    """Replace the two sums by their quotient, with the limit beside it; without such tokens there is neither.
-
-    Args:
-        limit: largest difference that the precision explains, in nats.
-    """
-    figures = dict(sums)
-    total, num_tokens = figures.pop(MISMATCH, 0.0), figures.pop(_MISMATCH_TOKENS, 0.0)
-    return figures | ({MISMATCH: total / num_tokens, MISMATCH_LIMIT: limit} if num_tokens else {})
-
-
-def token_weights(aggregation: str, lengths: Sequence[int], max_tokens: int) -> list[float]:
-    """Return the weight of each sequence's tokens in the loss of an update; but for ``constant``, all sum to 1.
-
-    | ``loss.aggregation`` | verl's ``loss_agg_mode`` | weight of a token of sequence i |
-    | --- | --- | --- |
-    | ``token`` | ``token-mean`` | 1 ÷ N |
-    | ``sequence`` | ``seq-mean-token-mean`` | 1 ÷ (S · T_i) |
-    | ``constant`` | ``seq-mean-token-sum-norm`` | 1 ÷ (S · maxTokens) |
-
-    S sequences of the update, T_i trained tokens of sequence i, N = Σ T_i. Only ``constant`` gives a token the same
-    weight whatever the lengths, its own and the others': Liu et al. 2025, Dr. GRPO (arXiv 2503.20783).
-
-    Args:
-        lengths: T_i, all at least 1.
-    """
-    if aggregation == "token":
-        return [1 / sum(lengths)] * len(lengths)
-    if aggregation == "constant":
-        return [1 / (len(lengths) * max_tokens)] * len(lengths)
-    return [1 / (len(lengths) * length) for length in lengths]
+    return load_loss(Path(settings.path), settings.function) if settings.kind == "python" else LOSSES[settings.kind]
 
 
 def ppo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses:
@@ -329,6 +214,10 @@ def dppo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses
 
 
 PolicyLoss = Callable[[TokenInputs, Tensor, "LossSpec"], TokenLosses]
+
+
+LOSSES: dict[str, PolicyLoss] = {"ppo": ppo, "gspo": gspo, "cispo": cispo, "dppo": dppo}
+"""Each ``loss.kind`` of ``LOSS_KINDS`` but ``python``, and its function."""
 
 
 def load_loss(path: Path, function: str) -> PolicyLoss:
@@ -403,70 +292,163 @@ def _checked(losses: object, tokens: TokenInputs, settings: LossSpec) -> Tensor:
     return losses
 
 
-LOSSES: dict[str, PolicyLoss] = {"ppo": ppo, "gspo": gspo, "cispo": cispo, "dppo": dppo}
-"""Each ``loss.kind`` of ``LOSS_KINDS`` but ``python``, and its function."""
-
-
 @dataclass(frozen=True)
-class LossTerms:
-    """Hold the loss of a micro-batch and its parts."""
+class Corrected:
+    """Hold inputs of the loss from the older policies, one value per token."""
 
-    total: Tensor
-    """Scalar with gradient."""
-    sums: dict[str, Tensor]
-    """Detached scalars, already weighted: their sum over micro-batches and ranks is the update's figure."""
+    anchor: Tensor
+    """float32[R]: log-probability under the policy around which the loss is clipped."""
+    weight: Tensor
+    """float32[R]: factor of the token's policy-gradient term."""
+    capped: Tensor
+    """bool[R]: the importance weight was above the cap, or below the floor."""
 
 
-def choose_loss(settings: LossSpec) -> PolicyLoss:
-    """Return the policy loss of ``loss.kind``.
+def correct(tokens: TokenInputs, settings: LossSpec) -> Corrected:
+    """Choose the anchor of the clip and the importance weights. No gradient flows through either.
 
-    Raises:
-        RefusedError: the user's file has no such function.
+    | ``loss.correction`` | clipped ratio | importance weight c | above ``correctionCap`` |
+    | --- | --- | --- | --- |
+    | ``none`` | π_θ ÷ μ | 1 | - |
+    | ``tis`` | π_θ ÷ π_prox | π_prox ÷ μ | c is cut to the cap |
+    | ``decoupled`` | π_θ ÷ π_prox | π_prox ÷ μ | the policy-gradient term is left out, below ``correctionFloor`` too |
+    | ``reject`` | π_θ ÷ π_prox | 1 | the same |
+
+    ``loss.correctionLevel`` chooses the ratio ``π_prox ÷ μ`` that is weighed and compared: a ``token``'s own, the
+    product over its ``sequence``, or their ``geometric`` mean (for sequences of any length; the product leaves [1/2, 2]
+    soon).
+
+    π_prox is the newest published policy, with which the step began (verl's "old" policy). With one update a step
+    (``miniBatchesPerStep`` and ``epochs`` 1) π_prox is π_θ itself and costs nothing; with more, the clip bounds how far
+    the step's later updates move away from its beginning, at the price of one more forward pass and one more copy of
+    the (sharded) weights. Truncated weights alone would not bound that: with four updates a step on samples two
+    versions old, the tiny model of the examples unlearns its task again.
+
+    Sources: ``tis`` Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training, as verl's
+    rollout correction (``rollout_is: token``, ``sequence``); with a floor, ``decoupled`` is IcePop; ``reject`` is
+    verl's ``rollout_rs: token_k1, seq_sum_k1, seq_mean_k1`` for the inverse bounds, but the aggregation still counts
+    rejected tokens; ``decoupled`` Hilton et al. 2021 (arXiv 2110.00641) as in AReaL (arXiv 2505.24298) with its cap.
     """
-    return load_loss(Path(settings.path), settings.function) if settings.kind == "python" else LOSSES[settings.kind]
+    kind, behaviour = settings.correction, tokens.behaviour
+    if kind == "none":
+        ones = torch.ones_like(behaviour)
+        return Corrected(behaviour, ones, torch.zeros_like(ones, dtype=torch.bool))
+    proximal = tokens.proximal.detach()
+    log_ratio = proximal - behaviour
+    if settings.correction_level == "sequence":
+        log_ratio = sequence_sums(log_ratio, tokens.lengths)
+    elif settings.correction_level == "geometric":
+        log_ratio = sequence_means(log_ratio, tokens.lengths)
+    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    if kind == "tis":
+        return Corrected(proximal, ratio.clamp(max=settings.correction_cap), ratio > settings.correction_cap)
+    outside = (ratio > settings.correction_cap) | (ratio < settings.correction_floor)
+    weight = ratio if kind == "decoupled" else torch.ones_like(ratio)
+    return Corrected(proximal, weight.masked_fill(outside, 0.0), outside)
 
 
-def policy_loss(tokens: TokenInputs, settings: LossSpec, policy: PolicyLoss | None = None) -> LossTerms:
-    """Sum the loss of one micro-batch.
+def k1(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """Return ``log π_θ - log π_ref``: unbiased, of any sign."""
+    return logprobs - reference
 
-    ``L = Σ_t w_t · (c_t · l_t + β · k_t - η · H_t)`` with ``l_t`` the policy loss of ``loss.kind``, ``c_t`` the
-    importance weight (``correct``), ``k_t`` the divergence from the starting weights, β ``klCoefficient``, η
-    ``entropyCoefficient``. Degenerate: advantages of 0 leave only the KL and entropy terms.
+
+def k2(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """Return ``(log π_θ - log π_ref)² ÷ 2``: biased, never negative."""
+    return 0.5 * (logprobs - reference).square()
+
+
+def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """Return ``r - log r - 1`` with ``r = π_ref ÷ π_θ``: unbiased, never negative.
+
+    The log-ratio is cut to ±20 and the estimate to 10: a token beyond that has no gradient.
     """
-    corrected = correct(tokens, settings)
-    found = (policy or choose_loss(settings))(tokens, corrected.anchor, settings)
-    token_losses = corrected.weight * found.losses
-    logprobs = tokens.logprobs.detach()
-    drift = tokens.behaviour - logprobs
-    figures = {
-        "actor/pg_loss": token_losses,
-        "actor/pg_clipfrac": found.clipped.float(),
-        "actor/pg_clipfrac_lower": found.bounded.float(),
-        "actor/ppo_kl": corrected.anchor - logprobs,
-        "actor/behaviour_kl": drift.neg().clamp(max=MAX_LOG_RATIO).expm1() + drift,
-        "actor/importance_weight": corrected.weight,
-        "actor/importance_capped": corrected.capped.float(),
-    }
-    if settings.has_kl_term and tokens.reference is not None:
-        divergence = ESTIMATES[settings.kl_estimator](tokens.logprobs, tokens.reference)
-        if settings.kl_importance_weight:
-            divergence = importance_weighted(divergence, tokens.logprobs, corrected.anchor)
-        figures["actor/kl_loss"] = divergence
-        token_losses = token_losses + settings.kl_coefficient * figures["actor/kl_loss"]
-    if tokens.entropies is not None:
-        figures["actor/entropy"] = tokens.entropies
-        token_losses = token_losses - settings.entropy_coefficient * tokens.entropies
-    figures[_WEIGHT] = torch.ones_like(tokens.weights)
-    sums = {name: (figure.detach() * tokens.weights).sum() for name, figure in figures.items()}
-    return LossTerms((token_losses * tokens.weights).sum(), sums)
+    log_ratio = (reference - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return (log_ratio.exp() - log_ratio - 1).clamp(max=MAX_K3)
 
 
-def mean_figures(sums: dict[str, float]) -> dict[str, float]:
-    """Return an update's figures from the sums over its micro-batches and ranks.
+ESTIMATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+"""``loss.klEstimator`` → its estimate of KL(π_θ ‖ π_ref) from the tokens of samples.
 
-    ``LossTerms.sums`` are weighted as the loss is; the weights need not add up to 1 (``aggregation: constant``,
-    sequences without a gradient).
+Source: Schulman 2020, Approximating KL Divergence; bounds as in verl's ``kl_penalty_forward``. All are 0 for equal
+policies. Only the gradient of ``k2`` is that of the divergence; ``k1`` has the right mean and, as a term of the loss,
+no useful gradient; ``k3`` is never negative and varies least."""
+
+
+def importance_weighted(estimates: Tensor, logprobs: Tensor, anchor: Tensor) -> Tensor:
+    """Return ``k · π_θ ÷ π_anchor``, with the gradient of both factors: ``loss.klImportanceWeight``.
+
+    For samples of the anchor, a weighted k1 or k3 has the divergence's own gradient; of k3 at ``π_θ = π_anchor`` it is
+    ``log(π_θ ÷ π_ref) ∇ log π_θ`` for each token. Source: DeepSeek-AI 2025, DeepSeek-V3.2 (arXiv 2512.02556), as TRL's
+    ``use_bias_correction_kl`` for ratios of tokens.
+    Degenerate: 0 where the policy equals the reference.
     """
-    total = sums[_WEIGHT] or 1.0
-    as_they_are = {*_AGGREGATED, MISMATCH, MISMATCH_LIMIT}
-    return {name: value if name in as_they_are else value / total for name, value in sums.items() if name != _WEIGHT}
+    return estimates * exp_ratio(logprobs, anchor)
+
+
+def token_weights(aggregation: str, lengths: Sequence[int], max_tokens: int) -> list[float]:
+    """Return the weight of each sequence's tokens in the loss of an update; but for ``constant``, all sum to 1.
+
+    | ``loss.aggregation`` | verl's ``loss_agg_mode`` | weight of a token of sequence i |
+    | --- | --- | --- |
+    | ``token`` | ``token-mean`` | 1 ÷ N |
+    | ``sequence`` | ``seq-mean-token-mean`` | 1 ÷ (S · T_i) |
+    | ``constant`` | ``seq-mean-token-sum-norm`` | 1 ÷ (S · maxTokens) |
+
+    S sequences of the update, T_i trained tokens of sequence i, N = Σ T_i. Only ``constant`` gives a token the same
+    weight whatever the lengths, its own and the others': Liu et al. 2025, Dr. GRPO (arXiv 2503.20783).
+
+    Args:
+        lengths: T_i, all at least 1.
+    """
+    if aggregation == "token":
+        return [1 / sum(lengths)] * len(lengths)
+    if aggregation == "constant":
+        return [1 / (len(lengths) * max_tokens)] * len(lengths)
+    return [1 / (len(lengths) * length) for length in lengths]
+
+
+def mismatch_sums(
+    sequences: Sequence[TrainingSequence], version: PolicyVersion | None, published: Tensor, behaviour: Tensor
+) -> dict[str, Tensor]:
+    """Return a micro-batch's contribution to ``MISMATCH``, which shows whether rollouts sample from published weights.
+
+    A token that was sampled by the policy whose log-probabilities the trainer has must have the same log-probability on
+    both sides, but for the kernels' rounding. Tokens of older policies differ rightly and are left out.
+
+    Args:
+        sequences: of the micro-batch, in the order in which they lie; none where it only keeps a rank busy.
+        version: the published policy's; None if it is not available.
+        published: float32[R], its log-probabilities of the trained tokens.
+        behaviour: float32[R], those that came with the samples.
+    """
+    tokens = torch.zeros_like(behaviour)
+    if sequences and version is not None:
+        written = [all(span[1] == version for span in sequence.version_spans) for sequence in sequences]
+        counts = torch.tensor([sequence.num_trained_tokens for sequence in sequences])
+        tokens = torch.tensor(written).repeat_interleave(counts).to(tokens)
+    return {MISMATCH: ((published - behaviour).abs() * tokens).sum(), _MISMATCH_TOKENS: tokens.sum()}
+
+
+def mismatch_figures(sums: dict[str, float], limit: float) -> dict[str, float]:
+    """Replace the two sums by their quotient, with the limit beside it; without such tokens there is neither."""
+    figures = dict(sums)
+    total, num_tokens = figures.pop(MISMATCH, 0.0), figures.pop(_MISMATCH_TOKENS, 0.0)
+    return figures | ({MISMATCH: total / num_tokens, MISMATCH_LIMIT: limit} if num_tokens else {})
+
+
+def exp_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """Return ``exp(numerator - denominator)`` of log-probabilities, the difference cut to ±20: it stays finite."""
+    return (numerator - denominator).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def sequence_sums(values: Tensor, lengths: Tensor) -> Tensor:
+    """Return each token's sum of its sequence: float32[R]."""
+    owners = torch.repeat_interleave(torch.arange(lengths.numel(), device=values.device), lengths.to(values.device))
+    sums = torch.zeros(lengths.numel(), dtype=values.dtype, device=values.device).index_add(0, owners, values)
+    return sums[owners]
+
+
+def sequence_means(values: Tensor, lengths: Tensor) -> Tensor:
+    """Return each token's mean of its sequence: float32[R]."""
+    own = lengths.to(values.device)
+    return sequence_sums(values, lengths) / torch.repeat_interleave(own, own)

@@ -151,8 +151,6 @@ def rate_share(settings: OptimizerSpec, update: float, warmup: int, total: int) 
 
     Args:
         update: counted from 0; beyond ``total`` as at its end. Not whole if the step was begun with other updates.
-        warmup: updates of the warm-up.
-        total: updates of the run.
     """
     if update < warmup:
         return min(1.0, (update + 1) / warmup)

@@ -124,7 +124,6 @@ def pack(
 
     Args:
         sequences: of the whole update, each with at least one prompt token.
-        weights: the aggregation weight of each of them.
         members: which to pack, longest first. Empty: the update's shortest one with weight 0, so that a rank without
             work takes part in the collective calls of the others.
         busy: a sequence with images that is computed beside the others and of which no token is trained, because
