@@ -51,8 +51,7 @@ def write_state(folder: Path, tensors: dict[str, Tensor], ranks: int) -> None:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("writer", "reader"):
-        monkeypatch.setattr(f"plaudit_workers.training.shards.{module}.BLOCK_BYTES", 64)
+    monkeypatch.setattr("plaudit_workers.weights.files.BLOCK_BYTES", 64)
 
 
 @pytest.mark.usefixtures("small_blocks")
