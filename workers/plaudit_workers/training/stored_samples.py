@@ -1,6 +1,6 @@
 """Store samples: every closed group of a step as Parquet, one row per sample.
 
-``samples/step-000012-i1.parquet`` is step 12 as incarnation 1 trained it (``sources.samples.files`` chooses among
+``samples/step-000012-i1.parquet`` is step 12 as incarnation 1 trained it (``sources.samples`` chooses among
 incarnations); the last file of a step that was interrupted in its middle has all groups. Columns: group and index of
 the sample, its texts, messages and digests of images, the result of each scorer (``scorer/<name>/…``), the times of its
 stages, the policy versions that generated it. Fields without a fixed shape are JSON. Further results of a scorer
