@@ -47,7 +47,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet
@@ -62,7 +61,7 @@ from plaudit_workers.stream.transport import Transport
 from plaudit_workers.training.conductor import conduct
 from plaudit_workers.training.scripted import ScriptedBackend
 from plaudit_workers.training.sinks import Sinks
-from plaudit_workers.training.state import RunContext, RunPlan, ServerClock
+from plaudit_workers.training.state import PromptRow, RunContext, RunPlan, ServerClock
 from plaudit_workers.training.worker import stream_limits
 
 GOALS = {"none": 1.10, "256": 1.05}
@@ -146,28 +145,15 @@ class Result:
         self.relative_to_bound = self.wall_s / self.bound_s
 
 
-@dataclass(frozen=True)
-class Row:
-    """A prompt: its number is all that matters."""
-
-    ground_truth: str
-    data_source: str = "delay-profile"
-    prompt_text: str = "?"
-    prompt_ids: bytes = np.array([1, 2, 3, 4], "<i4").tobytes()
-    messages: list[dict[str, Any]] = field(default_factory=list)
-    extra_info: dict[str, Any] = field(default_factory=dict)
-    images: tuple[str, ...] = ()
-
-
 class Rows:
-    """Endless prompts."""
+    """Endless prompts, of which only the numbers matter."""
 
     def __len__(self) -> int:
         return 1 << 20
 
-    def prompt_at(self, position: int) -> Row:
+    def prompt_at(self, position: int) -> PromptRow:
         """See ``PromptSource``."""
-        return Row(str(position))
+        return PromptRow(position, "delay-profile", "?", np.array([1, 2, 3, 4], "<i4").tobytes(), str(position))
 
     def row_at(self, position: int) -> int:
         """See ``PromptSource``."""

@@ -12,7 +12,6 @@ import random
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ from plaudit_workers.training.conductor import conduct
 from plaudit_workers.training.schedule import Schedule
 from plaudit_workers.training.scripted import ScriptedBackend
 from plaudit_workers.training.sinks import Sinks
-from plaudit_workers.training.state import RunContext, RunPlan, ServerClock, ValidationPlan
+from plaudit_workers.training.state import PromptRow, RunContext, RunPlan, ServerClock, ValidationPlan
 
 SAMPLES = 4
 
@@ -73,21 +72,8 @@ for i = 2, #ARGV, 2 do redis.call('RESTORE', ARGV[i], 0, ARGV[i + 1]) end
 """
 
 
-@dataclass(frozen=True)
-class Row:
-    """A prompt of the simulation: its ground truth is its position."""
-
-    data_source: str
-    prompt_text: str
-    prompt_ids: bytes
-    ground_truth: Any
-    messages: list[dict[str, Any]] = field(default_factory=list)
-    extra_info: dict[str, Any] = field(default_factory=dict)
-    images: tuple[str, ...] = ()
-
-
 class Rows:
-    """An endless supply of prompts."""
+    """An endless supply of prompts; the ground truth of each is its number."""
 
     def __init__(self, num_rows: int, data_source: str, special: Mapping[int, str]) -> None:
         self._num_rows = num_rows
@@ -100,10 +86,10 @@ class Rows:
     def row_at(self, position: int) -> int:
         return position % self._num_rows
 
-    def prompt_at(self, position: int) -> Row:
+    def prompt_at(self, position: int) -> PromptRow:
         ids = np.array([position % 7 + 1], "<i4").tobytes()
         truth = self._special.get(position, float(self.row_at(position)))
-        return Row(self._data_source, f"prompt {position}", ids, truth)
+        return PromptRow(self.row_at(position), self._data_source, f"prompt {position}", ids, truth)
 
 
 def make_plan(

@@ -12,8 +12,9 @@ from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.images import ImageProcessor
 from plaudit_workers.tokenizer import ChatTemplate
-from plaudit_workers.training.data import DatasetRow, PromptData
+from plaudit_workers.training.data import PromptData
 from plaudit_workers.training.model.batch import TrainingBatch, TrainingSequence
+from plaudit_workers.training.state import PromptRow
 from tiny_vision import mixed_rows, write_rows
 
 
@@ -39,7 +40,7 @@ def vision_job(source: Path, folder: Path, **sections: Any) -> RLJob:
     return RLJob.model_validate(document)
 
 
-def opened(job: RLJob, folder: Path) -> tuple[ImageProcessor, list[DatasetRow]]:
+def opened(job: RLJob, folder: Path) -> tuple[ImageProcessor, list[PromptRow]]:
     """The job's processor with its images stored in a run's folder, and its prompts."""
     images = ImageProcessor.of_job(job, folder)
     assert images is not None
@@ -50,7 +51,7 @@ def opened(job: RLJob, folder: Path) -> tuple[ImageProcessor, list[DatasetRow]]:
 
 
 def sequence(
-    images: ImageProcessor, row: DatasetRow, response: Sequence[int], logprobs: Sequence[float], advantage: float = 1.0
+    images: ImageProcessor, row: PromptRow, response: Sequence[int], logprobs: Sequence[float], advantage: float = 1.0
 ) -> TrainingSequence:
     """A response to a prompt, to train on."""
     return TrainingSequence(
@@ -66,7 +67,7 @@ def sequence(
     )
 
 
-def random_batch(images: ImageProcessor, rows: Sequence[DatasetRow], seed: int, copies: int = 2) -> TrainingBatch:
+def random_batch(images: ImageProcessor, rows: Sequence[PromptRow], seed: int, copies: int = 2) -> TrainingBatch:
     """Random responses of several lengths to the prompts, of which some contain the token of an image."""
     random = np.random.default_rng(seed)
     sequences = []

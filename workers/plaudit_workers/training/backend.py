@@ -1,19 +1,7 @@
-"""Train the job's model with torch: batches, published weights, checkpoints. Called by the conductor, on rank 0.
+"""Train the job's model with torch, as the conductor's backend: updates, published weights, checkpoints.
 
-Compare the prompts with images that vLLM computed with those that the trainer computes. Called by ``torch_backend``.
-
-A sample carries the tokens that vLLM computed, and the trainer trains them with pixels of its own. Other versions of
-the processor, or other files of it, would make other tokens of an image: the policy would learn from another prompt.
-
-Report updates that are discarded because a gradient is not finite, and end a run that no longer learns.
-
-Called by ``torch_backend`` after each update. A discarded update changes nothing, so a run in which all are discarded
-would end as if it had trained.
-
-Publish versions as deltas, and every few of them whole. Called by ``torch_backend``.
-
-See ``weight_deltas.folders`` for what a version's folder holds. The announced digest is that of the whole files, so a
-rollout checks the same bytes whatever way they took.
+``TorchBackend`` joins the parts of ``model``. ``DiscardedUpdates`` ends a run that no longer learns, ``DeltaPublisher``
+publishes what changed, and prompts with images are compared with those that the rollouts sampled from.
 """
 
 from __future__ import annotations
@@ -49,152 +37,13 @@ from plaudit_workers.weights.image import WeightForm
 from plaudit_workers.weights.published import PROBE_FILE, combined_digest
 from plaudit_workers.weights.send import TransferError
 
-
-def refuse_other_expansions(groups: Iterable[Group], images: ImageProcessor) -> None:
-    """Check that each sample's prompt is the one that the trainer makes of the same images.
-
-    Raises:
-        RefusedError: a sample's is not.
-    """
-    for group in groups:
-        if not group.prompt.images:
-            continue
-        own = images.expand(np.frombuffer(group.prompt.prompt_ids, "<i4"), group.prompt.images)
-        for sample in group.samples:
-            if sample.body is not None:
-                _refuse_other(np.frombuffer(sample.body.prompt_ids, "<i4"), own, group.id, images.token_id)
-
-
-def _refuse_other(
-    sampled: np.ndarray[tuple[int], np.dtype[np.int32]],
-    own: np.ndarray[tuple[int], np.dtype[np.int32]],
-    group: str,
-    token_id: int,
-) -> None:
-    if np.array_equal(sampled, own):
-        return
-    numbers = [int((ids == token_id).sum()) for ids in (sampled, own)]
-    raise RefusedError(
-        f"group {group}: vLLM made {numbers[0]} tokens of the prompt's images, the trainer {numbers[1]}, or they lie "
-        "elsewhere. Give trainer and rollouts the same versions of transformers and vLLM, and the same files "
-        "of the model's processor"
-    )
-
-
-MOST_IN_A_ROW = 5
-
-"""So many discarded updates in a row end the run; fewer if the run has fewer."""
-
-_LARGEST = 3.4028235e38
-
-"""Of float32, in which losses are computed."""
-
-_LOWER_RATE = "Lower spec.algorithm.optimizer.learningRate"
-
 logger = get_logger(__name__)
 
-
-class DiscardedUpdates:
-    """Count the discarded updates in a row."""
-
-    def __init__(self, algorithm: AlgorithmSpec) -> None:
-        self._loss = algorithm.loss
-        self._most = min(MOST_IN_A_ROW, algorithm.steps * algorithm.updates_per_step)
-        self._in_a_row = 0
-
-    def note(self, figures: Mapping[str, float]) -> None:
-        """Take the figures of an update; log it if it was discarded.
-
-        Raises:
-            JobFailedError: too many updates in a row were discarded.
-        """
-        if "actor/skipped_updates" not in figures:
-            return  # nothing in it had a gradient
-        self._in_a_row = self._in_a_row + 1 if figures["actor/skipped_updates"] else 0
-        if not self._in_a_row:
-            return
-        cause, remedy = explain(figures, self._loss)
-        logger.warning("update discarded", cause=cause, remedy=remedy, in_a_row=self._in_a_row)
-        if self._in_a_row >= self._most:
-            raise JobFailedError(
-                f"{self._in_a_row} updates in a row were discarded, because {cause}. {remedy}, then continue with "
-                "--resume"
-            )
-
-
-def explain(figures: Mapping[str, float], loss: LossSpec) -> tuple[str, str]:
-    """Return the cause of a discarded update and its remedy, from the first of its figures that is not finite."""
-    own = loss.kind == "python"
-    mend = f"Mend function {loss.function} in spec.algorithm.loss.path {loss.path}"
-    if not _finite(figures, "critic/advantages/min", "critic/advantages/max"):
-        least, most = (figures.get(f"critic/score/{name}", math.nan) for name in ("min", "max"))
-        return f"an advantage is not finite in float32 (rewards from {least:g} to {most:g})", "Bound the rewards"
-    if not _finite(figures, "actor/behaviour_kl"):
-        return "a log-probability of the policy or of a rollout is not finite", f"{_LOWER_RATE}, or start anew"
-    if not _finite(figures, "actor/pg_loss", "actor/kl_loss"):
-        return "the loss is not finite", mend if own else _LOWER_RATE
-    return "the loss is finite, but its gradient is not", mend if own else _LOWER_RATE
-
-
-def _finite(figures: Mapping[str, float], *names: str) -> bool:
-    return all(abs(figures.get(name, 0.0)) <= _LARGEST for name in names)
-
-
-class DeltaPublisher:
-    """Publish the versions of one trainer; its first one is whole.
-
-    Args:
-        full_every: versions from one that is whole to the next.
-    """
-
-    def __init__(self, model: PolicyModel, folder: Path, full_every: int) -> None:
-        self._model = model
-        self._folder = folder
-        self._full_every = full_every
-        self._last: PolicyVersion | None = None
-        self._delta: DeltaRecord | None = None
-        """Of the last version; None if it has no delta."""
-        self._probe = b""
-        self._until_full = 0
-
-    def publish(self, version: PolicyVersion) -> Announcement:
-        """Publish the model's weights; see ``publish.write_weights``.
-
-        Raises:
-            RefusedError: the disk is full.
-            ShardError: another rank could not write its file.
-        """
-        copied = self._model.copy_weights()
-        digest = combined_digest(copied.digests)
-        self._delta = DeltaRecord(str(self._last), digest) if copied.has_delta else None
-        self._probe = msgspec.json.encode(self._model.probe())
-        target = self._folder / str(version)
-        self._write(target, whole=self._delta is None or self._until_full == 0)
-        self._model.hold_proximal(version)
-        self._last = version
-        return Announcement(version, str(target), digest)
-
-    def write_whole(self, announcement: Announcement) -> None:
-        """Write the announced version again, whole; nothing if it is whole, or no longer the newest.
-
-        Raises:
-            RefusedError: the disk is full.
-            ShardError: another rank could not write its file.
-        """
-        target = Path(announcement.path)
-        if announcement.version == self._last and not is_whole(target):
-            self._write(target, whole=True)
-
-    def _write(self, target: Path, *, whole: bool) -> None:
-        with whole_folder(target) as folder:
-            self._model.write_copied(WeightForm(str(folder), whole, self._delta is not None))
-            (folder / PROBE_FILE).write_bytes(self._probe)
-            if self._delta is not None:
-                (folder / DELTA_FILE).write_bytes(msgspec.json.encode(self._delta))
-            if whole:
-                for name, content in self._model.files().items():
-                    (folder / name).write_bytes(content)
-        self._until_full = self._full_every - 1 if whole else self._until_full - 1
+MOST_IN_A_ROW = 5
+"""So many discarded updates in a row end the run; fewer if the run has fewer."""
+_LARGEST = 3.4028235e38
+"""Of float32, in which losses are computed."""
+_LOWER_RATE = "Lower spec.algorithm.optimizer.learningRate"
 
 
 class TorchBackend:
@@ -314,3 +163,147 @@ class TorchBackend:
         """Finish writing, then release the other ranks."""
         self._saver.shutdown()
         self._model.close()
+
+
+class DeltaPublisher:
+    """Publish the versions of one trainer as deltas, the first one and every few of them whole.
+
+    See ``weights.deltas`` for what a version's folder holds. The announced digest is that of the whole files, so a
+    rollout checks the same bytes whatever way they took.
+
+    Args:
+        full_every: versions from one that is whole to the next.
+    """
+
+    def __init__(self, model: PolicyModel, folder: Path, full_every: int) -> None:
+        self._model = model
+        self._folder = folder
+        self._full_every = full_every
+        self._last: PolicyVersion | None = None
+        self._delta: DeltaRecord | None = None
+        """Of the last version; None if it has no delta."""
+        self._probe = b""
+        self._until_full = 0
+
+    def publish(self, version: PolicyVersion) -> Announcement:
+        """Publish the model's weights; see ``publish.write_weights``.
+
+        Raises:
+            RefusedError: the disk is full.
+            ShardError: another rank could not write its file.
+        """
+        copied = self._model.copy_weights()
+        digest = combined_digest(copied.digests)
+        self._delta = DeltaRecord(str(self._last), digest) if copied.has_delta else None
+        self._probe = msgspec.json.encode(self._model.probe())
+        target = self._folder / str(version)
+        self._write(target, whole=self._delta is None or self._until_full == 0)
+        self._model.hold_proximal(version)
+        self._last = version
+        return Announcement(version, str(target), digest)
+
+    def write_whole(self, announcement: Announcement) -> None:
+        """Write the announced version again, whole; nothing if it is whole, or no longer the newest.
+
+        Raises:
+            RefusedError: the disk is full.
+            ShardError: another rank could not write its file.
+        """
+        target = Path(announcement.path)
+        if announcement.version == self._last and not is_whole(target):
+            self._write(target, whole=True)
+
+    def _write(self, target: Path, *, whole: bool) -> None:
+        with whole_folder(target) as folder:
+            self._model.write_copied(WeightForm(str(folder), whole, self._delta is not None))
+            (folder / PROBE_FILE).write_bytes(self._probe)
+            if self._delta is not None:
+                (folder / DELTA_FILE).write_bytes(msgspec.json.encode(self._delta))
+            if whole:
+                for name, content in self._model.files().items():
+                    (folder / name).write_bytes(content)
+        self._until_full = self._full_every - 1 if whole else self._until_full - 1
+
+
+class DiscardedUpdates:
+    """Report updates that are discarded because a gradient is not finite, and end a run that no longer learns.
+
+    A discarded update changes nothing, so a run in which all are discarded would end as if it had trained.
+    """
+
+    def __init__(self, algorithm: AlgorithmSpec) -> None:
+        self._loss = algorithm.loss
+        self._most = min(MOST_IN_A_ROW, algorithm.steps * algorithm.updates_per_step)
+        self._in_a_row = 0
+
+    def note(self, figures: Mapping[str, float]) -> None:
+        """Take the figures of an update; log it if it was discarded.
+
+        Raises:
+            JobFailedError: too many updates in a row were discarded.
+        """
+        if "actor/skipped_updates" not in figures:
+            return  # nothing in it had a gradient
+        self._in_a_row = self._in_a_row + 1 if figures["actor/skipped_updates"] else 0
+        if not self._in_a_row:
+            return
+        cause, remedy = explain(figures, self._loss)
+        logger.warning("update discarded", cause=cause, remedy=remedy, in_a_row=self._in_a_row)
+        if self._in_a_row >= self._most:
+            raise JobFailedError(
+                f"{self._in_a_row} updates in a row were discarded, because {cause}. {remedy}, then continue with "
+                "--resume"
+            )
+
+
+def explain(figures: Mapping[str, float], loss: LossSpec) -> tuple[str, str]:
+    """Return the cause of a discarded update and its remedy, from the first of its figures that is not finite."""
+    own = loss.kind == "python"
+    mend = f"Mend function {loss.function} in spec.algorithm.loss.path {loss.path}"
+    if not _finite(figures, "critic/advantages/min", "critic/advantages/max"):
+        least, most = (figures.get(f"critic/score/{name}", math.nan) for name in ("min", "max"))
+        return f"an advantage is not finite in float32 (rewards from {least:g} to {most:g})", "Bound the rewards"
+    if not _finite(figures, "actor/behaviour_kl"):
+        return "a log-probability of the policy or of a rollout is not finite", f"{_LOWER_RATE}, or start anew"
+    if not _finite(figures, "actor/pg_loss", "actor/kl_loss"):
+        return "the loss is not finite", mend if own else _LOWER_RATE
+    return "the loss is finite, but its gradient is not", mend if own else _LOWER_RATE
+
+
+def _finite(figures: Mapping[str, float], *names: str) -> bool:
+    return all(abs(figures.get(name, 0.0)) <= _LARGEST for name in names)
+
+
+def refuse_other_expansions(groups: Iterable[Group], images: ImageProcessor) -> None:
+    """Check that each sample's prompt is the one that the trainer makes of the same images.
+
+    A sample carries the tokens that vLLM computed, and the trainer trains them with pixels of its own. Other versions
+    of the processor, or other files of it, would make other tokens of an image: the policy would learn from another
+    prompt.
+
+    Raises:
+        RefusedError: a sample's is not.
+    """
+    for group in groups:
+        if not group.prompt.images:
+            continue
+        own = images.expand(np.frombuffer(group.prompt.prompt_ids, "<i4"), group.prompt.images)
+        for sample in group.samples:
+            if sample.body is not None:
+                _refuse_other(np.frombuffer(sample.body.prompt_ids, "<i4"), own, group.id, images.token_id)
+
+
+def _refuse_other(
+    sampled: np.ndarray[tuple[int], np.dtype[np.int32]],
+    own: np.ndarray[tuple[int], np.dtype[np.int32]],
+    group: str,
+    token_id: int,
+) -> None:
+    if np.array_equal(sampled, own):
+        return
+    numbers = [int((ids == token_id).sum()) for ids in (sampled, own)]
+    raise RefusedError(
+        f"group {group}: vLLM made {numbers[0]} tokens of the prompt's images, the trainer {numbers[1]}, or they lie "
+        "elsewhere. Give trainer and rollouts the same versions of transformers and vLLM, and the same files "
+        "of the model's processor"
+    )

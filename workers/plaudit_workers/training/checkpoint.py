@@ -1,4 +1,4 @@
-"""Write and read checkpoints: the complete state from which a run continues exactly. Called by ``torch_backend``.
+"""Write and read checkpoints: the complete state from which a run continues exactly.
 
 ``checkpoints/step-000010/`` holds a safetensors file of each rank (weights in float32, optimizer), ``policy.json``
 (their index, schedule, random state) and ``state.json`` (the conductor's state: data cursor, policy version, ledger,

@@ -1,4 +1,4 @@
-"""Conduct a run: admit → wait → update → publish → close, step by step. Called by ``worker``, on rank 0.
+"""Conduct a run: admit → wait → update → publish → close, step by step, on rank 0.
 
 A trainer that dies leaves the following, in the order of a step's events:
 
@@ -9,12 +9,6 @@ A trainer that dies leaves the following, in the order of a step's events:
 3. Validation; stored samples and ``steps.jsonl``, written while the next step runs. The step is repeated and written
    again under a higher incarnation; readers take the newest.
 4. The checkpoint, written atomically after all of that. From here on the step survives.
-
-Write the records of a run: steps.jsonl, samples, ledger.json, checkpoints. Called by the conductor.
-
-Do the trainer's periodic work: heartbeat, deadlines, admissions that found no room, lost groups.
-
-Runs beside the conductor's steps about once a second, also during an update.
 """
 
 from __future__ import annotations
@@ -50,183 +44,9 @@ from plaudit_workers.training.validation import Evaluation, Validation
 logger = get_logger(__name__)
 
 _COUNTED = ("duplicates", "redelivered:", "dead:", "poison", "groups_recreated")
-
 """Prefixes of further counters of Redis that ``ledger.json`` shows."""
-
-
-class RunRecords:
-    """Write the records of a run."""
-
-    def __init__(self, run: RunContext, state: RunState, thread: BackendThread) -> None:
-        self._run = run
-        self._state = state
-        self._thread = thread
-
-    async def step(self, report: StepReport, closed: float) -> None:
-        """Write a closed step: its line, its samples, its record for the metrics, the ledger.
-
-        Args:
-            closed: on the server's clock.
-
-        Raises:
-            RuntimeError: the ledger does not add up.
-            RefusedError: the disk is full.
-        """
-        if failed := list(failed_samples([group for group, _ in report.ended])):
-            reasons = failure_reasons(failed)
-            logger.warning("samples without a score", step=report.step, count=len(failed), reasons=reasons)
-        record = await asyncio.to_thread(self._write, report, closed)
-        await self._run.streams.record_step(record)
-        await self.ledger()
-
-    def _write(self, report: StepReport, closed: float) -> StepRecord:
-        record = report.record(self._state.incarnation, max(report.step - 1, 0), closed)
-        self._run.sinks.write(record, self._store(report))
-        return record
-
-    def _store(self, report: StepReport) -> Path | None:
-        """Return the file of the step's samples; None if they are not kept."""
-        if not self._run.plan.keep_samples or not (report.ended or report.begun_by):
-            return None
-        groups = [group for group, _ in report.ended]
-        records = {record.group: record for _, record in report.ended}
-        folder = self._run.folder / "samples"
-        return store_groups(folder, report.step, self._state.incarnation, groups, records, report.begun_by)
-
-    async def ledger(self) -> None:
-        """Write ``ledger.json`` and compare Redis's counters with it.
-
-        Raises:
-            RuntimeError: the ledger does not add up.
-        """
-        ledger = self._state.ledger
-        counters = await self._run.transport.retry_through_outage(self._run.streams.counters)
-        own = ledger.counters()
-        if any(counters.get(name, 0) != count for name, count in own.items()):
-            self._state.counters_suspect = True  # often only because a prompt is being admitted just now
-        beside = {name: count for name, count in counters.items() if name.startswith(_COUNTED)}
-        content: dict[str, Any] = {
-            **own,
-            "open": sum(1 for _ in ledger.flights()),
-            **beside,
-            "problems": ledger.problems(),
-            "as_of": {"step": self._state.version.number, "incarnation": self._state.incarnation},
-        }
-        await asyncio.to_thread(self._write_ledger, content)
-        if content["problems"]:
-            raise RuntimeError(f"the ledger does not add up: {content['problems']}")
-
-    def _write_ledger(self, content: dict[str, Any]) -> None:
-        with whole_file(self._run.folder / "ledger.json") as path:
-            path.write_text(json.dumps(content, indent=1) + "\n")
-
-    async def checkpoint(self, open_step: OpenStep | None = None, report: StepReport | None = None) -> Path:
-        """Begin a checkpoint and return its folder; with ``open_step`` and ``report`` in the middle of a step.
-
-        Raises:
-            StaleIncarnationError: another trainer took over; its checkpoints must not be mixed with ours.
-            RefusedError: the disk is full.
-        """
-        state = self._state
-        refuse_replaced(self._run.folder / "checkpoints", state.incarnation)
-        step = state.version.number
-        middle = None
-        if open_step is not None and report is not None:
-            middle = {**open_step.snapshot(), "report": report.snapshot()}
-            await asyncio.to_thread(self._store, report)
-        state.order.forget_ended(state.ledger.train)
-        extra = {
-            "step": step,
-            "incarnation": state.incarnation,
-            "ledger": state.ledger.snapshot(),
-            "prompt_order": state.order.snapshot(),
-            "open_step": middle,
-        }
-        return await self._thread.run(self._thread.backend.save, step, extra)
-
-    async def await_checkpoint(self, path: Path) -> None:
-        """Wait until the checkpoint begun last is in place, and log it.
-
-        Raises:
-            StaleIncarnationError: another trainer took over meanwhile.
-            RefusedError: the disk is full.
-        """
-        await asyncio.to_thread(self._thread.backend.finish_saving)
-        logger.info("checkpoint written", path=str(path))
-
-
 _EVERY_S = 1.0
-
 _BEAT_EVERY_S = 5.0
-
-
-class Upkeep:
-    """Run the trainer's periodic work; see the module's docstring."""
-
-    def __init__(self, run: RunContext, state: RunState, admitter: Admitter) -> None:
-        self._run = run
-        self._state = state
-        self._admitter = admitter
-        self._next_beat = 0.0
-        self._started = 0.0
-        """When the first heartbeat was sent (server's clock); 0 before."""
-        self._reported = ""
-        self._unknown: set[str] = set()
-
-    async def keep(self) -> None:
-        """Run until cancelled, through outages of Redis."""
-        while True:
-            try:
-                await self._once()
-            except OUTAGE as error:
-                self._run.transport.outages.report(error)
-            await asyncio.sleep(_EVERY_S)
-
-    async def _once(self) -> None:
-        await self._run.clock.synchronise()
-        await self._beat()
-        await self._run.streams.release_expired()
-        open_groups = set(await self._run.streams.open_groups())
-        await self._return_lost(open_groups)
-        await self._discard_unknown(open_groups)
-        if not self._admitter.pending:
-            await correct_counters(self._run, self._state)
-        await self._admitter.admit_training()
-
-    async def _beat(self) -> None:
-        problem = self._state.problem
-        if time.monotonic() >= self._next_beat or problem != self._reported:
-            self._next_beat, self._reported = time.monotonic() + _BEAT_EVERY_S, problem
-            self._started = self._started or self._run.clock.now()
-            record = WorkerRecord(
-                self._run.worker,
-                "trainer",
-                version=str(self._state.version),
-                started=self._started,
-                problem=problem,
-            )
-            await self._run.transport.beat(record)
-
-    async def _return_lost(self, open_groups: set[str]) -> None:
-        """Admit the prompts of groups that Redis has lost again (FLUSHALL, failover)."""
-        names = [flight.group for flight in self._state.ledger.flights()]
-        doubtful = [name for name in names if name not in open_groups and self._can_be_lost(name)]
-        for group in await self._run.streams.missing(doubtful):
-            if self._state.ledger.find(group) and self._can_be_lost(group):
-                self._state.ledger.end(group, "dropped", "lost", again=True)
-                self._state.counters_suspect = True
-                logger.error("group lost", group=group)
-
-    def _can_be_lost(self, group: str) -> bool:
-        return group not in self._run.streams.taken and group not in self._admitter.pending
-
-    async def _discard_unknown(self, open_groups: set[str]) -> None:
-        """Close groups again that ended long ago and reappeared with an old append-only file; never train them."""
-        unknown = {group for group in open_groups if self._state.ledger.find(group) is None}
-        for group in unknown & self._unknown:  # seen twice: not one that is being closed just now
-            logger.error("group reappeared", group=group)
-            await discard_group(self._run, self._state, group)
-        self._unknown = unknown
 
 
 async def conduct(run: RunContext, backend: TrainerBackend, stop: asyncio.Event) -> bool:
@@ -257,19 +77,10 @@ async def conduct(run: RunContext, backend: TrainerBackend, stop: asyncio.Event)
 
 
 class Conductor:
-    """Conduct the steps of a run after it was taken over.
-
-    Args:
-        stop: finish the current update, then return.
-    """
+    """Conduct the steps of a run after it was taken over."""
 
     def __init__(
-        self,
-        run: RunContext,
-        state: RunState,
-        thread: BackendThread,
-        background: BackgroundTasks,
-        stop: asyncio.Event,
+        self, run: RunContext, state: RunState, thread: BackendThread, background: BackgroundTasks, stop: asyncio.Event
     ) -> None:
         self._run = run
         self._state = state
@@ -389,3 +200,171 @@ class Conductor:
             path = await self._records.checkpoint(step, report)
             self._saved_step = self._state.version.number
             self._background.start(self._records.await_checkpoint(path))
+
+
+class RunRecords:
+    """Write the records of a run: ``steps.jsonl``, samples, ``ledger.json``, checkpoints."""
+
+    def __init__(self, run: RunContext, state: RunState, thread: BackendThread) -> None:
+        self._run = run
+        self._state = state
+        self._thread = thread
+
+    async def step(self, report: StepReport, closed: float) -> None:
+        """Write a closed step: its line, its samples, its record for the metrics, the ledger.
+
+        Args:
+            closed: on the server's clock.
+
+        Raises:
+            RuntimeError: the ledger does not add up.
+            RefusedError: the disk is full.
+        """
+        if failed := list(failed_samples([group for group, _ in report.ended])):
+            reasons = failure_reasons(failed)
+            logger.warning("samples without a score", step=report.step, count=len(failed), reasons=reasons)
+        record = await asyncio.to_thread(self._write, report, closed)
+        await self._run.streams.record_step(record)
+        await self.ledger()
+
+    def _write(self, report: StepReport, closed: float) -> StepRecord:
+        record = report.record(self._state.incarnation, max(report.step - 1, 0), closed)
+        self._run.sinks.write(record, self._store(report))
+        return record
+
+    def _store(self, report: StepReport) -> Path | None:
+        """Return the file of the step's samples; None if they are not kept."""
+        if not self._run.plan.keep_samples or not (report.ended or report.begun_by):
+            return None
+        groups = [group for group, _ in report.ended]
+        records = {record.group: record for _, record in report.ended}
+        folder = self._run.folder / "samples"
+        return store_groups(folder, report.step, self._state.incarnation, groups, records, report.begun_by)
+
+    async def ledger(self) -> None:
+        """Write ``ledger.json`` and compare Redis's counters with it.
+
+        Raises:
+            RuntimeError: the ledger does not add up.
+        """
+        ledger = self._state.ledger
+        counters = await self._run.transport.retry_through_outage(self._run.streams.counters)
+        own = ledger.counters()
+        if any(counters.get(name, 0) != count for name, count in own.items()):
+            self._state.counters_suspect = True  # often only because a prompt is being admitted just now
+        beside = {name: count for name, count in counters.items() if name.startswith(_COUNTED)}
+        content: dict[str, Any] = {
+            **own,
+            "open": sum(1 for _ in ledger.flights()),
+            **beside,
+            "problems": ledger.problems(),
+            "as_of": {"step": self._state.version.number, "incarnation": self._state.incarnation},
+        }
+        await asyncio.to_thread(self._write_ledger, content)
+        if content["problems"]:
+            raise RuntimeError(f"the ledger does not add up: {content['problems']}")
+
+    def _write_ledger(self, content: dict[str, Any]) -> None:
+        with whole_file(self._run.folder / "ledger.json") as path:
+            path.write_text(json.dumps(content, indent=1) + "\n")
+
+    async def checkpoint(self, open_step: OpenStep | None = None, report: StepReport | None = None) -> Path:
+        """Begin a checkpoint and return its folder; with ``open_step`` and ``report`` in the middle of a step.
+
+        Raises:
+            StaleIncarnationError: another trainer took over; its checkpoints must not be mixed with ours.
+            RefusedError: the disk is full.
+        """
+        state = self._state
+        refuse_replaced(self._run.folder / "checkpoints", state.incarnation)
+        step = state.version.number
+        middle = None
+        if open_step is not None and report is not None:
+            middle = {**open_step.snapshot(), "report": report.snapshot()}
+            await asyncio.to_thread(self._store, report)
+        state.order.forget_ended(state.ledger.train)
+        extra = {
+            "step": step,
+            "incarnation": state.incarnation,
+            "ledger": state.ledger.snapshot(),
+            "prompt_order": state.order.snapshot(),
+            "open_step": middle,
+        }
+        return await self._thread.run(self._thread.backend.save, step, extra)
+
+    async def await_checkpoint(self, path: Path) -> None:
+        """Wait until the checkpoint begun last is in place, and log it.
+
+        Raises:
+            StaleIncarnationError: another trainer took over meanwhile.
+            RefusedError: the disk is full.
+        """
+        await asyncio.to_thread(self._thread.backend.finish_saving)
+        logger.info("checkpoint written", path=str(path))
+
+
+class Upkeep:
+    """Run the trainer's periodic work: heartbeat, deadlines, admissions that found no room, lost groups.
+
+    It runs beside the steps about once a second, also during an update.
+    """
+
+    def __init__(self, run: RunContext, state: RunState, admitter: Admitter) -> None:
+        self._run = run
+        self._state = state
+        self._admitter = admitter
+        self._next_beat = 0.0
+        self._started = 0.0
+        """When the first heartbeat was sent (server's clock); 0 before."""
+        self._reported = ""
+        self._unknown: set[str] = set()
+
+    async def keep(self) -> None:
+        """Run until cancelled, through outages of Redis."""
+        while True:
+            try:
+                await self._once()
+            except OUTAGE as error:
+                self._run.transport.outages.report(error)
+            await asyncio.sleep(_EVERY_S)
+
+    async def _once(self) -> None:
+        await self._run.clock.synchronise()
+        await self._beat()
+        await self._run.streams.release_expired()
+        open_groups = set(await self._run.streams.open_groups())
+        await self._return_lost(open_groups)
+        await self._discard_unknown(open_groups)
+        if not self._admitter.pending:
+            await correct_counters(self._run, self._state)
+        await self._admitter.admit_training()
+
+    async def _beat(self) -> None:
+        problem = self._state.problem
+        if time.monotonic() >= self._next_beat or problem != self._reported:
+            self._next_beat, self._reported = time.monotonic() + _BEAT_EVERY_S, problem
+            self._started = self._started or self._run.clock.now()
+            version = str(self._state.version)
+            record = WorkerRecord(self._run.worker, "trainer", version=version, started=self._started, problem=problem)
+            await self._run.transport.beat(record)
+
+    async def _return_lost(self, open_groups: set[str]) -> None:
+        """Admit the prompts of groups that Redis has lost again (FLUSHALL, failover)."""
+        names = [flight.group for flight in self._state.ledger.flights()]
+        doubtful = [name for name in names if name not in open_groups and self._can_be_lost(name)]
+        for group in await self._run.streams.missing(doubtful):
+            if self._state.ledger.find(group) and self._can_be_lost(group):
+                self._state.ledger.end(group, "dropped", "lost", again=True)
+                self._state.counters_suspect = True
+                logger.error("group lost", group=group)
+
+    def _can_be_lost(self, group: str) -> bool:
+        return group not in self._run.streams.taken and group not in self._admitter.pending
+
+    async def _discard_unknown(self, open_groups: set[str]) -> None:
+        """Close groups again that ended long ago and reappeared with an old append-only file; never train them."""
+        unknown = {group for group in open_groups if self._state.ledger.find(group) is None}
+        for group in unknown & self._unknown:  # seen twice: not one that is being closed just now
+            logger.error("group reappeared", group=group)
+            await discard_group(self._run, self._state, group)
+        self._unknown = unknown

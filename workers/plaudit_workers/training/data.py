@@ -1,16 +1,13 @@
-"""Yield prompts in the order of their admission: endless epochs, addressed by one number.
+"""Yield the prompts of a data file in the order of their admission: endless epochs, addressed by one number.
 
-``prompt_at(position)`` depends on the file, the seed and the position alone, so the data cursor is all that a
-checkpoint has to keep of the data. Called by the conductor, which turns a ``DatasetRow`` into a stream ``Prompt``.
-
-Store the images of a data file's rows, checked one by one, before the run's first prompt. Called by ``dataset``.
+``PromptData.prompt_at(position)`` depends on the file, the seed and the position alone, so the data cursor is all that
+a checkpoint has to keep of the data. Images are stored, checked one by one, before the run's first prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -28,93 +25,14 @@ from plaudit_wire.logs import get_logger
 from plaudit_workers.images import ImageError, ImageProcessor, row_files, with_parts, without_files
 from plaudit_workers.tokenizer import ChatTemplate
 from plaudit_workers.training.rows import Rows, image_column, read_rows, within_pass_rate
-
-_AT_A_TIME = 64
-
-_THREADS = 4
-
-"""Each file is flushed to the disk: one thread would wait for the disk most of the time."""
-
-
-def store_images(path: Path, rows: Rows, images: ImageProcessor) -> list[tuple[str, ...]]:
-    """Store every image of a file; return the digests of each row's.
-
-    Raises:
-        RefusedError: an image is missing, cannot be used or has no place in its prompt, or the disk is full.
-    """
-    numbered = enumerate(zip(rows.column("prompt"), image_column(path, rows), strict=True), 1)
-    found: list[tuple[str, ...]] = []
-
-    def store(row: tuple[int, tuple[Any, Any]]) -> tuple[str, ...]:
-        number, (prompt, value) = row
-        try:
-            files = row_files(prompt, value, path.parent, images.settings.max_per_prompt)
-            return tuple(images.add(content) for content in files)
-        except ImageError as error:
-            raise _refusal(path, number, error.complaint, error.remedy) from error
-        except ValueError as error:  # of the processor, for sizes that it does not scale
-            complaint = f"has an image that the model's processor refuses ({error})"
-            raise _refusal(path, number, complaint, "Change its size, or remove the row") from error
-
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="images") as threads:
-        for part in _parts(numbered):
-            found += threads.map(store, part)
-    return found
-
-
-def expanded_lengths(
-    path: Path, prompt_ids: Sequence[NDArray[np.int32]], digests: Sequence[tuple[str, ...]], images: ImageProcessor
-) -> list[int]:
-    """Return the tokens of each prompt as the model sees it: each image counts as its patches do.
-
-    Args:
-        prompt_ids: int32[P] each, as rendered.
-
-    Raises:
-        RefusedError: a rendered prompt has not as many image tokens as the row has images.
-    """
-    lengths = []
-    for number, (ids, own) in enumerate(zip(prompt_ids, digests, strict=True), 1):
-        places = int((ids == images.token_id).sum())
-        if places != len(own):
-            complaint = f"has {len(own)} images, but the rendered prompt has {places} image tokens"
-            remedy = "Use the model's own chat template (remove model.chatTemplate), and no special tokens in the texts"
-            raise _refusal(path, number, complaint, remedy)
-        lengths.append(int(ids.size) + sum(images.num_tokens(digest) - 1 for digest in own))
-    return lengths
-
-
-def _refusal(path: Path, number: int, complaint: str, remedy: str) -> RefusedError:
-    return RefusedError(f"data file {path}, row {number}: column {IMAGES_COLUMN!r} {complaint}. {remedy}")
-
-
-def _parts(rows: Iterator[tuple[int, tuple[Any, Any]]]) -> Iterator[list[tuple[int, tuple[Any, Any]]]]:
-    while part := list(islice(rows, _AT_A_TIME)):
-        yield part
-
+from plaudit_workers.training.state import PromptRow
 
 logger = get_logger(__name__)
 
+_AT_A_TIME = 64
+_THREADS = 4
+"""Each file is flushed to the disk: one thread would wait for the disk most of the time."""
 _TOKENIZED_AT_ONCE = 1024
-
-
-@dataclass(frozen=True)
-class DatasetRow:
-    """Hold one prompt of the data, ready for the model."""
-
-    row: int
-    """Index in the file, from 0."""
-    data_source: str
-    prompt_text: str
-    """Chat template applied."""
-    prompt_ids: bytes
-    """int32[num_prompt_tokens], little-endian."""
-    messages: list[dict[str, Any]]
-    """Empty where the file holds text."""
-    ground_truth: Any
-    extra_info: dict[str, Any]
-    images: tuple[str, ...] = ()
-    """Digests of its images; ``prompt_ids`` has a single token for each."""
 
 
 class PromptData:
@@ -124,7 +42,6 @@ class PromptData:
         texts: the prompt of each row as text, None where it is left out.
         prompt_ids: the same as int32 token ids.
         seed: of the order; None keeps the file's.
-        images: digests of each row's images.
     """
 
     def __init__(
@@ -212,12 +129,12 @@ class PromptData:
         """Return the number of prompts of one epoch."""
         return int(self._kept.size)
 
-    def prompt_at(self, position: int) -> DatasetRow:
+    def prompt_at(self, position: int) -> PromptRow:
         """Return the prompt that is admitted as number ``position`` (from 0); epoch: ``position // len(self)``."""
         number = self.row_at(position)
         row = self._rows[number]
         text, prompt = self._texts[number], row["prompt"]
-        return DatasetRow(
+        return PromptRow(
             row=number,
             data_source=str(row["data_source"]),
             prompt_text=text or "",
@@ -267,3 +184,55 @@ def _tokenize(texts: list[str], untemplated: list[bool], tokenizer: PreTrainedTo
             for number, ids in zip(part, encoded, strict=True):
                 found[number] = np.array(ids, dtype=np.int32)
     return found
+
+
+def store_images(path: Path, rows: Rows, images: ImageProcessor) -> list[tuple[str, ...]]:
+    """Store every image of a file; return the digests of each row's.
+
+    Raises:
+        RefusedError: an image is missing, cannot be used or has no place in its prompt, or the disk is full.
+    """
+    numbered = enumerate(zip(rows.column("prompt"), image_column(path, rows), strict=True), 1)
+    found: list[tuple[str, ...]] = []
+
+    def store(row: tuple[int, tuple[Any, Any]]) -> tuple[str, ...]:
+        number, (prompt, value) = row
+        try:
+            files = row_files(prompt, value, path.parent, images.settings.max_per_prompt)
+            return tuple(images.add(content) for content in files)
+        except ImageError as error:
+            raise _refusal(path, number, error.complaint, error.remedy) from error
+        except ValueError as error:  # of the processor, for sizes that it does not scale
+            complaint = f"has an image that the model's processor refuses ({error})"
+            raise _refusal(path, number, complaint, "Change its size, or remove the row") from error
+
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="images") as threads:
+        while part := list(islice(numbered, _AT_A_TIME)):
+            found += threads.map(store, part)
+    return found
+
+
+def expanded_lengths(
+    path: Path, prompt_ids: Sequence[NDArray[np.int32]], digests: Sequence[tuple[str, ...]], images: ImageProcessor
+) -> list[int]:
+    """Return the tokens of each prompt as the model sees it: each image counts as its patches do.
+
+    Args:
+        prompt_ids: int32[P] each, as rendered.
+
+    Raises:
+        RefusedError: a rendered prompt has not as many image tokens as the row has images.
+    """
+    lengths = []
+    for number, (ids, own) in enumerate(zip(prompt_ids, digests, strict=True), 1):
+        places = int((ids == images.token_id).sum())
+        if places != len(own):
+            complaint = f"has {len(own)} images, but the rendered prompt has {places} image tokens"
+            remedy = "Use the model's own chat template (remove model.chatTemplate), and no special tokens in the texts"
+            raise _refusal(path, number, complaint, remedy)
+        lengths.append(int(ids.size) + sum(images.num_tokens(digest) - 1 for digest in own))
+    return lengths
+
+
+def _refusal(path: Path, number: int, complaint: str, remedy: str) -> RefusedError:
+    return RefusedError(f"data file {path}, row {number}: column {IMAGES_COLUMN!r} {complaint}. {remedy}")

@@ -1,8 +1,6 @@
-"""``plaudit export``: write weights that a run published, or those of a checkpoint, as one whole model.
+"""Export weights that a run published, or those of a checkpoint, as one whole model (``plaudit export``).
 
 Adapters are merged.
-
-Write the policy of a checkpoint as a whole model, tensor by tensor. Called by ``export``.
 """
 
 from __future__ import annotations
@@ -19,6 +17,76 @@ from plaudit_workers.job_start import load_training_job
 from plaudit_workers.process import EXIT_DONE
 from plaudit_workers.weights.deltas import DeltaError, restore_version
 from plaudit_workers.weights.published import ADAPTER_FILE, PROBE_FILE, WEIGHTS_FILE
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Run the command.
+
+    Raises:
+        RefusedError: the run has no such weights or step, the output exists, or the starting model cannot be loaded.
+    """
+    run: Path = arguments.run if arguments.run.is_dir() else arguments.runs_folder / arguments.run
+    job = load_training_job(run / "job.yaml")
+    output: Path = arguments.output
+    if output.exists():
+        raise RefusedError(f"{output} exists; give --output a new folder")
+    if arguments.step is None:
+        weights = _weights(run, arguments.version)
+        origin = f"policy version {weights.name}"
+    elif arguments.version:
+        raise RefusedError("--step and --version exclude each other: a step names a checkpoint, a version weights")
+    else:
+        checkpoint = _checkpoint(run, arguments.step)
+        origin = f"checkpoint of step {arguments.step}"
+    with whole_folder(output) as folder:
+        if arguments.step is not None:
+            _export_checkpoint(job, checkpoint, folder)
+        elif (weights / ADAPTER_FILE).is_file():
+            merge(job.spec.model, weights, folder)
+        else:
+            _export_weights(weights, folder)
+    print(f"{output}: {origin}")
+    return EXIT_DONE
+
+
+def _weights(run: Path, version: str) -> Path:
+    from plaudit_workers.training.publish import published_versions
+
+    present = [str(each) for each in published_versions(run / "weights")]
+    if not present:
+        raise RefusedError(f"{run / 'weights'} holds no published weights. Is this the folder of a training run?")
+    if version and version not in present:
+        raise RefusedError(f"{run / 'weights'} has no version {version}; it has {', '.join(present)}")
+    return run / "weights" / (version or present[-1])
+
+
+def _checkpoint(run: Path, step: int) -> Path:
+    from plaudit_workers.training.checkpoint import checkpoints
+
+    present = {int(path.name.removeprefix("step-")): path for path in checkpoints(run / "checkpoints")}
+    if step not in present:
+        names = ", ".join(map(str, sorted(present))) or "none"
+        raise RefusedError(f"{run / 'checkpoints'} has no step {step}; it has {names}")
+    return present[step]
+
+
+def _export_weights(weights: Path, output: Path) -> None:
+    try:
+        restore_version(weights, output)
+    except (DeltaError, FileNotFoundError) as error:
+        raise RefusedError(
+            f"{weights} cannot be restored: {error}. Export another version, or a checkpoint with --step"
+        ) from error
+    (output / PROBE_FILE).unlink(missing_ok=True)
+
+
+def _export_checkpoint(job: RLJob, checkpoint: Path, output: Path) -> None:
+    if job.spec.trainer.lora is None:
+        export_checkpoint(job, checkpoint, output)
+        return
+    with tempfile.TemporaryDirectory() as adapter:
+        export_checkpoint(job, checkpoint, Path(adapter))
+        merge(job.spec.model, Path(adapter), output)
 
 
 def export_checkpoint(job: RLJob, checkpoint: Path, output: Path) -> None:
@@ -54,55 +122,6 @@ def export_checkpoint(job: RLJob, checkpoint: Path, output: Path) -> None:
         adapter_config(lora, job.spec.model.source).save_pretrained(str(output))
 
 
-def export(arguments: argparse.Namespace) -> int:
-    """Run the command.
-
-    Raises:
-        RefusedError: the run has no such weights or step, the output exists, or the starting model cannot be loaded.
-    """
-    run: Path = arguments.run if arguments.run.is_dir() else arguments.runs_folder / arguments.run
-    job = load_training_job(run / "job.yaml")
-    output: Path = arguments.output
-    if output.exists():
-        raise RefusedError(f"{output} exists; give --output a new folder")
-    if arguments.step is None:
-        weights = _weights(run, arguments.version)
-        origin = f"policy version {weights.name}"
-    elif arguments.version:
-        raise RefusedError("--step and --version exclude each other: a step names a checkpoint, a version weights")
-    else:
-        checkpoint = _checkpoint(run, arguments.step)
-        origin = f"checkpoint of step {arguments.step}"
-    with whole_folder(output) as folder:
-        if arguments.step is not None:
-            _export_checkpoint(job, checkpoint, folder)
-        elif (weights / ADAPTER_FILE).is_file():
-            merge(job.spec.model, weights, folder)
-        else:
-            _export_weights(weights, folder)
-    print(f"{output}: {origin}")
-    return EXIT_DONE
-
-
-def _export_weights(weights: Path, output: Path) -> None:
-    try:
-        restore_version(weights, output)
-    except (DeltaError, FileNotFoundError) as error:
-        raise RefusedError(
-            f"{weights} cannot be restored: {error}. Export another version, or a checkpoint with --step"
-        ) from error
-    (output / PROBE_FILE).unlink(missing_ok=True)
-
-
-def _export_checkpoint(job: RLJob, checkpoint: Path, output: Path) -> None:
-    if job.spec.trainer.lora is None:
-        export_checkpoint(job, checkpoint, output)
-        return
-    with tempfile.TemporaryDirectory() as adapter:
-        export_checkpoint(job, checkpoint, Path(adapter))
-        merge(job.spec.model, Path(adapter), output)
-
-
 def merge(model: ModelSpec, adapter: Path, output: Path) -> None:
     """Write the model with an adapter added to its weights: W + alpha / rank · B A, computed in float32.
 
@@ -129,24 +148,3 @@ def merge(model: ModelSpec, adapter: Path, output: Path) -> None:
     merged = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
     merged.to(DTYPES[model.dtype]).save_pretrained(output)
     load_tokenizer(model).save_pretrained(output)
-
-
-def _weights(run: Path, version: str) -> Path:
-    from plaudit_workers.training.publish import published_versions
-
-    present = [str(each) for each in published_versions(run / "weights")]
-    if not present:
-        raise RefusedError(f"{run / 'weights'} holds no published weights. Is this the folder of a training run?")
-    if version and version not in present:
-        raise RefusedError(f"{run / 'weights'} has no version {version}; it has {', '.join(present)}")
-    return run / "weights" / (version or present[-1])
-
-
-def _checkpoint(run: Path, step: int) -> Path:
-    from plaudit_workers.training.checkpoint import checkpoints
-
-    present = {int(path.name.removeprefix("step-")): path for path in checkpoints(run / "checkpoints")}
-    if step not in present:
-        names = ", ".join(map(str, sorted(present))) or "none"
-        raise RefusedError(f"{run / 'checkpoints'} has no step {step}; it has {names}")
-    return present[step]

@@ -1,12 +1,7 @@
-"""End groups: first in the trainer's ledger, which is authoritative, then in Redis. Used by the conductor.
+"""Take a group through the trainer: admitted, accepted when it is ready, ended.
 
-Summarize why samples of a step have no score, for logs and messages. Pure; called by ``step_training``.
-
-Accept ready groups: taken from the ``ready`` stream as they come, checked, and shown to the conductor.
-
-The groups themselves stay in ``TrainerStreams.taken`` until they are closed; the ledger marks those accepted here.
-
-Admit prompts: create groups, in the ledger and in Redis, as far as the schedule allows. Called by the conductor.
+``Admitter`` creates groups in the ledger and in Redis, as far as the schedule allows. ``GroupIntake`` takes ready ones
+from the stream and shows them to the conductor. Groups end in the ledger first, which is authoritative, then in Redis.
 """
 
 from __future__ import annotations
@@ -29,131 +24,106 @@ from plaudit_workers.stream.groups import Group, GroupSample
 from plaudit_workers.training.schedule import GroupInFlight, ReadyGroup, admissible
 from plaudit_workers.training.state import PromptSource, RunContext, RunState
 
-
-@dataclass(frozen=True)
-class GroupEnding:
-    """Describe how some groups end."""
-
-    end: GroupEnd
-    step: int
-    """The step in which they are closed."""
-    taken: float
-    """When the trainer took them (server's clock)."""
-    reason: str = ""
-    """Cause of the drop; empty: each group's own reason."""
-    again: bool = False
-    """Their prompts are admitted again."""
-
-
-async def end_groups(
-    run: RunContext, state: RunState, groups: Sequence[Group], ending: GroupEnding
-) -> list[GroupRecord]:
-    """End groups that the trainer holds; return their records, in the same order."""
-    records = end_in_ledger(run, state, groups, ending)
-    await close_groups(run, state, records)
-    return records
-
-
-def end_in_ledger(run: RunContext, state: RunState, groups: Sequence[Group], ending: GroupEnding) -> list[GroupRecord]:
-    """End groups in the ledger; ``close_groups`` has to follow."""
-    records = [group_record(group, ending, run.clock.now()) for group in groups]
-    for record in records:
-        state.ledger.end(record.group, record.end, record.reason, again=ending.again)
-    state.closing += 1
-    return records
-
-
-async def close_groups(run: RunContext, state: RunState, records: Sequence[GroupRecord]) -> None:
-    """Close groups in Redis, which counts the ends and frees the memory."""
-    try:
-        closed = await asyncio.gather(
-            *(run.streams.close(record.group, record.end, record.reason, record) for record in records)
-        )
-    finally:
-        state.closing -= 1
-    if not all(closed):
-        state.counters_suspect = True
-
-
-async def end_unseen(run: RunContext, state: RunState, group_ids: Sequence[str], reason: str) -> None:
-    """Drop groups in flight that the trainer does not hold."""
-    for group_id in group_ids:
-        state.ledger.end(group_id, "dropped", reason)
-    await asyncio.gather(*(run.streams.close(group_id, "dropped", reason) for group_id in group_ids))
-
-
-async def discard_group(run: RunContext, state: RunState, group_id: str) -> None:
-    """Close a group that is not in the ledger; Redis's counters are corrected later."""
-    await run.streams.close(group_id, "dropped", "rolled_back")
-    state.counters_suspect = True
-
-
-async def correct_counters(run: RunContext, state: RunState) -> None:
-    """Restore Redis's counters from the ledger if they may differ. No admission may be in progress."""
-    if state.counters_suspect and not state.closing:
-        state.counters_suspect = False
-        await run.streams.restore(state.ledger.counters(), state.version.number)
-
-
-def group_record(group: Group, ending: GroupEnding, closed: float) -> GroupRecord:
-    """Describe the course of a group."""
-    return GroupRecord(
-        group=group.id,
-        split=group.prompt.split,
-        step=ending.step,
-        end=ending.end,
-        num_samples=len(group.samples),
-        num_scored=sum(sample.scoring is not None and sample.scoring.is_scored for sample in group.samples),
-        admitted=group.admitted,
-        closed=closed,
-        terminal=group.terminal,
-        ready=group.ready,
-        taken=ending.taken,
-        reason=(ending.reason or group.reason or "unknown") if ending.end == "dropped" else "",
-    )
-
-
-_MOST_KINDS = 3
-
-
-def has_failed(sample: GroupSample) -> bool:
-    """Return True if scoring the sample failed. A sample that its scorers skipped on purpose did not fail."""
-    return sample.scoring is None or sample.scoring.has_failed
-
-
-def failed_samples(groups: Sequence[Group]) -> Iterator[GroupSample]:
-    """Yield the samples of the groups whose scoring failed."""
-    return (sample for group in groups for sample in group.samples if has_failed(sample))
-
-
-def failure_reasons(samples: Sequence[GroupSample]) -> str:
-    """Return the most frequent kinds of failure, such as ``mine: 64 × KeyError: 'answer' (reward.py:2 in score)``."""
-    counts = FailureCounts()
-    for sample in samples:
-        if sample.scoring is not None:
-            counts.add(sample.scoring)
-    failures = counts.failures()
-    shown = [f"{failure.scorer}: {failure}" for failure in failures[:_MOST_KINDS]]
-    others = sum(failure.count for failure in failures[_MOST_KINDS:])
-    return "; ".join([*shown, f"{others} × other reasons"] if others else shown)
-
-
-def is_permanent(samples: Sequence[GroupSample]) -> bool:
-    """Return True if every failure is a data error: the scorer or its data is wrong, and waiting changes neither."""
-    return all(sample.scoring is not None and sample.scoring.outcome == "data_error" for sample in samples)
-
-
 logger = get_logger(__name__)
 
+_MOST_KINDS = 3
 _TAKEN_AT_ONCE = 64
-
 _BLOCK_S = 1.0
-
 _PAUSE_S = 0.5
+_AT_ONCE = 64
+
+
+class Admitter:
+    """Create groups for positions; never waits for room."""
+
+    def __init__(self, run: RunContext, state: RunState) -> None:
+        self._run = run
+        self._state = state
+        self._lock = asyncio.Lock()
+        self.pending: set[str] = set()
+        """Groups in the ledger that Redis may not have yet."""
+
+    async def admit_training(self) -> None:
+        """Admit every training prompt that the schedule allows now."""
+        async with self._lock:
+            positions = self._state.ledger.train
+            due = admissible(self._run.plan.schedule, self._state.version.number, positions)
+            if self._run.clock.now() >= self._state.paused_until:
+                await self._admit_in_turn("train", due)
+
+    async def admit_validation(self, positions: Sequence[int]) -> None:
+        """Admit these validation prompts, as far as there is room."""
+        async with self._lock:
+            await self._admit_in_turn("validation", positions)
+
+    async def _admit_in_turn(self, split: Split, positions: Sequence[int]) -> None:
+        for start in range(0, len(positions), _AT_ONCE):
+            part = positions[start : start + _AT_ONCE]
+            if not all(await asyncio.gather(*(self._admit(split, position) for position in part))):
+                return
+
+    async def _admit(self, split: Split, position: int) -> bool:
+        prompt = self._prompt(split, position)
+        flight = GroupInFlight(prompt.group, position, prompt.attempt, prompt.step, prompt.min_version.number)
+        self._state.ledger.admit(split, flight)
+        self.pending.add(prompt.group)
+        try:
+            outcome = await self._run.streams.admit(prompt)
+        finally:
+            self.pending.discard(prompt.group)
+        if outcome in (Admission.admitted, Admission.duplicate):  # duplicate: a call that was repeated
+            return True
+        if self._state.ledger.find(prompt.group) is None:  # admitted by a call whose reply was lost, and ended since
+            return True
+        self._state.ledger.withdraw(prompt.group)
+        logger.warning("prompt not admitted", group=prompt.group, outcome=outcome.name)
+        return False
+
+    def _prompt(self, split: Split, position: int) -> Prompt:
+        plan, state = self._run.plan, self._state
+        validation = plan.validation if split == "validation" else None
+        row = self._source(split).prompt_at(position if split == "validation" else self._place(position))
+        attempt = state.ledger.splits[split].attempt(position)
+        return Prompt(
+            group=f"{split[0]}-{position}-{state.incarnation}.{attempt}",
+            position=position,
+            split=split,
+            step=state.version.number if validation else state.ledger.train.step_of(plan.schedule, position),
+            n=validation.samples_per_prompt if validation else plan.samples_per_prompt,
+            min_version=state.version,
+            seed=sample_seed(plan.seed, split, position),
+            sampling=validation.sampling if validation else plan.sampling,
+            data_source=row.data_source,
+            prompt=row.prompt_text,
+            prompt_ids=row.prompt_ids,
+            ground_truth=row.ground_truth,
+            extra_info=row.extra_info,
+            messages=row.messages,
+            attempt=attempt,
+            images=list(row.images),
+        )
+
+    def _place(self, position: int) -> int:
+        schedule, state = self._run.plan.schedule, self._state
+        return state.order.place(position, partial(state.ledger.train.step_of, schedule), self._run.data)
+
+    def _source(self, split: Split) -> PromptSource:
+        source = self._run.data if split == "train" else self._run.validation_data
+        assert source is not None
+        return source
+
+
+def sample_seed(run_seed: int, split: Split, position: int) -> int:
+    """Return the seed of a position's first sample: below 2**62, far from those of other positions."""
+    digest = hashlib.sha256(f"{run_seed} {split} {position}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 2
 
 
 class GroupIntake:
-    """Hold the ready groups that the trainer has accepted."""
+    """Hold the ready groups that the trainer has accepted.
+
+    They stay in ``TrainerStreams.taken`` until they are closed; the ledger marks those accepted here.
+    """
 
     def __init__(self, run: RunContext, state: RunState) -> None:
         self._run = run
@@ -239,91 +209,111 @@ def summary(group: Group, flight: GroupInFlight) -> ReadyGroup:
     return ReadyGroup(flight, len(group.samples), num_failed, trainable=group.phase == "ready", uniform=uniform)
 
 
-_AT_ONCE = 64
+@dataclass(frozen=True)
+class GroupEnding:
+    """Describe how some groups end."""
+
+    end: GroupEnd
+    step: int
+    """The step in which they are closed."""
+    taken: float
+    """When the trainer took them (server's clock)."""
+    reason: str = ""
+    """Cause of the drop; empty: each group's own reason."""
+    again: bool = False
+    """Their prompts are admitted again."""
 
 
-class Admitter:
-    """Create groups for positions; never waits for room."""
+async def end_groups(
+    run: RunContext, state: RunState, groups: Sequence[Group], ending: GroupEnding
+) -> list[GroupRecord]:
+    """End groups that the trainer holds; return their records, in the same order."""
+    records = end_in_ledger(run, state, groups, ending)
+    await close_groups(run, state, records)
+    return records
 
-    def __init__(self, run: RunContext, state: RunState) -> None:
-        self._run = run
-        self._state = state
-        self._lock = asyncio.Lock()
-        self.pending: set[str] = set()
-        """Groups in the ledger that Redis may not have yet."""
 
-    async def admit_training(self) -> None:
-        """Admit every training prompt that the schedule allows now."""
-        async with self._lock:
-            positions = self._state.ledger.train
-            due = admissible(self._run.plan.schedule, self._state.version.number, positions)
-            if self._run.clock.now() >= self._state.paused_until:
-                await self._admit_in_turn("train", due)
+def end_in_ledger(run: RunContext, state: RunState, groups: Sequence[Group], ending: GroupEnding) -> list[GroupRecord]:
+    """End groups in the ledger; ``close_groups`` has to follow."""
+    records = [group_record(group, ending, run.clock.now()) for group in groups]
+    for record in records:
+        state.ledger.end(record.group, record.end, record.reason, again=ending.again)
+    state.closing += 1
+    return records
 
-    async def admit_validation(self, positions: Sequence[int]) -> None:
-        """Admit these validation prompts, as far as there is room."""
-        async with self._lock:
-            await self._admit_in_turn("validation", positions)
 
-    async def _admit_in_turn(self, split: Split, positions: Sequence[int]) -> None:
-        for start in range(0, len(positions), _AT_ONCE):
-            part = positions[start : start + _AT_ONCE]
-            if not all(await asyncio.gather(*(self._admit(split, position) for position in part))):
-                return
-
-    async def _admit(self, split: Split, position: int) -> bool:
-        prompt = self._prompt(split, position)
-        flight = GroupInFlight(prompt.group, position, prompt.attempt, prompt.step, prompt.min_version.number)
-        self._state.ledger.admit(split, flight)
-        self.pending.add(prompt.group)
-        try:
-            outcome = await self._run.streams.admit(prompt)
-        finally:
-            self.pending.discard(prompt.group)
-        if outcome in (Admission.admitted, Admission.duplicate):  # duplicate: a call that was repeated
-            return True
-        if self._state.ledger.find(prompt.group) is None:  # admitted by a call whose reply was lost, and ended since
-            return True
-        self._state.ledger.withdraw(prompt.group)
-        fields = {"group": prompt.group, "outcome": outcome.name}
-        logger.warning("prompt not admitted", **fields)
-        return False
-
-    def _prompt(self, split: Split, position: int) -> Prompt:
-        plan, state = self._run.plan, self._state
-        validation = plan.validation if split == "validation" else None
-        row = self._source(split).prompt_at(position if split == "validation" else self._place(position))
-        attempt = state.ledger.splits[split].attempt(position)
-        return Prompt(
-            group=f"{split[0]}-{position}-{state.incarnation}.{attempt}",
-            position=position,
-            split=split,
-            step=state.version.number if validation else state.ledger.train.step_of(plan.schedule, position),
-            n=validation.samples_per_prompt if validation else plan.samples_per_prompt,
-            min_version=state.version,
-            seed=sample_seed(plan.seed, split, position),
-            sampling=validation.sampling if validation else plan.sampling,
-            data_source=row.data_source,
-            prompt=row.prompt_text,
-            prompt_ids=row.prompt_ids,
-            ground_truth=row.ground_truth,
-            extra_info=row.extra_info,
-            messages=row.messages,
-            attempt=attempt,
-            images=list(row.images),
+async def close_groups(run: RunContext, state: RunState, records: Sequence[GroupRecord]) -> None:
+    """Close groups in Redis, which counts the ends and frees the memory."""
+    try:
+        closed = await asyncio.gather(
+            *(run.streams.close(record.group, record.end, record.reason, record) for record in records)
         )
-
-    def _place(self, position: int) -> int:
-        schedule, state = self._run.plan.schedule, self._state
-        return state.order.place(position, partial(state.ledger.train.step_of, schedule), self._run.data)
-
-    def _source(self, split: Split) -> PromptSource:
-        source = self._run.data if split == "train" else self._run.validation_data
-        assert source is not None
-        return source
+    finally:
+        state.closing -= 1
+    if not all(closed):
+        state.counters_suspect = True
 
 
-def sample_seed(run_seed: int, split: Split, position: int) -> int:
-    """Return the seed of a position's first sample: below 2**62, far from those of other positions."""
-    digest = hashlib.sha256(f"{run_seed} {split} {position}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 2
+async def end_unseen(run: RunContext, state: RunState, group_ids: Sequence[str], reason: str) -> None:
+    """Drop groups in flight that the trainer does not hold."""
+    for group_id in group_ids:
+        state.ledger.end(group_id, "dropped", reason)
+    await asyncio.gather(*(run.streams.close(group_id, "dropped", reason) for group_id in group_ids))
+
+
+async def discard_group(run: RunContext, state: RunState, group_id: str) -> None:
+    """Close a group that is not in the ledger; Redis's counters are corrected later."""
+    await run.streams.close(group_id, "dropped", "rolled_back")
+    state.counters_suspect = True
+
+
+async def correct_counters(run: RunContext, state: RunState) -> None:
+    """Restore Redis's counters from the ledger if they may differ. No admission may be in progress."""
+    if state.counters_suspect and not state.closing:
+        state.counters_suspect = False
+        await run.streams.restore(state.ledger.counters(), state.version.number)
+
+
+def group_record(group: Group, ending: GroupEnding, closed: float) -> GroupRecord:
+    """Describe the course of a group."""
+    return GroupRecord(
+        group=group.id,
+        split=group.prompt.split,
+        step=ending.step,
+        end=ending.end,
+        num_samples=len(group.samples),
+        num_scored=sum(sample.scoring is not None and sample.scoring.is_scored for sample in group.samples),
+        admitted=group.admitted,
+        closed=closed,
+        terminal=group.terminal,
+        ready=group.ready,
+        taken=ending.taken,
+        reason=(ending.reason or group.reason or "unknown") if ending.end == "dropped" else "",
+    )
+
+
+def has_failed(sample: GroupSample) -> bool:
+    """Return True if scoring the sample failed. A sample that its scorers skipped on purpose did not fail."""
+    return sample.scoring is None or sample.scoring.has_failed
+
+
+def failed_samples(groups: Sequence[Group]) -> Iterator[GroupSample]:
+    """Yield the samples of the groups whose scoring failed."""
+    return (sample for group in groups for sample in group.samples if has_failed(sample))
+
+
+def failure_reasons(samples: Sequence[GroupSample]) -> str:
+    """Return the most frequent kinds of failure, such as ``mine: 64 × KeyError: 'answer' (reward.py:2 in score)``."""
+    counts = FailureCounts()
+    for sample in samples:
+        if sample.scoring is not None:
+            counts.add(sample.scoring)
+    failures = counts.failures()
+    shown = [f"{failure.scorer}: {failure}" for failure in failures[:_MOST_KINDS]]
+    others = sum(failure.count for failure in failures[_MOST_KINDS:])
+    return "; ".join([*shown, f"{others} × other reasons"] if others else shown)
+
+
+def is_permanent(samples: Sequence[GroupSample]) -> bool:
+    """Return True if every failure is a data error: the scorer or its data is wrong, and waiting changes neither."""
+    return all(sample.scoring is not None and sample.scoring.outcome == "data_error" for sample in samples)

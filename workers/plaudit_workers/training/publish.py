@@ -1,6 +1,6 @@
-"""Publish weights: write a folder atomically, or offer them from memory. Called by ``torch_backend``.
+"""Publish weights: write a folder atomically, or offer them from memory; delete the versions that nobody needs.
 
-See ``published_weights`` for what the folder holds.
+See ``weights.published`` for what a folder holds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from plaudit_workers.weights.receive import PartCollector
 
 KEPT_VERSIONS = 2
 """The newest versions are always kept: a rollout whose heartbeat has not arrived yet may be loading one."""
-
 _VERSION_NAME = re.compile(r"(\d+)\.(\d+)")
 
 
@@ -63,9 +62,6 @@ def write_offered(announcement: Announcement, files: Mapping[str, bytes], folder
     """Write the offered weights as files too; return the announcement with their folder and digest.
 
     They are received from the ranks as rollouts receive them, but not into memory.
-
-    Args:
-        files: to write beside the weights, by name.
 
     Raises:
         TransferError: the version was withdrawn meanwhile, or a rank cannot be reached.

@@ -1,12 +1,9 @@
-"""Take a run over: from its newest checkpoint, or from the start. Called by the conductor, once.
+"""Take a run over: from its newest checkpoint, or from the start.
 
 The checkpoint is authoritative. Open groups in Redis are used if the restored schedule can use them unchanged. All
 others are rolled back: closed as ``rolled_back``, and their prompts admitted again with a new attempt. ``adopt``
-decides that and is pure.
-
-Run the backend's blocking calls in one thread while the event loop continues. Used by the conductor.
-
-Define the protocol between the conductor and what it trains: ``TorchBackend``, or simulated ``ScriptedBackend``.
+decides that and is pure. ``TrainerBackend`` is the protocol of what is trained (``backend``, or ``scripted`` in
+simulations), and ``BackendThread`` runs its blocking calls.
 """
 
 from __future__ import annotations
@@ -25,7 +22,13 @@ from plaudit_wire.messages import Announcement, PolicyVersion
 from plaudit_workers.stream.groups import Group
 from plaudit_workers.training.groups import sampled_versions
 from plaudit_workers.training.schedule import GroupInFlight, Schedule, TrainerLedger
-from plaudit_workers.training.state import FILE_NAME, Lineage, PromptOrder, RunContext, RunState
+from plaudit_workers.training.state import LINEAGE_FILE, Lineage, PromptOrder, RunContext, RunState
+
+logger = get_logger(__name__)
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+_READ_AT_ONCE = 16
 
 
 class TrainerBackend(Protocol):
@@ -98,13 +101,8 @@ class TrainerBackend(Protocol):
         ...
 
 
-Arguments = ParamSpec("Arguments")
-
-Result = TypeVar("Result")
-
-
 class BackendThread:
-    """Hold the thread of a backend: ``await thread.run(thread.backend.update, groups)``."""
+    """Run a backend's calls in one thread while the event loop continues: ``await thread.run(backend.update)``."""
 
     def __init__(self, backend: TrainerBackend) -> None:
         self.backend = backend
@@ -119,11 +117,6 @@ class BackendThread:
     def abandon(self) -> None:
         """End the thread after its current call, without waiting for it."""
         self._executor.shutdown(wait=False, cancel_futures=True)
-
-
-logger = get_logger(__name__)
-
-_READ_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -168,8 +161,7 @@ async def take_over(run: RunContext, thread: BackendThread) -> tuple[RunState, d
     await run.streams.restore(restored.ledger.counters(), restored.step)
     announcement = await thread.run(thread.backend.publish, PolicyVersion(incarnation, restored.step))
     await run.streams.announce(announcement)
-    fields = {"incarnation": incarnation, "step": restored.step, "ledger": restored.ledger.counters()}
-    logger.info("took over the run", **fields)
+    logger.info("took over the run", incarnation=incarnation, step=restored.step, ledger=restored.ledger.counters())
     state = RunState(incarnation, lineage, announcement, restored.ledger, restored.order)
     return state, restored.open_step
 
@@ -208,9 +200,9 @@ def refuse_lost_checkpoint(lineage: Lineage, newest: PolicyVersion | None, folde
         return
     found = "there is none from which it can continue" if newest is None else f"the newest one is of version {newest}"
     raise RefusedError(
-        f"{folder}: {FILE_NAME} records that the run continued from the checkpoint of version {parent} (step "
+        f"{folder}: {LINEAGE_FILE} records that the run continued from the checkpoint of version {parent} (step "
         f"{parent.number}), but {found}. Restore step-{parent.number:06d} from a backup; to accept the loss and train "
-        f"again from what is left, delete {FILE_NAME}"
+        f"again from what is left, delete {LINEAGE_FILE}"
     )
 
 

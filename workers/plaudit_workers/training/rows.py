@@ -1,11 +1,6 @@
-"""Read data rows in verl's columns from Parquet or JSONL; report what is wrong with a file.
+"""Read data rows in verl's columns from Parquet or JSONL, and report what is wrong with a file.
 
-Called by ``data``. A Parquet table stays in Arrow's memory and a row is made when it is asked for; JSON lines are held
-as Python objects.
-
-Choose the rows of a measured difficulty: ``data.train.passRate``. Called by ``dataset``.
-
-The choice depends on the file and the job alone, so a resumed run has the same prompts at the same positions.
+A Parquet table stays in Arrow's memory and a row is made when it is asked for; JSON lines are held as Python objects.
 """
 
 from __future__ import annotations
@@ -30,8 +25,6 @@ from plaudit_job.data_row import (
 )
 from plaudit_job.spec.rollout import PassRateSpec
 from plaudit_wire.errors import RefusedError
-
-OPTIONAL_COLUMNS = ("extra_info",)
 
 _IMAGES_AT_A_TIME = 64
 
@@ -118,7 +111,7 @@ def _read_parquet(path: Path, images: bool) -> Rows:
     try:
         names = pyarrow.parquet.read_schema(path).names
         refuse_columns(path, names, images=images)
-        wanted = [name for name in (*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS) if name in names]
+        wanted = [name for name in (*REQUIRED_COLUMNS, "extra_info") if name in names]
         return _Table(pyarrow.parquet.read_table(path, columns=wanted))
     except (pyarrow.ArrowException, OSError) as error:
         raise RefusedError(f"data file {path} cannot be read as Parquet: {error}") from error
@@ -166,7 +159,9 @@ def _refuse_rows(path: Path, rows: Rows, images: bool) -> None:
 
 
 def within_pass_rate(path: Path, rows: Rows, section: PassRateSpec) -> list[bool]:
-    """Return for each row whether its pass rate is within the bounds, which count as within.
+    """Return for each row whether its pass rate is within the bounds, which count as within (``data.train.passRate``).
+
+    The choice depends on the file and the job alone, so a resumed run has the same prompts at the same positions.
 
     Raises:
         RefusedError: a row has no such number.

@@ -1,7 +1,7 @@
-"""Decide which prompts may be admitted now and which ready groups may be trained now. Pure.
+"""Decide which prompts may be admitted now and which ready groups may be trained now, and keep the ledger. Pure.
 
-Called by the conductor with plain data; independent of Redis, torch and clocks. With P = promptsPerStep,
-k = maxStaleness and version v = number of the newest published policy (step s publishes version s):
+Plain data without Redis, torch or clocks. With P = promptsPerStep, k = maxStaleness and version v = number of the
+newest published policy (step s publishes version s):
 
 - prompts of step s are admitted once version s - 1 - k is published, at most P (1 + k) groups at a time;
 - ``order: step``: step s trains the groups of positions [(s - 1) P, s P), a mini-batch takes whichever is ready first;
@@ -11,17 +11,8 @@ k = maxStaleness and version v = number of the newest published policy (step s p
   trained within k versions of the oldest policy that sampled it (earliest deadline first is feasible exactly when for
   every deadline d the groups due by d fit into the slots left until d).
 
-Join the figures of several updates: of the epochs of a mini-batch, and of the mini-batches of a step. Pure.
-
-Counts are added. ``…/min`` and ``…/max`` are the least and the largest. Speeds are weighted by seconds, means of
-samples by samples, means of tokens by tokens. Losses, norms and learning rates are plain means of the updates. An
-update that lacks a figure, or whose value is not finite, does not count for it; without any other there is no figure.
-
-Keep the trainer's own ledger: groups in flight, the next positions, and how groups ended. Pure.
-
-It is authoritative: Redis's counters are corrected by it. A checkpoint contains its ``snapshot``, so a resumed trainer
-knows which groups the restored policy has learnt from. Positions of a split are admitted in order; those that have to
-be repeated return to the front of the queue with a higher attempt.
+``TrainerLedger`` holds the groups in flight, the next positions, and how groups ended. ``join_epochs`` and
+``join_mini_batches`` join the figures of the updates of a mini-batch and of a step.
 """
 
 from __future__ import annotations
@@ -36,6 +27,22 @@ from plaudit_wire.records import GroupEnd, Split
 from plaudit_workers.stream.trainer import Ledger
 
 GroupOrder = Literal["step", "ready"]
+Figures = Mapping[str, float]
+_COUNTS = "training/"
+_WORK = ("training/computed_tokens", "training/tflops", "actor/skipped_updates")
+"""Counts of what each epoch does again."""
+_TOKENS, _TOKENS_PER_S = "training/computed_tokens", "actor/tokens_per_s"
+_SPEEDS = (_TOKENS_PER_S, "perf/mfu/actor")
+_OF_UPDATES = ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "actor/lr", "actor/reward_kl_penalty_coeff")
+_WEIGHTS = {
+    "critic/": "training/scored",
+    "actor/reward_kl_penalty": "training/scored",
+    "response_": "training/samples",
+    "actor/": "training/loss_tokens",
+}
+"""Beginning of a mean's key → the count by which it is weighted; the first that fits."""
+LedgerSnapshot = dict[str, Any]
+"""Plain data: JSON and msgpack can hold it."""
 
 
 @dataclass(frozen=True)
@@ -147,30 +154,6 @@ def _last_step(schedule: Schedule, flight: GroupInFlight) -> int:
     return flight.version + 1 + schedule.max_staleness
 
 
-Figures = Mapping[str, float]
-
-_COUNTS = "training/"
-
-_WORK = ("training/computed_tokens", "training/tflops", "actor/skipped_updates")
-
-"""Counts of what each epoch does again."""
-
-_TOKENS, _TOKENS_PER_S = "training/computed_tokens", "actor/tokens_per_s"
-
-_SPEEDS = (_TOKENS_PER_S, "perf/mfu/actor")
-
-_OF_UPDATES = ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "actor/lr", "actor/reward_kl_penalty_coeff")
-
-_WEIGHTS = {
-    "critic/": "training/scored",
-    "actor/reward_kl_penalty": "training/scored",
-    "response_": "training/samples",
-    "actor/": "training/loss_tokens",
-}
-
-"""Beginning of a mean's key → the count by which it is weighted; the first that fits."""
-
-
 def join_epochs(updates: Sequence[Figures]) -> dict[str, float]:
     """Return the figures of all updates on the same mini-batch: its samples count once, tokens as often as computed."""
     return _joined(updates, lambda key: key in _WORK)
@@ -182,6 +165,12 @@ def join_mini_batches(updates: Sequence[Figures]) -> dict[str, float]:
 
 
 def _joined(updates: Sequence[Figures], is_count: Callable[[str], bool]) -> dict[str, float]:
+    """Add counts, take the least and largest of ``…/min`` and ``…/max``, and average all others.
+
+    Speeds are weighted by seconds, means of samples by samples, means of tokens by tokens; losses, norms and learning
+    rates are plain means of the updates. An update that lacks a figure, or whose value is not finite, does not count
+    for it; without any other there is no figure.
+    """
     joined: dict[str, float] = {}
     for key in dict.fromkeys(key for update in updates for key in update):
         reporting = [update for update in updates if math.isfinite(update.get(key, math.nan))]
@@ -211,13 +200,11 @@ def _weight(key: str, update: Figures) -> float:
     return update.get(count, 1.0)
 
 
-LedgerSnapshot = dict[str, Any]
-
-"""Plain data: JSON and msgpack can hold it."""
-
-
 class Positions:
-    """Hold the prompts of one split: a cursor, the positions to be admitted again, the groups in flight."""
+    """Hold the prompts of one split: a cursor, the positions to be admitted again, the groups in flight.
+
+    Positions are admitted in order; those to be repeated return to the front of the queue with a higher attempt.
+    """
 
     def __init__(self) -> None:
         self.cursor = 0
@@ -332,7 +319,11 @@ def admissible(schedule: Schedule, version: int, positions: Positions) -> list[i
 
 
 class TrainerLedger:
-    """Count the groups of the surviving line and keep the positions of both splits."""
+    """Count the groups of the surviving line and keep the positions of both splits.
+
+    It is authoritative: Redis's counters are corrected by it. A checkpoint contains its ``snapshot``, so a resumed
+    trainer knows which groups the restored policy has learnt from.
+    """
 
     def __init__(self) -> None:
         self.counts = Ledger()

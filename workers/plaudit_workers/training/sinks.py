@@ -1,33 +1,9 @@
-"""Write the figures of each step: to ``steps.jsonl`` always, elsewhere by ``trainer.sinks``. Called by the conductor.
+"""Write the figures of each step: to ``steps.jsonl`` always, elsewhere by ``trainer.sinks``.
 
-All get the same dictionary, with the step as x axis. ``steps.jsonl`` and what reads it belong to
-``plaudit_metrics.sources.steps``: a step that is done again after a resume is a second line with a higher
-incarnation. What a sink makes of such a step is said in its own file.
-
-Flatten the job's specification for sinks that keep a run's configuration.
-
-``mlflow``: a run of MLflow that carries our run's id as a tag, by which a resume finds it again.
-
-Set up by MLflow's own environment variables: ``MLFLOW_TRACKING_URI`` (a server; or a folder, with
-``MLFLOW_ALLOW_FILE_STORE=true``) and ``MLFLOW_EXPERIMENT_NAME`` (default ``plaudit``). A thread sends the steps one
-after another: a server that is slow or away holds up no step. (MLflow's own queue has ten threads, which lose points of
-a file store that they write at once, and keep no order.) A point that is there cannot be replaced, so a step that is
-done again keeps its first figures there.
-
-Build the table of samples that goes to W&B and MLflow with a step: a few of its stored samples.
-
-Define the protocol of sinks, and functions that several of them share.
-
-``steps.jsonl``.
-
-``tensorboard``: scalars in ``<run folder>/tensorboard/``.
-
-``wandb``: a run of Weights & Biases with the id of ours, so that a resume continues it.
-
-Set up by its own environment variables: ``WANDB_API_KEY``, ``WANDB_PROJECT`` (default ``plaudit``), ``WANDB_ENTITY``,
-``WANDB_MODE=offline`` (files in the run's folder, for ``wandb sync``). It sends from a process of its own: a server
-that is slow or away holds up no step. A point that is there cannot be replaced, so a step that is done again keeps its
-first figures there.
+All sinks get the same record, with the step as x axis. ``steps.jsonl`` and what reads it belong to
+``plaudit_metrics.sources.steps``: a step that is done again after a resume is a second line with a higher incarnation.
+W&B and MLflow cannot replace a point, so such a step keeps its first figures there; they also get a table of a few of
+its stored samples.
 """
 
 from __future__ import annotations
@@ -50,71 +26,27 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.records import StepRecord
 from plaudit_workers.files import is_full
 
-Configuration = Mapping[str, str | int | float | bool]
-
-_LEFT_OUT = ("pod", "env")
-
-"""Pods say nothing about training, and their variables may hold secrets."""
-
-
-def configuration(job: RLJob) -> Configuration:
-    """Return the settings of a job by path, such as ``algorithm.promptsPerStep``; unset ones are left out."""
-    return dict(_flat("", job.model_dump(mode="json", by_alias=True)["spec"]))
-
-
-def _flat(path: str, value: Any) -> Iterator[tuple[str, str | int | float | bool]]:
-    if isinstance(value, Mapping):
-        for name, below in value.items():
-            if name not in _LEFT_OUT:
-                yield from _flat(f"{path}.{name}" if path else str(name), below)
-    elif isinstance(value, list):
-        for place, below in enumerate(value):
-            yield from _flat(f"{path}.{place}", below)
-    elif value is not None:
-        yield path, value
-
-
 logger = get_logger(__name__)
 
+Configuration = Mapping[str, str | int | float | bool]
+_LEFT_OUT = ("pod", "env")
+"""Pods say nothing about training, and their variables may hold secrets."""
 Cell = str | int | float | None
-
 _COLUMNS = ("step", "group", "index", "data_source", "prompt", "response", "ground_truth_json", "outcome", "score")
-
 _LAST = ("reason", "response_tokens")
-
 _CHARACTERS = 4000
-
 """Of each text."""
-
-
-class SampleTable(NamedTuple):
-    """Hold a few samples of a step."""
-
-    columns: list[str]
-    rows: list[list[Cell]]
-
-
-def sample_table(samples: Path | None) -> SampleTable | None:
-    """Return the table of a step's stored samples, with a column for the value of each scorer.
-
-    Return None without stored samples, or if they cannot be read, which is logged.
-    """
-    if samples is None:
-        return None
-    try:
-        rows = few_samples(samples)
-    except UnreadableFileError as error:
-        logger.warning("no table of samples", error=str(error))
-        return None
-    if not rows:
-        return None
-    values = [column for column in rows[0] if column.startswith("scorer/") and column.endswith("/value")]
-    columns = [*_COLUMNS, *values, *_LAST]
-    return SampleTable(columns, [[_cell(row.get(column)) for column in columns] for row in rows])
-
-
-def _cell(value: Cell) -> Cell:
-    return value[:_CHARACTERS] if isinstance(value, str) else value
+_TAG = "plaudit.run"
+_MOST_AT_ONCE = 1000
+"""Metrics of one request: the server's limit."""
+_MOST_PARAMS = 100
+"""Params of one request: the server's limit."""
+_LONGEST_VALUE = 500
+_TABLES_TAG = "mlflow.loggedArtifacts"
+_MOST_TABLES = 50
+"""Tables that the tag names: its length is limited. Older ones stay among the artifacts."""
+_LAST_SENDING_S = 120.0
+"""Seconds that the run's end waits for pending requests."""
 
 
 class Sink(Protocol):
@@ -133,56 +65,144 @@ class Sink(Protocol):
         ...
 
 
-def package_of(sink: str, module: str) -> Any:
-    """Import a module that a sink needs.
+class Sinks:
+    """Hold all sinks of a run.
 
     Raises:
-        RefusedError: it is not installed.
+        RefusedError: a sink is unknown, its package is not installed, or it cannot be reached as set up.
     """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise RefusedError(
-            f"trainer.sinks names {sink}, which is not installed; install plaudit-workers[{sink}], or take it out of "
-            "the list"
-        ) from error
+
+    def __init__(
+        self, run_folder: Path, names: Sequence[str] = (), settings: Configuration = MappingProxyType({})
+    ) -> None:
+        unknown = [name for name in names if name not in SINKS]
+        if unknown:
+            raise RefusedError(
+                f"trainer.sinks names {', '.join(unknown)}, which this version cannot write to; it knows "
+                f"{', '.join(SINKS)} (steps.jsonl is always written)"
+            )
+        self._sinks: list[Sink] = [
+            StepsFile(run_folder),
+            *(SINKS[name](run_folder, settings) for name in dict.fromkeys(names)),
+        ]
+
+    def write(self, record: StepRecord, samples: Path | None = None) -> None:
+        """Write one step, and its stored samples if they are kept, to every sink, ``steps.jsonl`` first."""
+        for sink in self._sinks:
+            sink.write(record, samples)
+
+    def close(self) -> None:
+        """Close all sinks."""
+        for sink in self._sinks:
+            sink.close()
 
 
-def newest_written(run_folder: Path) -> int:
-    """Return the highest step that any incarnation of the run has recorded; -1 if there is none."""
-    path = run_folder / FILE_NAME
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return max((record.step for line in lines if (record := decode_step(line)) is not None), default=-1)
+class StepsFile:
+    """Append steps to ``steps.jsonl``."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._path = run_folder / FILE_NAME
+
+    def write(self, record: StepRecord, _: Path | None = None) -> None:
+        """Append one step to the file.
+
+        Raises:
+            RefusedError: the disk is full.
+        """
+        try:
+            append_step(self._path, record)
+        except OSError as error:
+            if is_full(error):
+                raise RefusedError(f"no room to append to {self._path}; make room, then start again") from error
+            raise
+
+    def close(self) -> None:
+        """Do nothing: every step is on disk already."""
 
 
-_TAG = "plaudit.run"
+class TensorBoard:
+    """Write scalars to ``<run folder>/tensorboard``.
 
-_MOST_AT_ONCE = 1000
+    After a resume its first step hides what earlier processes wrote from there on.
 
-"""Metrics of one request: the server's limit."""
+    Raises:
+        RefusedError: the extra is not installed.
+    """
 
-_MOST_PARAMS = 100
+    def __init__(self, run_folder: Path, _: object = None) -> None:
+        package_of("tensorboard", "tensorboard")
+        self._writer_of = package_of("tensorboard", "torch.utils.tensorboard").SummaryWriter
+        self._folder = str(run_folder / "tensorboard")
+        self._writer: Any = None
 
-"""Params of one request: the server's limit."""
+    def write(self, record: StepRecord, _: Path | None = None) -> None:
+        """Write the figures of one step."""
+        if self._writer is None:
+            self._writer = self._writer_of(self._folder, purge_step=record.step)
+        for name, value in record.statistics.items():
+            self._writer.add_scalar(name, value, record.step, walltime=record.closed)
+        self._writer.flush()
 
-_LONGEST_VALUE = 500
+    def close(self) -> None:
+        """Write what is left and close the file."""
+        if self._writer is not None:
+            self._writer.close()
 
-_TABLES_TAG = "mlflow.loggedArtifacts"
 
-_MOST_TABLES = 50
+class WeightsAndBiases:
+    """Log every step once, with a table of samples, to a run of Weights & Biases with the id of ours.
 
-"""Tables that the tag names: its length is limited. Older ones stay among the artifacts."""
+    Set up by its own variables: ``WANDB_API_KEY``, ``WANDB_PROJECT`` (default ``plaudit``), ``WANDB_ENTITY``,
+    ``WANDB_MODE=offline`` (files in the run's folder, for ``wandb sync``). It sends from a process of its own: a server
+    that is slow or away holds up no step.
 
-_LAST_SENDING_S = 120.0
+    Raises:
+        RefusedError: the extra is not installed, or there is no key.
+    """
 
-"""Seconds that the run's end waits for pending requests."""
+    def __init__(self, run_folder: Path, settings: Configuration) -> None:
+        wandb = package_of("wandb", "wandb")
+        try:
+            self._run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "plaudit"),
+                id=run_folder.name,
+                name=run_folder.name,
+                resume="allow",
+                config=dict(settings),
+                allow_val_change=True,
+                dir=str(run_folder),
+                settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
+            )
+        except wandb.errors.Error as error:
+            raise RefusedError(
+                f"trainer.sinks names wandb, which refuses: {error}. Set WANDB_API_KEY, or WANDB_MODE=offline, or take "
+                "it out of the list"
+            ) from error
+        self._table_of: Any = wandb.Table
+        self._newest = newest_written(run_folder)
+
+    def write(self, record: StepRecord, samples: Path | None = None) -> None:
+        """Write one step; its samples are the table ``samples``."""
+        if record.step <= self._newest:
+            return
+        shown: dict[str, Any] = {}
+        if table := sample_table(samples):
+            shown["samples"] = self._table_of(columns=table.columns, data=table.rows, allow_mixed_types=True)
+        self._run.log(record.statistics | shown, step=record.step, commit=True)  # else it waits for the next step
+
+    def close(self) -> None:
+        """Wait until everything is sent."""
+        self._run.finish()
 
 
 class MLflow:
-    """Log every step once with a table of a few of its samples, and the job's configuration when it creates the run.
+    """Log every step once, with a table of samples, to a run of MLflow whose tag ``plaudit.run`` is the id of ours.
 
-    Args:
-        run_folder: its name is the run's id.
+    A resume finds the run by that tag; the job's configuration is logged when it is created. Set up by MLflow's own
+    variables: ``MLFLOW_TRACKING_URI`` (a server; or a folder, with ``MLFLOW_ALLOW_FILE_STORE=true``) and
+    ``MLFLOW_EXPERIMENT_NAME`` (default ``plaudit``). A thread sends the steps one after another: a server that is slow
+    or away holds up no step. (MLflow's own queue has ten threads, which lose points of a file store that they write at
+    once, and keep no order.)
 
     Raises:
         RefusedError: the extra is not installed, or the tracking server is not set or refuses.
@@ -266,137 +286,78 @@ class MLflow:
                 logger.warning("mlflow did not receive all steps", error=str(error))
 
 
-class StepsFile:
-    """Append steps to ``steps.jsonl``."""
-
-    def __init__(self, run_folder: Path) -> None:
-        self._path = run_folder / FILE_NAME
-
-    def write(self, record: StepRecord, _: Path | None = None) -> None:
-        """Append one step to the file.
-
-        Raises:
-            RefusedError: the disk is full.
-        """
-        try:
-            append_step(self._path, record)
-        except OSError as error:
-            if is_full(error):
-                raise RefusedError(f"no room to append to {self._path}; make room, then start again") from error
-            raise
-
-    def close(self) -> None:
-        """Do nothing: every step is on disk already."""
-
-
-class TensorBoard:
-    """Write scalars. After a resume its first step hides what earlier processes wrote from there on.
-
-    Raises:
-        RefusedError: the extra is not installed.
-    """
-
-    def __init__(self, run_folder: Path, _: object = None) -> None:
-        package_of("tensorboard", "tensorboard")
-        self._writer_of = package_of("tensorboard", "torch.utils.tensorboard").SummaryWriter
-        self._folder = str(run_folder / "tensorboard")
-        self._writer: Any = None
-
-    def write(self, record: StepRecord, _: Path | None = None) -> None:
-        """Write the figures of one step."""
-        if self._writer is None:
-            self._writer = self._writer_of(self._folder, purge_step=record.step)
-        for name, value in record.statistics.items():
-            self._writer.add_scalar(name, value, record.step, walltime=record.closed)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Write what is left and close the file."""
-        if self._writer is not None:
-            self._writer.close()
-
-
-class WeightsAndBiases:
-    """Log every step once with a table of a few of its samples, and the job's configuration.
-
-    Args:
-        run_folder: its name is the run's id.
-
-    Raises:
-        RefusedError: the extra is not installed, or there is no key.
-    """
-
-    def __init__(self, run_folder: Path, settings: Configuration) -> None:
-        wandb = package_of("wandb", "wandb")
-        try:
-            self._run = wandb.init(
-                project=os.environ.get("WANDB_PROJECT", "plaudit"),
-                id=run_folder.name,
-                name=run_folder.name,
-                resume="allow",
-                config=dict(settings),
-                allow_val_change=True,
-                dir=str(run_folder),
-                settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
-            )
-        except wandb.errors.Error as error:
-            raise RefusedError(
-                f"trainer.sinks names wandb, which refuses: {error}. Set WANDB_API_KEY, or WANDB_MODE=offline, or take "
-                "it out of the list"
-            ) from error
-        self._table_of: Any = wandb.Table
-        self._newest = newest_written(run_folder)
-
-    def write(self, record: StepRecord, samples: Path | None = None) -> None:
-        """Write one step; its samples are the table ``samples``."""
-        if record.step <= self._newest:
-            return
-        shown: dict[str, Any] = {}
-        if table := sample_table(samples):
-            shown["samples"] = self._table_of(columns=table.columns, data=table.rows, allow_mixed_types=True)
-        self._run.log(record.statistics | shown, step=record.step, commit=True)  # else it waits for the next step
-
-    def close(self) -> None:
-        """Wait until everything is sent."""
-        self._run.finish()
-
-
 SINKS: dict[str, Callable[[Path, Configuration], Sink]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
     "mlflow": MLflow,
 }
-
 """``trainer.sinks`` → constructor of the sink, given the run's folder and configuration."""
 
 
-class Sinks:
-    """Hold all sinks of a run.
+def package_of(sink: str, module: str) -> Any:
+    """Import a module that a sink needs.
 
     Raises:
-        RefusedError: a sink is unknown, its package is not installed, or it cannot be reached as set up.
+        RefusedError: it is not installed.
     """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise RefusedError(
+            f"trainer.sinks names {sink}, which is not installed; install plaudit-workers[{sink}], or take it out of "
+            "the list"
+        ) from error
 
-    def __init__(
-        self, run_folder: Path, names: Sequence[str] = (), settings: Configuration = MappingProxyType({})
-    ) -> None:
-        unknown = [name for name in names if name not in SINKS]
-        if unknown:
-            raise RefusedError(
-                f"trainer.sinks names {', '.join(unknown)}, which this version cannot write to; it knows "
-                f"{', '.join(SINKS)} (steps.jsonl is always written)"
-            )
-        self._sinks: list[Sink] = [
-            StepsFile(run_folder),
-            *(SINKS[name](run_folder, settings) for name in dict.fromkeys(names)),
-        ]
 
-    def write(self, record: StepRecord, samples: Path | None = None) -> None:
-        """Write one step, and its stored samples if they are kept, to every sink, ``steps.jsonl`` first."""
-        for sink in self._sinks:
-            sink.write(record, samples)
+def newest_written(run_folder: Path) -> int:
+    """Return the highest step that any incarnation of the run has recorded; -1 if there is none."""
+    path = run_folder / FILE_NAME
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return max((record.step for line in lines if (record := decode_step(line)) is not None), default=-1)
 
-    def close(self) -> None:
-        """Close all sinks."""
-        for sink in self._sinks:
-            sink.close()
+
+class SampleTable(NamedTuple):
+    """Hold a few samples of a step."""
+
+    columns: list[str]
+    rows: list[list[Cell]]
+
+
+def sample_table(samples: Path | None) -> SampleTable | None:
+    """Return the table of a step's stored samples, with a column for the value of each scorer.
+
+    Return None without stored samples, or if they cannot be read, which is logged.
+    """
+    if samples is None:
+        return None
+    try:
+        rows = few_samples(samples)
+    except UnreadableFileError as error:
+        logger.warning("no table of samples", error=str(error))
+        return None
+    if not rows:
+        return None
+    values = [column for column in rows[0] if column.startswith("scorer/") and column.endswith("/value")]
+    columns = [*_COLUMNS, *values, *_LAST]
+    return SampleTable(columns, [[_cell(row.get(column)) for column in columns] for row in rows])
+
+
+def _cell(value: Cell) -> Cell:
+    return value[:_CHARACTERS] if isinstance(value, str) else value
+
+
+def configuration(job: RLJob) -> Configuration:
+    """Return the settings of a job by path, such as ``algorithm.promptsPerStep``; unset ones are left out."""
+    return dict(_flat("", job.model_dump(mode="json", by_alias=True)["spec"]))
+
+
+def _flat(path: str, value: Any) -> Iterator[tuple[str, str | int | float | bool]]:
+    if isinstance(value, Mapping):
+        for name, below in value.items():
+            if name not in _LEFT_OUT:
+                yield from _flat(f"{path}.{name}" if path else str(name), below)
+    elif isinstance(value, list):
+        for place, below in enumerate(value):
+            yield from _flat(f"{path}.{place}", below)
+    elif value is not None:
+        yield path, value

@@ -1,26 +1,8 @@
-"""Hold the objects that the conductor's parts share: the run's context, and its current state.
+"""Hold what the parts of the conductor share: the run's plan and context, and its current state.
 
-Hold the parts of a job that the conductor needs, as plain data: from an ``RLJob``, or by hand in simulations.
-
-Choose the prompt of each position: the next one in the data's order that the run does not always solve. Pure.
-
-``data.train.skipSolved``. Positions are what the schedule admits; a place is a number for ``PromptSource.prompt_at``.
-Without skipping they are the same. A position of step s may be admitted once version s - 1 - k is published, so its
-place depends on the results of steps up to s - 1 - k and on nothing later, whether it is known by then or not: with
-``order: step`` the prompts depend on the results alone, never on the speed of workers, also after a resume.
-
-Define the protocol of prompt sources: ``data.PromptData``, or anything else that is addressed by position.
-
-Estimate the transport's clock locally: an offset to the monotonic clock, renewed about every second.
-
-Waits and closings are stamped with it, so that they fit what the stream scripts stamped; a Redis that is away for a
-while does not stop it.
-
-Decide which policy versions belong to the surviving line of checkpoints.
-
-Every trainer that takes over is an incarnation that continues from a version of an older one: versions that the older
-one published later are a lost future. The lineage is stored beside the checkpoints, because a checkpoint does not
-contain its successors.
+``RunContext`` holds what does not change: ``RunPlan`` (of an ``RLJob``, or made by hand in simulations), streams, data,
+clock. ``RunState`` holds what does: the announced policy, the ledger, ``PromptOrder`` (which prompt a position gets),
+``Lineage`` (which policy versions belong to the surviving line of checkpoints).
 """
 
 from __future__ import annotations
@@ -42,48 +24,33 @@ from plaudit_workers.stream.transport import Transport
 from plaudit_workers.training.schedule import Positions, Schedule, TrainerLedger
 from plaudit_workers.training.sinks import Sinks
 
+OrderSnapshot = dict[str, Any]
+"""Plain data: JSON can hold it."""
+LINEAGE_FILE = "incarnations.json"
 
-class PromptRow(Protocol):
+
+@dataclass(frozen=True)
+class PromptRow:
     """Hold one prompt, ready for the model."""
 
-    @property
-    def data_source(self) -> str:
-        """Return the name of the prompt's data set."""
-        ...
-
-    @property
-    def prompt_text(self) -> str:
-        """Return the text with the chat template applied."""
-        ...
-
-    @property
-    def prompt_ids(self) -> bytes:
-        """Return the token ids: int32[num_prompt_tokens]."""
-        ...
-
-    @property
-    def messages(self) -> list[dict[str, Any]]:
-        """Return the chat messages; empty where the data holds text."""
-        ...
-
-    @property
-    def ground_truth(self) -> Any:
-        """Return the reference answer for scorers."""
-        ...
-
-    @property
-    def images(self) -> tuple[str, ...]:
-        """Return the digests of its images, for each of which ``prompt_ids`` has a single token."""
-        ...
-
-    @property
-    def extra_info(self) -> dict[str, Any]:
-        """Return the further columns for scorers."""
-        ...
+    row: int
+    """Index in the file, from 0."""
+    data_source: str
+    prompt_text: str
+    """Chat template applied."""
+    prompt_ids: bytes
+    """int32[num_prompt_tokens], little-endian."""
+    ground_truth: Any
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    """Empty where the data holds text."""
+    extra_info: dict[str, Any] = field(default_factory=dict)
+    """Further columns, for scorers."""
+    images: tuple[str, ...] = ()
+    """Digests of its images; ``prompt_ids`` has a single token for each."""
 
 
 class PromptSource(Protocol):
-    """Provide an endless sequence of prompts, addressed by one number."""
+    """Provide an endless sequence of prompts, addressed by one number: ``data.PromptData``, or a simulated one."""
 
     def __len__(self) -> int:
         """Return the number of prompts of one epoch."""
@@ -98,11 +65,6 @@ class PromptSource(Protocol):
         ...
 
 
-OrderSnapshot = dict[str, Any]
-
-"""Plain data: JSON can hold it."""
-
-
 @dataclass(frozen=True)
 class SolvedRule:
     """Define when a prompt is skipped."""
@@ -114,7 +76,12 @@ class SolvedRule:
 
 
 class PromptOrder:
-    """Hold the places of positions, and the run's own results that they depend on.
+    """Choose the prompt of each position: the next one in the data's order that the run does not always solve. Pure.
+
+    ``data.train.skipSolved``. Positions are what the schedule admits; a place is a number for
+    ``PromptSource.prompt_at``. A position of step s may be admitted once version s - 1 - k is published, so its place
+    depends on the results of steps up to s - 1 - k and on nothing later, whether it is known by then or not: with
+    ``order: step`` the prompts depend on the results alone, never on the speed of workers, also after a resume.
 
     Args:
         rule: None: position and place are the same.
@@ -306,7 +273,14 @@ def _sampling(section: SamplingSpec) -> Sampling:
 
 
 class ServerClock:
-    """Estimate the server's clock; ``ask`` returns its seconds since the epoch."""
+    """Estimate the clock of Redis's host: an offset to the monotonic clock, renewed about every second.
+
+    Waits and closings are stamped with it, so that they fit what the stream scripts stamped; a Redis that is away for
+    a while does not stop it.
+
+    Args:
+        ask: returns the server's seconds since the epoch.
+    """
 
     def __init__(self, ask: Callable[[], Awaitable[float]]) -> None:
         self._ask = ask
@@ -323,12 +297,14 @@ class ServerClock:
         return time.monotonic() + self._offset_s
 
 
-FILE_NAME = "incarnations.json"
-
-
 @dataclass
 class Lineage:
-    """Map each incarnation to the version it continued from; ``0.<step>`` if it started from the job's own model."""
+    """Map each incarnation to the version it continued from; ``0.<step>`` if it started from the job's own model.
+
+    Every trainer that takes over is an incarnation. Versions that an older one published after the one from which it
+    continues are a lost future. The lineage is stored beside the checkpoints, because a checkpoint does not contain
+    its successors.
+    """
 
     parents: dict[int, PolicyVersion] = field(default_factory=dict)
 
@@ -361,7 +337,7 @@ class Lineage:
     def read(cls, folder: Path) -> Lineage:
         """Read the lineage in a folder of checkpoints; empty if there is none."""
         try:
-            stored = json.loads((folder / FILE_NAME).read_text())
+            stored = json.loads((folder / LINEAGE_FILE).read_text())
         except FileNotFoundError:
             return cls()
         return cls({int(key): PolicyVersion(*parent) for key, parent in stored.items()})
@@ -372,7 +348,7 @@ class Lineage:
             str(incarnation): [parent.incarnation, parent.number]
             for incarnation, parent in sorted(self.parents.items())
         }
-        with whole_file(folder / FILE_NAME) as temporary:
+        with whole_file(folder / LINEAGE_FILE) as temporary:
             temporary.write_text(json.dumps(stored))
 
 

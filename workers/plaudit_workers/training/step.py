@@ -1,16 +1,7 @@
-"""Decide what the open step does next: groups go in as they become ready, decisions come out. Pure.
+"""Train one step: wait → update → close, mini-batch by mini-batch.
 
-A mini-batch closes at its size, or when no more groups can arrive. Groups that cannot be trained count as accounted
-for. If scoring failed for more than ``max_failed_share`` of the samples, nothing more is trained: the remaining groups
-of the step are returned, to be admitted again. While groups are missing, that share is computed over those that are
-ready: a mini-batch above it is held until the step is complete, because a few broken prompts that arrive first must not
-stop a step, and a broken scorer must not train it.
-
-Groups whose scores are all equal free their slots again, ``max_replaced`` of them in a step (``dynamicSampling``).
-
-Train one step: wait → update → close, mini-batch by mini-batch. Called by the conductor.
-
-Collect the samples, groups, waits and figures of a step while it is open. Called by the conductor.
+``OpenStep`` decides what comes next: ready groups go in, decisions come out (pure). ``StepTraining`` carries the
+decisions out. ``StepReport`` collects the samples, groups, waits and figures of the step while it is open.
 """
 
 from __future__ import annotations
@@ -43,6 +34,10 @@ from plaudit_workers.training.resume import BackendThread
 from plaudit_workers.training.schedule import ReadyGroup, Schedule, choose, join_mini_batches
 from plaudit_workers.training.state import RunContext, RunState
 from plaudit_workers.training.turns import BackgroundTasks, Turns
+
+logger = get_logger(__name__)
+
+_LOOK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,14 @@ Decision = Wait | Update | Retry | Over
 
 @dataclass
 class OpenStep:
-    """Hold the groups that the open step has taken so far.
+    """Hold the groups that the open step has taken so far, and decide what comes next.
+
+    A mini-batch closes at its size, or when no more groups can arrive. Groups that cannot be trained count as accounted
+    for. If scoring failed for more than ``max_failed_share`` of the samples, nothing more is trained: the remaining
+    groups of the step are returned, to be admitted again. While groups are missing, that share is computed over those
+    that are ready: a mini-batch above it is held until the step is complete, because a few broken prompts that arrive
+    first must not stop a step, and a broken scorer must not train it. Groups whose scores are all equal free their
+    slots again, ``max_replaced`` of them in a step (``dynamicSampling``).
 
     Attributes:
         accounted: groups of the step that ended (trained, dropped).
@@ -262,11 +264,6 @@ def sample_records(group: Group, step: int) -> list[SampleRecord]:
         for sample in group.samples
         if sample.scoring is not None
     ]
-
-
-logger = get_logger(__name__)
-
-_LOOK_EVERY_S = 1.0
 
 
 @dataclass

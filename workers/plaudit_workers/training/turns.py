@@ -1,16 +1,6 @@
-"""Take turns with rollouts and model servers on the same GPUs (``sleepDuringUpdates``). Used by ``step_training``.
+"""Announce policies to the rollouts, take turns with them on shared GPUs, and run the conductor's background tasks.
 
-The announcement names the update for which they sleep, and their heartbeats repeat the name once their memory is free.
-Those that start meanwhile wait before they build their engine. The trainer keeps the GPUs until it has to wait for
-samples or publishes; a trainer that dies leaves them asleep, and the next one's first announcement wakes them.
-
-Announce policies, and write whole files of one that was offered directly or as a delta, for rollouts that need them.
-
-Used by the conductor.
-
-Run background tasks of the conductor: work for which the next step does not wait.
-
-A failure of any of them ends the run as if it had happened in a step (``asyncio.TaskGroup``).
+``Turns`` needs ``Announcements``: an announcement names the update for which rollouts and model servers sleep.
 """
 
 from __future__ import annotations
@@ -38,12 +28,17 @@ from plaudit_workers.weights.send import TransferError
 logger = get_logger(__name__)
 
 _TRIES = 6
-
 """To write requested files, with pauses that double: about a minute in all."""
+_LOOK_EVERY_S = 0.1
+_WARN_EVERY_S = 30.0
+_WAKE_WITHIN_S = 30.0
+"""After this an engine that still loads weights is taken for one that cannot."""
+_OUTAGE_HIDES_AFTER_S = 10.0
+"""After a longer outage of Redis a live process may have no heartbeat that counts: they come every 5 s."""
 
 
 class Announcements:
-    """Announce the newest policy, never an older one after it.
+    """Announce the newest policy, never an older one after it, and write its whole files for rollouts that need them.
 
     Args:
         look_every_s: seconds between two looks at the requests for files.
@@ -137,21 +132,14 @@ def published_bytes(announcement: Announcement) -> int:
     return sum(path.stat().st_size for path in files)
 
 
-_LOOK_EVERY_S = 0.1
-
-_WARN_EVERY_S = 30.0
-
-_WAKE_WITHIN_S = 30.0
-
-"""After this an engine that still loads weights is taken for one that cannot."""
-
-_OUTAGE_HIDES_AFTER_S = 10.0
-
-"""After a longer outage of Redis a live process may have no heartbeat that counts: they come every 5 s."""
-
-
 class Turns:
-    """Decide whose turn it is; without ``sleepDuringUpdates`` always everybody's."""
+    """Take turns with rollouts and model servers on the same GPUs; without ``sleepDuringUpdates`` all use theirs.
+
+    The announcement names the update for which they sleep, and their heartbeats repeat the name once their memory is
+    free. Those that start meanwhile wait before they build their engine. The trainer keeps the GPUs until it has to
+    wait for samples or publishes; a trainer that dies leaves them asleep, and the next one's first announcement wakes
+    them.
+    """
 
     def __init__(
         self, run: RunContext, state: RunState, thread: BackendThread, announcements: Announcements, stop: asyncio.Event
@@ -227,7 +215,7 @@ class Turns:
 
 
 class BackgroundTasks:
-    """Run tasks beside the steps, in a group that owns them."""
+    """Run work for which the next step does not wait. A failure ends the run as if it had happened in a step."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks

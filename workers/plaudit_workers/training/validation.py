@@ -1,4 +1,4 @@
-"""Evaluate the policy on the validation prompts, without training on them. Called by the conductor between two steps.
+"""Evaluate the policy on the validation prompts, without training on them.
 
 The trainer waits for it, so every sample is of exactly the validated version; training prompts that may be admitted
 are generated and scored meanwhile. An interrupted validation starts over with new positions.

@@ -1,4 +1,4 @@
-"""Run the trainer process: rank 0 conducts the run, the others follow. Called by ``__main__`` and by actors."""
+"""Run the trainer process: rank 0 conducts the run, the others follow."""
 
 from __future__ import annotations
 

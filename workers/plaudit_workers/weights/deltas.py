@@ -1,22 +1,13 @@
-"""Restore the whole weight files of a version from those of another one and the deltas between them.
-
-Each file is read, changed, hashed and written block by block in one pass, several files at once.
-
-Encode the changed elements of a tensor, and apply them: positions as gaps, values as raw bits.
-
-Reinforcement learning's steps are so small that about 99 % of bfloat16 weights keep their bits in a step (Miahi and
-Belilovsky 2026, arXiv 2602.03839). Bits are compared and copied, never numbers: -0.0 and NaNs come out as they went in,
-and nothing is added up.
-
-Position i is the sum of the gaps up to i, minus 1. A gap has one or two bytes, whichever makes the tensor's delta
-smaller; one that does not fit is bridged by unchanged elements.
-
-Find the chain to a published version: the versions on which its delta rests, back to one that is whole.
+"""Encode the changed elements of weights, and restore whole weight files from older ones and the deltas between them.
 
 With ``trainer.weights.fullEvery`` above 1, a folder of published weights holds, besides ``probe.json``:
 
 - ``delta.json`` and, for each weight file, ``NAME.delta`` with what changed since the version before; or
 - the weight files whole; or both, so that rollouts that hold the version before need not read the whole ones.
+
+Reinforcement learning's steps are so small that about 99 % of bfloat16 weights keep their bits in a step (Miahi and
+Belilovsky 2026, arXiv 2602.03839). Bits are compared and copied, never numbers: -0.0 and NaNs come out as they went in,
+and nothing is added up.
 """
 
 from __future__ import annotations
@@ -37,17 +28,20 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from plaudit_workers.weights.published import combined_digest
+from plaudit_workers.weights.published import combined_digest, write_all
 
 Bits = NDArray[np.unsignedinteger[Any]]
-
 """A tensor's elements as unsigned integers of their size."""
-
 _GAP_DTYPES: tuple[type[np.unsignedinteger[Any]], ...] = (np.uint8, np.uint16)
-
 _BITS: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-
 _GAPS, _VALUES = ".gaps", ".values"
+DELTA_FILE = "delta.json"
+DELTA_SUFFIX = ".delta"
+_FILES_AT_ONCE = 8
+_BLOCK_BYTES = 4 << 20
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100 << 20
+"""Of safetensors itself."""
 
 
 class DeltaError(Exception):
@@ -55,7 +49,11 @@ class DeltaError(Exception):
 
 
 class TensorDelta(NamedTuple):
-    """Hold the changed elements of one tensor."""
+    """Hold the changed elements of one tensor: positions as gaps, values as raw bits.
+
+    Position i is the sum of the gaps up to i, minus 1. A gap has one or two bytes, whichever makes the tensor's delta
+    smaller; one that does not fit is bridged by unchanged elements.
+    """
 
     gaps: Bits
     """[N] of one or two bytes: distance from the position before; that of the first from -1."""
@@ -154,11 +152,6 @@ def read_deltas(path: Path) -> dict[str, TensorDelta]:
         raise DeltaError(f"{path} is no delta: {error!r}") from error
 
 
-DELTA_FILE = "delta.json"
-
-DELTA_SUFFIX = ".delta"
-
-
 class DeltaRecord(msgspec.Struct, frozen=True):
     """Hold the content of ``delta.json``: what the folder's deltas change."""
 
@@ -246,17 +239,6 @@ def _lineage(folder: Path) -> Iterator[Path]:
         folder = folder.parent / record.base
 
 
-_FILES_AT_ONCE = 8
-
-_BLOCK_BYTES = 4 << 20
-
-_LENGTH_BYTES = 8
-
-_MAX_HEADER_BYTES = 100 << 20
-
-"""Of safetensors itself."""
-
-
 class _Tensor(NamedTuple):
     name: str
     num_bytes: int
@@ -264,15 +246,14 @@ class _Tensor(NamedTuple):
 
 
 def restore(start: Path, deltas: Sequence[Path], target: Path) -> str:
-    """Write the weight files of the version to which the deltas lead.
+    """Write the weight files of the version to which the deltas lead; return their ``combined_digest``.
+
+    Each file is read, changed, hashed and written block by block in one pass, several files at once.
 
     Args:
         start: folder with whole weight files.
         deltas: folders, the oldest first; the first one rests on ``start``.
         target: folder for the files; ``start`` itself is changed in place, and damaged if this raises.
-
-    Returns:
-        ``combined_digest`` of the written files.
 
     Raises:
         OSError: a file is missing, or the disk is full.
@@ -320,7 +301,7 @@ def _restore_file(path: Path, deltas: Sequence[Path], target: Path) -> str:
         header, tensors = _read_header(source)
         digest.update(header)
         if not in_place:
-            _write(file, memoryview(header))
+            write_all(file, memoryview(header))
         for tensor in tensors:
             patches = _patches(tensor, changes)
             for start in range(0, tensor.num_bytes, _BLOCK_BYTES):
@@ -333,7 +314,7 @@ def _restore_file(path: Path, deltas: Sequence[Path], target: Path) -> str:
                 digest.update(block)
                 if any(changed) or not in_place:
                     file.seek(at)
-                    _write(file, block)
+                    write_all(file, block)
     return digest.hexdigest()
 
 
@@ -364,8 +345,3 @@ def _read_header(source: BinaryIO) -> tuple[bytes, list[_Tensor]]:
 def _tensor(name: str, offsets: Sequence[int], shape: Sequence[int]) -> _Tensor:
     start, end = offsets
     return _Tensor(name, end - start, (end - start) // max(1, math.prod(shape)) or 1)
-
-
-def _write(file: BinaryIO, content: memoryview) -> None:
-    while content:  # an unbuffered write may be short
-        content = content[file.write(content) :]

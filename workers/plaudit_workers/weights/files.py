@@ -1,16 +1,7 @@
-"""Write a model's tensors as one safetensors file of each rank, hashed on the way. Called by ``policy_model``.
+"""Write and read tensors as safetensors files, hashed on the way: published weights, and the state of checkpoints.
 
-Each rank writes whole tensors, balanced by their bytes. They are gathered one after the other, so no rank ever holds
-the whole model. With several files an index names the file of each tensor, as in every sharded model on the Hugging
-Face hub.
-
-View tensors as the bytes of a safetensors file.
-
-Read rows of tensors from the files of a state; only the blocks that contain them are read and checked.
-
-Write the tensors of a state as one safetensors file in another precision, holding one tensor at a time.
-
-Write a rank's rows of tensors to a safetensors file, and hash them on the way.
+``WeightFiles`` are the published weights, one file of each rank. ``write_rows`` and ``ShardReader`` write and read a
+state, each rank its rows; ``write_converted`` makes one file of it, in another precision.
 """
 
 from __future__ import annotations
@@ -29,6 +20,7 @@ import torch
 from torch import Tensor
 
 from plaudit_workers.weights.index import BLOCK_BYTES, ShardedTensor, ShardError, ShardIndex, Slice, row_items, rows_of
+from plaudit_workers.weights.published import write_all
 from plaudit_workers.weights.send import FileLayout, TensorParts, TensorShape, file_layout
 
 DTYPE_NAMES = {
@@ -43,11 +35,8 @@ DTYPE_NAMES = {
     torch.int8: "I8",
     torch.bool: "BOOL",
 }
-
 """Types of torch → their names in safetensors."""
-
 DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-
 """Names in safetensors → types of torch."""
 
 
@@ -56,9 +45,6 @@ def bytes_of(tensor: Tensor) -> memoryview:
     if not tensor.numel():
         return memoryview(bytearray())
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
-
-
-_BLOCK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -76,7 +62,12 @@ class WeightFile:
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """Plan the files of the published weights: file i is written by rank i. The same on every rank."""
+    """Plan the files of the published weights: file i is written by rank i. The same on every rank.
+
+    Each rank writes whole tensors, balanced by their bytes. They are gathered one after the other, so no rank ever
+    holds the whole model. With several files an index names the file of each tensor, as in every sharded model on the
+    Hugging Face hub.
+    """
 
     files: tuple[WeightFile, ...]
     """At most one for each rank, none of them empty."""
@@ -104,7 +95,6 @@ class WeightFiles:
         """Write the file of this rank; every tensor is taken from ``tensors``, whether it is written here or not.
 
         Args:
-            folder: exists on a volume that all ranks share.
             tensors: (published name, whole tensor) in the order of ``order``; taking one may be a collective call.
 
         Returns:
@@ -190,11 +180,10 @@ class _HashedFile:
 
     def _write(self, content: memoryview) -> None:
         assert self._file is not None
-        for start in range(0, len(content), _BLOCK_BYTES):
-            block = content[start : start + _BLOCK_BYTES]
+        for start in range(0, len(content), BLOCK_BYTES):
+            block = content[start : start + BLOCK_BYTES]
             self._hash.update(block)
-            while block:  # an unbuffered write may be short
-                block = block[self._file.write(block) :]
+            write_all(self._file, block)
 
     def _flush(self) -> None:
         assert self._file is not None
@@ -202,7 +191,7 @@ class _HashedFile:
 
 
 class ShardReader:
-    """Read the state in a folder with ``policy.json``.
+    """Read rows of the state in a folder with ``policy.json``; only the blocks that hold them are read and checked.
 
     Raises:
         ShardError: the index is damaged.
@@ -279,7 +268,7 @@ class ShardReader:
 def write_converted(
     path: Path, reader: ShardReader, names: Mapping[str, str], dtype: torch.dtype, parts: Mapping[str, TensorParts]
 ) -> None:
-    """Write whole tensors.
+    """Write the tensors of a state as one file, holding one tensor at a time.
 
     Args:
         names: name in the file → name in the state.
@@ -291,7 +280,8 @@ def write_converted(
         OSError: a file cannot be read, or the disk is full.
     """
     stored = reader.index.tensors
-    dtypes = {name: _converted(DTYPES_BY_NAME[stored[source].dtype], dtype) for name, source in names.items()}
+    own = {name: DTYPES_BY_NAME[stored[source].dtype] for name, source in names.items()}
+    dtypes = {name: dtype if each.is_floating_point else each for name, each in own.items()}
     layout = file_layout(
         TensorShape(name, DTYPE_NAMES[dtypes[name]], stored[source].shape, parts.get(name, ()))
         for name, source in names.items()
@@ -302,10 +292,6 @@ def write_converted(
             file.write(bytes_of(reader.whole(names[name]).to(dtypes[name])))
         file.flush()
         os.fsync(file.fileno())
-
-
-def _converted(own: torch.dtype, dtype: torch.dtype) -> torch.dtype:
-    return dtype if own.is_floating_point else own
 
 
 class TensorRows(NamedTuple):
@@ -331,7 +317,7 @@ def write_rows(path: Path, parts: Sequence[TensorRows]) -> dict[str, ShardedTens
     layout = file_layout(TensorShape(part.name, DTYPE_NAMES[part.rows.dtype], tuple(part.rows.shape)) for part in parts)
     written: dict[str, ShardedTensor] = {}
     with path.open("xb", buffering=0) as file:
-        _write(file, memoryview(layout.header))
+        write_all(file, memoryview(layout.header))
         for part in sorted(parts, key=lambda part: layout.offsets[part.name]):
             digests = list(_write_hashed(file, bytes_of(part.rows)))
             own = Slice(path.name, layout.offsets[part.name], part.first_row, rows_of(tuple(part.rows.shape)), digests)
@@ -343,10 +329,5 @@ def write_rows(path: Path, parts: Sequence[TensorRows]) -> dict[str, ShardedTens
 def _write_hashed(file: BinaryIO, content: memoryview) -> Iterator[bytes]:
     for start in range(0, len(content), BLOCK_BYTES):
         block = content[start : start + BLOCK_BYTES]
-        _write(file, block)
+        write_all(file, block)
         yield hashlib.sha256(block).digest()
-
-
-def _write(file: BinaryIO, content: memoryview) -> None:
-    while content:  # an unbuffered write may be short
-        content = content[file.write(content) :]

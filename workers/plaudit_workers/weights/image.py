@@ -1,6 +1,6 @@
 """Keep the published bytes of a rank's weight file in host memory, to publish only what changes of them.
 
-Called by ``policy_model``, where versions are published as deltas (``trainer.weights.fullEvery``).
+For versions that are published as deltas (``trainer.weights.fullEvery``).
 """
 
 from __future__ import annotations

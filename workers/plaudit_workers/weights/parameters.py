@@ -1,11 +1,9 @@
-"""Find each parameter of a model in its files, and read rows of it, renamed and converted as transformers does.
+"""Read rows of a model's parameters from its files, renamed and converted as transformers does.
 
 Files of mixtures of experts have a tensor for each expert, the model one for all. Its rows are whole experts, so a rank
 reads the tensors of its own. Other conversions (a transposed, split or fused tensor) are made of the whole parameter,
 whose rows are then taken: at most one such parameter exists at a time. The mapping and its operations are transformers'
 (``conversion_mapping``, ``core_model_loading``).
-
-Read rows of tensors from the safetensors files of a model, without loading the files.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The contract of a folder of published weights: digest and probe. Written by the trainer, checked by rollouts.
+"""Define a folder of published weights: its files, digest and probe. Written by the trainer, checked by rollouts.
 
 ``weights/<incarnation>.<number>/`` holds ``*.safetensors`` (one file of each rank; with several, their index),
 configuration, tokenizer, and ``probe.json``. With ``trainer.lora`` it holds the adapters only, in peft's format. With
-``trainer.weights.fullEvery`` most versions hold only what changed (``weight_deltas.folders``).
+``trainer.weights.fullEvery`` most versions hold only what changed (``deltas``).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -53,6 +54,12 @@ def combined_digest(digests: Mapping[str, str]) -> str:
     """
     lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def write_all(file: BinaryIO, content: memoryview) -> None:
+    """Write all bytes to an unbuffered file, of which one write may be short."""
+    while content:
+        content = content[file.write(content) :]
 
 
 def _file_digest(path: Path) -> str:

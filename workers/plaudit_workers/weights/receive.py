@@ -1,21 +1,8 @@
-"""Receive an announced version into memory: check the memory → collect the parts → folder.
+"""Receive an announced version: connect to every rank of the trainer → tables of their parts → blocks.
 
-The bytes go into an anonymous file in memory, which looks like the trainer's safetensors file to the engine. They
-count as memory of the process until the engine has copied them.
-
-Estimate the memory that this process can still take: the machine's, within the limits of its cgroups.
-
-A process that exceeds the limit of a cgroup is killed, however much the machine has left. An anonymous file counts
-towards the cgroup of the process that fills it.
-
-Receive the blocks of a part into a file: each chunk is hashed and written while the next one arrives.
-
-Blocks pass through two small buffers. Nothing maps the file, so its memory or disk is freed when it is closed, whatever
-an exception still refers to.
-
-Collect an announced version from every rank of the trainer in one file: connect → table → blocks.
-
-Used by rollouts, for a file in memory (``receiver``), and by rank 0 of the trainer, for one on the run's volume.
+``PartCollector`` writes the parts into any file; rank 0 of the trainer uses it for one on the run's volume.
+``Reception`` is the rollout's: it checks the memory and receives into an anonymous file in memory. ``send`` describes
+the protocol.
 """
 
 from __future__ import annotations
@@ -55,122 +42,79 @@ from plaudit_workers.weights.send import (
 )
 
 _CGROUPS = Path("sys/fs/cgroup")
-
-
-class _Controller(NamedTuple):
-    """Name the files of one version of cgroups. The cache of files is reclaimed before a process is killed."""
-
-    limit: str
-    usage: str
-    cached: tuple[str, ...]
-
-
-_V1 = _Controller("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
-
-_V2 = _Controller("memory.max", "memory.current", ("inactive_file", "active_file"))
-
-
-def available_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes that this process can take without swapping and without reaching a limit."""
-    lines = (root / "proc/meminfo").read_text().splitlines()
-    machine = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    limits = (_left(folder, controller) for folder, controller in _cgroups(root))
-    return min([machine, *(left for left in limits if left is not None)])
-
-
-def _cgroups(root: Path) -> Iterator[tuple[Path, _Controller]]:
-    """Yield the folders of the process's cgroups that may limit its memory: its own and those around it."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        mount, controller = (root / _CGROUPS / "memory", _V1) if controllers else (root / _CGROUPS, _V2)
-        own = Path(path.lstrip("/"))
-        # In containers the path may be that of the host, and the mount the container's own cgroup.
-        for folder in (own, *own.parents):
-            yield mount / folder, controller
-
-
-def _left(folder: Path, controller: _Controller) -> int | None:
-    """Return the bytes left of a cgroup's limit; None if it has none."""
-    try:
-        limit = int((folder / controller.limit).read_text())
-        used = int((folder / controller.usage).read_text())
-        counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return None  # no such folder, or no limit ("max")
-    return max(0, limit - used + sum(int(counts.get(name, 0)) for name in controller.cached))
-
-
 CHUNK_BYTES = 1 << 20
-
 """Size of a buffer."""
-
-
-def receive_blocks(connection: socket.socket, blocks: Iterable[WeightBlock], file: int) -> None:
-    """Receive blocks in this order, check each, and write it where it belongs.
-
-    Args:
-        connection: with a timeout for each read.
-        file: descriptor; may be written by several threads at once.
-
-    Raises:
-        TransferError: the connection broke or stalled, or a block is not the announced one.
-        OSError: the file cannot be written.
-    """
-    buffers = itertools.cycle([memoryview(bytearray(CHUNK_BYTES)) for _ in range(2)])
-    with ThreadPoolExecutor(1, "weights-check") as thread:
-        storing: Future[None] | None = None
-        for block in blocks:
-            stored = _StoredBlock(block, file)
-            for start in range(0, block.length, CHUNK_BYTES):
-                chunk = next(buffers)[: block.length - start]
-                _receive(connection, chunk)
-                if storing is not None:
-                    storing.result()
-                storing = thread.submit(stored.append, chunk)
-        if storing is not None:
-            storing.result()
-
-
-def _receive(connection: socket.socket, chunk: memoryview) -> None:
-    try:
-        receive_into(connection, chunk)
-    except OSError as error:
-        raise TransferError(str(error) or repr(error)) from error
-
-
-class _StoredBlock:
-    """Write a block chunk by chunk and check it at its end."""
-
-    def __init__(self, block: WeightBlock, file: int) -> None:
-        self._block = block
-        self._file = file
-        self._digest = hashlib.sha256()
-        self._length = 0
-
-    def append(self, chunk: memoryview) -> None:
-        self._digest.update(chunk)
-        while chunk:
-            written = os.pwrite(self._file, chunk, self._block.offset + self._length)
-            self._length, chunk = self._length + written, chunk[written:]
-        if self._length == self._block.length and self._digest.digest() != self._block.digest:
-            raise TransferError(f"the block at byte {self._block.offset} does not have the announced digest")
-
-
 _PARTS_AT_ONCE = 8
 
 
-class _OpenPart(NamedTuple):
-    """Hold a rank that has sent its table and waits for the request of the blocks."""
+class Reception:
+    """Hold the weights of one version in memory. ``receive`` blocks; ``close`` frees the memory, from any thread.
 
-    address: str
-    connection: socket.socket
-    contents: Contents
+    The anonymous file looks like the trainer's safetensors file to the engine. Its bytes count as memory of the process
+    until the engine has copied them.
+
+    Args:
+        stalled_after_s: how long no byte may arrive.
+    """
+
+    def __init__(self, version: PolicyVersion, transfer: Transfer, stalled_after_s: float = STALLED_AFTER_S) -> None:
+        self._num_bytes = transfer.num_bytes
+        self._collector = PartCollector(version, transfer, stalled_after_s)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._folder = Path(tempfile.mkdtemp(prefix="plaudit-weights-"))
+        self._file = os.memfd_create(f"weights-{version}")
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Free the memory."""
+        self.close()
+
+    def receive(self) -> Path:
+        """Receive all parts; return a folder with the weights (a link into memory) and the probe.
+
+        Raises:
+            TransferError: a rank is gone, stalled, or sent other bytes than those announced; or there is no memory.
+        """
+        if self._num_bytes > (available := available_bytes()):
+            raise TransferError(
+                f"the weights have {self._num_bytes:,} bytes, {available:,} bytes of memory are available"
+            )
+        try:
+            with self._duplicate() as file:
+                os.ftruncate(file, self._num_bytes)
+                probe = self._collector.collect(file)
+        except OSError as error:
+            raise TransferError(f"no memory for {self._num_bytes:,} bytes of weights: {error}") from error
+        (self._folder / WEIGHTS_FILE).symlink_to(f"/proc/{os.getpid()}/fd/{self._file}")
+        if probe:
+            (self._folder / PROBE_FILE).write_bytes(probe)
+        return self._folder
+
+    def close(self) -> None:
+        """Break the connections of a ``receive`` in progress, which then raises, and free the memory."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            os.close(self._file)
+        self._collector.cancel()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @contextmanager
+    def _duplicate(self) -> Iterator[int]:
+        """Yield a descriptor that ``close`` does not close: its number could stand for another file at once."""
+        with self._lock:
+            if self._closed:
+                raise TransferError("cancelled")
+            file = os.dup(self._file)
+        try:
+            yield file
+        finally:
+            os.close(file)
 
 
 class PartCollector:
@@ -266,68 +210,117 @@ class PartCollector:
         return TransferError(f"weights {self._version} from {address}: {str(error) or repr(error)}")
 
 
-class Reception:
-    """Hold the weights of one version in memory. ``receive`` blocks; ``close`` frees the memory, from any thread.
+class _OpenPart(NamedTuple):
+    """Hold a rank that has sent its table and waits for the request of the blocks."""
+
+    address: str
+    connection: socket.socket
+    contents: Contents
+
+
+def receive_blocks(connection: socket.socket, blocks: Iterable[WeightBlock], file: int) -> None:
+    """Receive blocks in this order, check each, and write it where it belongs.
+
+    Each chunk is hashed and written while the next one arrives, in two small buffers. Nothing maps the file, so its
+    memory or disk is freed when it is closed, whatever an exception still refers to.
 
     Args:
-        stalled_after_s: how long no byte may arrive.
+        connection: with a timeout for each read.
+        file: descriptor; may be written by several threads at once.
+
+    Raises:
+        TransferError: the connection broke or stalled, or a block is not the announced one.
+        OSError: the file cannot be written.
     """
+    buffers = itertools.cycle([memoryview(bytearray(CHUNK_BYTES)) for _ in range(2)])
+    with ThreadPoolExecutor(1, "weights-check") as thread:
+        storing: Future[None] | None = None
+        for block in blocks:
+            stored = _StoredBlock(block, file)
+            for start in range(0, block.length, CHUNK_BYTES):
+                chunk = next(buffers)[: block.length - start]
+                _receive(connection, chunk)
+                if storing is not None:
+                    storing.result()
+                storing = thread.submit(stored.append, chunk)
+        if storing is not None:
+            storing.result()
 
-    def __init__(self, version: PolicyVersion, transfer: Transfer, stalled_after_s: float = STALLED_AFTER_S) -> None:
-        self._num_bytes = transfer.num_bytes
-        self._collector = PartCollector(version, transfer, stalled_after_s)
-        self._lock = threading.Lock()
-        self._closed = False
-        self._folder = Path(tempfile.mkdtemp(prefix="plaudit-weights-"))
-        self._file = os.memfd_create(f"weights-{version}")
 
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
+def _receive(connection: socket.socket, chunk: memoryview) -> None:
+    try:
+        receive_into(connection, chunk)
+    except OSError as error:
+        raise TransferError(str(error) or repr(error)) from error
 
-    def __exit__(self, *_: object) -> None:
-        """Free the memory."""
-        self.close()
 
-    def receive(self) -> Path:
-        """Receive all parts; return a folder with the weights (a link into memory) and the probe.
+class _StoredBlock:
+    """Write a block chunk by chunk and check it at its end."""
 
-        Raises:
-            TransferError: a rank is gone, stalled, or sent other bytes than those announced; or there is no memory.
-        """
-        if self._num_bytes > (available := available_bytes()):
-            raise TransferError(
-                f"the weights have {self._num_bytes:,} bytes, {available:,} bytes of memory are available"
-            )
-        try:
-            with self._duplicate() as file:
-                os.ftruncate(file, self._num_bytes)
-                probe = self._collector.collect(file)
-        except OSError as error:
-            raise TransferError(f"no memory for {self._num_bytes:,} bytes of weights: {error}") from error
-        (self._folder / WEIGHTS_FILE).symlink_to(f"/proc/{os.getpid()}/fd/{self._file}")
-        if probe:
-            (self._folder / PROBE_FILE).write_bytes(probe)
-        return self._folder
+    def __init__(self, block: WeightBlock, file: int) -> None:
+        self._block = block
+        self._file = file
+        self._digest = hashlib.sha256()
+        self._length = 0
 
-    def close(self) -> None:
-        """Break the connections of a ``receive`` in progress, which then raises, and free the memory."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            os.close(self._file)
-        self._collector.cancel()
-        shutil.rmtree(self._folder, ignore_errors=True)
+    def append(self, chunk: memoryview) -> None:
+        self._digest.update(chunk)
+        while chunk:
+            written = os.pwrite(self._file, chunk, self._block.offset + self._length)
+            self._length, chunk = self._length + written, chunk[written:]
+        if self._length == self._block.length and self._digest.digest() != self._block.digest:
+            raise TransferError(f"the block at byte {self._block.offset} does not have the announced digest")
 
-    @contextmanager
-    def _duplicate(self) -> Iterator[int]:
-        """Yield a descriptor that ``close`` does not close: its number could stand for another file at once."""
-        with self._lock:
-            if self._closed:
-                raise TransferError("cancelled")
-            file = os.dup(self._file)
-        try:
-            yield file
-        finally:
-            os.close(file)
+
+class _Controller(NamedTuple):
+    """Name the files of one version of cgroups. The cache of files is reclaimed before a process is killed."""
+
+    limit: str
+    usage: str
+    cached: tuple[str, ...]
+
+
+_V1 = _Controller("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
+
+
+_V2 = _Controller("memory.max", "memory.current", ("inactive_file", "active_file"))
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Return the bytes that this process can take without swapping and without reaching a limit of its cgroups.
+
+    A process that exceeds such a limit is killed, however much the machine has left. An anonymous file counts towards
+    the cgroup of the process that fills it.
+    """
+    lines = (root / "proc/meminfo").read_text().splitlines()
+    machine = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    limits = (_left(folder, controller) for folder, controller in _cgroups(root))
+    return min([machine, *(left for left in limits if left is not None)])
+
+
+def _cgroups(root: Path) -> Iterator[tuple[Path, _Controller]]:
+    """Yield the folders of the process's cgroups that may limit its memory: its own and those around it."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        mount, controller = (root / _CGROUPS / "memory", _V1) if controllers else (root / _CGROUPS, _V2)
+        own = Path(path.lstrip("/"))
+        # In containers the path may be that of the host, and the mount the container's own cgroup.
+        for folder in (own, *own.parents):
+            yield mount / folder, controller
+
+
+def _left(folder: Path, controller: _Controller) -> int | None:
+    """Return the bytes left of a cgroup's limit; None if it has none."""
+    try:
+        limit = int((folder / controller.limit).read_text())
+        used = int((folder / controller.usage).read_text())
+        counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None  # no such folder, or no limit ("max")
+    return max(0, limit - used + sum(int(counts.get(name, 0)) for name in controller.cached))

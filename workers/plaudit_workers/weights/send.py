@@ -1,26 +1,17 @@
-"""Offer the newest version's part of this rank to rollouts. Runs in threads of each process of the trainer.
-
-A new version replaces the one before. Transfers of the replaced one continue until the next is prepared: ``make_room``
-breaks those that are left, so a rank holds at most two copies of its part. A rollout that stalls is disconnected, and
-never delays the trainer.
-
-Define the protocol of one connection between a rollout and a rank of the trainer.
+"""Offer the newest version's part of this rank to rollouts, by a protocol of one connection each.
 
 1. The trainer sends a nonce of 32 bytes.
 2. The rollout sends a frame with the version that it wants and HMAC-SHA256 of nonce and version under the token. The
    token is in the announcement, so only processes that may read the run's state in Redis have it.
-3. The trainer sends a frame with the table of its part (``part.Contents``). A wrong proof, or a version that it does
-   not hold any more, closes the connection at once.
+3. The trainer sends a frame with the table of its part (``Contents``). A wrong proof, or a version that it does not
+   hold any more, closes the connection at once.
 4. The rollout sends ``GO`` when it has the tables of all ranks and is ready for this one's blocks. The rank keeps the
    version for it until then, so one that is published meanwhile does not break the transfer.
 5. The trainer sends the blocks and closes.
 
 The rollout checks the table against the digest in the announcement and each block against the table. So neither side
 trusts the network; the weights themselves are not encrypted. A frame is its length (4 bytes, big endian) and msgpack.
-
-Lay out a model's tensors as the bytes of one safetensors file, of which each rank of the trainer holds a part.
-
-Cut the part of a weights file that one rank holds into hashed blocks.
+The parts of all ranks are the bytes of one safetensors file (``file_layout``), each cut into hashed blocks.
 """
 
 from __future__ import annotations
@@ -46,182 +37,43 @@ import msgspec
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
 
+logger = get_logger(__name__)
+
 NONCE_BYTES = 32
-
 HANDSHAKE_WITHIN_S = 10.0
-
 """Time for a connection, and for each message before the first block."""
-
 GO = b"g"
-
 GO_WITHIN_S = 3600.0
-
 """Time until a rollout asks for the blocks, during which it receives those of other ranks."""
-
 STALLED_AFTER_S = 30.0
-
 """A connection is given up when a read, or the sending of one block, takes longer."""
-
 MAX_REQUEST_BYTES = 1024
-
 _MESSAGE_LENGTH_BYTES = 4
+BLOCK_BYTES = 16 << 20
+"""Largest block: the unit that is hashed, sent and checked."""
+MAX_BLOCKS = 1 << 20
+MAX_CONTENTS_BYTES = 128 << 20
+"""Largest table of blocks in its encoded form: ``MAX_BLOCKS`` need less."""
+_HASHING_THREADS = min(8, os.cpu_count() or 1)
+_MAX_CONNECTIONS = 512
+_ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2, "U8": 1, "I8": 1, "BOOL": 1}
+"""Name of a type in safetensors → bytes of an element."""
+_ALIGNMENT = 8
+_HEADER_LENGTH_BYTES = 8
+TensorParts = tuple[tuple[str, tuple[int, ...]], ...]
+"""Names and shapes of tensors whose bytes follow each other."""
 
 
 class TransferError(Exception):
     """Report that weights could not be received: the peer is gone, stalled, or sent other bytes than announced."""
 
 
-class WeightsRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Request a version. Written by the receiver, read by the server."""
-
-    version: PolicyVersion
-    proof: bytes
-
-
-def make_request(token: str, nonce: bytes, version: PolicyVersion) -> bytes:
-    """Return the encoded request of a version."""
-    return msgspec.msgpack.encode(WeightsRequest(version, _proof(token, nonce, version)))
-
-
-def is_authentic(request: WeightsRequest, token: str, nonce: bytes) -> bool:
-    """Return True if the sender of the request knows the token."""
-    return hmac.compare_digest(request.proof, _proof(token, nonce, request.version))
-
-
-def _proof(token: str, nonce: bytes, version: PolicyVersion) -> bytes:
-    return hmac.digest(token.encode(), nonce + str(version).encode(), hashlib.sha256)
-
-
-def send_frame(connection: socket.socket, content: bytes) -> None:
-    """Send one frame."""
-    connection.sendall(len(content).to_bytes(_MESSAGE_LENGTH_BYTES, "big") + content)
-
-
-def receive_frame(connection: socket.socket, max_bytes: int) -> bytes:
-    """Receive one frame.
-
-    Raises:
-        TransferError: the peer closed the connection, or the frame is larger than ``max_bytes``.
-        OSError: the connection broke or stalled.
-    """
-    length = int.from_bytes(receive_bytes(connection, _MESSAGE_LENGTH_BYTES), "big")
-    if length > max_bytes:
-        raise TransferError(f"the peer announced a frame of {length:,} bytes; at most {max_bytes:,} are allowed")
-    return receive_bytes(connection, length)
-
-
-def receive_bytes(connection: socket.socket, count: int) -> bytes:
-    """Receive exactly ``count`` bytes; raise like ``receive_frame``."""
-    content = bytearray(count)
-    receive_into(connection, memoryview(content))
-    return bytes(content)
-
-
-def receive_into(connection: socket.socket, target: memoryview) -> None:
-    """Fill ``target``; raise like ``receive_frame``."""
-    while target:
-        received = connection.recv_into(target)
-        if not received:
-            raise TransferError("the peer closed the connection")
-        target = target[received:]
-
-
-BLOCK_BYTES = 16 << 20
-
-"""Largest block: the unit that is hashed, sent and checked."""
-
-MAX_BLOCKS = 1 << 20
-
-MAX_CONTENTS_BYTES = 128 << 20
-
-"""Largest table of blocks in its encoded form: ``MAX_BLOCKS`` need less."""
-
-_HASHING_THREADS = min(8, os.cpu_count() or 1)
-
-
-class WeightBlock(msgspec.Struct, frozen=True, array_like=True):
-    """Locate consecutive bytes of the weights file."""
-
-    offset: int
-    length: int
-    digest: bytes
-    """SHA-256."""
-
-
-class Contents(msgspec.Struct, frozen=True, array_like=True):
-    """Hold the table of a part. Written by a rank of the trainer, read by rollouts before the blocks."""
-
-    blocks: list[WeightBlock]
-    probe: bytes = b""
-    """``probe.json``; of rank 0 only."""
-
-
-@dataclass(frozen=True)
-class WeightPart:
-    """Hold a part in memory: its encoded table, and the bytes of each block in the table's order."""
-
-    contents: bytes
-    blocks: list[memoryview]
-
-    @property
-    def digest(self) -> str:
-        """Return SHA-256 of the table, which contains the digests of all blocks."""
-        return hashlib.sha256(self.contents).hexdigest()
-
-    @classmethod
-    def of(cls, pieces: Iterable[tuple[int, memoryview]], probe: bytes = b"") -> Self:
-        """Cut pieces into blocks and hash them.
-
-        Args:
-            pieces: (offset in the file, bytes); they must not change as long as the part is offered.
-            probe: the content of ``probe.json``.
-        """
-        cut = [
-            (offset + start, piece[start : start + BLOCK_BYTES])
-            for offset, piece in pieces
-            for start in range(0, len(piece), BLOCK_BYTES)
-        ]
-        with ThreadPoolExecutor(_HASHING_THREADS) as threads:
-            digests = list(threads.map(lambda each: hashlib.sha256(each[1]).digest(), cut))
-        table = [WeightBlock(offset, len(view), digest) for (offset, view), digest in zip(cut, digests, strict=True)]
-        return cls(msgspec.msgpack.encode(Contents(table, probe)), [view for _, view in cut])
-
-
-def decode_contents(encoded: bytes, num_bytes: int) -> Contents:
-    """Decode a part's table and check that its blocks lie within the file.
-
-    Raises:
-        ValueError: it is no table, or a block is too large or outside of the file.
-    """
-    try:
-        contents = msgspec.msgpack.decode(encoded, type=Contents)
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"no table of blocks: {error}") from error
-    if len(contents.blocks) > MAX_BLOCKS:
-        raise ValueError(f"the table has {len(contents.blocks):,} blocks; at most {MAX_BLOCKS:,} are allowed")
-    for block in contents.blocks:
-        if not 0 < block.length <= BLOCK_BYTES or block.offset < 0 or block.offset + block.length > num_bytes:
-            raise ValueError(f"block at {block.offset} of {block.length} bytes: not within a file of {num_bytes} bytes")
-    return contents
-
-
-def covers_once(blocks: Iterable[WeightBlock], num_bytes: int) -> bool:
-    """Return True if the blocks contain every byte of the file exactly once."""
-    end = 0
-    for block in sorted(blocks, key=lambda block: block.offset):
-        if block.offset != end:
-            return False
-        end += block.length
-    return end == num_bytes
-
-
-logger = get_logger(__name__)
-
-_MAX_CONNECTIONS = 512
-
-
 class WeightServer:
     """Serve one part at a time on a TCP port. Threads are daemons: they never keep the process alive.
+
+    A new version replaces the one before. Transfers of the replaced one continue until the next is prepared:
+    ``make_room`` breaks those that are left, so a rank holds at most two copies of its part. A rollout that stalls is
+    disconnected, and never delays the trainer.
 
     Args:
         port: to listen on; 0: any free one.
@@ -249,11 +101,7 @@ class WeightServer:
                         connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that sends
 
     def offer(self, version: PolicyVersion, token: str, part: WeightPart) -> None:
-        """Replace the offered version.
-
-        Args:
-            version: the only one that is served from now on.
-        """
+        """Replace the offered version."""
         with self._lock:
             self._offer = (version, token, part)
 
@@ -338,17 +186,134 @@ def host_towards(url: str) -> str:
         return str(probe.getsockname()[0])
 
 
-_ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2, "U8": 1, "I8": 1, "BOOL": 1}
+class WeightsRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Request a version. Written by the receiver, read by the server."""
 
-"""Name of a type in safetensors → bytes of an element."""
+    version: PolicyVersion
+    proof: bytes
 
-_ALIGNMENT = 8
 
-_HEADER_LENGTH_BYTES = 8
+def make_request(token: str, nonce: bytes, version: PolicyVersion) -> bytes:
+    """Return the encoded request of a version."""
+    return msgspec.msgpack.encode(WeightsRequest(version, _proof(token, nonce, version)))
 
-TensorParts = tuple[tuple[str, tuple[int, ...]], ...]
 
-"""Names and shapes of tensors whose bytes follow each other."""
+def is_authentic(request: WeightsRequest, token: str, nonce: bytes) -> bool:
+    """Return True if the sender of the request knows the token."""
+    return hmac.compare_digest(request.proof, _proof(token, nonce, request.version))
+
+
+def _proof(token: str, nonce: bytes, version: PolicyVersion) -> bytes:
+    return hmac.digest(token.encode(), nonce + str(version).encode(), hashlib.sha256)
+
+
+def send_frame(connection: socket.socket, content: bytes) -> None:
+    """Send one frame."""
+    connection.sendall(len(content).to_bytes(_MESSAGE_LENGTH_BYTES, "big") + content)
+
+
+def receive_frame(connection: socket.socket, max_bytes: int) -> bytes:
+    """Receive one frame.
+
+    Raises:
+        TransferError: the peer closed the connection, or the frame is larger than ``max_bytes``.
+        OSError: the connection broke or stalled.
+    """
+    length = int.from_bytes(receive_bytes(connection, _MESSAGE_LENGTH_BYTES), "big")
+    if length > max_bytes:
+        raise TransferError(f"the peer announced a frame of {length:,} bytes; at most {max_bytes:,} are allowed")
+    return receive_bytes(connection, length)
+
+
+def receive_bytes(connection: socket.socket, count: int) -> bytes:
+    """Receive exactly ``count`` bytes; raise like ``receive_frame``."""
+    content = bytearray(count)
+    receive_into(connection, memoryview(content))
+    return bytes(content)
+
+
+def receive_into(connection: socket.socket, target: memoryview) -> None:
+    """Fill ``target``; raise like ``receive_frame``."""
+    while target:
+        received = connection.recv_into(target)
+        if not received:
+            raise TransferError("the peer closed the connection")
+        target = target[received:]
+
+
+class WeightBlock(msgspec.Struct, frozen=True, array_like=True):
+    """Locate consecutive bytes of the weights file."""
+
+    offset: int
+    length: int
+    digest: bytes
+    """SHA-256."""
+
+
+class Contents(msgspec.Struct, frozen=True, array_like=True):
+    """Hold the table of a part. Written by a rank of the trainer, read before the blocks."""
+
+    blocks: list[WeightBlock]
+    probe: bytes = b""
+    """``probe.json``; of rank 0 only."""
+
+
+@dataclass(frozen=True)
+class WeightPart:
+    """Hold a part in memory: its encoded table, and the bytes of each block in the table's order."""
+
+    contents: bytes
+    blocks: list[memoryview]
+
+    @property
+    def digest(self) -> str:
+        """Return SHA-256 of the table, which contains the digests of all blocks."""
+        return hashlib.sha256(self.contents).hexdigest()
+
+    @classmethod
+    def of(cls, pieces: Iterable[tuple[int, memoryview]], probe: bytes = b"") -> Self:
+        """Cut pieces into blocks and hash them.
+
+        Args:
+            pieces: (offset in the file, bytes); they must not change as long as the part is offered.
+        """
+        cut = [
+            (offset + start, piece[start : start + BLOCK_BYTES])
+            for offset, piece in pieces
+            for start in range(0, len(piece), BLOCK_BYTES)
+        ]
+        with ThreadPoolExecutor(_HASHING_THREADS) as threads:
+            digests = list(threads.map(lambda each: hashlib.sha256(each[1]).digest(), cut))
+        table = [WeightBlock(offset, len(view), digest) for (offset, view), digest in zip(cut, digests, strict=True)]
+        return cls(msgspec.msgpack.encode(Contents(table, probe)), [view for _, view in cut])
+
+
+def decode_contents(encoded: bytes, num_bytes: int) -> Contents:
+    """Decode a part's table and check that its blocks lie within the file.
+
+    Raises:
+        ValueError: it is no table, or a block is too large or outside of the file.
+    """
+    try:
+        contents = msgspec.msgpack.decode(encoded, type=Contents)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"no table of blocks: {error}") from error
+    if len(contents.blocks) > MAX_BLOCKS:
+        raise ValueError(f"the table has {len(contents.blocks):,} blocks; at most {MAX_BLOCKS:,} are allowed")
+    for block in contents.blocks:
+        if not 0 < block.length <= BLOCK_BYTES or block.offset < 0 or block.offset + block.length > num_bytes:
+            raise ValueError(f"block at {block.offset} of {block.length} bytes: not within a file of {num_bytes} bytes")
+    return contents
+
+
+def covers_once(blocks: Iterable[WeightBlock], num_bytes: int) -> bool:
+    """Return True if the blocks contain every byte of the file exactly once."""
+    end = 0
+    for block in sorted(blocks, key=lambda block: block.offset):
+        if block.offset != end:
+            return False
+        end += block.length
+    return end == num_bytes
 
 
 class TensorShape(NamedTuple):

@@ -1,38 +1,9 @@
-"""Build the batch of one update: the scored samples of some groups as plain arrays, with their advantages.
+"""Build the batch of one update: the scored samples of some groups as plain arrays, with their advantages. Pure.
 
-``make_batch`` is pure; ``torch_backend`` passes its result to ``PolicyModel.update``.
-Left out are samples without a score (masked: a failure must not look like a reward of zero) and
-samples without a token that the policy chose. Advantages are computed over all scored samples.
-
-Measure how much a response repeats itself: a sign of collapse that rewards may not show. Called by ``batch``.
-
-``loss.klIn: reward``: the divergence from the starting weights lowers the rewards instead of raising the loss.
-
-``r'_i = r_i - klCoefficient · Σ_t k_it`` over the trained tokens of sample i, with ``k`` the estimate ``klEstimator``
-between the policy around which the loss is clipped and the starting weights. Advantages are computed from r', so the
-penalty has no gradient of its own. Source: Ouyang et al. 2022, InstructGPT (arXiv 2203.02155), as verl's
-``apply_kl_penalty`` with an advantage of whole responses, which sums the tokens. Degenerate:
-equal policies leave the rewards as they are.
-
-``algorithm.advantagePer: turn``: an advantage for each turn of a conversation, from the rewards of its turns.
-
-The return of turn t is the reward of the sample without what the environment had paid before that turn:
-
-``R_t = r - w · Σ_{k<t} r_k``
-
-with ``r_k`` the environment's reward for turn k and ``w`` the weight of the scorer ``environment``. The job's estimator
-(``advantage.ESTIMATORS``) then compares ``R_t`` with the returns of the same turn of the other samples of the group:
-what a turn cannot have caused does not count for it. Source: the discount-free return of policy gradients (Sutton et
-al. 2000, Policy Gradient Methods for Reinforcement Learning with Function Approximation), with a group's mean at turn t
-as the baseline.
-
-Degenerate: with one turn a sample, the estimator itself, exactly. A turn that only one sample of its group reached has
-nothing to be compared with: 0 under the group-relative estimators.
-
-Compute the advantages of samples, one function per estimator.
-
-Called by ``batch.make_batch`` with the scored samples of the groups of one update; masked samples (no score) are
-already left out, so a baseline is never made of an invented zero.
+Left out are samples without a score (masked: a failure must not look like a reward of zero) and samples without a token
+that the policy chose. Advantages are computed over all scored samples, by one function per estimator (``ESTIMATORS``):
+a sample, or each turn of it (``turn_advantages``), is compared with others of its group. Rewards may be lowered by the
+divergence from the starting weights before that (``penalise``), with a coefficient that ``KlController`` may adapt.
 
 Shapes: ``S`` scored samples in ``G`` groups. Every estimator takes ``scores: float64[S]``, ``group: int64[S]`` (which
 of the G groups a sample belongs to) and ``num_tokens: int64[S]`` (trained tokens of its response), and returns
@@ -41,12 +12,6 @@ of the G groups a sample belongs to) and ``num_tokens: int64[S]`` (trained token
 A group of one survivor has no baseline and a group whose scores are all equal teaches nothing about which response is
 better: in both cases the group-relative estimators (all but REINFORCE++) return exactly 0 (verl gives a lone survivor
 its score as advantage, which pushes towards whatever survived). ``degenerate_groups`` counts them.
-
-``loss.adaptiveKl``: a coefficient of the divergence that follows a target. Called by ``torch_backend``.
-
-``β ← β · (1 + clip(KL ÷ target - 1, -0.2, 0.2) · n ÷ horizon)`` after an update on n samples of the mean divergence KL.
-Source: Ziegler et al. 2019, Fine-Tuning Language Models from Human Preferences (arXiv 1909.08593), as verl's
-``AdaptiveKLController``. Degenerate: at KL = target the coefficient stays, and 0 stays 0.
 """
 
 from __future__ import annotations
@@ -63,256 +28,22 @@ from plaudit_wire.records import ScoringRecord
 from plaudit_workers.stream.groups import Group
 
 WIDTH = 4
-
 """Tokens of the runs that are compared."""
-
 _FACTOR = 1_000_003
-
 """Odd: the products of 64-bit integers modulo 2**64 keep runs apart."""
-
-
-def repeated_share(ids: NDArray[np.int32]) -> float:
-    """Return the share of runs of ``WIDTH`` tokens that occurred before in the response: 0 to nearly 1.
-
-    Args:
-        ids: int32[T]; a response shorter than ``WIDTH`` has share 0.
-    """
-    count = ids.size - WIDTH + 1
-    if count < 1:
-        return 0.0
-    runs = np.zeros(count, np.int64)
-    for offset in range(WIDTH):
-        runs = runs * _FACTOR + ids[offset : offset + count]
-    return 1 - np.unique(runs).size / count
-
-
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class PenalisedScores:
-    """Hold the rewards of an update after the penalty."""
-
-    scores: Floats
-    """float64[S]: r'."""
-    figures: dict[str, float]
-
-
-def penalise(
-    scores: Floats, owners: Sequence[int], divergences: Sequence[NDArray[np.float32]], coefficient: float
-) -> PenalisedScores:
-    """Subtract the divergence of each sample from its reward.
-
-    Args:
-        scores: float64[S].
-        owners: the sample (0 … S - 1) of each token sequence: a sample may have branches.
-        divergences: of each sequence, one estimate a trained token.
-
-    Returns:
-        The lowered rewards; the mean over samples of the mean over their tokens, under verl's name.
-    """
-    sums, num_tokens = np.zeros_like(scores), np.zeros_like(scores)
-    for owner, own in zip(owners, divergences, strict=True):
-        sums[owner] += own.sum(dtype=np.float64)
-        num_tokens[owner] += own.size
-    trained = num_tokens > 0
-    figures = {"actor/reward_kl_penalty_coeff": coefficient}
-    if trained.any():
-        figures["actor/reward_kl_penalty"] = float((sums[trained] / num_tokens[trained]).mean())
-    return PenalisedScores(scores - coefficient * sums, figures)
-
-
 Ints = NDArray[np.int64]
-
 Estimator = Callable[[Floats, Ints, Ints], Floats]
-
 STD_EPSILON = 1e-6
-
 """Added to a group's standard deviation, as in verl."""
-
 VARIANCE_EPSILON = 1e-8
-
 """Added to the batch's variance in REINFORCE++, as in verl's ``masked_whiten``."""
-
-
-@dataclass(frozen=True)
-class DegenerateGroups:
-    """Count groups without a group-relative signal."""
-
-    single: int
-    """One survivor."""
-    zero_variance: int
-    """Two or more survivors with equal scores."""
-
-
-def grpo(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
-    """Return the group-relative advantage, with the group's spread divided out.
-
-    ``A_i = (r_i - mean_g) ÷ (std_g + 1e-6)``, ``std_g`` with n - 1 in the denominator (torch's default, as verl and
-    TRL). Source: Shao et al. 2024, DeepSeekMath (arXiv 2402.03300), section 4.1. Degenerate: 0, see the module.
-    """
-    centred = dr_grpo(scores, group, num_tokens)
-    sizes = np.bincount(group)
-    variance = np.bincount(group, weights=centred**2) / np.maximum(sizes - 1, 1)
-    advantages: Floats = centred / (np.sqrt(variance)[group] + STD_EPSILON)
-    return advantages
-
-
-def dr_grpo(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
-    """Return GRPO's advantage without the division, which favours questions nearly solved or nearly hopeless.
-
-    ``A_i = r_i - mean_g``. Source: Liu et al. 2025, Understanding R1-Zero-Like Training (arXiv 2503.20783), which
-    also divides the summed token losses by a constant: ``loss.aggregation: constant``. Degenerate: 0.
-    """
-    sizes = np.bincount(group)
-    means = np.bincount(group, weights=scores) / np.maximum(sizes, 1)
-    # A mean of equal floats may miss them by a rounding error, which the division by a tiny std would blow up.
-    advantages: Floats = np.where(_has_spread(scores, group)[group], scores - means[group], 0.0)
-    return advantages
-
-
-def rloo(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
-    """Return each sample's score minus the mean of the others of its group.
-
-    ``A_i = r_i - (Σ_{j≠i} r_j) ÷ (n - 1) = n ÷ (n - 1) · (r_i - mean_g)``. Source: Ahmadian et al. 2024, Back to
-    Basics (arXiv 2402.14740). Degenerate: 0 (a group of one has no others).
-    """
-    sizes = np.bincount(group)
-    factor = sizes / np.maximum(sizes - 1, 1)
-    advantages: Floats = dr_grpo(scores, group, num_tokens) * factor[group]
-    return advantages
-
-
-def reinforce_plus_plus(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
-    """Return the rewards normalised over all tokens of the update; groups are ignored.
-
-    ``A_i = (r_i - μ) ÷ √(σ² + 1e-8)`` with μ and σ² over the tokens of the update (a sample counts once per trained
-    token, σ² with N - 1), which is verl's ``reinforce_plus_plus`` with discount 1. Source: Hu 2025, REINFORCE++
-    (arXiv 2501.03262); its KL term is the loss's here (``klCoefficient``). Degenerate: fewer than two tokens, or all
-    rewards equal: 0. With mini-batches the statistics are those of the mini-batch.
-    """
-    tokens = num_tokens.sum()
-    if tokens < 2 or scores.size == 0 or scores.max() == scores.min():
-        return np.zeros_like(scores)
-    mean = float((scores * num_tokens).sum() / tokens)
-    variance = float((num_tokens * (scores - mean) ** 2).sum() / (tokens - 1))
-    advantages: Floats = (scores - mean) / np.sqrt(variance + VARIANCE_EPSILON)
-    return advantages
-
-
-def reinforce_plus_plus_baseline(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
-    """Return the rewards minus their group's mean, then normalised over all tokens of the update.
-
-    ``A_i = whiten(r_i - mean_g)``, the normalisation of ``reinforce_plus_plus``; verl's
-    ``reinforce_plus_plus_baseline``. Source: Hu 2025, REINFORCE++ (arXiv 2501.03262). Degenerate: a lone survivor
-    counts as reward = mean (in verl its mean is 0); groups without spread get the negative mean, which is near 0; all
-    equal: 0.
-    """
-    return reinforce_plus_plus(dr_grpo(scores, group, num_tokens), group, num_tokens)
-
-
-ESTIMATORS: dict[str, Estimator] = {
-    "grpo": grpo,
-    "drGrpo": dr_grpo,
-    "rloo": rloo,
-    "reinforcePlusPlus": reinforce_plus_plus,
-    "reinforcePlusPlusBaseline": reinforce_plus_plus_baseline,
-}
-
-"""``algorithm.advantage`` of the job → its estimator."""
-
-
-def degenerate_groups(scores: Floats, group: Ints) -> DegenerateGroups:
-    """Count groups without a group-relative signal.
-
-    Args:
-        scores: float64[S].
-        group: int64[S], every number from 0 to its maximum used at least once.
-    """
-    sizes = np.bincount(group)
-    spread = _has_spread(scores, group)
-    return DegenerateGroups(int((sizes == 1).sum()), int(((sizes > 1) & ~spread).sum()))
-
-
-def _has_spread(scores: Floats, group: Ints) -> NDArray[np.bool_]:
-    """Return bool[G]: two scores of the group differ."""
-    num_groups = int(group.max()) + 1 if group.size else 0
-    highest = np.full(num_groups, -np.inf)
-    lowest = np.full(num_groups, np.inf)
-    np.maximum.at(highest, group, scores)
-    np.minimum.at(lowest, group, scores)
-    differs: NDArray[np.bool_] = highest > lowest
-    return differs
-
-
-def turn_starts(firsts: Sequence[int], num_tokens: int) -> Ints:
-    """Return the first token of each turn, rising from 0: observations before the first turn count as its own.
-
-    Args:
-        firsts: first token of each turn, as recorded; empty: one turn.
-        num_tokens: T, tokens of the response.
-
-    Returns:
-        int64[K], K ≥ 1.
-    """
-    later = sorted({first for first in firsts[1:] if 0 < first < num_tokens})
-    return np.array([0, *later], dtype=np.int64)
-
-
-def turn_tokens(starts: Ints, loss_mask: NDArray[np.bool_]) -> Ints:
-    """Return the number of trained tokens of each turn: int64[K].
-
-    Args:
-        starts: int64[K] of ``turn_starts``.
-        loss_mask: bool[T].
-    """
-    owners = np.searchsorted(starts, np.flatnonzero(loss_mask), side="right") - 1
-    return np.bincount(owners, minlength=starts.size).astype(np.int64)
-
-
-def turn_returns(score: float, turn_rewards: Sequence[float], weight: float, num_turns: int) -> Floats:
-    """Return the reward of a sample from each turn on: float64[K].
-
-    Args:
-        turn_rewards: of the environment, one a turn; missing ones are 0.
-        weight: with which they are part of the reward.
-        num_turns: K.
-    """
-    paid = np.zeros(num_turns)
-    before = np.asarray(turn_rewards[: num_turns - 1], dtype=np.float64)
-    paid[1 : before.size + 1] = before
-    returns: Floats = score - weight * np.cumsum(paid)
-    return returns
-
-
-def turn_advantages(
-    estimator: Estimator, returns: Sequence[Floats], group: Ints, num_tokens: Sequence[Ints]
-) -> list[Floats]:
-    """Apply an estimator to each turn position.
-
-    Args:
-        returns: of each of S samples, float64[K_i].
-        group: int64[S], as the estimator expects it.
-        num_tokens: of each sample the trained tokens of its turns, int64[K_i].
-
-    Returns:
-        The advantages of each sample's turns, float64[K_i].
-    """
-    advantages = [np.zeros(own.size) for own in returns]
-    for turn in range(max((own.size for own in returns), default=0)):
-        reached = [number for number, own in enumerate(returns) if own.size > turn]
-        at_turn = np.array([returns[number][turn] for number in reached], dtype=np.float64)
-        tokens = np.array([num_tokens[number][turn] for number in reached], dtype=np.int64)
-        # Numbered without holes: a group may have no sample that reached this turn.
-        groups = np.unique(group[reached], return_inverse=True)[1].astype(np.int64)
-        for number, value in zip(reached, estimator(at_turn, groups, tokens), strict=True):
-            advantages[number][turn] = value
-    return advantages
-
-
 Int32s = NDArray[np.int32]
-
 Float32s = NDArray[np.float32]
+MAX_ERROR = 0.2
+"""The relative error counts at most so much, so the coefficient changes by at most 20 % in ``horizon`` samples."""
+COEFFICIENT = "kl_coefficient"
+"""Key of the coefficient in a checkpoint's ``state.json``."""
 
 
 @dataclass(frozen=True)
@@ -401,39 +132,21 @@ class _Scored:
     """The weight with which the environment's rewards are part of the score."""
 
     @property
-    def parts(self) -> list[SampleBody | Branch]:
-        """Return the sample's own sequence and its branches."""
-        return _parts(self.body)
-
-    @property
     def num_trained_tokens(self) -> int:
         """Return the number of tokens that the policy chose, over all sequences."""
         return _num_chosen(self.body)
 
     @property
-    def starts(self) -> NDArray[np.int64]:
+    def starts(self) -> Ints:
         """Return the first token of each turn of the sample's own sequence."""
         return turn_starts([turn.first for turn in self.body.generation.turns], len(self.body.loss_mask))
 
     @property
-    def num_turn_tokens(self) -> NDArray[np.int64]:
+    def num_turn_tokens(self) -> Ints:
         """Return the trained tokens of each turn; those of branches, which are not timed, count to the first."""
         counts = turn_tokens(self.starts, _mask(self.body))
         counts[0] += self.num_trained_tokens - counts.sum()
         return counts
-
-
-def _parts(body: SampleBody) -> list[SampleBody | Branch]:
-    return [body, *body.branches]
-
-
-def _num_chosen(body: SampleBody) -> int:
-    """Return the number of tokens that the policy chose, over all sequences."""
-    return sum(int(_mask(part).sum()) for part in _parts(body))
-
-
-def _mask(part: SampleBody | Branch) -> NDArray[np.bool_]:
-    return np.frombuffer(part.loss_mask, np.uint8).astype(np.bool_)
 
 
 def make_batch(
@@ -447,9 +160,7 @@ def make_batch(
 
     Args:
         groups: in any order, without those that are to be dropped.
-        estimator: a key of ``advantage.ESTIMATORS``.
-        temperature: of sampling, > 0.
-        penalty: lowers rewards before advantages are computed.
+        estimator: a key of ``ESTIMATORS``.
         turn_weights: scorers that read the environment's reward → their weights, for advantages of turns; None: one
             advantage a sample.
     """
@@ -499,26 +210,6 @@ def _turn_weight(scoring: ScoringRecord, weights: Mapping[str, float]) -> float:
     return sum(weight for name, weight in weights.items() if name in scorers and scorers[name].is_scored)
 
 
-def _turn_advantages(
-    scored: Sequence[_Scored], rewards: NDArray[np.float64], estimator: str, group: NDArray[np.int64]
-) -> list[NDArray[np.float64]]:
-    num_tokens = [sample.num_turn_tokens for sample in scored]
-    returns = [
-        turn_returns(float(reward), sample.body.sample.turn_rewards, sample.turn_weight, counts.size)
-        for reward, sample, counts in zip(rewards, scored, num_tokens, strict=True)
-    ]
-    return turn_advantages(ESTIMATORS[estimator], returns, group, num_tokens)
-
-
-def _with_turns(sequence: TrainingSequence, sample: _Scored, advantages: NDArray[np.float64]) -> TrainingSequence:
-    """Return the sequence with its turns' advantages; a branch has the first turn's, whose return is the reward."""
-    own = replace(sequence, advantage=float(advantages[0]))
-    if sequence.is_branch:
-        return own
-    later = zip(sample.starts[1:].tolist(), advantages[1:].tolist(), strict=True)
-    return replace(own, turn_advantages=tuple(later))
-
-
 def _sequences(sample: _Scored) -> list[TrainingSequence]:
     """Return the sample's own sequence and its branches, without those in which the policy chose no token.
 
@@ -537,12 +228,43 @@ def _sequences(sample: _Scored) -> list[TrainingSequence]:
             is_branch=isinstance(part, Branch),
             images=tuple(sample.group.prompt.images),
         )
-        for part in sample.parts
+        for part in _parts(sample.body)
         if _mask(part).any()
     ]
 
 
-def _without_signal(rewards: NDArray[np.float64], group: NDArray[np.int64]) -> dict[str, float]:
+def _parts(body: SampleBody) -> list[SampleBody | Branch]:
+    return [body, *body.branches]
+
+
+def _num_chosen(body: SampleBody) -> int:
+    """Return the number of tokens that the policy chose, over all sequences."""
+    return sum(int(_mask(part).sum()) for part in _parts(body))
+
+
+def _mask(part: SampleBody | Branch) -> NDArray[np.bool_]:
+    return np.frombuffer(part.loss_mask, np.uint8).astype(np.bool_)
+
+
+def _turn_advantages(scored: Sequence[_Scored], rewards: Floats, estimator: str, group: Ints) -> list[Floats]:
+    num_tokens = [sample.num_turn_tokens for sample in scored]
+    returns = [
+        turn_returns(float(reward), sample.body.sample.turn_rewards, sample.turn_weight, counts.size)
+        for reward, sample, counts in zip(rewards, scored, num_tokens, strict=True)
+    ]
+    return turn_advantages(ESTIMATORS[estimator], returns, group, num_tokens)
+
+
+def _with_turns(sequence: TrainingSequence, sample: _Scored, advantages: Floats) -> TrainingSequence:
+    """Return the sequence with its turns' advantages; a branch has the first turn's, whose return is the reward."""
+    own = replace(sequence, advantage=float(advantages[0]))
+    if sequence.is_branch:
+        return own
+    later = zip(sample.starts[1:].tolist(), advantages[1:].tolist(), strict=True)
+    return replace(own, turn_advantages=tuple(later))
+
+
+def _without_signal(rewards: Floats, group: Ints) -> dict[str, float]:
     """Count groups without a group-relative signal, by the rewards from which advantages are computed."""
     degenerate = degenerate_groups(rewards, group)
     return {
@@ -563,7 +285,7 @@ def _of_responses(groups: Sequence[Group]) -> dict[str, float]:
     return figures | _spread("response_repetition", np.array(repeated))
 
 
-def _spread(name: str, values: NDArray[np.float64]) -> dict[str, float]:
+def _spread(name: str, values: Floats) -> dict[str, float]:
     if values.size == 0:
         return {}
     return {
@@ -573,20 +295,242 @@ def _spread(name: str, values: NDArray[np.float64]) -> dict[str, float]:
     }
 
 
-MAX_ERROR = 0.2
+def repeated_share(ids: Int32s) -> float:
+    """Return the share of runs of ``WIDTH`` tokens that occurred before in the response, int32[T]: 0 to nearly 1.
 
-"""The relative error counts at most so much, so the coefficient changes by at most 20 % in ``horizon`` samples."""
+    It is a sign of collapse that rewards may not show. A response shorter than ``WIDTH`` has share 0.
+    """
+    count = ids.size - WIDTH + 1
+    if count < 1:
+        return 0.0
+    runs = np.zeros(count, np.int64)
+    for offset in range(WIDTH):
+        runs = runs * _FACTOR + ids[offset : offset + count]
+    return 1 - np.unique(runs).size / count
 
-COEFFICIENT = "kl_coefficient"
 
-"""Key of the coefficient in a checkpoint's ``state.json``."""
+def grpo(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
+    """Return the group-relative advantage, with the group's spread divided out.
+
+    ``A_i = (r_i - mean_g) ÷ (std_g + 1e-6)``, ``std_g`` with n - 1 in the denominator (torch's default, as verl and
+    TRL). Source: Shao et al. 2024, DeepSeekMath (arXiv 2402.03300), section 4.1. Degenerate: 0, see the module.
+    """
+    centred = dr_grpo(scores, group, num_tokens)
+    sizes = np.bincount(group)
+    variance = np.bincount(group, weights=centred**2) / np.maximum(sizes - 1, 1)
+    advantages: Floats = centred / (np.sqrt(variance)[group] + STD_EPSILON)
+    return advantages
+
+
+def dr_grpo(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
+    """Return GRPO's advantage without the division, which favours questions nearly solved or nearly hopeless.
+
+    ``A_i = r_i - mean_g``. Source: Liu et al. 2025, Understanding R1-Zero-Like Training (arXiv 2503.20783), which
+    also divides the summed token losses by a constant: ``loss.aggregation: constant``. Degenerate: 0.
+    """
+    sizes = np.bincount(group)
+    means = np.bincount(group, weights=scores) / np.maximum(sizes, 1)
+    # A mean of equal floats may miss them by a rounding error, which the division by a tiny std would blow up.
+    advantages: Floats = np.where(_has_spread(scores, group)[group], scores - means[group], 0.0)
+    return advantages
+
+
+def rloo(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
+    """Return each sample's score minus the mean of the others of its group.
+
+    ``A_i = r_i - (Σ_{j≠i} r_j) ÷ (n - 1) = n ÷ (n - 1) · (r_i - mean_g)``. Source: Ahmadian et al. 2024, Back to
+    Basics (arXiv 2402.14740). Degenerate: 0 (a group of one has no others).
+    """
+    sizes = np.bincount(group)
+    factor = sizes / np.maximum(sizes - 1, 1)
+    advantages: Floats = dr_grpo(scores, group, num_tokens) * factor[group]
+    return advantages
+
+
+def reinforce_plus_plus(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
+    """Return the rewards normalised over all tokens of the update; groups are ignored.
+
+    ``A_i = (r_i - μ) ÷ √(σ² + 1e-8)`` with μ and σ² over the tokens of the update (a sample counts once per trained
+    token, σ² with N - 1), which is verl's ``reinforce_plus_plus`` with discount 1. Source: Hu 2025, REINFORCE++
+    (arXiv 2501.03262); its KL term is the loss's here (``klCoefficient``). Degenerate: fewer than two tokens, or all
+    rewards equal: 0. With mini-batches the statistics are those of the mini-batch.
+    """
+    tokens = num_tokens.sum()
+    if tokens < 2 or scores.size == 0 or scores.max() == scores.min():
+        return np.zeros_like(scores)
+    mean = float((scores * num_tokens).sum() / tokens)
+    variance = float((num_tokens * (scores - mean) ** 2).sum() / (tokens - 1))
+    advantages: Floats = (scores - mean) / np.sqrt(variance + VARIANCE_EPSILON)
+    return advantages
+
+
+def reinforce_plus_plus_baseline(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
+    """Return the rewards minus their group's mean, then normalised over all tokens of the update.
+
+    ``A_i = whiten(r_i - mean_g)``, the normalisation of ``reinforce_plus_plus``; verl's
+    ``reinforce_plus_plus_baseline``. Source: Hu 2025, REINFORCE++ (arXiv 2501.03262). Degenerate: a lone survivor
+    counts as reward = mean (in verl its mean is 0); groups without spread get the negative mean, which is near 0; all
+    equal: 0.
+    """
+    return reinforce_plus_plus(dr_grpo(scores, group, num_tokens), group, num_tokens)
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    "grpo": grpo,
+    "drGrpo": dr_grpo,
+    "rloo": rloo,
+    "reinforcePlusPlus": reinforce_plus_plus,
+    "reinforcePlusPlusBaseline": reinforce_plus_plus_baseline,
+}
+"""``algorithm.advantage`` of the job → its estimator."""
+
+
+@dataclass(frozen=True)
+class DegenerateGroups:
+    """Count groups without a group-relative signal."""
+
+    single: int
+    """One survivor."""
+    zero_variance: int
+    """Two or more survivors with equal scores."""
+
+
+def degenerate_groups(scores: Floats, group: Ints) -> DegenerateGroups:
+    """Count groups without a group-relative signal.
+
+    Args:
+        group: int64[S], every number from 0 to its maximum used at least once.
+    """
+    sizes = np.bincount(group)
+    spread = _has_spread(scores, group)
+    return DegenerateGroups(int((sizes == 1).sum()), int(((sizes > 1) & ~spread).sum()))
+
+
+def _has_spread(scores: Floats, group: Ints) -> NDArray[np.bool_]:
+    """Return bool[G]: two scores of the group differ."""
+    num_groups = int(group.max()) + 1 if group.size else 0
+    highest = np.full(num_groups, -np.inf)
+    lowest = np.full(num_groups, np.inf)
+    np.maximum.at(highest, group, scores)
+    np.minimum.at(lowest, group, scores)
+    differs: NDArray[np.bool_] = highest > lowest
+    return differs
+
+
+def turn_starts(firsts: Sequence[int], num_tokens: int) -> Ints:
+    """Return the first token of each turn, rising from 0: observations before the first turn count as its own.
+
+    Args:
+        firsts: first token of each turn, as recorded; empty: one turn.
+        num_tokens: T, tokens of the response.
+
+    Returns:
+        int64[K], K ≥ 1.
+    """
+    later = sorted({first for first in firsts[1:] if 0 < first < num_tokens})
+    return np.array([0, *later], dtype=np.int64)
+
+
+def turn_tokens(starts: Ints, loss_mask: NDArray[np.bool_]) -> Ints:
+    """Return the number of trained tokens of each turn: int64[K]."""
+    owners = np.searchsorted(starts, np.flatnonzero(loss_mask), side="right") - 1
+    return np.bincount(owners, minlength=starts.size).astype(np.int64)
+
+
+def turn_returns(score: float, turn_rewards: Sequence[float], weight: float, num_turns: int) -> Floats:
+    """Return the reward of a sample without what the environment had paid before each turn: float64[K].
+
+    ``R_t = r - w · Σ_{k<t} r_k`` with ``r_k`` the environment's reward for turn k and ``w`` the weight of the scorer
+    ``environment``.
+
+    Args:
+        turn_rewards: of the environment, one a turn; missing ones are 0.
+        weight: with which they are part of the reward.
+    """
+    paid = np.zeros(num_turns)
+    before = np.asarray(turn_rewards[: num_turns - 1], dtype=np.float64)
+    paid[1 : before.size + 1] = before
+    returns: Floats = score - weight * np.cumsum(paid)
+    return returns
+
+
+def turn_advantages(
+    estimator: Estimator, returns: Sequence[Floats], group: Ints, num_tokens: Sequence[Ints]
+) -> list[Floats]:
+    """Apply an estimator to each turn position (``algorithm.advantagePer: turn``).
+
+    It compares ``turn_returns`` with the returns of the same turn of the other samples of the group: what a turn cannot
+    have caused does not count for it. Source: the discount-free return of policy gradients (Sutton et al. 2000, Policy
+    Gradient Methods for Reinforcement Learning with Function Approximation), with a group's mean at turn t as the
+    baseline. Degenerate: with one turn a sample, the estimator itself, exactly. A turn that only one sample of its
+    group reached has nothing to be compared with: 0 under the group-relative estimators.
+
+    Args:
+        returns: of each of S samples, float64[K_i].
+        group: int64[S], as the estimator expects it.
+        num_tokens: of each sample the trained tokens of its turns, int64[K_i].
+
+    Returns:
+        The advantages of each sample's turns, float64[K_i].
+    """
+    advantages = [np.zeros(own.size) for own in returns]
+    for turn in range(max((own.size for own in returns), default=0)):
+        reached = [number for number, own in enumerate(returns) if own.size > turn]
+        at_turn = np.array([returns[number][turn] for number in reached], dtype=np.float64)
+        tokens = np.array([num_tokens[number][turn] for number in reached], dtype=np.int64)
+        # Numbered without holes: a group may have no sample that reached this turn.
+        groups = np.unique(group[reached], return_inverse=True)[1].astype(np.int64)
+        for number, value in zip(reached, estimator(at_turn, groups, tokens), strict=True):
+            advantages[number][turn] = value
+    return advantages
+
+
+@dataclass(frozen=True)
+class PenalisedScores:
+    """Hold the rewards of an update after the penalty."""
+
+    scores: Floats
+    """float64[S]: r'."""
+    figures: dict[str, float]
+
+
+def penalise(
+    scores: Floats, owners: Sequence[int], divergences: Sequence[Float32s], coefficient: float
+) -> PenalisedScores:
+    """Subtract the divergence from the starting weights from each sample's reward (``loss.klIn: reward``).
+
+    ``r'_i = r_i - klCoefficient · Σ_t k_it`` over the trained tokens of sample i, with ``k`` the estimate
+    ``klEstimator`` between the policy around which the loss is clipped and the starting weights. Advantages are
+    computed from r', so the penalty has no gradient of its own. Source: Ouyang et al. 2022, InstructGPT (arXiv
+    2203.02155), as verl's ``apply_kl_penalty`` with an advantage of whole responses, which sums the tokens.
+    Degenerate: equal policies leave the rewards as they are.
+
+    Args:
+        owners: the sample (0 … S - 1) of each token sequence: a sample may have branches.
+        divergences: of each sequence, one estimate a trained token.
+
+    Returns:
+        The lowered rewards; the mean over samples of the mean over their tokens, under verl's name.
+    """
+    sums, num_tokens = np.zeros_like(scores), np.zeros_like(scores)
+    for owner, own in zip(owners, divergences, strict=True):
+        sums[owner] += own.sum(dtype=np.float64)
+        num_tokens[owner] += own.size
+    trained = num_tokens > 0
+    figures = {"actor/reward_kl_penalty_coeff": coefficient}
+    if trained.any():
+        figures["actor/reward_kl_penalty"] = float((sums[trained] / num_tokens[trained]).mean())
+    return PenalisedScores(scores - coefficient * sums, figures)
 
 
 class KlController:
-    """Hold the present coefficient.
+    """Hold the coefficient of the divergence, which may follow a target (``loss.adaptiveKl``).
+
+    ``β ← β · (1 + clip(KL ÷ target - 1, -0.2, 0.2) · n ÷ horizon)`` after an update on n samples of the mean divergence
+    KL. Source: Ziegler et al. 2019, Fine-Tuning Language Models from Human Preferences (arXiv 1909.08593), as verl's
+    ``AdaptiveKLController``. Degenerate: at KL = target the coefficient stays, and 0 stays 0.
 
     Args:
-        coefficient: ``klCoefficient``, the first value.
         settings: ``adaptiveKl``; None: the coefficient is fixed.
     """
 

@@ -1,9 +1,8 @@
-"""Check that a packed row with images is computed as its sequences alone. Called by ``policy_model`` at the start.
+"""Lay the images of a packed row, and check that such a row is computed as its sequences alone.
 
-Lay the images of a packed row: pixels of all its sequences, and positions in three dimensions.
-
-Within an image, tokens have the positions of their patches (M-RoPE, Qwen2-VL, arXiv 2409.12191), which the model itself
-computes for each sequence. Attention over the row needs no positions, so rows with images are packed like any other.
+A row has the pixels of all its sequences, and positions in three dimensions: within an image, tokens have the positions
+of their patches (M-RoPE, Qwen2-VL, arXiv 2409.12191), which the model itself computes for each sequence. Attention over
+the row needs no positions, so rows with images are packed like any other.
 """
 
 from __future__ import annotations
@@ -20,12 +19,21 @@ from plaudit_reward.attention import PackedLayout
 from plaudit_wire.errors import RefusedError
 from plaudit_workers.images import ImageProcessor, Pixels
 from plaudit_workers.training.model.batch import TrainingSequence
-from plaudit_workers.training.model.head import NO_LEAK, PACKING_TOLERANCE, ROUGH_PACKING_TOLERANCE, forward_logits
+from plaudit_workers.training.model.head import (
+    NO_LEAK,
+    PACKING_TOLERANCE,
+    ROUGH_PACKING_TOLERANCE,
+    forward_logits,
+    kind_of,
+    relative_difference,
+)
 from plaudit_workers.training.model.packing import RowImages, shortest
 
 SAMPLED_IMAGE = -1
-
 """Stands for the token of an image that the policy sampled: no image belongs there, so it is embedded as text."""
+_SIZES = ((224, 224), (224, 224), (140, 84), (84, 84))
+"""Height and width of the images: one for each of two longer sequences, which precede in turn, two for the last."""
+_Sequence = tuple[Tensor, list[Pixels]]
 
 
 class ImageRows:
@@ -59,11 +67,7 @@ class ImageRows:
         return torch.from_numpy(np.concatenate([sequence.prompt_ids.astype(np.int64), sampled]))
 
     def positions(self, ids: Tensor, pixels: Sequence[Pixels]) -> Tensor:
-        """Return the positions of one sequence, int64[3, 1, L]; those of text count on in all three dimensions.
-
-        Args:
-            ids: int64[L].
-        """
+        """Return the positions of one sequence, int64[3, 1, L]; those of text count on in all three dimensions."""
         if not pixels:
             return torch.arange(ids.numel()).expand(3, 1, -1)
         grids = torch.cat([each.grid for each in pixels])
@@ -116,19 +120,11 @@ def busy_sequence(
 def _position_index(model: PreTrainedModel) -> Callable[..., Any]:
     index = getattr(getattr(model, "model", None), "get_rope_index", None)
     if index is None:
-        kind = getattr(model.config, "model_type", type(model).__name__)
         raise RefusedError(
-            f"a model of type {kind!r} has no positions of images in three dimensions, so data.images cannot be used. "
-            "Use a model such as Qwen2.5-VL, or remove data.images"
+            f"a model of type {kind_of(model)!r} has no positions of images in three dimensions, so data.images cannot "
+            "be used. Use a model such as Qwen2.5-VL, or remove data.images"
         )
     return index  # type: ignore[no-any-return]
-
-
-_SIZES = ((224, 224), (224, 224), (140, 84), (84, 84))
-
-"""Height and width of the images: one for each of two longer sequences, which precede in turn, two for the last."""
-
-_Sequence = tuple[Tensor, list[Pixels]]
 
 
 def refuse_unpackable_images(
@@ -145,7 +141,7 @@ def refuse_unpackable_images(
     Raises:
         RefusedError: it does, or the model cannot compute such a row.
     """
-    kind = getattr(model.config, "model_type", type(model).__name__)
+    kind = kind_of(model)
     try:
         leak, apart = _differences(model, rows, device)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -163,11 +159,7 @@ def _differences(model: PreTrainedModel, rows: ImageRows, device: torch.device) 
     one, other, last = (_sequence(rows, own, vocabulary) for own in (pixels[:1], pixels[1:2], pixels[2:]))
     alone = _logits(model, rows, [last], device)
     behind_one, behind_other = (_logits(model, rows, [before, last], device)[-len(alone) :] for before in (one, other))
-    return _apart(behind_one, behind_other), _apart(behind_one, alone)
-
-
-def _apart(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().max() / max(1.0, float(other.abs().max())))
+    return relative_difference(behind_one, behind_other), relative_difference(behind_one, alone)
 
 
 def _noise(random: np.random.Generator, size: tuple[int, int]) -> Any:

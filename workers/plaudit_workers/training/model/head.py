@@ -1,25 +1,8 @@
-"""Load the policy's model; refuse what cannot be loaded or cannot be trained in packed rows.
+"""Load the policy's model, run packed rows through it, and reduce its logits to what the loss needs.
 
-Parameters are held in float32, whatever ``model.dtype`` says: updates at a learning rate of 1e-6 would vanish in
-bfloat16. ``model.dtype`` is the precision of the forward passes and of the published weights.
-
-Compute log-probabilities and entropies of chosen tokens in the model's output head, chunk by chunk.
-
-Logits of a vocabulary of 150,000 take 600 kB a token in float32, and the loss needs two numbers of them. While a
-``TokenHead`` is active the head itself returns these two in place of logits: it computes the logits of a few hundred
-tokens, reduces them, and computes them again for the gradient (``torch.utils.checkpoint``). The call stays inside the
-model's forward pass, where sharded weights are gathered.
-
-Models that change the logits behind the head (Gemma's soft cap, Cohere's scale) are recognised by a probe, not by name;
-for them the whole logits are kept.
-
-Refuse sampling that cannot be trained on.
-
-The rollout keeps log-probabilities under the distribution it drew from: logits divided by the temperature. The trainer
-does the same (``token_head``), so that both describe the same policy. Sampling that cuts the distribution (``topP``
-below 1, ``topK``) gives every cut token the probability 0, and the set of cut tokens depends on the weights: the
-trainer's weights cut others than the rollout's, so a sampled token may have no probability at all. Such sampling is
-refused, not approximated.
+What cannot be loaded, trained in packed rows or compared with its rollouts is refused. Parameters are held in float32,
+whatever ``model.dtype`` says: updates at a learning rate of 1e-6 would vanish in bfloat16. ``model.dtype`` is the
+precision of the forward passes and of the published weights.
 """
 
 from __future__ import annotations
@@ -56,37 +39,30 @@ from plaudit_workers.weights.parameters import ModelFiles, StoredParameters
 from plaudit_workers.weights.send import TensorParts
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-
 """``model.dtype`` → torch's."""
-
 FORWARD_DTYPES = DTYPES | {"float16": torch.float32}
-
 """``model.dtype`` → precision of the trainer's forward passes. Gradients in float16 would need a scaled loss, which the
 trainer does not do: its passes run in float32 then, and only the published weights are float16."""
-
 _CLASSES: dict[bool, Any] = {False: AutoModelForCausalLM, True: AutoModelForImageTextToText}
-
 """By whether prompts have images."""
-
 _ATTENTION: dict[bool, Any] = {
     False: PACKED_ATTENTION,
     True: {"text_config": PACKED_ATTENTION, "vision_config": "sdpa"},  # a vision tower's attention is not causal
 }
-
 PACKING_TOLERANCE = 1e-3
-
 """Largest change of a sequence's logits when another sequence precedes it in the row, relative to their size: rounding
 in float32. Models whose layers look across sequences differ by far more."""
-
 ROUGH_PACKING_TOLERANCE = 0.05
-
 """The same in bfloat16, whose steps are 0.4 %."""
-
 NO_LEAK = 1e-5
-
 """The largest change between two preceding sequences of the same length, in any precision: such rows round alike, but
 for experts in bfloat16, which get other numbers of tokens. Else a state-space layer would pass whose leak is below
 bfloat16's rounding."""
+EntropyUse = Literal["none", "figure", "loss"]
+"""The use of entropies: none (they are 0), a figure (computed without gradient), or a term of the loss (with it)."""
+CHUNK_BYTES = 1 << 29
+"""Float32 logits that are held at a time: about 900 tokens of a vocabulary of 150,000."""
+_AMPLIFIED = 1000.0
 
 
 def load_model(model: ModelSpec, *, images: bool = False) -> PreTrainedModel:
@@ -182,10 +158,8 @@ def forward_logits(
     """Run a packed row, or this rank's tokens of one, through the model.
 
     Args:
-        model: with ``PACKED_ATTENTION``.
         input_ids: int64[1, T].
         position_ids: int64[1, T]; with images int64[3, 1, T].
-        layout: of the whole row.
         sources: int64[R]: the positions whose logits are needed; the others are never computed.
         further: ``token_exchange`` with the ranks that have the row's other tokens, pixels.
 
@@ -245,7 +219,6 @@ def refuse_unpackable(model: PreTrainedModel, device: torch.device | None = None
 
     Args:
         model: if sharded, this is a collective call.
-        device: None: the CPU.
         rough: True if the model computes in bfloat16.
 
     Raises:
@@ -257,7 +230,7 @@ def refuse_unpackable(model: PreTrainedModel, device: torch.device | None = None
         with torch.no_grad():
             alone = _logits_of(model, [ids], device)
             behind_one, behind_other = (_logits_of(model, [before, ids], device)[6:] for before in (one, other))
-        leak, apart = _apart(behind_one, behind_other), _apart(behind_one, alone)
+        leak, apart = relative_difference(behind_one, behind_other), relative_difference(behind_one, alone)
         tolerance = ROUGH_PACKING_TOLERANCE if rough else PACKING_TOLERANCE
         leak_tolerance = tolerance if rough and _has_experts(model) else NO_LEAK
         packs = leak <= leak_tolerance and apart <= tolerance
@@ -267,14 +240,19 @@ def refuse_unpackable(model: PreTrainedModel, device: torch.device | None = None
     except TypeError as error:
         problem = f"it does not accept packed rows: {error}"
     if problem:
-        kind = getattr(model.config, "model_type", type(model).__name__)
         raise RefusedError(
-            f"a model of type {kind!r} cannot be trained: {problem}. Use a model with causal softmax attention "
-            "(Qwen2, Qwen3, Llama, Mistral, …)"
+            f"a model of type {kind_of(model)!r} cannot be trained: {problem}. Use a model with causal softmax "
+            "attention (Qwen2, Qwen3, Llama, Mistral, …)"
         )
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
+def kind_of(model: PreTrainedModel) -> str:
+    """Return the type of a model, for messages."""
+    return str(getattr(model.config, "model_type", type(model).__name__))
+
+
+def relative_difference(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference of two tensors, relative to the largest element if that is above 1."""
     return (one - other).abs().max().item() / max(1.0, other.abs().max().item())
 
 
@@ -289,7 +267,6 @@ def refuse_long_packed(model: PreTrainedModel, longest: int) -> None:
     See ``length_limits``: below its limit, such a layer computes the same in a packed row.
 
     Args:
-        model: with the packed attention.
         longest: tokens of a prompt and its response together.
 
     Raises:
@@ -297,11 +274,10 @@ def refuse_long_packed(model: PreTrainedModel, longest: int) -> None:
     """
     for reason, limit in length_limits(model):
         if longest > limit:
-            kind = getattr(model.config, "model_type", type(model).__name__)
             raise RefusedError(
-                f"a model of type {kind!r} with {reason} cannot be trained on sequences of more than {limit} tokens, "
-                f"because packed sequences would change each other's results, and rollout.engine.maxModelLength is "
-                f"{longest}. Set maxModelLength to {limit} or less, or use another model"
+                f"a model of type {kind_of(model)!r} with {reason} cannot be trained on sequences of more than {limit} "
+                "tokens, because packed sequences would change each other's results, and rollout.engine.maxModelLength "
+                f"is {longest}. Set maxModelLength to {limit} or less, or use another model"
             )
 
 
@@ -313,24 +289,20 @@ def _logits_of(model: PreTrainedModel, sequences: list[Tensor], device: torch.de
     return forward_logits(model, ids, positions, layout, torch.arange(ids.numel(), device=device)).float()
 
 
-EntropyUse = Literal["none", "figure", "loss"]
-
-"""The use of entropies: none (they are 0), a figure (computed without gradient), or a term of the loss (with it)."""
-
-CHUNK_BYTES = 1 << 29
-
-"""Float32 logits that are held at a time: about 900 tokens of a vocabulary of 150,000."""
-
-_AMPLIFIED = 1000.0
-
-
 class TokenHead:
-    """Compute the output head of a model in chunks where the model allows it.
+    """Compute log-probabilities and entropies of chosen tokens in the model's output head, chunk by chunk.
+
+    Logits of a vocabulary of 150,000 take 600 kB a token in float32, and the loss needs two numbers of them. Within
+    ``reducing`` the head itself returns these two in place of logits: it computes the logits of a few hundred tokens,
+    reduces them, and computes them again for the gradient (``torch.utils.checkpoint``). The call stays inside the
+    model's forward pass, where sharded weights are gathered.
+
+    Models that change the logits behind the head (Gemma's soft cap, Cohere's scale) are recognised by a probe, not by
+    name; for them the whole logits are kept.
 
     Args:
         model: if sharded, building is a collective call.
         chunked: False if the model changes the logits behind its head; None: found out by a forward pass.
-        device: None: the CPU.
     """
 
     def __init__(
@@ -350,12 +322,7 @@ class TokenHead:
 
     @contextmanager
     def reducing(self, targets: Tensor, temperature: float, *, entropy: EntropyUse = "none") -> Iterator[None]:
-        """Return (log-probability, entropy) of each token from the model in place of logits within the context.
-
-        Args:
-            targets: int64[R].
-            temperature: > 0.
-        """
+        """Return (log-probability, entropy) of each token from the model in place of logits within the context."""
         head, own = self._head, self._head.forward
 
         def reduce(hidden: Tensor, chosen: Tensor) -> Tensor:
@@ -381,8 +348,6 @@ def reduced(logits: Tensor, targets: Tensor, temperature: float, *, entropy: Ent
 
     Args:
         logits: float[R, V], any precision; computed in float32.
-        targets: int64[R].
-        temperature: > 0.
         entropy: each use takes two more passes over the logits.
     """
     scaled = logits.float() / temperature
@@ -417,6 +382,11 @@ def _returns_the_heads_output(model: PreTrainedModel, head: torch.nn.Module, dev
 
 def refuse_cut_sampling(sampling: SamplingSpec) -> None:
     """Check that the trainer can compute the distribution of the training samples.
+
+    The rollout keeps log-probabilities under the distribution it drew from: logits divided by the temperature. The
+    trainer does the same, so that both describe the same policy. Sampling that cuts the distribution gives every cut
+    token the probability 0, and the set of cut tokens depends on the weights: the trainer's weights cut others than the
+    rollout's, so a sampled token may have no probability at all. Such sampling is refused, not approximated.
 
     Raises:
         RefusedError: temperature 0, ``topP`` below 1 or ``topK`` given.

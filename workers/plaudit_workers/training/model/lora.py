@@ -1,4 +1,4 @@
-"""LoRA: train low-rank adapters beside frozen weights (Hu et al., 2021, arXiv 2106.09685). Called by ``policy_model``.
+"""Train LoRA, low-rank adapters beside frozen weights (Hu et al., 2021, arXiv 2106.09685).
 
 A linear layer computes W x + alpha / rank · B A x. A starts at random from the job's seed, B at 0, so the first
 published adapter is the starting model. W is frozen and held in the precision of the forward passes; A and B are

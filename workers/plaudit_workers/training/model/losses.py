@@ -1,95 +1,16 @@
-"""Hold inputs and results of a policy loss, token by token: passed by ``policy_model``, read by every loss here.
+"""Compute the loss of a micro-batch: policy loss × importance weight, optional KL and entropy terms, aggregated.
 
-Shapes: R trained tokens of a micro-batch, which are those of S whole sequences, one behind another.
+A policy loss (``LOSSES``, by ``loss.kind``) is a pure function ``(tokens, anchor, settings)`` that returns one loss a
+trained token; ``loss.kind: python`` loads one of the user's. ``policy_loss`` adds what all have in common: ``correct``
+for samples of an older policy, ``ESTIMATES`` of the divergence from the starting weights, entropy. Each term is a sum
+over tokens of ``token_weights`` × token loss, with weights from the *whole* update: sums over micro-batches and ranks
+add up to the same loss whatever the packing.
 
-Correct for samples that an older policy, or a slightly different engine, drew.
+Three policies meet in an update: μ, the *behaviour* policy that sampled a token (its log-probability came with the
+sample); π_prox, the *proximal* policy around which the loss is clipped; π_θ, the one being trained.
 
-Called by ``model.loss``. Three policies meet in an update: μ, the *behaviour* policy that sampled a token (its
-log-probability came with the sample); π_prox, the *proximal* policy around which the loss is clipped; π_θ, the one
-being trained.
-
-| ``loss.correction`` | clipped ratio | importance weight c | above ``correctionCap`` |
-| --- | --- | --- | --- |
-| ``none`` | π_θ ÷ μ | 1 | - |
-| ``tis`` | π_θ ÷ π_prox | π_prox ÷ μ | c is cut to the cap |
-| ``decoupled`` | π_θ ÷ π_prox | π_prox ÷ μ | the policy-gradient term is left out, below ``correctionFloor`` too |
-| ``reject`` | π_θ ÷ π_prox | 1 | the same |
-
-``loss.correctionLevel`` chooses the ratio ``π_prox ÷ μ`` that is weighed and compared: a ``token``'s own, the product
-over its ``sequence``, or their ``geometric`` mean (for sequences of any length; the product leaves [1/2, 2] soon).
-
-π_prox is the newest published policy, with which the step began (verl's "old" policy). With one update a step
-(``miniBatchesPerStep`` and ``epochs`` 1) π_prox is π_θ itself and costs nothing; with more, the clip bounds how far the
-step's later updates move away from its beginning, at the price of one more forward pass and one more copy of the
-(sharded) weights. Truncated weights alone would not bound that: with four updates a step on samples two versions
-old, the tiny model of the examples unlearns its task again.
-
-Sources: ``tis`` Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training, as verl's
-rollout correction (``rollout_is: token``, ``sequence``); with a floor, ``decoupled`` is IcePop; ``reject`` is verl's
-``rollout_rs: token_k1, seq_sum_k1, seq_mean_k1`` for the inverse bounds, but the aggregation still counts rejected
-tokens; ``decoupled`` Hilton et al. 2021 (arXiv 2110.00641) as in AReaL (arXiv 2505.24298) with its cap.
-
-Estimate KL(π_θ ‖ π_ref) from the tokens of samples: ``loss.klEstimator``.
-
-Source: Schulman 2020, Approximating KL Divergence; bounds as in verl's ``kl_penalty_forward``. All are 0 for equal
-policies. Only the gradient of ``k2`` is that of the divergence; ``k1`` has the right mean and, as a term of the loss,
-no useful gradient; ``k3`` is never negative and varies least.
-
-Measure whether rollouts sample from the published weights: one figure per step. Called by ``policy_model``.
-
-A token that was sampled by the policy whose log-probabilities the trainer has must have the same
-log-probability on both sides, but for the kernels' rounding. Tokens of older policies differ rightly and are left out.
-
-Weigh the losses of tokens, which add up to the loss of an update: ``loss.aggregation``.
-
-| ``loss.aggregation`` | verl's ``loss_agg_mode`` | weight of a token of sequence i |
-| --- | --- | --- |
-| ``token`` | ``token-mean`` | 1 ÷ N |
-| ``sequence`` | ``seq-mean-token-mean`` | 1 ÷ (S · T_i) |
-| ``constant`` | ``seq-mean-token-sum-norm`` | 1 ÷ (S · maxTokens) |
-
-S sequences of the update, T_i trained tokens of sequence i, N = Σ T_i. Only ``constant`` gives a token the same weight
-whatever the lengths, its own and the others': Liu et al. 2025, Dr. GRPO (arXiv 2503.20783).
-
-``loss.kind: ppo``: the clipped ratio, with clip-higher and dual clip.
-
-``l_t = -min(r_t A_t, clip(r_t, 1 - clipLow, 1 + clipHigh) A_t)`` with ``r_t = exp(log π_θ - anchor)``; where ``A_t <
-0`` no more than ``-clipRatioC · A_t``. Sources: Schulman et al. 2017, PPO (arXiv 1707.06347); clip-higher: Yu et al.
-2025, DAPO (arXiv 2503.14476); dual clip: Ye et al. 2020 (arXiv 1912.09729). Degenerate: at ratio 1 the gradient is the
-plain policy gradient and nothing is clipped.
-
-``loss.kind: gspo``: one ratio a sequence, the geometric mean of its tokens' ratios, clipped as a whole.
-
-``s_i = exp(mean_t (log π_θ - anchor))``, ``l_t = -min(s A, clip(s, 1 - clipLow, 1 + clipHigh) A)``; the gradient flows
-through each token's own log-probability (``s_it = sg[s_i] · π_θ ÷ sg[π_θ]``). The paper's clips are about 3e-4 and
-4e-4, with ``aggregation: sequence``. Source: Zheng et al. 2025, GSPO (arXiv 2507.18071), as verl computes it (log-ratio
-at most 10). Degenerate: with responses of one token it is ``ppo`` without dual clip.
-
-``loss.kind: cispo``: the ratio weighs a token's gradient and is cut, but no token loses its gradient.
-
-``l_t = -sg[clip(r_t, 1 - clipLow, 1 + clipHigh)] · A_t · log π_θ``. Source: MiniMax 2025, MiniMax-M1 (arXiv
-2506.13585), as verl computes it. TRL bounds the ratio from above only: give ``clipLow`` near 1 for that. Degenerate: at
-ratio 1 its gradient is the plain policy gradient, but its value is not that of ``ppo``.
-
-``loss.kind: dppo``: a token is left out when its probability, not its ratio, has moved too far in its direction.
-
-``l_t = -sg[min(r_t, clipRatioC)] · A_t · log π_θ · keep_t``, where ``keep_t`` is false if ``A_t > 0`` and ``π_θ -
-π_anchor > clipHigh``, or ``A_t <= 0`` and ``π_anchor - π_θ > clipLow``: the clips are differences of probabilities
-here. A ratio punishes rare tokens for moves that hardly change the distribution. Source: 2026, DPPO (arXiv 2602.04879),
-binary total variation, as in verl (``dppo_tv``); its mask is that of prime-rl's default loss, without that loss's
-penalty on the squared log-ratio. Degenerate: equal policies keep every token and give the plain policy gradient.
-
-``loss.kind: python``: a loss of the user's own, a function in a file.
-
-``def my_loss(tokens, anchor, settings)`` gets what the other losses get (see ``ppo.ppo``) and returns float32[R], the
-loss of each trained token with its gradient. Importance weights, aggregation, KL and entropy terms are added as for
-every other loss.
-
-Compute the loss of a micro-batch: policy loss × importance weight, optional KL and entropy terms, aggregated.
-
-Called by ``policy_model`` for each micro-batch. Each term is a sum over tokens of ``aggregation weight x token loss``,
-with weights from the *whole* update (``losses.aggregation``): sums over micro-batches and ranks add up to the same loss
-whatever the packing.
+Shapes: R trained tokens of a micro-batch, which are those of S whole sequences, one behind another. The ``anchor`` is
+float32[R], the log-probability under the policy around which the ratio is clipped.
 """
 
 from __future__ import annotations
@@ -111,6 +32,22 @@ if TYPE_CHECKING:
     from plaudit_wire.messages import PolicyVersion
     from plaudit_workers.training.model.batch import TrainingSequence
 
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are cut here before they are exponentiated, as in verl: e^20 is finite in float32, e^100 is not."""
+MAX_K3 = 10.0
+"""The k3 estimate of a token is cut here, as in verl: at a log-ratio of -10 it would be 22,000."""
+MISMATCH = "actor/logprob_mismatch"
+"""Mean absolute difference in nats over the tokens of samples that the published policy wrote from first to last."""
+MISMATCH_LIMIT = "actor/logprob_mismatch_limit"
+"""The largest such difference that the precision explains, in nats."""
+_MISMATCH_TOKENS = "actor/logprob_mismatch_tokens"
+_MAX_SEQUENCE_LOG_RATIO = 10.0
+_FIELD = "spec.algorithm.loss"
+_WEIGHT = "weight"
+"""Key of the sum of the tokens' weights."""
+_AGGREGATED = ("actor/pg_loss", "actor/kl_loss")
+"""Figures that are parts of the loss; all others are means over the tokens that had a gradient."""
+
 
 @dataclass(frozen=True)
 class TokenInputs:
@@ -119,7 +56,7 @@ class TokenInputs:
     logprobs: Tensor
     """log π_θ, with gradient."""
     proximal: Tensor
-    """log π_prox (see ``correction``)."""
+    """log π_prox."""
     behaviour: Tensor
     """log μ."""
     advantages: Tensor
@@ -145,182 +82,78 @@ class TokenLosses:
     """bool[R]: a bound on the ratio besides the clip acted (dual clip, truncation)."""
 
 
-def sequence_sums(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return each token's sum of its sequence: float32[R].
-
-    Args:
-        values: float32[R].
-        lengths: int64[S].
-    """
-    owners = torch.repeat_interleave(torch.arange(lengths.numel(), device=values.device), lengths.to(values.device))
-    sums = torch.zeros(lengths.numel(), dtype=values.dtype, device=values.device).index_add(0, owners, values)
-    return sums[owners]
-
-
-def sequence_means(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return each token's mean of its sequence: float32[R]."""
-    own = lengths.to(values.device)
-    return sequence_sums(values, lengths) / torch.repeat_interleave(own, own)
-
-
-MAX_LOG_RATIO = 20.0
-
-"""Log-ratios are cut here before they are exponentiated, as in verl: e^20 is finite in float32, e^100 is not."""
-
-
 @dataclass(frozen=True)
-class Corrected:
-    """Hold inputs of the loss from the older policies, one value per token."""
+class LossTerms:
+    """Hold the loss of a micro-batch and its parts."""
 
-    anchor: Tensor
-    """float32[R]: log-probability under the policy around which the loss is clipped."""
-    weight: Tensor
-    """float32[R]: factor of the token's policy-gradient term."""
-    capped: Tensor
-    """bool[R]: the importance weight was above the cap, or below the floor."""
+    total: Tensor
+    """Scalar with gradient."""
+    sums: dict[str, Tensor]
+    """Detached scalars, already weighted: their sum over micro-batches and ranks is the update's figure."""
 
 
-def correct(tokens: TokenInputs, settings: LossSpec) -> Corrected:
-    """Choose the anchor of the clip and the importance weights. No gradient flows through either.
+def policy_loss(tokens: TokenInputs, settings: LossSpec, policy: PolicyLoss | None = None) -> LossTerms:
+    """Sum the loss of one micro-batch.
 
-    Args:
-        tokens: ``proximal`` is not read when ``correction`` is ``none``.
+    ``L = Σ_t w_t · (c_t · l_t + β · k_t - η · H_t)`` with ``l_t`` the policy loss of ``loss.kind``, ``c_t`` the
+    importance weight (``correct``), ``k_t`` the divergence from the starting weights, β ``klCoefficient``, η
+    ``entropyCoefficient``. Degenerate: advantages of 0 leave only the KL and entropy terms.
     """
-    kind, behaviour = settings.correction, tokens.behaviour
-    if kind == "none":
-        ones = torch.ones_like(behaviour)
-        return Corrected(behaviour, ones, torch.zeros_like(ones, dtype=torch.bool))
-    proximal = tokens.proximal.detach()
-    log_ratio = proximal - behaviour
-    if settings.correction_level == "sequence":
-        log_ratio = sequence_sums(log_ratio, tokens.lengths)
-    elif settings.correction_level == "geometric":
-        log_ratio = sequence_means(log_ratio, tokens.lengths)
-    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    if kind == "tis":
-        return Corrected(proximal, ratio.clamp(max=settings.correction_cap), ratio > settings.correction_cap)
-    outside = (ratio > settings.correction_cap) | (ratio < settings.correction_floor)
-    weight = ratio if kind == "decoupled" else torch.ones_like(ratio)
-    return Corrected(proximal, weight.masked_fill(outside, 0.0), outside)
+    corrected = correct(tokens, settings)
+    found = (policy or choose_loss(settings))(tokens, corrected.anchor, settings)
+    token_losses = corrected.weight * found.losses
+    logprobs = tokens.logprobs.detach()
+    drift = tokens.behaviour - logprobs
+    figures = {
+        "actor/pg_loss": token_losses,
+        "actor/pg_clipfrac": found.clipped.float(),
+        "actor/pg_clipfrac_lower": found.bounded.float(),
+        "actor/ppo_kl": corrected.anchor - logprobs,
+        "actor/behaviour_kl": drift.neg().clamp(max=MAX_LOG_RATIO).expm1() + drift,
+        "actor/importance_weight": corrected.weight,
+        "actor/importance_capped": corrected.capped.float(),
+    }
+    if settings.has_kl_term and tokens.reference is not None:
+        divergence = ESTIMATES[settings.kl_estimator](tokens.logprobs, tokens.reference)
+        if settings.kl_importance_weight:
+            divergence = importance_weighted(divergence, tokens.logprobs, corrected.anchor)
+        figures["actor/kl_loss"] = divergence
+        token_losses = token_losses + settings.kl_coefficient * figures["actor/kl_loss"]
+    if tokens.entropies is not None:
+        figures["actor/entropy"] = tokens.entropies
+        token_losses = token_losses - settings.entropy_coefficient * tokens.entropies
+    figures[_WEIGHT] = torch.ones_like(tokens.weights)
+    sums = {name: (figure.detach() * tokens.weights).sum() for name, figure in figures.items()}
+    return LossTerms((token_losses * tokens.weights).sum(), sums)
 
 
-def exp_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Return ``exp(numerator - denominator)`` of log-probabilities, the difference cut to ±20: it stays finite."""
-    return (numerator - denominator).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+def mean_figures(sums: dict[str, float]) -> dict[str, float]:
+    """Return an update's figures from the sums over its micro-batches and ranks.
 
-
-MAX_K3 = 10.0
-
-"""The k3 estimate of a token is cut here, as in verl: at a log-ratio of -10 it would be 22,000."""
-
-
-def k1(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Return ``log π_θ - log π_ref``: unbiased, of any sign."""
-    return logprobs - reference
-
-
-def k2(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Return ``(log π_θ - log π_ref)² ÷ 2``: biased, never negative."""
-    return 0.5 * (logprobs - reference).square()
-
-
-def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Return ``r - log r - 1`` with ``r = π_ref ÷ π_θ``: unbiased, never negative.
-
-    The log-ratio is cut to ±20 and the estimate to 10: a token beyond that has no gradient.
-
-    Args:
-        logprobs: float32[R], log π_θ, with gradient.
-        reference: float32[R], log π_ref.
+    ``LossTerms.sums`` are weighted as the loss is; the weights need not add up to 1 (``aggregation: constant``,
+    sequences without a gradient).
     """
-    log_ratio = (reference - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return (log_ratio.exp() - log_ratio - 1).clamp(max=MAX_K3)
+    total = sums[_WEIGHT] or 1.0
+    as_they_are = {*_AGGREGATED, MISMATCH, MISMATCH_LIMIT}
+    return {name: value if name in as_they_are else value / total for name, value in sums.items() if name != _WEIGHT}
 
 
-ESTIMATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+def choose_loss(settings: LossSpec) -> PolicyLoss:
+    """Return the policy loss of ``loss.kind``.
 
-"""``loss.klEstimator`` → its function."""
-
-
-def importance_weighted(estimates: Tensor, logprobs: Tensor, anchor: Tensor) -> Tensor:
-    """Return ``k · π_θ ÷ π_anchor``, with the gradient of both factors: ``loss.klImportanceWeight``.
-
-    For samples of the anchor, a weighted k1 or k3 has the divergence's own gradient; of k3 at ``π_θ = π_anchor`` it is
-    ``log(π_θ ÷ π_ref) ∇ log π_θ`` for each token. Source: DeepSeek-AI 2025, DeepSeek-V3.2 (arXiv 2512.02556), as TRL's
-    ``use_bias_correction_kl`` for ratios of tokens.
-    Degenerate: 0 where the policy equals the reference.
-
-    Args:
-        estimates: float32[R], with gradient.
-        logprobs: float32[R], log π_θ, with gradient.
-        anchor: float32[R], log-probability under the policy around which the loss is clipped.
+    Raises:
+        RefusedError: the user's file has no such function.
     """
-    return estimates * exp_ratio(logprobs, anchor)
-
-
-FIGURE = "actor/logprob_mismatch"
-
-"""Mean absolute difference in nats over the tokens of samples that the published policy wrote from first to last."""
-
-LIMIT_FIGURE = "actor/logprob_mismatch_limit"
-
-"""The largest such difference that the precision explains, in nats."""
-
-_TOKENS = "actor/logprob_mismatch_tokens"
-
-
-def mismatch_sums(
-    sequences: Sequence[TrainingSequence], version: PolicyVersion | None, published: Tensor, behaviour: Tensor
-) -> dict[str, Tensor]:
-    """Return a micro-batch's contribution to the figure.
-
-    Args:
-        sequences: of the micro-batch, in the order in which they lie; none where it only keeps a rank busy.
-        version: the published policy's; None if it is not available.
-        published: float32[R], its log-probabilities of the trained tokens.
-        behaviour: float32[R], those that came with the samples.
-    """
-    tokens = torch.zeros_like(behaviour)
-    if sequences and version is not None:
-        written = [all(span[1] == version for span in sequence.version_spans) for sequence in sequences]
-        counts = torch.tensor([sequence.num_trained_tokens for sequence in sequences])
-        tokens = torch.tensor(written).repeat_interleave(counts).to(tokens)
-    return {FIGURE: ((published - behaviour).abs() * tokens).sum(), _TOKENS: tokens.sum()}
-
-
-def mismatch_figures(sums: dict[str, float], limit: float) -> dict[str, float]:
-    """Replace the two sums by their quotient, with the limit beside it; without such tokens there is neither.
-
-    Args:
-        limit: largest difference that the precision explains, in nats.
-    """
-    figures = dict(sums)
-    total, num_tokens = figures.pop(FIGURE, 0.0), figures.pop(_TOKENS, 0.0)
-    return figures | ({FIGURE: total / num_tokens, LIMIT_FIGURE: limit} if num_tokens else {})
-
-
-def token_weights(aggregation: str, lengths: Sequence[int], max_tokens: int) -> list[float]:
-    """Return the aggregation weight of each sequence's tokens.
-
-    Args:
-        lengths: trained tokens of each sequence of the update, all at least 1.
-        max_tokens: read by ``constant`` only.
-
-    Returns:
-        One weight a sequence; but for ``constant``, the weights of all tokens sum to 1.
-    """
-    if aggregation == "token":
-        return [1 / sum(lengths)] * len(lengths)
-    if aggregation == "constant":
-        return [1 / (len(lengths) * max_tokens)] * len(lengths)
-    return [1 / (len(lengths) * length) for length in lengths]
+    return load_loss(Path(settings.path), settings.function) if settings.kind == "python" else LOSSES[settings.kind]
 
 
 def ppo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses:
-    """Return the losses of verl's ``vanilla``.
+    """Clip the ratio, with clip-higher and dual clip; verl's ``vanilla``.
 
-    Args:
-        anchor: float32[R], log-probability under the policy around which the ratio is clipped.
+    ``l_t = -min(r_t A_t, clip(r_t, 1 - clipLow, 1 + clipHigh) A_t)`` with ``r_t = exp(log π_θ - anchor)``; where
+    ``A_t < 0`` no more than ``-clipRatioC · A_t``. Sources: Schulman et al. 2017, PPO (arXiv 1707.06347); clip-higher:
+    Yu et al. 2025, DAPO (arXiv 2503.14476); dual clip: Ye et al. 2020 (arXiv 1912.09729). Degenerate: at ratio 1 the
+    gradient is the plain policy gradient and nothing is clipped.
     """
     ratio = exp_ratio(tokens.logprobs, anchor)
     unclipped = ratio * tokens.advantages
@@ -334,14 +167,17 @@ def ppo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses:
     return TokenLosses(-gains, clipped < unclipped, bounded)
 
 
-_MAX_LOG_RATIO = 10.0
-
-
 def gspo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses:
-    """Return the losses of verl's ``gspo``; see ``ppo.ppo`` for the arguments."""
+    """Clip one ratio a sequence as a whole, the geometric mean of its tokens' ratios; verl's ``gspo``.
+
+    ``s_i = exp(mean_t (log π_θ - anchor))``, ``l_t = -min(s A, clip(s, 1 - clipLow, 1 + clipHigh) A)``; the gradient
+    flows through each token's own log-probability (``s_it = sg[s_i] · π_θ ÷ sg[π_θ]``). The paper's clips are about
+    3e-4 and 4e-4, with ``aggregation: sequence``. Source: Zheng et al. 2025, GSPO (arXiv 2507.18071), as verl computes
+    it (log-ratio at most 10). Degenerate: with responses of one token it is ``ppo`` without dual clip.
+    """
     frozen = tokens.logprobs.detach()
     of_sequence = sequence_means(frozen - anchor, tokens.lengths)
-    ratio = (tokens.logprobs - frozen + of_sequence).clamp(max=_MAX_LOG_RATIO).exp()
+    ratio = (tokens.logprobs - frozen + of_sequence).clamp(max=_MAX_SEQUENCE_LOG_RATIO).exp()
     unclipped = ratio * tokens.advantages
     clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high) * tokens.advantages
     nowhere = torch.zeros_like(ratio, dtype=torch.bool)
@@ -349,7 +185,12 @@ def gspo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses
 
 
 def cispo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses:
-    """Return the losses of verl's ``cispo``; see ``ppo.ppo`` for the arguments."""
+    """Cut the ratio that weighs a token's gradient, so that no token loses its gradient; verl's ``cispo``.
+
+    ``l_t = -sg[clip(r_t, 1 - clipLow, 1 + clipHigh)] · A_t · log π_θ``. Source: MiniMax 2025, MiniMax-M1 (arXiv
+    2506.13585), as verl computes it. TRL bounds the ratio from above only: give ``clipLow`` near 1 for that.
+    Degenerate: at ratio 1 its gradient is the plain policy gradient, but its value is not that of ``ppo``.
+    """
     ratio = exp_ratio(tokens.logprobs.detach(), anchor)
     cut = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     nowhere = torch.zeros_like(ratio, dtype=torch.bool)
@@ -357,7 +198,14 @@ def cispo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosse
 
 
 def dppo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses:
-    """Return the losses of verl's ``dppo_tv``; see ``ppo.ppo`` for the arguments."""
+    """Leave out a token whose probability, not its ratio, has moved too far in its direction; verl's ``dppo_tv``.
+
+    ``l_t = -sg[min(r_t, clipRatioC)] · A_t · log π_θ · keep_t``, where ``keep_t`` is false if ``A_t > 0`` and ``π_θ -
+    π_anchor > clipHigh``, or ``A_t <= 0`` and ``π_anchor - π_θ > clipLow``: the clips are differences of probabilities
+    here. A ratio punishes rare tokens for moves that hardly change the distribution. Source: 2026, DPPO (arXiv
+    2602.04879), binary total variation; its mask is that of prime-rl's default loss, without that loss's penalty on the
+    squared log-ratio. Degenerate: equal policies keep every token and give the plain policy gradient.
+    """
     frozen = tokens.logprobs.detach()
     ratio, moved = exp_ratio(frozen, anchor), frozen.exp() - anchor.exp()
     keep = torch.where(tokens.advantages > 0, moved <= settings.clip_high, moved >= -settings.clip_low)
@@ -367,15 +215,17 @@ def dppo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses
 
 PolicyLoss = Callable[[TokenInputs, Tensor, "LossSpec"], TokenLosses]
 
-_FIELD = "spec.algorithm.loss"
+
+LOSSES: dict[str, PolicyLoss] = {"ppo": ppo, "gspo": gspo, "cispo": cispo, "dppo": dppo}
+"""Each ``loss.kind`` of ``LOSS_KINDS`` but ``python``, and its function."""
 
 
 def load_loss(path: Path, function: str) -> PolicyLoss:
-    """Import a user's loss.
+    """Import a user's loss: ``def my_loss(tokens, anchor, settings)``, which returns float32[R] with gradient.
 
-    Returns:
-        The loss. It raises ``RefusedError`` where the function raises, or returns anything but a loss with a gradient
-        for each token.
+    It gets what the other losses get; importance weights, aggregation, KL and entropy terms are added as for them. The
+    loss raises ``RefusedError`` where the function raises, or returns anything but a loss with a gradient for each
+    token.
 
     Raises:
         RefusedError: the file cannot be imported or has no such function.
@@ -401,8 +251,7 @@ def _imported(path: Path, function: str) -> Callable[..., object]:
         module = importlib.util.module_from_spec(module_spec)
         module_spec.loader.exec_module(module)
         own = getattr(module, function)
-    # Importing someone else's file raises anything.
-    except Exception as error:
+    except Exception as error:  # importing someone else's file raises anything
         raise RefusedError(f"{_FIELD}: {function} in {path} cannot be imported: {error!r}") from error
     if not callable(own):
         raise RefusedError(f"{_FIELD}: {function} in {path} is {type(own).__name__}; name a function")
@@ -443,79 +292,163 @@ def _checked(losses: object, tokens: TokenInputs, settings: LossSpec) -> Tensor:
     return losses
 
 
-LOSSES: dict[str, PolicyLoss] = {"ppo": ppo, "gspo": gspo, "cispo": cispo, "dppo": dppo}
-
-"""Each ``loss.kind`` of ``LOSS_KINDS`` but ``python``, and its function."""
-
-_WEIGHT = "weight"
-
-"""Key of the sum of the tokens' weights."""
-
-_AGGREGATED = ("actor/pg_loss", "actor/kl_loss")
-
-"""Figures that are parts of the loss; all others are means over the tokens that had a gradient."""
-
-
 @dataclass(frozen=True)
-class LossTerms:
-    """Hold the loss of a micro-batch and its parts."""
+class Corrected:
+    """Hold inputs of the loss from the older policies, one value per token."""
 
-    total: Tensor
-    """Scalar with gradient."""
-    sums: dict[str, Tensor]
-    """Detached scalars, already weighted: their sum over micro-batches and ranks is the update's figure."""
+    anchor: Tensor
+    """float32[R]: log-probability under the policy around which the loss is clipped."""
+    weight: Tensor
+    """float32[R]: factor of the token's policy-gradient term."""
+    capped: Tensor
+    """bool[R]: the importance weight was above the cap, or below the floor."""
 
 
-def choose_loss(settings: LossSpec) -> PolicyLoss:
-    """Return the policy loss of ``loss.kind``.
+def correct(tokens: TokenInputs, settings: LossSpec) -> Corrected:
+    """Choose the anchor of the clip and the importance weights. No gradient flows through either.
 
-    Raises:
-        RefusedError: the user's file has no such function.
+    | ``loss.correction`` | clipped ratio | importance weight c | above ``correctionCap`` |
+    | --- | --- | --- | --- |
+    | ``none`` | π_θ ÷ μ | 1 | - |
+    | ``tis`` | π_θ ÷ π_prox | π_prox ÷ μ | c is cut to the cap |
+    | ``decoupled`` | π_θ ÷ π_prox | π_prox ÷ μ | the policy-gradient term is left out, below ``correctionFloor`` too |
+    | ``reject`` | π_θ ÷ π_prox | 1 | the same |
+
+    ``loss.correctionLevel`` chooses the ratio ``π_prox ÷ μ`` that is weighed and compared: a ``token``'s own, the
+    product over its ``sequence``, or their ``geometric`` mean (for sequences of any length; the product leaves [1/2, 2]
+    soon).
+
+    π_prox is the newest published policy, with which the step began (verl's "old" policy). With one update a step
+    (``miniBatchesPerStep`` and ``epochs`` 1) π_prox is π_θ itself and costs nothing; with more, the clip bounds how far
+    the step's later updates move away from its beginning, at the price of one more forward pass and one more copy of
+    the (sharded) weights. Truncated weights alone would not bound that: with four updates a step on samples two
+    versions old, the tiny model of the examples unlearns its task again.
+
+    Sources: ``tis`` Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training, as verl's
+    rollout correction (``rollout_is: token``, ``sequence``); with a floor, ``decoupled`` is IcePop; ``reject`` is
+    verl's ``rollout_rs: token_k1, seq_sum_k1, seq_mean_k1`` for the inverse bounds, but the aggregation still counts
+    rejected tokens; ``decoupled`` Hilton et al. 2021 (arXiv 2110.00641) as in AReaL (arXiv 2505.24298) with its cap.
     """
-    return load_loss(Path(settings.path), settings.function) if settings.kind == "python" else LOSSES[settings.kind]
+    kind, behaviour = settings.correction, tokens.behaviour
+    if kind == "none":
+        ones = torch.ones_like(behaviour)
+        return Corrected(behaviour, ones, torch.zeros_like(ones, dtype=torch.bool))
+    proximal = tokens.proximal.detach()
+    log_ratio = proximal - behaviour
+    if settings.correction_level == "sequence":
+        log_ratio = sequence_sums(log_ratio, tokens.lengths)
+    elif settings.correction_level == "geometric":
+        log_ratio = sequence_means(log_ratio, tokens.lengths)
+    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    if kind == "tis":
+        return Corrected(proximal, ratio.clamp(max=settings.correction_cap), ratio > settings.correction_cap)
+    outside = (ratio > settings.correction_cap) | (ratio < settings.correction_floor)
+    weight = ratio if kind == "decoupled" else torch.ones_like(ratio)
+    return Corrected(proximal, weight.masked_fill(outside, 0.0), outside)
 
 
-def policy_loss(tokens: TokenInputs, settings: LossSpec, policy: PolicyLoss | None = None) -> LossTerms:
-    """Sum the loss of one micro-batch.
+def k1(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """Return ``log π_θ - log π_ref``: unbiased, of any sign."""
+    return logprobs - reference
 
-    ``L = Σ_t w_t · (c_t · l_t + β · k_t - η · H_t)`` with ``l_t`` the policy loss of ``loss.kind``, ``c_t`` the
-    importance weight (``losses.correction``), ``k_t`` the divergence from the starting weights, β ``klCoefficient``, η
-    ``entropyCoefficient``. Degenerate: advantages of 0 leave only the KL and entropy terms.
+
+def k2(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """Return ``(log π_θ - log π_ref)² ÷ 2``: biased, never negative."""
+    return 0.5 * (logprobs - reference).square()
+
+
+def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """Return ``r - log r - 1`` with ``r = π_ref ÷ π_θ``: unbiased, never negative.
+
+    The log-ratio is cut to ±20 and the estimate to 10: a token beyond that has no gradient.
     """
-    corrected = correct(tokens, settings)
-    found = (policy or choose_loss(settings))(tokens, corrected.anchor, settings)
-    token_losses = corrected.weight * found.losses
-    logprobs = tokens.logprobs.detach()
-    drift = tokens.behaviour - logprobs
-    figures = {
-        "actor/pg_loss": token_losses,
-        "actor/pg_clipfrac": found.clipped.float(),
-        "actor/pg_clipfrac_lower": found.bounded.float(),
-        "actor/ppo_kl": corrected.anchor - logprobs,
-        "actor/behaviour_kl": drift.neg().clamp(max=MAX_LOG_RATIO).expm1() + drift,
-        "actor/importance_weight": corrected.weight,
-        "actor/importance_capped": corrected.capped.float(),
-    }
-    if settings.has_kl_term and tokens.reference is not None:
-        divergence = ESTIMATES[settings.kl_estimator](tokens.logprobs, tokens.reference)
-        if settings.kl_importance_weight:
-            divergence = importance_weighted(divergence, tokens.logprobs, corrected.anchor)
-        figures["actor/kl_loss"] = divergence
-        token_losses = token_losses + settings.kl_coefficient * figures["actor/kl_loss"]
-    if tokens.entropies is not None:
-        figures["actor/entropy"] = tokens.entropies
-        token_losses = token_losses - settings.entropy_coefficient * tokens.entropies
-    figures[_WEIGHT] = torch.ones_like(tokens.weights)
-    sums = {name: (figure.detach() * tokens.weights).sum() for name, figure in figures.items()}
-    return LossTerms((token_losses * tokens.weights).sum(), sums)
+    log_ratio = (reference - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return (log_ratio.exp() - log_ratio - 1).clamp(max=MAX_K3)
 
 
-def mean_figures(sums: dict[str, float]) -> dict[str, float]:
-    """Return an update's figures from the sums over its micro-batches and ranks.
+ESTIMATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+"""``loss.klEstimator`` → its estimate of KL(π_θ ‖ π_ref) from the tokens of samples.
 
-    ``LossTerms.sums`` are weighted as the loss is; the weights need not add up to 1 (``aggregation: constant``,
-    sequences without a gradient).
+Source: Schulman 2020, Approximating KL Divergence; bounds as in verl's ``kl_penalty_forward``. All are 0 for equal
+policies. Only the gradient of ``k2`` is that of the divergence; ``k1`` has the right mean and, as a term of the loss,
+no useful gradient; ``k3`` is never negative and varies least."""
+
+
+def importance_weighted(estimates: Tensor, logprobs: Tensor, anchor: Tensor) -> Tensor:
+    """Return ``k · π_θ ÷ π_anchor``, with the gradient of both factors: ``loss.klImportanceWeight``.
+
+    For samples of the anchor, a weighted k1 or k3 has the divergence's own gradient; of k3 at ``π_θ = π_anchor`` it is
+    ``log(π_θ ÷ π_ref) ∇ log π_θ`` for each token. Source: DeepSeek-AI 2025, DeepSeek-V3.2 (arXiv 2512.02556), as TRL's
+    ``use_bias_correction_kl`` for ratios of tokens.
+    Degenerate: 0 where the policy equals the reference.
     """
-    total = sums[_WEIGHT] or 1.0
-    as_they_are = {*_AGGREGATED, FIGURE, LIMIT_FIGURE}
-    return {name: value if name in as_they_are else value / total for name, value in sums.items() if name != _WEIGHT}
+    return estimates * exp_ratio(logprobs, anchor)
+
+
+def token_weights(aggregation: str, lengths: Sequence[int], max_tokens: int) -> list[float]:
+    """Return the weight of each sequence's tokens in the loss of an update; but for ``constant``, all sum to 1.
+
+    | ``loss.aggregation`` | verl's ``loss_agg_mode`` | weight of a token of sequence i |
+    | --- | --- | --- |
+    | ``token`` | ``token-mean`` | 1 ÷ N |
+    | ``sequence`` | ``seq-mean-token-mean`` | 1 ÷ (S · T_i) |
+    | ``constant`` | ``seq-mean-token-sum-norm`` | 1 ÷ (S · maxTokens) |
+
+    S sequences of the update, T_i trained tokens of sequence i, N = Σ T_i. Only ``constant`` gives a token the same
+    weight whatever the lengths, its own and the others': Liu et al. 2025, Dr. GRPO (arXiv 2503.20783).
+
+    Args:
+        lengths: T_i, all at least 1.
+    """
+    if aggregation == "token":
+        return [1 / sum(lengths)] * len(lengths)
+    if aggregation == "constant":
+        return [1 / (len(lengths) * max_tokens)] * len(lengths)
+    return [1 / (len(lengths) * length) for length in lengths]
+
+
+def mismatch_sums(
+    sequences: Sequence[TrainingSequence], version: PolicyVersion | None, published: Tensor, behaviour: Tensor
+) -> dict[str, Tensor]:
+    """Return a micro-batch's contribution to ``MISMATCH``, which shows whether rollouts sample from published weights.
+
+    A token that was sampled by the policy whose log-probabilities the trainer has must have the same log-probability on
+    both sides, but for the kernels' rounding. Tokens of older policies differ rightly and are left out.
+
+    Args:
+        sequences: of the micro-batch, in the order in which they lie; none where it only keeps a rank busy.
+        version: the published policy's; None if it is not available.
+        published: float32[R], its log-probabilities of the trained tokens.
+        behaviour: float32[R], those that came with the samples.
+    """
+    tokens = torch.zeros_like(behaviour)
+    if sequences and version is not None:
+        written = [all(span[1] == version for span in sequence.version_spans) for sequence in sequences]
+        counts = torch.tensor([sequence.num_trained_tokens for sequence in sequences])
+        tokens = torch.tensor(written).repeat_interleave(counts).to(tokens)
+    return {MISMATCH: ((published - behaviour).abs() * tokens).sum(), _MISMATCH_TOKENS: tokens.sum()}
+
+
+def mismatch_figures(sums: dict[str, float], limit: float) -> dict[str, float]:
+    """Replace the two sums by their quotient, with the limit beside it; without such tokens there is neither."""
+    figures = dict(sums)
+    total, num_tokens = figures.pop(MISMATCH, 0.0), figures.pop(_MISMATCH_TOKENS, 0.0)
+    return figures | ({MISMATCH: total / num_tokens, MISMATCH_LIMIT: limit} if num_tokens else {})
+
+
+def exp_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """Return ``exp(numerator - denominator)`` of log-probabilities, the difference cut to ±20: it stays finite."""
+    return (numerator - denominator).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def sequence_sums(values: Tensor, lengths: Tensor) -> Tensor:
+    """Return each token's sum of its sequence: float32[R]."""
+    owners = torch.repeat_interleave(torch.arange(lengths.numel(), device=values.device), lengths.to(values.device))
+    sums = torch.zeros(lengths.numel(), dtype=values.dtype, device=values.device).index_add(0, owners, values)
+    return sums[owners]
+
+
+def sequence_means(values: Tensor, lengths: Tensor) -> Tensor:
+    """Return each token's mean of its sequence: float32[R]."""
+    own = lengths.to(values.device)
+    return sequence_sums(values, lengths) / torch.repeat_interleave(own, own)

@@ -1,17 +1,9 @@
-"""Choose what layers keep for their gradients: checkpointing, and offload of what it keeps.
+"""Choose what layers keep for their gradients, and compile them, before the model is sharded.
 
-Called by ``policy_model`` before the layers are sharded, so that the second forward pass finds gathered weights.
-Checkpointing keeps the input of each layer and computes the layer again. With
-Qwen2.5-7B's sizes in bfloat16 a token keeps 0.2 MB in place of 7 MB; the second pass costs a third more time.
-``selective`` also keeps the output of attention, whose cost grows with the square of the length, at 0.2 MB more.
-Offload moves the inputs of layers to pinned host memory until the backward pass needs them.
-
-Compile each layer by itself with ``torch.compile``, which fuses norms, activations and residuals.
-
-Called by ``policy_model``.
-Layers of a kind share their compiled code, so the time that it takes does not grow with their number. Attention stays
-outside: its loop over the blocks of a row would be compiled anew for every row. The number of a row's tokens is a
-symbol of the compiled code, so rows of any length use the same.
+Checkpointing keeps the input of each layer and computes the layer again, with gathered weights. With Qwen2.5-7B's sizes
+in bfloat16 a token keeps 0.2 MB in place of 7 MB; the second pass costs a third more time. ``selective`` also keeps the
+output of attention, whose cost grows with the square of the length, at 0.2 MB more. Offload moves the inputs of layers
+to pinned host memory until the backward pass needs them.
 """
 
 from __future__ import annotations
@@ -31,7 +23,6 @@ from plaudit_reward.attention import PACKED_ATTENTION, VARLEN_ATTENTION, packed_
 from plaudit_wire.errors import RefusedError
 
 Checkpointing = Literal["auto", "none", "layers", "selective"]
-
 _ATTENTION = (
     *(
         getattr(torch.ops.aten, name).default
@@ -109,7 +100,10 @@ def refuse_without_compiler(device: str, environment: Mapping[str, str]) -> None
 def compile_layers(model: PreTrainedModel) -> None:
     """Compile a model's layers (those that it names as not to be split) before they are checkpointed and sharded.
 
-    Checkpointing calls the compiled layer twice, and FSDP2's hooks run around it.
+    ``torch.compile`` fuses norms, activations and residuals. Layers of a kind share their compiled code, so the time
+    that it takes does not grow with their number. Attention stays outside: its loop over the blocks of a row would be
+    compiled anew for every row. The number of a row's tokens is a symbol of the compiled code, so rows of any length
+    use the same. Checkpointing calls the compiled layer twice, and FSDP2's hooks run around it.
     """
     for name, attention in ((PACKED_ATTENTION, packed_attention), (VARLEN_ATTENTION, varlen_attention)):
         AttentionInterface.register(name, torch.compiler.disable(attention))  # type: ignore[no-untyped-call]

@@ -1,18 +1,6 @@
-"""Update with AdamW: warm-up, schedule, gradient clipping. Its saved state does not depend on the number of ranks.
+"""Update the policy with AdamW, and measure the work of an update: tokens a second, the share of a GPU's peak (MFU).
 
-Called by ``policy_model``.
-
-Measure an update's speed: tokens a second, and on GPUs the share of the peak (MFU). Pure but for the name.
-
-MFU counts 6 operations a trained parameter and token (2 forward, 2 for the gradient of its input, 2 for its own), 4 a
-frozen one, and 6 · layers · width · length for causal attention: what the update needs, without what checkpointing
-computes again (Chowdhery et al., 2022, arXiv 2204.02311).
-
-Choose the text whose log-probabilities show whether a rollout loaded the published weights.
-
-A text, not arbitrary ids: a language model gives arbitrary ids logits far apart, and bfloat16 rounds a logit of 16 to
-32 in steps of 0.125. Mean differences between two bfloat16 forward passes of a 16-layer model with logits up to 37 were
-0.05-0.08 nats over likely tokens and 0.09 over arbitrary ones; a replaced layer gave 0.6 and more, a replaced head 11.
+``probe_ids`` chooses the text whose log-probabilities show whether a rollout loaded the updated weights.
 """
 
 from __future__ import annotations
@@ -32,14 +20,25 @@ from plaudit_job.model_shape import ModelShape, find_device
 if TYPE_CHECKING:
     from plaudit_job.spec.algorithm import AlgorithmSpec, OptimizerSpec
 
-
 MOMENTS = ("exp_avg", "exp_avg_sq")
-
 """AdamW's averages of gradients and of their squares."""
+_TOKENS = "training/computed_tokens"
+_TFLOPS = "training/tflops"
+PROBE_LIMITS = {"bfloat16": 0.3, "float16": 0.05, "float32": 0.05}
+"""``model.dtype`` → mean absolute difference in nats above which weights are refused: several times the rounding of two
+correct passes, half of a wrong layer."""
+MAX_PROBE_TOKENS = 64
+_MIN_PROBE_TOKENS = 16
+_STRIDE = 7919
+"""A prime: arbitrary ids are spread over the vocabulary."""
+_TEXT = (
+    "Tom has 12 apples. He gives 5 of them to his sister and buys 8 more at the market. How many apples does he have "
+    "now? After the gift he has 12 - 5 = 7 apples, and 7 + 8 = 15. So the answer is 15."
+)
 
 
 class PolicyOptimizer:
-    """Update a policy's parameters.
+    """Update a policy's parameters: warm-up, schedule, gradient clipping. Its state does not depend on the ranks.
 
     The rate grows linearly over the updates of ``optimizer.warmupSteps`` steps (a step has ``miniBatchesPerStep`` ×
     ``epochs`` updates), then follows ``optimizer.schedule``; see ``rate_share``. It depends on the place in the run
@@ -152,8 +151,6 @@ def rate_share(settings: OptimizerSpec, update: float, warmup: int, total: int) 
 
     Args:
         update: counted from 0; beyond ``total`` as at its end. Not whole if the step was begun with other updates.
-        warmup: updates of the warm-up.
-        total: updates of the run.
     """
     if update < warmup:
         return min(1.0, (update + 1) / warmup)
@@ -170,13 +167,12 @@ def _number(norm: Tensor) -> float:
     return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
 
 
-_TOKENS = "training/computed_tokens"
-
-_TFLOPS = "training/tflops"
-
-
 def training_flops(shape: ModelShape, lengths: Sequence[int], adapters: int | None = None) -> float:
     """Return the operations of one forward and backward pass.
+
+    6 a trained parameter and token (2 forward, 2 for the gradient of its input, 2 for its own), 4 a frozen one, and 6 ·
+    layers · width · length for causal attention: what the update needs, without what checkpointing computes again
+    (Chowdhery et al., 2022, arXiv 2204.02311).
 
     Args:
         lengths: tokens of each sequence, prompts included.
@@ -219,27 +215,13 @@ def peak_flops() -> float | None:
     return device.flops if device else None
 
 
-PROBE_LIMITS = {"bfloat16": 0.3, "float16": 0.05, "float32": 0.05}
-
-"""``model.dtype`` → mean absolute difference in nats above which weights are refused: several times the rounding of two
-correct passes, half of a wrong layer."""
-
-MAX_PROBE_TOKENS = 64
-
-_MIN_PROBE_TOKENS = 16
-
-_STRIDE = 7919
-
-"""A prime: arbitrary ids are spread over the vocabulary."""
-
-_TEXT = (
-    "Tom has 12 apples. He gives 5 of them to his sister and buys 8 more at the market. How many apples does he have "
-    "now? After the gift he has 12 - 5 = 7 apples, and 7 + 8 = 15. So the answer is 15."
-)
-
-
 def probe_ids(tokenizer: PreTrainedTokenizerBase, vocabulary: int, longest: int) -> list[int]:
     """Return the token ids of the text, at most ``MAX_PROBE_TOKENS``.
+
+    A text, not arbitrary ids: a language model gives arbitrary ids logits far apart, and bfloat16 rounds a logit of 16
+    to 32 in steps of 0.125. Mean differences between two bfloat16 forward passes of a 16-layer model with logits up to
+    37 were 0.05-0.08 nats over likely tokens and 0.09 over arbitrary ones; a replaced layer gave 0.6 and more, a
+    replaced head 11.
 
     Args:
         tokenizer: one that makes fewer than 16 tokens of the text gets arbitrary ids.

@@ -1,9 +1,8 @@
 """Make micro-batches within a token budget, without padding, balanced over bins and ranks.
 
-Called by ``policy``. ``assign_bins`` is pure arithmetic over lengths; ``pack`` lays the sequences of one bin one behind
-another in a single row. Which sequence lies where changes nothing but rounding: positions begin anew with each
-sequence, attention stays within it (``packed_attention``), and every token carries the aggregation weight that it has
-in the whole update.
+``assign_bins`` is pure arithmetic over lengths; ``pack`` lays the sequences of one bin one behind another in a single
+row. Which sequence lies where changes nothing but rounding: positions begin anew with each sequence, attention stays
+within it (``packed_attention``), and every token carries the aggregation weight that it has in the whole update.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class MicroBatch:
     """Hold one forward pass: T packed tokens, R of them trained."""
 
     input_ids: Tensor
-    """int64[1, T]. Of a model with images see ``images.rows.SAMPLED_IMAGE``."""
+    """int64[1, T]. Of a model with images see ``checks.SAMPLED_IMAGE``."""
     position_ids: Tensor
     """int64[1, T]: 0, 1, … anew for each sequence. Of a model with images int64[3, 1, T]."""
     layout: PackedLayout
@@ -125,7 +124,6 @@ def pack(
 
     Args:
         sequences: of the whole update, each with at least one prompt token.
-        weights: the aggregation weight of each of them.
         members: which to pack, longest first. Empty: the update's shortest one with weight 0, so that a rank without
             work takes part in the collective calls of the others.
         busy: a sequence with images that is computed beside the others and of which no token is trained, because

@@ -1,7 +1,7 @@
 """Run the policy on one rank: forward and backward passes over micro-batches, one optimizer step per update.
 
 With several ranks, every public method except ``files`` is a collective operation: called on rank 0, it is sent to the
-other ranks (``commands``), which repeat it in ``follow``. The gradient of an update is a sum over tokens with weights
+other ranks (``Commands``), which repeat it in ``follow``. The gradient of an update is a sum over tokens with weights
 fixed beforehand, so apart from rounding it depends neither on the packing nor on the number of ranks.
 """
 
@@ -79,11 +79,12 @@ from plaudit_workers.training.model.sharding import (
 )
 from plaudit_workers.training.model.state_copy import Commands, StateCopy, read_own_rows, refuse_other_tensors
 from plaudit_workers.training.model.trial import try_loss
-from plaudit_workers.training.model.weight_offer import OfferedWeights, WeightOffer, layout_of, part_of, shapes_of
+from plaudit_workers.training.model.weight_offer import WeightOffer, layout_of, part_of, shapes_of, weights_port
 from plaudit_workers.weights.files import ShardReader, WeightFiles
 from plaudit_workers.weights.image import CopiedWeights, WeightForm, WeightImage
 from plaudit_workers.weights.index import MODEL_PREFIX, PROXIMAL_PREFIX, ShardError, ShardIndex, StateProgress
 from plaudit_workers.weights.published import ADAPTER_FILE, WEIGHTS_FILE, Probe
+from plaudit_workers.weights.send import WeightServer, host_towards
 
 
 class PolicyModel:
@@ -147,7 +148,7 @@ class PolicyModel:
         self._published: PolicyVersion | None = None
         """The version of those, or of the model's weights; None when neither are the published ones any more."""
         self._files: dict[str, bytes] = {}
-        self._offered: OfferedWeights | None = None
+        self._server: WeightServer | None = None
         self._image: WeightImage | None = None
         self._copy: StateCopy | None = None
 
@@ -326,11 +327,12 @@ class PolicyModel:
         """Offer rollouts what ``write_weights`` writes, from every rank's memory; return the offer of all ranks."""
         self._commands.send("offer", offer)
         dtype = DTYPES[self._spec.model.dtype]
-        self._offered = self._offered or OfferedWeights()
-        self._offered.make_room()
+        self._server = self._server or WeightServer(weights_port())
+        self._server.make_room()
         with self._published_weights():
             part = part_of(self._tensors, dtype, self._ranks.rank, offer.probe, self._parts)
-        own = TransferPart(self._offered.replace(offer, part), part.digest)
+        self._server.offer(offer.version, offer.token, part)
+        own = TransferPart(f"{host_towards(offer.redis_url)}:{self._server.port}", part.digest)
         gathered = self._commands.gather(msgspec.msgpack.encode(own))
         parts = [msgspec.msgpack.decode(each, type=TransferPart) for each in gathered]
         return Transfer(offer.token, layout_of(self._tensors, dtype, self._parts).num_bytes, parts)
@@ -453,8 +455,8 @@ class PolicyModel:
     def close(self) -> None:
         """Release the other ranks and leave the process group."""
         self._commands.send("close")
-        if self._offered is not None:
-            self._offered.close()
+        if self._server is not None:
+            self._server.close()
         if self._copy is not None:
             self._copy.join()
         leave_ranks(self._ranks)

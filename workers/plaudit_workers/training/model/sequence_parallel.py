@@ -62,7 +62,6 @@ class SequenceParallel:
 
         Args:
             values: of the targets of this rank's part.
-            row: the whole row.
         """
         first, _ = self._own_targets(row)
         found: Tensor = _Collected.apply(values, first, row.targets.numel(), self._group)  # type: ignore[no-untyped-call]

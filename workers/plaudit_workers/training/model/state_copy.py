@@ -1,14 +1,6 @@
 """Copy the policy's state to host memory and write it beside the next updates, each rank its rows.
 
-The step continues as soon as the copy is made. Threads of the ranks then write: rank 0 sends the folder, each rank
-writes one file, and rank 0 collects their tables into the index. They meet in a process group of their own, so they
-never wait for a command.
-
-Send the calls of rank 0's model to the other ranks, because collective operations need all of them.
-
-A command is the name of a method of ``PolicyModel`` and its argument. It travels as msgpack in a broadcast from rank 0,
-never as pickle: a rank that receives something else fails instead of running it. A rank that dies closes its
-connections, so the next collective operation of the others raises and their processes end.
+``Commands`` sends the calls of rank 0's model to the other ranks, because collective operations need all of them.
 """
 
 from __future__ import annotations
@@ -32,6 +24,24 @@ from plaudit_workers.weights.files import ShardReader, TensorRows, write_rows
 from plaudit_workers.weights.image import WeightForm
 from plaudit_workers.weights.index import INDEX_FILE, ShardedTensor, ShardError, ShardIndex, StateProgress, merged
 
+ARGUMENTS: dict[str, Any] = {
+    "update": TrainingBatch,
+    "logprobs": TrainingBatch,
+    "divergences": TrainingBatch,
+    "free_memory": None,
+    "hold_proximal": PolicyVersion,
+    "offer": WeightOffer,
+    "write_weights": str,
+    "copy_weights": None,
+    "write_copied": WeightForm,
+    "probe": None,
+    "copy_state": None,
+    "load": str,
+    "restore": StateProgress,
+    "close": None,
+}
+"""Command → type of its argument."""
+
 
 class WriteReport(msgspec.Struct, frozen=True):
     """Report that a rank has written its file, or failed to."""
@@ -42,6 +52,10 @@ class WriteReport(msgspec.Struct, frozen=True):
 
 class StateCopy:
     """Hold this rank's rows of a state, in host memory.
+
+    The step continues as soon as the copy is made. Threads of the ranks then write: rank 0 sends the folder, each rank
+    writes one file, and rank 0 collects their tables into the index. They meet in a process group of their own, so they
+    never wait for a command.
 
     Args:
         tensors: the state by name, the same names on every rank; sharded or whole.
@@ -141,32 +155,17 @@ def read_own_rows(reader: ShardReader, tensors: Mapping[str, Tensor]) -> None:
             rows.copy_(reader.rows(name, first_row, rows.shape[0] if rows.dim() else 1))
 
 
-ARGUMENTS: dict[str, Any] = {
-    "update": TrainingBatch,
-    "logprobs": TrainingBatch,
-    "divergences": TrainingBatch,
-    "free_memory": None,
-    "hold_proximal": PolicyVersion,
-    "offer": WeightOffer,
-    "write_weights": str,
-    "copy_weights": None,
-    "write_copied": WeightForm,
-    "probe": None,
-    "copy_state": None,
-    "load": str,
-    "restore": StateProgress,
-    "close": None,
-}
-
-"""Command → type of its argument."""
-
-
 class CommandError(Exception):
     """Report that a rank received bytes that are not a command."""
 
 
 class Commands:
-    """Broadcast commands from rank 0."""
+    """Broadcast commands from rank 0: the name of a method of ``PolicyModel`` and its argument.
+
+    A command travels as msgpack, never as pickle: a rank that receives something else fails instead of running it. A
+    rank that dies closes its connections, so the next collective operation of the others raises and their processes
+    end.
+    """
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks

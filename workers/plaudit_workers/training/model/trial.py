@@ -1,7 +1,7 @@
 """Try a loss of the user's on random tokens, before rollouts and rewards are spent on an update that cannot be made.
 
 The trainer does so at its start. ``python -m plaudit_workers.training.model.trial`` does it for ``plaudit
-validate`` (``job.checks.losses``), in a process of its own because an import can do anything: ``algorithm.loss`` comes
+validate`` (``plaudit_job.checks``), in a process of its own because an import can do anything: ``algorithm.loss`` comes
 in as JSON, the problem goes out as JSON, null if there is none.
 """
 

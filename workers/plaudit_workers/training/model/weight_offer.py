@@ -22,14 +22,11 @@ from plaudit_workers.weights.send import (
     TensorParts,
     TensorShape,
     WeightPart,
-    WeightServer,
     file_layout,
-    host_towards,
 )
 
 PORT_VARIABLE = "PLAUDIT_WEIGHTS_PORT"
 """Port of local rank 0; the next ranks of the pod take the next ports. Unset: any free port."""
-
 _WHOLE: Mapping[str, TensorParts] = {}
 
 
@@ -44,27 +41,8 @@ class WeightOffer(msgspec.Struct, frozen=True):
     """``probe.json``."""
 
 
-class OfferedWeights:
-    """Hold the part of one rank that is offered now."""
-
-    def __init__(self) -> None:
-        self._server = WeightServer(_port())
-
-    def make_room(self) -> None:
-        """Free the versions before the offered one; to be called before the next part is made."""
-        self._server.make_room()
-
-    def replace(self, offer: WeightOffer, part: WeightPart) -> str:
-        """Offer another version; return this rank's address."""
-        self._server.offer(offer.version, offer.token, part)
-        return f"{host_towards(offer.redis_url)}:{self._server.port}"
-
-    def close(self) -> None:
-        """Offer nothing any more."""
-        self._server.close()
-
-
-def _port() -> int:
+def weights_port() -> int:
+    """Return the port on which this rank offers its part; 0: any free one."""
     first = int(os.environ.get(PORT_VARIABLE, "0"))
     return first + int(os.environ.get("LOCAL_RANK", "0")) if first else 0
 
@@ -101,7 +79,6 @@ def part_of(
 
     Args:
         rank: 0 also offers the header, the probe and what is not sharded.
-        probe: ``probe.json``.
     """
     layout = layout_of(tensors, dtype, parts)
     pieces = [(0, memoryview(layout.header))] if rank == 0 else []

@@ -170,8 +170,7 @@ def mappings_and_descriptors() -> list[str]:
 TRAINER = """
 import sys
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.weights.send import WeightPart
-from plaudit_workers.weights.send import WeightServer
+from plaudit_workers.weights.send import WeightPart, WeightServer
 part = WeightPart.of([(0, memoryview(bytes(200 << 20)))])
 server = WeightServer()
 server.offer(PolicyVersion(2, 7), "secret", part)

@@ -62,9 +62,8 @@ RECEIVING = """
 import os, sys
 from plaudit_wire.messages import PolicyVersion, Transfer, TransferPart
 from plaudit_workers.weights.send import TransferError
-from plaudit_workers.weights.send import WeightPart
+from plaudit_workers.weights.send import WeightPart, WeightServer
 from plaudit_workers.weights.receive import Reception
-from plaudit_workers.weights.send import WeightServer
 part, server = WeightPart.of([(0, memoryview(bytes(200 << 20)))]), WeightServer()
 server.offer(PolicyVersion(1, 0), "token", part)
 open(sys.argv[1], "w").write(str(os.getpid()))  # what it has already does not count

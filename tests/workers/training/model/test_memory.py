@@ -1,7 +1,4 @@
-"""Offload of activations: the inputs of layers leave the device between the passes, and nothing else does.
-
-On a CPU host memory is the device's, so the tests ask for the offload of a GPU, which then copies from host to host.
-"""
+"""What a forward pass keeps for the backward pass; with offload, the inputs of layers leave the device in between."""
 
 from __future__ import annotations
 
@@ -11,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from plaudit_reward.attention import PACKED_ATTENTION, PackedLayout
 from plaudit_workers.training.model.head import forward_logits
 from plaudit_workers.training.model.memory import checkpoint_layers
+from saved_bytes import QWEN_7B, saved_bytes
 
 LENGTHS = [9, 8, 5]
 TOKENS = sum(LENGTHS)
@@ -87,3 +87,28 @@ def test_gradients_are_the_same_bit_by_bit(model_folder):
         logits_of(model).log_softmax(-1)[:, 3].sum().backward()
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
     torch.testing.assert_close(gradients[1], gradients[0], atol=0, rtol=0)
+
+
+@pytest.mark.timeout(120)
+def test_checkpointing_and_the_chunked_head_keep_a_twentieth():
+    before, _ = saved_bytes("none", 64)
+    after, largest = saved_bytes("layers", 2048)
+    assert before > 6.0e6
+    assert after < 0.35e6
+    assert largest < 2048 * QWEN_7B.vocab_size  # no logits: those of the row would take twice these bytes and more
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[dist.ProcessGroup]:
+    """Torch's group without other processes: tensors on the meta device have no content to exchange."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("checkpointing", "num_tokens"), [("none", 64), ("layers", 2048)])
+def test_two_ranks_that_compute_a_row_together_keep_half_each(checkpointing, num_tokens, two_ranks):
+    alone, _ = saved_bytes(checkpointing, num_tokens)
+    together, _ = saved_bytes(checkpointing, num_tokens, two_ranks)
+    assert together == pytest.approx(alone / 2, rel=0.02)
