@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from plaudit_job.spec.algorithm import ModelSpec
 from plaudit_wire.errors import RefusedError
+
+if TYPE_CHECKING:
+    from plaudit_job.spec.algorithm import ModelSpec
 
 
 def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:

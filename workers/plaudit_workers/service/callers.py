@@ -378,7 +378,13 @@ def answer_of(submitted: SubmittedSamples, result: GroupResult | Missing) -> Gat
 
 def stored_answer(own_id: str, result: GroupResult, *, is_group: bool) -> SampleAnswer | GroupAnswer:
     """Return the answer for a result that Redis holds."""
-    samples = [
+    samples = sample_answers(own_id, result)
+    return GroupAnswer(own_id, samples) if is_group else samples[0]
+
+
+def sample_answers(own_id: str, result: GroupResult) -> list[SampleAnswer]:
+    """Return the results of a group's samples."""
+    return [
         SampleAnswer(
             **msgspec.structs.asdict(SampleOutput.from_record(sample.scoring, own_id)),
             seconds=round(sample.seconds, 6),
@@ -387,7 +393,6 @@ def stored_answer(own_id: str, result: GroupResult, *, is_group: bool) -> Sample
         )
         for index, sample in enumerate(result.samples)
     ]
-    return GroupAnswer(own_id, samples) if is_group else samples[0]
 
 
 def lines(answers: Sequence[GatewayAnswer]) -> bytes:

@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from accelerate import init_empty_weights
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import (
@@ -29,14 +28,16 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from plaudit_job.spec.algorithm import ModelSpec
-from plaudit_job.spec.rollout import SamplingSpec
 from plaudit_reward.attention import PACKED_ATTENTION, PackedLayout, UnsupportedAttentionError, length_limits
 from plaudit_wire.errors import RefusedError
 from plaudit_workers.images import ImageProcessor
 from plaudit_workers.tokenizer import load_tokenizer, loading_message
 from plaudit_workers.weights.parameters import ModelFiles, StoredParameters
-from plaudit_workers.weights.send import TensorParts
+
+if TYPE_CHECKING:
+    from plaudit_job.spec.algorithm import ModelSpec
+    from plaudit_job.spec.rollout import SamplingSpec
+    from plaudit_workers.weights.send import TensorParts
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """``model.dtype`` → torch's."""
@@ -131,6 +132,8 @@ def build_empty(model: ModelSpec, *, images: bool = False) -> LoadedModel | None
     files = ModelFiles.find(model.source, model.revision)
     if files is None or model.trust_remote_code:
         return None
+    from accelerate import init_empty_weights  # late: the benchmark on GPUs runs without it
+
     try:
         config = AutoConfig.from_pretrained(model.source, revision=model.revision)
         with init_empty_weights(include_buffers=False):
