@@ -24,7 +24,6 @@ MEDIA_REMEDIES = {
 """Columns of multi-modal data in verl's form. They are refused where they are not read: without them, a prompt would be
 trained without what it asks about."""
 _WITHOUT_IMAGES = "contents are text, and images where spec.data.images is set"
-
 REMEDIES = {
     "data_source": "name the origin of each prompt (text); rule scorers are chosen by it",
     "prompt": f"give each prompt as messages ([{{role, content}}, …]) or as text; {_WITHOUT_IMAGES}",

@@ -30,7 +30,6 @@ _PATTERNS = {
     r"^[^/]": ("is not a relative path", "Remove the leading /"),
 }
 _MAPPING = ("a mapping", "Write {key: value}, or one indented 'key: value' line for each")
-
 _TYPES = {
     "int_type": ("a whole number", "Write digits without quotes"),
     "int_from_float": ("a whole number", "Remove the fraction"),

@@ -10,7 +10,6 @@ _MERGED = 2
 """Default side of the square of patches that become one token of the language model."""
 _QUERY_KEY_BIAS = {"qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"}
 _QUERY_KEY_NORM = {"qwen3", "qwen3_moe"}
-
 _LOGIT_CHANGES = {
     "final_logit_softcapping": None,
     "lm_head_multiplier": 1,

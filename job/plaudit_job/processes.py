@@ -20,7 +20,6 @@ HOST_VARIABLE = "PLAUDIT_MODEL_SERVER_HOST"
 PORT_VARIABLE = "PLAUDIT_MODEL_SERVER_PORT"
 """Variables of the process that starts a server: ``scorer/number`` or ``scorer``, its host and its port."""
 _UTILIZATION = 0.9
-
 _VLLM_ON_CPU = {
     # GiB. Without a bound vLLM takes most of the machine's memory for a cache that pooling hardly uses.
     "VLLM_CPU_KVCACHE_SPACE": "1",

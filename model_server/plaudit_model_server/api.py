@@ -113,7 +113,6 @@ _SHORT_BYTES = 16_384
 template may take any time."""
 _decode = msgspec.json.Decoder(ClassifyRequest).decode
 _CLIENT_CLOSED_REQUEST = 499
-
 _TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",

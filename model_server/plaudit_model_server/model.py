@@ -31,7 +31,6 @@ from plaudit_wire.errors import ConfigurationError, DataError
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
-
 _SAME = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """The largest rounding difference of packed hidden states from those of a sequence alone, relative to their norm."""
 _NO_LEAK = 1e-5

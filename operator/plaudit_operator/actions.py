@@ -34,7 +34,6 @@ from plaudit_operator.pod_state import evicted_since, is_disrupted, is_leaving, 
 from plaudit_operator.runtime.kinds import CHILDREN
 
 Manifest = dict[str, Any]
-
 _GRACE_S = 120
 _OUTLIVING = ("StatefulSet", "Service")
 """Kinds of Redis's objects that a trainer needs to its end; its pod has mounted the Secret already."""

@@ -33,9 +33,7 @@ from plaudit_operator.names import Reason
 from plaudit_operator.platform import Platform
 
 Object = Mapping[str, Any]
-
 S = TypeVar("S", bound=BaseModel)
-
 _KEEPS = "edit rejected, the job keeps its old spec"
 
 

@@ -39,7 +39,6 @@ from plaudit_operator.pod_state import (
 from plaudit_wire.backoff import backoff_s
 
 RoleVerdict = Literal["absent", "running", "done", "failed", "disrupted", "final"]
-
 _DECIDED: dict[str, tuple[RoleVerdict, str]] = {
     "Fail": ("final", Reason.FAILURE_RULE),
     "Count": ("failed", Reason.ATTEMPT_FAILED),

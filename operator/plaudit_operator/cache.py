@@ -40,7 +40,6 @@ _METADATA_FIELDS = (
     "deletionTimestamp",
     "deletionGracePeriodSeconds",
 )
-
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 
 

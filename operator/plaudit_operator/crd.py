@@ -61,7 +61,6 @@ _CONDITION = _fields(
         "lastTransitionTime": _time("Time of the last transition."),
     },
 )
-
 _ROLES = "trainer, rollout, reward, gateway, transport, metrics, model/<scorer>, or environment/<name>."
 _ROLE = _fields(
     required=("name",),
@@ -74,7 +73,6 @@ _ROLE = _fields(
         "lastFailure": _text("Last failure of one of its pods."),
     },
 )
-
 _ROLE_COST = _fields(
     required=("name",),
     properties={
@@ -83,7 +81,6 @@ _ROLE_COST = _fields(
         "gpuSeconds": _count("GPU seconds until countedTime."),
     },
 )
-
 STATUS = _fields(
     description="Observed state; written by the operator only.",
     properties={
@@ -157,17 +154,14 @@ PRINTER_COLUMNS: list[dict[str, Any]] = [
     _column("URL", "string", ".status.url", 1),
     _column("Age", "date", ".metadata.creationTimestamp"),
 ]
-
 _OF_JOBS_ONLY = ("attempt", "restarts", "disruptions", "shortAttempts", "lastAttemptStep", "nextAttemptTime")
 """Fields about attempts of a trainer."""
-
 SERVICE_STATUS: dict[str, Any] = {
     **STATUS,
     "properties": {name: field for name, field in STATUS["properties"].items() if name not in _OF_JOBS_ONLY}
     | {"revision": _text("Revision of the scoring in effect; results of its workers have it as their version.", 64)},
 }
 """The schema of a RewardService's ``status``."""
-
 SERVICE_COLUMNS: list[dict[str, Any]] = [
     _column("Phase", "string", ".status.phase"),
     _column("Revision", "string", ".status.revision"),
@@ -181,10 +175,8 @@ SERVICE_COLUMNS: list[dict[str, Any]] = [
 
 
 TEMPLATES = Path(__file__).parents[2] / "charts" / "plaudit" / "templates"
-
 MAX_TEXT, MAX_ITEMS, MAX_ENTRIES = 4096, 64, 64
 """Bounds of texts, lists and mappings whose models have none."""
-
 _LIST_KEYS = {
     "reward.scorers": "name",
     "rollout.groups": "name",

@@ -45,18 +45,15 @@ def _field_rules() -> Iterator[CelRule]:
 
 
 _TRAINS = "(has(self.rollout) || has(self.trainer))"
-
 _ONE_SERVICE = [
     _rule("(self.?name.orDefault() != '') != (self.?url.orDefault() != '')", "give exactly one of name and url"),
     _rule("self.?url.orDefault() == '' || has(self.tokenSecret)", "with url tokenSecret is required"),
 ]
-
 _PYTHON = _rule(
     "self.?kind.orDefault() != 'python' || (has(self.path) && has(self.function))",
     "kind python needs path and function",
 )
 _OF_AN_ENDPOINT = "model and apiKeySecret are of an endpoint, but the job serves the judge: remove them"
-
 RULES: dict[str, list[CelRule]] = {
     "": [
         *(
@@ -229,7 +226,6 @@ RULES: dict[str, list[CelRule]] = {
     ],
 }
 """CEL rules by path under ``spec`` (``[]``: each item of a list)."""
-
 _POD_RULES = {
     "pod.env[]": [_rule("!has(self.valueFrom) || !has(self.value)", "give one of value and valueFrom")],
     "pod.env[].valueFrom": [

@@ -153,7 +153,6 @@ class ConditionType:
 
 
 CONDITION_ORDER = tuple(value for name, value in vars(ConditionType).items() if name.isupper())
-
 NEEDED = (
     ConditionType.TRANSPORT_READY,
     ConditionType.ROLLOUT_READY,

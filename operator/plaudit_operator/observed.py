@@ -13,7 +13,6 @@ from typing import Any
 from plaudit_operator import names
 
 Object = Mapping[str, Any]
-
 NO_SUCH_KIND = "this cluster has no"
 """Prefix of a refusal if the cluster does not serve a child's kind."""
 

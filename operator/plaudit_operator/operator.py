@@ -25,7 +25,6 @@ from plaudit_operator.status.progress import ProgressReader
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
-
 _RESYNC_EVERY_S = 600.0
 _SILENT_TOO_LONG_S = 300.0
 _STUCK_AFTER_S = 120.0

@@ -17,7 +17,6 @@ from plaudit_job.spec.pod import GPU
 from plaudit_job.spec.rljob import Spec
 
 Manifest = dict[str, Any]
-
 _OF_ROLLOUT = "a pod of a rollout is on one node"
 
 

@@ -26,7 +26,6 @@ from plaudit_operator.observed import gpu_seconds, holds, seconds
 from plaudit_wire.printable import printable
 
 Object = Mapping[str, Any]
-
 RESOURCE = "rljobs.plaudit.dev"
 SERVICES = "rewardservices.plaudit.dev"
 ROLES = ("trainer", "rollout", "reward", "gateway", "model", "metrics", "redis")

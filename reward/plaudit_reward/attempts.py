@@ -29,7 +29,6 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.records import Outcome, Sample, ScorerRecord
 
 logger = get_logger(__name__)
-
 T = TypeVar("T")
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 15.0

@@ -329,7 +329,6 @@ def _ending(watched: _Watched, exited: Exit, last_line: str) -> tuple[Ending, st
 
 
 _REQUEST_BYTES = 1 << 20
-
 _MODULES = """abc array ast asyncio base64 binascii bisect builtins calendar cmath codecs collections collections.abc
     contextlib copy csv ctypes dataclasses datetime decimal difflib enum fractions functools gc hashlib heapq html
     inspect io itertools json math multiprocessing numbers operator os pathlib platform pprint queue random re

@@ -210,7 +210,6 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 _HERE = "plaudit_workers.commands"
-
 COMMANDS: dict[str, Subcommand] = {
     "run": Subcommand(
         "plaudit_workers.launch.run:run", "run a job on this machine or on a Ray cluster", _run_arguments

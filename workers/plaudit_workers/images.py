@@ -37,7 +37,6 @@ MOST_BYTES = 32 << 20
 """Bytes of an image file."""
 MOST_PIXELS = 1 << 26
 """Width times height of an image."""
-
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Pillow's other decoders start programs (EPS) or are rarely used, and so rarely tested."""
 _ORIENTATION = 0x0112
@@ -46,7 +45,6 @@ _FIRST_TURNED = 5
 _REMEDY = "Give {bytes: …}, {path: …} or a path; paths are relative to the data file"
 _CACHE_BYTES = 1 << 29
 """Pixels that are held for the next row or update; the samples of a group have the same images."""
-
 Made = TypeVar("Made")
 
 

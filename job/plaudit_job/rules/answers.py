@@ -16,7 +16,6 @@ from plaudit_wire.errors import ConfigurationError
 _STEP = re.compile(
     r"""\.(?P<name>\w+)|\[(?P<item>-?\d+)\]|\[(?P<all>\*)\]|\[(?P<quote>['"])(?P<quoted>.+?)(?P=quote)\]"""
 )
-
 _DECODER = json.JSONDecoder()
 Step = str | int | None
 """A member's name, an item's index, or None for every item."""

@@ -453,7 +453,6 @@ def _gang_without_training(spec: Spec) -> Iterator[Problem]:
 
 
 FieldRule = Callable[[Spec], Iterator[Problem]]
-
 _ALWAYS: tuple[FieldRule, ...] = (
     scorer_problems,
     model_turn_problems,

@@ -78,7 +78,6 @@ _LATENCY = (
         panel="Scorers: p50 and p99 of a call in the newest step",
     ),
 )
-
 _PROGRESS = (
     Alert(
         "StepStalled",
@@ -137,7 +136,6 @@ _PROGRESS = (
         panel="Queue depth",
     ),
 )
-
 _FAILURES = (
     Alert(
         "ScoresFailing",
@@ -183,7 +181,6 @@ _FAILURES = (
         panel="Mean wait for a limit",
     ),
 )
-
 _LEARNING = (
     Alert(
         "RewardCollapsed",
@@ -261,7 +258,6 @@ _LEARNING = (
         panel="Discarded updates",
     ),
 )
-
 _TRANSPORT = (
     Alert(
         "Redelivering",
@@ -316,7 +312,6 @@ _TRANSPORT = (
         panel="Metrics pipeline",
     ),
 )
-
 _TOOLS = (
     Alert(
         "ToolFailing",
@@ -344,7 +339,6 @@ _TOOLS = (
         panel="Bottleneck: where the newest step's time went",
     ),
 )
-
 RUN_ALERTS: tuple[Alert, ...] = (*_LATENCY, *_PROGRESS, *_FAILURES, *_TOOLS, *_LEARNING, *_TRANSPORT)
 POD_LABELS = "instance, pod, container, endpoint"
 _JOB = "{{ $labels.namespace }}/{{ $labels.name }}"

@@ -69,7 +69,6 @@ _PROBES = ("/healthz", "/readyz")
 _INTERNAL = (".localhost", ".svc", ".svc.cluster.local")
 _MOST_OPEN = 500
 """Only so many of the newest samples are looked through: they are read on the event loop."""
-
 _FOREIGN = (
     "The metrics service shows prompts and responses only on its own machine. In a cluster use kubectl plaudit open, "
     "on another machine an SSH tunnel, or set PLAUDIT_METRICS_SAMPLES=all in its environment (spec.metrics.pod.env)"

@@ -30,7 +30,6 @@ _GROUPS = "groups"
 _TRAINER = "trainer"
 _FIRST = (_TRAINER, _GROUPS)
 """Shown at the top; workers follow in order of appearance, queues are last."""
-
 _STRETCHES: tuple[tuple[tuple[str, ...], Callable[[SampleRecord], str]], ...] = (
     (("rollout_queue",), lambda sample: _QUEUES),
     (("engine_queue", "generation", "tools"), lambda sample: sample.generation.worker if sample.generation else ""),
@@ -38,7 +37,6 @@ _STRETCHES: tuple[tuple[tuple[str, ...], Callable[[SampleRecord], str]], ...] = 
     (("limiter", "retry", "score", "commit"), lambda sample: sample.scoring.worker),
 )
 """A sample's stages in order, split where it changes tracks, with the owner of each track."""
-
 Event = dict[str, Any]
 _Place = tuple[int, int]
 """Process and track."""

@@ -65,7 +65,6 @@ Row = Mapping[str, Any]
 TEXT, WHOLE, REAL = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
 _STAMPS = {name: f"{name}_at" for name in Stamps.__struct_fields__}
 _GROUP_TIMES = {name: f"group_{name}_at" for name in ("terminal", "ready", "taken", "closed")}
-
 COLUMNS: dict[str, pyarrow.DataType] = {
     "step": WHOLE,
     "incarnation": WHOLE,
@@ -110,7 +109,6 @@ COLUMNS: dict[str, pyarrow.DataType] = {
     "deliveries": WHOLE,
     **dict.fromkeys((*_STAMPS.values(), *_GROUP_TIMES.values()), REAL),
 }
-
 SCORER_COLUMNS: dict[str, pyarrow.DataType] = {
     "value": REAL,
     "outcome": TEXT,
@@ -121,18 +119,15 @@ SCORER_COLUMNS: dict[str, pyarrow.DataType] = {
     "wait_s": REAL,
     "attempts": WHOLE,
 }
-
 ROW_GROUP = 256
 """Rows of a row group: few, so that single samples are read cheaply."""
 BOUNDED = ["step", "outcome", "score", "data_source", "split"]
 """Columns whose bounds the footer holds. Those of texts would make it several times as large."""
 MOST_EXTRAS = 64
 """Extras of one scorer that get a column each; further ones are not stored."""
-
 _PROMPT = {name: name for name in ("group", "split", "position", "attempt", "data_source", "prompt", "images")} | {
     "step": "admitted_for_step"
 }
-
 _GENERATION = {
     name: name
     for name in (
@@ -140,7 +135,6 @@ _GENERATION = {
         *("generate_s", "tool_s", "engine_queue_s", "num_preempted"),
     )
 } | {"worker": "rollout_worker"}
-
 _SCORING = {name: name for name in ("outcome", "reason", "limiter_s", "retry_s", "call_s")} | {
     "value": "score",
     "worker": "reward_worker",
@@ -274,7 +268,6 @@ SCORER_INPUT = [
     *("response_tokens", "finish_reason", "outcome", "score"),
 ]
 """The columns that ``scorer_input`` needs, and the sample's step and score."""
-
 LATER_SCORER_INPUT = ["messages_json", "max_tokens", "completion_json", "agent_json"]
 """Further ones, which samples of older runs lack."""
 

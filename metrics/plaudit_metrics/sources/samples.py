@@ -169,7 +169,6 @@ def _groups(rows: Iterable[Row]) -> Iterable[GroupRecord]:
 
 
 _PREVIEW_CHARACTERS = 240
-
 LISTED_COLUMNS = [
     "step",
     "group",

@@ -38,7 +38,6 @@ MOST_EXTRAS = 16
 _EXTRA_CHARACTERS = 64
 _OUTCOME_CODES = {outcome: float(code) for code, outcome in enumerate(OUTCOMES)}
 _NAN = math.nan
-
 _NEVER_GENERATED = GenerationRecord(
     worker="",
     generate_s=_NAN,
@@ -360,11 +359,7 @@ def spread(key: str, values: Floats | Integers) -> dict[str, float]:
     """Return ``<key>/min``, ``<key>/max`` and ``<key>/mean``; nothing without values."""
     if len(values) == 0:
         return {}
-    return {
-        f"{key}/min": float(values.min()),
-        f"{key}/max": float(values.max()),
-        f"{key}/mean": float(values.mean()),
-    }
+    return {f"{key}/min": float(values.min()), f"{key}/max": float(values.max()), f"{key}/mean": float(values.mean())}
 
 
 NO_SCORER = "(no scorer)"

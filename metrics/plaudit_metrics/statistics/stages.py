@@ -41,7 +41,6 @@ SAMPLE_STAGES = (
     "score",
     "commit",
 )
-
 GROUP_STAGES = ("group_wait", "group_scorer", "ready_queue")
 STAGES = SAMPLE_STAGES + GROUP_STAGES
 _UNKNOWN = GroupRecord("", "train", 0, "trained", 0, 0, 0.0, 0.0)

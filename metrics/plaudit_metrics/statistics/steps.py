@@ -13,14 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from plaudit_metrics.statistics.columns import (
-    Floats,
-    Integers,
-    SampleColumns,
-    failure_labels,
-    spread,
-    turn_statistics,
-)
+from plaudit_metrics.statistics.columns import Floats, Integers, SampleColumns, failure_labels, spread, turn_statistics
 from plaudit_metrics.statistics.stages import group_stage_seconds, sample_stage_seconds
 from plaudit_metrics.statistics.verdict import HELD_KEY, LIMITER_KEY, split_waits, verdict
 from plaudit_wire.records import OUTCOMES, GroupRecord, SampleRecord, StepRecord, WaitRecord

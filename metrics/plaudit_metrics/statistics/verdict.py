@@ -183,7 +183,6 @@ Verdict = Literal[
     "trainer",
     "balanced",
 ]
-
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 WAITING_SHARE = 0.2
 """Below this share of the step spent waiting, the trainer itself is the bottleneck."""
@@ -197,7 +196,6 @@ HELD_SHARE = 0.5
 _OUTCOME_KEYS = tuple(f"reward_pipeline/outcome/{outcome}" for outcome in OUTCOMES)
 LIMITER_KEY, HELD_KEY = "reward_pipeline/limiter_total_s", "reward_pipeline/limiter_held_total_s"
 _SCORED_KEY = "reward_pipeline/outcome/scored"
-
 _NAMES: dict[str, Verdict] = {
     "generation": "generation",
     "tools": "tools",
@@ -208,7 +206,6 @@ _NAMES: dict[str, Verdict] = {
     "ready_queue": "trainer",
     PAUSE: "unscored",
 }
-
 _EXPLANATIONS: dict[str, str] = {
     "unscored": "Too many samples have no score: the reasons are listed by scorer. Repair the scorer that fails.",
     "generation": "The trainer waited for generation: add rollouts, or shorten responses.",

@@ -19,7 +19,6 @@ from plaudit_wire.printable import printable
 from plaudit_wire.records import StepRecord
 
 _REFUSED = 2
-
 _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("step", "step", "{:.0f}"),
     ("reward", "reward/mean", "{:.3f}"),

@@ -48,7 +48,6 @@ class OverviewSource(Protocol):
 
     def read(self) -> RunOverview:
         """Return the current overview; raise ``UnknownRunError`` if there is none."""
-        ...
 
 
 class MetricsService:

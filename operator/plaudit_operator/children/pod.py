@@ -31,7 +31,6 @@ _LOST_NODE_TOLERATIONS = [
 _STARTS_WITHIN_S = 300
 """No process is killed before its first successful probe: on a busy node imports alone take a minute."""
 _READ_ONLY = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
-
 _PREPARE = """\
 import json, os, signal, socket, sys, time
 from urllib.parse import urlsplit

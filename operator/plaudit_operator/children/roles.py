@@ -48,9 +48,7 @@ MODEL_ROLE = "model"
 REWARD_ROLE = "reward"
 ROLLOUT_ROLE = "rollout"
 TRAINER_ROLE = "trainer"
-
 TOKENS_FOLDER = f"{SECRETS_FOLDER}/{GATEWAY_ROLE}"
-
 _CLIENT_KEPT_S = 86_400
 """Seconds without a connection after which a client may reach another server: Kubernetes' maximum."""
 _LAST_UPDATE_WITHIN_S = 600

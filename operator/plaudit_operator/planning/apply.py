@@ -15,7 +15,6 @@ from plaudit_operator.runtime.kube import AlreadyExistsError, ApiServer, Invalid
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
-
 ChildKey = tuple[str, str]
 
 

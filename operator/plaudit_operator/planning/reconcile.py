@@ -39,7 +39,6 @@ from plaudit_wire.backoff import backoff_s
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
-
 _REFUSED_AGAIN_AFTER_S = 30.0
 _AWAITED_S = 1.0
 _PAUSE_S = 10.0

@@ -27,16 +27,12 @@ from plaudit_operator.runtime.threads import BackgroundLoop, Latest
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
-
 Check = Callable[[], str]
 """Returns what is wrong; empty if nothing is."""
-
 TokenCheck = Callable[[str], bool]
 """Returns True for a bearer token whose owner may read ``/metrics``; raises ``KubeError``. Called on a thread."""
-
 Review = Callable[[str, dict[str, Any]], dict[str, Any]]
 """Posts a review to a path of the API server and returns it with its ``status``. Raises ``KubeError``."""
-
 _REVIEWS_AT_ONCE = 2
 _KNOWN_FOR_S = 60.0
 _MOST_KNOWN = 256

@@ -49,7 +49,6 @@ POD_GROUP = Kind(
 HPA = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 SCALED_OBJECT = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects", optional=True)
 TRIGGER_AUTHENTICATION = Kind("keda.sh/v1alpha1", "TriggerAuthentication", "triggerauthentications", optional=True)
-
 CHILDREN = (
     CONFIG_MAP,
     SERVICE,

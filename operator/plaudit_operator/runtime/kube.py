@@ -29,7 +29,6 @@ from plaudit_operator.runtime.kinds import Kind, kind_of
 
 Object = dict[str, Any]
 ManagedFields = Mapping[str, Any]
-
 _CONNECT_TIMEOUT_S = 5.0
 _READ_TIMEOUT_S = 30.0
 _SILENT_WATCH_S = 120.0

@@ -17,7 +17,6 @@ from plaudit_operator.runtime.kube import AlreadyExistsError, ApiServer, Conflic
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
-
 DURATION_S = 15
 _RENEW_EVERY_S = 2.0
 _GIVE_UP_AFTER_S = 10.0

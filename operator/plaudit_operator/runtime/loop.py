@@ -23,10 +23,8 @@ from plaudit_wire.backoff import backoff_s
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
-
 K = TypeVar("K", bound=Hashable)
 K_co = TypeVar("K_co", covariant=True)
-
 _SERVER_ENDS_AFTER_S = 240
 _LOOK_FOR_OPTIONAL_KIND_EVERY_S = 60.0
 _LOOK_FOR_KIND_EVERY_S = 2.0

@@ -27,7 +27,6 @@ from plaudit_operator.runtime.kinds import HPA, SCALED_OBJECT
 from plaudit_operator.status.roles import RoleState, lack_of
 
 _Reported = Mapping[str, Any]
-
 _MOST_CHARACTERS = 4000
 _AUTOSCALER_KNOWS_AFTER_S = 120.0
 """Time from the last pod's readiness until an autoscaler can be expected to have metrics."""
@@ -42,12 +41,10 @@ _FAILS = {
     HPA.kind: {("AbleToScale", "False"), ("ScalingActive", "False")},
 }
 """Type and status of their conditions in trouble: KEDA 2.21, autoscaling/v2."""
-
 _LOOK_AT = {
     SCALED_OBJECT.kind: "KEDA's pods and its network access to Redis",
     HPA.kind: "metrics-server (kubectl top pods)",
 }
-
 _NO_WORKERS = "ScalingDisabled"
 """Reason of an HPA whose Deployment is scaled to zero."""
 

@@ -24,7 +24,6 @@ from plaudit_operator.runtime.threads import BackgroundLoop
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
-
 _REQUEST_WITHIN_S = 3.0
 _MOST_BYTES = 2 << 20
 _AT_A_TIME = 16
@@ -38,7 +37,6 @@ _MOST_CHARACTERS = 64
 _MOST_BUSY = 2**31 - 1
 _NEARLY_FULL = 0.65
 """Share of Redis's memory. From 70 % on nothing is admitted, so a Redis that is full stays a little below or above."""
-
 JobProgress = dict[str, Any]
 
 

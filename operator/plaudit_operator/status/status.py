@@ -35,7 +35,6 @@ from plaudit_operator.status.roles import RoleState, lack_of
 Status = dict[str, Any]
 _Rest = Literal["", "suspended", "queue", "room"]
 """The reason why roles have no pods although nothing is wrong."""
-
 _RESTS = {
     "suspended": (Reason.SUSPENDED_BY_USER, "suspended by spec.suspend"),
     "queue": (Reason.QUEUED, "waiting in the queue of scheduling.queueName"),
@@ -60,7 +59,6 @@ _EVENT_TYPES = {
     (ConditionType.COMPLETE, "True"): "Normal",
     (ConditionType.FAILED, "True"): "Warning",
 }
-
 _TROUBLES = {
     Reason.UNSCHEDULABLE,
     Reason.IMAGE_PULL,
@@ -70,7 +68,6 @@ _TROUBLES = {
     Reason.REFUSED_BY_CLUSTER,
 }
 """Reasons of a role that is not ready for which a Warning event is emitted."""
-
 _SILENT_AT_FIRST = {
     (ConditionType.SPEC_VALID, "True"),
     (ConditionType.DEGRADED, "False"),

@@ -213,7 +213,6 @@ _JUDGES: dict[OutputForm, Callable[[bytes, str], bool]] = {
         written.decode("utf-8", "surrogatepass").rstrip("\n") == expected.rstrip("\n")
     ),
 }
-
 _SMALL_BYTES = 1 << 16
 """Output up to this length is compared in the worker: a millisecond or two."""
 _WITHIN_S = 20.0

@@ -33,7 +33,6 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.names import Names
 
 logger = get_logger(__name__)
-
 _REFUSALS = frozenset({401, 403, 404, 405, 407})
 _TRANSIENT = frozenset({408, 409, 425})
 

@@ -31,7 +31,6 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.redis import FunctionLibrary, is_missing, missing_error
 
 logger = get_logger(__name__)
-
 TRAVEL_S = 1.0
 """Longest way of a request to the endpoint for which no 60 s there contain more requests than allowed."""
 

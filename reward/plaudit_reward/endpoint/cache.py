@@ -24,7 +24,6 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.records import Sample
 
 logger = get_logger(__name__)
-
 _decoder = msgspec.msgpack.Decoder(Score)
 
 

@@ -52,7 +52,6 @@ class _Completion(msgspec.Struct):
 
 _ROUTE = "/chat/completions"
 _decode = msgspec.json.Decoder(_Completion).decode
-
 _REMEDIES = {
     401: "check apiKeySecret",
     403: "check apiKeySecret and the key's permissions",

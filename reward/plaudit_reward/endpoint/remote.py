@@ -46,7 +46,6 @@ HTTP = Remedies(
         404: "check http.url: it includes the route",
     },
 )
-
 SERVICE = Remedies(
     "service",
     "service.tokenSecret",
@@ -57,7 +56,6 @@ SERVICE = Remedies(
         404: "check service.url: it is the address of a gateway, without a route",
     },
 )
-
 NO_SESSIONS = frozenset({404, 405})
 """Statuses of a server without the route: it verifies without a session."""
 

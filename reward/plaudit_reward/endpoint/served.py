@@ -31,7 +31,6 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.records import Sample
 
 logger = get_logger(__name__)
-
 TOKEN_VARIABLE = "PLAUDIT_MODEL_SERVER_TOKEN"  # noqa: S105  # the variable's name
 """Environment variable of servers and clients: the bearer token of every request; unset or empty: none."""
 

@@ -88,7 +88,6 @@ _INFRASTRUCTURE = frozenset(
         "urllib.error.URLError",
     }
 )
-
 _BUILT_IN_INFRASTRUCTURE = (InfrastructureError, ConnectionError, TimeoutError, MemoryError)
 _RETRIABLE_STATUS = frozenset({408, 425, 429})
 _MAX_REASON_CHARACTERS = 500
@@ -321,7 +320,6 @@ FURTHER = "PLAUDIT_FUNCTION_ENVIRONMENT"
 """Variable of the worker: names that user functions get besides, separated by commas; ``MY_*`` stands for many."""
 _SECRET = ("PLAUDIT_SECRET*", "PLAUDIT_REDIS*")
 """Passwords and keys of the job, and the files that hold them: no name in ``FURTHER`` lets these through."""
-
 _ALLOWED = (
     # the user, the system and Python
     "PATH HOME USER LOGNAME SHELL PWD HOSTNAME TERM LANG LANGUAGE LC_* TZ TMPDIR TMP TEMP XDG_*",

@@ -40,7 +40,6 @@ from plaudit_wire.frames import READ_BYTES, Frames, frame, signal_name
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
-
 _EXIT_WITHIN_S = 1.0
 """How long a child that closed its connection may take to exit, so that the message can name its exit code."""
 _LOOK_EVERY_S = 0.005

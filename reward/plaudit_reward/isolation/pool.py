@@ -37,7 +37,6 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.records import Sample
 
 logger = get_logger(__name__)
-
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 

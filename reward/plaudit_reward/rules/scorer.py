@@ -23,7 +23,6 @@ from plaudit_wire.records import Sample
 
 _WARM_UP = ("The answer is \\boxed{\\sqrt{x} + 1}", "1 + \\sqrt{x}")
 """Parsed and simplified by every rule that does so."""
-
 RULES: dict[str, Rule] = {
     "code": CodeRule(),
     "format": FunctionRule(string_rules.matches_format, isolated=True),
@@ -40,7 +39,6 @@ RULES: dict[str, Rule] = {
 """Rules by the name in ``rule:``; verl's module names where verl has such a module."""
 _NUMINA = ("aops_forum", "synthetic_math", "amc_aime", "synthetic_amc", "cn_k12", "olympiads")
 _SEARCH_R1 = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
-
 SOURCES: dict[str, str] = {
     "openai/gsm8k": "gsm8k",
     **dict.fromkeys(("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"), "math_reward"),

@@ -63,7 +63,6 @@ def _out_of_time(_: int, __: FrameType | None) -> NoReturn:
 
 _MAX_EXPONENT = 1000
 _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
-
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -73,7 +72,6 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
-
 _MANY: dict[type[ast.expr], Callable[[list[Any]], Any]] = {ast.Tuple: tuple, ast.List: list, ast.Set: set}
 
 
@@ -115,14 +113,12 @@ _DOLLARS = re.compile(r"\$\d+(\.\d+)?")
 _PERCENT = re.compile(r"\d+(\.\d+)?(\\?)%$")
 _PI = re.compile(r"\\pi")
 _NO_BRACKETS = str.maketrans("", "", "{}()")
-
 _INTERVALS = (
     (re.compile(r"^Interval\((.*)\)$"), "[{}]"),
     (re.compile(r"^Interval\.Ropen\((.*)\)$"), "[{})"),
     (re.compile(r"^Interval\.Lopen\((.*)\)$"), "({}]"),
     (re.compile(r"^Interval\.open\((.*)\)$"), "({})"),
 )
-
 _MATRIX = "\\begin{pmatrix}"
 _MATRIX_ENDS = ("\\\\begin{pmatrix}", _MATRIX, "\\\\end{pmatrix}", "\\end{pmatrix}")
 _UNREADABLE = (ValueError, IndexError, ArithmeticError, TypeError, RecursionError)

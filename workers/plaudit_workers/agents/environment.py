@@ -35,10 +35,8 @@ from plaudit_workers.agents.functions import (
 from plaudit_workers.agents.messages import AskEnvironment, EnvironmentClass, EnvironmentReply, Tool, prompt_messages
 
 Messages = list[dict[str, Any]]
-
 MOST_BYTES = 64 << 10
 """Of all attributes of an instance together, as JSON."""
-
 _NO_TOOLS = ("reset", "get_reward")
 _DEEPEST = 32
 _INTEGERS = range(-(1 << 63), 1 << 64)

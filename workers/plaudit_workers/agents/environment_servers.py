@@ -28,7 +28,6 @@ _RESET_SHARE = 0.8
 """Of the limit of a call, in which a server that is unreachable or full is asked for a session again."""
 _NO_TOOLS = frozenset({"/seed_session", "/verify", "/aggregate_metrics", "/mcp"})
 _MOST_CHARACTERS_OF_A_PROBLEM = 500
-
 Result = TypeVar("Result")
 
 

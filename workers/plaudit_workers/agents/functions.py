@@ -26,7 +26,6 @@ from plaudit_workers.agents.messages import FunctionTool, Tool
 
 MOST_CHARACTERS = 1 << 20
 """Longer texts are cut here; the agent's own limit is far below."""
-
 Result = TypeVar("Result")
 
 

@@ -99,7 +99,6 @@ class EnvironmentServer(msgspec.Struct, frozen=True, tag=True):
 
 
 Source = FunctionTool | VerlTools | McpServer | AgentClass | EnvironmentClass | EnvironmentServer | Program
-
 EnvironmentKind = Literal["", "calls", "text", "loop"]
 """``calls``: the policy acts through tool calls. ``text``: each turn is an action. ``loop``: a class that runs whole
 samples. Empty: there is no environment."""
@@ -283,7 +282,6 @@ ToTemplate = Load | Fork | Kill
 FromTemplate = Loaded | Refused | Ended
 ToSample = CallTool | AskEnvironment | RunAgent | RunAgentProgram | Generated
 FromSample = ToolResult | EnvironmentReply | GenerateTurn | AgentDone | AgentFailed | ProgramEnded
-
 to_template = msgspec.msgpack.Decoder(list[ToTemplate])
 from_template = msgspec.msgpack.Decoder(list[FromTemplate])
 to_sample = msgspec.msgpack.Decoder(list[ToSample])

@@ -50,7 +50,6 @@ from plaudit_workers.agents.messages import (
 from plaudit_workers.job_start import environment_url
 
 logger = get_logger(__name__)
-
 _LOAD_WITHIN_S = 300.0
 _STATUS_WITHIN_S = 2.0
 """Seconds that the template may take to report the exit code of a process whose connection closed."""

@@ -45,7 +45,6 @@ from plaudit_workers.process import EXIT_DONE
 
 _RESPONSE_CHARACTERS = 200
 _SHOWN_CHARACTERS = 60
-
 OnScored = Callable[[StoredSample, ScoringRecord], object]
 
 
@@ -275,7 +274,6 @@ _COLUMNS: dict[str, pyarrow.DataType] = {
     "score": REAL,
     "reason": TEXT,
 }
-
 _SCORER_COLUMNS = {name: SCORER_COLUMNS[name] for name in ("value", "outcome", "reason")}
 
 

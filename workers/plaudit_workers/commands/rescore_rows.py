@@ -188,7 +188,6 @@ def _decoded(line: bytes) -> _Line | None:
 
 Unit = list[Sample]
 """Samples that are scored together: a whole group, or a single sample."""
-
 _HTTP_TIMEOUT_S = 86_400.0
 _IN_WORK = 1024
 """Units that a service has at a time; its own limits decide how many of them it works on."""
@@ -204,7 +203,6 @@ class StoredScorers(Protocol):
 
     def scored(self, units: AsyncIterator[tuple[str, Unit]]) -> AsyncIterator[list[ScoringRecord]]:
         """Yield the scorings of each unit, in order; each comes with an id that a resumed command repeats."""
-        ...
 
 
 class JobScorers:

@@ -199,7 +199,6 @@ async def _letters(transport: Transport, first: str, last: str) -> list[Letter]:
 
 
 _ROLES: dict[str, str] = {"prompts": "rollout", "samples": "reward", "groups": "reward"}
-
 _OF_LETTER = ("stream", "entry", "reason", "consumer", "deliveries", "history", "buried")
 
 

@@ -35,7 +35,6 @@ from plaudit_workers.service.lines import EXPECTED, RawSample, SampleInput, Samp
 _STANDARD = Path("-")
 _HELD_PER_PLACE = 16
 """Samples held in memory for each slot, so that a slow sample does not block the others."""
-
 _BEGUN_AT_A_TIME = 8
 """Samples started in one round of the event loop, so that a start with hundreds of free slots delays nothing else."""
 

@@ -33,7 +33,6 @@ from plaudit_workers.service.lines import SampleInput, SampleOutput, ScorerOutpu
 _LOOK_EVERY_S = 0.2
 _REREAD_EVERY_S = 1.0
 _HTTP_TIMEOUT_S = 86_400.0
-
 FoundService = tuple[RedisAddress, str]
 """Redis of a scoring service, and the id of its run."""
 

@@ -32,7 +32,6 @@ from plaudit_workers.service.build import build_pipeline
 from plaudit_workers.service.lines import SampleInput
 
 _COLUMNS = (*REQUIRED_COLUMNS, "extra_info", "response", "responses")
-
 _SHOWN_CHARACTERS = 60
 
 

@@ -21,7 +21,6 @@ from plaudit_wire.logs import get_logger
 from plaudit_workers.process import RESTARTED
 
 logger = get_logger(__name__)
-
 _CHECK_STARTING_EVERY_S = 0.25
 _CHECK_HEALTHY_EVERY_S = 2.0
 _UNRESPONSIVE_AFTER_S = 30.0
@@ -29,7 +28,6 @@ _UNRESPONSIVE_AFTER_S = 30.0
 _GRACE_S = 20.0
 """Time to finish requests after SIGTERM; less than the supervisor's own grace."""
 _TAIL_BYTES = 2000
-
 IsReady = Callable[[], Awaitable[bool]]
 
 

@@ -33,7 +33,6 @@ _TRIAL_MODULE = "plaudit_workers.training.model.trial"
 """Module of the trainer, run by name: it needs torch, which a job's checks do not import."""
 _TRIED_WITHIN_S = 120.0
 _ON_KUBERNETES = "It applies on Kubernetes"
-
 _KUBERNETES_ONLY = {
     "suspend": _ON_KUBERNETES,
     "managedBy": _ON_KUBERNETES,

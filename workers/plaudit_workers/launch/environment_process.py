@@ -17,7 +17,6 @@ from plaudit_workers.launch.child_server import child_server
 from plaudit_workers.process import EXIT_DONE, ProcessSettings
 
 logger = get_logger(__name__)
-
 NAME = "PLAUDIT_ENVIRONMENT_SERVER"
 """Variable with the name of the environment that this process runs."""
 

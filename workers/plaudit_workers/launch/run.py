@@ -57,7 +57,6 @@ ADDRESS_FILE = "service.json"
 """In the run's folder, for ``plaudit submit`` on the same machine; only its owner can read it."""
 _SERVICE_READY_WITHIN_S = 600.0
 _STRETCH_OF_UPTIME_S = 600.0
-
 _COLUMNS = (
     ("step", "step", 6, "{:.0f}"),
     ("reward", "reward/mean", 8, "{:.3f}"),
@@ -70,7 +69,6 @@ EXIT_INTERRUPTED = 130
 """The exit code that shells use for a program that Ctrl-C ended."""
 _PRINT_EVERY_S = 0.25
 _RESUMABLE = "the same command with --resume continues from the last checkpoint"
-
 _CPU_BUILD_NOTE = (
     "note: Ray has GPUs, but the installed vLLM is its CPU build, so rollouts generate on CPUs. "
     "`make install GPU=1` installs the GPU build"

@@ -29,14 +29,7 @@ from plaudit_wire.records import WorkerRecord
 from plaudit_workers import process
 from plaudit_workers.launch.child_server import ServerDiedError, child_server
 from plaudit_workers.launch.redis import free_port
-from plaudit_workers.process import (
-    EXIT_DONE,
-    GPU_SHARE,
-    ProcessSettings,
-    Supervised,
-    alone_on_gpu,
-    unless_stopped,
-)
+from plaudit_workers.process import EXIT_DONE, GPU_SHARE, ProcessSettings, Supervised, alone_on_gpu, unless_stopped
 from plaudit_workers.rollout.vllm_arguments import is_cpu_build
 from plaudit_workers.stream.transport import Transport
 

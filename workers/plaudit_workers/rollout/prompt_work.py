@@ -27,7 +27,6 @@ from plaudit_workers.stream.consumer import dead_letter, discard, publish, unpub
 from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
-
 _TURN_STRIDE = 1 << 32
 """Keeps the seeds of one sample's later turns apart from the first turns of other samples."""
 

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 _NEWEST = 100
 _IMAGE_BYTES = 256 << 20
 """Decoded images that are held: the samples of a group have the same."""
-
 FutureResult = tuple[asyncio.Future[Any], Any]
 """A future and its result; an exception is raised to whoever awaits it."""
 

@@ -42,7 +42,6 @@ from plaudit_workers.weights.receive import Reception
 from plaudit_workers.weights.send import TransferError
 
 logger = get_logger(__name__)
-
 _FOLDER = "plaudit-weights"
 """Below the temporary folder (``TMPDIR``); with the user's number, as other users cannot remove what this one left."""
 _POLL_S = 0.2

@@ -51,7 +51,6 @@ from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
 from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
-
 _BEAT_EVERY_S = 5.0
 _LEADER_DRAINS_WITHIN_S = 45.0
 """More than the leader's own limit, less than the pod's grace period."""
@@ -311,15 +310,12 @@ class EnginePart(Protocol):
 
     def start(self) -> None:
         """Join the leader; return when the whole engine is up."""
-        ...
 
     def wait(self) -> None:
         """Return when the part has failed or was closed."""
-        ...
 
     def close(self) -> None:
         """End ``wait`` and free the part's resources."""
-        ...
 
 
 async def follow(settings: ProcessSettings, job: RLJob, member: ReplicaMember, stop: asyncio.Event) -> int:

@@ -61,7 +61,6 @@ from plaudit_workers.stream.transport import Transport
 _ACCEPTED_WITHIN_S = 5.0
 _QUIET_S = 15.0
 _HEADERS = [(b"content-type", b"application/json")]
-
 _STREAM_HEADERS = [
     (b"content-type", b"application/x-ndjson"),
     (b"cache-control", b"no-store"),
@@ -221,14 +220,11 @@ class GatewaySeries:
 
 MOST_BYTES = 64 << 20
 """Bytes of a request's body."""
-
 LONGEST_WAIT_S = 3600.0
 """Seconds that a request waits for its results."""
-
 _BODY_WITHIN_S = 60.0
 _LOOK_EVERY_S = 0.2
 _NDJSON = "application/x-ndjson"
-
 Handler = Callable[[Request, str], Awaitable[Response | Exchange]]
 
 

@@ -74,7 +74,6 @@ class BuildContext:
 
 
 AnyScorer = Scorer | GroupScorer
-
 Maker = Callable[[ScorerSpec, BuildContext], AnyScorer]
 """Make a scorer without starting anything; ``open`` starts it. Raise ``ConfigurationError`` or ``RefusedError``."""
 
@@ -173,7 +172,6 @@ def has_group_scorers(reward: RewardSpec) -> bool:
 _DIGITS = 10
 _SIZES = ("workers", "gateway", "networkPolicy")
 """Sections of ``spec.reward`` that decide where samples are scored, and not how."""
-
 _NOT_OF_ITS_VALUE = ("weight", "when", "limits", "cache", "retries", "timeoutSeconds", "onFailure")
 
 
@@ -214,7 +212,6 @@ def _content(path: Any) -> Any:
 
 
 logger = get_logger(__name__)
-
 _TIMEOUT_S = 5.0
 _RETRIES = 3
 

@@ -34,17 +34,11 @@ from plaudit_workers.stream.sessions import CHECK_LOSSES_EVERY_S, KEPT_S, UPKEEP
 from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
-
 _OFFERED_AT_ONCE = 128
-
 _DELETE_OLD_EVERY_S = 30.0
-
 _DELETED_AT_ONCE = 1000
-
 _DELIVERED_KEPT_S = 600.0
-
 _DELIVERED_KEPT = 50_000
-
 _ROOM_PAUSE_S = 0.05
 
 
@@ -277,9 +271,7 @@ class CallerSession:
 
 
 _CLEAN_UP_EVERY_S = 2.0
-
 _IDLE_KEPT_S = 3600.0
-
 """Seconds after its last request in which a caller keeps its place here; its results stay in Redis for longer."""
 
 
@@ -364,7 +356,6 @@ class MissingAnswer(msgspec.Struct, frozen=True):
 
 
 GatewayAnswer = SampleAnswer | GroupAnswer | MissingAnswer
-
 encode = msgspec.json.Encoder().encode
 
 

@@ -25,7 +25,6 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120,
 
 
 _DIFFERENCES = (-10, -1, -0.5, -0.25, -0.1, -0.01, 0, 0.01, 0.1, 0.25, 0.5, 1, 10)
-
 _EQUAL_WITHIN = 1e-6
 
 
@@ -90,7 +89,6 @@ def _result(here: float | None, there: float | None) -> str:
 _MOST_AT_ONCE = 512
 """Copied samples in flight; further ones are left out, so that a slow canary holds no memory here. A group that is
 larger goes alone."""
-
 _WITHIN_S = 600.0
 _PARTS = 1 << 16
 _FAILURES = (NoResponseError, CallTimeoutError, InfrastructureError, msgspec.DecodeError)
@@ -108,7 +106,6 @@ class _ScoredGroup(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Scored)
-
 _group_decoder = msgspec.json.Decoder(_ScoredGroup)
 
 

@@ -36,7 +36,6 @@ from plaudit_workers.stream.scripts import Scripts
 from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
-
 _END_WITHIN_S = 5
 _MOST_CONNECTIONS = 8192
 _KEEP_ALIVE_S = 75

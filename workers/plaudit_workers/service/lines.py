@@ -93,7 +93,6 @@ class SampleOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
 
 RawSample = bytes | Mapping[str, Any]
 """One line, not decoded yet, or one row."""
-
 EXPECTED = (
     "A line is a JSON object with response, and optionally prompt, data_source, ground_truth (or verl's reward_model), "
     "extra_info, response_tokens, max_tokens, finish_reason, id"
@@ -154,7 +153,6 @@ _PARQUET_MAGIC = b"PAR1"
 _ROWS_AT_A_TIME = 1024
 _COLUMNS = (*SampleInput.__struct_fields__, "reward_model", "group", "index")
 """Columns of a Parquet file that are read; others are ignored."""
-
 _GENERATED = "responses"
 """verl's column for the responses of one prompt."""
 

@@ -53,7 +53,6 @@ class RefusedRequestError(Exception):
 
 MOST_SAMPLES = 1024
 """Samples of one request."""
-
 _ID = re.compile(r"[^\s:]\S{0,199}")
 
 

@@ -17,7 +17,6 @@ from plaudit_wire.logs import get_logger
 from plaudit_workers.service.requests import RefusedRequestError
 
 logger = get_logger(__name__)
-
 _READ_AGAIN_S = 10.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _SHORTEST = 16
@@ -96,7 +95,6 @@ def _digest(token: str) -> bytes:
 
 MOST_NAMES = 64
 """Names within one token that have a queue of their own at a time; requests under further names share the token's."""
-
 _CALLER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
 

@@ -39,7 +39,6 @@ from plaudit_workers.stream.groups import Group, read_group
 from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
-
 _BEAT_EVERY_S = 5.0
 _LOOK_FOR_LOST_EVERY_S = 1.0
 _LOOK_FOR_ROOM_EVERY_S = 0.05
@@ -291,7 +290,6 @@ class ModelTurns:
 
 _OFFER_EVERY_S = 10.0
 """Seconds between writes of the offer: after a loss of data, Redis has it again within this time."""
-
 _QUEUED_PER_SLOT = 2
 """Samples that a session may have in work for each slot of all workers, so that no worker runs out of work."""
 

@@ -38,7 +38,6 @@ from plaudit_workers.weights.published import PROBE_FILE, combined_digest
 from plaudit_workers.weights.send import TransferError
 
 logger = get_logger(__name__)
-
 MOST_IN_A_ROW = 5
 """So many discarded updates in a row end the run; fewer if the run has fewer."""
 _LARGEST = 3.4028235e38

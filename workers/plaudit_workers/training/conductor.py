@@ -42,7 +42,6 @@ from plaudit_workers.training.turns import Announcements, BackgroundTasks, Turns
 from plaudit_workers.training.validation import Evaluation, Validation
 
 logger = get_logger(__name__)
-
 _COUNTED = ("duplicates", "redelivered:", "dead:", "poison", "groups_recreated")
 """Prefixes of further counters of Redis that ``ledger.json`` shows."""
 _EVERY_S = 1.0

@@ -28,7 +28,6 @@ from plaudit_workers.training.rows import Rows, image_column, read_rows, within_
 from plaudit_workers.training.state import PromptRow
 
 logger = get_logger(__name__)
-
 _AT_A_TIME = 64
 _THREADS = 4
 """Each file is flushed to the disk: one thread would wait for the disk most of the time."""

@@ -137,10 +137,7 @@ def merge(model: ModelSpec, adapter: Path, output: Path) -> None:
 
     try:
         base = AutoModelForCausalLM.from_pretrained(
-            model.source,
-            revision=model.revision,
-            trust_remote_code=model.trust_remote_code,
-            dtype=torch.float32,
+            model.source, revision=model.revision, trust_remote_code=model.trust_remote_code, dtype=torch.float32
         )
     # Loading meets the network, the disk, other people's code and the memory's limit.
     except Exception as error:

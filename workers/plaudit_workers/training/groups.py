@@ -25,7 +25,6 @@ from plaudit_workers.training.schedule import GroupInFlight, ReadyGroup, admissi
 from plaudit_workers.training.state import PromptSource, RunContext, RunState
 
 logger = get_logger(__name__)
-
 _MOST_KINDS = 3
 _TAKEN_AT_ONCE = 64
 _BLOCK_S = 1.0

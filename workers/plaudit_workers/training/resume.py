@@ -25,7 +25,6 @@ from plaudit_workers.training.schedule import GroupInFlight, Schedule, TrainerLe
 from plaudit_workers.training.state import LINEAGE_FILE, Lineage, PromptOrder, RunContext, RunState
 
 logger = get_logger(__name__)
-
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 _READ_AT_ONCE = 16
@@ -43,11 +42,9 @@ class TrainerBackend(Protocol):
         Raises:
             JobFailedError: too many updates in a row had no finite gradient.
         """
-        ...
 
     def publish(self, version: PolicyVersion) -> Announcement:
         """Write the weights where rollouts read them, or offer them from memory."""
-        ...
 
     def write_files(self, announcement: Announcement) -> Announcement:
         """Write weights that are offered from memory as files too; return the announcement of both.
@@ -57,19 +54,15 @@ class TrainerBackend(Protocol):
         Raises:
             TransferError: the version was withdrawn meanwhile.
         """
-        ...
 
     def write_whole(self, announcement: Announcement) -> None:
         """Write weights that were published as a delta whole, if they are still the newest ones and not yet whole."""
-        ...
 
     def free_memory(self) -> None:
         """Return memory of the GPUs that an update needed, before rollouts take it."""
-        ...
 
     def prune(self, in_use: Collection[str]) -> None:
         """Delete published weights that are not needed; ``in_use`` are the versions that live workers report."""
-        ...
 
     def save(self, step: int, extra: dict[str, Any]) -> Path:
         """Begin a checkpoint after ``step`` with the conductor's state beside the model's; return its folder.
@@ -77,7 +70,6 @@ class TrainerBackend(Protocol):
         The states are those of the call, although writing continues during the next updates. Waits for the checkpoint
         before it, and raises what that one raised.
         """
-        ...
 
     def finish_saving(self) -> None:
         """Wait until the checkpoint begun last is in place. Called while updates run.
@@ -86,19 +78,15 @@ class TrainerBackend(Protocol):
             StaleIncarnationError: a later trainer has begun; all checkpoints are unchanged.
             RefusedError: the disk is full; older checkpoints are unchanged.
         """
-        ...
 
     def checkpoints(self) -> dict[Path, dict[str, Any]]:
         """Return the run's checkpoints, each with the conductor's state. Called once, before anything is saved."""
-        ...
 
     def load(self, checkpoint: Path) -> dict[str, Any]:
         """Load a checkpoint and return the conductor's state in it."""
-        ...
 
     def close(self) -> None:
         """Release the other ranks."""
-        ...
 
 
 class BackendThread:

@@ -34,15 +34,12 @@ class Rows(Protocol):
 
     def __len__(self) -> int:
         """Return their number."""
-        ...
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         """Return one row: column name → value."""
-        ...
 
     def column(self, name: str) -> list[Any]:
         """Return one column of all rows; without such a column nothing, or a null for each row."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -111,11 +111,7 @@ class ReadyGroup:
 
 
 def choose(
-    schedule: Schedule,
-    step: int,
-    slots: int,
-    in_flight: Collection[GroupInFlight],
-    ready: Sequence[ReadyGroup],
+    schedule: Schedule, step: int, slots: int, in_flight: Collection[GroupInFlight], ready: Sequence[ReadyGroup]
 ) -> list[ReadyGroup]:
     """Return the ready groups that the open step may take now, at most ``slots``.
 

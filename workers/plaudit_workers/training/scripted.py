@@ -30,11 +30,7 @@ class ScriptedBackend:
         update_s: seconds that an update on these groups takes.
     """
 
-    def __init__(
-        self,
-        run_folder: Path,
-        update_s: Callable[[Sequence[Group]], float] = lambda groups: 0.0,
-    ) -> None:
+    def __init__(self, run_folder: Path, update_s: Callable[[Sequence[Group]], float] = lambda groups: 0.0) -> None:
         self._folder = run_folder
         self._update_s = update_s
         self._saving = threading.Lock()

@@ -27,7 +27,6 @@ from plaudit_wire.records import StepRecord
 from plaudit_workers.files import is_full
 
 logger = get_logger(__name__)
-
 Configuration = Mapping[str, str | int | float | bool]
 _LEFT_OUT = ("pod", "env")
 """Pods say nothing about training, and their variables may hold secrets."""
@@ -58,11 +57,9 @@ class Sink(Protocol):
         Args:
             samples: its stored samples, of which some sinks show a few; None: they are not kept.
         """
-        ...
 
     def close(self) -> None:
         """Close the sink; called once."""
-        ...
 
 
 class Sinks:

@@ -54,15 +54,12 @@ class PromptSource(Protocol):
 
     def __len__(self) -> int:
         """Return the number of prompts of one epoch."""
-        ...
 
     def prompt_at(self, position: int) -> PromptRow:
         """Return the prompt that is admitted as number ``position`` (from 0), if none is skipped."""
-        ...
 
     def row_at(self, position: int) -> int:
         """Return a number of that prompt which is the same in every epoch."""
-        ...
 
 
 @dataclass(frozen=True)

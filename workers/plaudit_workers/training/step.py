@@ -36,7 +36,6 @@ from plaudit_workers.training.state import RunContext, RunState
 from plaudit_workers.training.turns import BackgroundTasks, Turns
 
 logger = get_logger(__name__)
-
 _LOOK_EVERY_S = 1.0
 
 

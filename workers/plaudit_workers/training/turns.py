@@ -26,7 +26,6 @@ from plaudit_workers.weights.deltas import DELTA_SUFFIX, is_whole
 from plaudit_workers.weights.send import TransferError
 
 logger = get_logger(__name__)
-
 _TRIES = 6
 """To write requested files, with pauses that double: about a minute in all."""
 _LOOK_EVERY_S = 0.1

@@ -19,7 +19,6 @@ from plaudit_workers.stream.transport import Transport
 from plaudit_workers.training.state import RunPlan
 
 logger = get_logger(__name__)
-
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 

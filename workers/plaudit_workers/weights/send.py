@@ -38,7 +38,6 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
 
 logger = get_logger(__name__)
-
 NONCE_BYTES = 32
 HANDSHAKE_WITHIN_S = 10.0
 """Time for a connection, and for each message before the first block."""

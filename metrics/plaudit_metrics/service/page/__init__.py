@@ -17,7 +17,6 @@ FOLDER = Path(__file__).parent
 FILES = tuple(sorted(path.name for path in FOLDER.iterdir() if path.suffix in {".js", ".css", ".svg"}))
 _CARRIER = "youplot"
 _LIBRARY = {"uplot.js": "youplot/vendor/uplot.iife.min.js", "uplot.css": "youplot/vendor/uplot.min.css"}
-
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",

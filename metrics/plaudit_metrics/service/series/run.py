@@ -57,7 +57,6 @@ _STATISTICS = {
     "plaudit_reward_std": ("reward/std", "Standard deviation of the rewards"),
 }
 """Gauge of the newest closed step → its key of a step's figures, and its help text."""
-
 _TOOL = "reward_pipeline/tool/"
 
 

@@ -25,7 +25,6 @@ from plaudit_metrics.sources.snapshot import WORKER_STATES, RunSnapshot
 _FAILED_STATUSES = ("timeout", "unreachable", "429")
 _CACHED = "cached"
 """The status of samples that needed no request, because an equal one was scored before."""
-
 _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[RunSnapshot], Labelled]], ...] = (
     (
         "plaudit_stream_undelivered",

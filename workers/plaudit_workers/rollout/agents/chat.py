@@ -33,12 +33,10 @@ if TYPE_CHECKING:
 
 
 logger = get_logger(__name__)
-
 REWRITES = (
     "the chat template drops the reasoning of earlier turns; training keeps every sampled token, as the policy saw it. "
     "A server that renders the whole conversation anew shows the policy a different history"
 )
-
 _MARKER = "zq7mark"
 _THOUGHT = "zq7thought"
 _USER = {"role": "user", "content": "a"}
@@ -46,7 +44,6 @@ _ANSWER = {"role": "assistant", "content": "b"}
 _FIELD = "spec.rollout.agent.toolParser"
 _MOST_LEVELS = 64
 _TOO_DEEP = f"the arguments are nested more than {_MOST_LEVELS} levels deep"
-
 CallMessage = Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
 """Makes an assistant's message with these calls, the marker in the last one."""
 

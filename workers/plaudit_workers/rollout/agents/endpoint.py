@@ -40,10 +40,8 @@ from plaudit_workers.rollout.agents.session import (
 )
 
 logger = get_logger(__name__)
-
 MODEL = "policy"
 """The id of the model; requests may name any."""
-
 _KEEP_ALIVE_S = 75
 _END_WITHIN_S = 2
 _MOST_BYTES = 16 << 20

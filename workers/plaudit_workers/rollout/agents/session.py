@@ -27,7 +27,6 @@ from plaudit_workers.tokenizer import ChatTemplate
 
 History = tuple[str, ...]
 """The keys of messages, in order."""
-
 _MOST_KEPT = 64
 """Chat formats."""
 _MOST_REFUSED = 16

@@ -176,10 +176,7 @@ def forward_logits(
 
 
 def companion_files(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    dtype: torch.dtype,
-    images: ImageProcessor | None = None,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, images: ImageProcessor | None = None
 ) -> dict[str, bytes]:
     """Return the files that an engine needs beside the weights (configuration, tokenizer, …), by file name."""
     config = copy.deepcopy(model.config)

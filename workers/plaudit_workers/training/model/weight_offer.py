@@ -17,13 +17,7 @@ from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.training.model.sharding import saved_rows
 from plaudit_workers.weights.files import DTYPE_NAMES, bytes_of
 from plaudit_workers.weights.index import row_items
-from plaudit_workers.weights.send import (
-    FileLayout,
-    TensorParts,
-    TensorShape,
-    WeightPart,
-    file_layout,
-)
+from plaudit_workers.weights.send import FileLayout, TensorParts, TensorShape, WeightPart, file_layout
 
 PORT_VARIABLE = "PLAUDIT_WEIGHTS_PORT"
 """Port of local rank 0; the next ranks of the pod take the next ports. Unset: any free port."""
