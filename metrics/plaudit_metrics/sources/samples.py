@@ -147,14 +147,9 @@ class UnreadableFileError(Exception):
 
 
 def read_step_samples(run_folder: Path, step: int, incarnation: int) -> StepSamples:
-    """Return every stored sample and group of one step.
+    """Return every stored sample and group of one step; raise ``FileNotFoundError`` if there are none.
 
-    Args:
-        run_folder: ``runs/<run>``.
-        incarnation: of the trainer that closed it (``steps.jsonl`` has the surviving one).
-
-    Raises:
-        FileNotFoundError: the run did not store its samples, or the step was never closed.
+    ``incarnation`` is that of the trainer that closed it: ``steps.jsonl`` has the surviving one.
     """
     rows = pyarrow.parquet.read_table(samples_file(run_folder / FOLDER, step, incarnation)).to_pylist()
     terminal = [row for row in rows if row["outcome"] is not None]
@@ -170,24 +165,8 @@ def _groups(rows: Iterable[Row]) -> Iterable[GroupRecord]:
 
 _PREVIEW_CHARACTERS = 240
 LISTED_COLUMNS = [
-    "step",
-    "group",
-    "index",
-    "split",
-    "data_source",
-    "prompt",
-    "messages_json",
-    "response",
-    "turns_json",
-    "outcome",
-    "end",
-    "score",
-    "reason",
-    "end_reason",
-    "response_tokens",
-    "version_min",
-    "version_max",
-    "prompt_id",
+    *("step", "group", "index", "split", "data_source", "prompt", "messages_json", "response", "turns_json"),
+    *("outcome", "end", "score", "reason", "end_reason", "response_tokens", "version_min", "version_max", "prompt_id"),
 ]
 """The columns that ``ListedSample`` is made of."""
 

@@ -103,10 +103,8 @@ def _ledger(run_folder: Path) -> Any:
 def report_samples(folder: Path) -> dict[str, Any]:
     """Return the API's responses about some samples of the newest ten steps; an empty mapping where none are stored.
 
-    Of each step these are the first 16, and the first four that have no score.
-
-    Raises:
-        UnreadableFileError: a file is damaged.
+    Of each step these are the first 16, and the first four that have no score. Raises ``UnreadableFileError`` for a
+    damaged file.
     """
     files = surviving_files(folder)
     rows = [row for step in sorted(files, reverse=True)[:_STORED_STEPS] for row in few_samples(files[step])]
