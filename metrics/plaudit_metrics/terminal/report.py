@@ -55,8 +55,7 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-
 def report(run_folder: Path, run: str) -> str:
     """Return the report of a run as HTML; raise ``OSError`` if a file of the folder cannot be read.
 
-    Args:
-        run_folder: ``runs/<run>``; read are ``steps.jsonl`` and, where they are, ``ledger.json`` and stored samples.
+    Read are ``steps.jsonl`` and, if they exist, ``ledger.json`` and stored samples.
     """
     steps = [ClosedStep(record) for record in read_steps(run_folder / FILE_NAME)[-MOST_STEPS:]]
     answers: dict[str, Any] = {
