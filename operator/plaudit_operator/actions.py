@@ -184,11 +184,9 @@ def _forced_at(pod: Object) -> float | None:
 def scale_actions(
     observed: Observed, counts: Mapping[str, int | None], spec: Spec, rests: Callable[[str], bool]
 ) -> list[Action]:
-    """Return corrections of the replica counts of existing Deployments.
+    """Return corrections of the replica counts of existing Deployments, given those of a running job by name.
 
-    Args:
-        counts: replicas by Deployment while the job runs; None if only an autoscaler sets them.
-        rests: returns True if a Deployment is to have no pods now.
+    A count of None is set by an autoscaler only; ``rests`` returns True if a Deployment is to have no pods now.
     """
     actions: list[Action] = []
     for name, count in counts.items():
@@ -228,8 +226,7 @@ def chooses_rollouts(observed: Observed, actions: Sequence[Action]) -> bool:
 def with_deletion_costs(observed: Observed, actions: Sequence[Action], busy: Mapping[str, int]) -> list[Action]:
     """Return the actions of a job's plan with the costs of the pods among which a ReplicaSet chooses.
 
-    Args:
-        busy: samples in flight by name of the rollout worker. Without any, the ReplicaSet chooses by itself.
+    ``busy`` has the samples in flight by name of the rollout worker; without any, the ReplicaSet chooses by itself.
     """
     # A worker's name is its pod's, a process id and random digits.
     by_pod = {worker.rsplit("-", 2)[0]: count for worker, count in busy.items()}

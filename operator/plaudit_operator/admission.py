@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -91,12 +91,7 @@ class RefusedJob:
 
 
 def admit(job_object: Object, config: Object | None, files: Object | None) -> Admitted | RefusedJob:
-    """Validate a job, or read it as it was frozen.
-
-    Args:
-        config: the job's own ConfigMap, when it was admitted before.
-        files: the ConfigMap that ``spec.files`` names; used only before admission. None if missing.
-    """
+    """Validate a job with the ConfigMap of its files (None if missing), or read it as frozen in its own ConfigMap."""
     if config is not None and "spec.json" in config.get("data", {}):
         data = config["data"]
         admitted, accepted = (msgspec.json.decode(data[name]) for name in ("spec.json", "current.json"))
@@ -187,11 +182,9 @@ class FrozenSpec(NamedTuple):
 
 
 def spec_in_effect(job_object: Object, admitted: Object, accepted: Object) -> FrozenSpec:
-    """Return the spec that a running job follows: as admitted, with the edits of its mutable fields.
+    """Return the spec that a running job follows: as ``admitted``, with the present edits of its mutable fields.
 
-    Args:
-        admitted: its ``spec`` when it was admitted.
-        accepted: its ``spec`` with the edits that were accepted so far.
+    Invalid edits leave it as it is ``accepted``, with the edits so far.
     """
     edited, kept = overlaid(admitted, job_object["spec"]), overlaid(admitted, accepted)
     job, problems = parsed(job_object, edited)
@@ -284,28 +277,27 @@ def _paths(section: type[BaseModel], path: str, *, below: bool) -> Iterator[str]
 
 
 def known_to(fields: Collection[str], spec: Object) -> dict[str, Any]:
-    """Return a spec without the mutable fields that another version did not know.
+    """Return a spec that another version resolved and that was edited since, without mutable fields unknown to it.
 
-    Args:
-        fields: the ``mutable_fields`` of that version.
-        spec: as that version resolved it, with the mutable fields of an edit.
+    ``fields`` are the ``mutable_fields`` of that version.
     """
-    known: dict[str, Any] = _known_to(fields, spec, Spec, "")
+    unknown = {field for field in mutable_fields() if field not in fields}
+    known: dict[str, Any] = _kept(spec, Spec, lambda _, path: path not in unknown)
     return known
 
 
-def _known_to(fields: Collection[str], data: Any, section: type[BaseModel], path: str) -> Any:
+def _kept(data: Any, section: type[BaseModel], keeps: Callable[[bool, str], bool], path: str = "") -> Any:
+    """Return the fields of a section, or of a list, that ``keeps`` selects: given if we know one, and its path."""
     if isinstance(data, list):
-        return [_known_to(fields, item, section, path) for item in data]
+        return [_kept(item, section, keeps, path) for item in data]
     if not isinstance(data, Mapping):
         return data
-    result = {}
+    result, fields = {}, _fields(section)
     for name, value in data.items():
         here = f"{path}.{name}".lstrip(".")
-        if here in mutable_fields() and here not in fields:
-            continue
-        inner = _inner_section(section, name) if name in _fields(section) else None
-        result[name] = _known_to(fields, value, inner, here) if inner else value
+        if keeps(name in fields, here):
+            inner = _inner_section(section, name) if name in fields else None
+            result[name] = _kept(value, inner, keeps, here) if inner else value
     return result
 
 
@@ -315,18 +307,8 @@ def frozen_changes(admitted: Object, current: Object) -> list[str]:
     The API server refuses most such changes already; it does not look into opaque fields. Fields that this version does
     not know do not count: after a rollback of the definition, the API server removes those of the newer version.
     """
-    return _changes(_known(overlaid(admitted, current), Spec), _known(current, Spec), "spec")
-
-
-def _known(data: Any, section: type[BaseModel]) -> Any:
-    """Return the part of a section, or of a list of them, that this version knows."""
-    if isinstance(data, list):
-        return [_known(item, section) for item in data]
-    if not isinstance(data, Mapping):
-        return data
-    known = {name: value for name, value in data.items() if name in _fields(section)}
-    inner = {name: _inner_section(section, name) for name in known}
-    return {name: _known(value, within) if (within := inner[name]) else value for name, value in known.items()}
+    wanted, present = (_kept(spec, Spec, lambda known, _: known) for spec in (overlaid(admitted, current), current))
+    return _changes(wanted, present, "spec")
 
 
 def _overlaid(admitted: Object, current: Object, section: type[BaseModel]) -> dict[str, Any]:

@@ -24,18 +24,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from plaudit_job.spec.rljob import BackoffSpec, FailurePolicySpec, FailureRuleSpec
-from plaudit_operator import names
+from plaudit_operator import names, pod_state
 from plaudit_operator.actions import Delete, Patch, suspend_job
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed, annotations_of, attempt_of, holds, labels, seconds, timestamp
-from plaudit_operator.pod_state import (
-    ended_at,
-    exit_of,
-    failure_reasons,
-    is_disrupted,
-    is_ended_by_deletion,
-    is_leaving,
-)
 from plaudit_wire.backoff import backoff_s
 
 RoleVerdict = Literal["absent", "running", "done", "failed", "disrupted", "final"]
@@ -75,15 +67,15 @@ def present_attempt(observed: Observed, rules: Sequence[FailureRuleSpec] = ()) -
 def pods_missing(observed: Observed) -> bool:
     """Return True if an attempt failed and no pod shows how: they are deleted, or their events have not arrived."""
     attempt = present_attempt(observed)
-    ended = (attempt_of(pod) for pod in observed.pods_of("trainer") if any(exit_of(pod, "trainer")))
+    ended = (attempt_of(pod) for pod in observed.pods_of("trainer") if any(pod_state.exit_of(pod, "trainer")))
     return attempt.verdict == "disrupted" and attempt.number not in ended
 
 
 def _failed(observed: Observed, number: int, job: Object, rules: Sequence[FailureRuleSpec]) -> TrainerAttempt:
     pods = [pod for pod in observed.pods_of("trainer") if attempt_of(pod) == number]
-    exits = [(code, message) for pod in pods for code, message in exit_of(pod, "trainer")]
+    exits = [(code, message) for pod in pods for code, message in pod_state.exit_of(pod, "trainer")]
     by_default = _by_default(number, job, pods, exits)
-    reasons = {reason for pod in pods for reason in failure_reasons(pod)}
+    reasons = {reason for pod in pods for reason in pod_state.failure_reasons(pod)}
     decided = _deciding_rule(rules, {code for code, _ in exits}, reasons)
     if decided is None:
         return by_default
@@ -99,7 +91,7 @@ def _by_default(number: int, job: Object, pods: list[Object], exits: list[tuple[
         if message is not None:
             return TrainerAttempt(number, "final", reason, f"the trainer exited with code {code}: {message}", job)
     stopped = any(code == names.EXIT_STOPPED for code, _ in exits)
-    if not exits or stopped or any(map(is_disrupted, pods)) or _began_with_a_deletion(pods):
+    if not exits or stopped or any(map(pod_state.is_disrupted, pods)) or _began_with_a_deletion(pods):
         message = f"the cluster ended attempt {number} of the trainer{_rejection(pods)}"
         return TrainerAttempt(number, "disrupted", Reason.DISRUPTED, message, job)
     code, message = max(exits, key=lambda found: (bool(found[1]), found[0]))
@@ -112,9 +104,9 @@ def _began_with_a_deletion(pods: list[Object]) -> bool:
 
     The others fail without it, and a Job deletes those that are left after one failed: only the first end is a cause.
     """
-    ends = {pod["metadata"]["name"]: at for pod in pods if (at := ended_at(pod, "trainer")) is not None}
+    ends = {pod["metadata"]["name"]: at for pod in pods if (at := pod_state.ended_at(pod, "trainer")) is not None}
     first = [pod for pod in pods if ends.get(pod["metadata"]["name"]) == min(ends.values(), default=None)]
-    return bool(ends) and all(is_ended_by_deletion(pod, "trainer") for pod in first)
+    return bool(ends) and all(pod_state.is_ended_by_deletion(pod, "trainer") for pod in first)
 
 
 def _rejection(pods: list[Object]) -> str:
@@ -232,13 +224,7 @@ class ReplicaDecision:
 
 
 def decide_replicas(observed: Observed, group: str, count: int, policy: BackoffSpec, now: float) -> ReplicaDecision:
-    """Return the changes that bring a group closer to its number of replicas.
-
-    Args:
-        group: name of the group; empty in a job without groups.
-        count: replicas that are to run; 0 while the job is suspended.
-        now: seconds since the epoch.
-    """
+    """Return the changes that bring a group (empty in a job without groups) closer to ``count`` running replicas."""
     decision = ReplicaDecision()
     jobs = [job for job in observed.jobs_of("rollout") if group_of(job) == group and replica_of(job) >= 0]
     pods = [pod for pod in observed.pods_of("rollout") if group_of(pod) == group and replica_of(pod) >= 0]
@@ -246,7 +232,7 @@ def decide_replicas(observed: Observed, group: str, count: int, policy: BackoffS
         own_jobs = sorted((job for job in jobs if replica_of(job) == replica), key=attempt_of)
         own_pods = [pod for pod in pods if replica_of(pod) == replica]
         newest = own_jobs.pop() if own_jobs and replica < count else None
-        decision.changes += [Delete.of("Job", job) for job in own_jobs if not is_leaving(job)]
+        decision.changes += [Delete.of("Job", job) for job in own_jobs if not pod_state.is_leaving(job)]
         if replica >= count:
             continue
         if newest is None:

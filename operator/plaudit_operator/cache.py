@@ -28,17 +28,8 @@ class Key(NamedTuple):
 
 _POD_FIELDS = ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses")
 _METADATA_FIELDS = (
-    "name",
-    "namespace",
-    "uid",
-    "resourceVersion",
-    "generation",
-    "labels",
-    "annotations",
-    "ownerReferences",
-    "creationTimestamp",
-    "deletionTimestamp",
-    "deletionGracePeriodSeconds",
+    *("name", "namespace", "uid", "resourceVersion", "generation", "labels", "annotations", "ownerReferences"),
+    *("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"),
 )
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 
@@ -52,11 +43,7 @@ class Cache:
         self._children: dict[tuple[str, str], dict[tuple[str, str], bytes]] = defaultdict(dict)
 
     def replace(self, kind: Kind, items: Iterable[Object], namespace: str = "") -> set[Key]:
-        """Replace all objects of a kind; return the keys of the jobs that changed.
-
-        Args:
-            namespace: the only one that ``items`` was read from; empty for all.
-        """
+        """Replace all objects of a kind, in a namespace or (empty) in all; return the keys of the jobs that changed."""
         kept = [_kept(kind, item) for item in items]  # one at a time: decoding the whole list would take much memory
         with self._lock:
             touched = self._forget(kind, namespace)

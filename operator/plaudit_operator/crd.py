@@ -282,11 +282,7 @@ def _root(description: str, spec: dict[str, Any], status: dict[str, Any]) -> dic
 
 
 def _structural(node: Mapping[str, Any], sections: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Convert a node of the JSON Schema, whose ``$defs`` are ``sections``, into one of a structural schema.
-
-    Args:
-        path: of the field under ``spec``, without indices.
-    """
+    """Convert a node of the JSON Schema, at a path under ``spec`` without indices, into one of a structural schema."""
     if "$ref" in node:
         node = {**sections[node["$ref"].removeprefix("#/$defs/")], **{k: v for k, v in node.items() if k != "$ref"}}
     if node.get("x-plaudit-mutable") and "description" in node:

@@ -24,6 +24,11 @@ def _rule(rule: str, message: str) -> CelRule:
     return {"rule": rule, "message": message}
 
 
+def _rules(*texts: str) -> list[CelRule]:
+    """Return rules, given as expression and message in turn."""
+    return [_rule(rule, message) for rule, message in zip(texts[::2], texts[1::2], strict=True)]
+
+
 _OPAQUE_TO_CEL = ("ruleArguments",)
 """Objects without a schema, which CEL cannot read; ``SpecValid`` checks them."""
 
@@ -45,15 +50,16 @@ def _field_rules() -> Iterator[CelRule]:
 
 
 _TRAINS = "(has(self.rollout) || has(self.trainer))"
-_ONE_SERVICE = [
-    _rule("(self.?name.orDefault() != '') != (self.?url.orDefault() != '')", "give exactly one of name and url"),
-    _rule("self.?url.orDefault() == '' || has(self.tokenSecret)", "with url tokenSecret is required"),
-]
-_PYTHON = _rule(
+_ONE_SERVICE = _rules(
+    "(self.?name.orDefault() != '') != (self.?url.orDefault() != '')",
+    "give exactly one of name and url",
+    "self.?url.orDefault() == '' || has(self.tokenSecret)",
+    "with url tokenSecret is required",
+)
+_PYTHON = (
     "self.?kind.orDefault() != 'python' || (has(self.path) && has(self.function))",
     "kind python needs path and function",
 )
-_OF_AN_ENDPOINT = "model and apiKeySecret are of an endpoint, but the job serves the judge: remove them"
 RULES: dict[str, list[CelRule]] = {
     "": [
         *(
@@ -65,90 +71,63 @@ RULES: dict[str, list[CelRule]] = {
             for name in ("model", "data", "algorithm")
         ),
     ],
-    "algorithm": [
-        _rule(
-            "self.?promptsPerStep.orDefault() % self.?miniBatchesPerStep.orDefault() == 0",
-            "promptsPerStep must be a multiple of miniBatchesPerStep",
-        ),
-        _rule(
-            "self.?order.orDefault() == 'step' || self.?maxStaleness.orDefault() > 0",
-            "order ready trains groups across steps: set maxStaleness to 1 or more",
-        ),
-        _rule(
-            "self.?samplesPerPrompt.orDefault() > 1 || self.?advantage.orDefault() == 'reinforcePlusPlus'",
-            "with samplesPerPrompt 1 a group has nothing to compare: give at least 2, or advantage reinforcePlusPlus",
-        ),
-    ],
-    "algorithm.loss": [
-        _rule(
-            "!has(self.clipRatioC) || self.clipRatioC == 0.0 || self.clipRatioC > 1.0",
-            "clipRatioC must be more than 1, or 0 for no bound",
-        ),
-        _PYTHON,
-        _rule(
-            "self.?correctionFloor.orDefault() <= self.?correctionCap.orDefault()",
-            "correctionFloor must not be more than correctionCap",
-        ),
-        _rule(
-            "self.?correction.orDefault() != 'tis' || self.?correctionFloor.orDefault() == 0.0",
-            "correction tis has no floor: set correction to decoupled or reject, or remove correctionFloor",
-        ),
-    ],
-    "rollout": [
-        _rule(
-            "!has(self.groups) || self.groups.size() == 0 || self.?replicas.orDefault() == 1",
-            "replicas counts workers without groups: give each group replicas",
-        ),
-        _rule(
-            "!has(self.groups) || self.groups.size() == 0 || "
-            "self.groups.exists(group, group.?replicas.orDefault() > 0)",
-            "groups have no replicas at all: give one of them at least 1, or set spec.suspend",
-        ),
-        _rule(
-            "self.?engine.?kind.orDefault() != 'vllm' || (self.?engine.?tensorParallelSize.orDefault() * "
-            "self.?engine.?pipelineParallelSize.orDefault()) % self.?podsPerReplica.orDefault() == 0 || "
-            "(has(self.groups) && self.groups.size() > 0)",
-            "podsPerReplica must divide tensorParallelSize × pipelineParallelSize, so that every pod has as many GPUs",
-        ),
-    ],
-    "rollout.sampling": [
-        _rule(
-            "!has(self.temperature) || self.temperature > 0.0", "with temperature 0 all samples of a group are the same"
-        )
-    ],
-    "rollout.agent": [
-        _rule(
-            "self.?kind.orDefault() != 'tools' || (has(self.tools) && self.tools.size() > 0)",
-            "kind tools needs tools: [{path: …, function: …}]",
-        ),
-        _rule(
-            "self.?kind.orDefault() != 'custom' || (has(self.path) && has(self.class))",
-            "kind custom needs path and class",
-        ),
-        _rule(
-            "self.?kind.orDefault() != 'endpoint' || has(self.path) || has(self.command)",
-            "kind endpoint needs path, path with function, or command",
-        ),
-        _rule("!has(self.function) || has(self.path)", "function names a function in path: give path as well"),
-        _rule("!has(self.function) || !has(self.command)", "give at most one of function and command"),
-        _rule(
-            "self.?kind.orDefault() != 'environment' || "
-            "[has(self.path) && has(self.class), has(self.url), has(self.environment)]"
-            ".filter(given, given).size() == 1",
-            "kind environment needs exactly one of path and class, url, and environment",
-        ),
-    ],
-    "environments[]": [
-        _rule(
-            "has(self.image) || has(self.command) || (has(self.pod) && has(self.pod.image))",
-            "an environment needs image or command",
-        )
-    ],
-    "rollout.agent.tools[]": [
-        _rule("has(self.path) == has(self.function)", "path and function belong together: give both"),
-        _rule(_exactly_one("path", "config", "mcp"), "give exactly one of path with function, config and mcp"),
-    ],
-    "rollout.agent.tools[].mcp": [_rule("has(self.url) != has(self.command)", "give exactly one of url and command")],
+    "algorithm": _rules(
+        "self.?promptsPerStep.orDefault() % self.?miniBatchesPerStep.orDefault() == 0",
+        "promptsPerStep must be a multiple of miniBatchesPerStep",
+        "self.?order.orDefault() == 'step' || self.?maxStaleness.orDefault() > 0",
+        "order ready trains groups across steps: set maxStaleness to 1 or more",
+        "self.?samplesPerPrompt.orDefault() > 1 || self.?advantage.orDefault() == 'reinforcePlusPlus'",
+        "with samplesPerPrompt 1 a group has nothing to compare: give at least 2, or advantage reinforcePlusPlus",
+    ),
+    "algorithm.loss": _rules(
+        "!has(self.clipRatioC) || self.clipRatioC == 0.0 || self.clipRatioC > 1.0",
+        "clipRatioC must be more than 1, or 0 for no bound",
+        *_PYTHON,
+        "self.?correctionFloor.orDefault() <= self.?correctionCap.orDefault()",
+        "correctionFloor must not be more than correctionCap",
+        "self.?correction.orDefault() != 'tis' || self.?correctionFloor.orDefault() == 0.0",
+        "correction tis has no floor: set correction to decoupled or reject, or remove correctionFloor",
+    ),
+    "rollout": _rules(
+        "!has(self.groups) || self.groups.size() == 0 || self.?replicas.orDefault() == 1",
+        "replicas counts workers without groups: give each group replicas",
+        "!has(self.groups) || self.groups.size() == 0 || self.groups.exists(group, group.?replicas.orDefault() > 0)",
+        "groups have no replicas at all: give one of them at least 1, or set spec.suspend",
+        "self.?engine.?kind.orDefault() != 'vllm' || (self.?engine.?tensorParallelSize.orDefault() * "
+        "self.?engine.?pipelineParallelSize.orDefault()) % self.?podsPerReplica.orDefault() == 0 || "
+        "(has(self.groups) && self.groups.size() > 0)",
+        "podsPerReplica must divide tensorParallelSize × pipelineParallelSize, so that every pod has as many GPUs",
+    ),
+    "rollout.sampling": _rules(
+        "!has(self.temperature) || self.temperature > 0.0", "with temperature 0 all samples of a group are the same"
+    ),
+    "rollout.agent": _rules(
+        "self.?kind.orDefault() != 'tools' || (has(self.tools) && self.tools.size() > 0)",
+        "kind tools needs tools: [{path: …, function: …}]",
+        "self.?kind.orDefault() != 'custom' || (has(self.path) && has(self.class))",
+        "kind custom needs path and class",
+        "self.?kind.orDefault() != 'endpoint' || has(self.path) || has(self.command)",
+        "kind endpoint needs path, path with function, or command",
+        "!has(self.function) || has(self.path)",
+        "function names a function in path: give path as well",
+        "!has(self.function) || !has(self.command)",
+        "give at most one of function and command",
+        "self.?kind.orDefault() != 'environment' || "
+        "[has(self.path) && has(self.class), has(self.url), has(self.environment)]"
+        ".filter(given, given).size() == 1",
+        "kind environment needs exactly one of path and class, url, and environment",
+    ),
+    "environments[]": _rules(
+        "has(self.image) || has(self.command) || (has(self.pod) && has(self.pod.image))",
+        "an environment needs image or command",
+    ),
+    "rollout.agent.tools[]": _rules(
+        "has(self.path) == has(self.function)",
+        "path and function belong together: give both",
+        _exactly_one("path", "config", "mcp"),
+        "give exactly one of path with function, config and mcp",
+    ),
+    "rollout.agent.tools[].mcp": _rules("has(self.url) != has(self.command)", "give exactly one of url and command"),
     "reward.scorers[]": [
         *(
             _rule(f"self.kind != '{kind}' || has(self.{section})", f"kind {kind} needs the section {section}")
@@ -156,95 +135,70 @@ RULES: dict[str, list[CelRule]] = {
             if (section := traits.section)
         ),
         *_field_rules(),
-        _rule("!has(self.when) || self.when.scorer != self.name", "when must name a scorer earlier in the list"),
+        *_rules("!has(self.when) || self.when.scorer != self.name", "when must name a scorer earlier in the list"),
     ],
     **dict.fromkeys(("reward.scorers[].service", "reward.gateway.canary.service"), _ONE_SERVICE),
-    "reward.scorers[].judge": [
-        _rule("(self.?baseUrl.orDefault() != '') != has(self.serve)", "give exactly one of baseUrl and serve"),
-        _rule("has(self.serve) || self.?model.orDefault() != ''", "with baseUrl model is required"),
-        _rule("!has(self.serve) || !(has(self.model) || has(self.apiKeySecret))", _OF_AN_ENDPOINT),
-    ],
-    "reward.scorers[].judge.parse": [
-        _rule(_exactly_one("regex", "jsonPath", "python"), "give exactly one of regex, jsonPath and python")
-    ],
-    "reward.combine": [
-        _rule(
-            "self.?kind.orDefault() != 'python' || (has(self.path) && has(self.function))",
-            "kind python needs path and function",
-        )
-    ],
-    "reward.workers.autoscaling": [
-        _rule(
-            "self.?minReplicas.orDefault() <= self.?maxReplicas.orDefault()",
-            "minReplicas must not be more than maxReplicas",
-        )
-    ],
-    "scheduling": [
-        _rule(
-            "self.?gang.orDefault() == 'none' || self.?queueName.orDefault() == ''",
-            "gang cannot be combined with queueName: remove gang, a queue also admits the pods together",
-        )
-    ],
-    "trainer": [
-        _rule(
-            "self.?strategy.orDefault() != 'single' || self.?ranks.orDefault() == 1",
-            "strategy single runs one process: set strategy to fsdp2, or ranks to 1",
-        ),
-        _rule(
-            "self.?ranks.orDefault() <= self.?ranksPerPod.orDefault() || "
-            "self.?ranks.orDefault() % self.?ranksPerPod.orDefault() == 0",
-            "ranks must be a multiple of ranksPerPod, so that every pod has the same number",
-        ),
-    ],
-    "transport": [
-        _rule(
-            "self.?url.orDefault() != '' || !(has(self.username) || has(self.passwordSecret) || has(self.tls))",
-            "username, passwordSecret and tls apply to an external Redis only: give url, or remove them",
-        ),
-        _rule(
-            "!has(self.url) || !self.url.contains('@')",
-            "url contains a user or a password: name the password's Secret in passwordSecret instead",
-        ),
-    ],
-    "lifecycle.failurePolicy.rules[]": [
-        _rule(
-            "has(self.onExitCodes) != (has(self.onReasons) && self.onReasons.size() > 0)",
-            "give exactly one of onExitCodes and onReasons",
-        )
-    ],
-    "lifecycle.failurePolicy.backoff": [
-        _rule(
-            "self.?initialSeconds.orDefault() <= self.?maxSeconds.orDefault()",
-            "initialSeconds must not be more than maxSeconds",
-        )
-    ],
-    "files": [
-        _rule("!has(self.items) || self.?configMap.orDefault() != ''", "items are listed, but configMap is empty")
-    ],
-    "storage": [
-        _rule("!has(self.mountPath) || self.mountPath != '/'", "mountPath must not be the root of the container")
-    ],
+    "reward.scorers[].judge": _rules(
+        "(self.?baseUrl.orDefault() != '') != has(self.serve)",
+        "give exactly one of baseUrl and serve",
+        "has(self.serve) || self.?model.orDefault() != ''",
+        "with baseUrl model is required",
+        "!has(self.serve) || !(has(self.model) || has(self.apiKeySecret))",
+        "model and apiKeySecret are of an endpoint, but the job serves the judge: remove them",
+    ),
+    "reward.scorers[].judge.parse": _rules(
+        _exactly_one("regex", "jsonPath", "python"), "give exactly one of regex, jsonPath and python"
+    ),
+    "reward.combine": _rules(*_PYTHON),
+    "reward.workers.autoscaling": _rules(
+        "self.?minReplicas.orDefault() <= self.?maxReplicas.orDefault()",
+        "minReplicas must not be more than maxReplicas",
+    ),
+    "scheduling": _rules(
+        "self.?gang.orDefault() == 'none' || self.?queueName.orDefault() == ''",
+        "gang cannot be combined with queueName: remove gang, a queue also admits the pods together",
+    ),
+    "trainer": _rules(
+        "self.?strategy.orDefault() != 'single' || self.?ranks.orDefault() == 1",
+        "strategy single runs one process: set strategy to fsdp2, or ranks to 1",
+        "self.?ranks.orDefault() <= self.?ranksPerPod.orDefault() || "
+        "self.?ranks.orDefault() % self.?ranksPerPod.orDefault() == 0",
+        "ranks must be a multiple of ranksPerPod, so that every pod has the same number",
+    ),
+    "transport": _rules(
+        "self.?url.orDefault() != '' || !(has(self.username) || has(self.passwordSecret) || has(self.tls))",
+        "username, passwordSecret and tls apply to an external Redis only: give url, or remove them",
+        "!has(self.url) || !self.url.contains('@')",
+        "url contains a user or a password: name the password's Secret in passwordSecret instead",
+    ),
+    "lifecycle.failurePolicy.rules[]": _rules(
+        "has(self.onExitCodes) != (has(self.onReasons) && self.onReasons.size() > 0)",
+        "give exactly one of onExitCodes and onReasons",
+    ),
+    "lifecycle.failurePolicy.backoff": _rules(
+        "self.?initialSeconds.orDefault() <= self.?maxSeconds.orDefault()",
+        "initialSeconds must not be more than maxSeconds",
+    ),
+    "files": _rules(
+        "!has(self.items) || self.?configMap.orDefault() != ''", "items are listed, but configMap is empty"
+    ),
+    "storage": _rules(
+        "!has(self.mountPath) || self.mountPath != '/'", "mountPath must not be the root of the container"
+    ),
 }
 """CEL rules by path under ``spec`` (``[]``: each item of a list)."""
 _POD_RULES = {
-    "pod.env[]": [_rule("!has(self.valueFrom) || !has(self.value)", "give one of value and valueFrom")],
-    "pod.env[].valueFrom": [
-        _rule(
-            _exactly_one("secretKeyRef", "configMapKeyRef", "fieldRef", "resourceFieldRef"),
-            "give exactly one of secretKeyRef, configMapKeyRef, fieldRef and resourceFieldRef",
-        )
-    ],
+    "pod.env[]": _rules("!has(self.valueFrom) || !has(self.value)", "give one of value and valueFrom"),
+    "pod.env[].valueFrom": _rules(
+        _exactly_one("secretKeyRef", "configMapKeyRef", "fieldRef", "resourceFieldRef"),
+        "give exactly one of secretKeyRef, configMapKeyRef, fieldRef and resourceFieldRef",
+    ),
 }
 """CEL rules of every ``pod`` section, by the end of the path."""
 
 
 def rules_at(path: str, node: Mapping[str, Any], sections: Mapping[str, Any]) -> list[CelRule]:
-    """Return the rules of the field at a path under ``spec`` in CEL, with the models' defaults.
-
-    Args:
-        node: the field's JSON Schema, without a reference.
-        sections: the sections that it refers to, by name.
-    """
+    """Return the rules in CEL of the field at a path under ``spec``, whose JSON Schema is ``node``, with defaults."""
     of_pods = (rule for end in _POD_RULES if path.endswith(f".{end}") for rule in _POD_RULES[end])
     return [_filled(rule, node, sections) for rule in (*RULES.get(path, []), *of_pods)]
 
@@ -259,11 +213,7 @@ _ITEM = re.compile(r"(?:self|oldSelf)((?:\.\??\w+)+)\.(?:all|exists|exists_one|f
 
 
 def with_defaults(rule: str, node: Mapping[str, Any], sections: Mapping[str, Any]) -> str:
-    """Return a rule in CEL: the default of the field before it in place of every ``orDefault()``.
-
-    Raises:
-        ValueError: a field is unknown, or has no default.
-    """
+    """Replace every ``orDefault()`` by the default of the field before it; raise ``ValueError`` if it has none."""
     roots = {"self": node, "oldSelf": node}
     for chain, variable in _ITEM.findall(rule):
         roots[variable] = _resolved(_field(node, chain, sections).get("items", {}), sections)

@@ -66,14 +66,10 @@ class Observed:
         conditions = self.status.get("conditions") or []
         return next((condition for condition in conditions if condition["type"] == kind), {})
 
-    def is_true(self, kind: str) -> bool:
-        """Return True if a condition was last reported as true."""
-        return self.condition(kind).get("status") == "True"
-
     @property
     def ended(self) -> bool:
         """Return True if the job is complete or has failed; both are final."""
-        return self.is_true(names.ConditionType.COMPLETE) or self.is_true(names.ConditionType.FAILED)
+        return holds(self.job, names.ConditionType.COMPLETE, names.ConditionType.FAILED)
 
     def child(self, kind: str, name: str) -> Object | None:
         """Return a child that this job owns; None if it is missing or has another owner."""

@@ -65,11 +65,7 @@ def check_platform(text: str) -> None:
 
 @functools.lru_cache(maxsize=256)
 def platform_of(text: str, namespace: str) -> Platform:
-    """Return the defaults of a namespace: its lists are added to the common ones, its maps are merged over them.
-
-    Args:
-        text: the JSON of ``jobDefaults``.
-    """
+    """Return a namespace's defaults in ``jobDefaults``: its lists are added to the common ones, its maps merged in."""
     common = _decoded(text)
     merged = {field: getattr(common, field) for field in Platform.__struct_fields__}
     own = common.namespaces.get(namespace)

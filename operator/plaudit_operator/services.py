@@ -50,11 +50,9 @@ def needs_files(observed: Observed) -> bool:
 
 
 def admit_service(service: Object, config: Object | None, files: Object | None) -> Admitted | RefusedJob:
-    """Validate a service, or read it as it is in effect.
+    """Validate a service, or read it as it is in effect: ``config`` is its own ConfigMap, if it was admitted before.
 
-    Args:
-        config: its own ConfigMap, if it was admitted before.
-        files: the ConfigMap that ``spec.files`` names; used only if the spec is not the one in effect. None if missing.
+    ``files``, the ConfigMap that ``spec.files`` names, is used only if the spec is not the one in effect.
     """
     data = (config or {}).get("data", {})
     if "spec.json" not in data:
@@ -131,8 +129,7 @@ def _token_secret(service: Object) -> str:
 def resolved(admitted: Admitted, namespace: str, present: Mapping[str, str]) -> Admitted | RefusedJob:
     """Return the job with addresses in place of names.
 
-    Args:
-        present: Secrets of the services that exist now, by the service's name; those that were found at admission stay.
+    ``present`` has the Secrets of the services that exist now, by name; those that were found at admission stay.
     """
     secrets: dict[str, str] = {}
     for name in referenced({"spec": admitted.current}):

@@ -19,10 +19,10 @@ from plaudit_metrics.monitoring.panels import (
     PER_SECOND,
     SECONDS,
     SHARE,
-    bars,
+    Bars,
+    Lines,
+    Stat,
     frame,
-    lines,
-    stat,
     to_job,
     with_panels,
     with_run_variables,
@@ -55,44 +55,33 @@ def _totals(board: Dashboard) -> Dashboard:
     )
     share = T["exposedShare"]
     panels = (
-        stat(
-            "Runs",
-            f"count(plaudit_run_info{{{OF_RUN}}})",
-            COUNT,
-            about="Runs whose metrics service Prometheus scrapes.",
+        Stat("Runs", COUNT, "Runs whose metrics service Prometheus scrapes.").of(
+            f"count(plaudit_run_info{{{OF_RUN}}})"
         ),
-        stat(
-            "Processes", f"sum(plaudit_workers{{{OF_RUN}}})", COUNT, about="Live processes of these runs, of all roles."
+        Stat("Processes", COUNT, "Live processes of these runs, of all roles.").of(f"sum(plaudit_workers{{{OF_RUN}}})"),
+        Stat("Samples per second", PER_SECOND, "Samples of all these runs that ended, in the range of time.").of(
+            f"sum(rate(plaudit_samples_total{{{OF_RUN}}}[$__range]))"
         ),
-        stat(
-            "Samples per second",
-            f"sum(rate(plaudit_samples_total{{{OF_RUN}}}[$__range]))",
-            PER_SECOND,
-            about="Samples of all these runs that ended, in the range of time.",
-        ),
-        stat(
+        Stat(
             "Step time waiting for rewards",
-            exposed,
             SHARE,
+            "Share of the step time of these runs in which trainers waited for rewards, in the range of time.",
             warn=share / 2,
             bad=share,
-            about="Share of the step time of these runs in which trainers waited for rewards, in the range of time.",
-        ),
-        stat(
+        ).of(exposed),
+        Stat(
             "Samples without a score",
-            failed,
             SHARE,
+            "Share of the samples of these runs, in the range of time.",
             warn=T["failedShare"] / 2,
             bad=T["failedShare"],
-            about="Share of the samples of these runs, in the range of time.",
-        ),
-        stat(
+        ).of(failed),
+        Stat(
             "Longest time without a step",
-            f"max(time() - plaudit_step_opened_timestamp_seconds{{{OF_RUN}}})",
             SECONDS,
+            "Age of the oldest open step of these runs.",
             bad=T["stalledSeconds"],
-            about="Age of the oldest open step of these runs.",
-        ),
+        ).of(f"max(time() - plaudit_step_opened_timestamp_seconds{{{OF_RUN}}})"),
     )
     return with_panels(board, panels)
 
@@ -117,39 +106,29 @@ def _shares() -> Sequence[Any]:
     waited = f"max by (run) (increase(plaudit_rljob_exposed_reward_gpu_seconds_total{{{OF_RUN}}}[$__range])) / 3600"
     memory = f"max by (run) (plaudit_redis_memory_bytes{{{OF_RUN}}})"
     return (
-        bars(
+        Bars(
             "Step time waiting for rewards by run",
             SHARE,
-            (exposed, "{{run}}"),
+            "Share of each run's step time in which its trainer waited for rewards, in the range of time.",
             most=1,
-            about="Share of each run's step time in which its trainer waited for rewards, in the range of time.",
+        ).of((exposed, "{{run}}")),
+        Bars("Samples without a score by run", SHARE, "Share of each run's samples, in the range of time.", most=1).of(
+            (failed, "{{run}}")
         ),
-        bars(
-            "Samples without a score by run",
-            SHARE,
-            (failed, "{{run}}"),
-            most=1,
-            about="Share of each run's samples, in the range of time.",
+        Bars("Redis memory", BYTES, "Memory in use by each run's Redis.").of((memory, "{{run}}")),
+        Bars("GPU-hours", COUNT, "Hours times GPUs that each run held in the range of time, by the operator.").of(
+            (spent, "{{run}}")
         ),
-        bars("Redis memory", BYTES, (memory, "{{run}}"), about="Memory in use by each run's Redis."),
-        bars(
-            "GPU-hours",
-            COUNT,
-            (spent, "{{run}}"),
-            about="Hours times GPUs that each run held in the range of time, by the operator.",
-        ),
-        bars(
+        Bars(
             "GPU-hours by namespace",
             COUNT,
-            (by_team, "{{namespace}}"),
-            about="Hours times GPUs that the runs of each namespace held in the range of time, by the operator.",
-        ),
-        bars(
+            "Hours times GPUs that the runs of each namespace held in the range of time, by the operator.",
+        ).of((by_team, "{{namespace}}")),
+        Bars(
             "GPU-hours that trainers waited for rewards",
             COUNT,
-            (waited, "{{run}}"),
-            about="Hours times GPUs of trainers that waited for rewards in the range of time.",
-        ),
+            "Hours times GPUs of trainers that waited for rewards in the range of time.",
+        ).of((waited, "{{run}}")),
     )
 
 
@@ -161,23 +140,18 @@ def _rates() -> Sequence[Any]:
     reward = f"max by (run) (plaudit_reward_mean{{{OF_RUN}}})"
     busy = f'sum by (run) (plaudit_workers{{{OF_RUN}, role="reward", state="busy"}})'
     return (
-        lines(
+        Lines(
             "Oldest unscored sample",
             SECONDS,
-            (oldest, "{{run}}"),
-            about="Age of each run's oldest finished sample that no reward worker has taken.",
-        ),
-        lines("Time since the last step", SECONDS, (since, "{{run}}"), about="Age of each run's open step."),
-        lines("Samples per second by run", PER_SECOND, (samples, "{{run}}"), about="Samples of each run that ended."),
-        lines("Steps per hour", COUNT, (steps, "{{run}}"), about="By the length of the newest step."),
-        lines(
-            "Mean reward",
-            COUNT,
-            (reward, "{{run}}"),
-            signed=True,
-            about="Of each run's newest step; samples without a score are not zeros.",
-        ),
-        lines("Busy reward workers", COUNT, (busy, "{{run}}"), about="Reward workers of each run that score a sample."),
+            "Age of each run's oldest finished sample that no reward worker has taken.",
+        ).of((oldest, "{{run}}")),
+        Lines("Time since the last step", SECONDS, "Age of each run's open step.").of((since, "{{run}}")),
+        Lines("Samples per second by run", PER_SECOND, "Samples of each run that ended.").of((samples, "{{run}}")),
+        Lines("Steps per hour", COUNT, "By the length of the newest step.").of((steps, "{{run}}")),
+        Lines(
+            "Mean reward", COUNT, "Of each run's newest step; samples without a score are not zeros.", signed=True
+        ).of((reward, "{{run}}")),
+        Lines("Busy reward workers", COUNT, "Reward workers of each run that score a sample.").of((busy, "{{run}}")),
     )
 
 
@@ -185,27 +159,19 @@ def operator_dashboard() -> Dashboard:
     """Return the dashboard."""
     board = frame("plaudit-operator", "Plaudit / Operator", "The cluster's operator and its RLJobs")
     stats = (
-        stat("Leaders", "sum(plaudit_operator_leader)", COUNT, about="Operator pods that lead. It must be 1."),
-        stat(
-            "RLJobs",
-            "count(max by (namespace, name) (plaudit_rljob_info))",
-            COUNT,
-            about="Jobs that the operator knows.",
+        Stat("Leaders", COUNT, "Operator pods that lead. It must be 1.").of("sum(plaudit_operator_leader)"),
+        Stat("RLJobs", COUNT, "Jobs that the operator knows.").of(
+            "count(max by (namespace, name) (plaudit_rljob_info))"
         ),
-        stat(
-            "Waiting to be reconciled",
-            "max(plaudit_operator_queue_depth)",
-            COUNT,
-            bad=T["operatorQueueDepth"],
-            about="Jobs in the queue of the leader.",
+        Stat("Waiting to be reconciled", COUNT, "Jobs in the queue of the leader.", bad=T["operatorQueueDepth"]).of(
+            "max(plaudit_operator_queue_depth)"
         ),
-        stat(
+        Stat(
             "Age of the newest cluster event",
-            "max(plaudit_operator_watch_last_event_age_seconds)",
             SECONDS,
+            "Seconds since the operator received an event of any watch.",
             bad=T["operatorEventAgeSeconds"],
-            about="Seconds since the operator received an event of any watch.",
-        ),
+        ).of("max(plaudit_operator_watch_last_event_age_seconds)"),
     )
     means = (
         "sum by (result) (rate(plaudit_operator_reconcile_seconds_sum[$__rate_interval]))"
@@ -216,27 +182,20 @@ def operator_dashboard() -> Dashboard:
     conditions = 'count by (type) (max by (namespace, name, type) (plaudit_rljob_condition{status="True"}))'
     phases = "count by (phase) (max by (namespace, name, phase) (plaudit_rljob_info))"
     over_time = (
-        bars("RLJobs by true condition", COUNT, (conditions, "{{type}}"), about="Jobs for which a condition is True."),
-        lines("Reconciliations", PER_SECOND, (rates, "{{result}}"), about="Per second, by result."),
-        lines(
-            "Mean duration of a reconciliation",
-            SECONDS,
-            (means, "{{result}}"),
-            about="Seconds of a reconciliation, by result.",
+        Bars("RLJobs by true condition", COUNT, "Jobs for which a condition is True.").of((conditions, "{{type}}")),
+        Lines("Reconciliations", PER_SECOND, "Per second, by result.").of((rates, "{{result}}")),
+        Lines("Mean duration of a reconciliation", SECONDS, "Seconds of a reconciliation, by result.").of(
+            (means, "{{result}}")
         ),
-        lines(
-            "Queue",
-            COUNT,
-            ("max(plaudit_operator_queue_depth)", "waiting"),
-            about="Jobs that wait to be reconciled, over time.",
+        Lines("Queue", COUNT, "Jobs that wait to be reconciled, over time.").of(
+            ("max(plaudit_operator_queue_depth)", "waiting")
         ),
-        lines(
+        Lines(
             "Age of the last event by kind",
             SECONDS,
-            ("max by (kind) (plaudit_operator_watch_last_event_age_seconds)", "{{kind}}"),
-            about="Since the watch of each kind received an event. Kinds that rarely change have long ages.",
-        ),
-        lines("RLJobs by phase", COUNT, (phases, "{{phase}}"), about="Jobs in each phase, over time."),
+            "Since the watch of each kind received an event. Kinds that rarely change have long ages.",
+        ).of(("max by (kind) (plaudit_operator_watch_last_event_age_seconds)", "{{kind}}")),
+        Lines("RLJobs by phase", COUNT, "Jobs in each phase, over time.").of((phases, "{{phase}}")),
     )
     return with_panels(board, [*(panel.span(6) for panel in stats), *over_time])
 

@@ -14,13 +14,13 @@ from plaudit_metrics.monitoring.panels import (
     PER_SECOND,
     SECONDS,
     SHARE,
-    bars,
+    Bars,
+    Lines,
+    Stat,
     frame,
-    lines,
     newest,
     quantile,
     rate,
-    stat,
     to_page,
     with_page_variable,
     with_panels,
@@ -69,72 +69,50 @@ def _first_screen() -> Sequence[Any]:
     )
     oldest = newest("plaudit_stream_oldest_undelivered_seconds", where=', stream="samples"')
     return (
-        stat(
+        Stat(
             "Newest step waiting for rewards",
-            exposed,
             SHARE,
+            "Share of the newest step in which the trainer waited for rewards after generation had ended.",
             warn=share / 2,
             bad=share,
-            about="Share of the newest step in which the trainer waited for rewards after generation had ended.",
-        ),
-        stat(
+        ).of(exposed),
+        Stat(
             "Oldest unscored sample",
-            oldest,
             SECONDS,
+            "Age of the oldest finished sample that no reward worker has taken.",
             warn=T["queueAgeSeconds"] / 4,
             bad=T["queueAgeSeconds"],
-            about="Age of the oldest finished sample that no reward worker has taken.",
+        ).of(oldest),
+        Stat(
+            "Samples without a score", SHARE, "Of the newest step.", warn=T["failedShare"] / 2, bad=T["failedShare"]
+        ).of(newest("plaudit_last_step_masked_share")),
+        Stat("Newest step", COUNT, "Number of the newest closed step.").of(newest("plaudit_step")),
+        Stat("Since the last step", SECONDS, "Time since the newest step closed.").of(
+            f"time() - {newest('plaudit_step_last_closed_timestamp_seconds')}"
         ),
-        stat(
-            "Samples without a score",
-            newest("plaudit_last_step_masked_share"),
-            SHARE,
-            warn=T["failedShare"] / 2,
-            bad=T["failedShare"],
-            about="Of the newest step.",
-        ),
-        stat("Newest step", newest("plaudit_step"), COUNT, about="Number of the newest closed step."),
-        stat(
-            "Since the last step",
-            f"time() - {newest('plaudit_step_last_closed_timestamp_seconds')}",
-            SECONDS,
-            about="Time since the newest step closed.",
-        ),
-        stat("Mean reward", f"avg(plaudit_reward_mean{{{OF_RUN}}})", COUNT, about="Of the newest step."),
-        bars(
+        Stat("Mean reward", COUNT, "Of the newest step.").of(f"avg(plaudit_reward_mean{{{OF_RUN}}})"),
+        Bars(
             "Bottleneck: where the newest step's time went",
             SHARE,
-            (waits, "{{cause}}"),
-            (trainer, "trainer"),
-            about="Waits of the trainer by cause; the rest is its own work.",
+            "Waits of the trainer by cause; the rest is its own work.",
+        ).of((waits, "{{cause}}"), (trainer, "trainer")),
+        Bars("Scorers: p50 and p99 of a call in the newest step", SECONDS, "Exact quantiles of the last attempts.").of(
+            (newest("plaudit_last_step_scorer_seconds", "scorer, statistic"), "{{scorer}}: {{statistic}}")
         ),
-        bars(
-            "Scorers: p50 and p99 of a call in the newest step",
-            SECONDS,
-            (newest("plaudit_last_step_scorer_seconds", "scorer, statistic"), "{{scorer}}: {{statistic}}"),
-            about="Exact quantiles of the last attempts.",
+        Bars("Failed scores by scorer", COUNT, "In the range of time.").of((failures, "{{scorer}}: {{outcome}}")),
+        Lines("Age of the oldest unread entry", SECONDS, "Long ages of samples: too few reward workers.").of(
+            (newest("plaudit_stream_oldest_undelivered_seconds", "stream"), "{{stream}}")
         ),
-        bars("Failed scores by scorer", COUNT, (failures, "{{scorer}}: {{outcome}}"), about="In the range of time."),
-        lines(
-            "Age of the oldest unread entry",
-            SECONDS,
-            (newest("plaudit_stream_oldest_undelivered_seconds", "stream"), "{{stream}}"),
-            about="Long ages of samples: too few reward workers.",
-        ),
-        lines(
-            "Queue depth",
-            COUNT,
+        Lines("Queue depth", COUNT, "Entries that no consumer has read, and entries in work, by stream.").of(
             (newest("plaudit_stream_undelivered", "stream"), "{{stream}}: waiting"),
             (newest("plaudit_stream_in_flight", "stream"), "{{stream}}: in progress"),
-            about="Entries that no consumer has read, and entries in work, by stream.",
         ),
-        lines(
+        Lines(
             "Samples by outcome",
             PER_SECOND,
-            (f"{rate('plaudit_samples_total', 'outcome')} > 0", "{{outcome}}"),
+            "Samples per second that ended, by outcome. All but scored have no score.",
             stacked=True,
-            about="Samples per second that ended, by outcome. All but scored have no score.",
-        ),
+        ).of((f"{rate('plaudit_samples_total', 'outcome')} > 0", "{{outcome}}")),
     )
 
 
@@ -142,28 +120,21 @@ def reward() -> Sequence[Any]:
     """Return the panels of rewards."""
     mean, std = newest("plaudit_reward_mean"), newest("plaudit_reward_std")
     return (
-        lines(
-            "Reward",
-            COUNT,
+        Lines("Reward", COUNT, "Of the newest step; samples without a score are not zeros.", signed=True).of(
             (mean, "mean"),
             (f"{mean} - {std}", "mean - standard deviation"),
             (f"{mean} + {std}", "mean + standard deviation"),
-            signed=True,
-            about="Of the newest step; samples without a score are not zeros.",
         ),
-        lines(
-            "Values of the scorers",
-            COUNT,
-            (newest("plaudit_last_step_scorer_value", "scorer"), "{{scorer}}"),
-            signed=True,
-            about="Mean of the newest step.",
+        Lines("Values of the scorers", COUNT, "Mean of the newest step.", signed=True).of(
+            (newest("plaudit_last_step_scorer_value", "scorer"), "{{scorer}}")
         ),
-        lines(
+        Lines(
             "Groups that train nothing",
             SHARE,
+            "In the newest step: groups whose rewards are all equal, and samples without a score.",
+        ).of(
             (newest("plaudit_last_step_zero_variance_share"), "all rewards equal"),
             (newest("plaudit_last_step_masked_share"), "samples without a score"),
-            about="In the newest step: groups whose rewards are all equal, and samples without a score.",
         ),
     )
 
@@ -173,42 +144,30 @@ def scorers() -> Sequence[Any]:
     failed = rate("plaudit_score_seconds_count", "scorer, outcome", where=', outcome!="scored"')
     quantiles = [(quantile(q, "plaudit_score_seconds", "scorer"), f"{{{{scorer}}}}: {q}") for q in (0.5, 0.99)]
     return (
-        lines(
+        Lines(
             "Duration of a call by scorer, p50 and p99",
             SECONDS,
-            *quantiles,
-            about="Estimated from buckets. Points are calls with their traces, where exemplars are stored.",
+            "Estimated from buckets. Points are calls with their traces, where exemplars are stored.",
+        ).of(*quantiles),
+        Lines(
+            "Failed calls by scorer", PER_SECOND, "Calls per second that ended without a value, by scorer and outcome."
+        ).of((failed, "{{scorer}}: {{outcome}}")),
+        Lines("Age of the oldest call by scorer", SECONDS, "Calls that have not ended are in no other figure.").of(
+            (newest("plaudit_scorer_oldest_in_flight_seconds", "scorer"), "{{scorer}}")
         ),
-        lines(
-            "Failed calls by scorer",
-            PER_SECOND,
-            (failed, "{{scorer}}: {{outcome}}"),
-            about="Calls per second that ended without a value, by scorer and outcome.",
+        Lines("Calls in flight by scorer", COUNT, "Calls that have not ended, waits and retries included.").of(
+            (newest("plaudit_scorer_in_flight", "scorer"), "{{scorer}}")
         ),
-        lines(
-            "Age of the oldest call by scorer",
-            SECONDS,
-            (newest("plaudit_scorer_oldest_in_flight_seconds", "scorer"), "{{scorer}}"),
-            about="Calls that have not ended are in no other figure.",
-        ),
-        lines(
-            "Calls in flight by scorer",
-            COUNT,
-            (newest("plaudit_scorer_in_flight", "scorer"), "{{scorer}}"),
-            about="Calls that have not ended, waits and retries included.",
-        ),
-        lines(
+        Lines(
             "Samples scored within the threshold",
             SHARE,
+            "Within metrics.rewardLatency.thresholdSeconds. A sample that fails fast is not in time.",
+        ).of(
             (f"1 - {newest('plaudit_recent_late_ratio')}", "newest 100 samples"),
             (newest("plaudit_reward_latency_target"), "target"),
-            about="Within metrics.rewardLatency.thresholdSeconds. A sample that fails fast is not in time.",
         ),
-        lines(
-            "Workers",
-            COUNT,
-            (newest("plaudit_workers", "role, state"), "{{role}}: {{state}}"),
-            about="Live processes by role and state.",
+        Lines("Workers", COUNT, "Live processes by role and state.").of(
+            (newest("plaudit_workers", "role, state"), "{{role}}: {{state}}")
         ),
     )
 
@@ -216,24 +175,21 @@ def scorers() -> Sequence[Any]:
 def judges() -> Sequence[Any]:
     """Return the panels of judges and of limits."""
     return (
-        lines(
-            "Mean wait for a limit",
-            SECONDS,
-            (newest("plaudit_limiter_recent_wait_seconds", "judge"), "{{judge}}"),
-            about="Of the newest 100 calls.",
+        Lines("Mean wait for a limit", SECONDS, "Of the newest 100 calls.").of(
+            (newest("plaudit_limiter_recent_wait_seconds", "judge"), "{{judge}}")
         ),
-        lines(
+        Lines(
             "Requests by status",
             PER_SECOND,
-            (rate("plaudit_judge_requests_total", "judge, status"), "{{judge}}: {{status}}"),
-            about="Requests per second to each judge by HTTP status. cached: no request was needed.",
-        ),
-        lines(
+            "Requests per second to each judge by HTTP status. cached: no request was needed.",
+        ).of((rate("plaudit_judge_requests_total", "judge, status"), "{{judge}}: {{status}}")),
+        Lines(
             "Tokens per second, open circuit breakers",
             COUNT,
+            "Tokens that judges read (prompt) and wrote (completion). Open is 1 while a judge gets no requests.",
+        ).of(
             (rate("plaudit_judge_tokens_total", "judge, kind"), "{{judge}}: {{kind}}"),
             (newest("plaudit_judge_circuit_open", "judge"), "{{judge}}: open"),
-            about="Tokens that judges read (prompt) and wrote (completion). Open is 1 while a judge gets no requests.",
         ),
     )
 
@@ -247,43 +203,32 @@ def reward_models() -> Sequence[Any]:
         (quantile(q, f"{server}_inference_seconds", "scorer"), f"{{{{scorer}}}} pass: {q}") for q in (0.5, 0.99)
     ]
     return (
-        lines(
+        Lines(
             "Sequences that wait for a reward model",
             COUNT,
-            (f"sum by (scorer) ({server}_queue_sequences{{{OF_RUN}}})", "{{scorer}}"),
-            about="In the queues of all its servers. Of models that vLLM serves see vLLM's own dashboards.",
-        ),
-        lines(
+            "In the queues of all its servers. Of models that vLLM serves see vLLM's own dashboards.",
+        ).of((f"sum by (scorer) ({server}_queue_sequences{{{OF_RUN}}})", "{{scorer}}")),
+        Lines(
             "Reward model: wait and forward pass, p50 and p99",
             SECONDS,
-            *waits,
-            *inference,
-            about="From the arrival of a sequence to its forward pass, and the pass itself. Estimated from buckets.",
-        ),
-        lines(
+            "From the arrival of a sequence to its forward pass, and the pass itself. Estimated from buckets.",
+        ).of(*waits, *inference),
+        Lines(
             "Reward model: sequences of a forward pass",
             COUNT,
-            (f"{rate(f'{server}_batch_sequences_sum', 'scorer')} / ({passes} > 0)", "{{scorer}}"),
-            about="Mean size of a batch. With 1 the server has too few requests at a time.",
-        ),
-        lines(
-            "Reward model: tokens per second",
-            COUNT,
+            "Mean size of a batch. With 1 the server has too few requests at a time.",
+        ).of((f"{rate(f'{server}_batch_sequences_sum', 'scorer')} / ({passes} > 0)", "{{scorer}}")),
+        Lines("Reward model: tokens per second", COUNT, "Tokens of the sequences, and tokens computed as padding.").of(
             (rate(f"{server}_batch_tokens_sum", "scorer"), "{{scorer}}"),
             (rate(f"{server}_padding_tokens_total", "scorer"), "{{scorer}}: padding"),
-            about="Tokens of the sequences, and tokens computed as padding.",
         ),
-        lines(
+        Lines(
             "Reward model: time in forward passes",
             SHARE,
-            (rate(f"{server}_inference_seconds_sum", "scorer"), "{{scorer}}"),
-            about="Seconds of forward passes per second, summed over its servers: near their number they are all busy.",
-        ),
-        lines(
-            "Reward model: responses by status",
-            PER_SECOND,
-            (rate(f"{server}_requests_total", "scorer, code"), "{{scorer}}: {{code}}"),
-            about="Requests to /classify by HTTP status.",
+            "Seconds of forward passes per second, summed over its servers: near their number they are all busy.",
+        ).of((rate(f"{server}_inference_seconds_sum", "scorer"), "{{scorer}}")),
+        Lines("Reward model: responses by status", PER_SECOND, "Requests to /classify by HTTP status.").of(
+            (rate(f"{server}_requests_total", "scorer, code"), "{{scorer}}: {{code}}")
         ),
     )
 
@@ -292,73 +237,54 @@ def generation() -> Sequence[Any]:
     """Return the panels of generation and of the rollout engines."""
     lengths = [(quantile(q, "plaudit_response_tokens"), f"p{q * 100:g}") for q in (0.5, 0.99)]
     return (
-        lines(
+        Lines(
             "Response tokens per second",
             COUNT,
-            (newest("plaudit_last_step_tokens_per_second"), "newest step"),
-            (rate("plaudit_response_tokens_sum"), "now"),
-            about="Tokens of the responses: of the newest step by its seconds, and as they arrive now.",
+            "Tokens of the responses: of the newest step by its seconds, and as they arrive now.",
+        ).of(
+            (newest("plaudit_last_step_tokens_per_second"), "newest step"), (rate("plaudit_response_tokens_sum"), "now")
         ),
-        lines("Response length", COUNT, *lengths, about="Tokens of a response, p50 and p99, estimated from buckets."),
-        lines(
-            "Truncated responses",
-            SHARE,
-            (newest("plaudit_last_step_truncated_share"), "at the token limit"),
-            about="Share of the newest step.",
+        Lines("Response length", COUNT, "Tokens of a response, p50 and p99, estimated from buckets.").of(*lengths),
+        Lines("Truncated responses", SHARE, "Share of the newest step.").of(
+            (newest("plaudit_last_step_truncated_share"), "at the token limit")
         ),
-        lines(
+        Lines(
             "Preemptions",
             PER_SECOND,
-            (rate("plaudit_preemptions_total"), "samples"),
-            about="Samples per second that the engine preempted because its key-value cache was full.",
+            "Samples per second that the engine preempted because its key-value cache was full.",
+        ).of((rate("plaudit_preemptions_total"), "samples")),
+        Lines("Requests in the engines", COUNT, "Of all rollouts.").of(
+            (newest("plaudit_engine_requests", "state"), "{{state}}")
         ),
-        lines(
-            "Requests in the engines",
-            COUNT,
-            (newest("plaudit_engine_requests", "state"), "{{state}}"),
-            about="Of all rollouts.",
+        Lines("Key-value cache in use", SHARE, "Near 1 the engine preempts samples.").of(
+            (newest("plaudit_engine_kv_cache_ratio", "statistic"), "{{statistic}} of the rollouts")
         ),
-        lines(
-            "Key-value cache in use",
-            SHARE,
-            (newest("plaudit_engine_kv_cache_ratio", "statistic"), "{{statistic}} of the rollouts"),
-            about="Near 1 the engine preempts samples.",
-        ),
-        lines(
+        Lines(
             "Time to the first token",
             SECONDS,
-            (newest("plaudit_engine_first_token_seconds", "statistic"), "{{statistic}} of the rollouts"),
-            about="Mean of each rollout's newest 100 requests, waits in the engine's queue included.",
-        ),
+            "Mean of each rollout's newest 100 requests, waits in the engine's queue included.",
+        ).of((newest("plaudit_engine_first_token_seconds", "statistic"), "{{statistic}} of the rollouts")),
     )
 
 
 def tools() -> Sequence[Any]:
     """Return the panels of tools."""
     return (
-        lines(
+        Lines(
             "Tool calls by outcome",
             PER_SECOND,
-            (rate("plaudit_tool_calls_total", "tool, outcome"), "{{tool}}: {{outcome}}"),
-            about="error: the tool raised. killed: its process ended. refused: it was never run.",
+            "error: the tool raised. killed: its process ended. refused: it was never run.",
+        ).of((rate("plaudit_tool_calls_total", "tool, outcome"), "{{tool}}: {{outcome}}")),
+        Lines("Failed share of the newest tool calls", SHARE, "Of the newest 100 calls that were run.").of(
+            (newest("plaudit_tool_recent_failed_ratio", "tool"), "{{tool}}")
         ),
-        lines(
-            "Failed share of the newest tool calls",
-            SHARE,
-            (newest("plaudit_tool_recent_failed_ratio", "tool"), "{{tool}}"),
-            about="Of the newest 100 calls that were run.",
-        ),
-        lines(
+        Lines(
             "Duration of a tool call, p50 and p99 in the newest step",
             SECONDS,
-            (newest("plaudit_last_step_tool_seconds", "tool, statistic"), "{{tool}}: {{statistic}}"),
-            about="Exact quantiles, the start of the tool's process included.",
-        ),
-        lines(
-            "Seconds in tools per second, by tool",
-            COUNT,
-            (rate("plaudit_tool_call_seconds_sum", "tool"), "{{tool}}"),
-            about="Calls that run at the same time, on average.",
+            "Exact quantiles, the start of the tool's process included.",
+        ).of((newest("plaudit_last_step_tool_seconds", "tool, statistic"), "{{tool}}: {{statistic}}")),
+        Lines("Seconds in tools per second, by tool", COUNT, "Calls that run at the same time, on average.").of(
+            (rate("plaudit_tool_call_seconds_sum", "tool"), "{{tool}}")
         ),
     )
 
@@ -367,77 +293,71 @@ def _stages() -> Sequence[Any]:
     sums, counts = (rate(f"plaudit_stage_seconds_{each}", "stage") for each in ("sum", "count"))
     slow = quantile(0.95, "plaudit_stage_seconds", "stage")
     return (
-        lines(
+        Lines(
             "Step duration",
             SECONDS,
+            "The newest step: its seconds, those of the update, and those of waiting for rewards.",
+        ).of(
             (newest("plaudit_last_step_seconds"), "step"),
             (newest("plaudit_last_step_update_seconds"), "update"),
             (newest("plaudit_last_step_exposed_reward_seconds"), "waiting for rewards"),
-            about="The newest step: its seconds, those of the update, and those of waiting for rewards.",
         ),
-        lines(
+        Lines(
             "Time since the last step",
             SECONDS,
+            "Age of the open step, and the longest of the ten newest. A start of the trainer begins it anew.",
+        ).of(
             (f"time() - {newest('plaudit_step_opened_timestamp_seconds')}", "open step"),
             (newest("plaudit_recent_steps_max_seconds"), "longest of the newest steps"),
-            about="Age of the open step, and the longest of the ten newest. A start of the trainer begins it anew.",
         ),
-        lines(
-            "Steps per hour",
-            COUNT,
-            (f"3600 / ({newest('plaudit_last_step_seconds')} > 0)", "by the newest step"),
-            about="By the length of the newest step.",
+        Lines("Steps per hour", COUNT, "By the length of the newest step.").of(
+            (f"3600 / ({newest('plaudit_last_step_seconds')} > 0)", "by the newest step")
         ),
-        lines(
+        Lines(
             "Stages of a sample, mean",
             SECONDS,
-            (f"{sums} / ({counts} > 0)", "{{stage}}"),
+            "Seconds of a sample in each stage, from admission until the trainer takes its group.",
             stacked=True,
-            about="Seconds of a sample in each stage, from admission until the trainer takes its group.",
-        ),
-        lines(
+        ).of((f"{sums} / ({counts} > 0)", "{{stage}}")),
+        Lines(
             "Stages of a sample, p95",
             SECONDS,
-            (slow, "{{stage}}"),
-            about="Estimated from buckets. Points are samples with their traces, where exemplars are stored.",
-        ),
-        lines(
-            "Groups",
-            PER_SECOND,
-            (rate("plaudit_groups_total", "outcome"), "{{outcome}}"),
-            about="Groups per second that closed, by how: trained, evaluated or dropped.",
+            "Estimated from buckets. Points are samples with their traces, where exemplars are stored.",
+        ).of((slow, "{{stage}}")),
+        Lines("Groups", PER_SECOND, "Groups per second that closed, by how: trained, evaluated or dropped.").of(
+            (rate("plaudit_groups_total", "outcome"), "{{outcome}}")
         ),
     )
 
 
 def _policy() -> Sequence[Any]:
     return (
-        lines(
-            "Staleness",
-            COUNT,
+        Lines(
+            "Staleness", COUNT, "Policy versions between a sample's oldest token and its update, and maxStaleness."
+        ).of(
             (newest("plaudit_sample_staleness", "statistic"), "{{statistic}}"),
             (newest("plaudit_staleness_limit"), "limit"),
-            about="Policy versions between a sample's oldest token and its update, and maxStaleness.",
         ),
-        lines(
+        Lines(
             "Policy version",
             COUNT,
+            "The announced version, and by how many versions the slowest ready rollout is behind.",
+        ).of(
             (newest("plaudit_policy_version"), "announced"),
             (newest("plaudit_policy_version_lag"), "lag of the slowest rollout"),
-            about="The announced version, and by how many versions the slowest ready rollout is behind.",
         ),
-        lines(
+        Lines(
             "Discarded updates",
             COUNT,
-            (newest("plaudit_last_step_skipped_updates"), "newest step"),
-            about="Updates of the newest step that were discarded because their gradient is not finite.",
-        ),
-        lines(
+            "Updates of the newest step that were discarded because their gradient is not finite.",
+        ).of((newest("plaudit_last_step_skipped_updates"), "newest step")),
+        Lines(
             "Difference between rollouts and trainer",
             COUNT,
+            "Mean absolute difference of a trained token's log-probability in nats, for the same weights.",
+        ).of(
             (newest("plaudit_last_step_logprob_mismatch"), "newest step"),
             (newest("plaudit_last_step_logprob_mismatch_limit"), "limit of the precision"),
-            about="Mean absolute difference of a trained token's log-probability in nats, for the same weights.",
         ),
     )
 
@@ -447,28 +367,24 @@ def _transport() -> Sequence[Any]:
         return f"sum by (stream) (increase(plaudit_{name}_total{{{OF_RUN}}}[$__rate_interval]))"
 
     return (
-        lines(
-            "Redis",
-            BYTES,
-            (newest("plaudit_redis_memory_bytes"), "used"),
-            (newest("plaudit_redis_memory_limit_bytes"), "limit"),
-            about="Memory of Redis and its limit. Above 70 % no groups are admitted.",
+        Lines("Redis", BYTES, "Memory of Redis and its limit. Above 70 % no groups are admitted.").of(
+            (newest("plaudit_redis_memory_bytes"), "used"), (newest("plaudit_redis_memory_limit_bytes"), "limit")
         ),
-        lines(
+        Lines(
             "Redeliveries, duplicates, dead letters",
             COUNT,
+            "Entries taken over from lost workers, refused as duplicates, and given up, by stream.",
+        ).of(
             (happened("redeliveries"), "{{stream}}: taken over"),
             (happened("duplicates"), "{{stream}}: duplicate"),
             (happened("dead_letters"), "{{stream}}: dead letter"),
-            about="Entries taken over from lost workers, refused as duplicates, and given up, by stream.",
         ),
-        lines(
-            "Metrics pipeline",
-            COUNT,
+        Lines(
+            "Metrics pipeline", COUNT, "Events lost or late, and whether Redis responds and writes its file (1: yes)."
+        ).of(
             (f"sum(increase(plaudit_records_missing_total{{{OF_RUN}}}[$__rate_interval]))", "events lost"),
             (f"sum(increase(plaudit_records_late_total{{{OF_RUN}}}[$__rate_interval]))", "events late"),
             (newest("plaudit_redis_aof_ok"), "Redis writes its file"),
             (newest("plaudit_redis_up"), "Redis responds"),
-            about="Events lost or late, and whether Redis responds and writes its file (1: yes).",
         ),
     )

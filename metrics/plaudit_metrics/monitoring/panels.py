@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from grafana_foundation_sdk.builders.bargauge import Panel as BarGaugePanel
@@ -125,69 +126,79 @@ def with_panels(board: Dashboard, panels: Iterable[Any]) -> Dashboard:
     return board
 
 
-_AnyPanel = TypeVar("_AnyPanel", StatPanel, BarGaugePanel, TimeseriesPanel)
+_Built = TypeVar("_Built", StatPanel, BarGaugePanel, TimeseriesPanel)
 
 
-def _begun(panel: _AnyPanel, title: str, about: str) -> _AnyPanel:
-    return panel.id(panel_id(title)).title(title).description(about).datasource(DATA_SOURCE)
+@dataclass(frozen=True)
+class Panel:
+    """Hold what all panels have; ``of`` builds the panel of its queries, which are pairs of expression and legend."""
+
+    title: str
+    unit: str
+    about: str
+    """Describes it, for readers."""
+
+    def _begun(self, panel: _Built, height: int, span: int) -> _Built:
+        panel = panel.id(panel_id(self.title)).title(self.title).description(self.about).datasource(DATA_SOURCE)
+        return panel.unit(self.unit).height(height).span(span)
 
 
-def stat(
-    title: str, expression: str, unit: str, *, about: str, warn: float | None = None, bad: float | None = None
-) -> StatPanel:
-    """Return a panel of one number, yellow from ``warn`` and red from ``bad``; ``about`` describes it."""
-    steps = [Threshold(None, "green")]
-    steps += [Threshold(warn, "yellow")] if warn is not None else []
-    steps += [Threshold(bad, "red")] if bad is not None else []
-    return (
-        _begun(StatPanel(), title, about)
-        .with_target(_query(expression, "", 0).instant())
-        .unit(unit)
-        .thresholds(ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
-        .graph_mode(BigValueGraphMode.NONE)
-        .reduce_options(ReduceDataOptions().calcs(["lastNotNull"]))
-        .no_value("none yet")
-        .height(4)
-        .span(4)
-    )
+@dataclass(frozen=True)
+class Stat(Panel):
+    """Show one number, yellow from ``warn`` and red from ``bad``."""
+
+    warn: float | None = None
+    bad: float | None = None
+
+    def of(self, expression: str) -> StatPanel:
+        """Return the panel of one expression."""
+        colours = ((self.warn, "yellow"), (self.bad, "red"))
+        steps = [Threshold(None, "green"), *(Threshold(least, name) for least, name in colours if least is not None)]
+        return (
+            self._begun(StatPanel(), 4, 4)
+            .with_target(_query(expression, "", 0).instant())
+            .thresholds(ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
+            .graph_mode(BigValueGraphMode.NONE)
+            .reduce_options(ReduceDataOptions().calcs(["lastNotNull"]))
+            .no_value("none yet")
+        )
 
 
-def bars(title: str, unit: str, *queries: tuple[str, str], about: str, most: float | None = None) -> BarGaugePanel:
-    """Return a panel of horizontal bars, one for each series; ``queries`` are pairs of expression and legend."""
-    panel = (
-        _begun(BarGaugePanel(), title, about)
-        .unit(unit)
-        .min(0)
-        .orientation(VizOrientation.HORIZONTAL)
-        .reduce_options(ReduceDataOptions().calcs(["lastNotNull"]))
-        .height(8)
-        .span(8)
-    )
-    if most is not None:
-        panel = panel.max(most)
-    for number, (expression, legend) in enumerate(queries):
-        panel = panel.with_target(_query(expression, legend, number).instant())
-    return panel
+@dataclass(frozen=True)
+class Bars(Panel):
+    """Show horizontal bars, one for each series."""
+
+    most: float | None = None
+
+    def of(self, *queries: tuple[str, str]) -> BarGaugePanel:
+        """Return the panel of these queries."""
+        panel = self._begun(BarGaugePanel(), 8, 8).min(0).orientation(VizOrientation.HORIZONTAL)
+        panel = panel.reduce_options(ReduceDataOptions().calcs(["lastNotNull"]))
+        if self.most is not None:
+            panel = panel.max(self.most)
+        for number, (expression, legend) in enumerate(queries):
+            panel = panel.with_target(_query(expression, legend, number).instant())
+        return panel
 
 
-def lines(
-    title: str, unit: str, *queries: tuple[str, str], about: str, stacked: bool = False, signed: bool = False
-) -> TimeseriesPanel:
-    """Return a panel of lines over time; ``queries`` are pairs of expression and legend.
+@dataclass(frozen=True)
+class Lines(Panel):
+    """Show lines over time; the axis begins at 0 unless the values may be ``signed``."""
 
-    The axis begins at 0 unless the values may be ``signed``.
-    """
-    legend_options = VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
-    panel = (
-        _begun(TimeseriesPanel(), title, about).unit(unit).legend(legend_options.show_legend(True)).height(8).span(8)
-    )
-    if not signed:
-        panel = panel.min(0)
-    if stacked:
-        panel = panel.stacking(StackingConfig().mode(StackingMode.NORMAL)).fill_opacity(60).line_width(0)
-    for number, (expression, legend) in enumerate(queries):
-        panel = panel.with_target(_query(expression, legend, number).range())
-    return panel
+    stacked: bool = False
+    signed: bool = False
+
+    def of(self, *queries: tuple[str, str]) -> TimeseriesPanel:
+        """Return the panel of these queries."""
+        legend_options = VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
+        panel = self._begun(TimeseriesPanel(), 8, 8).legend(legend_options.show_legend(True))
+        if not self.signed:
+            panel = panel.min(0)
+        if self.stacked:
+            panel = panel.stacking(StackingConfig().mode(StackingMode.NORMAL)).fill_opacity(60).line_width(0)
+        for number, (expression, legend) in enumerate(queries):
+            panel = panel.with_target(_query(expression, legend, number).range())
+        return panel
 
 
 def _query(expression: str, legend: str, number: int) -> Dataquery:

@@ -83,15 +83,11 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 @dataclass(frozen=True)
 class Windows:
-    """Scale all time windows together, so that a test sees in seconds what takes hours.
-
-    Attributes:
-        scale: factor; 1/60 turns hours into minutes.
-        least_s: the shortest window (it must hold two scrapes).
-    """
+    """Scale all time windows together, so that a test sees in seconds what takes hours."""
 
     scale: float = 1.0
     least_s: float = 1.0
+    """The shortest window (it must hold two scrapes)."""
 
     def duration(self, text: str) -> str:
         """Scale one duration, such as ``5m``."""

@@ -44,11 +44,7 @@ def sample_details(step: ClosedStep, count: int) -> list[dict[str, Any]]:
 def step_timeline(
     step: ClosedStep, samples: Iterable[SampleRecord], groups: Iterable[GroupRecord], count: int
 ) -> dict[str, Any]:
-    """Return the timeline of the step's ``count`` slowest samples, in Chrome's trace format.
-
-    Args:
-        samples: all samples of the step, or its slowest if the others are no longer kept.
-    """
+    """Return the timeline of the ``count`` slowest of a step's samples, in Chrome's trace format."""
     chosen = slowest_samples(samples, count)
     drawn = {sample.group for sample in chosen}
     return chrome_trace(step.record, chosen, [group for group in groups if group.group in drawn])

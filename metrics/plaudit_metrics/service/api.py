@@ -19,34 +19,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from plaudit_metrics.service import page
-from plaudit_metrics.service.answers import (
-    RECENT_STEPS,
-    sample_details,
-    step_detail,
-    step_summary,
-    step_timeline,
-    verdict_detail,
-)
-from plaudit_metrics.service.openapi import (
-    CHARACTERS,
-    LISTED,
-    LOOKS,
-    NEWEST_STEPS,
-    ORDERS,
-    SAMPLE_OUTCOMES,
-    SLOWEST,
-    TRACED,
-    RefusedQueryError,
-    choice,
-    document,
-    point_in_time,
-    real_number,
-    shown,
-    step_number,
-    text,
-    whole_number,
-)
+from plaudit_metrics.service import answers, openapi, page
+from plaudit_metrics.service.openapi import RefusedQueryError, shown, whole_number
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.sample_schema import FOLDER, surviving_files
 from plaudit_metrics.sources.samples import (
@@ -76,13 +50,9 @@ _FOREIGN = (
 
 
 class RunApi:
-    """Respond to requests about one run.
+    """Respond to requests about one run: see ``BrowserGuard`` for ``hosts``, ``StoredSamples`` for the last two.
 
-    Args:
-        problem: returns why the service is not ready; empty when it is.
-        hosts: names by which clients may address it, besides its own (``BrowserGuard``).
-        run_folder: holds the stored samples; None: the service has none.
-        samples_to_all: serve stored samples to other machines and pods too.
+    ``problem`` returns why the service is not ready; empty when it is.
     """
 
     def __init__(
@@ -129,23 +99,23 @@ class RunApi:
         return Response(encode(self._view.series.registry), headers={"Content-Type": content_type})
 
     async def _steps(self, request: Request) -> Response:
-        steps = self._view.kept.newest(NEWEST_STEPS.of(request))
-        return _json({"run": self._run, "steps": [step_summary(step) for step in steps]})
+        steps = self._view.kept.newest(openapi.NEWEST_STEPS.of(request))
+        return _json({"run": self._run, "steps": [answers.step_summary(step) for step in steps]})
 
     async def _step(self, request: Request) -> Response:
-        return _json(step_detail(self._find(request)))
+        return _json(answers.step_detail(self._find(request)))
 
     async def _samples(self, request: Request) -> Response:
         step = self._find(request)
         samples = [
             sample | {"traceparent": traceparent(self._run, sample["group"], sample["index"])}
-            for sample in sample_details(step, SLOWEST.of(request))
+            for sample in answers.sample_details(step, openapi.SLOWEST.of(request))
         ]
         return _json({"run": self._run, "step": step.record.step, "samples": samples})
 
     async def _trace(self, request: Request) -> Response:
         step = self._find(request)
-        most = TRACED.of(request)
+        most = openapi.TRACED.of(request)
         encoded = self._view.kept.samples(step.record.step)
         # A second of work for a large step: in a thread, so that other requests are answered meanwhile.
         timeline = await asyncio.to_thread(_timeline, step, encoded, most)
@@ -155,13 +125,13 @@ class RunApi:
         )
 
     async def _openapi(self, _: Request) -> Response:
-        return _json(document(self._run))
+        return _json(openapi.document(self._run))
 
     async def _verdict(self, _: Request) -> Response:
-        recent = self._view.kept.newest(RECENT_STEPS)
+        recent = self._view.kept.newest(answers.RECENT_STEPS)
         if not recent:
             raise RefusedQueryError(404, "no step has closed yet")
-        return _json({"run": self._run} | verdict_detail([step.record for step in recent]))
+        return _json({"run": self._run} | answers.verdict_detail([step.record for step in recent]))
 
     async def _failures(self, _: Request) -> Response:
         counts = self._view.failures
@@ -169,8 +139,8 @@ class RunApi:
         return _json({"run": self._run, "samples": counts.samples, "unscored": counts.unscored, "failures": failures})
 
     async def _queues(self, request: Request) -> Response:
-        looks = self._view.queues.after(point_in_time(request, "after"))
-        looks = looks[-LOOKS.of(request) :]
+        looks = self._view.queues.after(openapi.point_in_time(request, "after"))
+        looks = looks[-openapi.LOOKS.of(request) :]
         workers = self._view.snapshot.worker_records
         return _json({"run": self._run, "looks": [_look(seen) for seen in looks], "workers": workers})
 
@@ -195,7 +165,7 @@ class RunApi:
 
 def _timeline(step: ClosedStep, encoded: EncodedStep | None, most: int) -> bytes:
     samples, groups = (encoded.decode(), encoded.groups) if encoded else (step.slowest, step.groups.values())
-    return msgspec.json.encode(step_timeline(step, samples, groups, most))
+    return msgspec.json.encode(answers.step_timeline(step, samples, groups, most))
 
 
 def _look(seen: RunSnapshot) -> dict[str, Any]:
@@ -226,12 +196,9 @@ class StoredSamples:
     """Serve the stored samples of one run, page by page and one as its conversation; list those of the open step.
 
     The files are read in a thread, one request at a time, so that the service goes on and its memory stays bounded.
-
-    Args:
-        run_folder: None: the service has none.
-        newest_open: returns at most so many samples of steps that have not closed, the newest first.
-        to_all: serve clients of other machines and pods too. Otherwise texts go only to this machine, which includes
-            ``kubectl port-forward``: metrics are open to a whole cluster, prompts and responses should not be.
+    ``newest_open`` returns at most so many samples of steps that have not closed, the newest first. Unless ``to_all``,
+    texts go only to this machine, which includes ``kubectl port-forward``: metrics are open to a whole cluster, prompts
+    and responses should not be.
     """
 
     def __init__(
@@ -256,17 +223,14 @@ class StoredSamples:
     async def _page(self, request: Request) -> Response:
         self._check_client(request)
         query, start = _query(request), _place(request)
-        first, last = step_number(request, "first_step"), step_number(request, "last_step")
-        most = LISTED.of(request)
+        first, last = openapi.step_number(request, "first_step"), openapi.step_number(request, "last_step")
+        most = openapi.LISTED.of(request)
         opened = self._open(query, first, last)[:most] if start is None else []
 
         def search() -> dict[str, Any]:
             files = self._files()
-            chosen = {
-                step: path
-                for step, path in files.items()
-                if (first is None or step >= first) and (last is None or step <= last)
-            }
+            least, greatest = first or 0, math.inf if last is None else last
+            chosen = {step: path for step, path in files.items() if least <= step <= greatest}
             page = self._search.page(chosen, query, start, most)
             return {
                 "run": self._run,
@@ -289,7 +253,7 @@ class StoredSamples:
         self._check_client(request)
         step, index = whole_number(request.path_params["step"]), whole_number(request.path_params["index"])
         group = request.path_params["group"]
-        characters = CHARACTERS.of(request)
+        characters = openapi.CHARACTERS.of(request)
         return await self._answer(lambda: self._read(step, group, index, characters))
 
     def _check_client(self, request: Request) -> None:
@@ -335,21 +299,21 @@ class StoredSamples:
 
 
 def _query(request: Request) -> SampleQuery:
-    order = choice(request, "order", ORDERS) or "stored"
+    order = openapi.choice(request, "order", openapi.ORDERS) or "stored"
     return SampleQuery(
-        outcome=choice(request, "outcome", SAMPLE_OUTCOMES),
-        lowest=real_number(request, "lowest"),
-        highest=real_number(request, "highest"),
-        data_source=text(request, "data_source"),
-        split=choice(request, "split", get_args(Split)),
-        group=text(request, "group"),
-        prompt_id=text(request, "prompt_id"),
+        outcome=openapi.choice(request, "outcome", openapi.SAMPLE_OUTCOMES),
+        lowest=openapi.real_number(request, "lowest"),
+        highest=openapi.real_number(request, "highest"),
+        data_source=openapi.text(request, "data_source"),
+        split=openapi.choice(request, "split", get_args(Split)),
+        group=openapi.text(request, "group"),
+        prompt_id=openapi.text(request, "prompt_id"),
         order=next(each for each in get_args(SampleOrder) if each == order),
     )
 
 
 def _place(request: Request) -> Place | None:
-    given = text(request, "start")
+    given = openapi.text(request, "start")
     if not given:
         return None
     step, skip = (whole_number(part) for part in given.partition(".")[::2])
@@ -364,10 +328,7 @@ class BrowserGuard:
     A page of another site can point its own name at this service's address (DNS rebinding) and then read it as its own
     origin. Its requests carry that name as ``Host``: requests for names that are not this service's are refused.
     Addresses, ``localhost``, names without a dot and Kubernetes' own names (``….svc``, ``….svc.cluster.local``) cannot
-    be such a name.
-
-    Args:
-        hosts: further names that lead here, such as an ingress's; ``*`` allows all.
+    be such a name. ``hosts`` are further names that lead here, such as an ingress's; ``*`` allows all.
     """
 
     def __init__(self, application: ASGIApp, hosts: Collection[str] = ()) -> None:
@@ -392,11 +353,9 @@ class BrowserGuard:
 
 
 def own_host(header: str, hosts: Collection[str]) -> bool:
-    """Return True where a ``Host`` header (with or without a port) names this service.
+    """Return True if a ``Host`` header, with or without a port, names this service or one of ``hosts`` (lower case).
 
-    Args:
-        header: an empty one (HTTP/1.0) names it.
-        hosts: further names, lower case; ``*`` allows all.
+    An empty header (HTTP/1.0) names it, and ``*`` among the hosts allows all.
     """
     name = _without_port(header.strip().lower()).rstrip(".")
     if "*" in hosts or name in hosts or ("." not in name and ":" not in name) or name.endswith(_INTERNAL):

@@ -174,10 +174,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
     A response leaves in two packets, headers and body. asyncio switches Nagle's algorithm off only for sockets that
     were made with the number of the protocol, and ``create_server`` makes them without: the second packet would wait
-    40 ms for the client's delayed acknowledgement. Accepted connections inherit the option.
-
-    Raises:
-        OSError: the port is taken, or the address is not one of this machine.
+    40 ms for the client's delayed acknowledgement. Accepted connections inherit the option. Raises ``OSError`` if the
+    port is taken or the address is not this machine's.
     """
     listener = socket.create_server((host, port), backlog=_BACKLOG)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -93,11 +93,7 @@ class _Tracks:
 
 
 def chrome_trace(record: StepRecord, samples: Sequence[SampleRecord], groups: Sequence[GroupRecord]) -> dict[str, Any]:
-    """Return the timeline of one step and some of its samples, as JSON: ``{"traceEvents": [...], …}``.
-
-    Args:
-        groups: a group without a record has no slice, and its samples no arrow.
-    """
+    """Return the timeline of one step and some of its samples; a group without a record has no slice and no arrows."""
     trainer = _trainer_stretch(record)
     of_groups = {group.group: _group_stretch(group) for group in groups}
     of_samples = [list(_sample_stretches(sample)) for sample in samples]

@@ -76,23 +76,16 @@ def choose(samples: Iterable[SampleRecord], run: str, share: float) -> Chosen:
 
 
 class SpanSender:
-    """Turn closed steps into spans and send them, in a thread of its own.
+    """Turn closed steps into spans and send them to a collector (with or without ``/v1/traces``), in its own thread.
 
-    Args:
-        endpoint: address of the collector, with or without ``/v1/traces``.
-        share: share of the samples, besides each step's slowest.
-        model: the policy's model, for the attributes.
-
-    Attributes:
-        counts: traces by what became of them: ``sent``, ``failed`` (refused by the collector, or it is unreachable),
-            ``dropped`` (too many steps waited; counted by step).
-
-    Raises:
-        MissingPackageError: OpenTelemetry's SDK is not installed.
+    Sent are each step's slowest sample and a ``share`` of the others. Raises ``MissingPackageError`` without
+    OpenTelemetry's SDK.
     """
 
     def __init__(self, run: str, endpoint: str, share: float, model: str = "") -> None:
         self.counts: Counter[str] = Counter()
+        """Traces that were ``sent``, ``failed`` (refused, or no collector) or ``dropped`` (too many steps waited; these
+        by step)."""
         self._run = run
         self._share = share
         self._model = model

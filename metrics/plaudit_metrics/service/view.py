@@ -14,11 +14,7 @@ from plaudit_wire.records import NO_STEP, GroupRecord, SampleRecord, StepRecord
 
 
 class RunView:
-    """Join the collector (steps), the series (Prometheus) and the newest snapshot.
-
-    Args:
-        closed: called with each newly closed step and its samples.
-    """
+    """Join the collector, the series and the newest snapshot; call ``closed`` with each new step and its samples."""
 
     def __init__(
         self, series: RunSeries, kept: KeptSteps, closed: Callable[[StepRecord, EncodedStep], None] | None = None

@@ -13,19 +13,8 @@ from typing import Any
 import msgspec
 import pyarrow.parquet
 
-from plaudit_metrics.sources.sample_schema import (
-    FOLDER,
-    Row,
-    StoredAgentRewards,
-    agent_of,
-    completion_of,
-    group_of_rows,
-    messages_of,
-    sample_of_row,
-    samples_file,
-    scorers_of_row,
-    turns_of,
-)
+from plaudit_metrics.sources import sample_schema
+from plaudit_metrics.sources.sample_schema import Row, StoredAgentRewards
 from plaudit_metrics.sources.steps import StepSamples
 from plaudit_metrics.statistics.stages import stages_of
 from plaudit_wire.records import CallOutcome, CallRecord, GroupRecord, SampleRecord, ScorerRecord, TurnRecord
@@ -84,7 +73,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def prompt_messages(row: Row, budget: TextBudget) -> list[Message]:
     """Return the messages before the policy's first turn; the prompt's text where the data holds no messages."""
-    messages = messages_of(row)
+    messages = sample_schema.messages_of(row)
     if not messages:
         return [Message("prompt", budget.cut(row["prompt"] or ""))]
     return [_message(message, None, None, budget) for message in messages]
@@ -92,12 +81,12 @@ def prompt_messages(row: Row, budget: TextBudget) -> list[Message]:
 
 def completion_messages(row: Row, budget: TextBudget) -> list[Message]:
     """Return the messages from the policy's first turn on; empty for a sample that was never generated."""
-    completion = completion_of(row)
+    completion = sample_schema.completion_of(row)
     if not completion:
         text = row.get("response")
         return [] if text is None else [Message("assistant", budget.cut(text), tokens=row.get("response_tokens"))]
-    turns = iter(turns_of(row))
-    rewards = iter(agent_of(row).turn_rewards)
+    turns = iter(sample_schema.turns_of(row))
+    rewards = iter(sample_schema.agent_of(row).turn_rewards)
     messages = []
     for message in completion:
         of_policy = message.get("role") == "assistant"
@@ -147,47 +136,27 @@ class UnreadableFileError(Exception):
 
 
 def read_step_samples(run_folder: Path, step: int, incarnation: int) -> StepSamples:
-    """Return every stored sample and group of one step.
+    """Return every stored sample and group of one step; raise ``FileNotFoundError`` if there are none.
 
-    Args:
-        run_folder: ``runs/<run>``.
-        incarnation: of the trainer that closed it (``steps.jsonl`` has the surviving one).
-
-    Raises:
-        FileNotFoundError: the run did not store its samples, or the step was never closed.
+    ``incarnation`` is that of the trainer that closed it: ``steps.jsonl`` has the surviving one.
     """
-    rows = pyarrow.parquet.read_table(samples_file(run_folder / FOLDER, step, incarnation)).to_pylist()
+    path = sample_schema.samples_file(run_folder / sample_schema.FOLDER, step, incarnation)
+    rows = pyarrow.parquet.read_table(path).to_pylist()
     terminal = [row for row in rows if row["outcome"] is not None]
-    return StepSamples([sample_of_row(row) for row in terminal], list(_groups(rows)))
+    return StepSamples([sample_schema.sample_of_row(row) for row in terminal], list(_groups(rows)))
 
 
 def _groups(rows: Iterable[Row]) -> Iterable[GroupRecord]:
     of_groups: dict[str, list[Row]] = {}
     for row in rows:
         of_groups.setdefault(row["group"], []).append(row)
-    return map(group_of_rows, of_groups.values())
+    return map(sample_schema.group_of_rows, of_groups.values())
 
 
 _PREVIEW_CHARACTERS = 240
 LISTED_COLUMNS = [
-    "step",
-    "group",
-    "index",
-    "split",
-    "data_source",
-    "prompt",
-    "messages_json",
-    "response",
-    "turns_json",
-    "outcome",
-    "end",
-    "score",
-    "reason",
-    "end_reason",
-    "response_tokens",
-    "version_min",
-    "version_max",
-    "prompt_id",
+    *("step", "group", "index", "split", "data_source", "prompt", "messages_json", "response", "turns_json"),
+    *("outcome", "end", "score", "reason", "end_reason", "response_tokens", "version_min", "version_max", "prompt_id"),
 ]
 """The columns that ``ListedSample`` is made of."""
 
@@ -253,7 +222,7 @@ def listed(row: Row) -> ListedSample:
         score=row["score"],
         reason=reason[:_PREVIEW_CHARACTERS],
         response_tokens=row["response_tokens"],
-        turns=max(len(turns_of(row)), int(row["response"] is not None)),
+        turns=max(len(sample_schema.turns_of(row)), int(row["response"] is not None)),
         version_min=row["version_min"],
         version_max=row["version_max"],
         prompt_id=row.get("prompt_id") or "",
@@ -295,9 +264,9 @@ def detail(row: Row, characters: int) -> SampleDetail:
         completion=completion_messages(row, budget),
         ground_truth=budget.cut(_plain(row["ground_truth_json"])),
         extra_info=budget.cut(_plain(row["extra_info_json"])),
-        scorers=_cut_reasons(scorers_of_row(row), budget),
-        agent=agent_of(row),
-        stages_s=stages_of(sample_of_row(row), group_of_rows([row])) if ended else {},
+        scorers=_cut_reasons(sample_schema.scorers_of_row(row), budget),
+        agent=sample_schema.agent_of(row),
+        stages_s=stages_of(sample_schema.sample_of_row(row), sample_schema.group_of_rows([row])) if ended else {},
         admitted=row["admitted_at"],
         rollout_worker=row["rollout_worker"] or "",
         reward_worker=row["reward_worker"] or "",
@@ -318,7 +287,7 @@ def _cut_reasons(scorers: dict[str, ScorerRecord], budget: TextBudget) -> dict[s
 
 def _question(row: Row) -> str:
     """Return the prompt's last message, which tells prompts apart better than the text with its template."""
-    messages = messages_of(row)
+    messages = sample_schema.messages_of(row)
     content = messages[-1].get("content") if messages else None
     return content if isinstance(content, str) else row["prompt"] or ""
 

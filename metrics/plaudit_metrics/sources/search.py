@@ -68,14 +68,9 @@ class SampleSearch:
         self._bounds: dict[Path, Mapping[str, Bounds]] = {}
 
     def page(self, files: Mapping[int, Path], query: SampleQuery, start: Place | None, most: int) -> SamplePage:
-        """Return the next samples of a search, at most ``most``.
+        """Return the next samples of a search, at most ``most``; raise ``UnreadableFileError`` for a damaged file.
 
-        Args:
-            files: step → its file.
-            start: the place at which the page begins; None is the newest step.
-
-        Raises:
-            UnreadableFileError: a file is damaged.
+        ``files`` are by step; the page begins at ``start``, None with the newest step.
         """
         rows: list[Row] = []
         spent_bytes, opened = 0, 0
@@ -164,10 +159,9 @@ class SampleQuery:
         return names + (["score"] if by_score else [])
 
     def rows(self, table: pyarrow.Table) -> RowNumbers:
-        """Return the row numbers of the samples that fulfil the conditions, in the query's order.
+        """Return the numbers of the rows that fulfil the conditions, in the query's order.
 
-        Args:
-            table: at least ``columns()`` of a file; a column that an old file lacks accepts nothing.
+        The table has at least ``columns()`` of a file; a column that an old file lacks accepts nothing.
         """
         mask = np.ones(len(table), dtype=np.bool_)
         for name in _EQUAL:
@@ -204,14 +198,10 @@ def _equals(table: pyarrow.Table, name: str, value: str) -> NDArray[np.bool_]:
 
 
 class SampleFile:
-    """Read one file of stored samples; use as a context manager.
+    """Read one file of stored samples, all columns or some; use as a context manager.
 
-    Args:
-        columns: the columns of the rows; None reads all. Columns that the file lacks are None.
-
-    Raises:
-        UnreadableFileError: it is not a readable Parquet file, or it lacks ``group``, ``outcome`` or ``score``; by
-            its methods too, if it is damaged.
+    Columns that the file lacks are None in its rows. All methods raise ``UnreadableFileError`` for a damaged file, the
+    first for one that is not Parquet, or that lacks ``group``, ``outcome`` or ``score``.
     """
 
     def __init__(self, path: Path, columns: Sequence[str] | None = None) -> None:

@@ -28,10 +28,7 @@ def append_step(path: Path, record: StepRecord) -> None:
     """Append one step to ``steps.jsonl`` in one write, flushed to disk. Only the trainer appends.
 
     A last line that a crash cut short is ended first. A step that was repeated after a resume is a second line with a
-    higher incarnation.
-
-    Raises:
-        OSError: the file cannot be written (no space, no permission).
+    higher incarnation. Raises ``OSError`` if the file cannot be written (no space, no permission).
     """
     line = encode_step(record) + b"\n"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -161,13 +158,10 @@ class ClosedStep(msgspec.Struct, frozen=True):
 
 
 class KeptSteps:
-    """Keep the newest ``limit`` closed steps, the newest incarnation of each, with their slowest samples.
+    """Keep the newest ``limit`` closed steps, the newest incarnation of each, each with its ``slowest`` samples.
 
-    All samples (for the timeline) are kept for the newest steps only, within a budget of bytes.
-
-    Args:
-        slowest: number of slowest samples that are kept with a step.
-        samples_bytes: memory for all samples of steps, encoded; the oldest go first, the newest step always stays.
+    All samples (for the timeline) are kept for the newest steps only: within ``samples_bytes`` of encoded samples, the
+    oldest go first, and the newest step always stays.
     """
 
     def __init__(self, *, limit: int = 500, slowest: int = 100, samples_bytes: int = 64 << 20) -> None:
@@ -272,11 +266,8 @@ class Collector:
 
     Samples wait for the record of their group, groups for the record of their step; the step's record closes it.
     Records may arrive in any order and more than once: a replay changes nothing. A record that arrives after its step
-    has closed is counted as late and discarded. Memory is bounded: when too many samples wait (their group's record was
-    lost) the oldest groups are discarded.
-
-    Args:
-        waiting_limit: samples that may wait for their step.
+    has closed is counted as late and discarded. Memory is bounded: when more than ``waiting_limit`` samples wait (their
+    group's record was lost) the oldest groups are discarded.
     """
 
     def __init__(self, kept: KeptSteps, *, waiting_limit: int = 500_000) -> None:
@@ -323,11 +314,7 @@ class Collector:
         return Arrival.new
 
     def add_step(self, record: StepRecord, *, again: bool = False) -> ClosedStep | None:
-        """Close a step with all records that wait for it; return None for a replay.
-
-        Args:
-            again: True if an earlier start of the service has read it before.
-        """
+        """Close a step with all records that wait for it; return None for a replay. ``again`` is as in ``put``."""
         if (record.step, record.incarnation) in self._closed_steps:
             return None
         self._closed_steps.add((record.step, record.incarnation))

@@ -93,8 +93,7 @@ Handle = Callable[[list[EventRecord], bool], None]
 class EventReader:
     """Feed the records of one run to ``handle``, batch by batch.
 
-    Args:
-        client: connection without response decoding; its socket timeout exceeds the blocking time.
+    The client decodes no responses, and its socket timeout exceeds the blocking time.
     """
 
     def __init__(self, client: Redis, keys: Names, handle: Handle) -> None:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -155,7 +155,7 @@ class ColumnCollector:
 
     def __init__(self) -> None:
         self._groups: dict[str, int] = {}
-        self._rows = PackedRows(21)
+        self._rows = PackedRows(len(_ROW) + 1)
         self._scorers: dict[str, _ScorerCollector] = {}
         self._turns = TurnCollector()
         self._failures = FailureCounts()
@@ -184,8 +184,8 @@ class ColumnCollector:
             scoring.retry_s,
             scoring.call_s,
             _NAN if scoring.value is None else scoring.value,
-            _OUTCOME_CODES[scoring.outcome] + len(OUTCOMES) * sample.deliveries,
             generation.finish_reason == "length",
+            _OUTCOME_CODES[scoring.outcome] + len(OUTCOMES) * sample.deliveries,
         )
         if generation.turns:
             self._turns.add(generation.turns)
@@ -201,43 +201,32 @@ class ColumnCollector:
 
     def columns(self) -> SampleColumns:
         """Return the columns of all samples that were added so far."""
-        rows = self._rows.columns()
-        integers = {name: rows[place].astype(np.int64) for name, place in _INTEGERS.items()}
-        deliveries, outcome = np.divmod(rows[19].astype(np.int64), len(OUTCOMES))
+        *rows, packed = self._rows.columns()
+        deliveries, outcome = np.divmod(packed.astype(np.int64), len(OUTCOMES))
+        named = zip(_ROW, rows, strict=True)
+        of_samples: Any = {name: row.astype(_KINDS.get(name, np.float64), copy=False) for name, row in named}
         return SampleColumns(
             groups=tuple(self._groups),
-            generated=rows[7] != 0,
-            truncated=rows[20] != 0,
             outcome=outcome,
             deliveries=deliveries,
             scorers={name: scorer.columns() for name, scorer in self._scorers.items()},
             failures=tuple(self._failures.failures()),
             turns=self._turns.columns(),
-            **integers,
-            **{name: rows[place] for name, place in _FLOATS.items()},
+            **of_samples,
         )
 
 
-_INTEGERS = {"group": 0, "num_preempted": 11, "prompt_tokens": 12, "response_tokens": 13, "version_min": 14}
-
-
-_FLOATS = {
-    "admitted": 1,
-    "taken": 2,
-    "published": 3,
-    "score_first_taken": 4,
-    "score_taken": 5,
-    "committed": 6,
-    "generate_s": 8,
-    "tool_s": 9,
-    "engine_queue_s": 10,
-    "limiter_s": 15,
-    "retry_s": 16,
-    "call_s": 17,
-    "value": 18,
+_ROW = (
+    *("group", "admitted", "taken", "published", "score_first_taken", "score_taken", "committed"),
+    *("generated", "generate_s", "tool_s", "engine_queue_s", "num_preempted", "prompt_tokens", "response_tokens"),
+    *("version_min", "limiter_s", "retry_s", "call_s", "value", "truncated"),
+)
+"""Columns in the order of ``ColumnCollector``'s rows, whose last number holds outcome and deliveries."""
+_KINDS: dict[str, type] = {
+    **dict.fromkeys(("group", "num_preempted", "prompt_tokens", "response_tokens", "version_min"), np.int64),
+    **dict.fromkeys(("generated", "truncated"), np.bool_),
 }
-"""Column → its place in a row of ``ColumnCollector``; place 7 is ``generated``, 19 holds outcome
-and deliveries, 20 is ``truncated``."""
+"""Type of the columns that are not float64."""
 
 
 class _ScorerCollector:
@@ -392,14 +381,12 @@ class FailureCounts:
 
     A kind is an outcome and the part of its reason that does not change from sample to sample: the type of an exception
     and its line, or the text before the first colon, without its numbers.
-
-    Attributes:
-        unscored: those of the ``samples`` that have no score.
     """
 
     def __init__(self) -> None:
         self.samples = 0
         self.unscored = 0
+        """Those of the samples that have no score."""
         self._reasons: dict[tuple[str, Outcome, str], str] = {}
         self._counts: dict[tuple[str, Outcome, str], int] = {}
 

@@ -30,16 +30,8 @@ from plaudit_metrics.statistics.columns import Floats, Integers, SampleColumns
 from plaudit_wire.records import GroupRecord, SampleRecord
 
 SAMPLE_STAGES = (
-    "rollout_queue",
-    "engine_queue",
-    "generation",
-    "tools",
-    "sample_queue",
-    "redelivery",
-    "limiter",
-    "retry",
-    "score",
-    "commit",
+    *("rollout_queue", "engine_queue", "generation", "tools"),
+    *("sample_queue", "redelivery", "limiter", "retry", "score", "commit"),
 )
 GROUP_STAGES = ("group_wait", "group_scorer", "ready_queue")
 STAGES = SAMPLE_STAGES + GROUP_STAGES
@@ -48,12 +40,7 @@ _UNKNOWN = GroupRecord("", "train", 0, "trained", 0, 0, 0.0, 0.0)
 
 
 def sample_stage_seconds(columns: SampleColumns) -> dict[str, Floats]:
-    """Split each sample's time from admission to terminal.
-
-    Returns:
-        For each of ``SAMPLE_STAGES`` an array of shape [number of samples], seconds. Their sum over the stages is
-        ``committed - admitted``.
-    """
+    """Return the seconds of each sample by stage, shape [number of samples]; they add up to committed - admitted."""
     admitted, taken, published, first_taken, score_taken, committed = columns.stamps
     engine_queue, tools, generation = _cut(published - taken, columns.engine_queue_s, columns.tool_s)
     limiter, retry, score, commit = _cut(committed - score_taken, columns.limiter_s, columns.retry_s, columns.call_s)
@@ -72,20 +59,11 @@ def sample_stage_seconds(columns: SampleColumns) -> dict[str, Floats]:
 
 
 def group_stage_seconds(columns: SampleColumns, groups: Mapping[str, GroupRecord]) -> dict[str, Floats]:
-    """Return how long each sample then waited for its group, its group's scorers, and the trainer.
-
-    Returns:
-        For each of ``GROUP_STAGES`` an array of shape [number of samples], seconds; NaN where the group's record is
-        missing or lacks the stamp.
-    """
+    """Return the seconds of each sample in ``GROUP_STAGES``; NaN where its group's record is missing or unstamped."""
     records = [groups.get(group, _UNKNOWN) for group in columns.groups]
     terminal, ready, taken = (
-        np.array(points, dtype=np.float64)[columns.group]
-        for points in (
-            [record.terminal for record in records],
-            [record.ready for record in records],
-            [record.taken for record in records],
-        )
+        np.array([getattr(record, point) for record in records], dtype=np.float64)[columns.group]
+        for point in ("terminal", "ready", "taken")
     )
     return {
         "group_wait": np.maximum(terminal - columns.committed, 0.0),
@@ -130,13 +108,9 @@ class ExemplarSource(Protocol):
 class BatchHistogram(Collector):
     """Expose a family of histograms with the same buckets, one a combination of label values.
 
-    It observes whole arrays: one numpy call for a batch, not one lock for each value.
-
-    A bucket has the exemplar of the largest eligible value of its newest batch (in OpenMetrics only).
-
-    Args:
-        name: metric name with unit, without ``_bucket``.
-        buckets: rising upper bounds; values above the last count only in ``+Inf``.
+    It observes whole arrays: one numpy call for a batch, not one lock for each value. ``buckets`` are rising upper
+    bounds; values above the last count only in ``+Inf``. A bucket has the exemplar of the largest eligible value of its
+    newest batch (in OpenMetrics only).
     """
 
     def __init__(
@@ -210,10 +184,7 @@ _PREFIX, _SUFFIX = "val/", "/reward"
 
 
 def validation_rewards(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Return the mean validation reward by data source, from the figures ``val/<data source>/reward``.
-
-    A data source may itself contain slashes.
-    """
+    """Return the mean validation reward by data source (which may hold slashes), from ``val/<data source>/reward``."""
     return {
         key.removeprefix(_PREFIX).removesuffix(_SUFFIX): value
         for key, value in figures.items()
@@ -222,13 +193,10 @@ def validation_rewards(figures: Mapping[str, Any]) -> dict[str, float]:
 
 
 def best_of(values: Sequence[float], count: int) -> float:
-    """Return the expected maximum of ``count`` (at least 1) of the values, drawn without replacement.
+    """Return the expected maximum of ``count`` (at least 1) of at least as many values, drawn without replacement.
 
     With the values in order, the i-th (from 1) is the maximum of C(i - 1, count - 1) of the C(N, count) draws. For
     values 0 and 1 this is pass@k (Chen et al., 2021, arXiv 2107.03374).
-
-    Args:
-        values: rewards of the samples of one prompt; at least ``count``.
     """
     draws = math.comb(len(values), count)
     ordered = enumerate(sorted(values))
@@ -236,11 +204,7 @@ def best_of(values: Sequence[float], count: int) -> float:
 
 
 def majority(answers: Sequence[tuple[str, float]]) -> float:
-    """Return the mean reward of the most frequent answer; of equally frequent ones the first.
-
-    Args:
-        answers: (answer, reward) of each sample of one prompt; at least one.
-    """
+    """Return the mean reward of the most frequent of pairs (answer, reward); of equally frequent ones the first."""
     rewards: defaultdict[str, list[float]] = defaultdict(list)
     for answer, reward in answers:
         rewards[answer].append(reward)

@@ -56,22 +56,15 @@ def agent_loop_statistics(columns: AgentLoopColumns) -> dict[str, float]:
 
     Sources: verl pull requests #5971 (``compute_score`` beside ``generate_sequences`` and ``tool_calls``; the slowest
     sample is the one with the largest sum of the three) and #5896 (the name ``reward`` for the same figure). One
-    difference: an unknown number of preemptions (-1) is left out here, while verl counts it as minus one.
-
-    Returns:
-        Per measure ``min``, ``max`` and ``mean``, and under ``slowest/`` the measures of the slowest sample (of equal
-        ones the first). Without samples nothing; keys of preemptions only where they are known.
+    difference: an unknown number of preemptions (-1) is left out here, while verl counts it as minus one. Of equally
+    slow samples the first is under ``slowest/``; without samples there are no keys.
     """
     if len(columns.generate_sequences) == 0:
         return {}
     statistics: dict[str, float] = {}
-    measures = {
-        "generate_sequences": columns.generate_sequences,
-        "tool_calls": columns.tool_calls,
-        "compute_score": columns.compute_score,
-    }
     slowest = int(np.argmax(columns.generate_sequences + columns.tool_calls + columns.compute_score))
-    for name, values in measures.items():
+    for name in ("generate_sequences", "tool_calls", "compute_score"):
+        values = getattr(columns, name)
         statistics |= spread(f"{_PREFIX}/{name}", values)
         statistics[f"{_PREFIX}/slowest/{name}"] = float(values[slowest])
     statistics |= spread(f"{_PREFIX}/num_preempted", columns.num_preempted[columns.num_preempted >= 0])
@@ -148,21 +141,15 @@ def step_statistics(
     trainer_version: int | None = None,
     duplicates: int = 0,
 ) -> dict[str, float]:
-    """Compute every figure of one step.
+    """Compute every figure of one step by the keys of docs/metrics.md; an undefined one (a mean of nothing) is absent.
 
     Args:
         samples: the terminal samples of the groups that the step closed (training split), or their columns.
         groups: the records of these groups; without them no group figures, and every sample counts as trained.
-        waits: when the trainer waited, and for which groups.
-        opened: start of the step, seconds since the epoch on the transport's clock.
-        closed: end of the step, on the same clock.
+        opened: seconds since the epoch on the transport's clock, as ``closed``.
         update_s: seconds in the update of the policy (forward, backward, optimizer).
         trainer_version: number of the policy version that the step's update started from, for the staleness.
         duplicates: publications and commits of this step's samples that were refused as duplicates.
-
-    Returns:
-        Figures by the keys of docs/metrics.md, seconds unless the key says otherwise. An undefined figure (the mean
-        of nothing) is an absent key; there is no NaN.
     """
     columns = samples if isinstance(samples, SampleColumns) else SampleColumns.from_records(samples)
     split = split_waits(columns, groups, waits)
@@ -201,9 +188,7 @@ def step_record(
 ) -> StepRecord:
     """Build the record of a closed step: figures, verdict, failures, slowest sample. See ``step_statistics``.
 
-    Args:
-        incarnation: of the trainer that closed it.
-        extra: further figures for the record (loss, gradient norm, …); NaN and infinities are left out.
+    NaN and infinities of ``extra``, further figures such as the loss, are left out.
     """
     columns = SampleColumns.from_records(samples)
     statistics = step_statistics(

@@ -75,13 +75,9 @@ class WaitSplit:
 
 
 def split_waits(samples: SampleColumns, groups: Sequence[GroupRecord], waits: Sequence[WaitRecord]) -> WaitSplit:
-    """Split the trainer's waiting over ``CAUSES`` by the rule above.
+    """Split the trainer's waiting, disjoint stretches of the transport's clock, over ``CAUSES`` by the rule above.
 
-    Args:
-        samples: every sample of every awaited group. For an awaited group without samples its record
-            decides; a group without either is left out.
-        groups: their records (for the end of the group scorers).
-        waits: disjoint stretches of time on the transport's clock.
+    For an awaited group without samples its record decides; a group without either is left out.
     """
     timeline = _Timeline(samples, {record.group: record for record in groups})
     cause_s = np.zeros(len(CAUSES))
@@ -103,12 +99,7 @@ def split_waits(samples: SampleColumns, groups: Sequence[GroupRecord], waits: Se
 
 
 class _Timeline:
-    """Hold the points in time at which the last sample of each group left each cause.
-
-    Attributes:
-        left: shape [6, number of groups], seconds since the epoch: when the group left generation, tools, sample_queue,
-            limiter, score and group_scorer.
-    """
+    """Hold the points in time at which the last sample of each group left each cause."""
 
     def __init__(self, samples: SampleColumns, groups: Mapping[str, GroupRecord]) -> None:
         names = list(dict.fromkeys((*samples.groups, *groups)))
@@ -120,6 +111,7 @@ class _Timeline:
         of_samples = _times_left(samples)
         self._committed = of_samples[-1][self._order]
         self.left = np.full((len(_OF_GROUPS) - 1, len(names)), -np.inf)
+        """Seconds since the epoch by cause, all but the last, and group; shape [6, number of groups]."""
         for cause, left in enumerate(of_samples):
             np.maximum.at(self.left[cause], samples.group, left)
         if groups:
@@ -222,11 +214,10 @@ _EXPLANATIONS: dict[str, str] = {
 
 
 def verdict(statistics: Mapping[str, float]) -> Verdict:
-    """Name the bottleneck of a step.
+    """Name the bottleneck of a step by its figures; an absent one is 0.
 
-    Args:
-        statistics: the step's figures; read are ``step_s``, ``trainer_wait_s``, ``straggler_s``, ``wait/<cause>_s``
-            (seconds) and ``reward_pipeline/outcome/<outcome>`` (counts); an absent one is 0.
+    Read are ``step_s``, ``trainer_wait_s``, ``straggler_s``, ``wait/<cause>_s`` and
+    ``reward_pipeline/outcome/<outcome>``.
     """
     return reasoning(statistics)[-1].verdict
 
@@ -268,11 +259,7 @@ def verdict_over(steps: Iterable[Mapping[str, float]]) -> Verdict:
 
 
 def explain(name: str, statistics: Mapping[str, float] = MappingProxyType({})) -> str:
-    """Return a verdict's meaning and its remedy for people; empty for an unknown name.
-
-    Args:
-        statistics: the step's figures, for a remedy that they point to.
-    """
+    """Return a verdict's meaning, and its remedy by the step's figures, for people; empty for an unknown name."""
     text = _EXPLANATIONS.get(name, "")
     return " ".join(filter(None, (text, _more_processes(statistics) if name == "reward" else "")))
 

@@ -114,12 +114,7 @@ class RunFolder:
 
 
 def source_of(run: str | None, url: str | None, runs_folder: str) -> OverviewSource:
-    """Choose the source of a run's overviews; raise ``UnknownRunError`` if there is no such run.
-
-    Args:
-        run: id of the run, or its folder.
-        url: address of its metrics service; takes precedence over ``run``.
-    """
+    """Return the source of overviews of ``url``, else of ``run``, an id or a folder; raise ``UnknownRunError``."""
     if url is not None:
         if not url.startswith(("http://", "https://")):
             raise UnknownRunError(f"--url is {url!r}; give the address of a metrics service: http://host:port")
@@ -129,8 +124,7 @@ def source_of(run: str | None, url: str | None, runs_folder: str) -> OverviewSou
     folder = next((path for path in (Path(runs_folder) / run, Path(run)) if path.is_dir()), None)
     if folder is None:
         raise UnknownRunError(f"no run {run!r}: neither {runs_folder}/{run} nor {run} is a folder")
-    service = _service_of(folder)
-    return service or RunFolder(folder)
+    return _service_of(folder) or RunFolder(folder)
 
 
 def _service_of(folder: Path) -> MetricsService | None:

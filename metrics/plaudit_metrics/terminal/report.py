@@ -55,8 +55,7 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-
 def report(run_folder: Path, run: str) -> str:
     """Return the report of a run as HTML; raise ``OSError`` if a file of the folder cannot be read.
 
-    Args:
-        run_folder: ``runs/<run>``; read are ``steps.jsonl`` and, where they are, ``ledger.json`` and stored samples.
+    Read are ``steps.jsonl`` and, if they exist, ``ledger.json`` and stored samples.
     """
     steps = [ClosedStep(record) for record in read_steps(run_folder / FILE_NAME)[-MOST_STEPS:]]
     answers: dict[str, Any] = {
@@ -103,10 +102,8 @@ def _ledger(run_folder: Path) -> Any:
 def report_samples(folder: Path) -> dict[str, Any]:
     """Return the API's responses about some samples of the newest ten steps; an empty mapping where none are stored.
 
-    Of each step these are the first 16, and the first four that have no score.
-
-    Raises:
-        UnreadableFileError: a file is damaged.
+    Of each step these are the first 16, and the first four that have no score. Raises ``UnreadableFileError`` for a
+    damaged file.
     """
     files = surviving_files(folder)
     rows = [row for step in sorted(files, reverse=True)[:_STORED_STEPS] for row in few_samples(files[step])]

@@ -101,12 +101,9 @@ def _quit_within(seconds: float) -> bool:
 
 
 def frame(overview: RunOverview, trouble: str = "") -> RenderableType:
-    """Return the whole view as one renderable.
+    """Return the whole view as one renderable; ``trouble`` is the reason that the overview is out of date.
 
     Names and texts come from users and their policies: control characters are replaced, and none is read as markup.
-
-    Args:
-        trouble: why the overview is out of date; empty when it is current.
     """
     overview = RunOverview(*(_printable(getattr(overview, each.name)) for each in fields(overview)))
     parts: list[RenderableType] = [_verdict(overview)]

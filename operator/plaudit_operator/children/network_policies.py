@@ -12,20 +12,8 @@ from urllib.parse import urlsplit
 from plaudit_job.spec.rewards import KINDS, EgressRule
 from plaudit_job.spec.rljob import EnvironmentServerSpec
 from plaudit_operator import names
-from plaudit_operator.children import transport
+from plaudit_operator.children import roles, transport
 from plaudit_operator.children.context import JobContext, Manifest
-from plaudit_operator.children.roles import (
-    ENVIRONMENT_ROLE,
-    GATEWAY_ROLE,
-    METRICS_ROLE,
-    MODEL_ROLE,
-    REWARD_ROLE,
-    ROLLOUT_ROLE,
-    TRAINER_ROLE,
-    environment_labels,
-    has_gateway,
-    rollout_service,
-)
 from plaudit_operator.runtime.kinds import NETWORK_POLICY
 from plaudit_wire.redis_access import users
 
@@ -35,7 +23,7 @@ _PUBLIC: list[Manifest] = [
     {"ipBlock": {"cidr": "0.0.0.0/0", "except": list(_PRIVATE)}},
     {"ipBlock": {"cidr": "::/0", "except": list(_PRIVATE_6)}},
 ]
-_ROLES_WITH_PODS = (TRAINER_ROLE, ROLLOUT_ROLE, REWARD_ROLE, GATEWAY_ROLE, METRICS_ROLE)
+_ROLES_WITH_PODS = (roles.TRAINER_ROLE, roles.ROLLOUT_ROLE, roles.REWARD_ROLE, roles.GATEWAY_ROLE, roles.METRICS_ROLE)
 _DNS: Manifest = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
 
 
@@ -50,12 +38,12 @@ def manifests(context: JobContext) -> list[Manifest]:
         policies.append(_model(context))
     if context.spec.environments:
         policies.append(_environments(context))
-    if has_gateway(context):
+    if roles.has_gateway(context):
         policies.append(_gateway(context))
     if context.spec.trains:
         policies.append(_trainer(context))
-    if rollout_service(context):
-        policies.append(_ingress(context, ROLLOUT_ROLE, {"from": [_pods(context.labels(ROLLOUT_ROLE))]}))
+    if roles.rollout_service(context):
+        policies.append(_ingress(context, roles.ROLLOUT_ROLE, {"from": [_pods(context.labels(roles.ROLLOUT_ROLE))]}))
     return policies
 
 
@@ -72,8 +60,8 @@ def _pods(labels: Mapping[str, str]) -> Manifest:
     return {"podSelector": {"matchLabels": dict(labels)}}
 
 
-def _pods_of_roles(context: JobContext, roles: Sequence[str]) -> Manifest:
-    expression = {"key": names.LABEL_ROLE, "operator": "In", "values": list(roles)}
+def _pods_of_roles(context: JobContext, listed: Sequence[str]) -> Manifest:
+    expression = {"key": names.LABEL_ROLE, "operator": "In", "values": list(listed)}
     return {"podSelector": {"matchLabels": {names.LABEL_JOB: context.name}, "matchExpressions": [expression]}}
 
 
@@ -81,23 +69,23 @@ def _reward(context: JobContext) -> Manifest:
     """Close ingress (policies do not apply to kubelets' probes); open egress to what the job declares."""
     egress = [_DNS, _to_redis(context)]
     if context.spec.reward.model_scorers:
-        egress.append(_to_role(context, MODEL_ROLE, names.MODEL_PORT))
+        egress.append(_to_role(context, roles.MODEL_ROLE, names.MODEL_PORT))
     egress += [_to_environment(context, server) for server in context.spec.environments]
     egress += [_to_endpoint(context, url) for url in _endpoints(context)]
     egress += [_declared(rule) for rule in context.spec.reward.network_policy.egress]
-    return _policy(context, REWARD_ROLE, {"policyTypes": ["Ingress", "Egress"], "egress": egress})
+    return _policy(context, roles.REWARD_ROLE, {"policyTypes": ["Ingress", "Egress"], "egress": egress})
 
 
 def _to_environment(context: JobContext, server: EnvironmentServerSpec) -> Manifest:
-    pods = _pods({**context.labels(ENVIRONMENT_ROLE), **environment_labels(server)})
+    pods = _pods({**context.labels(roles.ENVIRONMENT_ROLE), **roles.environment_labels(server)})
     return {"to": [pods], "ports": [_tcp(server.port)]}
 
 
 def _environments(context: JobContext) -> Manifest:
     """Return the policy of environments: rollouts, reward workers and the trainer, which lists their tools."""
     ports = [_tcp(port) for port in sorted({server.port for server in context.spec.environments})]
-    clients = _pods_of_roles(context, (ROLLOUT_ROLE, REWARD_ROLE, TRAINER_ROLE))
-    return _ingress(context, ENVIRONMENT_ROLE, {"from": [clients], "ports": ports})
+    clients = _pods_of_roles(context, (roles.ROLLOUT_ROLE, roles.REWARD_ROLE, roles.TRAINER_ROLE))
+    return _ingress(context, roles.ENVIRONMENT_ROLE, {"from": [clients], "ports": ports})
 
 
 def _to_redis(context: JobContext) -> Manifest:
@@ -168,33 +156,33 @@ def _metrics(context: JobContext) -> Manifest:
     namespace = context.settings.monitoring_namespace
     peers = [_namespace(namespace), _namespace(context.settings.namespace)] if namespace else []
     allowed: Manifest = {"ports": [_tcp(names.METRICS_PORT)]} | ({"from": peers} if peers else {})
-    return _ingress(context, METRICS_ROLE, allowed)
+    return _ingress(context, roles.METRICS_ROLE, allowed)
 
 
 def _model(context: JobContext) -> Manifest:
     """Return the policy of reward models: reward workers ask them, and Prometheus reads their metrics."""
-    peers = [_pods(context.labels(REWARD_ROLE))]
+    peers = [_pods(context.labels(roles.REWARD_ROLE))]
     if namespace := context.settings.monitoring_namespace:
         peers.append(_namespace(namespace))
-    return _ingress(context, MODEL_ROLE, {"from": peers, "ports": [_tcp(names.MODEL_PORT)]})
+    return _ingress(context, roles.MODEL_ROLE, {"from": peers, "ports": [_tcp(names.MODEL_PORT)]})
 
 
 def _trainer(context: JobContext) -> Manifest:
     """Return the policy of the trainer: its own ranks, and rollouts that receive weights from them."""
     # Ranks rendezvous on one port, and then exchange gradients on ports that NCCL and Gloo choose.
-    allowed, trainer = [{"from": [_pods(context.labels(TRAINER_ROLE))]}], context.spec.trainer
+    allowed, trainer = [{"from": [_pods(context.labels(roles.TRAINER_ROLE))]}], context.spec.trainer
     if trainer.weights.transfer == "direct":
         last = names.WEIGHTS_PORT + min(trainer.ranks, trainer.ranks_per_pod) - 1
         ports = [{**_tcp(names.WEIGHTS_PORT), "endPort": last}]
-        allowed.append({"from": [_pods(context.labels(ROLLOUT_ROLE))], "ports": ports})
-    return _ingress(context, TRAINER_ROLE, *allowed)
+        allowed.append({"from": [_pods(context.labels(roles.ROLLOUT_ROLE))], "ports": ports})
+    return _ingress(context, roles.TRAINER_ROLE, *allowed)
 
 
 def _redis(context: JobContext) -> Manifest:
-    roles = [role for role in users(trains=context.spec.trains) if role in _ROLES_WITH_PODS]
+    connecting = [role for role in users(trains=context.spec.trains) if role in _ROLES_WITH_PODS]
     if context.spec.reward.sleeping_models:
-        roles.append(MODEL_ROLE)
-    peers = [_pods_of_roles(context, roles)]
+        connecting.append(roles.MODEL_ROLE)
+    peers = [_pods_of_roles(context, connecting)]
     if not context.spec.trains:
         peers += _clients(context)
     if context.spec.reward.workers.autoscaling:
@@ -213,7 +201,9 @@ def _gateway(context: JobContext) -> Manifest:
     egress = [_DNS, _to_redis(context)]
     if canary := context.spec.reward.gateway.canary:
         egress.append(_to_endpoint(context, canary.service.url))
-    return _policy(context, GATEWAY_ROLE, {"policyTypes": ["Ingress", "Egress"], "ingress": ingress, "egress": egress})
+    return _policy(
+        context, roles.GATEWAY_ROLE, {"policyTypes": ["Ingress", "Egress"], "ingress": ingress, "egress": egress}
+    )
 
 
 def _clients(context: JobContext) -> list[Manifest]:

@@ -294,11 +294,7 @@ def _security(context: JobContext) -> Manifest:
 
 
 _MERGE_KEYS = {
-    "containers": "name",
-    "initContainers": "name",
-    "volumes": "name",
-    "env": "name",
-    "imagePullSecrets": "name",
+    **dict.fromkeys(("containers", "initContainers", "volumes", "env", "imagePullSecrets"), "name"),
     "ports": "containerPort",
     "volumeMounts": "mountPath",
     "hostAliases": "ip",
@@ -335,13 +331,10 @@ def _in_one_domain(context: JobContext, role: str, topology: TopologySpec) -> Ma
     if context.spec.scheduling.queue_name:
         return {"metadata": {"annotations": {f"{names.KUEUE_TOPOLOGY}-{kind}-topology": given[kind] for kind in given}}}
     pods = {"labelSelector": {"matchLabels": {**context.labels(role), names.LABEL_RUN: context.run}}}
-    affinity: Manifest = {}
-    if topology.required:
-        term = {**pods, "topologyKey": topology.required}
-        affinity["requiredDuringSchedulingIgnoredDuringExecution"] = [term]
-    if topology.preferred:
-        wish = {"weight": 100, "podAffinityTerm": {**pods, "topologyKey": topology.preferred}}
-        affinity["preferredDuringSchedulingIgnoredDuringExecution"] = [wish]
+    terms: Manifest = {kind: {**pods, "topologyKey": label} for kind, label in given.items()}
+    if "preferred" in terms:
+        terms["preferred"] = {"weight": 100, "podAffinityTerm": terms["preferred"]}
+    affinity = {f"{kind}DuringSchedulingIgnoredDuringExecution": [term] for kind, term in terms.items()}
     return {"spec": {"affinity": {"podAffinity": affinity}}}
 
 

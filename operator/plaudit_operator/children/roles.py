@@ -463,11 +463,9 @@ def trainer_job(context: JobContext, template: Manifest, attempt: int, *, suspen
 def _of_attempt(
     context: JobContext, template: Manifest, role: str, job: str, labels: Mapping[str, str], *, leader: str
 ) -> Manifest:
-    """Return a frozen template with the labels of one attempt, and the host of its first pod in a variable.
+    """Return a frozen template with the labels of one attempt, and its first pod's host in the variable ``leader``.
 
-    Args:
-        job: name of the attempt's Job, with which the names of its pods begin.
-        leader: name of the variable; empty for none.
+    The names of the pods begin with that of their Job.
     """
     template = copy.deepcopy(template)
     template["metadata"]["labels"] |= labels

@@ -14,6 +14,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from plaudit_operator import policies
 from plaudit_operator.actions import EmitEvent, Manifest, Plan, chooses_rollouts, earliest, hurry, with_deletion_costs
 from plaudit_operator.attempts import pods_missing
 from plaudit_operator.cache import Cache, Key, trimmed
@@ -21,14 +22,6 @@ from plaudit_operator.names import FIELD_MANAGER, LABEL_RUN, SELECTOR, run_id
 from plaudit_operator.observed import Object, Observed, timestamp
 from plaudit_operator.planning.apply import ApplyResults, AwaitedError, carry_out
 from plaudit_operator.planning.plan import PROGRESS_EVERY_S, plan
-from plaudit_operator.policies import (
-    FIRST_LOOK_AFTER_S,
-    REASON_OF_EVENTS,
-    is_managed_elsewhere,
-    is_overdue,
-    lacking,
-    refusal_of,
-)
 from plaudit_operator.runtime.kinds import CONFIG_MAP, EVENT, POD, REWARD_SERVICE, kind_of
 from plaudit_operator.runtime.kube import ApiServer, ConflictError, KubeError, NotFoundError
 from plaudit_operator.services import needs_files, referenced
@@ -108,7 +101,7 @@ class Reconciler:
                 self._asked = {uid: at for uid, at in self._asked.items() if self._clock() - at < 60.0}
             self._refusals.forget(self._clock())
             return None
-        if is_managed_elsewhere(observed):
+        if policies.is_managed_elsewhere(observed):
             return observed
         source = (observed.job["spec"].get("files") or {}).get("configMap")
         if source and not observed.ended and needs_files(observed):
@@ -238,12 +231,12 @@ class PodRefusals:
 
     def look(self, observed: Observed, now: float) -> Look:
         """Return why the API server refuses pods of a job; raise ``KubeError`` if the events cannot be listed."""
-        without_pods = lacking(observed)
-        overdue = [owner for owner in without_pods if is_overdue(owner, now)]
+        without_pods = policies.lacking(observed)
+        overdue = [owner for owner in without_pods if policies.is_overdue(owner, now)]
         with self._lock:
             if not overdue:
                 self._earlier.pop(observed.uid, None)
-                return Look(again_after_s=FIRST_LOOK_AFTER_S if without_pods else None)
+                return Look(again_after_s=policies.FIRST_LOOK_AFTER_S if without_pods else None)
             earlier = self._earlier.get(observed.uid)
         if earlier is None or now - earlier.at >= earlier.pause_s:
             looks = earlier.looks + 1 if earlier else 1
@@ -267,9 +260,9 @@ class PodRefusals:
             shared = self._lists.get(namespace)
         if shared is None:
             events: dict[str, list[Object]] = defaultdict(list)
-            for event in self._kube.list(EVENT, namespace, "", f"reason={REASON_OF_EVENTS}")[0]:
+            for event in self._kube.list(EVENT, namespace, "", f"reason={policies.REASON_OF_EVENTS}")[0]:
                 events[event["involvedObject"].get("uid", "")].append(event)
-            shared = _List(now, {uid: refusal_of(own) for uid, own in events.items()})
+            shared = _List(now, {uid: policies.refusal_of(own) for uid, own in events.items()})
             with self._lock:
                 self._lists[namespace] = shared
         return shared.refusals

@@ -44,14 +44,7 @@ _METRICS_FRESH_FOR_S = 1.0
 
 
 class ControllerHealthServer:
-    """Serve HTTP on all addresses of the pod.
-
-    Args:
-        port: 0 takes a free one.
-        alive: returns why the process should be restarted.
-        ready: returns why the process does not work yet.
-        access: None lets everybody read ``/metrics``.
-    """
+    """Serve HTTP on all addresses of the pod; port 0 takes a free one, ``access`` None lets all read ``/metrics``."""
 
     def __init__(
         self, port: int, alive: Check, ready: Check, registry: CollectorRegistry, access: TokenCheck | None = None

@@ -45,17 +45,13 @@ _CREDENTIALS_FOR_S = 60.0
 
 
 class KubeError(Exception):
-    """The API server did not report success.
-
-    Attributes:
-        status: HTTP status; 0 without a response.
-        retry_after_s: seconds that the server asks to wait; 0 if it does not.
-    """
+    """The API server did not report success; ``status`` is 0 without a response."""
 
     def __init__(self, message: str, status: int = 0, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
         self.status = status
         self.retry_after_s = retry_after_s
+        """Seconds that the server asks to wait; 0 if it does not."""
 
 
 class NotFoundError(KubeError):
@@ -107,11 +103,10 @@ _EVENT = msgspec.json.Decoder(_Event)
 
 
 class ApiServer:
-    """Call an API server. Every method raises ``KubeError``.
+    """Call an API server, by default with the pod's service account, else the kubeconfig.
 
-    Args:
-        field_manager: owner of the fields that are written; replica counts belong to ``<field_manager>-scale``.
-        api: a configured client; by default the pod's service account, else the kubeconfig.
+    Every method raises ``KubeError``. The fields that it writes belong to ``field_manager``, replica counts to
+    ``<field_manager>-scale``.
     """
 
     def __init__(self, field_manager: str, api: client.ApiClient | None = None) -> None:
@@ -133,10 +128,7 @@ class ApiServer:
     def list(self, kind: Kind, namespace: str, selector: str, fields: str = "") -> tuple[Iterable[Object], str]:
         """Return the objects of a kind, fetched page by page, and the resourceVersion to watch from.
 
-        Args:
-            namespace: empty for all namespaces.
-            selector: label selector; empty for all objects.
-            fields: field selector, such as ``reason=FailedCreate``; empty for all objects.
+        An empty namespace, label or field selector (such as ``reason=FailedCreate``) selects all.
         """
         kind, query = self._served(kind), {"limit": str(_PAGE), "labelSelector": selector}
         query |= {"fieldSelector": fields} if fields else {}

@@ -44,12 +44,9 @@ class Store(Protocol[K_co]):
 
 
 class Informer(Generic[K]):
-    """Keep a store in step with one kind.
+    """Keep a store in step with one kind, and call ``changed`` with the keys that changed.
 
-    Args:
-        namespace: the namespace to watch; empty for all.
-        selector: labels of the objects to watch; empty for all.
-        changed: is called with the keys that changed.
+    An empty namespace or label selector watches all.
     """
 
     def __init__(

@@ -89,14 +89,10 @@ def merged(
 def phase(conditions: Sequence[Mapping[str, Any]], *, started: bool) -> str:
     """Return the phase: the conditions in one word. ``started`` is True if all of the job ever ran."""
     holds = {condition["type"]: condition["status"] == "True" for condition in conditions}
-    if holds.get(ConditionType.FAILED):
-        return "Failed"
-    if holds.get(ConditionType.COMPLETE):
-        return "Complete"
-    if holds.get(ConditionType.SUSPENDED):
-        return "Suspended"
-    if holds.get(ConditionType.DEGRADED):  # also where the cluster refuses an object that the job lost
-        return "Degraded"
+    # Degraded is also a job that lost an object which the cluster refuses: it is not pending.
+    for kind in (ConditionType.FAILED, ConditionType.COMPLETE, ConditionType.SUSPENDED, ConditionType.DEGRADED):
+        if holds.get(kind):
+            return kind
     if not holds.get(ConditionType.ADMITTED, False):
         return "Pending" if holds.get(ConditionType.SPEC_VALID) else "Invalid"
     return "Running" if started else "Starting"

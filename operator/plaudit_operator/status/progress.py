@@ -172,10 +172,7 @@ def _progress(steps: _Steps, queues: _Queues) -> JobProgress:
 def troubles(judges: set[str], memory_bytes: int, memory_limit_bytes: int) -> list[dict[str, str]]:
     """Return reason and message of what needs a person; the same for as long as it lasts.
 
-    Args:
-        judges: names of the scorers whose judge at least one reward worker is not calling now.
-        memory_bytes: memory that Redis uses.
-        memory_limit_bytes: its limit; 0 means none.
+    ``judges`` are the scorers whose judge at least one reward worker is not calling now; a limit of 0 means none.
     """
     advice = (
         "its judge fails or cannot be reached; reward workers retry it only now and then. Check the judge, its "

@@ -8,17 +8,9 @@ from typing import Any
 
 from plaudit_operator import names
 from plaudit_operator.attempts import TrainerAttempt, group_of, replica_of
-from plaudit_operator.children import transport
+from plaudit_operator.children import roles, transport
 from plaudit_operator.children.context import JobContext
-from plaudit_operator.children.roles import (
-    RolloutGroup,
-    environment_labels,
-    environment_object,
-    has_gateway,
-    model_labels,
-    model_object,
-    rollout_groups,
-)
+from plaudit_operator.children.roles import RolloutGroup
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed, attempt_of, conditions_of, labels
 from plaudit_operator.pod_state import is_over, is_ready, is_running, problem_of, restarts_of
@@ -93,11 +85,14 @@ def role_states(
         states["rollout"] = _rollouts(context, observed, now)
         states["trainer"] = _trainer(context, observed, attempt, now)
     states["reward"] = _of_deployment(context, observed, "reward", now)
-    if has_gateway(context):
+    if roles.has_gateway(context):
         states["gateway"] = _of_deployment(context, observed, "gateway", now)
     scorers, environments = context.spec.reward.model_scorers, context.spec.environments
-    servers = [(f"model/{s.name}", model_object(context, s), model_labels(context, s)) for s in scorers]
-    servers += [(f"environment/{e.name}", environment_object(context, e), environment_labels(e)) for e in environments]
+    servers = [(f"model/{s.name}", roles.model_object(context, s), roles.model_labels(context, s)) for s in scorers]
+    servers += [
+        (f"environment/{e.name}", roles.environment_object(context, e), roles.environment_labels(e))
+        for e in environments
+    ]
     for name, object_name, own in servers:
         pods = [pod for pod in observed.pods_of(name.partition("/")[0]) if own.items() <= labels(pod).items()]
         states[name] = _of_workload(name, observed, observed.child("Deployment", object_name), pods, now)
@@ -123,7 +118,7 @@ def _of_workload(role: str, observed: Observed, owner: Object | None, pods: list
 def _rollouts(context: JobContext, observed: Observed, now: float) -> RoleState:
     """Return the state of the rollouts of all groups together."""
     states = []
-    for group in rollout_groups(context):
+    for group in roles.rollout_groups(context):
         pods = [pod for pod in observed.pods_of("rollout") if group_of(pod) == group.name]
         if group.spans_pods:
             states.append(_of_replicas(context, observed, group, pods, now))

@@ -251,13 +251,7 @@ def _pods(observed: Observed, role: str) -> list[Object]:
 
 
 def _with_cost(before: Object, report: Status, held: Mapping[str, int], now: float) -> Status:
-    """Return a status with its cost.
-
-    Args:
-        before: the status as last reported.
-        report: the status as it is now, with the cost of ``before`` or without one.
-        held: GPUs by role.
-    """
+    """Return a status with its cost, given the one last reported and the GPUs held by role."""
     cost = before.get("cost") or {}
     gpus = {role["name"]: int(role["gpus"]) for role in cost.get("roles") or []}
     wanted = {**dict.fromkeys(gpus, 0), **held}

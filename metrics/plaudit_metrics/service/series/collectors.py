@@ -69,9 +69,7 @@ class RecentMean:
     """Compute the mean of at least the newest ``size`` values; of batches, the oldest are dropped whole.
 
     A rate over a window of time is undefined between two steps that are further apart than the window. This is not.
-
-    Args:
-        least: fewer values than this have no mean.
+    Fewer than ``least`` values have no mean.
     """
 
     def __init__(self, size: int, least: int = 1) -> None:
@@ -158,11 +156,9 @@ UNTRACED = Naming()
 
 
 class NamedSamples:
-    """Name the samples behind an array of values, in its order.
+    """Name the samples behind an array of values, in its order, where ``eligible`` (of the same shape) is True.
 
-    Args:
-        eligible: True where an exemplar may name the sample; shape [number of samples].
-        at: seconds since the epoch of their exemplars; None: when each became terminal.
+    Exemplars are of the time ``at`` (seconds since the epoch); None: when each sample became terminal.
     """
 
     def __init__(
@@ -190,19 +186,11 @@ def engine_gauges(engines: Sequence[EngineStatus]) -> Iterator[GaugeMetricFamily
     running, waiting = (sum(getattr(engine, state) for engine in engines) for state in ("running", "waiting"))
     requests: Labelled = {("running",): running, ("waiting",): waiting} if engines else {}
     yield gauge_family("plaudit_engine_requests", "Requests in the engines of all rollouts", ["state"], requests)
-    for name, documentation, values in (
-        (
-            "plaudit_engine_kv_cache_ratio",
-            "Share of the engines' key-value cache in use",
-            [engine.kv_cache_share for engine in engines],
-        ),
-        (
-            "plaudit_engine_first_token_seconds",
-            "Mean time to the first token of the newest requests",
-            [engine.first_token_s for engine in engines],
-        ),
+    for name, field, documentation in (
+        ("plaudit_engine_kv_cache_ratio", "kv_cache_share", "Share of the engines' key-value cache in use"),
+        ("plaudit_engine_first_token_seconds", "first_token_s", "Mean time to the first token of the newest requests"),
     ):
-        known = [value for value in values if value is not None]
+        known = [value for engine in engines if (value := getattr(engine, field)) is not None]
         figures: Labelled = {("mean",): sum(known) / len(known), ("max",): max(known)} if known else {}
         yield gauge_family(name, documentation, ["statistic"], figures)
 
@@ -216,18 +204,12 @@ class ToolSeries:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._names: set[str] = set()
-        self.call_seconds = BatchHistogram(
-            "plaudit_tool_call_seconds", "Seconds of a tool's calls, refused ones excluded", ["tool"], registry
-        )
-        self.calls = Counter(
-            "plaudit_tool_calls", "Calls of a tool, by how they ended", ["tool", "outcome"], registry=registry
-        )
-        self._recent_failed = RecentMeans(
-            "plaudit_tool_recent_failed_ratio",
-            "Share of a tool's newest calls that raised, timed out or lost their process",
-            ["tool"],
-            registry,
-        )
+        seconds = "Seconds of a tool's calls, refused ones excluded"
+        self.call_seconds = BatchHistogram("plaudit_tool_call_seconds", seconds, ["tool"], registry)
+        ends = "Calls of a tool, by how they ended"
+        self.calls = Counter("plaudit_tool_calls", ends, ["tool", "outcome"], registry=registry)
+        failed = "Share of a tool's newest calls that raised, timed out or lost their process"
+        self._recent_failed = RecentMeans("plaudit_tool_recent_failed_ratio", failed, ["tool"], registry)
 
     def count(self, tools: Mapping[str, ToolCalls]) -> None:
         """Count the calls of a batch of samples."""

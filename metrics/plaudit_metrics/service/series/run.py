@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Counter, Summary
@@ -122,21 +123,16 @@ class StepSeries(Collector):
         self._lengths_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._newest: StepRecord | None = None
         self._missing_share: float | None = None
-        self.seconds = Summary("plaudit_step_seconds", "Seconds of closed steps", registry=registry)
-        self.wait_seconds = Summary(
-            "plaudit_step_wait_seconds", "Seconds that the trainer waited, by cause", ["cause"], registry=registry
-        )
-        self.exposed_reward_seconds = Summary(
-            "plaudit_step_exposed_reward_seconds",
-            "Seconds that the trainer waited for rewards after generation had ended",
-            registry=registry,
-        )
-        self.records_late = Counter(
-            "plaudit_records_late", "Event records that arrived after their step was closed", registry=registry
-        )
-        self.records_missing = Counter(
-            "plaudit_records_missing", "Samples of closed steps whose events were lost", registry=registry
-        )
+        summary, counter = partial(Summary, registry=registry), partial(Counter, registry=registry)
+        self.seconds = summary("plaudit_step_seconds", "Seconds of closed steps")
+        waits = "Seconds that the trainer waited, by cause"
+        self.wait_seconds = summary("plaudit_step_wait_seconds", waits, ["cause"])
+        exposed = "Seconds that the trainer waited for rewards after generation had ended"
+        self.exposed_reward_seconds = summary("plaudit_step_exposed_reward_seconds", exposed)
+        late = "Event records that arrived after their step was closed"
+        self.records_late = counter("plaudit_records_late", late)
+        missing = "Samples of closed steps whose events were lost"
+        self.records_missing = counter("plaudit_records_missing", missing)
         for cause in CAUSES:
             self.wait_seconds.labels(cause)
         registry.register(self)
@@ -199,11 +195,8 @@ class RunInfo:
 class RunSeries(Collector):
     """Hold the Prometheus series of one run, with their registry.
 
-    Args:
-        latency_threshold_s: a sample scored within this time after its publication is in time
-            (``metrics.rewardLatency.thresholdSeconds``).
-        latency_target: the promised share of samples in time (``metrics.rewardLatency.target``).
-        traces: the counts of traces by outcome, which another thread counts.
+    Threshold and target are those of ``metrics.rewardLatency``; ``traces`` has counts by outcome, which another thread
+    counts.
     """
 
     def __init__(
@@ -270,31 +263,17 @@ class RunSeries(Collector):
         """Yield the families of the run itself as they are scraped."""
         info = self._info
         staleness = "" if info.max_staleness is None else str(info.max_staleness)
-        yield gauge_family(
-            "plaudit_run_info",
-            "The run",
-            ("rljob", "schedule", "max_staleness", "phase"),
-            {(info.job, info.schedule, staleness, self._phase): 1},
-        )
-        yield counter_family(
-            "plaudit_traces",
-            "Traces by what became of them",
-            ("result",),
-            {(result,): self._traces.get(result, 0) for result in TRACE_RESULTS},
-        )
-        yield gauge_family(
-            "plaudit_reward_latency_target",
-            "Share of samples promised within the threshold",
-            (),
-            {(): self._latency_target},
-        )
+        labels = ("rljob", "schedule", "max_staleness", "phase")
+        of_run: Labelled = {(info.job, info.schedule, staleness, self._phase): 1}
+        yield gauge_family("plaudit_run_info", "The run", labels, of_run)
+        counts: dict[tuple[str, ...], float] = {(result,): self._traces.get(result, 0) for result in TRACE_RESULTS}
+        yield counter_family("plaudit_traces", "Traces by what became of them", ("result",), counts)
+        promised = "Share of samples promised within the threshold"
+        yield gauge_family("plaudit_reward_latency_target", promised, (), {(): self._latency_target})
         yield gauge_family("plaudit_staleness_limit", "maxStaleness of the job", (), {(): info.max_staleness})
-        yield gauge_family(
-            "plaudit_step_opened_timestamp_seconds",
-            "When the open step began: the newest close, or the start of the trainer if that is later",
-            (),
-            {(): max(self._last_closed, self._trainer_started) or None},
-        )
+        began = "When the open step began: the newest close, or the start of the trainer if that is later"
+        opened = max(self._last_closed, self._trainer_started) or None
+        yield gauge_family("plaudit_step_opened_timestamp_seconds", began, (), {(): opened})
 
     describe = collect
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -20,11 +21,7 @@ _IN_TIME = np.array([outcome in ("scored", "skipped") for outcome in OUTCOMES])
 
 
 class SampleSeries:
-    """Count the series of samples and groups.
-
-    Args:
-        latency_threshold_s: a sample scored within this time after its publication is in time.
-    """
+    """Count the series of samples and groups; a sample scored within the threshold after publication is in time."""
 
     def __init__(self, registry: CollectorRegistry, latency_threshold_s: float, naming: Naming = UNTRACED) -> None:
         self._latency_threshold_s = latency_threshold_s
@@ -35,36 +32,27 @@ class SampleSeries:
         self._tools = ToolSeries(registry)
 
     def _declare_durations(self, registry: CollectorRegistry) -> None:
-        self.stage_seconds = BatchHistogram(
-            "plaudit_stage_seconds", "Seconds that samples spent in a stage", ["stage"], registry
+        histogram = partial(BatchHistogram, registry=registry)
+        self.stage_seconds = histogram("plaudit_stage_seconds", "Seconds that samples spent in a stage", ["stage"])
+        self.score_seconds = histogram(
+            "plaudit_score_seconds", "Seconds of a scorer's last attempt on a sample", ["scorer", "outcome"]
         )
-        self.score_seconds = BatchHistogram(
-            "plaudit_score_seconds", "Seconds of a scorer's last attempt on a sample", ["scorer", "outcome"], registry
-        )
-        self.limiter_wait_seconds = BatchHistogram(
-            "plaudit_limiter_wait_seconds", "Seconds that a scorer waited for its limits", ["judge"], registry
-        )
-        self.logprob_mismatch = BatchHistogram(
-            "plaudit_logprob_mismatch",
-            "Mean difference of the rollout's and the trainer's log-probabilities, by a sample's weights",
-            [],
-            registry,
-            _MISMATCH_BUCKETS,
-        )
-        self.response_tokens = BatchHistogram(
-            "plaudit_response_tokens", "Tokens of the responses", [], registry, _TOKEN_BUCKETS
-        )
+        waits = "Seconds that a scorer waited for its limits"
+        self.limiter_wait_seconds = histogram("plaudit_limiter_wait_seconds", waits, ["judge"])
+        mismatch = "Mean difference of the rollout's and the trainer's log-probabilities, by a sample's weights"
+        self.logprob_mismatch = histogram("plaudit_logprob_mismatch", mismatch, [], buckets=_MISMATCH_BUCKETS)
+        tokens = "Tokens of the responses"
+        self.response_tokens = histogram("plaudit_response_tokens", tokens, [], buckets=_TOKEN_BUCKETS)
 
     def _declare_counts(self, registry: CollectorRegistry) -> None:
-        self.samples = Counter("plaudit_samples", "Terminal samples", ["outcome"], registry=registry)
-        self.groups = Counter("plaudit_groups", "Closed groups", ["outcome"], registry=registry)
-        self.preemptions = Counter("plaudit_preemptions", "Preemptions of samples by the engine", registry=registry)
-        self.latency_good = Counter(
-            "plaudit_reward_latency_good", "Samples scored within the job's threshold", ["split"], registry=registry
-        )
-        self.latency = Counter(
-            "plaudit_reward_latency", "Samples that became terminal after publication", ["split"], registry=registry
-        )
+        counter = partial(Counter, registry=registry)
+        self.samples = counter("plaudit_samples", "Terminal samples", ["outcome"])
+        self.groups = counter("plaudit_groups", "Closed groups", ["outcome"])
+        self.preemptions = counter("plaudit_preemptions", "Preemptions of samples by the engine")
+        good = "Samples scored within the job's threshold"
+        self.latency_good = counter("plaudit_reward_latency_good", good, ["split"])
+        ended = "Samples that became terminal after publication"
+        self.latency = counter("plaudit_reward_latency", ended, ["split"])
         threshold = Gauge("plaudit_reward_latency_threshold_seconds", "The job's threshold", registry=registry)
         threshold.set(self._latency_threshold_s)
         for outcome in OUTCOMES:
@@ -76,24 +64,15 @@ class SampleSeries:
             self.latency_good.labels(split)
 
     def _declare_recent(self, registry: CollectorRegistry) -> None:
-        self._recent_late = RecentMeans(
-            "plaudit_recent_late_ratio",
-            "Share of late samples among the newest training samples, however old they are",
-            [],
-            registry,
-        )
-        self._recent_failed = RecentMeans(
-            "plaudit_recent_failed_ratio", "Share of the newest samples whose scoring failed", [], registry
-        )
-        self._recent_scorer_failed = RecentMeans(
-            "plaudit_scorer_recent_failed_ratio", "Share of a scorer's newest calls that failed", ["scorer"], registry
-        )
-        self._recent_limiter_wait = RecentMeans(
-            "plaudit_limiter_recent_wait_seconds",
-            "Mean wait of a scorer's newest calls for limits",
-            ["judge"],
-            registry,
-        )
+        means = partial(RecentMeans, registry=registry)
+        late = "Share of late samples among the newest training samples, however old they are"
+        self._recent_late = means("plaudit_recent_late_ratio", late, [])
+        failed = "Share of the newest samples whose scoring failed"
+        self._recent_failed = means("plaudit_recent_failed_ratio", failed, [])
+        calls = "Share of a scorer's newest calls that failed"
+        self._recent_scorer_failed = means("plaudit_scorer_recent_failed_ratio", calls, ["scorer"])
+        waits = "Mean wait of a scorer's newest calls for limits"
+        self._recent_limiter_wait = means("plaudit_limiter_recent_wait_seconds", waits, ["judge"])
 
     def count_samples(self, records: Sequence[SampleRecord], *, count: bool = True) -> None:
         """Count samples that became terminal; without ``count`` only what is known of the newest samples changes."""

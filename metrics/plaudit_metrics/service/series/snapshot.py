@@ -124,11 +124,7 @@ def _of_streams(seen: RunSnapshot, counts: Mapping[str, int]) -> Mapping[tuple[s
 
 
 class SnapshotSeries(Collector):
-    """Show the series of a run's streams, workers, judges and Redis.
-
-    Args:
-        roles: the roles of the job's processes; a role without a live process is 0, not absent.
-    """
+    """Show streams, workers, judges and Redis; of ``roles`` those without a live process are 0, not absent."""
 
     def __init__(self, registry: CollectorRegistry, roles: tuple[str, ...] = ()) -> None:
         self._roles = roles
@@ -173,20 +169,15 @@ class SnapshotSeries(Collector):
             yield counter_family(name, documentation, labels, self._counts[name].values)
         seen = self._seen
         yield gauge_family("plaudit_redis_up", "1 while Redis responds", (), {(): seen is not None})
-        yield gauge_family(
-            "plaudit_redis_last_seen_timestamp_seconds", "When Redis responded last", (), {(): self._responded}
-        )
+        last = "When Redis responded last"
+        yield gauge_family("plaudit_redis_last_seen_timestamp_seconds", last, (), {(): self._responded})
         for name, documentation, labels, values in _GAUGES:
             yield gauge_family(name, documentation, labels, values(seen) if seen else {})
-        yield gauge_family(
-            "plaudit_workers", "Live processes", ("role", "state"), self._processes(seen) if seen else {}
-        )
-        yield gauge_family(
-            "plaudit_judge_recent_failed_ratio",
-            "Share of a judge's newest requests that ended with 429, 5xx, a timeout or no connection",
-            ("judge",),
-            {(judge,): recent.mean for judge, recent in self._judge_recent.items()} if seen else {},
-        )
+        processes = self._processes(seen) if seen else {}
+        yield gauge_family("plaudit_workers", "Live processes", ("role", "state"), processes)
+        failed = "Share of a judge's newest requests that ended with 429, 5xx, a timeout or no connection"
+        ratios: Labelled = {(judge,): recent.mean for judge, recent in self._judge_recent.items()} if seen else {}
+        yield gauge_family("plaudit_judge_recent_failed_ratio", failed, ("judge",), ratios)
         yield from engine_gauges(seen.engines if seen else ())
 
     describe = collect
