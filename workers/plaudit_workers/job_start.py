@@ -19,11 +19,7 @@ _CHECK_EVERY_S = 0.5
 
 
 def load_training_job(path: Path) -> RLJob:
-    """Load a job that generates and trains.
-
-    Raises:
-        RefusedError: the job is invalid, or it only scores.
-    """
+    """Load a job that generates and trains; refuse one that only scores."""
     job = load_job(path)
     if not job.spec.trains:
         raise RefusedError(
@@ -53,11 +49,7 @@ async def await_environments(job: RLJob) -> None:
 
 
 async def is_reachable(url: str, path: str) -> bool:
-    """Return True if a server takes requests.
-
-    Args:
-        path: answers GET with a status below 400; empty: its port accepts connections.
-    """
+    """Return True if GET of ``path`` has a status below 400 or, without a path, the port accepts connections."""
     if not path:
         return await _accepts(url)
     client = HttpClient(max_connections=1)

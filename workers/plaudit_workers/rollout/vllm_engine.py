@@ -50,11 +50,7 @@ FutureResult = tuple[asyncio.Future[Any], Any]
 
 
 class VllmEngine:
-    """Run an ``Engine`` on vLLM.
-
-    Args:
-        run_folder: holds the images of prompts.
-    """
+    """Run an ``Engine`` on vLLM; ``run_folder`` holds the images of prompts."""
 
     def __init__(self, settings: VllmSettings, run_folder: Path = Path()) -> None:
         self._settings = settings

@@ -214,10 +214,6 @@ class RunRecords:
 
         Args:
             closed: on the server's clock.
-
-        Raises:
-            RuntimeError: the ledger does not add up.
-            RefusedError: the disk is full.
         """
         if failed := list(failed_samples([group for group, _ in report.ended])):
             reasons = failure_reasons(failed)
@@ -241,11 +237,7 @@ class RunRecords:
         return store_groups(folder, report.step, self._state.incarnation, groups, records, report.begun_by)
 
     async def ledger(self) -> None:
-        """Write ``ledger.json`` and compare Redis's counters with it.
-
-        Raises:
-            RuntimeError: the ledger does not add up.
-        """
+        """Write ``ledger.json`` and compare Redis's counters with it; raise ``RuntimeError`` if it does not add up."""
         ledger = self._state.ledger
         counters = await self._run.transport.retry_through_outage(self._run.streams.counters)
         own = ledger.counters()
@@ -272,7 +264,6 @@ class RunRecords:
 
         Raises:
             StaleIncarnationError: another trainer took over; its checkpoints must not be mixed with ours.
-            RefusedError: the disk is full.
         """
         state = self._state
         refuse_replaced(self._run.folder / "checkpoints", state.incarnation)
@@ -292,12 +283,7 @@ class RunRecords:
         return await self._thread.run(self._thread.backend.save, step, extra)
 
     async def await_checkpoint(self, path: Path) -> None:
-        """Wait until the checkpoint begun last is in place, and log it.
-
-        Raises:
-            StaleIncarnationError: another trainer took over meanwhile.
-            RefusedError: the disk is full.
-        """
+        """Wait until the checkpoint begun last is in place, and log it."""
         await asyncio.to_thread(self._thread.backend.finish_saving)
         logger.info("checkpoint written", path=str(path))
 

@@ -33,7 +33,6 @@ def write_weights(model: PolicyModel, folder: Path, version: PolicyVersion) -> A
         version: name of the sub-folder; an existing one (of a trainer that died before announcing it) is replaced.
 
     Raises:
-        RefusedError: the disk is full.
         ShardError: another rank could not write its file.
     """
     target = folder / str(version)
@@ -65,7 +64,6 @@ def write_offered(announcement: Announcement, files: Mapping[str, bytes], folder
 
     Raises:
         TransferError: the version was withdrawn meanwhile, or a rank cannot be reached.
-        RefusedError: the disk is full.
         OSError: the folder cannot be written.
     """
     assert announcement.transfer is not None

@@ -74,10 +74,6 @@ def read_rows(path: Path, *, images: bool = False) -> Rows:
 
     Args:
         images: the job reads images. They are no part of the rows: see ``image_column``.
-
-    Raises:
-        RefusedError: it is missing, of another kind, damaged, empty, a column is missing, or a row is not what its
-            column promises.
     """
     readers = {".parquet": _read_parquet, ".jsonl": _read_jsonl}
     if path.suffix not in readers:
@@ -129,11 +125,7 @@ def _read_jsonl(path: Path, images: bool) -> Rows:
 
 
 def refuse_columns(path: Path, names: Sequence[str], place: str = "", *, images: bool = False) -> None:
-    """Check that no required column is missing, and that none holds video, audio, or images that are not read.
-
-    Raises:
-        RefusedError: names the file, the first such column, what there is and what to do.
-    """
+    """Check that no required column is missing, and that none holds video, audio, or images that are not read."""
     for column in REQUIRED_COLUMNS:
         if column not in names:
             found = ", ".join(names) or "none"
@@ -159,9 +151,6 @@ def within_pass_rate(path: Path, rows: Rows, section: PassRateSpec) -> list[bool
     """Return for each row whether its pass rate is within the bounds, which count as within (``data.train.passRate``).
 
     The choice depends on the file and the job alone, so a resumed run has the same prompts at the same positions.
-
-    Raises:
-        RefusedError: a row has no such number.
     """
     return [section.min <= _pass_rate(path, number, rows, section.field) <= section.max for number in range(len(rows))]
 

@@ -366,9 +366,6 @@ class TrainerLedger:
 
         Args:
             again: queue its prompt to be admitted again.
-
-        Raises:
-            KeyError: it is not in flight.
         """
         positions = self._positions_of(group)
         flight = positions.end(group)

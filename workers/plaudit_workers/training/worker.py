@@ -23,12 +23,7 @@ _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORC
 
 
 async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
-    """Train the job; return an exit code of ``process``.
-
-    Raises:
-        RefusedError: job, data, model, checkpoint, disk or Redis are unusable, or another trainer took over.
-        JobFailedError: too many scores failed, repeatedly, or too many updates in a row were discarded.
-    """
+    """Train the job; return an exit code of ``process``."""
     prefer_expandable_segments(os.environ)
     job = load_training_job(settings.job_path)
     rank, world_size = ranks(os.environ, job.spec.trainer.ranks)
@@ -58,11 +53,7 @@ def prefer_expandable_segments(environment: MutableMapping[str, str]) -> None:
 
 
 def ranks(environment: Mapping[str, str], expected: int) -> tuple[int, int]:
-    """Return this process's rank and the number of ranks, as torch's launchers set them.
-
-    Raises:
-        RefusedError: the number of ranks is not the job's.
-    """
+    """Return this process's rank and the number of ranks, as torch's launchers set them and the job expects."""
     rank, world_size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", str(expected)))
     if world_size != expected:
         raise RefusedError(

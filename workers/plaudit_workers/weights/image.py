@@ -75,11 +75,7 @@ class WeightImage:
         return CopiedWeights({self._image.name: digest}, self._image.has_delta)
 
     def write(self, form: WeightForm) -> None:
-        """Write this rank's file as ``form`` says; rank 0 writes the index of whole files too.
-
-        Raises:
-            OSError: the disk is full, or the folder is missing.
-        """
+        """Write this rank's file as ``form`` says; rank 0 writes the index of whole files too."""
         folder = Path(form.folder)
         if self._image is not None:
             self._image.write(folder, form)

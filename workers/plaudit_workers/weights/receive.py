@@ -52,9 +52,6 @@ class Reception:
 
     The anonymous file looks like the trainer's safetensors file to the engine. Its bytes count as memory of the process
     until the engine has copied them.
-
-    Args:
-        stalled_after_s: how long no byte may arrive.
     """
 
     def __init__(self, version: PolicyVersion, transfer: Transfer, stalled_after_s: float = STALLED_AFTER_S) -> None:

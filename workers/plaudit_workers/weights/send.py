@@ -288,11 +288,7 @@ class WeightPart:
 
 
 def decode_contents(encoded: bytes, num_bytes: int) -> Contents:
-    """Decode a part's table and check that its blocks lie within the file.
-
-    Raises:
-        ValueError: it is no table, or a block is too large or outside of the file.
-    """
+    """Decode a part's table; raise ``ValueError`` if it is none, or a block does not lie within the file."""
     try:
         contents = msgspec.msgpack.decode(encoded, type=Contents)
     except msgspec.MsgspecError as error:

@@ -60,13 +60,10 @@ class ChatSuffix:
         """The form of calls that the template rendered last, tried first."""
 
     def after_calls(self, calls: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]], last: int) -> list[int]:
-        """Return the tokens between a turn that called tools and the next turn.
+        """Return the tokens between a turn that called tools and the next; raise ``ValueError`` if there are none.
 
         Args:
             results: the messages with role ``tool``, one for each call.
-
-        Raises:
-            ValueError: the template does not render tool results.
         """
         for form in sorted(_FORMS, key=lambda each: each != self._form):
             found = self._suffix(form(calls), results, last)
@@ -87,11 +84,7 @@ class ChatSuffix:
         return True
 
     def after_answer(self, messages: Sequence[dict[str, Any]], last: int) -> list[int]:
-        """Return the tokens between a turn without calls and the next turn.
-
-        Raises:
-            ValueError: the template does not render these messages after an assistant's turn.
-        """
+        """Return the tokens between a turn without calls and the next; raise ``ValueError`` if there are none."""
         found = self._suffix({"role": "assistant", "content": _MARKER}, messages, last)
         if found is None:
             raise ValueError("the chat template does not render messages after an assistant turn")
@@ -145,9 +138,6 @@ class ChatSuffix:
 
         Args:
             tool_name: any tool of the job; empty: the policy's turns are answered by a user.
-
-        Raises:
-            RefusedError: the template has no place for tool results, or for a user's answer.
         """
         try:
             if tool_name:
@@ -261,9 +251,6 @@ class ToolCallParser:
     Args:
         name: as for vLLM's ``--tool-call-parser``.
         tools: descriptions in OpenAI's format.
-
-    Raises:
-        RefusedError: there is no such parser, or it does not suit the tokenizer.
     """
 
     def __init__(self, name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> None:

@@ -160,12 +160,7 @@ class ToolProcess:
         return CallEnd(outcome, text, time.monotonic() - began, wait_s)
 
     async def _answer(self, process: SampleProcess, message: Callable[[int], ToSample], limit_s: float) -> Any:
-        """Send the message with a number of its own; return what answers it.
-
-        Raises:
-            TimeoutError: nothing does within the limit.
-            ProcessDiedError: the process ended.
-        """
+        """Send the message with a number of its own; return what answers it."""
         self._num_calls += 1
         number = self._num_calls
         answer = self._awaited[number] = asyncio.get_running_loop().create_future()

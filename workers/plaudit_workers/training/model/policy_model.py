@@ -462,12 +462,7 @@ class PolicyModel:
         leave_ranks(self._ranks)
 
     def follow(self) -> None:
-        """Repeat every call of rank 0's model on this rank, until rank 0 closes it.
-
-        Raises:
-            CommandError: rank 0 sent something that is not a command.
-            RuntimeError: rank 0, or another rank, is gone.
-        """
+        """Repeat every call of rank 0's model on this rank, until rank 0 closes it."""
         name = ""
         while name != "close":
             name, argument = self._commands.receive()
@@ -605,11 +600,7 @@ def autocast(ranks: Ranks, dtype: torch.dtype) -> torch.autocast:
 
 
 def placed(model: LoadedModel, ranks: Ranks, dtype: torch.dtype, *, cpu_offload: bool = False) -> PreTrainedModel:
-    """Take this rank's part of a model, and read its parameters if it has none yet. See ``place``.
-
-    Raises:
-        RefusedError: the model's layers mix the sequences of a packed row.
-    """
+    """Take this rank's part of a model, and read its parameters if it has none yet. See ``place``."""
     choose_attention(model.module, ranks.device, dtype)
     module = place(model.module, ranks, dtype, cpu_offload=cpu_offload)
     stored = model.stored
@@ -647,10 +638,6 @@ def build_model(job: RLJob, rank: int = 0, world_size: int = 1, images: ImagePro
 
     Args:
         rank: ranks other than 0 then call ``follow``.
-
-    Raises:
-        RefusedError: model or tokenizer cannot be loaded, or the job asks for something that cannot be trained, or its
-            own loss fails on random tokens.
     """
     refuse_cut_sampling(job.spec.rollout.sampling)
     torch.manual_seed(job.spec.seed)

@@ -149,11 +149,7 @@ class _Collected(torch.autograd.Function):
 
 
 def refuse_heads(config: PretrainedConfig, size: int) -> None:
-    """Check that the ranks can share the heads of a model's attention (``trainer.sequenceParallelSize``).
-
-    Raises:
-        RefusedError: they cannot.
-    """
+    """Check that the ranks can share the heads of a model's attention (``trainer.sequenceParallelSize``)."""
     if size == 1:
         return
     text = config.get_text_config()

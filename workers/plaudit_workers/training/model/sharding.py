@@ -208,9 +208,6 @@ def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
 
     FSDP2 shards along the first dimension, so a shard is a run of consecutive bytes of the whole tensor. A tensor that
     is not sharded is whole on every rank.
-
-    Raises:
-        NotImplementedError: it is sharded in another way.
     """
     if not isinstance(tensor, DTensor):
         return tensor.detach(), 0
