@@ -51,7 +51,8 @@ async def await_environments(job: RLJob) -> None:
 async def is_reachable(url: str, path: str) -> bool:
     """Return True if GET of ``path`` has a status below 400 or, without a path, the port accepts connections."""
     if not path:
-        return await _accepts(url)
+        address = urlsplit(url)
+        return await accepts(address.hostname, address.port, _ANSWER_WITHIN_S)
     client = HttpClient(max_connections=1)
     try:
         return (await client.get(f"{url}{path}", _ANSWER_WITHIN_S)).status < 400
@@ -61,11 +62,11 @@ async def is_reachable(url: str, path: str) -> bool:
         await client.close()
 
 
-async def _accepts(url: str) -> bool:
-    address = urlsplit(url)
+async def accepts(host: str | None, port: int | None, within_s: float) -> bool:
+    """Return True if a port accepts connections."""
     try:
-        async with asyncio.timeout(_ANSWER_WITHIN_S):
-            _, writer = await asyncio.open_connection(address.hostname, address.port)
+        async with asyncio.timeout(within_s):
+            _, writer = await asyncio.open_connection(host, port)
     except (OSError, TimeoutError):
         return False
     writer.close()

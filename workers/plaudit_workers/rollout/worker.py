@@ -21,7 +21,7 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import WorkerRecord
 from plaudit_workers.agents.processes import AgentProcesses, sources_of
-from plaudit_workers.job_start import await_environments, load_training_job
+from plaudit_workers.job_start import accepts, await_environments, load_training_job
 from plaudit_workers.process import (
     HealthServer,
     ProcessSettings,
@@ -328,20 +328,10 @@ async def until_closed(host: str, port: int) -> None:
     """Return when the leader's health port accepts no connections any more (at once for port 0), or after its drain."""
     try:
         async with asyncio.timeout(_LEADER_DRAINS_WITHIN_S):
-            while port and await _accepts(host, port):  # noqa: ASYNC110 - another process closes it
+            while port and await accepts(host, port, _CONNECT_WITHIN_S):  # noqa: ASYNC110 - another process closes it
                 await asyncio.sleep(_LOOK_EVERY_S)
     except TimeoutError:
         logger.warning("leader still running; exiting", leader=host, waited_s=_LEADER_DRAINS_WITHIN_S)
-
-
-async def _accepts(host: str, port: int) -> bool:
-    try:
-        async with asyncio.timeout(_CONNECT_WITHIN_S):
-            _, writer = await asyncio.open_connection(host, port)
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    return True
 
 
 def _engine_part(job: RLJob, member: ReplicaMember) -> EnginePart:

@@ -11,7 +11,7 @@ from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_workers.agents.processes import described_tools
 from plaudit_workers.job_start import await_environments, load_training_job
-from plaudit_workers.process import EXIT_DONE, HealthServer, ProcessSettings
+from plaudit_workers.process import EXIT_DONE, HealthServer, ProcessSettings, exit_when_stopped
 from plaudit_workers.service.build import has_group_scorers
 from plaudit_workers.stream.calls import StreamLimits
 from plaudit_workers.stream.trainer import StaleIncarnationError, TrainerStreams, expire_run, keep_run
@@ -37,8 +37,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
         raise RefusedError(f"{error}. This trainer shuts down; no work is lost") from error
     finally:
         await transport.close()
-    # Where only exit codes are visible, a stop must not look like the end of the run.
-    return EXIT_DONE if done else int(os.environ.get("PLAUDIT_EXIT_WHEN_STOPPED", EXIT_DONE))
+    return EXIT_DONE if done else exit_when_stopped()
 
 
 def prefer_expandable_segments(environment: MutableMapping[str, str]) -> None:

@@ -31,7 +31,6 @@ from plaudit_wire.logs import get_logger
 if TYPE_CHECKING:
     from plaudit_workers.tokenizer import ChatTemplate
 
-
 logger = get_logger(__name__)
 REWRITES = (
     "the chat template drops the reasoning of earlier turns; training keeps every sampled token, as the policy saw it. "
@@ -187,6 +186,12 @@ def tool_call(name: str, arguments: Any, number: int) -> dict[str, Any]:
 def tool_message(name: str, text: str, number: int) -> dict[str, Any]:
     """Return the message with a tool's result; see ``tool_call``."""
     return {"role": "tool", "name": name, "content": text, "tool_call_id": _call_id(number)}
+
+
+def decoded_turn(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Decode a turn with its special tokens, which parsers look for, but without the end of the turn."""
+    ended = bool(ids) and ids[-1] in tokenizer.all_special_ids
+    return str(tokenizer.decode(list(ids[:-1] if ended else ids), skip_special_tokens=False))
 
 
 def _call_id(number: int) -> str:

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from plaudit_wire.messages import Prompt, Sampling
 from plaudit_workers.agents.messages import FinishedSample, Trajectory
 from plaudit_workers.rollout.agents.agent import Generate
-from plaudit_workers.rollout.agents.chat import ChatSuffix, ToolCallParser, tool_call
+from plaudit_workers.rollout.agents.chat import ChatSuffix, ToolCallParser, decoded_turn, tool_call
 from plaudit_workers.rollout.engine import EngineFailedError, RequestRefusedError
 from plaudit_workers.tokenizer import ChatTemplate
 
@@ -346,9 +346,8 @@ class ChatFormats:
         return found
 
     def text(self, ids: Sequence[int], stop: Sequence[str]) -> str:
-        """Decode a turn with the special tokens that parsers look for, without its end and its stop text."""
-        ended = bool(ids) and ids[-1] in self.tokenizer.all_special_ids
-        text = str(self.tokenizer.decode(list(ids[:-1] if ended else ids), skip_special_tokens=False))
+        """Decode a turn as ``decoded_turn`` does, without its stop text."""
+        text = decoded_turn(self.tokenizer, ids)
         places = [place for place in map(text.find, stop) if place >= 0]
         return text[: min(places, default=len(text))]
 

@@ -75,6 +75,7 @@ from plaudit_workers.training.model.sharding import (
     join_ranks,
     leave_ranks,
     place,
+    saved_buffers,
     sum_over_replicas,
 )
 from plaudit_workers.training.model.state_copy import Commands, StateCopy, read_own_rows, refuse_other_tensors
@@ -137,7 +138,7 @@ class PolicyModel:
         self._adapters = adapters
         self._tokenizer = tokenizer
         self._parameters = {name: each for name, each in self._model.named_parameters() if each.requires_grad}
-        self._tensors = self._parameters | ({} if adapters else _saved_buffers(self._model))
+        self._tensors = self._parameters | ({} if adapters else saved_buffers(self._model))
         self._parts = {} if adapters else model.published
         self._optimizer = PolicyOptimizer(self._parameters.items(), spec.algorithm)
         self._shape = _shape_of(model.module)
@@ -386,7 +387,9 @@ class PolicyModel:
         """
         if self._ranks.rank == 0:
             index = ShardIndex.read(Path(folder))
-            self._optimizer.restore(index.progress.updates, self._known(index.progress.steps))
+            if others := index.progress.steps.keys() - self._parameters.keys():
+                raise ShardError(f"{min(others)} is no trained parameter of the model")
+            self._optimizer.restore(index.progress.updates, index.progress.steps)
             refuse_other_tensors(index, self._state())
         self._commands.send("load", folder)
         errors = [error.decode() for error in self._commands.gather(self._read(Path(folder)).encode()) if error]
@@ -409,16 +412,6 @@ class PolicyModel:
         except (OSError, ShardError) as error:
             return f"rank {self._ranks.rank}: {error}"
         return ""
-
-    def _known(self, steps: Mapping[str, int]) -> Mapping[str, int]:
-        """Check that a state has steps of this model's parameters only.
-
-        Raises:
-            ShardError: it has not.
-        """
-        if others := steps.keys() - self._parameters.keys():
-            raise ShardError(f"{min(others)} is no trained parameter of the model")
-        return steps
 
     def _restore_progress(self, progress: StateProgress) -> None:
         place = Fraction(progress.place) if progress.place else None
@@ -621,11 +614,6 @@ def _shape_of(model: PreTrainedModel) -> ModelShape | None:
         return ModelShape.from_config(model.config.to_dict())
     except (KeyError, TypeError):
         return None  # another form: no MFU
-
-
-def _saved_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
-    saved = model.state_dict().keys()
-    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
 def _load(model: ModelSpec, by_rows: bool, images: ImageProcessor | None) -> LoadedModel:
