@@ -20,7 +20,6 @@ from plaudit_workers.process import GPU_SHARE
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
 
-
 ROLLOUT_GROUP = "PLAUDIT_ROLLOUT_GROUP"
 """The entry of ``rollout.groups``. The operator sets these three variables."""
 REPLICA_RANK = "PLAUDIT_REPLICA_RANK"

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from plaudit_workers.rollout.vllm_loop import VllmLoop
 
-
 _NEWEST = 100
 _IMAGE_BYTES = 256 << 20
 """Decoded images that are held: the samples of a group have the same."""

@@ -47,7 +47,6 @@ from plaudit_workers.rollout.vllm_engine import FutureResult, Generation, Sleep,
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 _SEED_BITS = (1 << 63) - 1
 _EMBEDDING = "embed_tokens.weight"
 _HEAD = "lm_head.weight"

@@ -161,13 +161,10 @@ class TorchBackend:
 
 
 class DeltaPublisher:
-    """Publish the versions of one trainer as deltas, the first one and every few of them whole.
+    """Publish the versions of one trainer as deltas, the first and every ``full_every``-th one whole.
 
     See ``weights.deltas`` for what a version's folder holds. The announced digest is that of the whole files, so a
     rollout checks the same bytes whatever way they took.
-
-    Args:
-        full_every: versions from one that is whole to the next.
     """
 
     def __init__(self, model: PolicyModel, folder: Path, full_every: int) -> None:

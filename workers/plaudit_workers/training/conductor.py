@@ -39,7 +39,7 @@ from plaudit_workers.training.state import RunContext, RunState, refuse_replaced
 from plaudit_workers.training.step import OpenStep, StepReport, StepTraining
 from plaudit_workers.training.stored_samples import store_groups
 from plaudit_workers.training.turns import Announcements, BackgroundTasks, Turns, published_bytes
-from plaudit_workers.training.validation import Evaluation, Validation
+from plaudit_workers.training.validation import Validation
 
 logger = get_logger(__name__)
 _COUNTED = ("duplicates", "redelivered:", "dead:", "poison", "groups_recreated")
@@ -98,11 +98,7 @@ class Conductor:
         self._saved_step = -1
 
     async def run(self, broken_off: dict[str, Any] | None) -> bool:
-        """Go through the steps; return True if all are done.
-
-        Args:
-            broken_off: the rest of a step that was interrupted in its middle.
-        """
+        """Go through the steps, first the rest of one that was broken off; return True if all are done."""
         self._background.start_endless(self._intake.collect())
         self._background.start_endless(Upkeep(self._run, self._state, self._admitter).keep())
         self._background.start_endless(self._announcements.write_requested_files())
@@ -175,22 +171,18 @@ class Conductor:
 
     async def _close(self, report: StepReport) -> None:
         closed = self._run.clock.now()
-        evaluation = await self._evaluate(report.step)
-        if evaluation is not None:
-            report.figures |= evaluation.figures
-            report.ended += zip(evaluation.groups, evaluation.records, strict=True)
+        plan = self._run.plan.validation
+        if plan is not None and plan.is_due(report.step, self._schedule.steps):
+            evaluation = await self._validation.evaluate(self._stop)
+            if evaluation is not None:
+                report.figures |= evaluation.figures
+                report.ended += zip(evaluation.groups, evaluation.records, strict=True)
         if self._writing is not None:
             await self._writing
         self._writing = self._background.start(self._records.step(report, closed))
         last = report.step == self._schedule.steps
         if last or (report.step and report.step % self._run.plan.checkpoint_every_steps == 0):
             await self._save()
-
-    async def _evaluate(self, step: int) -> Evaluation | None:
-        plan = self._run.plan.validation
-        if plan is None or not plan.is_due(step, self._schedule.steps):
-            return None
-        return await self._validation.evaluate(self._stop)
 
     async def _save(self, step: OpenStep | None = None, report: StepReport | None = None) -> None:
         if self._writing is not None:
@@ -210,11 +202,7 @@ class RunRecords:
         self._thread = thread
 
     async def step(self, report: StepReport, closed: float) -> None:
-        """Write a closed step: its line, its samples, its record for the metrics, the ledger.
-
-        Args:
-            closed: on the server's clock.
-        """
+        """Write a step that closed then (server's clock): its line, samples, record for the metrics, the ledger."""
         if failed := list(failed_samples([group for group, _ in report.ended])):
             reasons = failure_reasons(failed)
             logger.warning("samples without a score", step=report.step, count=len(failed), reasons=reasons)

@@ -46,11 +46,7 @@ def write_weights(model: PolicyModel, folder: Path, version: PolicyVersion) -> A
 
 
 def offer_weights(model: PolicyModel, version: PolicyVersion, token: str, redis_url: str) -> Announcement:
-    """Offer the model's weights from memory and make them the proximal ones of the loss; see ``write_weights``.
-
-    Args:
-        version: of these weights; the version offered before is withdrawn.
-    """
+    """Offer the weights from memory in place of those before; make them the proximal ones. See ``write_weights``."""
     model.files()  # made here once: ``write_offered`` runs beside updates
     transfer = model.offer(WeightOffer(version, token, redis_url, msgspec.json.encode(model.probe())))
     model.hold_proximal(version)

@@ -70,7 +70,7 @@ class _Lines(list[dict[str, Any]]):
 
 
 def read_rows(path: Path, *, images: bool = False) -> Rows:
-    """Open a data file.
+    """Open a data file and check every row.
 
     Args:
         images: the job reads images. They are no part of the rows: see ``image_column``.
@@ -83,7 +83,12 @@ def read_rows(path: Path, *, images: bool = False) -> Rows:
     rows = readers[path.suffix](path, images)
     if len(rows) == 0:
         raise RefusedError(f"data file {path} holds no rows; at least one prompt is needed")
-    _refuse_rows(path, rows, images)
+    for column, is_valid in (CHECKS_WITH_IMAGES if images else CHECKS).items():
+        for number, value in enumerate(rows.column(column), start=1):
+            if not is_valid(value):
+                raise RefusedError(
+                    f"data file {path}, row {number}: column {column!r} is {value!r}; {REMEDIES[column]}"
+                )
     return rows
 
 
@@ -135,16 +140,6 @@ def refuse_columns(path: Path, names: Sequence[str], place: str = "", *, images:
     for column, remedy in refused_media(images).items():
         if column in names:
             raise RefusedError(f"data file {path}{place}: has column {column!r}. {remedy}")
-
-
-def _refuse_rows(path: Path, rows: Rows, images: bool) -> None:
-    """Check every row before the run starts."""
-    for column, is_valid in (CHECKS_WITH_IMAGES if images else CHECKS).items():
-        for number, value in enumerate(rows.column(column), start=1):
-            if not is_valid(value):
-                raise RefusedError(
-                    f"data file {path}, row {number}: column {column!r} is {value!r}; {REMEDIES[column]}"
-                )
 
 
 def within_pass_rate(path: Path, rows: Rows, section: PassRateSpec) -> list[bool]:

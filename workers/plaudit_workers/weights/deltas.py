@@ -93,11 +93,7 @@ class TensorPatch(NamedTuple):
     """[N] new elements."""
 
     def apply(self, block: Bits, first: int = 0) -> bool:
-        """Change a block of the tensor in place; return False if nothing in it changes.
-
-        Args:
-            first: position of the block's first element.
-        """
+        """Change a block of the tensor, from position ``first``, in place; return False if nothing in it changes."""
         start, end = np.searchsorted(self.positions, (first, first + block.size))
         block[self.positions[start:end] - first] = self.values[start:end]
         return bool(start < end)
@@ -124,13 +120,8 @@ def as_bits(content: memoryview | bytearray | NDArray[np.uint8], item_bytes: int
 
 def encode_deltas(deltas: Mapping[str, TensorDelta]) -> bytes:
     """Encode the deltas of a file's tensors, by name, as safetensors: ``NAME.gaps`` and ``NAME.values``."""
-    return safetensors.numpy.save(dict(_parts(deltas)))
-
-
-def _parts(deltas: Mapping[str, TensorDelta]) -> Iterator[tuple[str, Bits]]:
-    for name, delta in deltas.items():
-        yield f"{name}{_GAPS}", delta.gaps
-        yield f"{name}{_VALUES}", delta.values
+    gaps = {f"{name}{_GAPS}": delta.gaps for name, delta in deltas.items()}
+    return safetensors.numpy.save(gaps | {f"{name}{_VALUES}": delta.values for name, delta in deltas.items()})
 
 
 def read_deltas(path: Path) -> dict[str, TensorDelta]:

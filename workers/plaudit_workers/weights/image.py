@@ -44,12 +44,9 @@ class CopiedWeights(msgspec.Struct, frozen=True):
     @classmethod
     def of_ranks(cls, copies: Iterable[Self]) -> Self:
         """Return the copy of all ranks."""
-        digests: dict[str, str] = {}
-        has_delta = True
-        for copied in copies:
-            digests |= copied.digests
-            has_delta = has_delta and copied.has_delta
-        return cls(digests, has_delta)
+        all_ranks = list(copies)
+        digests = {name: digest for each in all_ranks for name, digest in each.digests.items()}
+        return cls(digests, all(each.has_delta for each in all_ranks))
 
 
 class WeightImage:

@@ -278,8 +278,6 @@ class _Controller(NamedTuple):
 
 
 _V1 = _Controller("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
-
-
 _V2 = _Controller("memory.max", "memory.current", ("inactive_file", "active_file"))
 
 

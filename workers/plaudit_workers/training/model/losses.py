@@ -210,8 +210,6 @@ def dppo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses
 
 
 PolicyLoss = Callable[[TokenInputs, Tensor, "LossSpec"], TokenLosses]
-
-
 LOSSES: dict[str, PolicyLoss] = {"ppo": ppo, "gspo": gspo, "cispo": cispo, "dppo": dppo}
 """Each ``loss.kind`` of ``LOSS_KINDS`` but ``python``, and its function."""
 
