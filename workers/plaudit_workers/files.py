@@ -222,11 +222,7 @@ class FileLock:
 
     @classmethod
     def acquire(cls, path: Path) -> Self:
-        """Create the file if it is missing and lock it; wait while another process holds the lock.
-
-        Raises:
-            OSError: the folder is missing.
-        """
+        """Create the file if it is missing and lock it; wait while another process holds the lock."""
         while True:
             descriptor = os.open(path, _OPEN, 0o644)
             try:

@@ -58,12 +58,7 @@ class ImageError(ValueError):
 
 
 def row_files(prompt: str | Sequence[dict[str, Any]], value: Any, folder: Path, most: int) -> list[bytes]:
-    """Return the bytes of a row's images, of which each can be decoded and has its place in the prompt.
-
-    Raises:
-        ImageError: an image is missing, has no place or cannot be decoded, or there are too many; the message continues
-            a sentence about the column.
-    """
+    """Return a row's images as bytes: each can be decoded and has its place in the prompt. Raise ``ImageError``."""
     images = [] if value is None else value
     if not isinstance(images, list):
         raise ImageError(f"is {type(value).__name__}, no list", "Give a list of images; [] or null for none")
@@ -91,11 +86,7 @@ def row_files(prompt: str | Sequence[dict[str, Any]], value: Any, folder: Path, 
 
 
 def _image_bytes(image: Any, folder: Path) -> bytes:
-    """Return the bytes of one image as written: bytes, ``{bytes}``, ``{path}``, ``{image}``, or a path as text.
-
-    Raises:
-        ImageError: it is none of these, or its file cannot be read.
-    """
+    """Return the bytes of one image as written: bytes, ``{bytes}``, ``{path}``, ``{image}``, or a path as text."""
     content = image.get("bytes") if isinstance(image, dict) else image
     if isinstance(content, bytes | bytearray):
         return bytes(content)
@@ -166,11 +157,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def image_size(content: bytes) -> tuple[int, int]:
-    """Return the height and width of a decoded image in pixels; only its header is read.
-
-    Raises:
-        ImageError: it has no such header.
-    """
+    """Return the height and width of a decoded image in pixels, from its header alone; raise ``ImageError``."""
     image = _opened(content)
     width, height = image.size
     turned = image.getexif().get(_ORIENTATION, 1) >= _FIRST_TURNED
@@ -178,11 +165,7 @@ def image_size(content: bytes) -> tuple[int, int]:
 
 
 def decode_image(content: bytes) -> Image:
-    """Return an image in RGB, upright (EXIF) and on a white background where it is transparent; the first of several.
-
-    Raises:
-        ImageError: it cannot be decoded, or is too large.
-    """
+    """Decode the first image of a file: in RGB, upright (EXIF), white where transparent. Raise ``ImageError``."""
     from PIL import Image, ImageOps
 
     image = _opened(content)
@@ -229,11 +212,7 @@ class ImageStore:
         return self._folder / digest[:2] / digest
 
     def add(self, content: bytes) -> str:
-        """Store an image file, unless one of its size is stored already; return its digest, hexadecimal.
-
-        Raises:
-            RefusedError: the disk is full.
-        """
+        """Store an image file, unless one of its size is stored already; return its digest, hexadecimal."""
         digest = hashlib.sha256(content).hexdigest()
         path = self.path(digest)
         if not path.is_file() or path.stat().st_size != len(content):
@@ -242,11 +221,7 @@ class ImageStore:
         return digest
 
     def read(self, digest: str) -> bytes:
-        """Return an image file.
-
-        Raises:
-            ImageError: it is missing or damaged.
-        """
+        """Return an image file; raise ``ImageError`` if it is missing or damaged."""
         path = self.path(digest)
         try:
             content = path.read_bytes()
@@ -327,11 +302,7 @@ class ImageProcessor:
 
     @classmethod
     def of_model(cls, model: ModelSpec, settings: ImagesSpec, store: ImageStore) -> Self:
-        """Load the processor of ``model.source``.
-
-        Raises:
-            RefusedError: it cannot be loaded, or reads images in another way than by grids of patches.
-        """
+        """Load the processor of ``model.source``; refuse one that does not read images by grids of patches."""
         from transformers import AutoProcessor
 
         from plaudit_workers.tokenizer import loading_message
@@ -358,34 +329,20 @@ class ImageProcessor:
             template.tokenizer.chat_template = own
 
     def add(self, content: bytes) -> str:
-        """Store an image file and count its tokens; return its digest.
-
-        Raises:
-            ImageError: its header cannot be read.
-            ValueError: the processor refuses its size.
-            RefusedError: the disk is full.
-        """
+        """Store an image file and count its tokens; return its digest. Raise ``ValueError`` if it is refused."""
         num_tokens = self._tokens_of(image_size(content))
         digest = self.store.add(content)
         self._num_tokens[digest] = num_tokens
         return digest
 
     def num_tokens(self, digest: str) -> int:
-        """Return the tokens that an image takes in a prompt.
-
-        Raises:
-            ImageError: it is missing or damaged.
-        """
+        """Return the tokens that an image takes in a prompt; raise as ``ImageStore.read`` does."""
         if digest not in self._num_tokens:
             self._num_tokens[digest] = self._tokens_of(image_size(self.store.read(digest)))
         return self._num_tokens[digest]
 
     def expand(self, ids: NDArray[np.int32], digests: Sequence[str]) -> NDArray[np.int32]:
-        """Return a prompt with each image's token repeated as often as the image takes tokens.
-
-        Args:
-            ids: int32[P] as rendered, with ``token_id`` once for each image.
-        """
+        """Return a rendered prompt, int32[P], with each image's token as often as the image takes tokens."""
         import numpy as np
 
         counts = np.ones(ids.size, dtype=np.int64)
@@ -393,11 +350,7 @@ class ImageProcessor:
         return np.repeat(ids, counts)
 
     def pixels(self, digest: str) -> Pixels:
-        """Return the pixels of an image, as the processor scales and normalises them.
-
-        Raises:
-            ImageError: it is missing or damaged.
-        """
+        """Return an image's pixels, as the processor scales and normalises them; raise as ``decode_image`` does."""
         return self._pixels.get(digest)
 
     def pixels_of(self, image: Any) -> Pixels:

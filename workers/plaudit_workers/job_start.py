@@ -19,11 +19,7 @@ _CHECK_EVERY_S = 0.5
 
 
 def load_training_job(path: Path) -> RLJob:
-    """Load a job that generates and trains.
-
-    Raises:
-        RefusedError: the job is invalid, or it only scores.
-    """
+    """Load a job that generates and trains; refuse one that only scores."""
     job = load_job(path)
     if not job.spec.trains:
         raise RefusedError(
@@ -53,13 +49,10 @@ async def await_environments(job: RLJob) -> None:
 
 
 async def is_reachable(url: str, path: str) -> bool:
-    """Return True if a server takes requests.
-
-    Args:
-        path: answers GET with a status below 400; empty: its port accepts connections.
-    """
+    """Return True if GET of ``path`` has a status below 400 or, without a path, the port accepts connections."""
     if not path:
-        return await _accepts(url)
+        address = urlsplit(url)
+        return await accepts(address.hostname, address.port, _ANSWER_WITHIN_S)
     client = HttpClient(max_connections=1)
     try:
         return (await client.get(f"{url}{path}", _ANSWER_WITHIN_S)).status < 400
@@ -69,11 +62,11 @@ async def is_reachable(url: str, path: str) -> bool:
         await client.close()
 
 
-async def _accepts(url: str) -> bool:
-    address = urlsplit(url)
+async def accepts(host: str | None, port: int | None, within_s: float) -> bool:
+    """Return True if a port accepts connections."""
     try:
-        async with asyncio.timeout(_ANSWER_WITHIN_S):
-            _, writer = await asyncio.open_connection(address.hostname, address.port)
+        async with asyncio.timeout(within_s):
+            _, writer = await asyncio.open_connection(host, port)
     except (OSError, TimeoutError):
         return False
     writer.close()

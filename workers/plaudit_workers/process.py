@@ -197,9 +197,7 @@ class HealthServer:
             self._server = await asyncio.start_server(self._answer, "0.0.0.0", self._port)  # noqa: S104
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()

@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
-    """Load ``model.tokenizer`` (default: the one in ``model.source``), with ``model.chatTemplate``.
-
-    Raises:
-        RefusedError: the tokenizer cannot be loaded or the chat template cannot be read.
-    """
+    """Load ``model.tokenizer`` (default: the one in ``model.source``), with ``model.chatTemplate``."""
     source = model.tokenizer or model.source
     revision = model.tokenizer_revision if model.tokenizer else model.revision
     try:
@@ -65,11 +61,7 @@ class ChatTemplate:
         return cls(load_tokenizer(model), tools, model.chat_template_arguments)
 
     def render(self, messages: Sequence[dict[str, Any]], *, generate: bool) -> str:
-        """Return messages as text; with ``generate``, up to the point where the policy continues.
-
-        Raises:
-            jinja2.TemplateError: the template refuses these messages.
-        """
+        """Return messages as text, with ``generate`` up to the policy's next turn. Raise ``TemplateError``."""
         text = self.tokenizer.apply_chat_template(
             list(messages), tools=self.tools or None, tokenize=False, add_generation_prompt=generate, **self._arguments
         )

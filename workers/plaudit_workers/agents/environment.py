@@ -79,12 +79,7 @@ class Environment(ABC):
 
 
 async def answer(environment: Environment, question: AskEnvironment) -> EnvironmentReply:
-    """Answer one question of the rollout.
-
-    Raises:
-        DataError: the reward is not a finite number.
-        InfrastructureError: the environment's server is broken or unreachable.
-    """
+    """Answer one question of the rollout; raise ``DataError`` for a reward that is not a finite number."""
     if question.method == "reset":
         assert question.prompt is not None
         return EnvironmentReply(question.id, messages=await environment.reset(question.prompt))
@@ -117,9 +112,6 @@ class TRLEnvironment(Environment):
 
     Args:
         factory: the class, or a function that returns an instance.
-
-    Raises:
-        ConfigurationError: it has no ``reset``, or a method lacks type hints or a docstring.
     """
 
     def __init__(self, factory: Callable[..., Any], source: EnvironmentClass) -> None:
@@ -271,11 +263,7 @@ def _attribute_names(instance: Any) -> list[str]:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """Return a value as JSON's types.
-
-    Raises:
-        TypeError: JSON has no such value: an object, a number that is not finite, a key that is no text.
-    """
+    """Return a value as JSON's types; raise ``TypeError`` where JSON has no such value, such as NaN or an object."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

@@ -55,20 +55,12 @@ class Routes:
 
 
 def routes_of(source: EnvironmentServer) -> Routes:
-    """Read the routes of a server.
-
-    Raises:
-        ConfigurationError: it cannot be reached or does not describe itself.
-    """
+    """Read the routes of a server; raise ``ConfigurationError`` if it is unreachable or does not describe itself."""
     return Routes(_ask_in_fork(source, lambda session: _get_json(session, f"{source.url.rstrip('/')}/openapi.json")))
 
 
 def _ask_in_fork(source: EnvironmentServer, ask: Callable[[aiohttp.ClientSession], Awaitable[Result]]) -> Result:
-    """Return what ``ask`` returns; it runs in a fork, since the template must not keep connections.
-
-    Raises:
-        ConfigurationError: it raised.
-    """
+    """Return what ``ask`` returns; it runs in a fork, since the template must not keep connections."""
 
     async def asked() -> Result:
         async with asyncio.timeout(_ASK_WITHIN_S), aiohttp.ClientSession() as session:
@@ -86,11 +78,7 @@ async def _get_json(session: aiohttp.ClientSession, url: str) -> Any:
 
 
 async def _begin_session(source: EnvironmentServer, attempt: Callable[[], Awaitable[Result]]) -> Result:
-    """Repeat ``attempt`` with growing pauses while the server is unreachable or full.
-
-    Raises:
-        InfrastructureError: it still is when the reset's time is over.
-    """
+    """Repeat ``attempt`` with growing pauses while the server is unreachable or full, within the reset's time."""
     deadline = asyncio.get_running_loop().time() + _RESET_SHARE * source.timeout_s
     failures = 0
     while True:
@@ -253,12 +241,7 @@ class OpenEnvServer(Environment):
         return None
 
     async def _ask(self, method: str, data: dict[str, Any]) -> dict[str, Any]:
-        """Send one message and return the data of its answer.
-
-        Raises:
-            InfrastructureError: the connection ended, or the server has no room for another session.
-            ValueError: the server refused the message.
-        """
+        """Send one message and return the data of its answer."""
         assert self._socket is not None
         async with self._one_at_a_time:
             return await _exchange(self._socket, method, data)
@@ -318,11 +301,7 @@ async def _mcp_tools(session: aiohttp.ClientSession, url: str) -> list[dict[str,
 
 
 def _tool_text(observation: dict[str, Any]) -> str:
-    """Return the result of an MCP tool as the model reads it: its data, or else the text of its content.
-
-    Raises:
-        ValueError: the tool raised, or the server refused the call.
-    """
+    """Return the result of an MCP tool as the model reads it: its data, or else the text of its content."""
     if error := observation.get("error"):
         raise ValueError(error["message"])
     result = observation.get("result")

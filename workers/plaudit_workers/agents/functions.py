@@ -49,11 +49,7 @@ class LoadedTool(NamedTuple):
 
 
 def load_function(source: FunctionTool) -> LoadedTool:
-    """Import the file and describe the function.
-
-    Raises:
-        ConfigurationError: the file or the function is missing, or its signature or docstring does not describe it.
-    """
+    """Import the file and describe the function."""
     module = import_user_file(source.path, "tool file")
     found = attribute_of(module, source.function)
     function = getattr(found, "fn", found)  # verl's @function_tool wraps it
@@ -80,11 +76,7 @@ def attribute_of(module: ModuleType, name: str) -> Any:
 
 
 def describe(function: Callable[..., Any], name: str, where: str) -> dict[str, Any]:
-    """Return a function's description in OpenAI's format, made of its type hints and docstring.
-
-    Raises:
-        ConfigurationError: type hints or docstring do not describe it.
-    """
+    """Return a function's description in OpenAI's format, made of its type hints and docstring."""
     from transformers.utils.chat_template_utils import get_json_schema
 
     try:
@@ -107,11 +99,7 @@ def plain_schema(schema: Any) -> dict[str, Any]:
 
 
 def to_answer(result: Any) -> ToolAnswer:
-    """Turn what a function returned into text and, where it gave one, a reward.
-
-    Raises:
-        ValueError: the reward is not finite.
-    """
+    """Turn what a function returned into text and, where it gave one, a reward, which must be finite."""
     if isinstance(result, tuple) and len(result) in (2, 3):
         reward = result[1]
         if isinstance(reward, int | float) and not isinstance(reward, bool):
@@ -129,11 +117,7 @@ def to_text(result: Any) -> str:
 
 
 def finite(reward: float) -> float:
-    """Return a tool's reward as a plain number.
-
-    Raises:
-        ValueError: it is not finite.
-    """
+    """Return a tool's reward as a plain number; raise ``ValueError`` if it is not finite."""
     number = float(reward)
     if not math.isfinite(number):
         raise ValueError(f"the tool returned the reward {number}, which is not finite")
@@ -178,12 +162,9 @@ def plain_text(text: str) -> str:
 
 
 def in_fork(function: Callable[[], Result]) -> Result:
-    """Return what a function returned in a fork; it must consist of msgpack's types.
+    """Return what a function returned in a fork, in msgpack's types; raise ``ConfigurationError`` if it failed.
 
     A fork may open connections and threads: the template, which forks, must not have any.
-
-    Raises:
-        ConfigurationError: it raised, or its process ended.
     """
     read_end, write_end = os.pipe()
     pid = os.fork()

@@ -66,11 +66,7 @@ class LoadedSources:
 
 
 def load(sources: Sequence[Source]) -> LoadedSources:
-    """Load the sources.
-
-    Raises:
-        ConfigurationError: one cannot be used, or two tools have the same name.
-    """
+    """Load the sources; raise ``ConfigurationError`` if one cannot be used, or two tools have the same name."""
     loaded = LoadedSources()
     for source in sources:
         if isinstance(source, AgentClass):
@@ -104,11 +100,7 @@ def _tools(source: Source, loaded: LoadedSources) -> Sequence[LoadedTool]:
 
 
 def _load_agent_class(source: AgentClass) -> Any:
-    """Import a class with ``async def run(self, prompt, generate) -> Trajectory``; instantiate it without arguments.
-
-    Raises:
-        ConfigurationError: file or class are missing, the import fails, or ``run`` is not a coroutine function.
-    """
+    """Import a class with ``async def run(self, prompt, generate) -> Trajectory``; instantiate it without arguments."""
     found: Any = getattr(import_user_file(source.path, "agent file"), source.class_name, None)
     if not inspect.isclass(found):
         raise ConfigurationError(f"{source.path} has no class {source.class_name!r}")
@@ -131,11 +123,7 @@ class RunnableProgram:
 
 
 def _load_program(source: Program) -> RunnableProgram:
-    """Import the function, or find the command.
-
-    Raises:
-        ConfigurationError: the function or the program is missing.
-    """
+    """Import the function, or find the command."""
     if source.function:
         function = attribute_of(import_user_file(source.path, "agent file"), source.function)
         if not callable(function):
@@ -150,11 +138,7 @@ def _load_program(source: Program) -> RunnableProgram:
 
 
 def _load_verl_tools(source: VerlTools) -> list[LoadedTool]:
-    """Instantiate the tool classes that a YAML file in verl's format lists.
-
-    Raises:
-        ConfigurationError: the file or a class cannot be used.
-    """
+    """Instantiate the tool classes that a YAML file in verl's format lists."""
     folder = str(Path(source.path).resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)  # a class may be in a file beside the YAML file
@@ -208,11 +192,7 @@ def _verl_schema(schema: dict[str, Any]) -> Any:
 
 
 def _load_class(source: EnvironmentClass) -> Environment | VerlAgentLoop:
-    """Import the file and wrap the class in the form of TRL, SkyRL or verl.
-
-    Raises:
-        ConfigurationError: the file cannot be imported, or the class has none of these forms.
-    """
+    """Import the file and wrap the class in the form of TRL, SkyRL or verl."""
     module = import_user_file(source.path, "environment file")
     found: Any = getattr(module, source.class_name, None)
     if not callable(found):
@@ -230,12 +210,7 @@ def _load_class(source: EnvironmentClass) -> Environment | VerlAgentLoop:
 
 
 def _load_server(source: EnvironmentServer) -> Environment:
-    """Ask a server for its routes and actions.
-
-    Raises:
-        ConfigurationError: it cannot be reached, is neither an OpenEnv server nor a resources server of NeMo Gym, or
-            is one of several resources servers among which a session would be lost.
-    """
+    """Ask a server for its routes and actions."""
     # They need aiohttp, which most agents do without: its import is a third of the template's start.
     from plaudit_workers.agents.environment_servers import OpenEnvServer, ResourcesServer, routes_of
 

@@ -20,11 +20,7 @@ _LIST_WITHIN_S = 60.0
 
 
 def load_mcp_tools(source: McpServer) -> list[LoadedTool]:
-    """List the tools of a server.
-
-    Raises:
-        ConfigurationError: the server cannot be reached or started.
-    """
+    """List the tools of a server; raise ``ConfigurationError`` if it cannot be reached or started."""
     # Imported before the fork: in each sample's process it would take a second.
     import mcp.client.stdio
     import mcp.client.streamable_http  # noqa: F401
@@ -73,12 +69,7 @@ class _McpSession:
         return LoadedTool(description, call)
 
     async def _call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Return the result of a tool.
-
-        Raises:
-            InfrastructureError: the server cannot be reached, or the session ended.
-            MCPError: the server refused the request.
-        """
+        """Return the result of a tool."""
         from mcp import MCPError
 
         if self._opened is None or self._holding is None:

@@ -184,11 +184,7 @@ class AgentProcesses:
         self._opening = asyncio.Lock()
 
     async def open(self) -> list[Tool]:
-        """Start the template; return the tools that it loaded.
-
-        Raises:
-            RefusedError: a file cannot be used.
-        """
+        """Start the template; return the tools that it loaded. Raise ``RefusedError`` if a file cannot be used."""
         async with self._opening:
             if self._loaded is None:
                 await self._start()
@@ -203,11 +199,7 @@ class AgentProcesses:
                 ) from None
 
     async def fork(self) -> SampleProcess:
-        """Return a new process; the caller closes it.
-
-        Raises:
-            ProcessDiedError: the template cannot be started again.
-        """
+        """Return a new process, which the caller closes; raise ``ProcessDiedError`` if no template starts."""
         try:
             await self.open()
         except RefusedError as error:
@@ -333,11 +325,7 @@ def sources_of(job: RLJob) -> list[Source]:
 
 
 async def described_tools(job: RLJob) -> list[dict[str, Any]]:
-    """Return the tools that prompts list for the model, in OpenAI's format; empty for agents without tools.
-
-    Raises:
-        RefusedError: a tool cannot be loaded.
-    """
+    """Return the tools that prompts list for the model, in OpenAI's format; empty for agents without tools."""
     if job.spec.rollout.agent.kind not in ("tools", "environment"):
         return []
     processes = AgentProcesses(sources_of(job))
@@ -374,11 +362,7 @@ def _tool_source(tool: ToolSpec) -> Source:
 
 
 def _filled(header: str, value: str) -> str:
-    """Replace ``${NAME}`` by the environment variable.
-
-    Raises:
-        RefusedError: it is not set.
-    """
+    """Replace ``${NAME}`` by the environment variable."""
 
     def variable(found: re.Match[str]) -> str:
         if (content := os.environ.get(found[1])) is None:

@@ -304,9 +304,6 @@ def _confine(memory_bytes: int) -> None:
 
     The kernel keeps its signals away from all other processes (Landlock, since Linux 6.12), refuses it memory beyond
     the limit, and ends it first when memory runs out. What it starts stays below it in the process tree.
-
-    Raises:
-        OSError: the kernel refuses.
     """
     _adopt_orphans()
     no_new_privileges()

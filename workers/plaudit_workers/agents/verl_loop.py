@@ -47,11 +47,7 @@ class VerlAgentLoop:
         self._model_type = str(config.model_type)
 
     async def run(self, prompt: Prompt, generate: Any) -> Trajectory:
-        """Run the loop on one prompt.
-
-        Raises:
-            ValueError: it marks tokens as the policy's that were not sampled at this place.
-        """
+        """Run the loop on one prompt; raise ``ValueError`` if it marks tokens that were not sampled there."""
         server = _ServerManager(prompt, generate)
         data = AttributeDict(apply_chat_template_kwargs=dict(self._model.chat_template_arguments))
         loop = self._class(
@@ -105,11 +101,7 @@ class _ServerManager:
     async def generate(
         self, request_id: str = "", *, prompt_ids: Sequence[int], sampling_params: dict[str, Any], **_: Any
     ) -> SimpleNamespace:
-        """Sample a turn.
-
-        Raises:
-            ValueError: another distribution is asked for than the run's.
-        """
+        """Sample a turn; raise ``ValueError`` if another distribution is asked for than the run's."""
         wanted = {**sampling_params}
         limit = wanted.pop("max_tokens", None) or wanted.pop("max_new_tokens", None) or self._max_tokens
         if changed := {k: v for k, v in wanted.items() if v is not None and v != self.sampling.get(k)}:
@@ -154,9 +146,6 @@ def _joined(
         response_ids: [T] likewise; a turn may be cut.
         mask: [T] 1 for tokens of the policy.
         turns: what was sampled; turns that the loop discarded are ignored.
-
-    Raises:
-        ValueError: a token with mask 1 was not sampled behind the tokens before it.
     """
     trajectory, position = Trajectory(), 0
     while position < len(response_ids):

@@ -26,7 +26,6 @@ from plaudit_workers.weights.published import ADAPTER_CONFIG_FILE
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
-
 WeightSwitch = Literal["continue", "recompute", "drain"]
 """How running samples are treated when the weights change (``rollout.inFlight``).
 

@@ -19,6 +19,7 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Branch, Prompt, SampleBody
 from plaudit_wire.records import AgentReward, GenerationRecord, Sample, TurnRecord
 from plaudit_workers.agents.messages import FinishedSample, Trajectory, prompt_tokens
+from plaudit_workers.process import unless_stopped
 from plaudit_workers.rollout.agents.agent import Agent, AgentError
 from plaudit_workers.rollout.engine import Engine, EngineFailedError, SampleRequest
 from plaudit_workers.rollout.weights import PolicyWeights
@@ -51,18 +52,10 @@ class PromptWork:
         If some samples cannot be generated (the agent raised, the prompt exceeds the model's length), the entry is
         dead-lettered once all others are published; the group's completion rule decides on them.
         """
-        work = asyncio.ensure_future(self._publish_missing(delivery, claim))
-        lost = asyncio.ensure_future(delivery.lost.wait())
         try:
-            await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-            else:
+            if not await unless_stopped(delivery.lost, self._publish_missing(delivery, claim)):
                 logger.warning("lease lost", group=delivery.group)
         finally:
-            lost.cancel()
-            work.cancel()
-            await asyncio.wait({work, lost})
             claim.shrink_to(0)
 
     async def _publish_missing(self, delivery: Delivery[Prompt], claim: Claim) -> None:

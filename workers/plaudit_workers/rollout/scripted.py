@@ -89,11 +89,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> Script:
-        """Read ``engine.arguments``.
-
-        Raises:
-            RefusedError: an unknown name or a wrong type.
-        """
+        """Read ``engine.arguments``; refuse unknown names and wrong types."""
         try:
             return msgspec.convert(dict(arguments), cls)
         except msgspec.ValidationError as error:

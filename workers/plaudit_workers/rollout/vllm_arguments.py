@@ -20,7 +20,6 @@ from plaudit_workers.process import GPU_SHARE
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
 
-
 ROLLOUT_GROUP = "PLAUDIT_ROLLOUT_GROUP"
 """The entry of ``rollout.groups``. The operator sets these three variables."""
 REPLICA_RANK = "PLAUDIT_REPLICA_RANK"
@@ -81,11 +80,7 @@ def is_cpu_build(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def refuse_hidden_gpus(environment: Mapping[str, str] = os.environ) -> None:
-    """Check that an engine that needs a GPU was given one.
-
-    Raises:
-        RefusedError: ``CUDA_VISIBLE_DEVICES`` hides all GPUs from a build that cannot compute on a CPU.
-    """
+    """Check that ``CUDA_VISIBLE_DEVICES`` does not hide all GPUs from an engine that cannot compute on a CPU."""
     if environment.get("CUDA_VISIBLE_DEVICES") == "" and not is_cpu_build(environment):
         raise RefusedError(
             "spec.rollout.pod.resources.limits has nvidia.com/gpu: 0, but the installed vLLM is a GPU build, which "
@@ -104,11 +99,7 @@ class ReplicaMember:
 
     @classmethod
     def from_environment(cls, job: RLJob, environment: Mapping[str, str] = os.environ) -> ReplicaMember:
-        """Return this process's part; a process without ``PLAUDIT_REPLICA_RANK`` holds the whole replica.
-
-        Raises:
-            RefusedError: the rank is not one of the replica.
-        """
+        """Return this process's part; a process without ``PLAUDIT_REPLICA_RANK`` holds the whole replica."""
         if REPLICA_RANK not in environment:
             return WHOLE
         rank, pods = environment[REPLICA_RANK], job.spec.rollout.pods_per_replica
@@ -129,11 +120,7 @@ WHOLE = ReplicaMember()
 
 
 def job_of_group(job: RLJob) -> RLJob:
-    """Return the job with ``rollout`` as it applies to this process's group.
-
-    Raises:
-        RefusedError: the job has no group of this name.
-    """
+    """Return the job with ``rollout`` as it applies to this process's group, which must be one of the job's."""
     name, groups = os.environ.get(ROLLOUT_GROUP, ""), job.spec.rollout.by_group
     if name not in groups:
         raise RefusedError(f"{ROLLOUT_GROUP} is {name!r}; the job has {', '.join(map(repr, groups))}")
@@ -186,9 +173,6 @@ class VllmSettings:
 
         Args:
             environment: ``PLAUDIT_GPU_SHARE`` scales ``engine.gpuMemoryUtilization``.
-
-        Raises:
-            RefusedError: ``engine.arguments`` sets an argument that the rollout controls.
         """
         model, rollout, images = job.spec.model, job.spec.rollout, job.spec.data.images
         engine = rollout.engine
@@ -240,11 +224,7 @@ def prepare_environment(source: str, environment: MutableMapping[str, str] = os.
 
 
 def engine_arguments(settings: VllmSettings) -> EngineArgs:
-    """Return the engine's arguments for these settings.
-
-    Raises:
-        RefusedError: an unknown argument, or a model or pipeline that vLLM cannot compute on this device.
-    """
+    """Return the engine's arguments; refuse unknown ones, and a model or pipeline that vLLM cannot compute here."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.exceptions import VLLMClientError
     from vllm.platforms import current_platform

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from plaudit_workers.rollout.vllm_loop import VllmLoop
 
-
 _NEWEST = 100
 _IMAGE_BYTES = 256 << 20
 """Decoded images that are held: the samples of a group have the same."""
@@ -50,11 +49,7 @@ FutureResult = tuple[asyncio.Future[Any], Any]
 
 
 class VllmEngine:
-    """Run an ``Engine`` on vLLM.
-
-    Args:
-        run_folder: holds the images of prompts.
-    """
+    """Run an ``Engine`` on vLLM; ``run_folder`` holds the images of prompts."""
 
     def __init__(self, settings: VllmSettings, run_folder: Path = Path()) -> None:
         self._settings = settings

@@ -47,7 +47,6 @@ from plaudit_workers.rollout.vllm_engine import FutureResult, Generation, Sleep,
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 _SEED_BITS = (1 << 63) - 1
 _EMBEDDING = "embed_tokens.weight"
 _HEAD = "lm_head.weight"
@@ -74,11 +73,7 @@ class EngineAdapters:
         """For new requests; None before the first load."""
 
     def load(self, folder: Path, version: PolicyVersion) -> None:
-        """Load an adapter for the requests from now on.
-
-        Raises:
-            Exception: it is of another model.
-        """
+        """Load an adapter for the requests from now on; raise what vLLM raises if it is of another model."""
         # A repeated load of the same version is a new adapter to vLLM: the files may have changed.
         number = next(self._ids)
         adapter = LoRARequest(lora_name=f"{version}-{number}", lora_int_id=number, lora_path=str(folder))
@@ -179,11 +174,7 @@ class VllmLoop:
         self._commands.put(command)
 
     def run(self) -> None:
-        """Work until ``close``; raise what vLLM raises in a step.
-
-        Raises:
-            EngineFailedError: a load of weights failed in its middle.
-        """
+        """Work until ``close``; raise what vLLM raises in a step, ``EngineFailedError`` in a load of weights."""
         while not self._closing:
             self._run_commands()
             self._switch_weights()
@@ -344,11 +335,7 @@ class VllmLoop:
                 self._running[generation.id] = generation
 
     def _input(self, generation: Generation) -> Any:
-        """Return a request's prompt as the engine takes it; vLLM's processor repeats the tokens of its images.
-
-        Raises:
-            ValueError: it can never be generated.
-        """
+        """Return a request's prompt as the engine takes it; vLLM's processor repeats the tokens of its images."""
         ids, salt = list(generation.request.prompt_ids), str(self._num_loads)
         size = self._engine.model_config.get_vocab_size()
         if ids and not 0 <= min(ids) <= max(ids) < size:  # from a user's agent: the embedding would end the engine

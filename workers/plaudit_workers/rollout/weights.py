@@ -105,11 +105,7 @@ class PolicyWeights:
         return self.held is not None or self._ready_asleep
 
     async def watch(self) -> None:
-        """Follow the announcement until cancelled.
-
-        Raises:
-            EngineFailedError: the engine broke, or does not compute with the announced weights.
-        """
+        """Follow the announcement until cancelled; raise as ``follow`` does."""
         while True:
             self._wanted.clear()
             await self.follow()
@@ -389,11 +385,7 @@ class ReceptionMarks:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold a mark of this process's own within the context; a process that is killed within it leaves the mark.
-
-        Raises:
-            OSError: the temporary folder is missing or full.
-        """
+        """Hold a mark of this process's own within the context; a process that is killed within it leaves the mark."""
         lock = FileLock.acquire(self._folder / f"{self._name}.{secrets.token_hex(8)}")
         try:
             yield
@@ -402,11 +394,7 @@ class ReceptionMarks:
 
 
 def read_probe(folder: Path) -> Probe | None:
-    """Read the folder's probe; None if it has none.
-
-    Raises:
-        WeightsUnreadableError: the file is not a probe.
-    """
+    """Read the folder's probe; None if it has none. Raise ``WeightsUnreadableError`` if the file is not a probe."""
     try:
         return msgspec.json.decode((folder / PROBE_FILE).read_bytes(), type=Probe)
     except FileNotFoundError:

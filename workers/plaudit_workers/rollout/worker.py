@@ -21,7 +21,7 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import WorkerRecord
 from plaudit_workers.agents.processes import AgentProcesses, sources_of
-from plaudit_workers.job_start import await_environments, load_training_job
+from plaudit_workers.job_start import accepts, await_environments, load_training_job
 from plaudit_workers.process import (
     HealthServer,
     ProcessSettings,
@@ -83,12 +83,7 @@ class RolloutOptions:
 
 
 async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
-    """Run a rollout worker until ``stop`` is set.
-
-    Raises:
-        RefusedError: the job, the transport, the model or the agent cannot work.
-        EngineFailedError: the engine broke.
-    """
+    """Run a rollout worker until ``stop`` is set."""
     job = job_of_group(load_training_job(settings.job_path))
     member = ReplicaMember.from_environment(job)
     if not member.leads:
@@ -156,11 +151,7 @@ class RolloutWorker:
         return self._slots.busy
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Start the engine, work until ``stop`` is set, drain, close the engine.
-
-        Raises:
-            EngineFailedError: the engine broke.
-        """
+        """Start the engine, work until ``stop`` is set, drain, close the engine."""
         try:
             async with Supervised() as tasks:
                 tasks.start(self._beats())
@@ -246,11 +237,7 @@ def build_engine(job: RLJob, member: ReplicaMember = WHOLE, run_folder: Path = P
 
 @asynccontextmanager
 async def open_agent(job: RLJob) -> AsyncIterator[Agent]:
-    """Open the agent of ``spec.rollout.agent``; its processes end with the context.
-
-    Raises:
-        RefusedError: its files, tools or chat template cannot be used.
-    """
+    """Open the agent of ``spec.rollout.agent``; its processes end with the context."""
     agent = job.spec.rollout.agent
     if agent.kind == "singleTurn":
         yield SingleTurn()
@@ -323,9 +310,6 @@ async def follow(settings: ProcessSettings, job: RLJob, member: ReplicaMember, s
 
     A leader that is stopped finishes running samples first, and needs the other pods for them. So a follower that is
     stopped at the same moment stays until the leader's health port is closed.
-
-    Raises:
-        EngineFailedError: the part or the leader broke.
     """
     part, ready = _engine_part(job, member), False
     async with HealthServer(settings.health_port, ready=lambda: ready):
@@ -341,27 +325,13 @@ async def follow(settings: ProcessSettings, job: RLJob, member: ReplicaMember, s
 
 
 async def until_closed(host: str, port: int) -> None:
-    """Return when the leader's health port accepts no connections any more, or after its time to drain.
-
-    Args:
-        port: 0 if processes have no health port; nothing is awaited then.
-    """
+    """Return when the leader's health port accepts no connections any more (at once for port 0), or after its drain."""
     try:
         async with asyncio.timeout(_LEADER_DRAINS_WITHIN_S):
-            while port and await _accepts(host, port):  # noqa: ASYNC110 - another process closes it
+            while port and await accepts(host, port, _CONNECT_WITHIN_S):  # noqa: ASYNC110 - another process closes it
                 await asyncio.sleep(_LOOK_EVERY_S)
     except TimeoutError:
         logger.warning("leader still running; exiting", leader=host, waited_s=_LEADER_DRAINS_WITHIN_S)
-
-
-async def _accepts(host: str, port: int) -> bool:
-    try:
-        async with asyncio.timeout(_CONNECT_WITHIN_S):
-            _, writer = await asyncio.open_connection(host, port)
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    return True
 
 
 def _engine_part(job: RLJob, member: ReplicaMember) -> EnginePart:

@@ -80,11 +80,7 @@ class TorchBackend:
         self._checkpoints = run_folder / "checkpoints"
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Make ``algorithm.epochs`` optimizer steps on these groups; return their joined figures.
-
-        Raises:
-            RefusedError: a rollout expanded the images of a prompt to other tokens than the trainer.
-        """
+        """Make ``algorithm.epochs`` optimizer steps on these groups; return their joined figures."""
         if self._model.images is not None:
             refuse_other_expansions(groups, self._model.images)
         penalty = RewardPenalty(self._kl.coefficient, self._model.divergences) if self._penalises_reward else None
@@ -165,13 +161,10 @@ class TorchBackend:
 
 
 class DeltaPublisher:
-    """Publish the versions of one trainer as deltas, the first one and every few of them whole.
+    """Publish the versions of one trainer as deltas, the first and every ``full_every``-th one whole.
 
     See ``weights.deltas`` for what a version's folder holds. The announced digest is that of the whole files, so a
     rollout checks the same bytes whatever way they took.
-
-    Args:
-        full_every: versions from one that is whole to the next.
     """
 
     def __init__(self, model: PolicyModel, folder: Path, full_every: int) -> None:
@@ -185,12 +178,7 @@ class DeltaPublisher:
         self._until_full = 0
 
     def publish(self, version: PolicyVersion) -> Announcement:
-        """Publish the model's weights; see ``publish.write_weights``.
-
-        Raises:
-            RefusedError: the disk is full.
-            ShardError: another rank could not write its file.
-        """
+        """Publish the model's weights; see ``publish.write_weights``."""
         copied = self._model.copy_weights()
         digest = combined_digest(copied.digests)
         self._delta = DeltaRecord(str(self._last), digest) if copied.has_delta else None
@@ -202,12 +190,7 @@ class DeltaPublisher:
         return Announcement(version, str(target), digest)
 
     def write_whole(self, announcement: Announcement) -> None:
-        """Write the announced version again, whole; nothing if it is whole, or no longer the newest.
-
-        Raises:
-            RefusedError: the disk is full.
-            ShardError: another rank could not write its file.
-        """
+        """Write the announced version again, whole; nothing if it is whole, or no longer the newest."""
         target = Path(announcement.path)
         if announcement.version == self._last and not is_whole(target):
             self._write(target, whole=True)
@@ -236,11 +219,7 @@ class DiscardedUpdates:
         self._in_a_row = 0
 
     def note(self, figures: Mapping[str, float]) -> None:
-        """Take the figures of an update; log it if it was discarded.
-
-        Raises:
-            JobFailedError: too many updates in a row were discarded.
-        """
+        """Take the figures of an update; log it if it was discarded, and fail the job after too many in a row."""
         if "actor/skipped_updates" not in figures:
             return  # nothing in it had a gradient
         self._in_a_row = self._in_a_row + 1 if figures["actor/skipped_updates"] else 0
@@ -279,9 +258,6 @@ def refuse_other_expansions(groups: Iterable[Group], images: ImageProcessor) -> 
     A sample carries the tokens that vLLM computed, and the trainer trains them with pixels of its own. Other versions
     of the processor, or other files of it, would make other tokens of an image: the policy would learn from another
     prompt.
-
-    Raises:
-        RefusedError: a sample's is not.
     """
     for group in groups:
         if not group.prompt.images:

@@ -58,11 +58,7 @@ def write_checkpoint(folder: Path, step: int, copy: StateCopy, extra: dict[str, 
 
 
 def load_checkpoint(path: Path, model: PolicyModel) -> dict[str, Any]:
-    """Load a checkpoint into a model of the same architecture, with any number of ranks; return its ``extra``.
-
-    Raises:
-        RefusedError: the folder is not a checkpoint, cannot be read, or belongs to another model.
-    """
+    """Load a checkpoint into a model of the same architecture, with any number of ranks; return its ``extra``."""
     state = _read_state(path)
     try:
         if (path / _EARLIER_FILE).is_file():
@@ -82,11 +78,7 @@ def load_checkpoint(path: Path, model: PolicyModel) -> dict[str, Any]:
 
 
 def read_extra(path: Path) -> dict[str, Any]:
-    """Return the ``extra`` of a checkpoint without loading the model.
-
-    Raises:
-        RefusedError: the folder is not a checkpoint.
-    """
+    """Return the ``extra`` of a checkpoint without loading the model; raise ``RefusedError`` if it is none."""
     extra: dict[str, Any] = _read_state(path)["extra"]
     return extra
 

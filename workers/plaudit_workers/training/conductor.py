@@ -39,7 +39,7 @@ from plaudit_workers.training.state import RunContext, RunState, refuse_replaced
 from plaudit_workers.training.step import OpenStep, StepReport, StepTraining
 from plaudit_workers.training.stored_samples import store_groups
 from plaudit_workers.training.turns import Announcements, BackgroundTasks, Turns, published_bytes
-from plaudit_workers.training.validation import Evaluation, Validation
+from plaudit_workers.training.validation import Validation
 
 logger = get_logger(__name__)
 _COUNTED = ("duplicates", "redelivered:", "dead:", "poison", "groups_recreated")
@@ -98,11 +98,7 @@ class Conductor:
         self._saved_step = -1
 
     async def run(self, broken_off: dict[str, Any] | None) -> bool:
-        """Go through the steps; return True if all are done.
-
-        Args:
-            broken_off: the rest of a step that was interrupted in its middle.
-        """
+        """Go through the steps, first the rest of one that was broken off; return True if all are done."""
         self._background.start_endless(self._intake.collect())
         self._background.start_endless(Upkeep(self._run, self._state, self._admitter).keep())
         self._background.start_endless(self._announcements.write_requested_files())
@@ -175,22 +171,18 @@ class Conductor:
 
     async def _close(self, report: StepReport) -> None:
         closed = self._run.clock.now()
-        evaluation = await self._evaluate(report.step)
-        if evaluation is not None:
-            report.figures |= evaluation.figures
-            report.ended += zip(evaluation.groups, evaluation.records, strict=True)
+        plan = self._run.plan.validation
+        if plan is not None and plan.is_due(report.step, self._schedule.steps):
+            evaluation = await self._validation.evaluate(self._stop)
+            if evaluation is not None:
+                report.figures |= evaluation.figures
+                report.ended += zip(evaluation.groups, evaluation.records, strict=True)
         if self._writing is not None:
             await self._writing
         self._writing = self._background.start(self._records.step(report, closed))
         last = report.step == self._schedule.steps
         if last or (report.step and report.step % self._run.plan.checkpoint_every_steps == 0):
             await self._save()
-
-    async def _evaluate(self, step: int) -> Evaluation | None:
-        plan = self._run.plan.validation
-        if plan is None or not plan.is_due(step, self._schedule.steps):
-            return None
-        return await self._validation.evaluate(self._stop)
 
     async def _save(self, step: OpenStep | None = None, report: StepReport | None = None) -> None:
         if self._writing is not None:
@@ -210,15 +202,7 @@ class RunRecords:
         self._thread = thread
 
     async def step(self, report: StepReport, closed: float) -> None:
-        """Write a closed step: its line, its samples, its record for the metrics, the ledger.
-
-        Args:
-            closed: on the server's clock.
-
-        Raises:
-            RuntimeError: the ledger does not add up.
-            RefusedError: the disk is full.
-        """
+        """Write a step that closed then (server's clock): its line, samples, record for the metrics, the ledger."""
         if failed := list(failed_samples([group for group, _ in report.ended])):
             reasons = failure_reasons(failed)
             logger.warning("samples without a score", step=report.step, count=len(failed), reasons=reasons)
@@ -241,11 +225,7 @@ class RunRecords:
         return store_groups(folder, report.step, self._state.incarnation, groups, records, report.begun_by)
 
     async def ledger(self) -> None:
-        """Write ``ledger.json`` and compare Redis's counters with it.
-
-        Raises:
-            RuntimeError: the ledger does not add up.
-        """
+        """Write ``ledger.json`` and compare Redis's counters with it; raise ``RuntimeError`` if it does not add up."""
         ledger = self._state.ledger
         counters = await self._run.transport.retry_through_outage(self._run.streams.counters)
         own = ledger.counters()
@@ -272,7 +252,6 @@ class RunRecords:
 
         Raises:
             StaleIncarnationError: another trainer took over; its checkpoints must not be mixed with ours.
-            RefusedError: the disk is full.
         """
         state = self._state
         refuse_replaced(self._run.folder / "checkpoints", state.incarnation)
@@ -292,12 +271,7 @@ class RunRecords:
         return await self._thread.run(self._thread.backend.save, step, extra)
 
     async def await_checkpoint(self, path: Path) -> None:
-        """Wait until the checkpoint begun last is in place, and log it.
-
-        Raises:
-            StaleIncarnationError: another trainer took over meanwhile.
-            RefusedError: the disk is full.
-        """
+        """Wait until the checkpoint begun last is in place, and log it."""
         await asyncio.to_thread(self._thread.backend.finish_saving)
         logger.info("checkpoint written", path=str(path))
 

@@ -87,10 +87,6 @@ class PromptData:
 
         Args:
             template: makes text of messages; without one their contents are joined by line ends.
-
-        Raises:
-            RefusedError: file or column missing, a row that is not a prompt or whose images cannot be used, or no
-                prompt short enough.
         """
         path = Path(section.path)
         rows = read_rows(path, images=images is not None)
@@ -186,11 +182,7 @@ def _tokenize(texts: list[str], untemplated: list[bool], tokenizer: PreTrainedTo
 
 
 def store_images(path: Path, rows: Rows, images: ImageProcessor) -> list[tuple[str, ...]]:
-    """Store every image of a file; return the digests of each row's.
-
-    Raises:
-        RefusedError: an image is missing, cannot be used or has no place in its prompt, or the disk is full.
-    """
+    """Store every image of a file; return the digests of each row's."""
     numbered = enumerate(zip(rows.column("prompt"), image_column(path, rows), strict=True), 1)
     found: list[tuple[str, ...]] = []
 
@@ -218,9 +210,6 @@ def expanded_lengths(
 
     Args:
         prompt_ids: int32[P] each, as rendered.
-
-    Raises:
-        RefusedError: a rendered prompt has not as many image tokens as the row has images.
     """
     lengths = []
     for number, (ids, own) in enumerate(zip(prompt_ids, digests, strict=True), 1):

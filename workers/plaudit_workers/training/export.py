@@ -20,11 +20,7 @@ from plaudit_workers.weights.published import ADAPTER_FILE, PROBE_FILE, WEIGHTS_
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Run the command.
-
-    Raises:
-        RefusedError: the run has no such weights or step, the output exists, or the starting model cannot be loaded.
-    """
+    """Run the command."""
     run: Path = arguments.run if arguments.run.is_dir() else arguments.runs_folder / arguments.run
     job = load_training_job(run / "job.yaml")
     output: Path = arguments.output
@@ -94,9 +90,6 @@ def export_checkpoint(job: RLJob, checkpoint: Path, output: Path) -> None:
 
     Args:
         output: gets the model; with ``trainer.lora`` the adapter in peft's format.
-
-    Raises:
-        RefusedError: the checkpoint is damaged, of an earlier version, or its model's configuration cannot be loaded.
     """
     from plaudit_workers.images import ImageProcessor
     from plaudit_workers.training.model.head import DTYPES, build_empty, save_companions
@@ -123,11 +116,7 @@ def export_checkpoint(job: RLJob, checkpoint: Path, output: Path) -> None:
 
 
 def merge(model: ModelSpec, adapter: Path, output: Path) -> None:
-    """Write the model with an adapter added to its weights: W + alpha / rank · B A, computed in float32.
-
-    Raises:
-        RefusedError: the model cannot be loaded.
-    """
+    """Write the model with an adapter added to its weights: W + alpha / rank · B A, computed in float32."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

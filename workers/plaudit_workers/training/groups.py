@@ -22,7 +22,7 @@ from plaudit_wire.redis import OUTAGE
 from plaudit_workers.stream.calls import Admission
 from plaudit_workers.stream.groups import Group, GroupSample
 from plaudit_workers.training.schedule import GroupInFlight, ReadyGroup, admissible
-from plaudit_workers.training.state import PromptSource, RunContext, RunState
+from plaudit_workers.training.state import RunContext, RunState
 
 logger = get_logger(__name__)
 _MOST_KINDS = 3
@@ -81,7 +81,12 @@ class Admitter:
     def _prompt(self, split: Split, position: int) -> Prompt:
         plan, state = self._run.plan, self._state
         validation = plan.validation if split == "validation" else None
-        row = self._source(split).prompt_at(position if split == "validation" else self._place(position))
+        if split == "validation":
+            assert self._run.validation_data is not None
+            row = self._run.validation_data.prompt_at(position)
+        else:
+            step_of = partial(state.ledger.train.step_of, plan.schedule)
+            row = self._run.data.prompt_at(state.order.place(position, step_of, self._run.data))
         attempt = state.ledger.splits[split].attempt(position)
         return Prompt(
             group=f"{split[0]}-{position}-{state.incarnation}.{attempt}",
@@ -101,15 +106,6 @@ class Admitter:
             attempt=attempt,
             images=list(row.images),
         )
-
-    def _place(self, position: int) -> int:
-        schedule, state = self._run.plan.schedule, self._state
-        return state.order.place(position, partial(state.ledger.train.step_of, schedule), self._run.data)
-
-    def _source(self, split: Split) -> PromptSource:
-        source = self._run.data if split == "train" else self._run.validation_data
-        assert source is not None
-        return source
 
 
 def sample_seed(run_seed: int, split: Split, position: int) -> int:

@@ -33,7 +33,6 @@ def write_weights(model: PolicyModel, folder: Path, version: PolicyVersion) -> A
         version: name of the sub-folder; an existing one (of a trainer that died before announcing it) is replaced.
 
     Raises:
-        RefusedError: the disk is full.
         ShardError: another rank could not write its file.
     """
     target = folder / str(version)
@@ -47,11 +46,7 @@ def write_weights(model: PolicyModel, folder: Path, version: PolicyVersion) -> A
 
 
 def offer_weights(model: PolicyModel, version: PolicyVersion, token: str, redis_url: str) -> Announcement:
-    """Offer the model's weights from memory and make them the proximal ones of the loss; see ``write_weights``.
-
-    Args:
-        version: of these weights; the version offered before is withdrawn.
-    """
+    """Offer the weights from memory in place of those before; make them the proximal ones. See ``write_weights``."""
     model.files()  # made here once: ``write_offered`` runs beside updates
     transfer = model.offer(WeightOffer(version, token, redis_url, msgspec.json.encode(model.probe())))
     model.hold_proximal(version)
@@ -65,7 +60,6 @@ def write_offered(announcement: Announcement, files: Mapping[str, bytes], folder
 
     Raises:
         TransferError: the version was withdrawn meanwhile, or a rank cannot be reached.
-        RefusedError: the disk is full.
         OSError: the folder cannot be written.
     """
     assert announcement.transfer is not None

@@ -125,9 +125,6 @@ async def take_over(run: RunContext, thread: BackendThread) -> tuple[RunState, d
     """Become the run's trainer: restore its state and announce its weights.
 
     Return the state, and the rest of a step that was interrupted in its middle.
-
-    Raises:
-        RefusedError: the checkpoint cannot be loaded.
     """
     folder = run.folder / "checkpoints"
     lineage = Lineage.read(folder)

@@ -70,14 +70,10 @@ class _Lines(list[dict[str, Any]]):
 
 
 def read_rows(path: Path, *, images: bool = False) -> Rows:
-    """Open a data file.
+    """Open a data file and check every row.
 
     Args:
         images: the job reads images. They are no part of the rows: see ``image_column``.
-
-    Raises:
-        RefusedError: it is missing, of another kind, damaged, empty, a column is missing, or a row is not what its
-            column promises.
     """
     readers = {".parquet": _read_parquet, ".jsonl": _read_jsonl}
     if path.suffix not in readers:
@@ -87,7 +83,12 @@ def read_rows(path: Path, *, images: bool = False) -> Rows:
     rows = readers[path.suffix](path, images)
     if len(rows) == 0:
         raise RefusedError(f"data file {path} holds no rows; at least one prompt is needed")
-    _refuse_rows(path, rows, images)
+    for column, is_valid in (CHECKS_WITH_IMAGES if images else CHECKS).items():
+        for number, value in enumerate(rows.column(column), start=1):
+            if not is_valid(value):
+                raise RefusedError(
+                    f"data file {path}, row {number}: column {column!r} is {value!r}; {REMEDIES[column]}"
+                )
     return rows
 
 
@@ -129,11 +130,7 @@ def _read_jsonl(path: Path, images: bool) -> Rows:
 
 
 def refuse_columns(path: Path, names: Sequence[str], place: str = "", *, images: bool = False) -> None:
-    """Check that no required column is missing, and that none holds video, audio, or images that are not read.
-
-    Raises:
-        RefusedError: names the file, the first such column, what there is and what to do.
-    """
+    """Check that no required column is missing, and that none holds video, audio, or images that are not read."""
     for column in REQUIRED_COLUMNS:
         if column not in names:
             found = ", ".join(names) or "none"
@@ -145,23 +142,10 @@ def refuse_columns(path: Path, names: Sequence[str], place: str = "", *, images:
             raise RefusedError(f"data file {path}{place}: has column {column!r}. {remedy}")
 
 
-def _refuse_rows(path: Path, rows: Rows, images: bool) -> None:
-    """Check every row before the run starts."""
-    for column, is_valid in (CHECKS_WITH_IMAGES if images else CHECKS).items():
-        for number, value in enumerate(rows.column(column), start=1):
-            if not is_valid(value):
-                raise RefusedError(
-                    f"data file {path}, row {number}: column {column!r} is {value!r}; {REMEDIES[column]}"
-                )
-
-
 def within_pass_rate(path: Path, rows: Rows, section: PassRateSpec) -> list[bool]:
     """Return for each row whether its pass rate is within the bounds, which count as within (``data.train.passRate``).
 
     The choice depends on the file and the job alone, so a resumed run has the same prompts at the same positions.
-
-    Raises:
-        RefusedError: a row has no such number.
     """
     return [section.min <= _pass_rate(path, number, rows, section.field) <= section.max for number in range(len(rows))]
 

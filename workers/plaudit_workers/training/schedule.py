@@ -266,10 +266,6 @@ class Positions:
         """Remove a group from those in flight."""
         return self.in_flight.pop(group)
 
-    def give_back(self, flight: GroupInFlight) -> None:
-        """Queue the position of an ended group to be admitted again."""
-        self.returned[flight.position] = flight.attempt + 1
-
     def snapshot(self) -> LedgerSnapshot:
         """Return the state as plain data."""
         return {
@@ -342,12 +338,8 @@ class TrainerLedger:
 
     def find(self, group: str) -> GroupInFlight | None:
         """Return a group in flight, or None."""
-        split = self.split_of(group)
-        return self.splits[split].in_flight[group] if split else None
-
-    def split_of(self, group: str) -> Split | None:
-        """Return the split of a group in flight, or None."""
-        return next((split for split, positions in self.splits.items() if group in positions.in_flight), None)
+        found = (positions.in_flight.get(group) for positions in self.splits.values())
+        return next(filter(None, found), None)
 
     def admit(self, split: Split, flight: GroupInFlight) -> None:
         """Count an admitted group."""
@@ -366,9 +358,6 @@ class TrainerLedger:
 
         Args:
             again: queue its prompt to be admitted again.
-
-        Raises:
-            KeyError: it is not in flight.
         """
         positions = self._positions_of(group)
         flight = positions.end(group)
@@ -379,7 +368,7 @@ class TrainerLedger:
         else:
             self.counts.dropped[reason] = self.counts.dropped.get(reason, 0) + 1
         if again:
-            positions.give_back(flight)
+            positions.returned[flight.position] = flight.attempt + 1
         return flight
 
     def roll_back(self, groups: Iterable[str]) -> None:
@@ -423,7 +412,7 @@ class TrainerLedger:
         return ledger
 
     def _positions_of(self, group: str) -> Positions:
-        split = self.split_of(group)
-        if split is None:
-            raise KeyError(f"group {group} is not in flight")
-        return self.splits[split]
+        for positions in self.splits.values():
+            if group in positions.in_flight:
+                return positions
+        raise KeyError(f"group {group} is not in flight")

@@ -63,11 +63,7 @@ class Sink(Protocol):
 
 
 class Sinks:
-    """Hold all sinks of a run.
-
-    Raises:
-        RefusedError: a sink is unknown, its package is not installed, or it cannot be reached as set up.
-    """
+    """Hold all sinks of a run."""
 
     def __init__(
         self, run_folder: Path, names: Sequence[str] = (), settings: Configuration = MappingProxyType({})
@@ -101,11 +97,7 @@ class StepsFile:
         self._path = run_folder / FILE_NAME
 
     def write(self, record: StepRecord, _: Path | None = None) -> None:
-        """Append one step to the file.
-
-        Raises:
-            RefusedError: the disk is full.
-        """
+        """Append one step to the file."""
         try:
             append_step(self._path, record)
         except OSError as error:
@@ -121,9 +113,6 @@ class TensorBoard:
     """Write scalars to ``<run folder>/tensorboard``.
 
     After a resume its first step hides what earlier processes wrote from there on.
-
-    Raises:
-        RefusedError: the extra is not installed.
     """
 
     def __init__(self, run_folder: Path, _: object = None) -> None:
@@ -152,9 +141,6 @@ class WeightsAndBiases:
     Set up by its own variables: ``WANDB_API_KEY``, ``WANDB_PROJECT`` (default ``plaudit``), ``WANDB_ENTITY``,
     ``WANDB_MODE=offline`` (files in the run's folder, for ``wandb sync``). It sends from a process of its own: a server
     that is slow or away holds up no step.
-
-    Raises:
-        RefusedError: the extra is not installed, or there is no key.
     """
 
     def __init__(self, run_folder: Path, settings: Configuration) -> None:
@@ -200,9 +186,6 @@ class MLflow:
     ``MLFLOW_EXPERIMENT_NAME`` (default ``plaudit``). A thread sends the steps one after another: a server that is slow
     or away holds up no step. (MLflow's own queue has ten threads, which lose points of a file store that they write at
     once, and keep no order.)
-
-    Raises:
-        RefusedError: the extra is not installed, or the tracking server is not set or refuses.
     """
 
     def __init__(self, run_folder: Path, settings: Configuration) -> None:
@@ -292,11 +275,7 @@ SINKS: dict[str, Callable[[Path, Configuration], Sink]] = {
 
 
 def package_of(sink: str, module: str) -> Any:
-    """Import a module that a sink needs.
-
-    Raises:
-        RefusedError: it is not installed.
-    """
+    """Import a module that a sink needs; refuse the sink if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

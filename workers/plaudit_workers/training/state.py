@@ -100,12 +100,7 @@ class PromptOrder:
         """Rows that are skipped."""
 
     def place(self, position: int, step_of: Callable[[int], int], source: PromptSource) -> int:
-        """Return the place of a position; give every position up to it one that has none.
-
-        Args:
-            position: that is admitted now, for the first time or again.
-            step_of: returns the step for which a position is admitted.
-        """
+        """Return the place of a position that is admitted now; give every position up to it one that has none."""
         if self._rule is None:
             return position
         while self._end <= position:
@@ -115,12 +110,7 @@ class PromptOrder:
         return self._places.get(position, position)
 
     def record(self, position: int, step: int, mean_reward: float, source: PromptSource) -> None:
-        """Record the result of a group that has ended; its position has a place.
-
-        Args:
-            step: in which it ended.
-            mean_reward: over its samples with a score.
-        """
+        """Record the mean reward, over samples with a score, of a group that ended in ``step`` and has a place."""
         if self._rule is not None:
             row = source.row_at(self._places.get(position, position))
             self._pending.setdefault(step, []).append((row, mean_reward >= self._rule.threshold))

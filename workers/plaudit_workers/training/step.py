@@ -363,11 +363,7 @@ class StepTraining:
         step.ended(chosen)
 
     def _return(self, step: OpenStep, retry: Retry, report: StepReport) -> None:
-        """Drop the groups of a step in which too many scores failed; admit their prompts again after a pause.
-
-        Raises:
-            JobFailedError: this was the last try, or trying again cannot help.
-        """
+        """Drop the groups of a step in which too many scores failed; admit their prompts again after a pause."""
         failed = list(failed_samples(self.intake.get(group.flight.group for group in retry.groups)))
         pauses = self.run.plan.retry_pauses_s
         last = step.retries >= len(pauses) or (retry.failed_share == 1 and is_permanent(failed))

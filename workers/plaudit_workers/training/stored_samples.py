@@ -44,9 +44,6 @@ def store_groups(
         groups: their hashes as read before they were closed.
         records: group id → how it ended.
         begun_by: the incarnation that stored the step's first groups, which come first in this file too; 0: none.
-
-    Raises:
-        RefusedError: the disk is full.
     """
     rows: list[dict[str, Any]] = []
     for group in groups:
@@ -79,11 +76,7 @@ def _after(earlier: Path, table: pyarrow.Table) -> pyarrow.Table:
 
 
 def write_samples(table: pyarrow.Table, target: Path) -> None:
-    """Write stored samples so that single ones are read cheaply: in small row groups, with bounds to skip files by.
-
-    Raises:
-        RefusedError: the disk is full.
-    """
+    """Write stored samples so that single ones are read cheaply: in small row groups, with bounds to skip files by."""
     with whole_file(target) as temporary:
         pyarrow.parquet.write_table(
             table, temporary, compression="zstd", row_group_size=ROW_GROUP, write_statistics=BOUNDED

@@ -11,7 +11,7 @@ from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_workers.agents.processes import described_tools
 from plaudit_workers.job_start import await_environments, load_training_job
-from plaudit_workers.process import EXIT_DONE, HealthServer, ProcessSettings
+from plaudit_workers.process import EXIT_DONE, HealthServer, ProcessSettings, exit_when_stopped
 from plaudit_workers.service.build import has_group_scorers
 from plaudit_workers.stream.calls import StreamLimits
 from plaudit_workers.stream.trainer import StaleIncarnationError, TrainerStreams, expire_run, keep_run
@@ -23,12 +23,7 @@ _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORC
 
 
 async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
-    """Train the job; return an exit code of ``process``.
-
-    Raises:
-        RefusedError: job, data, model, checkpoint, disk or Redis are unusable, or another trainer took over.
-        JobFailedError: too many scores failed, repeatedly, or too many updates in a row were discarded.
-    """
+    """Train the job; return an exit code of ``process``."""
     prefer_expandable_segments(os.environ)
     job = load_training_job(settings.job_path)
     rank, world_size = ranks(os.environ, job.spec.trainer.ranks)
@@ -42,8 +37,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
         raise RefusedError(f"{error}. This trainer shuts down; no work is lost") from error
     finally:
         await transport.close()
-    # Where only exit codes are visible, a stop must not look like the end of the run.
-    return EXIT_DONE if done else int(os.environ.get("PLAUDIT_EXIT_WHEN_STOPPED", EXIT_DONE))
+    return EXIT_DONE if done else exit_when_stopped()
 
 
 def prefer_expandable_segments(environment: MutableMapping[str, str]) -> None:
@@ -58,11 +52,7 @@ def prefer_expandable_segments(environment: MutableMapping[str, str]) -> None:
 
 
 def ranks(environment: Mapping[str, str], expected: int) -> tuple[int, int]:
-    """Return this process's rank and the number of ranks, as torch's launchers set them.
-
-    Raises:
-        RefusedError: the number of ranks is not the job's.
-    """
+    """Return this process's rank and the number of ranks, as torch's launchers set them and the job expects."""
     rank, world_size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", str(expected)))
     if world_size != expected:
         raise RefusedError(

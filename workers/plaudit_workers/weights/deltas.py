@@ -76,11 +76,7 @@ class TensorDelta(NamedTuple):
         return self.gaps.nbytes + self.values.nbytes
 
     def patch(self, num_elements: int, item_bytes: int) -> TensorPatch:
-        """Return the changes of a tensor by position.
-
-        Raises:
-            DeltaError: the delta is not one of a tensor of this size and type.
-        """
+        """Return the changes by position; raise ``DeltaError`` for a tensor of another size or type."""
         positions = _positions(self.gaps)
         fits = self.values.itemsize == item_bytes and self.values.shape == positions.shape and positions.size
         if not fits or positions[0] < 0 or positions[-1] >= num_elements:
@@ -97,11 +93,7 @@ class TensorPatch(NamedTuple):
     """[N] new elements."""
 
     def apply(self, block: Bits, first: int = 0) -> bool:
-        """Change a block of the tensor in place; return False if nothing in it changes.
-
-        Args:
-            first: position of the block's first element.
-        """
+        """Change a block of the tensor, from position ``first``, in place; return False if nothing in it changes."""
         start, end = np.searchsorted(self.positions, (first, first + block.size))
         block[self.positions[start:end] - first] = self.values[start:end]
         return bool(start < end)
@@ -128,22 +120,12 @@ def as_bits(content: memoryview | bytearray | NDArray[np.uint8], item_bytes: int
 
 def encode_deltas(deltas: Mapping[str, TensorDelta]) -> bytes:
     """Encode the deltas of a file's tensors, by name, as safetensors: ``NAME.gaps`` and ``NAME.values``."""
-    return safetensors.numpy.save(dict(_parts(deltas)))
-
-
-def _parts(deltas: Mapping[str, TensorDelta]) -> Iterator[tuple[str, Bits]]:
-    for name, delta in deltas.items():
-        yield f"{name}{_GAPS}", delta.gaps
-        yield f"{name}{_VALUES}", delta.values
+    gaps = {f"{name}{_GAPS}": delta.gaps for name, delta in deltas.items()}
+    return safetensors.numpy.save(gaps | {f"{name}{_VALUES}": delta.values for name, delta in deltas.items()})
 
 
 def read_deltas(path: Path) -> dict[str, TensorDelta]:
-    """Read what ``encode_deltas`` encoded.
-
-    Raises:
-        OSError: the file cannot be read.
-        DeltaError: it is damaged.
-    """
+    """Read what ``encode_deltas`` encoded; raise ``DeltaError`` if the file is damaged."""
     try:
         parts = safetensors.numpy.load(path.read_bytes())
         names = [part.removesuffix(_GAPS) for part in parts if part.endswith(_GAPS)]
@@ -181,11 +163,7 @@ def is_delta_only(folder: Path) -> bool:
 
 
 def read_record(folder: Path) -> DeltaRecord | None:
-    """Return the folder's record; None if it has no delta, or does not exist.
-
-    Raises:
-        DeltaError: it is damaged.
-    """
+    """Return the folder's record; None if it has no delta, or does not exist. Raise ``DeltaError`` if it is damaged."""
     path = folder / DELTA_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=DeltaRecord)
@@ -196,22 +174,12 @@ def read_record(folder: Path) -> DeltaRecord | None:
 
 
 def chain_from_held(folder: Path, held: str) -> DeltaChain | None:
-    """Return the chain from a version that is held to that of the folder; None if deltas do not lead there.
-
-    Raises:
-        DeltaError: a record is damaged.
-        OSError: a record cannot be read.
-    """
+    """Return the chain from a version that is held to the folder's, None if there is none; raise as ``read_record``."""
     return _chain(folder, lambda each: each.name == held)
 
 
 def chain_from_whole(folder: Path) -> DeltaChain:
-    """Return the chain to the folder's version from the nearest one that is whole.
-
-    Raises:
-        DeltaError: there is none, or a record is damaged.
-        OSError: a record cannot be read.
-    """
+    """Return the chain to the folder's version from the nearest whole one; raise ``DeltaError`` if there is none."""
     chain = _chain(folder, is_whole)
     if chain is None:
         raise DeltaError(f"no whole version leads to {folder}")
@@ -268,11 +236,7 @@ def restore(start: Path, deltas: Sequence[Path], target: Path) -> str:
 
 
 def restore_version(folder: Path, target: Path) -> None:
-    """Write the whole weights of a published version, with configuration and tokenizer.
-
-    Args:
-        folder: of the version, which has a delta and perhaps no whole files.
-        target: an empty folder.
+    """Write the whole weights of a published version, with configuration and tokenizer, into an empty folder.
 
     Raises:
         OSError: a file is missing, or the disk is full.

@@ -191,12 +191,7 @@ class _HashedFile:
 
 
 class ShardReader:
-    """Read rows of the state in a folder with ``policy.json``; only the blocks that hold them are read and checked.
-
-    Raises:
-        ShardError: the index is damaged.
-        OSError: it cannot be read.
-    """
+    """Read rows of the state in a folder with ``policy.json``; only the blocks that hold them are read and checked."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -310,9 +305,6 @@ def write_rows(path: Path, parts: Sequence[TensorRows]) -> dict[str, ShardedTens
 
     Args:
         parts: at most one for each tensor.
-
-    Raises:
-        OSError: the disk is full, or the folder is missing.
     """
     layout = file_layout(TensorShape(part.name, DTYPE_NAMES[part.rows.dtype], tuple(part.rows.shape)) for part in parts)
     written: dict[str, ShardedTensor] = {}

@@ -44,12 +44,9 @@ class CopiedWeights(msgspec.Struct, frozen=True):
     @classmethod
     def of_ranks(cls, copies: Iterable[Self]) -> Self:
         """Return the copy of all ranks."""
-        digests: dict[str, str] = {}
-        has_delta = True
-        for copied in copies:
-            digests |= copied.digests
-            has_delta = has_delta and copied.has_delta
-        return cls(digests, has_delta)
+        all_ranks = list(copies)
+        digests = {name: digest for each in all_ranks for name, digest in each.digests.items()}
+        return cls(digests, all(each.has_delta for each in all_ranks))
 
 
 class WeightImage:
@@ -75,11 +72,7 @@ class WeightImage:
         return CopiedWeights({self._image.name: digest}, self._image.has_delta)
 
     def write(self, form: WeightForm) -> None:
-        """Write this rank's file as ``form`` says; rank 0 writes the index of whole files too.
-
-        Raises:
-            OSError: the disk is full, or the folder is missing.
-        """
+        """Write this rank's file as ``form`` says; rank 0 writes the index of whole files too."""
         folder = Path(form.folder)
         if self._image is not None:
             self._image.write(folder, form)

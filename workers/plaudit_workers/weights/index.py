@@ -76,12 +76,7 @@ class ShardIndex(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, folder: Path) -> ShardIndex:
-        """Read the index of a folder.
-
-        Raises:
-            ShardError: it is damaged.
-            OSError: it cannot be read.
-        """
+        """Read the index of a folder; raise ``ShardError`` if it is damaged."""
         try:
             return msgspec.json.decode((folder / INDEX_FILE).read_bytes(), type=cls)
         except msgspec.MsgspecError as error:
@@ -103,11 +98,7 @@ def row_items(shape: Sequence[int]) -> int:
 
 
 def merged(parts: Iterable[dict[str, ShardedTensor]]) -> dict[str, ShardedTensor]:
-    """Put the slices of all ranks together.
-
-    Raises:
-        ShardError: the slices of a tensor do not cover each of its rows once.
-    """
+    """Put the slices of all ranks together; raise ``ShardError`` unless they cover each row once."""
     tensors: dict[str, ShardedTensor] = {}
     for part in parts:
         for name, own in part.items():

@@ -37,12 +37,7 @@ if TYPE_CHECKING:
 
 
 class ModelFiles:
-    """Read the tensors of a model's files by name.
-
-    Raises:
-        OSError: a file cannot be read.
-        SafetensorError: a file is damaged.
-    """
+    """Read the tensors of a model's files by name."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._files: dict[str, Any] = {}

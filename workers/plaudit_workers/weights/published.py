@@ -34,11 +34,7 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 def weights_digest(folder: Path) -> str:
-    """Read and hash the folder's ``*.safetensors``, up to eight files at once; return ``combined_digest`` of them.
-
-    Raises:
-        FileNotFoundError: there are none, or one vanished.
-    """
+    """Read and hash the folder's ``*.safetensors``, up to eight files at once; return ``combined_digest`` of them."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise FileNotFoundError(f"no safetensors in {folder}")

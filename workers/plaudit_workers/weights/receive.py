@@ -52,9 +52,6 @@ class Reception:
 
     The anonymous file looks like the trainer's safetensors file to the engine. Its bytes count as memory of the process
     until the engine has copied them.
-
-    Args:
-        stalled_after_s: how long no byte may arrive.
     """
 
     def __init__(self, version: PolicyVersion, transfer: Transfer, stalled_after_s: float = STALLED_AFTER_S) -> None:
@@ -281,8 +278,6 @@ class _Controller(NamedTuple):
 
 
 _V1 = _Controller("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
-
-
 _V2 = _Controller("memory.max", "memory.current", ("inactive_file", "active_file"))
 
 

@@ -68,14 +68,11 @@ class TransferError(Exception):
 
 
 class WeightServer:
-    """Serve one part at a time on a TCP port. Threads are daemons: they never keep the process alive.
+    """Serve one part at a time on a TCP port (0: any free one), in threads that never keep the process alive.
 
     A new version replaces the one before. Transfers of the replaced one continue until the next is prepared:
     ``make_room`` breaks those that are left, so a rank holds at most two copies of its part. A rollout that stalls is
     disconnected, and never delays the trainer.
-
-    Args:
-        port: to listen on; 0: any free one.
     """
 
     def __init__(self, port: int = 0) -> None:
@@ -288,11 +285,7 @@ class WeightPart:
 
 
 def decode_contents(encoded: bytes, num_bytes: int) -> Contents:
-    """Decode a part's table and check that its blocks lie within the file.
-
-    Raises:
-        ValueError: it is no table, or a block is too large or outside of the file.
-    """
+    """Decode a part's table; raise ``ValueError`` if it is none, or a block does not lie within the file."""
     try:
         contents = msgspec.msgpack.decode(encoded, type=Contents)
     except msgspec.MsgspecError as error:

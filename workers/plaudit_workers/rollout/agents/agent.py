@@ -79,22 +79,14 @@ class SingleTurn:
 
 
 class CustomAgent:
-    """Run the user's class in a process of its own for each sample; its calls of ``generate`` are answered here.
-
-    Args:
-        limit_s: seconds after which a sample's process is killed.
-    """
+    """Run the user's class in a process for each sample, at most ``limit_s``; answer its calls of ``generate``."""
 
     def __init__(self, processes: AgentProcesses, limit_s: float) -> None:
         self._processes = processes
         self._limit_s = limit_s
 
     async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
-        """Run the class on one prompt.
-
-        Raises:
-            AgentError: it raised, its process ended, or it passed its limit.
-        """
+        """Run the class on one prompt; raise ``AgentError`` if it raises, its process ends, or it passes its limit."""
         process = await self._processes.fork()
         try:
             async with asyncio.timeout(self._limit_s):

@@ -31,7 +31,6 @@ from plaudit_wire.logs import get_logger
 if TYPE_CHECKING:
     from plaudit_workers.tokenizer import ChatTemplate
 
-
 logger = get_logger(__name__)
 REWRITES = (
     "the chat template drops the reasoning of earlier turns; training keeps every sampled token, as the policy saw it. "
@@ -60,13 +59,10 @@ class ChatSuffix:
         """The form of calls that the template rendered last, tried first."""
 
     def after_calls(self, calls: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]], last: int) -> list[int]:
-        """Return the tokens between a turn that called tools and the next turn.
+        """Return the tokens between a turn that called tools and the next; raise ``ValueError`` if there are none.
 
         Args:
             results: the messages with role ``tool``, one for each call.
-
-        Raises:
-            ValueError: the template does not render tool results.
         """
         for form in sorted(_FORMS, key=lambda each: each != self._form):
             found = self._suffix(form(calls), results, last)
@@ -87,11 +83,7 @@ class ChatSuffix:
         return True
 
     def after_answer(self, messages: Sequence[dict[str, Any]], last: int) -> list[int]:
-        """Return the tokens between a turn without calls and the next turn.
-
-        Raises:
-            ValueError: the template does not render these messages after an assistant's turn.
-        """
+        """Return the tokens between a turn without calls and the next; raise ``ValueError`` if there are none."""
         found = self._suffix({"role": "assistant", "content": _MARKER}, messages, last)
         if found is None:
             raise ValueError("the chat template does not render messages after an assistant turn")
@@ -145,9 +137,6 @@ class ChatSuffix:
 
         Args:
             tool_name: any tool of the job; empty: the policy's turns are answered by a user.
-
-        Raises:
-            RefusedError: the template has no place for tool results, or for a user's answer.
         """
         try:
             if tool_name:
@@ -197,6 +186,12 @@ def tool_call(name: str, arguments: Any, number: int) -> dict[str, Any]:
 def tool_message(name: str, text: str, number: int) -> dict[str, Any]:
     """Return the message with a tool's result; see ``tool_call``."""
     return {"role": "tool", "name": name, "content": text, "tool_call_id": _call_id(number)}
+
+
+def decoded_turn(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Decode a turn with its special tokens, which parsers look for, but without the end of the turn."""
+    ended = bool(ids) and ids[-1] in tokenizer.all_special_ids
+    return str(tokenizer.decode(list(ids[:-1] if ended else ids), skip_special_tokens=False))
 
 
 def _call_id(number: int) -> str:
@@ -261,9 +256,6 @@ class ToolCallParser:
     Args:
         name: as for vLLM's ``--tool-call-parser``.
         tools: descriptions in OpenAI's format.
-
-    Raises:
-        RefusedError: there is no such parser, or it does not suit the tokenizer.
     """
 
     def __init__(self, name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> None:

@@ -49,12 +49,7 @@ _LOOPBACK = "127.0.0.1,localhost"
 
 
 class EndpointAgent:
-    """Run a program for each sample; ``processes`` have loaded it.
-
-    Args:
-        max_turns: most requests of a sample.
-        limit_s: seconds after which a sample's process is killed.
-    """
+    """Run a program, which ``processes`` have loaded, for each sample: ``max_turns`` requests within ``limit_s``."""
 
     def __init__(
         self,
@@ -72,12 +67,7 @@ class EndpointAgent:
         self._reported: set[str] = set()
 
     async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
-        """Run the program on one prompt.
-
-        Raises:
-            AgentError: it ended without a finished turn.
-            EngineFailedError: the engine broke.
-        """
+        """Run the program on one prompt; raise ``AgentError`` if it ends without a finished turn."""
         session = EndpointSession(prompt, generate, self._chat_formats, self._max_turns)
         with self._server.serving(session) as key:
             ended = await self._program(prompt, session, key)
@@ -129,13 +119,7 @@ class EndpointAgent:
 
 
 async def _end(process: SampleProcess, order: RunAgentProgram, session: EndpointSession) -> ProgramEnded:
-    """Run the program to its end.
-
-    Raises:
-        ProcessDiedError: its process ended.
-        EngineFailedError: the engine broke.
-        LimitIgnoredError: it goes on asking after its sample reached a limit.
-    """
+    """Run the program to its end."""
     ended: asyncio.Future[ProgramEnded] = asyncio.get_running_loop().create_future()
 
     def on_message(message: FromSample) -> bool:

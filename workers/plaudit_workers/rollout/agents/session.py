@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from plaudit_wire.messages import Prompt, Sampling
 from plaudit_workers.agents.messages import FinishedSample, Trajectory
 from plaudit_workers.rollout.agents.agent import Generate
-from plaudit_workers.rollout.agents.chat import ChatSuffix, ToolCallParser, tool_call
+from plaudit_workers.rollout.agents.chat import ChatSuffix, ToolCallParser, decoded_turn, tool_call
 from plaudit_workers.rollout.engine import EngineFailedError, RequestRefusedError
 from plaudit_workers.tokenizer import ChatTemplate
 
@@ -95,12 +95,7 @@ class EndpointSession:
         self._generations: set[asyncio.Task[FinishedSample]] = set()
 
     async def complete(self, request: ChatRequest) -> Completion:
-        """Generate the next turn.
-
-        Raises:
-            RequestError: the template cannot render the messages, or a limit is reached.
-            asyncio.CancelledError: the caller went away, or the sample ended.
-        """
+        """Generate the next turn; raise ``RequestError`` if its messages cannot be rendered, or at a limit."""
         chat_format, tools = self._chat_formats.of(request.tools), _tools_key(request.tools)
         history = tuple(map(_message_key, request.messages))
         prompt_ids, parent = self._prompt(chat_format, request, tools, history)
@@ -152,11 +147,7 @@ class EndpointSession:
             raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
 
     def _room(self, prompt_ids: list[int], parent: Turn | None) -> int:
-        """Return the most tokens of the next turn.
-
-        Raises:
-            RequestError: no turn or no token is left.
-        """
+        """Return the most tokens of the next turn."""
         if self._num_requests >= self._max_turns:
             raise self._limit(
                 f"this sample has had its {self._max_turns} turns (spec.rollout.agent.maxTurns)", "max_turns"
@@ -342,11 +333,7 @@ class ChatFormats:
         self._kept: OrderedDict[str, ChatFormat] = OrderedDict()
 
     def of(self, tools: Sequence[dict[str, Any]]) -> ChatFormat:
-        """Return the chat format of a list of tools.
-
-        Raises:
-            RefusedError: there is no such parser, or it does not suit the tokenizer.
-        """
+        """Return the chat format of a list of tools."""
         key = _tools_key(tools)
         found = self._kept.pop(key, None)
         if found is None:
@@ -359,9 +346,8 @@ class ChatFormats:
         return found
 
     def text(self, ids: Sequence[int], stop: Sequence[str]) -> str:
-        """Decode a turn with the special tokens that parsers look for, without its end and its stop text."""
-        ended = bool(ids) and ids[-1] in self.tokenizer.all_special_ids
-        text = str(self.tokenizer.decode(list(ids[:-1] if ended else ids), skip_special_tokens=False))
+        """Decode a turn as ``decoded_turn`` does, without its stop text."""
+        text = decoded_turn(self.tokenizer, ids)
         places = [place for place in map(text.find, stop) if place >= 0]
         return text[: min(places, default=len(text))]
 
@@ -398,14 +384,11 @@ class ChatRequest:
 
 
 def parse_request(body: bytes, sampling: Sampling) -> ChatRequest:
-    """Parse a request's body, which is JSON.
+    """Parse a request's body; raise ``RequestError`` if it is malformed, or asks for something that is refused.
 
     A parameter is used, replaced by the job's own value and recorded by name, or refused. Replaced are those that most
     programs set by default and that only change the distribution sampled from: training needs the job's. Refused are
     those without which the program would misread the answer.
-
-    Raises:
-        RequestError: it is malformed, or asks for something that is refused.
     """
     document = _document(body)
     for name, why in _REFUSED.items():

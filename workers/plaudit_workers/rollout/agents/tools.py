@@ -35,6 +35,7 @@ from plaudit_workers.rollout.agents.chat import (
     ParsedCall,
     ParsedTurn,
     ToolCallParser,
+    decoded_turn,
     tool_call,
     tool_message,
 )
@@ -160,12 +161,7 @@ class ToolProcess:
         return CallEnd(outcome, text, time.monotonic() - began, wait_s)
 
     async def _answer(self, process: SampleProcess, message: Callable[[int], ToSample], limit_s: float) -> Any:
-        """Send the message with a number of its own; return what answers it.
-
-        Raises:
-            TimeoutError: nothing does within the limit.
-            ProcessDiedError: the process ended.
-        """
+        """Send the message with a number of its own; return what answers it."""
         self._num_calls += 1
         number = self._num_calls
         answer = self._awaited[number] = asyncio.get_running_loop().create_future()
@@ -295,18 +291,12 @@ class Conversation:
 
     async def _turn(self) -> ParsedTurn:
         """Let the policy write one turn, and parse it."""
-        turn = self._agent.parser.parse(self._text(await self._sample()))
+        turn = self._agent.parser.parse(decoded_turn(self._agent.template.tokenizer, await self._sample()))
         message: dict[str, Any] = {"role": "assistant", "content": turn.content}
         if turn.calls:
             message["tool_calls"] = self._written_calls(turn.calls)
         self.trajectory.messages.append(message)
         return turn
-
-    def _text(self, ids: list[int]) -> str:
-        """Decode a turn with its special tokens, which parsers look for, but without the end of the turn."""
-        tokenizer = self._agent.template.tokenizer
-        ended = bool(ids) and ids[-1] in tokenizer.all_special_ids
-        return str(tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False))
 
     def _written_calls(self, calls: Sequence[ParsedCall]) -> list[dict[str, Any]]:
         written = calls[: self._num_shown(calls)]

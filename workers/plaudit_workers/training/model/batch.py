@@ -132,11 +132,6 @@ class _Scored:
     """The weight with which the environment's rewards are part of the score."""
 
     @property
-    def num_trained_tokens(self) -> int:
-        """Return the number of tokens that the policy chose, over all sequences."""
-        return _num_chosen(self.body)
-
-    @property
     def starts(self) -> Ints:
         """Return the first token of each turn of the sample's own sequence."""
         return turn_starts([turn.first for turn in self.body.generation.turns], len(self.body.loss_mask))
@@ -145,7 +140,7 @@ class _Scored:
     def num_turn_tokens(self) -> Ints:
         """Return the trained tokens of each turn; those of branches, which are not timed, count to the first."""
         counts = turn_tokens(self.starts, _mask(self.body))
-        counts[0] += self.num_trained_tokens - counts.sum()
+        counts[0] += _num_chosen(self.body) - counts.sum()
         return counts
 
 
@@ -167,7 +162,7 @@ def make_batch(
     weights = turn_weights or {}
     scored = [sample for number, group in enumerate(groups) for sample in _scored_samples(group, number, weights)]
     scores = np.array([sample.score for sample in scored], dtype=np.float64)
-    num_tokens = np.array([sample.num_trained_tokens for sample in scored], dtype=np.int64)
+    num_tokens = np.array([_num_chosen(sample.body) for sample in scored], dtype=np.int64)
     # Groups are numbered without holes: one that lost all its samples must not count as a group.
     group = np.unique([sample.group_number for sample in scored], return_inverse=True)[1].astype(np.int64)
     owned = [(owner, sequence) for owner, sample in enumerate(scored) for sequence in _sequences(sample)]
@@ -186,12 +181,14 @@ def make_batch(
         sequences = tuple(_with_turns(each, scored[owner], by_turn[owner]) for owner, each in owned)
         advantages = np.concatenate([np.zeros(0), *by_turn])
     figures |= _of_responses(groups) | _spread("critic/score", scores) | _spread("critic/advantages", advantages)
+    degenerate = degenerate_groups(rewards, group)
     statistics = {
         "training/samples": float(sum(len(each.samples) for each in groups)),
         "training/scored": float(scores.size),
         "training/sequences": float(len(sequences)),
         "training/tokens": float(sum(sequence.num_trained_tokens for sequence in sequences)),
-        **_without_signal(rewards, group),
+        "training/groups_single": float(degenerate.single),
+        "training/groups_zero_variance": float(degenerate.zero_variance),
     }
     return TrainingBatch(sequences, temperature, statistics | figures)
 
@@ -262,15 +259,6 @@ def _with_turns(sequence: TrainingSequence, sample: _Scored, advantages: Floats)
         return own
     later = zip(sample.starts[1:].tolist(), advantages[1:].tolist(), strict=True)
     return replace(own, turn_advantages=tuple(later))
-
-
-def _without_signal(rewards: Floats, group: Ints) -> dict[str, float]:
-    """Count groups without a group-relative signal, by the rewards from which advantages are computed."""
-    degenerate = degenerate_groups(rewards, group)
-    return {
-        "training/groups_single": float(degenerate.single),
-        "training/groups_zero_variance": float(degenerate.zero_variance),
-    }
 
 
 def _of_responses(groups: Sequence[Group]) -> dict[str, float]:
@@ -396,11 +384,7 @@ class DegenerateGroups:
 
 
 def degenerate_groups(scores: Floats, group: Ints) -> DegenerateGroups:
-    """Count groups without a group-relative signal.
-
-    Args:
-        group: int64[S], every number from 0 to its maximum used at least once.
-    """
+    """Count groups without a group-relative signal; ``group`` has every number from 0 to its maximum."""
     sizes = np.bincount(group)
     spread = _has_spread(scores, group)
     return DegenerateGroups(int((sizes == 1).sum()), int(((sizes > 1) & ~spread).sum()))
@@ -539,11 +523,7 @@ class KlController:
         self._settings = settings
 
     def update(self, divergence: float, num_samples: int) -> None:
-        """Change the coefficient after an update.
-
-        Args:
-            divergence: mean over the samples of the mean over their tokens, in nats.
-        """
+        """Change the coefficient by an update's divergence in nats, a mean over samples of means over tokens."""
         if self._settings is not None:
             error = min(MAX_ERROR, max(-MAX_ERROR, divergence / self._settings.target - 1))
             self.coefficient *= 1 + error * num_samples / self._settings.horizon

@@ -37,11 +37,7 @@ _Sequence = tuple[Tensor, list[Pixels]]
 
 
 class ImageRows:
-    """Lay out positions and pixels of packed rows, for a causal language model with a vision tower.
-
-    Raises:
-        RefusedError: the model does not compute positions of images.
-    """
+    """Lay out positions and pixels of packed rows, for a causal language model with a vision tower."""
 
     def __init__(self, images: ImageProcessor, model: PreTrainedModel) -> None:
         self.images = images
@@ -137,9 +133,6 @@ def refuse_unpackable_images(
     Args:
         model: if sharded, this is a collective call.
         rough: True if the model computes in bfloat16.
-
-    Raises:
-        RefusedError: it does, or the model cannot compute such a row.
     """
     kind = kind_of(model)
     try:

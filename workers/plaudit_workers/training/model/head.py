@@ -67,11 +67,7 @@ _AMPLIFIED = 1000.0
 
 
 def load_model(model: ModelSpec, *, images: bool = False) -> PreTrainedModel:
-    """Load ``model.source`` on the CPU: float32, packed attention, evaluation mode (no dropout).
-
-    Raises:
-        RefusedError: it cannot be loaded, or its layers mix the sequences of a packed row.
-    """
+    """Load ``model.source`` on the CPU: float32, packed attention, evaluation mode (no dropout)."""
     disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         loaded: PreTrainedModel = _CLASSES[images].from_pretrained(
@@ -104,7 +100,7 @@ class LoadedModel:
 
 
 def load_whole(model: ModelSpec, *, images: bool = False) -> LoadedModel:
-    """Load a model with its parameters; see ``load_model`` for the errors."""
+    """Load a model with its parameters."""
     loaded = load_model(model, images=images)
     files = None if model.trust_remote_code else ModelFiles.find(model.source, model.revision)
     stored = None if files is None else StoredParameters.find(loaded, files)
@@ -116,9 +112,6 @@ def load_by_rows(model: ModelSpec, *, images: bool = False) -> LoadedModel:
 
     They cannot where the files do not hold all of them (or quantised ones), where they have another format than
     safetensors, and for a model with code of its own. Such a model is loaded whole on each rank.
-
-    Raises:
-        RefusedError: it cannot be loaded, or its layers mix the sequences of a packed row.
     """
     empty = build_empty(model, images=images)
     return load_whole(model, images=images) if empty is None else empty
@@ -193,11 +186,7 @@ def companion_files(
 
 
 def save_companions(model: ModelSpec, folder: Path, images: ImageProcessor | None = None) -> None:
-    """Write the configuration and the tokenizer of ``model.source`` for weights in ``model.dtype``.
-
-    Raises:
-        RefusedError: they cannot be loaded.
-    """
+    """Write the configuration and the tokenizer of ``model.source`` for weights in ``model.dtype``."""
     arguments = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(model.source, **arguments)
@@ -220,9 +209,6 @@ def refuse_unpackable(model: PreTrainedModel, device: torch.device | None = None
     Args:
         model: if sharded, this is a collective call.
         rough: True if the model computes in bfloat16.
-
-    Raises:
-        RefusedError: it does (linear attention, state-space layers), or the attention is unsupported.
     """
     vocabulary = int(model.config.get_text_config().vocab_size)
     one, other, ids = torch.tensor_split((torch.arange(18) * 7 + 1) % vocabulary, 3)
@@ -268,9 +254,6 @@ def refuse_long_packed(model: PreTrainedModel, longest: int) -> None:
 
     Args:
         longest: tokens of a prompt and its response together.
-
-    Raises:
-        RefusedError: sequences may be longer than such a limit.
     """
     for reason, limit in length_limits(model):
         if longest > limit:
@@ -387,9 +370,6 @@ def refuse_cut_sampling(sampling: SamplingSpec) -> None:
     trainer does the same, so that both describe the same policy. Sampling that cuts the distribution gives every cut
     token the probability 0, and the set of cut tokens depends on the weights: the trainer's weights cut others than the
     rollout's, so a sampled token may have no probability at all. Such sampling is refused, not approximated.
-
-    Raises:
-        RefusedError: temperature 0, ``topP`` below 1 or ``topK`` given.
     """
     if sampling.temperature <= 0:
         raise RefusedError(

@@ -35,9 +35,6 @@ class Adapters:
         model: float32, before its parameters are sharded or read; its own parameters are frozen.
         source: which the published configuration names.
         dtype: precision in which the frozen parameters are held.
-
-    Raises:
-        RefusedError: the model has no such layers, or they cannot get adapters.
     """
 
     def __init__(self, model: PreTrainedModel, settings: LoraSpec, source: str, dtype: torch.dtype) -> None:

@@ -139,11 +139,7 @@ def mean_figures(sums: dict[str, float]) -> dict[str, float]:
 
 
 def choose_loss(settings: LossSpec) -> PolicyLoss:
-    """Return the policy loss of ``loss.kind``.
-
-    Raises:
-        RefusedError: the user's file has no such function.
-    """
+    """Return the policy loss of ``loss.kind``."""
     return load_loss(Path(settings.path), settings.function) if settings.kind == "python" else LOSSES[settings.kind]
 
 
@@ -214,8 +210,6 @@ def dppo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses
 
 
 PolicyLoss = Callable[[TokenInputs, Tensor, "LossSpec"], TokenLosses]
-
-
 LOSSES: dict[str, PolicyLoss] = {"ppo": ppo, "gspo": gspo, "cispo": cispo, "dppo": dppo}
 """Each ``loss.kind`` of ``LOSS_KINDS`` but ``python``, and its function."""
 
@@ -226,9 +220,6 @@ def load_loss(path: Path, function: str) -> PolicyLoss:
     It gets what the other losses get; importance weights, aggregation, KL and entropy terms are added as for them. The
     loss raises ``RefusedError`` where the function raises, or returns anything but a loss with a gradient for each
     token.
-
-    Raises:
-        RefusedError: the file cannot be imported or has no such function.
     """
     own = _imported(path, function)
 
@@ -272,11 +263,7 @@ def _called(own: Callable[..., object], tokens: TokenInputs, anchor: Tensor, set
 
 
 def _checked(losses: object, tokens: TokenInputs, settings: LossSpec) -> Tensor:
-    """Return the losses of a user's function.
-
-    Raises:
-        RefusedError: they are something else than a loss with a gradient for each token.
-    """
+    """Return what a user's function returned, if it is a loss with a gradient for each token."""
     name = f"{_FIELD}: {settings.function} in {settings.path}"
     if not isinstance(losses, Tensor):
         raise RefusedError(f"{name} returned {type(losses).__name__}; return a tensor, one loss a token")

@@ -80,9 +80,6 @@ def refuse_without_compiler(device: str, environment: Mapping[str, str]) -> None
 
     Args:
         environment: ``PATH``, ``CXX`` and ``CC`` are read, as torch and Triton do.
-
-    Raises:
-        RefusedError: one is missing.
     """
     if device == "cpu":
         names = [environment.get("CXX", "g++")]

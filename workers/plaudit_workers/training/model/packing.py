@@ -91,7 +91,7 @@ def assign_bins(lengths: Sequence[int], budget: int, num_ranks: int = 1) -> list
         ranks some bins are empty.
     """
     order = sorted(range(len(lengths)), key=lambda number: (-lengths[number], number))
-    num_bins = _round_up(max(1, -(-sum(lengths) // budget)), num_ranks)
+    num_bins = round_up(max(1, -(-sum(lengths) // budget)), num_ranks)
     while True:
         bins = _fill(order, lengths, num_bins)
         if all(len(members) <= 1 or sum(lengths[number] for number in members) <= budget for members in bins):
@@ -109,7 +109,8 @@ def _fill(order: Sequence[int], lengths: Sequence[int], num_bins: int) -> list[l
     return bins
 
 
-def _round_up(number: int, multiple: int) -> int:
+def round_up(number: int, multiple: int) -> int:
+    """Return the smallest multiple that is not below a number."""
     return -(-number // multiple) * multiple
 
 
@@ -169,11 +170,7 @@ def _with_busy(chosen: Sequence[TrainingSequence], busy: TrainingSequence) -> li
 
 
 def pack_single(ids: Tensor) -> MicroBatch:
-    """Return a row of one sequence whose every next token is a target: for log-probabilities, not for training.
-
-    Args:
-        ids: int64[T].
-    """
+    """Return a row of one sequence, int64[T], whose every next token is a target: for log-probabilities only."""
     length = ids.numel()
     zeros = torch.zeros(length - 1)
     return MicroBatch(

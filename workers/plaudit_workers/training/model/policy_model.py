@@ -75,6 +75,7 @@ from plaudit_workers.training.model.sharding import (
     join_ranks,
     leave_ranks,
     place,
+    saved_buffers,
     sum_over_replicas,
 )
 from plaudit_workers.training.model.state_copy import Commands, StateCopy, read_own_rows, refuse_other_tensors
@@ -137,7 +138,7 @@ class PolicyModel:
         self._adapters = adapters
         self._tokenizer = tokenizer
         self._parameters = {name: each for name, each in self._model.named_parameters() if each.requires_grad}
-        self._tensors = self._parameters | ({} if adapters else _saved_buffers(self._model))
+        self._tensors = self._parameters | ({} if adapters else saved_buffers(self._model))
         self._parts = {} if adapters else model.published
         self._optimizer = PolicyOptimizer(self._parameters.items(), spec.algorithm)
         self._shape = _shape_of(model.module)
@@ -386,7 +387,9 @@ class PolicyModel:
         """
         if self._ranks.rank == 0:
             index = ShardIndex.read(Path(folder))
-            self._optimizer.restore(index.progress.updates, self._known(index.progress.steps))
+            if others := index.progress.steps.keys() - self._parameters.keys():
+                raise ShardError(f"{min(others)} is no trained parameter of the model")
+            self._optimizer.restore(index.progress.updates, index.progress.steps)
             refuse_other_tensors(index, self._state())
         self._commands.send("load", folder)
         errors = [error.decode() for error in self._commands.gather(self._read(Path(folder)).encode()) if error]
@@ -409,16 +412,6 @@ class PolicyModel:
         except (OSError, ShardError) as error:
             return f"rank {self._ranks.rank}: {error}"
         return ""
-
-    def _known(self, steps: Mapping[str, int]) -> Mapping[str, int]:
-        """Check that a state has steps of this model's parameters only.
-
-        Raises:
-            ShardError: it has not.
-        """
-        if others := steps.keys() - self._parameters.keys():
-            raise ShardError(f"{min(others)} is no trained parameter of the model")
-        return steps
 
     def _restore_progress(self, progress: StateProgress) -> None:
         place = Fraction(progress.place) if progress.place else None
@@ -462,12 +455,7 @@ class PolicyModel:
         leave_ranks(self._ranks)
 
     def follow(self) -> None:
-        """Repeat every call of rank 0's model on this rank, until rank 0 closes it.
-
-        Raises:
-            CommandError: rank 0 sent something that is not a command.
-            RuntimeError: rank 0, or another rank, is gone.
-        """
+        """Repeat every call of rank 0's model on this rank, until rank 0 closes it."""
         name = ""
         while name != "close":
             name, argument = self._commands.receive()
@@ -605,11 +593,7 @@ def autocast(ranks: Ranks, dtype: torch.dtype) -> torch.autocast:
 
 
 def placed(model: LoadedModel, ranks: Ranks, dtype: torch.dtype, *, cpu_offload: bool = False) -> PreTrainedModel:
-    """Take this rank's part of a model, and read its parameters if it has none yet. See ``place``.
-
-    Raises:
-        RefusedError: the model's layers mix the sequences of a packed row.
-    """
+    """Take this rank's part of a model, and read its parameters if it has none yet. See ``place``."""
     choose_attention(model.module, ranks.device, dtype)
     module = place(model.module, ranks, dtype, cpu_offload=cpu_offload)
     stored = model.stored
@@ -632,11 +616,6 @@ def _shape_of(model: PreTrainedModel) -> ModelShape | None:
         return None  # another form: no MFU
 
 
-def _saved_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
-    saved = model.state_dict().keys()
-    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
-
-
 def _load(model: ModelSpec, by_rows: bool, images: ImageProcessor | None) -> LoadedModel:
     loaded = (load_by_rows if by_rows else load_whole)(model, images=images is not None)
     return replace(loaded, images=images)
@@ -647,10 +626,6 @@ def build_model(job: RLJob, rank: int = 0, world_size: int = 1, images: ImagePro
 
     Args:
         rank: ranks other than 0 then call ``follow``.
-
-    Raises:
-        RefusedError: model or tokenizer cannot be loaded, or the job asks for something that cannot be trained, or its
-            own loss fails on random tokens.
     """
     refuse_cut_sampling(job.spec.rollout.sampling)
     torch.manual_seed(job.spec.seed)

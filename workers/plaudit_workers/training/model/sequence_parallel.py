@@ -25,7 +25,7 @@ from transformers import PretrainedConfig
 from plaudit_job.model_shape import divides_heads
 from plaudit_reward.attention import UnsupportedAttentionError
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.training.model.packing import MicroBatch
+from plaudit_workers.training.model.packing import MicroBatch, round_up
 
 
 class SequenceParallel:
@@ -42,7 +42,7 @@ class SequenceParallel:
         All other fields remain those of the whole row.
         """
         num_tokens = row.input_ids.shape[1]
-        length = _padded(num_tokens, self._size) // self._size
+        length = round_up(num_tokens, self._size) // self._size
         start = self._index * length
         targets = slice(*self._own_targets(row))
         return replace(
@@ -58,18 +58,14 @@ class SequenceParallel:
         return HeadExchange(self._group, row.input_ids.shape[1])
 
     def collected(self, values: Tensor, row: MicroBatch) -> Tensor:
-        """Return the values of all targets of a row: float[R, …]. The gradient of this rank's own flows back.
-
-        Args:
-            values: of the targets of this rank's part.
-        """
+        """Return the values of all of a row's targets, float[R, …], from this rank's, whose gradient flows back."""
         first, _ = self._own_targets(row)
         found: Tensor = _Collected.apply(values, first, row.targets.numel(), self._group)  # type: ignore[no-untyped-call]
         return found
 
     def _own_targets(self, row: MicroBatch) -> tuple[int, int]:
         """Return the first of the row's targets that this rank predicts, and the one behind the last."""
-        length = _padded(row.input_ids.shape[1], self._size) // self._size
+        length = round_up(row.input_ids.shape[1], self._size) // self._size
         bounds = torch.tensor([self._index * length, (self._index + 1) * length], device=row.sources.device)
         first, end = torch.searchsorted(row.sources, bounds).tolist()
         return first, end
@@ -80,11 +76,7 @@ class SequenceParallel:
 
 
 class HeadExchange:
-    """Exchange tokens for heads around the attention of one row; see ``packed_attention``.
-
-    Args:
-        num_tokens: without padding.
-    """
+    """Exchange tokens for heads around the attention of a row of ``num_tokens`` unpadded; see ``packed_attention``."""
 
     def __init__(self, group: dist.ProcessGroup, num_tokens: int) -> None:
         self._group = group
@@ -113,7 +105,7 @@ class HeadExchange:
 
     def to_tokens(self, output: Tensor) -> Tensor:
         """Return all heads of this rank's tokens: float[tokens of the row, H ÷ n, D] → float[T ÷ n, H, D]."""
-        padding = _padded(self._num_tokens, self._size) - self._num_tokens
+        padding = round_up(self._num_tokens, self._size) - self._num_tokens
         by_rank = pad(output, (0, 0, 0, 0, 0, padding)).reshape(self._size, -1, *output.shape[1:])
         return self._exchanged(by_rank).transpose(0, 1).flatten(1, 2)
 
@@ -149,11 +141,7 @@ class _Collected(torch.autograd.Function):
 
 
 def refuse_heads(config: PretrainedConfig, size: int) -> None:
-    """Check that the ranks can share the heads of a model's attention (``trainer.sequenceParallelSize``).
-
-    Raises:
-        RefusedError: they cannot.
-    """
+    """Check that the ranks can share the heads of a model's attention (``trainer.sequenceParallelSize``)."""
     if size == 1:
         return
     text = config.get_text_config()
@@ -166,7 +154,3 @@ def refuse_heads(config: PretrainedConfig, size: int) -> None:
             f"spec.trainer.sequenceParallelSize: {size} does not divide the model's {heads} attention heads, or its "
             f"{groups} key/value heads neither divide it nor are divided by it. Set it to {fitting}"
         )
-
-
-def _padded(num_tokens: int, size: int) -> int:
-    return -(-num_tokens // size) * size

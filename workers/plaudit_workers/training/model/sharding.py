@@ -103,11 +103,7 @@ def _mesh(device: torch.device, world_size: int, fsdp_size: int) -> DeviceMesh:
 
 
 def _group_of(members: list[list[int]]) -> dist.ProcessGroup:
-    """Return the process group of this rank. A collective call of all ranks.
-
-    Args:
-        members: the ranks of each group; every rank is in one.
-    """
+    """Return this rank's process group of ``members``, the ranks of each group. A collective call of all ranks."""
     own, _ = dist.new_subgroups_by_enumeration(members, timeout=COLLECTIVE_TIMEOUT)  # type: ignore[no-untyped-call]
     assert isinstance(own, dist.ProcessGroup)
     return own
@@ -177,10 +173,14 @@ def fill_shards(model: PreTrainedModel, device: torch.device, read: Callable[[st
             made[id(parameter)] = _with_rows(parameter, device, partial(read, name))
         state[name] = made[id(parameter)]
     model.load_state_dict(state, strict=False, assign=True)  # FSDP2 keeps its own references up to date by a hook
+    for name, buffer in saved_buffers(model).items():
+        buffer.copy_(read(name, 0, buffer.shape[0] if buffer.dim() else 1))
+
+
+def saved_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the buffers that are part of a model's state, by name."""
     saved = model.state_dict().keys()
-    for name, buffer in model.named_buffers():
-        if name in saved:
-            buffer.copy_(read(name, 0, buffer.shape[0] if buffer.dim() else 1))
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
 def _with_rows(
@@ -208,9 +208,6 @@ def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
 
     FSDP2 shards along the first dimension, so a shard is a run of consecutive bytes of the whole tensor. A tensor that
     is not sharded is whole on every rank.
-
-    Raises:
-        NotImplementedError: it is sharded in another way.
     """
     if not isinstance(tensor, DTensor):
         return tensor.detach(), 0

@@ -128,11 +128,7 @@ def _copied(tensors: Mapping[str, Tensor], rank: int) -> Iterator[TensorRows]:
 
 
 def refuse_other_tensors(index: ShardIndex, tensors: Mapping[str, Tensor]) -> None:
-    """Check that a stored state has these tensors, in these shapes.
-
-    Raises:
-        ShardError: one is missing, or has another shape.
-    """
+    """Check that a stored state has these tensors, in these shapes; raise ``ShardError`` if it has not."""
     for name, tensor in tensors.items():
         stored = index.tensors.get(name)
         if stored is None:
@@ -143,12 +139,7 @@ def refuse_other_tensors(index: ShardIndex, tensors: Mapping[str, Tensor]) -> No
 
 @torch.no_grad()
 def read_own_rows(reader: ShardReader, tensors: Mapping[str, Tensor]) -> None:
-    """Fill this rank's rows of the tensors; no other rows are read.
-
-    Raises:
-        ShardError: a file is damaged.
-        OSError: a file cannot be read.
-    """
+    """Fill this rank's rows of the tensors; no other rows are read."""
     for name, tensor in tensors.items():
         rows, first_row = own_rows(tensor)
         if rows.numel():
@@ -177,12 +168,7 @@ class Commands:
             self._broadcast(encode_command(name, argument))
 
     def receive(self) -> tuple[str, Any]:
-        """Wait for rank 0's next command.
-
-        Raises:
-            CommandError: rank 0 sent something else.
-            RuntimeError: rank 0, or another rank, is gone.
-        """
+        """Wait for rank 0's next command; raise ``CommandError`` for anything else, ``RuntimeError`` if it is gone."""
         self._ranks.use_device()
         return decode_command(self._broadcast(b""))
 
@@ -204,11 +190,7 @@ def encode_command(name: str, argument: object = None) -> bytes:
 
 
 def decode_command(content: bytes) -> tuple[str, Any]:
-    """Decode what ``encode_command`` made.
-
-    Raises:
-        CommandError: the content is not a command.
-    """
+    """Decode what ``encode_command`` made; raise ``CommandError`` if the content is not a command."""
     try:
         name, argument = msgspec.msgpack.decode(content, type=tuple[str, msgspec.Raw])
         return name, msgspec.msgpack.decode(argument, type=ARGUMENTS[name], dec_hook=_decode_array)

@@ -69,11 +69,7 @@ def part_of(
     probe: bytes,
     parts: Mapping[str, TensorParts] = _WHOLE,
 ) -> WeightPart:
-    """Copy this rank's part of the tensors to the CPU and hash it.
-
-    Args:
-        rank: 0 also offers the header, the probe and what is not sharded.
-    """
+    """Copy this rank's part to the CPU and hash it; rank 0's has the header, the probe and what is not sharded."""
     layout = layout_of(tensors, dtype, parts)
     pieces = [(0, memoryview(layout.header))] if rank == 0 else []
     return WeightPart.of([*pieces, *_pieces(tensors, dtype, rank, layout)], probe if rank == 0 else b"")
