@@ -62,12 +62,7 @@ def null_problem(location: Location) -> Problem:
 
 
 def problem_of(errors: Sequence[ErrorDetails], root: type[BaseModel], location: Location) -> Problem:
-    """Turn pydantic's errors about one field into a problem.
-
-    Args:
-        errors: one, or one for each type of a union.
-        location: keys and indices as written in the file.
-    """
+    """Turn pydantic's errors about one field into a problem: one error, or one for each type of a union."""
     kinds = [_TYPES[error["type"]][0] for error in errors if error["type"] in _TYPES]
     if len(kinds) > 1:
         value = shown(errors[0]["input"])
@@ -204,11 +199,7 @@ def section_of(annotation: object) -> type[BaseModel] | None:
 
 
 def resolve_paths(written: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the job's data with every path absolute.
-
-    Args:
-        written: a job as plain data with the names of the YAML form; unknown fields and wrong types stay as they are.
-    """
+    """Return plain data of a job with every path absolute; unknown fields and wrong types stay as they are."""
     return _resolved(written, RLJob, folder.resolve())
 
 

@@ -63,8 +63,7 @@ def server_command(
 ) -> list[str]:
     """Return the arguments of a Python interpreter that runs the server.
 
-    Args:
-        gpu_share: of the GPU's memory, if other processes of the run use it too. vLLM's server takes 90 % of its share.
+    ``gpu_share`` is below 1 if other processes of the run use the GPU too; vLLM's server takes 90 % of its share.
     """
     module, own = _plaudit(model) if _is_own(model) else _vllm(model, with_gpu=with_gpu)
     if with_gpu and gpu_share < 1 and not _is_own(model):

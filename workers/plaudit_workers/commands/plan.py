@@ -51,12 +51,7 @@ PRODUCT_LABEL = "nvidia.com/gpu.product"
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    """Run the command.
-
-    Raises:
-        JobError: the job is invalid, or cannot fit.
-        RefusedError: the model's configuration or the GPU is unknown.
-    """
+    """Run the command."""
     job = load_job(arguments.job)
     if not job.spec.trains:
         raise RefusedError(f"{arguments.job}: the job has no rollout and no trainer, so there is no model to plan")
@@ -88,11 +83,7 @@ def known_problems(job: RLJob) -> list[Problem]:
 
 
 def read_shape(model: ModelSpec) -> ModelShape:
-    """Read the sizes of ``model.source`` from its folder or, for ``model.revision``, the hub's local cache.
-
-    Raises:
-        RefusedError: there is no ``config.json``, or it does not describe a decoder.
-    """
+    """Read the sizes of ``model.source`` from its folder or, for ``model.revision``, the hub's local cache."""
     path = _configuration(model)
     if path.exists():
         try:

@@ -68,11 +68,8 @@ PARTS = ("samples", "checkpoints", "weights", "logs")
 def prepare(arguments: argparse.Namespace, console: Console) -> tuple[RLJob, Path] | None:
     """Load and check the job and make (or find) its run's folder with the resolved ``job.yaml`` in it.
 
-    Returns:
-        None when there is nothing to do: the run to resume has finished.
-
-    Raises:
-        RefusedError: anything that would make the run fail later and can be found out now.
+    Return None when the run to resume has finished. Raise ``RefusedError`` for anything that would make the run fail
+    later and can be found out now.
     """
     job = _with_steps(_loaded(arguments), arguments.steps)
     runs = Path(arguments.runs_folder)
@@ -170,11 +167,7 @@ def _report_changes(job: RLJob, folder: Path, console: Console, *, accepted: boo
 
 
 def new_run(runs: Path, job_name: str, run: str | None) -> Path:
-    """Make the folder of a new run.
-
-    Raises:
-        RefusedError: the name is taken, or the folder cannot be written.
-    """
+    """Make the folder of a new run."""
     folder = (runs / (run or f"{job_name}-{secrets.token_hex(3)}")).resolve()
     if (folder / "job.yaml").exists():
         raise RefusedError(f"{folder} holds a run already: choose another --run, or add --resume to continue it")

@@ -88,11 +88,7 @@ class RedisServer:
         return self._process.pid if self._process else None
 
     def start(self) -> Self:
-        """Start the server, wait until it responds, with its data loaded, and load the functions of the run.
-
-        Raises:
-            RefusedError: no server is installed, or it exited at once (the message quotes the end of its log).
-        """
+        """Start the server, wait until it responds, with its data loaded, and load the functions of the run."""
         program = server_program()
         self.folder.mkdir(parents=True, exist_ok=True)
         configuration = self.folder / "redis.conf"

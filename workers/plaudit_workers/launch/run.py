@@ -249,12 +249,7 @@ async def _in_daemon_thread(work: Callable[[], None]) -> None:
 
 
 class StepLines:
-    """Print each newly closed step once.
-
-    Args:
-        steps_file: ``steps.jsonl`` of the run; only lines added from now on are printed.
-        as_json: print the lines of ``steps.jsonl`` as they are, for programs, instead of a table.
-    """
+    """Print each newly closed step once: as a row of a table, or its line of ``steps.jsonl`` as it is (``as_json``)."""
 
     def __init__(self, steps_file: Path, console: Console, *, as_json: bool = False) -> None:
         self._file = steps_file

@@ -48,10 +48,8 @@ _BEAT_EVERY_S = 5.0
 async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     """Serve one replica of a scorer's model until ``stop`` is set.
 
-    Raises:
-        RefusedError: the engine ended before it was ready; the message quotes the end of its log.
-        ServerDiedError: it ended or stopped responding later, or at the start after that: the GPU's memory may not be
-            free yet.
+    Raise ``RefusedError`` if its first start fails; later, and at the start after that, ``ServerDiedError``: the GPU's
+    memory may not be free yet.
     """
     identity = ServerIdentity.from_environment()
     scorers = load_job(settings.job_path).spec.reward.scorers

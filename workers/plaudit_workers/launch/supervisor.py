@@ -66,11 +66,7 @@ _OF_A_LOCAL_RAY = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0", "
 
 
 class Supervisor:
-    """Run the processes of one run.
-
-    Args:
-        max_restarts: how often one process may crash without a step closing in between.
-    """
+    """Run the processes of one run; each may crash ``max_restarts`` times without a step closing in between."""
 
     def __init__(
         self, plans: Mapping[Role, list[ProcessPlan]], *, max_restarts: int, steps_closed: Callable[[], int]
@@ -317,11 +313,7 @@ def _use_log(log_file: Path) -> None:
 def connect_to_ray(address: str | None, *, num_cpus: float) -> None:
     """Join the cluster at ``address``, or start a Ray with a token on this machine, which ``disconnect`` ends.
 
-    Args:
-        num_cpus: that all processes of the job request; a laptop with fewer cores shares them.
-
-    Raises:
-        RefusedError: no cluster responds at the address.
+    ``num_cpus`` is what all processes of the job request; a laptop with fewer cores shares them.
     """
     options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
@@ -368,11 +360,7 @@ def devices(count: int) -> list[str]:
 
 
 async def _await_room(role: str, plans: Sequence[ProcessPlan], group: PlacementGroup) -> None:
-    """Wait until a role has its room.
-
-    Raises:
-        RefusedError: the cluster has no room for it within a minute.
-    """
+    """Wait until a role has its room, for at most a minute."""
     deadline = time.monotonic() + _ROOM_WITHIN_S
     while time.monotonic() < deadline:
         if await asyncio.to_thread(group.wait, 1):
@@ -432,11 +420,7 @@ def _error(line: bytes) -> str:
 
 
 def check_cluster(folder: Path) -> None:
-    """Look at the run's folder from each node of the connected cluster.
-
-    Raises:
-        RefusedError: a node does not see the folder, cannot read its private files, or has another version.
-    """
+    """Refuse a cluster if a node lacks the run's folder, cannot read its private files, or has another version."""
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     asked = {node["NodeManagerAddress"]: _ask(node["NodeID"], folder) for node in nodes}
     for address, reply in asked.items():

@@ -156,11 +156,7 @@ def write_redis_address(folder: Path, redis: RedisAddress) -> None:
 
 
 def redis_address(folder: Path, url: str | None) -> RedisAddress:
-    """Return the address of a run's Redis, or that of ``url`` with the rest in ``PLAUDIT_REDIS_…``.
-
-    Raises:
-        RefusedError: there is no such run, or its folder does not say.
-    """
+    """Return the address of a run's Redis, or that of ``url`` with the rest in ``PLAUDIT_REDIS_…``."""
     if url is not None:
         return redis_from(os.environ, url)
     try:

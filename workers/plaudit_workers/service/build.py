@@ -79,11 +79,7 @@ Maker = Callable[[ScorerSpec, BuildContext], AnyScorer]
 
 
 async def build_pipeline(reward: RewardSpec, worker: str, context: BuildContext | None = None) -> Pipeline:
-    """Build and open every scorer of a job; if one is refused, close all others.
-
-    Args:
-        context: the environment of the scorers. Default: outside a run.
-    """
+    """Build and open every scorer of a job, by default outside of a run; if one is refused, close all others."""
     context = context or BuildContext(reward, worker, model_servers=model_servers())
     made = _make_all(reward, context)
     combining = _combining_function(context)
@@ -416,11 +412,7 @@ def _http_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:
 
 
 def _service_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:
-    """Build the client of a reward service; the run is a caller of its own among those that share a token.
-
-    Raises:
-        RefusedError: the service is named, and nothing but an operator knows where it is; or the token has no value.
-    """
+    """Build the client of a reward service; the run is a caller of its own among those that share a token."""
     assert scorer.service is not None
     service, usage = scorer.service, EndpointUsage()
     field = f"scorer {scorer.name}: service"

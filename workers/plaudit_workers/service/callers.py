@@ -51,24 +51,17 @@ class Missing(enum.Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """Hold the bounds of one caller at one gateway.
-
-    Attributes:
-        queued: samples that wait for room in Redis; more are refused.
-        queued_bytes: bytes of their responses and prompts, about.
-    """
+    """Hold the bounds of one caller at one gateway."""
 
     queued: int = 16_384
+    """Samples that wait for room in Redis; more are refused."""
     queued_bytes: int = 256 << 20
+    """Bytes of their responses and prompts, about."""
     kept_s: float = 3600.0
 
 
 class Awaited:
-    """Hold one group that requests of this gateway await.
-
-    Attributes:
-        accepted: set once Redis holds the group, or never will.
-    """
+    """Hold one group that requests of this gateway await."""
 
     __slots__ = ("accepted", "group", "num_bytes", "num_requests", "result", "samples", "since")
 
@@ -78,6 +71,7 @@ class Awaited:
         self.num_bytes = sum(len(sample.response) + len(sample.prompt) for sample in samples)
         self.num_requests = 0
         self.accepted = asyncio.Event()
+        """Set once Redis holds the group, or never will."""
         self.result: asyncio.Future[GroupResult | Missing] = asyncio.get_running_loop().create_future()
         self.since = time.monotonic()
 
@@ -89,11 +83,7 @@ class Awaited:
 
 
 class CallerSession:
-    """Submit one caller's samples and wait for their results. ``run`` must be running.
-
-    Args:
-        service: the offer of the run; its ``room`` bounds the caller's samples in work.
-    """
+    """Submit one caller's samples, at most ``service.room``, and wait for their results. ``run`` must be running."""
 
     def __init__(self, transport: Transport, caller: str, service: Service, limits: Limits = Limits()) -> None:
         self._transport = transport
@@ -401,11 +391,7 @@ class DisconnectedError(Exception):
 async def wait_for_all(awaited: Sequence[Awaited], receive: Receive, timeout_s: float) -> bool:
     """Wait for all results; return False when time is up first.
 
-    Args:
-        receive: of the request, whose body has been read: it returns when the caller leaves.
-
-    Raises:
-        DisconnectedError: the caller has left.
+    ``receive`` of the request, whose body has been read, returns when the caller leaves: then ``DisconnectedError``.
     """
     left = asyncio.ensure_future(receive())
     try:
@@ -437,10 +423,7 @@ async def as_they_come(
 ) -> AsyncIterator[list[int]]:
     """Yield the positions of results as they come, all that are there at once; [] after ``quiet_s`` without any.
 
-    Ends when all have come or when time is up.
-
-    Raises:
-        DisconnectedError: the caller has left.
+    Ends when all have come or when time is up; raises ``DisconnectedError`` when the caller has left.
     """
     loop = asyncio.get_running_loop()
     ended: list[int] = []

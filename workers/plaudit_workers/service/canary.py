@@ -110,12 +110,7 @@ _group_decoder = msgspec.json.Decoder(_ScoredGroup)
 
 
 class Canary:
-    """Copy a share of the samples to another service and compare. ``close`` ends its connections.
-
-    Args:
-        url: of the service, without a route.
-        share: of the samples that are copied, 0 to 1.
-    """
+    """Copy a ``share`` of the samples (0 to 1) to another service and compare. ``close`` ends its connections."""
 
     def __init__(self, url: str, token: str, share: float, series: CanarySeries) -> None:
         self._url = url.rstrip("/")

@@ -425,14 +425,9 @@ def _given_up(group: str) -> GroupResult:
 
 
 async def connect(address: RedisAddress, *, run: str, job: str, wait_s: float) -> tuple[Transport, Service]:
-    """Open the transport of a scoring service.
+    """Open the transport of a scoring service: of ``run``, else of the only one of this ``job`` or in this Redis.
 
-    Args:
-        run: id of the run; empty: the only service of this ``job``, or the only one in this Redis.
-        wait_s: seconds to wait for a service that does not exist yet.
-
-    Raises:
-        ServiceError: Redis cannot be reached or refuses the password; the run does not exist or is no scoring service.
+    Raise ``ServiceError`` if it cannot be used; wait for up to ``wait_s`` if it does not exist yet.
     """
     deadline = time.monotonic() + wait_s
     while True:

@@ -27,9 +27,6 @@ class Tokens:
 
     On Kubernetes the folder is a Secret's volume, whose files change when the Secret does; they are read again every
     ten seconds.
-
-    Raises:
-        RefusedError: there is no token, or one is too short to be a secret.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,9 +39,8 @@ class Tokens:
     def caller(self, authorization: str) -> str | None:
         """Return the caller of a request; None for an unknown token.
 
-        Args:
-            authorization: header of the request: ``Bearer TOKEN``, or ``Basic …`` with the token as password, for
-                programs that can only be given a URL (``http://any:TOKEN@host``).
+        The header is ``Bearer TOKEN``, or ``Basic …`` with the token as password, for programs that take only a URL
+        (``http://any:TOKEN@host``).
         """
         if time.monotonic() - self._read_at > _READ_AGAIN_S:
             self._read_at = time.monotonic()
@@ -108,9 +104,6 @@ def caller_name(of_token: str, named: str, known: Set[str]) -> str:
 
     Runs that share a token (jobs that refer to one RewardService) name themselves in a header. Each then has ids and a
     queue of its own, and none can fill the queue of another.
-
-    Raises:
-        RefusedRequestError: the header is not a name.
     """
     if not named:
         return of_token

@@ -99,12 +99,7 @@ async def _pipeline(job: RLJob, settings: ProcessSettings, version: str, gate: C
 
 
 class ScoringWorker:
-    """Score the samples and groups that it takes.
-
-    Args:
-        transport: the run's streams; closed by the caller.
-        pipeline: the job's scorers, opened; closed here.
-    """
+    """Score samples and groups by the opened ``pipeline``, and close that; the caller closes the transport."""
 
     def __init__(
         self,

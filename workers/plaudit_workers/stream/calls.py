@@ -43,18 +43,15 @@ def new_call() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Answer]):
-    """Describe one transition, ready to be sent, once or repeatedly.
-
-    Attributes:
-        script: file name in ``lua/`` without its ending.
-        arguments: ARGV[2] and following.
-        group: ARGV[1]; empty for transitions that concern no single group.
-    """
+    """Describe one transition, ready to be sent, once or repeatedly."""
 
     script: str
+    """File name in ``lua/`` without its ending."""
     arguments: Sequence[Argument]
+    """ARGV[2] and following."""
     read: Callable[[Any], Answer]
     group: str = ""
+    """ARGV[1]; empty for transitions that concern no single group."""
 
 
 def nothing(answer: Any) -> None:
@@ -73,23 +70,20 @@ def beat(record: WorkerRecord) -> Call[None]:
 
 @dataclass(frozen=True)
 class StreamLimits:
-    """Hold the bounds that a trainer sets.
-
-    Attributes:
-        max_open_validation_groups: validation groups that may be open at a time, in addition.
-        group_deadline_s: from a group's first published sample to its release.
-        group_scoring_deadline_s: from a group's last sample to its release without group-scope scorers.
-        min_samples_per_group: a training group with fewer scored samples is dropped.
-        memory_share: admissions stop above this share of Redis's memory.
-    """
+    """Hold the bounds that a trainer sets."""
 
     max_open_groups: int
     max_open_validation_groups: int = 256
+    """Validation groups that may be open at a time, in addition."""
     group_deadline_s: float = 900.0
+    """Seconds from a group's first published sample to its release."""
     group_scoring_deadline_s: float = 900.0
+    """Seconds from a group's last sample to its release without group-scope scorers."""
     min_samples_per_group: int = 1
+    """A training group with fewer scored samples is dropped."""
     has_group_scorers: bool = False
     memory_share: float = ADMISSION_MEMORY_SHARE
+    """Admissions stop above this share of Redis's memory."""
 
 
 class Admission(enum.Enum):
@@ -143,9 +137,8 @@ def admit(incarnation: int, prompt: Prompt, record: bytes, limits: StreamLimits)
 def release(group: str, incarnation: int, scorings: Sequence[ScoringRecord] = ()) -> Call[bool]:
     """Release a group that is past its deadline; the answer is False when it is not due.
 
-    Args:
-        incarnation: of the trainer; 0 for a session's group, which has none.
-        scorings: for phase ``group_scoring``: one for each sample, without its group-scope scorers.
+    A session's group has incarnation 0. ``scorings`` are for phase ``group_scoring``: one for each sample, without its
+    group-scope scorers.
     """
     arguments = (new_call(), incarnation, _DEADLINE_PASSED, *_encoded_scorings(scorings))
     return Call("release", arguments, lambda answer: bool(answer == b"released"), group)
@@ -190,27 +183,24 @@ def record_step(incarnation: int, record: StepRecord) -> Call[None]:
 
 @dataclass(eq=False)
 class Delivery(Generic[T]):
-    """Hold one entry of a stream, delivered to this process.
-
-    Attributes:
-        index: of the sample in its group; None for an entry that concerns the whole group.
-        deliveries: the number of deliveries: the first one, and one for each lapsed lease, including this one.
-        blamed: it has lost several workers, the last of which worked on nothing else.
-        taken: monotonic seconds.
-        lost: set when the lease went to another worker, or the entry has ended without this one: stop the work.
-    """
+    """Hold one entry of a stream, delivered to this process."""
 
     stream: Stream
     entry_id: str
     payload: T
     group: str
     index: int | None
+    """Index of the sample in its group; None for an entry that concerns the whole group."""
     deliveries: int
+    """The number of deliveries: the first one, and one for each lapsed lease, including this one."""
     consumer: str
     digest: str = ""
     blamed: bool = False
+    """It has lost several workers, the last of which worked on nothing else."""
     taken: float = field(default_factory=time.monotonic)
+    """Monotonic seconds."""
     lost: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the lease went to another worker, or the entry has ended without this one: stop the work."""
 
     def elapsed_s(self) -> float:
         """Return the seconds since it was taken."""
@@ -289,8 +279,7 @@ def commit_group(
 def dead_letter(delivery: Delivery[Any], reason: str, scorings: Sequence[ScoringRecord]) -> Call[bool]:
     """Move an entry to the dead letters; the answer is False when another consumer now holds it.
 
-    Args:
-        scorings: for an entry of ``groups``: one for each sample, without its group-scope scorers.
+    An entry of ``groups`` needs ``scorings``: one for each sample, without its group-scope scorers.
     """
     poison = _encode(ScoringRecord(outcome="poison", reason=reason, worker=delivery.consumer))
     about = (new_call(), delivery.stream, delivery.entry_id, delivery.consumer, reason, poison)
@@ -310,21 +299,18 @@ def _encoded_scorings(scorings: Sequence[ScoringRecord]) -> list[Argument]:
 
 @dataclass(frozen=True)
 class ClaimRules:
-    """Limit the entries that a claim may take.
-
-    Attributes:
-        lease_s: claim entries of others that were not renewed for this long; negative: claim none of others.
-        look_every_s: one scan of all pending entries in this time serves all consumers; 0: always scan.
-        suspect_from: the delivery from which an entry is suspected of ending its workers, and worked on apart.
-        most_suspects: suspects that one consumer works on at once; a quarter as many after each further loss.
-        poison_limit: after so many deliveries, an entry that is lost in isolation is to blame.
-    """
+    """Limit the entries that a claim may take."""
 
     lease_s: float
+    """Claim entries of others that were not renewed for this long; negative: claim none of others."""
     look_every_s: float = 0.0
+    """One scan of all pending entries in this time serves all consumers; 0: always scan."""
     suspect_from: int = _NEVER
+    """The delivery from which an entry is suspected of ending its workers, and worked on apart."""
     most_suspects: int = 1
+    """Suspects that one consumer works on at once; a quarter as many after each further loss."""
     poison_limit: int = _NEVER
+    """After so many deliveries, an entry that is lost in isolation is to blame."""
 
 
 class ClaimedEntry(NamedTuple):
@@ -351,11 +337,7 @@ def claim(
     expected: tuple[float, float] | None,
     in_work: Iterable[str],
 ) -> Call[Claimed]:
-    """Take entries that were delivered before.
-
-    Args:
-        expected: the earliest and the latest server time of this call (``ServerTime``); None: any.
-    """
+    """Take entries that were delivered before; ``expected`` bounds the server time of this call (``ServerTime``)."""
     earliest, latest = ("", "") if expected is None else (f"{expected[0]:.6f}", f"{expected[1]:.6f}")
     lease_ms = round(rules.lease_s * 1000) if rules.lease_s >= 0 else -1
     times = (lease_ms, rules.look_every_s, earliest, latest)
@@ -428,28 +410,23 @@ class Submission(enum.Enum):
 
 @dataclass(frozen=True)
 class SubmittedGroup:
-    """Hold the encoded parts of a submitted group.
-
-    Attributes:
-        prompt: encoded; for group-scope scorers.
-        samples: digest and encoded sample of each index.
-    """
+    """Hold the encoded parts of a submitted group."""
 
     id: str
     source: str
     digest: str
     prompt: bytes
+    """Encoded prompt, for group-scope scorers."""
     generation: bytes
     tensors: bytes
     samples: Sequence[tuple[str, bytes]]
+    """Digest and encoded sample of each index."""
 
 
 def open_session(session: str, floor: int, keep_s: float, *, shared: bool = False) -> Call[int]:
-    """Open a session; the answer is its epoch.
+    """Open a session; the answer is its epoch, above ``floor``, the one that the caller had before.
 
-    Args:
-        floor: the epoch that the caller had before; a new epoch is above it.
-        shared: every process that opens it this way gets the same epoch, so none shuts the others out.
+    Every process that opens it ``shared`` gets the same epoch, so none shuts the others out.
     """
     return Call("open_session", ("shared" if shared else new_call(), session, floor, keep_s), int)
 
@@ -483,8 +460,7 @@ def acknowledge(session: str, epoch: int, results: Sequence[tuple[str, str]]) ->
 def end_session(session: str, epoch: int | None) -> Call[bool]:
     """End a part of a session; the answer is True while a part remains. Reading raises as ``submit``.
 
-    Args:
-        epoch: of its client; None ends it only if it has expired.
+    ``epoch`` is that of its client; None ends the session only if it has expired.
     """
     arguments = (session, "" if epoch is None else epoch, _GROUPS_ENDED_A_CALL)
     return Call("end_session", arguments, lambda answer: _accepted_answer(answer, session) == b"more")

@@ -58,27 +58,24 @@ _PAYLOADS: dict[str, type[Any]] = {"prompts": Prompt, "samples": Sample}
 
 @dataclass(frozen=True)
 class ConsumerOptions:
-    """Set the times and limits of leases; the defaults are the protocol's.
-
-    Attributes:
-        lease_s: an entry that was not renewed for this long may be claimed by others.
-        poison_limit: an entry becomes a dead letter once this many workers have lost it, the last in isolation.
-        suspect_from: from this delivery on, an entry is suspected of ending its workers, and worked on apart from
-            entries that are not. A lower number isolates sooner and costs throughput after every killed worker.
-        most_suspects: suspects that are worked on at once, so that killed workers, which make many, cost little;
-            after each further loss a quarter as many, in the end one: only its own loss makes a dead letter.
-        block_s: seconds that ``take`` waits for work, below the blocking client's timeout of 10 s; 0: no wait.
-        unreadable_pause_s: pause of ``take`` after an entry that the shared volume did not provide.
-    """
+    """Set the times and limits of leases; the defaults are the protocol's."""
 
     lease_s: float = LEASE_S
+    """An entry that was not renewed for this long may be claimed by others."""
     renew_every_s: float = 5.0
     poison_limit: int = 3
+    """An entry becomes a dead letter once this many workers have lost it, the last in isolation."""
     suspect_from: int = 3
+    """From this delivery on, an entry is suspected of ending its workers, and worked on apart from entries that are
+    not. A lower number isolates sooner and costs throughput after every killed worker."""
     most_suspects: int = 16
+    """Suspects that are worked on at once, so that killed workers, which make many, cost little; after each further
+    loss a quarter as many, in the end one: only its own loss makes a dead letter."""
     block_s: float = 1.0
+    """Seconds that ``take`` waits for work, below the blocking client's timeout of 10 s; 0: no wait."""
     reclaim_every_s: float = 1.0
     unreadable_pause_s: float = 5.0
+    """Pause of ``take`` after an entry that the shared volume did not provide."""
 
 
 class Consumer(Generic[T]):
@@ -208,8 +205,7 @@ class Consumer(Generic[T]):
     async def reclaim(self, slots: int, lease_s: float | None = None) -> list[Delivery[T]]:
         """Claim entries whose lease has lapsed, and own ones whose delivery was lost; ``take`` does it every second.
 
-        Args:
-            lease_s: replaces the options' lease (0: claim everything that others hold).
+        ``lease_s`` replaces the options' lease (0: claim everything that others hold).
         """
         options = self._options
         self._claim_next = time.monotonic() + options.reclaim_every_s
@@ -529,14 +525,9 @@ async def commit(transport: Transport, delivery: Delivery[Sample], scoring: Scor
 async def commit_group(
     transport: Transport, delivery: Delivery[GroupDelivery], group: Group, scorings: Sequence[ScoringRecord]
 ) -> Commitment:
-    """Commit the results of the group-scope scorers for a group.
+    """Commit the results of the group-scope scorers for a group that was read; the digests of its samples are checked.
 
-    Args:
-        group: the group as it was scored (``read_group``): its digests are checked.
-        scorings: one for each sample, in the order of their indices; they replace those of the samples.
-
-    Raises:
-        ValueError: the numbers of scorings and samples differ.
+    ``scorings``, one for each sample in the order of their indices, replace those of the samples.
     """
     if len(scorings) != len(group.samples):
         raise ValueError(f"{len(scorings)} scorings for the {len(group.samples)} samples of group {group.id}")

@@ -112,8 +112,7 @@ class StreamSession:
     async def offer(self, groups: Mapping[str, Sequence[Sample]]) -> list[Submission]:
         """Submit groups as ``submit_many``. A session that Redis has lost is opened again; no group has room then.
 
-        Raises:
-            SessionTakenError: another client has opened the session.
+        Raise ``SessionTakenError`` if another client has opened the session.
         """
         try:
             return await self.submit_many(groups)
@@ -129,8 +128,7 @@ class StreamSession:
     async def keep(self, acknowledged: Sequence[tuple[str, str]] = ()) -> None:
         """Keep the session alive and acknowledge results (group, entry); open it again if Redis has lost it.
 
-        Raises:
-            SessionTakenError: another client has opened the session.
+        Raise ``SessionTakenError`` if another client has opened the session.
         """
         try:
             await self.acknowledge(acknowledged)
@@ -156,9 +154,7 @@ class StreamSession:
     async def submit_many(self, groups: Mapping[str, Sequence[Sample]]) -> list[Submission]:
         """Submit groups (by their ids in the run) in one round trip; return the answers in the same order.
 
-        Raises:
-            SessionTakenError: another client has opened the session.
-            SessionGoneError: the session is unknown.
+        Raise ``SessionTakenError`` or ``SessionGoneError``.
         """
         calls = [
             transitions.submit(self.name, self._epoch, self._service, _encoded_group(group, samples))
@@ -170,9 +166,6 @@ class StreamSession:
         """Return the next groups that have ended, at most ``count``; [] if none ended within ``block_s`` (0: no wait).
 
         This object returns each group once, and again after ``read_again``, until it is acknowledged.
-
-        Raises:
-            redis.RedisError: Redis is unavailable.
         """
         reply: Any = await self._reader.xread(
             {self._results_key: self._seen}, count=count, block=round(block_s * 1000) or None
@@ -188,9 +181,7 @@ class StreamSession:
     async def acknowledge(self, results: Sequence[tuple[str, str]]) -> None:
         """Acknowledge results (group, entry), which deletes them. Without results, only keep the session alive.
 
-        Raises:
-            SessionTakenError: another client has opened the session.
-            SessionGoneError: the session is unknown.
+        Raise ``SessionTakenError`` or ``SessionGoneError``.
         """
         await self._transport.scripts.run(transitions.acknowledge(self.name, self._epoch, results))
 
@@ -221,8 +212,7 @@ class StreamSession:
     async def end(self) -> None:
         """End the session: its groups in work are no longer scored, its waiting results are deleted.
 
-        Raises:
-            SessionTakenError: another client has opened the session.
+        Raise ``SessionTakenError`` if another client has opened the session.
         """
         await self._end(self.name, self._epoch)
 

@@ -76,8 +76,7 @@ class SpillFolder:
     async def prepare(self, open_groups: Iterable[str]) -> None:
         """Create the folder and delete files of groups that ended long ago; the trainer calls it first.
 
-        Raises:
-            VolumeError: the volume cannot be written.
+        Raise ``VolumeError`` if the volume cannot be written.
         """
         if self._folder is None:
             return
@@ -93,8 +92,7 @@ class SpillFolder:
     async def store(self, group: str, name: str, record: bytes) -> bytes:
         """Write a record; return its reference for Redis. Writing the same record again writes the same file.
 
-        Raises:
-            VolumeError: the record cannot be written now.
+        Raise ``VolumeError`` if it cannot be written now.
         """
         digest = digest_of(record)
         spilled = Spilled(f"{_folder_of(group)}/{name}-{digest[:12]}", len(record), digest)
