@@ -54,7 +54,7 @@ class Call(Generic[Answer]):
     """ARGV[1]; empty for transitions that concern no single group."""
 
 
-def nothing(answer: Any) -> None:
+def nothing(_: Any) -> None:
     """Ignore the answer: there is only one."""
 
 
@@ -154,12 +154,10 @@ def _taken_rows(answer: list[tuple[bytes, bytes, int]]) -> list[tuple[str, str, 
 
 
 def close(group: str, call: int, incarnation: int, end: tuple[GroupEnd, str, bytes], *, taken: bool) -> Call[Closing]:
-    """End a group.
+    """End a group that this trainer took in phase ``ready`` or has ended before (``taken``), or drop another one.
 
-    Args:
-        call: a number above those of all earlier calls.
-        end: the end, the reason of a drop (else empty), and the encoded record for the metrics (may be empty).
-        taken: this trainer took the group in phase ``ready``, or has ended it before.
+    ``call`` is above the numbers of all earlier calls; ``end`` has the end, the reason of a drop (else empty), and the
+    encoded record for the metrics (may be empty).
     """
     ending, reason, record = end
     arguments = (call, incarnation, ending, reason, _GROUP_ENDED, record, int(taken))
@@ -201,6 +199,11 @@ class Delivery(Generic[T]):
     """Monotonic seconds."""
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the lease went to another worker, or the entry has ended without this one: stop the work."""
+
+    @property
+    def place(self) -> int | str:
+        """Return its index as the scripts read it: ``-`` for the whole group."""
+        return "-" if self.index is None else self.index
 
     def elapsed_s(self) -> float:
         """Return the seconds since it was taken."""
@@ -265,15 +268,8 @@ def commit_group(
     """Commit the scores of a group's group-scope scorers; ``digests`` and ``scorings`` in the order of the samples."""
     drop = int(any(scoring.drop_group for scoring in scorings))
     joined = " ".join(digest or "-" for digest in digests)
-    arguments: list[Argument] = [
-        new_call(),
-        delivery.entry_id,
-        delivery.consumer,
-        joined,
-        drop,
-        *_encoded_scorings(scorings),
-    ]
-    return Call("commit_group", arguments, Commitment, delivery.group)
+    about = (new_call(), delivery.entry_id, delivery.consumer, joined, drop)
+    return Call("commit_group", (*about, *_encoded_scorings(scorings)), Commitment, delivery.group)
 
 
 def dead_letter(delivery: Delivery[Any], reason: str, scorings: Sequence[ScoringRecord]) -> Call[bool]:
@@ -358,23 +354,19 @@ def renew(
     stream: Stream, consumer: str, held: Sequence[Delivery[Any]], new: Sequence[Delivery[Any]]
 ) -> Call[list[bytes]]:
     """Renew leases; the answer lists the entries that this consumer has lost. ``new``: samples renewed first."""
-    notes = (part for d in new for part in (d.group, "-" if d.index is None else d.index, f"{d.elapsed_s():.6f}"))
+    notes = (part for d in new for part in (d.group, d.place, f"{d.elapsed_s():.6f}"))
     return Call("renew", (stream, consumer, len(held), *(d.entry_id for d in held), *notes), list)
 
 
 def hand_back(stream: Stream, consumer: str, deliveries: Sequence[Delivery[Any]]) -> Call[int]:
     """Give entries back unfinished; the answer is how many."""
-    about: list[Argument] = []
-    for d in deliveries:
-        about += [d.entry_id, d.group, "-" if d.index is None else d.index, f"{d.elapsed_s():.6f}"]
+    about = (part for d in deliveries for part in (d.entry_id, d.group, d.place, f"{d.elapsed_s():.6f}"))
     return Call("hand_back", (stream, consumer, *about), int)
 
 
 def discard(stream: Stream, deliveries: Sequence[Delivery[Any]]) -> Call[list[bytes]]:
     """End entries that are no longer needed; the answer lists them."""
-    about: list[Argument] = []
-    for d in deliveries:
-        about += [d.entry_id, d.group, "-" if d.index is None else d.index]
+    about = (part for d in deliveries for part in (d.entry_id, d.group, d.place))
     return Call("discard", (stream, *about), list)
 
 

@@ -22,7 +22,6 @@ from redis.exceptions import ResponseError
 
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import (
-    EncodedBody,
     GroupDelivery,
     Prompt,
     RecordError,
@@ -81,9 +80,8 @@ class ConsumerOptions:
 class Consumer(Generic[T]):
     """Take entries of one stream for one worker. Use it as an async context; call ``take`` from one task at a time.
 
-    Args:
-        stream: payloads are ``Prompt`` (prompts), ``Sample`` (samples) or ``GroupDelivery`` (groups).
-        worker: a name that no other process has or had (pod and boot).
+    Payloads are ``Prompt`` (prompts), ``Sample`` (samples) or ``GroupDelivery`` (groups). No other process has or had
+    the name of the worker (pod and boot).
     """
 
     def __init__(
@@ -418,16 +416,10 @@ class Leases(Generic[T]):
             new = [d for d in held if d.index is not None and d.entry_id not in self._noted]
             lost = await self._transport.reads.run(transitions.renew(self._stream, self._worker, held, new))
             self._noted.update(d.entry_id for d in new if d.entry_id in self.in_work)
-        for entry in lost:
-            self._lose(entry.decode())
-
-    def _lose(self, entry_id: str) -> None:
-        delivery = self.in_work.get(entry_id)
-        if delivery is None:
-            return
-        logger.info("lease lost", stream=self._stream, group=delivery.group, index=delivery.index)
-        self.remove(entry_id)
-        delivery.lost.set()
+        for delivery in [self.in_work[entry] for entry in map(bytes.decode, lost) if entry in self.in_work]:
+            logger.info("lease lost", stream=self._stream, group=delivery.group, index=delivery.index)
+            self.remove(delivery.entry_id)
+            delivery.lost.set()
 
     async def hand_back(self, deliveries: Iterable[Delivery[T]]) -> None:
         """Hand back entries; the next consumer finds the same count of deliveries as this one did."""
@@ -491,18 +483,12 @@ async def discard(transport: Transport, delivery: Delivery[Any]) -> bool:
 async def publish(transport: Transport, delivery: Delivery[Prompt], index: int, body: SampleBody) -> Publication:
     """Publish one sample as soon as it is finished; concurrent calls travel together. Wait through outages."""
     memory_share = await transport.retry_through_outage(transport.memory_share)
-    encoded = await _spilled(transport, delivery.group, index, encode_body(body), memory_share)
+    encoded, group = encode_body(body), delivery.group
+    if transport.volume.needed(encoded.tensors, memory_is_short=memory_share > _SPILL_ABOVE_MEMORY_SHARE):
+        encoded = encoded._replace(tensors=await transport.spill(group, f"tensors-{index}", encoded.tensors))
+    if transport.volume.needed(encoded.sample):
+        encoded = encoded._replace(sample=await transport.spill(group, f"sample-{index}", encoded.sample))
     return await transport.scripts.run(transitions.publish(delivery, index, encoded))
-
-
-async def _spilled(transport: Transport, group: str, index: int, body: EncodedBody, memory_share: float) -> EncodedBody:
-    """Replace parts that are too large for Redis by references to the shared volume."""
-    volume = transport.volume
-    if volume.needed(body.tensors, memory_is_short=memory_share > _SPILL_ABOVE_MEMORY_SHARE):
-        body = body._replace(tensors=await transport.spill(group, f"tensors-{index}", body.tensors))
-    if volume.needed(body.sample):
-        body = body._replace(sample=await transport.spill(group, f"sample-{index}", body.sample))
-    return body
 
 
 async def unpublished(transport: Transport, prompt: Prompt) -> list[int]:

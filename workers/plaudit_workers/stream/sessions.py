@@ -64,11 +64,9 @@ class GroupResult:
 
 
 class StreamSession:
-    """Hold one client's session.
+    """Hold one client's session, which is kept for ``keep_s`` without a keep-alive of its client.
 
-    Args:
-        keep_s: seconds that the session is kept without a keep-alive of its client.
-        shared: several processes use the session at once, each with an object of its own; every one reads all results.
+    Several processes use a ``shared`` session at once, each with an object of its own; every one reads all results.
     """
 
     def __init__(
@@ -96,10 +94,12 @@ class StreamSession:
         """
         opening = transitions.open_session(self.name, self._epoch, self._keep_s, shared=self._shared)
         self._epoch = await self._transport.scripts.run(opening)
-        if self._shared:
-            self._seen = await self._newest_entry()
-        else:
+        if not self._shared:
             self.read_again()
+            return
+        commands, key = self._transport.commands, self._results_key
+        rows: Any = await self._transport.retry_through_outage(lambda: commands.xrevrange(key, count=1))
+        self._seen = rows[0][0].decode() if rows else "0"
 
     def group_id(self, own_id: str) -> str:
         """Return the run's id of the group that this session calls ``own_id``."""
@@ -194,9 +194,12 @@ class StreamSession:
         }
         found: dict[str, GroupResult | None] = dict.fromkeys(entries)
         ended = [entry for entry in entries.values() if entry != "-"]
-        for result in await self._read_results(ended):
-            found[result.group] = result
-        return found
+        pipeline = commands.pipeline(transaction=False)
+        for entry in ended:
+            pipeline.xrange(self._results_key, entry, entry)
+        replies = await pipeline.execute() if ended else []
+        results = (_group_result(entry, rows[0][1]) for entry, rows in zip(ended, replies, strict=True) if rows)
+        return found | {result.group: result for result in results}
 
     async def groups(self) -> set[str]:
         """Return the groups that are submitted and not acknowledged."""
@@ -234,18 +237,6 @@ class StreamSession:
         await self.open()
         self.reopened_at = time.monotonic()
         self._check_losses_at = 0.0
-
-    async def _newest_entry(self) -> str:
-        commands, key = self._transport.commands, self._results_key
-        rows: Any = await self._transport.retry_through_outage(lambda: commands.xrevrange(key, count=1))
-        return rows[0][0].decode() if rows else "0"
-
-    async def _read_results(self, entries: Sequence[str]) -> list[GroupResult]:
-        pipeline = self._transport.commands.pipeline(transaction=False)
-        for entry in entries:
-            pipeline.xrange(self._results_key, entry, entry)
-        replies = await pipeline.execute() if entries else []
-        return [_group_result(entry, rows[0][1]) for entry, rows in zip(entries, replies, strict=True) if rows]
 
     async def _end(self, name: str, epoch: int | None) -> None:
         while await self._transport.scripts.run(transitions.end_session(name, epoch)):

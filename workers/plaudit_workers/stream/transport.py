@@ -78,16 +78,10 @@ class Transport:
         scripts: Scripts | None = None,
         stop: asyncio.Event | None = None,
     ) -> Self:
-        """Connect, check the server and create the streams' consumer groups.
+        """Connect, check the server and create the streams' consumer groups; raise ``RefusedError`` if it is unfit.
 
-        Args:
-            spill: folder on the shared volume for records above 256 KiB; None keeps all in Redis.
-            stop: wait while Redis is unavailable, until this is set; None: raise at once.
-
-        Raises:
-            RefusedError: Redis refuses the password or the certificate, denies a command, is older than 7.0, or may
-                evict keys; without ``stop`` also when it cannot be reached.
-            StoppedError: ``stop`` was set before Redis became available.
+        Records above 256 KiB go to ``spill`` on the shared volume; None keeps all in Redis. While Redis is unavailable,
+        wait until ``stop`` is set, then raise ``StoppedError``; without ``stop`` refuse at once.
         """
         transport = cls(address, run, spill, scripts or Scripts())
         try:

@@ -59,11 +59,9 @@ class Spilled(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SpillFolder:
-    """Store large records below one folder that every process of the run can access.
+    """Store large records below one folder that every process of the run can access; None keeps all in Redis.
 
-    Args:
-        folder: the folder; None keeps every record in Redis.
-        kept_s: seconds that the files of a closed group stay, and after which a missing file counts as lost.
+    The files of a closed group stay for ``kept_s``, after which a missing file counts as lost.
     """
 
     def __init__(self, folder: Path | None, limit_bytes: int = INLINE_LIMIT_BYTES, kept_s: float = 60.0) -> None:
@@ -105,10 +103,8 @@ class SpillFolder:
     async def load(self, stored: bytes) -> bytes:
         """Return the record for a value from Redis (most often the value itself).
 
-        Raises:
-            VolumeError: the file cannot be read now.
-            LostRecordError: the file is permanently lost.
-            RecordError: it is damaged, its path leaves the folder, or this process was given no folder.
+        Raise ``VolumeError`` if the file cannot be read now, ``LostRecordError`` if it is permanently lost, and
+        ``RecordError`` if it is damaged, its path leaves the folder, or this process was given no folder.
         """
         if stored[:1] != _SPILLED:
             return stored
