@@ -1,14 +1,8 @@
-"""The sessions of all callers at one gateway: opened with a caller's first request, served until the gateway stops.
-
-The samples of one caller at one gateway: offered to Redis in order, and awaited.
+"""Hold the sessions of all callers at one gateway: offer their samples to Redis in order, and await and write results.
 
 All gateways share the caller's session in Redis (``stream.sessions``). Each reads all of its results and resolves those
 that a request of its own awaits. What no request awaits stays in Redis for whoever asks under its id: for ten minutes
 after it was delivered (the answer may have been lost on its way), else for ``kept_s``. Later the id is scored again.
-
-Write results as JSON. Pure.
-
-Wait for the results of a request: all of them, or as they come, as long as its caller is connected.
 """
 
 from __future__ import annotations
@@ -150,24 +144,20 @@ class CallerSession:
         found = await self._session.find([group])
         return group in found or group in self._awaited, found.get(group)
 
-    def _enqueue(self, awaited: Awaited) -> None:
-        self._queue.append(awaited)
+    def _enqueue(self, awaited: Awaited, *, first: bool = False) -> None:
+        self._queue.insert(0 if first else len(self._queue), awaited)
         self._num_queued += len(awaited.samples)
         self._queued_bytes += awaited.num_bytes
         self._queued.set()
-
-    def _dequeue(self) -> Awaited:
-        awaited = self._queue.popleft()
-        self._num_queued -= len(awaited.samples)
-        self._queued_bytes -= awaited.num_bytes
-        return awaited
 
     async def _offer_forever(self) -> None:
         while True:
             await self._queued.wait()
             batch: dict[str, Awaited] = {}
             while self._queue and len(batch) < _OFFERED_AT_ONCE:
-                awaited = self._dequeue()
+                awaited = self._queue.popleft()
+                self._num_queued -= len(awaited.samples)
+                self._queued_bytes -= awaited.num_bytes
                 if awaited.num_requests > 0 and not awaited.result.done():
                     batch[awaited.group] = awaited
             if not self._queue:
@@ -192,10 +182,7 @@ class CallerSession:
             await self._fetch(scored)
         if refused:
             for awaited in reversed(refused):
-                self._queue.appendleft(awaited)
-                self._num_queued += len(awaited.samples)
-                self._queued_bytes += awaited.num_bytes
-            self._queued.set()
+                self._enqueue(awaited, first=True)
             await set_within(self._freed, _ROOM_PAUSE_S)
 
     async def _fetch(self, groups: Sequence[str]) -> None:

@@ -44,21 +44,16 @@ class Tokens:
         """
         if time.monotonic() - self._read_at > _READ_AGAIN_S:
             self._read_at = time.monotonic()
-            self._digests = self._read_again() or self._digests
+            try:
+                self._digests = self._read() or self._digests
+            except (RefusedError, OSError) as error:
+                logger.error("cannot use the changed tokens; keeping the earlier ones", error=str(error))
         given = _digest(_token(authorization))
         found = None
         for caller, digest in self._digests.items():  # all of them: the time must not depend on the match
             if hmac.compare_digest(given, digest):
                 found = caller
         return found
-
-    def _read_again(self) -> dict[str, bytes]:
-        """Return the tokens as they are now; none if they cannot be used, and the earlier ones stay."""
-        try:
-            return self._read()
-        except (RefusedError, OSError) as error:
-            logger.error("cannot use the changed tokens; keeping the earlier ones", error=str(error))
-            return {}
 
     def _read(self) -> dict[str, bytes]:
         found = {}
