@@ -84,7 +84,11 @@ def known_problems(job: RLJob) -> list[Problem]:
 
 def read_shape(model: ModelSpec) -> ModelShape:
     """Read the sizes of ``model.source`` from its folder or, for ``model.revision``, the hub's local cache."""
-    path = _configuration(model)
+    path, repository = Path(model.source, "config.json"), hub_cache(model.source)
+    if not path.parent.is_dir():  # a branch, tag or commit of the hub
+        reference = repository / "refs" / model.revision
+        commit = reference.read_text().strip() if reference.is_file() else model.revision
+        path = repository / "snapshots" / commit / "config.json"
     if path.exists():
         try:
             return ModelShape.from_config(json.loads(path.read_text()))
@@ -94,17 +98,6 @@ def read_shape(model: ModelSpec) -> ModelShape:
         f"spec.model.source {model.source!r} has no config.json of revision {model.revision!r} here. Download it "
         f"(hf download {model.source} config.json --revision {model.revision}), or name a folder"
     )
-
-
-def _configuration(model: ModelSpec) -> Path:
-    """Return where the configuration lies: in a folder, or in the snapshot of a branch, tag or commit of the hub."""
-    folder = Path(model.source)
-    if folder.is_dir():
-        return folder / "config.json"
-    repository = hub_cache(model.source)
-    reference = repository / "refs" / model.revision
-    commit = reference.read_text().strip() if reference.is_file() else model.revision
-    return repository / "snapshots" / commit / "config.json"
 
 
 def _device(job: RLJob, name: str) -> Device:

@@ -26,7 +26,7 @@ from plaudit_job.spec.rewards import RewardModelSpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_reward.http import HttpClient, NoResponseError, proxy_for
 from plaudit_wire.errors import CallTimeoutError, RefusedError
-from plaudit_workers.launch.checks import architecture_of, class_problem, hub_cache, is_in_hub_cache
+from plaudit_workers.launch.checks import architecture_of, class_problem, hub_cache
 from plaudit_workers.launch.code_checks import all_problems, preflight
 from plaudit_workers.launch.live import reported_wait
 
@@ -251,7 +251,7 @@ def check_hub_models(job: RLJob) -> list[Problem]:
     """Return a problem for each model that is neither in the hub's local cache nor on the hub, or served wrongly."""
     on_hub = [each for each in _named_models(job) if is_hub_id(each.source)]
     found = (
-        _cached_problem(each) if is_in_hub_cache(each.source) else asyncio.run(_hub_problem(each)) for each in on_hub
+        _cached_problem(each) if hub_cache(each.source).is_dir() else asyncio.run(_hub_problem(each)) for each in on_hub
     )
     return [problem for problem in found if problem]
 

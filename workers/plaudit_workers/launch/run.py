@@ -280,8 +280,9 @@ class StepLines:
             return
         if step["num_samples"]:  # step 0 is the validation before any training
             self._print_row(step)
-        if line_of_rewards := _validation_line(step):
-            self._console.out(line_of_rewards)
+        if rewards := validation_rewards(step):
+            means = ", ".join(f"{source} {reward:.3f}" for source, reward in sorted(rewards.items()))
+            self._console.out(f"{step['step']:6.0f}  validation reward: {means}")
 
     def _print_row(self, step: dict[str, Any]) -> None:
         if not self._header_printed:
@@ -290,15 +291,6 @@ class StepLines:
             self._console.out(header + "  waited for", style="bold")
         cells = (_cell(step.get(key), width, form) for _, key, width, form in _COLUMNS)
         self._console.out("".join(cells) + f"  {step.get('verdict', '')}")
-
-
-def _validation_line(step: dict[str, Any]) -> str | None:
-    """Format the mean validation reward of each data source; None for a step without validation."""
-    rewards = validation_rewards(step)
-    if not rewards:
-        return None
-    means = ", ".join(f"{source} {reward:.3f}" for source, reward in sorted(rewards.items()))
-    return f"{step['step']:6.0f}  validation reward: {means}"
 
 
 def _cell(value: float | None, width: int, form: str) -> str:

@@ -208,8 +208,7 @@ class Supervisor:
 
     def _last_error(self, name: str) -> str:
         """Return the newest error in the logs of a process, or of the trainer's ranks, as a sentence."""
-        plans = [plan for each in self._plans.values() for plan in each if name in {plan.name, plan.role}]
-        for plan in plans:
+        for plan in (plan for each in self._plans.values() for plan in each if name in {plan.name, plan.role}):
             log = Path(plan.environment["PLAUDIT_LOG_FILE"])
             if error := last_error(log):
                 return f"Last error in {log}: {error}"
@@ -422,7 +421,11 @@ def _error(line: bytes) -> str:
 def check_cluster(folder: Path) -> None:
     """Refuse a cluster if a node lacks the run's folder, cannot read its private files, or has another version."""
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-    asked = {node["NodeManagerAddress"]: _ask(node["NodeID"], folder) for node in nodes}
+    asked = {}
+    for node in nodes:
+        strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        options = ray.remote(_node_problem).options(num_cpus=0, scheduling_strategy=strategy, max_retries=0)
+        asked[node["NodeManagerAddress"]] = options.remote(str(folder), version("plaudit-workers"))
     for address, reply in asked.items():
         try:
             problem = ray.get(reply, timeout=_NODE_ANSWERS_WITHIN_S)
@@ -433,12 +436,6 @@ def check_cluster(folder: Path) -> None:
                 f"--address: node {address} {problem}. Every node needs plaudit-workers {version('plaudit-workers')}, "
                 f"{folder} on a shared file system, and processes under the user of plaudit run"
             )
-
-
-def _ask(node: str, folder: Path) -> Any:
-    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-    options = ray.remote(_node_problem).options(num_cpus=0, scheduling_strategy=strategy, max_retries=0)
-    return options.remote(str(folder), version("plaudit-workers"))
 
 
 def _node_problem(folder: str, expected: str) -> str:
