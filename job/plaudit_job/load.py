@@ -353,6 +353,4 @@ class _Representer(RoundTripRepresenter):
 
 
 _Representer.add_representer(str, _Representer.represent_str)
-
-
 _Representer.add_representer(float, _Representer.represent_float)

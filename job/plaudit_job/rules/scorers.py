@@ -143,7 +143,6 @@ def _combine(spec: Spec) -> Iterator[Problem]:
             "Give at least one a weight",
             also=tuple(f"spec.reward.scorers[{i}].weight" for i in range(len(scorers))),
         )
-
     if combine.kind == "python" and not (combine.path and combine.function):
         yield Problem(
             "spec.reward.combine", "lacks path or function; kind python requires both", "Give path and function"

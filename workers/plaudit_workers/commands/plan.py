@@ -256,7 +256,6 @@ def update_passes(spec: Spec) -> float:
 
 
 def _peak(device: Device, width: int) -> float:
-    """Return the operations a second on values of so many bytes."""
     return device.float32_flops if width == 4 else device.flops
 
 

@@ -106,7 +106,6 @@ def _refuse_problems(job: RLJob, arguments: argparse.Namespace, console: Console
 
 
 def _with_steps(job: RLJob, steps: int | None) -> RLJob:
-    """Return the job with ``--steps`` in place of ``algorithm.steps``."""
     if steps is None:
         return job
     if not job.spec.trains:
@@ -277,7 +276,6 @@ def _named_models(job: RLJob) -> Iterator[_HubModel]:
 
 
 def _cached_problem(model: _HubModel) -> Problem | None:
-    """Return the problem of the class of a model in the local cache."""
     folder = hub_cache(model.source)
     try:
         commit = (folder / "refs" / (model.revision or "main")).read_text().strip()

@@ -55,7 +55,6 @@ class RedisServer:
     Args:
         folder: holds its append-only file, configuration and log; a later start in the same folder loads the data.
         max_memory_bytes: Redis refuses writes beyond it (``noeviction``); 0 = no limit.
-        persistence: ``appendfsync`` policy.
         access: password of ``admin`` and the ACL file of its users; None: one password for the user ``default``.
     """
 

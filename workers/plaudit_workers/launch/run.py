@@ -161,7 +161,6 @@ class _Launch:
 
     @contextlib.asynccontextmanager
     async def _ray(self, context: LaunchSettings, interrupt: Interrupt) -> AsyncIterator[dict[Role, list[ProcessPlan]]]:
-        """Connect to Ray; yield the processes to start there."""
         plans = plan_processes(self._job, context, with_gpus=False)
         cpus = sum(plan.cpus for role_plans in plans.values() for plan in role_plans)
         with reported_wait(self._console, f"the Ray cluster at {self._address}" if self._address else "Ray to start"):

@@ -186,7 +186,6 @@ class CallerSession:
             await set_within(self._freed, _ROOM_PAUSE_S)
 
     async def _fetch(self, groups: Sequence[str]) -> None:
-        """Resolve groups whose results wait in Redis."""
         found = await self._transport.retry_through_outage(lambda: self._session.find(groups))
         for result in found.values():
             if result is not None:
@@ -291,7 +290,6 @@ class Callers:
             await self._clean_up_forever()
 
     def _end_idle(self) -> None:
-        """End the sessions of callers that have gone."""
         now = time.monotonic()
         for caller in [each for each, at in self._used_at.items() if now - at > _IDLE_KEPT_S]:
             if self._sessions[caller].num_awaited == 0:

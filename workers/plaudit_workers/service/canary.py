@@ -22,8 +22,6 @@ from plaudit_workers.service.requests import SubmittedSamples
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 """Buckets of a sample's seconds."""
-
-
 _DIFFERENCES = (-10, -1, -0.5, -0.25, -0.1, -0.01, 0, 0.01, 0.1, 0.25, 0.5, 1, 10)
 _EQUAL_WITHIN = 1e-6
 

@@ -483,7 +483,6 @@ async def _only_service(client: Any, address: RedisAddress, job: str) -> str:
 
 
 async def _services(client: Any) -> dict[str, Service]:
-    """Return all scoring services in this Redis, by run."""
     found: dict[str, Service] = {}
     async for key in client.scan_iter("plaudit:{*}:service", count=1000):
         stored = await client.get(key)
