@@ -24,11 +24,7 @@ _PATH_FIELDS = tuple(path_fields(RLJob))
 
 
 def python_problems(field: str, path: str, name: str, name_field: str = "function") -> Iterator[Problem]:
-    """Yield the problem of a file, or of the function or class that the job expects in it.
-
-    Args:
-        name: function or class; only the first part of a dotted name is looked up.
-    """
+    """Yield the problem of a file, or of the function or class in it (of a dotted name, the first part)."""
     try:
         source = Path(path).read_bytes()
     except FileNotFoundError:

@@ -35,8 +35,7 @@ REMEDIES = {
 def extra_info_of(value: Any) -> dict[str, Any]:
     """Return ``extra_info`` as a mapping: null and empty text are empty, other text is parsed as JSON.
 
-    Raises:
-        ValueError: it is neither a mapping, nor null, nor the JSON text of one of them.
+    Raise ``ValueError`` for anything else.
     """
     if isinstance(value, str | bytes) and value:
         try:

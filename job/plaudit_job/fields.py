@@ -62,28 +62,17 @@ def null_problem(location: Location) -> Problem:
 
 
 def problem_of(errors: Sequence[ErrorDetails], root: type[BaseModel], location: Location) -> Problem:
-    """Turn pydantic's errors about one field into a problem.
-
-    Args:
-        errors: one, or one for each type of a union.
-        location: keys and indices as written in the file.
-    """
-    kinds = [_TYPES[error["type"]][0] for error in errors if error["type"] in _TYPES]
-    if len(kinds) > 1:
-        value = shown(errors[0]["input"])
-        return Problem(field_name(location), f"{value} is not {' or '.join(kinds)}", "Write it like 4, 500m or 16Gi")
-    message, remedy = _message(errors[0], root, location)
+    """Turn pydantic's errors about one field into a problem: one error, or one for each type of a union."""
+    kind, value = errors[0]["type"], errors[0]["input"]
+    types = [_TYPES[error["type"]] for error in errors if error["type"] in _TYPES]
+    if kind in _MESSAGES and len(types) < 2:
+        message, remedy = _MESSAGES[kind](value, errors[0].get("ctx", {}), root, location)
+    elif kind in _TYPES or len(types) > 1:
+        message = f"{shown(value)} is not {' or '.join(wanted for wanted, _ in types)}"
+        remedy = types[0][1] if len(types) == 1 else "Write it like 4, 500m or 16Gi"
+    else:
+        message, remedy = f"{shown(value)}: {errors[0]['msg'].lower()}", "See docs/rljob.md"
     return Problem(field_name(location), message, remedy)
-
-
-def _message(error: ErrorDetails, root: type[BaseModel], location: Location) -> tuple[str, str]:
-    kind, value, context = error["type"], error["input"], error.get("ctx", {})
-    if kind in _TYPES:
-        wanted, remedy = _TYPES[kind]
-        return f"{shown(value)} is not {wanted}", remedy
-    if kind in _MESSAGES:
-        return _MESSAGES[kind](value, context, root, location)
-    return f"{shown(value)}: {error['msg'].lower()}", "See docs/rljob.md"
 
 
 def shown(value: object) -> str:
@@ -204,11 +193,7 @@ def section_of(annotation: object) -> type[BaseModel] | None:
 
 
 def resolve_paths(written: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the job's data with every path absolute.
-
-    Args:
-        written: a job as plain data with the names of the YAML form; unknown fields and wrong types stay as they are.
-    """
+    """Return plain data of a job with every path absolute; unknown fields and wrong types stay as they are."""
     return _resolved(written, RLJob, folder.resolve())
 
 

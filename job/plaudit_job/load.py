@@ -48,8 +48,7 @@ _ROUNDS = 20
 def load_job(path: Path | str) -> RLJob:
     """Read the job of a file and make every path absolute; a RewardService is read as a job that only scores.
 
-    Raises:
-        JobError: with every problem of the file; the files that it names are not opened.
+    Raise ``JobError`` with every problem of the file; the files that it names are not opened.
     """
     path = Path(path)
     document = Document(_text(path), path)
@@ -61,8 +60,7 @@ def load_job(path: Path | str) -> RLJob:
 def examine_job(path: Path | str) -> Examination:
     """Read the job of a file, paths absolute, with every problem that the file alone shows.
 
-    Raises:
-        JobError: the file cannot be read, or is not a YAML mapping.
+    Raise ``JobError`` only if the file cannot be read, or is not a YAML mapping.
     """
     path = Path(path)
     document = Document(_text(path), path)
@@ -231,11 +229,7 @@ def _take_out_nulls(data: dict[str, Any], section: type[BaseModel], way: Locatio
 
 
 class Document:
-    """Hold one YAML document; ``path`` is for the messages.
-
-    Raises:
-        JobError: the text is not YAML, or not one mapping.
-    """
+    """Hold one YAML document. Raise ``JobError`` if it is not one mapping; ``path`` is for the messages."""
 
     def __init__(self, text: str, path: Path | str = "") -> None:
         self._tree = _parse(text, path)
@@ -359,6 +353,4 @@ class _Representer(RoundTripRepresenter):
 
 
 _Representer.add_representer(str, _Representer.represent_str)
-
-
 _Representer.add_representer(float, _Representer.represent_float)

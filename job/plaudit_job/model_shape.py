@@ -48,11 +48,7 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read a model's ``config.json``.
-
-        Raises:
-            KeyError: it does not describe a decoder of this form; the missing key.
-        """
+        """Read a model's ``config.json``. Raise ``KeyError`` if it describes no decoder of this form."""
         text = config.get("text_config") or config
         kind = str(text.get("model_type", ""))
         heads = int(text["num_attention_heads"])
@@ -129,8 +125,7 @@ class ModelShape:
 def vision_parameters(config: Mapping[str, Any]) -> int | None:
     """Return the number of parameters of a model's vision tower with its projection into the language model.
 
-    Returns:
-        0 for a model without a tower; None for one of another form than Qwen2-VL's and Qwen2.5-VL's.
+    A model without a tower has 0; None for a tower of another form than Qwen2-VL's and Qwen2.5-VL's.
     """
     tower = config.get("vision_config")
     if not tower:

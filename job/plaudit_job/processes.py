@@ -12,9 +12,9 @@ from typing import Any, TypeGuard
 
 from plaudit_job.fields import is_hub_id
 from plaudit_job.spec.rewards import RewardModelSpec, ServedModelSpec
-from plaudit_job.spec.rljob import RLJob, Spec
+from plaudit_job.spec.rljob import RLJob
 
-_BY_STALENESS = ("on-policy", "one-step-off-policy")
+_BY_STALENESS = {0: "on-policy", 1: "one-step-off-policy"}
 SERVER_VARIABLE = "PLAUDIT_MODEL_SERVER"
 HOST_VARIABLE = "PLAUDIT_MODEL_SERVER_HOST"
 PORT_VARIABLE = "PLAUDIT_MODEL_SERVER_PORT"
@@ -35,9 +35,10 @@ def metrics_environment(job: RLJob) -> dict[str, str]:
     """Return the variables that ``plaudit_metrics.service.settings`` reads, besides address, port and run."""
     spec = job.spec
     latency, traces = spec.metrics.reward_latency, spec.metrics.traces
+    schedule = _BY_STALENESS.get(spec.algorithm.max_staleness, "asynchronous") if spec.trains else "service"
     environment = {
         "PLAUDIT_JOB_NAME": job.metadata.name,
-        "PLAUDIT_SCHEDULE": _schedule(spec),
+        "PLAUDIT_SCHEDULE": schedule,
         "PLAUDIT_REWARD_LATENCY_THRESHOLD_S": str(latency.threshold_seconds),
         "PLAUDIT_REWARD_LATENCY_TARGET": str(latency.target),
         "PLAUDIT_TRACES_ENDPOINT": traces.endpoint,
@@ -51,24 +52,17 @@ def metrics_environment(job: RLJob) -> dict[str, str]:
     }
 
 
-def _schedule(spec: Spec) -> str:
-    if not spec.trains:
-        return "service"
-    staleness = spec.algorithm.max_staleness
-    return _BY_STALENESS[staleness] if staleness < len(_BY_STALENESS) else "asynchronous"
-
-
 def server_command(
     model: ServedModelSpec, name: str, host: str, port: int, *, with_gpu: bool, gpu_share: float = 1.0
 ) -> list[str]:
     """Return the arguments of a Python interpreter that runs the server.
 
-    Args:
-        gpu_share: of the GPU's memory, if other processes of the run use it too. vLLM's server takes 90 % of its share.
+    ``gpu_share`` is below 1 if other processes of the run use the GPU too; vLLM's server takes 90 % of its share.
     """
-    module, own = _plaudit(model) if _is_own(model) else _vllm(model, with_gpu=with_gpu)
-    if with_gpu and gpu_share < 1 and not _is_own(model):
-        own["gpu_memory_utilization"] = round(_UTILIZATION * gpu_share, 3)
+    if _is_own(model):
+        module, own = "plaudit_model_server", {"max_batch_tokens": model.max_batch_tokens}
+    else:  # not the command ``vllm``: the distribution for CPUs has none that works
+        module, own = "vllm.entrypoints.openai.api_server", _vllm_options(model, with_gpu=with_gpu, gpu_share=gpu_share)
     common: dict[str, Any] = {
         "model": model.source,
         # A chat model also has the name of its source, which verl's functions send.
@@ -101,7 +95,7 @@ def _is_own(model: ServedModelSpec) -> TypeGuard[RewardModelSpec]:
     return isinstance(model, RewardModelSpec) and model.engine == "plaudit"
 
 
-def _vllm(model: ServedModelSpec, *, with_gpu: bool) -> tuple[str, dict[str, Any]]:
+def _vllm_options(model: ServedModelSpec, *, with_gpu: bool, gpu_share: float) -> dict[str, Any]:
     own: dict[str, Any] = {"runner": "generate"}
     if isinstance(model, RewardModelSpec):
         own = {"runner": "pooling", "max_num_batched_tokens": model.max_batch_tokens}
@@ -111,12 +105,9 @@ def _vllm(model: ServedModelSpec, *, with_gpu: bool) -> tuple[str, dict[str, Any
         own |= {"enable_sleep_mode": True} if with_gpu else {}  # refused by vLLM's CPU build, which frees no memory
     if not with_gpu:
         own["enforce_eager"] = True
-    # Not the command ``vllm``: the distribution for CPUs has none that works.
-    return "vllm.entrypoints.openai.api_server", own
-
-
-def _plaudit(model: RewardModelSpec) -> tuple[str, dict[str, Any]]:
-    return "plaudit_model_server", {"max_batch_tokens": model.max_batch_tokens}
+    elif gpu_share < 1:
+        own["gpu_memory_utilization"] = round(_UTILIZATION * gpu_share, 3)
+    return own
 
 
 def _options(arguments: Mapping[str, Any]) -> list[str]:

@@ -44,11 +44,7 @@ def main() -> int:
 
 
 def updated(page: str) -> str:
-    """Return the page with the part between the markers written anew.
-
-    Raises:
-        ValueError: the page has no markers.
-    """
+    """Return the page with the part between the markers written anew."""
     head, begin, rest = page.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not (begin and end):

@@ -15,11 +15,7 @@ SECRETS_FOLDER = "PLAUDIT_SECRETS_FOLDER"
 
 
 def secret_value(reference: SecretKey, field: str) -> str:
-    """Return the value of a Secret without the trailing line end; ``field`` is for the message.
-
-    Raises:
-        RefusedError: the value is missing or empty.
-    """
+    """Return the value of a Secret; raise ``RefusedError`` for the field if the value is missing or empty."""
     folder = os.environ.get(SECRETS_FOLDER)
     file = Path(folder, reference.name, reference.key) if folder else None
     if file is not None and file.is_file():

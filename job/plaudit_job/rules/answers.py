@@ -42,11 +42,7 @@ def json_path(text: str) -> list[Step]:
 
 
 def value_at(document: Any, steps: list[Step]) -> Any:
-    """Return the value at a path; a list where a step is ``[*]``.
-
-    Raises:
-        LookupError: there is no such value. The message names the missing step.
-    """
+    """Return the value at a path, a list where a step is ``[*]``; raise ``LookupError`` that names the missing step."""
     for number, step in enumerate(steps):
         if step is None:
             items = document if isinstance(document, list) else None
@@ -62,11 +58,7 @@ def value_at(document: Any, steps: list[Step]) -> Any:
 
 
 def find_json(text: str) -> Any:
-    """Return the first JSON object or list in a text; models often put prose and fences around it.
-
-    Raises:
-        LookupError: the text contains none.
-    """
+    """Return the first JSON object or list in a text, often with prose around it; raise ``LookupError`` without one."""
     for start in re.finditer(r"[\[{]", text):
         try:
             return _DECODER.raw_decode(text, start.start())[0]
@@ -84,11 +76,7 @@ def _kind(document: Any) -> str:
 
 
 def score_pattern(pattern: str) -> Any:
-    """Return the compiled expression, in Python's syntax, whose first group is the score.
-
-    Raises:
-        ConfigurationError: the pattern does not compile, or has no group.
-    """
+    """Return the compiled expression whose first group is the score; raise ``ConfigurationError`` if it is none."""
     try:
         compiled = regex.compile(pattern)
     except regex.error as error:
@@ -101,11 +89,7 @@ def score_pattern(pattern: str) -> Any:
 
 
 def score_path(path: str) -> list[Step]:
-    """Return the steps to the score in a JSON answer.
-
-    Raises:
-        ConfigurationError: the path cannot be parsed.
-    """
+    """Return the steps to the score in a JSON answer; raise ``ConfigurationError`` if the path cannot be parsed."""
     try:
         return json_path(path)
     except ValueError as error:

@@ -29,8 +29,7 @@ class RuleArguments(msgspec.Struct, frozen=True, rename="camel"):
     def read(cls, given: Mapping[str, Any]) -> Any:
         """Return the keyword arguments of the rule's function: those that a job gives, the others have defaults.
 
-        Raises:
-            ConfigurationError: they do not fit; the message names the argument and the remedy.
+        Raise ``ConfigurationError`` if they do not fit; the message names the argument and the remedy.
         """
         fields = {field.encode_name: field for field in msgspec.structs.fields(cls)}
         unknown = sorted(given.keys() - fields.keys())
@@ -45,11 +44,7 @@ class RuleArguments(msgspec.Struct, frozen=True, rename="camel"):
         return arguments
 
     def check(self) -> None:
-        """Refuse arguments that contradict each other.
-
-        Raises:
-            ConfigurationError: they do.
-        """
+        """Raise ``ConfigurationError`` for arguments that contradict each other."""
 
 
 class FormatArguments(RuleArguments, frozen=True):
@@ -221,14 +216,9 @@ RULE_ARGUMENTS: dict[str, type[RuleArguments]] = {
 
 
 def read_arguments(rule: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments by rule name, from a scorer's ``rule`` and ``ruleArguments``.
+    """Return the arguments by rule name: those of ``rule``; without one, those that ``given`` has for each rule.
 
-    Args:
-        rule: name of the rule; None: by data source.
-        given: the rule's arguments; by data source, a mapping from rule names to their arguments.
-
-    Raises:
-        ConfigurationError: the rule or an argument does not exist.
+    Raise ``ConfigurationError`` if the rule or an argument does not exist.
     """
     by_rule = {rule: given} if rule is not None else given
     return {name: _read(name, arguments) for name, arguments in by_rule.items()}

@@ -58,7 +58,7 @@ _SECTION_REMEDIES = {
 }
 
 
-def _no_orphans(spec: Spec) -> Iterator[Problem]:
+def _unused_sections(spec: Spec) -> Iterator[Problem]:
     for name in ("model", "data", "algorithm"):
         if name in spec.model_fields_set:
             yield Problem(
@@ -66,6 +66,12 @@ def _no_orphans(spec: Spec) -> Iterator[Problem]:
                 "is unused in a job without rollout and trainer",
                 "Add rollout: {} and trainer: {} to train, or remove this section for a job that only scores",
             )
+    if spec.scheduling.whole:
+        yield Problem(
+            "spec.scheduling",
+            "gang and queueName start trainer and rollouts together, but this job has neither",
+            "Remove them: reward workers start one by one",
+        )
 
 
 def _algorithm(spec: Spec) -> Iterator[Problem]:
@@ -140,7 +146,7 @@ def _algorithm(spec: Spec) -> Iterator[Problem]:
         )
 
 
-def _lengths(spec: Spec) -> Iterator[Problem]:
+def _sampling(spec: Spec) -> Iterator[Problem]:
     prompt, room = spec.data.train.max_prompt_length, spec.rollout.engine.max_model_length
     also: tuple[str, ...] = ("spec.data.train.maxPromptLength", "spec.rollout.sampling.maxTokens")
     limits = [("maxTokens", spec.rollout.sampling.max_tokens, also)]
@@ -154,9 +160,6 @@ def _lengths(spec: Spec) -> Iterator[Problem]:
                 f"Give at least {prompt + response}, or lower maxPromptLength or maxTokens",
                 also=fields,
             )
-
-
-def _temperature(spec: Spec) -> Iterator[Problem]:
     if spec.rollout.sampling.temperature == 0:
         yield Problem(
             "spec.rollout.sampling.temperature",
@@ -443,15 +446,6 @@ def _queue(spec: Spec) -> Iterator[Problem]:
     )
 
 
-def _gang_without_training(spec: Spec) -> Iterator[Problem]:
-    if spec.scheduling.whole:
-        yield Problem(
-            "spec.scheduling",
-            "gang and queueName start trainer and rollouts together, but this job has neither",
-            "Remove them: reward workers start one by one",
-        )
-
-
 FieldRule = Callable[[Spec], Iterator[Problem]]
 _ALWAYS: tuple[FieldRule, ...] = (
     scorer_problems,
@@ -463,14 +457,13 @@ _ALWAYS: tuple[FieldRule, ...] = (
     _files,
     _environments,
 )
-_SCORING_ONLY: tuple[FieldRule, ...] = (_no_orphans, _gang_without_training)
+_SCORING_ONLY: tuple[FieldRule, ...] = (_unused_sections,)
 _TRAINING: tuple[FieldRule, ...] = (
     _sections_together,
     _algorithm,
     loss_problems,
     turn_advantage_problems,
-    _lengths,
-    _temperature,
+    _sampling,
     _agent,
     _ranks,
     trainer_memory_problems,

@@ -70,7 +70,11 @@ def _kind(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
             f"{field}.rule", f"there is no rule {scorer.rule!r}", f"Rules are {', '.join(sorted(RULE_ARGUMENTS))}"
         )
     elif scorer.kind == "rule":
-        yield from _rule_arguments(field, scorer)
+        try:
+            read_arguments(scorer.rule, scorer.rule_arguments)
+        except ConfigurationError as error:
+            remedy = "The arguments of each rule are in docs/rewards/rules.md"
+            yield Problem(f"{field}.ruleArguments", str(error), remedy, also=(f"{field}.rule",))
 
 
 def _is_given(scorer: ScorerSpec, written: str) -> bool:
@@ -79,14 +83,6 @@ def _is_given(scorer: ScorerSpec, written: str) -> bool:
         if described.alias == written:
             return bool(getattr(scorer, name) != described.default)
     raise KeyError(written)
-
-
-def _rule_arguments(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
-    try:
-        read_arguments(scorer.rule, scorer.rule_arguments)
-    except ConfigurationError as error:
-        remedy = "The arguments of each rule are in docs/rewards/rules.md"
-        yield Problem(f"{field}.ruleArguments", str(error), remedy, also=(f"{field}.rule",))
 
 
 def _when(field: str, scorer: ScorerSpec, earlier: list[ScorerSpec]) -> Iterator[Problem]:
@@ -147,7 +143,6 @@ def _combine(spec: Spec) -> Iterator[Problem]:
             "Give at least one a weight",
             also=tuple(f"spec.reward.scorers[{i}].weight" for i in range(len(scorers))),
         )
-
     if combine.kind == "python" and not (combine.path and combine.function):
         yield Problem(
             "spec.reward.combine", "lacks path or function; kind python requires both", "Give path and function"
@@ -190,7 +185,6 @@ def _normalize(spec: Spec) -> Iterator[Problem]:
 
 
 def _judge_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
-    """Yield every contradiction within a judge's section."""
     if scorer.judge is None:
         return
     yield from _parse(f"{field}.judge.parse", scorer.judge)
@@ -247,7 +241,6 @@ def _base_url(field: str, judge: JudgeSpec) -> Iterator[Problem]:
 
 
 def _http_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
-    """Yield every contradiction within the section ``http``."""
     if scorer.http is None:
         return
     http = scorer.http
@@ -261,7 +254,6 @@ def _http_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
 
 
 def _service_problems(field: str, service: ServiceSpec | None) -> Iterator[Problem]:
-    """Yield every contradiction within a section ``service``."""
     if service is None:
         return
     if bool(service.name) == bool(service.url):
@@ -273,7 +265,6 @@ def _service_problems(field: str, service: ServiceSpec | None) -> Iterator[Probl
 
 
 def _limits_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
-    """Yield every contradiction within a scorer's limits."""
     limits = scorer.limits
     if limits is None or not (scorer.judge or scorer.http):
         return

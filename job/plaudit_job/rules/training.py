@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plaudit_job.problem import Problem, refusals
-from plaudit_job.spec.pod import GPU, EnvironmentVariable, PodSpec
+from plaudit_job.spec.pod import GPU, PodSpec
 from plaudit_job.spec.rewards import RewardModelSpec
 from plaudit_job.spec.rljob import Spec
 
@@ -255,24 +255,19 @@ def environment_problems(spec: Spec) -> Iterator[Problem]:
     """Yield variables with no single source of their value."""
     for section, pod in pods_of(spec):
         for index, variable in enumerate(pod.env):
-            yield from _variable(f"spec.{section}.pod.env[{index}]", variable)
-
-
-def _variable(field: str, variable: EnvironmentVariable) -> Iterator[Problem]:
-    source = variable.value_from
-    if source is None:
-        return
-    if variable.value:
-        yield Problem(
-            f"{field}.value", f"{variable.value!r} is given beside valueFrom", "Give one of value and valueFrom"
-        )
-    given = sorted(type(source).model_fields[name].alias or name for name in source.model_fields_set)
-    if len(given) != 1:
-        yield Problem(
-            f"{field}.valueFrom",
-            f"has {' and '.join(given) or 'no source'}",
-            "Give exactly one of secretKeyRef, configMapKeyRef, fieldRef and resourceFieldRef",
-        )
+            field, source = f"spec.{section}.pod.env[{index}]", variable.value_from
+            if source is None:
+                continue
+            if variable.value:
+                complaint = f"{variable.value!r} is given beside valueFrom"
+                yield Problem(f"{field}.value", complaint, "Give one of value and valueFrom")
+            given = sorted(type(source).model_fields[name].alias or name for name in source.model_fields_set)
+            if len(given) != 1:
+                yield Problem(
+                    f"{field}.valueFrom",
+                    f"has {' and '.join(given) or 'no source'}",
+                    "Give exactly one of secretKeyRef, configMapKeyRef, fieldRef and resourceFieldRef",
+                )
 
 
 def failure_policy_problems(spec: Spec) -> Iterator[Problem]:

@@ -51,12 +51,7 @@ PRODUCT_LABEL = "nvidia.com/gpu.product"
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    """Run the command.
-
-    Raises:
-        JobError: the job is invalid, or cannot fit.
-        RefusedError: the model's configuration or the GPU is unknown.
-    """
+    """Run the command."""
     job = load_job(arguments.job)
     if not job.spec.trains:
         raise RefusedError(f"{arguments.job}: the job has no rollout and no trainer, so there is no model to plan")
@@ -88,12 +83,12 @@ def known_problems(job: RLJob) -> list[Problem]:
 
 
 def read_shape(model: ModelSpec) -> ModelShape:
-    """Read the sizes of ``model.source`` from its folder or, for ``model.revision``, the hub's local cache.
-
-    Raises:
-        RefusedError: there is no ``config.json``, or it does not describe a decoder.
-    """
-    path = _configuration(model)
+    """Read the sizes of ``model.source`` from its folder or, for ``model.revision``, the hub's local cache."""
+    path, repository = Path(model.source, "config.json"), hub_cache(model.source)
+    if not path.parent.is_dir():  # a branch, tag or commit of the hub
+        reference = repository / "refs" / model.revision
+        commit = reference.read_text().strip() if reference.is_file() else model.revision
+        path = repository / "snapshots" / commit / "config.json"
     if path.exists():
         try:
             return ModelShape.from_config(json.loads(path.read_text()))
@@ -103,17 +98,6 @@ def read_shape(model: ModelSpec) -> ModelShape:
         f"spec.model.source {model.source!r} has no config.json of revision {model.revision!r} here. Download it "
         f"(hf download {model.source} config.json --revision {model.revision}), or name a folder"
     )
-
-
-def _configuration(model: ModelSpec) -> Path:
-    """Return where the configuration lies: in a folder, or in the snapshot of a branch, tag or commit of the hub."""
-    folder = Path(model.source)
-    if folder.is_dir():
-        return folder / "config.json"
-    repository = hub_cache(model.source)
-    reference = repository / "refs" / model.revision
-    commit = reference.read_text().strip() if reference.is_file() else model.revision
-    return repository / "snapshots" / commit / "config.json"
 
 
 def _device(job: RLJob, name: str) -> Device:
@@ -272,7 +256,6 @@ def update_passes(spec: Spec) -> float:
 
 
 def _peak(device: Device, width: int) -> float:
-    """Return the operations a second on values of so many bytes."""
     return device.float32_flops if width == 4 else device.flops
 
 

@@ -41,11 +41,7 @@ class StoredSample(NamedTuple):
 
 
 def stored_groups(files: Iterable[Path]) -> Iterator[list[StoredSample]]:
-    """Yield the samples of one group after the other, without those that were never generated.
-
-    Raises:
-        RefusedError: a file does not hold stored samples.
-    """
+    """Yield the samples of one group after the other, without those that were never generated."""
     rows = (row for file in files for row in _rows(file))
     for _, group in itertools.groupby(rows, lambda row: (row["step"], row["group"])):
         stored = [
@@ -92,9 +88,6 @@ class Progress:
     Args:
         output: of the command; None: nothing is kept.
         samples: what is scored, in words that differ for other samples.
-
-    Raises:
-        RefusedError: the file is of other samples or other scorers, or cannot be written.
     """
 
     def __init__(self, output: Path | None, samples: str, version: str) -> None:
@@ -127,11 +120,7 @@ class Progress:
                 self._path.unlink()
 
     def scored(self, name: str, size: int) -> list[ScoringRecord] | None:
-        """Return the kept scorings of the next unit; None from the first one on that has none.
-
-        Raises:
-            RefusedError: the line is of another unit: the stored samples have changed.
-        """
+        """Return the kept scorings of the next unit; None from the first one on that has none."""
         if self._path is None:
             return None
         place = self._file.tell()
@@ -244,11 +233,7 @@ class ServiceScorers:
         self._client = client
 
     async def scored(self, units: AsyncIterator[tuple[str, Unit]]) -> AsyncIterator[list[ScoringRecord]]:
-        """See ``StoredScorers``.
-
-        Raises:
-            ServiceError: the service refuses a sample or the token, or cannot be reached for a day.
-        """
+        """See ``StoredScorers``."""
         in_work: deque[asyncio.Task[list[ScoringRecord]]] = deque()
         try:
             async for name, unit in units:
@@ -281,11 +266,7 @@ async def scorers_of_job(job: RLJob) -> AsyncIterator[JobScorers]:
 
 @asynccontextmanager
 async def scorers_of_service(url: str, token: str) -> AsyncIterator[ServiceScorers]:
-    """Connect to a reward service.
-
-    Raises:
-        ServiceError: it cannot be reached, or refuses the token.
-    """
+    """Connect to a reward service."""
     try:
         client = plaudit_client.RewardClient(url, token, timeout_s=_HTTP_TIMEOUT_S)
         description = await client.service()

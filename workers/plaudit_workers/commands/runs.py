@@ -246,11 +246,7 @@ async def _dead(arguments: argparse.Namespace) -> int:
 
 
 async def _check_run(transport: Transport, run: str) -> None:
-    """Connect without creating anything.
-
-    Raises:
-        RefusedError: Redis is away or refuses the password, or holds no such run.
-    """
+    """Connect without creating anything; refuse a Redis that holds no such run."""
     url = transport.address.url
     try:
         there = await transport.commands.exists(transport.names.samples)

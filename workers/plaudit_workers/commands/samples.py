@@ -99,11 +99,7 @@ def _none(query: SampleQuery, lowest: bool) -> str:
 
 
 def first_samples(files: Sequence[Path], query: SampleQuery, most: int) -> list[Row]:
-    """Return the first samples that fulfil the conditions, in the order of the files.
-
-    Raises:
-        UnreadableFileError: a file does not hold stored samples.
-    """
+    """Return the first samples that fulfil the conditions, by file; raise ``UnreadableFileError`` for another file."""
     chosen: list[Row] = []
     for path in files:
         with SampleFile(path) as file:
@@ -114,11 +110,7 @@ def first_samples(files: Sequence[Path], query: SampleQuery, most: int) -> list[
 
 
 def lowest_samples(files: Sequence[Path], query: SampleQuery, most: int) -> list[Row]:
-    """Return the samples with the lowest scores of all that fulfil the conditions, the lowest first.
-
-    Raises:
-        UnreadableFileError: a file does not hold stored samples.
-    """
+    """Return the samples with the lowest scores of all that fulfil the conditions, the lowest first."""
     least = -math.inf if query.lowest is None else query.lowest  # leaves out samples without a score
     query = replace(query, lowest=least, order="lowest")
     lowest: list[tuple[float, int, int]] = []

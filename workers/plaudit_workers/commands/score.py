@@ -69,15 +69,10 @@ async def _score(reward: RewardSpec, reader: StoredReader, entries: AsyncIterato
 async def scored_in_order(
     pipeline: Pipeline, units: AsyncIterator[list[Sample]], max_concurrent: int
 ) -> AsyncIterator[ScoringRecord]:
-    """Yield the scorings of all samples, in their order.
+    """Yield the scorings of all samples, in their order; raise the reader's error after those of all earlier samples.
 
-    A sample gets its task when a slot is free, so that only the reader ever waits for one.
-
-    Args:
-        units: samples that are scored together: single ones or, where ``pipeline.scores_groups``, groups.
-
-    Raises:
-        RefusedError: raised by ``units``, after the scorings of all earlier samples.
+    A sample gets its task when a slot is free, so that only the reader ever waits for one. A unit is scored together: a
+    single sample or, where ``pipeline.scores_groups``, a group.
     """
     held: deque[asyncio.Task[list[ScoringRecord]]] = deque()
     num_held = 0
@@ -183,8 +178,7 @@ class SampleLine(SampleInput, frozen=True, kw_only=True, forbid_unknown_fields=T
 class StoredReader:
     """Convert the lines or rows of one file to samples and their groups, in order; an error names the line.
 
-    Args:
-        by_source: name of a scorer that finds its rule by data source, or None.
+    ``by_source`` is the name of a scorer that finds its rule by data source.
     """
 
     def __init__(self, name: str, by_source: str | None, grouped: bool) -> None:
@@ -200,8 +194,7 @@ class StoredReader:
     def parse(self, entry: RawSample) -> SampleLine | None:
         """Return the sample of the next line or row; None for an empty line.
 
-        Raises:
-            RefusedError: it is not a sample, no rule scores its data source, or its group ended before.
+        Raise ``RefusedError`` if it is not a sample, no rule scores its data source, or its group ended before.
         """
         self._number += 1
         if isinstance(entry, bytes) and not entry.strip():
@@ -219,11 +212,7 @@ class StoredReader:
         return sample
 
     def check(self, entries: Iterable[RawSample]) -> None:
-        """Read all lines or rows.
-
-        Raises:
-            RefusedError: some are invalid; lists the first of them.
-        """
+        """Read all lines or rows; raise ``RefusedError`` with the first of those that are invalid."""
         reported: list[str] = []
         for entry in entries:
             try:

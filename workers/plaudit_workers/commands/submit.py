@@ -45,11 +45,7 @@ class _Line(SampleOutput, frozen=True, omit_defaults=True, kw_only=True):
 
 
 def submit(arguments: argparse.Namespace) -> int:
-    """Run the command.
-
-    Raises:
-        RefusedError: the samples, the output or the service cannot be used; nothing was submitted.
-    """
+    """Run the command."""
     samples = list(read_samples(arguments.samples))
     service = None if arguments.url else _service(arguments)
     with _Output(arguments.output, samples, arguments.samples) as output:

@@ -115,7 +115,6 @@ def _trial(group: str, row: dict[str, Any], job: RLJob) -> _Trial:
 
 
 def _answer(row: dict[str, Any], extra_info: dict[str, Any]) -> tuple[str, str]:
-    """Return the answer's origin, and the answer."""
     responses = row.get("responses")
     candidates = (
         ("response", row.get("response")),

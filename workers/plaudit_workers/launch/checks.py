@@ -76,7 +76,7 @@ def _source(field: str, source: str, needed: tuple[str, ...]) -> Iterator[Proble
 def _hub(field: str, source: str) -> Iterator[Problem]:
     if not _HUB_ID.fullmatch(source):
         yield Problem(field, f"{source!r} is neither a folder nor a hub id", "Write a folder with ./ or /")
-    elif os.environ.get("HF_HUB_OFFLINE") in {"1", "true", "True", "ON", "YES"} and not is_in_hub_cache(source):
+    elif os.environ.get("HF_HUB_OFFLINE") in {"1", "true", "True", "ON", "YES"} and not hub_cache(source).is_dir():
         yield Problem(
             field,
             f"{source!r} is not a folder next to the job file, and HF_HUB_OFFLINE is set",
@@ -84,13 +84,8 @@ def _hub(field: str, source: str) -> Iterator[Problem]:
         )
 
 
-def is_in_hub_cache(source: str) -> bool:
-    """Return True when the hub's local cache holds some revision of a model."""
-    return hub_cache(source).is_dir()
-
-
 def hub_cache(source: str) -> Path:
-    """Return the folder of the hub's local cache for a model."""
+    """Return the folder of the hub's local cache for a model; it exists if some revision is there."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     return cache / f"models--{source.replace('/', '--')}"

@@ -79,11 +79,7 @@ class ChildServer:
         return "stopped"
 
     async def watch(self, is_healthy: IsReady | None = None) -> None:
-        """Return once ``stop`` is set.
-
-        Raises:
-            ServerDiedError: the server ended, or has not been healthy for 30 s.
-        """
+        """Return once ``stop`` is set; raise ``ServerDiedError`` if the server ended, or was not healthy for 30 s."""
         loop = asyncio.get_running_loop()
         healthy_s = loop.time()
         while not self._stopped.done():
@@ -129,11 +125,7 @@ class ChildServer:
 async def child_server(
     name: str, command: Sequence[str], environment: Mapping[str, str], stop: asyncio.Event, log_file: Path | None
 ) -> AsyncIterator[ChildServer]:
-    """Start a server that ends with the body, and with this process.
-
-    Raises:
-        RefusedError: the program cannot be started.
-    """
+    """Start a server that ends with the body, and with this process; raise ``RefusedError`` if it cannot be started."""
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(log_file.open("ab")) if log_file else None
         try:

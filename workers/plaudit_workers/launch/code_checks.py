@@ -193,10 +193,7 @@ def _targets(job: RLJob) -> Iterator[tuple[str, Target]]:
 
 
 def check_loss(job: RLJob, broken: Collection[str] = ()) -> Iterator[Problem]:
-    """Find what would keep the user's loss from training; skip it if its field is ``broken`` (``check_files``).
-
-    Such a loss raises, or returns no value with a gradient for each token.
-    """
+    """Find out if the user's loss raises or has no gradient for each token; skip it if its field is ``broken``."""
     loss = job.spec.algorithm.loss if job.spec.trains else None
     if loss is None or loss.kind != "python" or any(is_within(field, (_LOSS,)) for field in broken):
         return

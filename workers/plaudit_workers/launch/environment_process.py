@@ -24,9 +24,8 @@ NAME = "PLAUDIT_ENVIRONMENT_SERVER"
 async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     """Run the server until ``stop`` is set.
 
-    Raises:
-        RefusedError: it ended, or was not ready in time, at its first start.
-        ServerDiedError: it ended later, or at the start after that: a request may kill it before it is seen ready.
+    Raise ``RefusedError`` if its first start fails; later, and at the start after that, ``ServerDiedError``: a request
+    may kill it before it is seen ready.
     """
     server = next(each for each in load_job(settings.job_path).spec.environments if each.name == os.environ[NAME])
     url, name = os.environ[server.variable], f"environment {server.name}"

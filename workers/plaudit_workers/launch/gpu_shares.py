@@ -33,13 +33,8 @@ def share_gpus(
     On a cluster nothing is shared (Ray then waits for room). Each process that requests one GPU gets 1 ÷ n of it, n =
     processes ÷ GPUs rounded up: any other fraction leaves pieces that no process fits in. Of several ranks no two share
     a GPU, which NCCL refuses. Engines of several GPUs share them in turns only.
-
-    Args:
-        in_turns: others free their memory while the trainer updates (``sleepDuringUpdates``), so they divide the
-            whole of it; the trainer's share then only finds it a place.
-
-    Raises:
-        RefusedError: there are more ranks than GPUs.
+    With ``in_turns`` others free their memory while the trainer updates (``sleepDuringUpdates``), so they divide the
+    whole of it; the trainer's share then only finds it a place.
     """
     available = len(devices)
     sharing = [plan for role_plans in plans.values() for plan in role_plans if plan.gpus]

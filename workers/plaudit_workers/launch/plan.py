@@ -105,7 +105,9 @@ def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> d
     plans |= {f"model-{each.name}": _servers(each, context, with_gpus=with_gpus) for each in reward.model_scorers}
     if reward.gateway.replicas and not spec.trains:
         gateway = alike("gateway", 1, _cpus(reward.gateway.pod))
-        plans["gateway"] = [replace(plan, environment={**plan.environment, **_gateway(context)}) for plan in gateway]
+        port, tokens = str(context.gateway_port), str(context.folder / TOKENS_FOLDER)
+        settings = {"PLAUDIT_GATEWAY_PORT": port, "PLAUDIT_GATEWAY_TOKENS": tokens}
+        plans["gateway"] = [replace(plan, environment={**plan.environment, **settings}) for plan in gateway]
     workers = alike("reward", reward.workers.replicas, _cpus(reward.workers.pod))
     plans["reward"] = [replace(plan, secrets=context.reward_secrets) for plan in workers]
     if spec.trains:
@@ -131,13 +133,6 @@ def _rollouts(
         gpus = _gpus(each.pod, each.engine.gpus) if with_gpus else 0
         environment = {**context.environment(name, "rollout"), **own} | ({ROLLOUT_GROUP: group} if group else {})
         yield ProcessPlan(name, "rollout", cpus, gpus, SERVE["rollout"], environment)
-
-
-def _gateway(context: LaunchSettings) -> dict[str, str]:
-    return {
-        "PLAUDIT_GATEWAY_PORT": str(context.gateway_port),
-        "PLAUDIT_GATEWAY_TOKENS": str(context.folder / TOKENS_FOLDER),
-    }
 
 
 def _servers(scorer: ScorerSpec, context: LaunchSettings, *, with_gpus: bool) -> list[ProcessPlan]:

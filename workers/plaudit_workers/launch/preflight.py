@@ -26,7 +26,7 @@ from plaudit_job.spec.rewards import RewardModelSpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_reward.http import HttpClient, NoResponseError, proxy_for
 from plaudit_wire.errors import CallTimeoutError, RefusedError
-from plaudit_workers.launch.checks import architecture_of, class_problem, hub_cache, is_in_hub_cache
+from plaudit_workers.launch.checks import architecture_of, class_problem, hub_cache
 from plaudit_workers.launch.code_checks import all_problems, preflight
 from plaudit_workers.launch.live import reported_wait
 
@@ -68,11 +68,8 @@ PARTS = ("samples", "checkpoints", "weights", "logs")
 def prepare(arguments: argparse.Namespace, console: Console) -> tuple[RLJob, Path] | None:
     """Load and check the job and make (or find) its run's folder with the resolved ``job.yaml`` in it.
 
-    Returns:
-        None when there is nothing to do: the run to resume has finished.
-
-    Raises:
-        RefusedError: anything that would make the run fail later and can be found out now.
+    Return None when the run to resume has finished. Raise ``RefusedError`` for anything that would make the run fail
+    later and can be found out now.
     """
     job = _with_steps(_loaded(arguments), arguments.steps)
     runs = Path(arguments.runs_folder)
@@ -109,7 +106,6 @@ def _refuse_problems(job: RLJob, arguments: argparse.Namespace, console: Console
 
 
 def _with_steps(job: RLJob, steps: int | None) -> RLJob:
-    """Return the job with ``--steps`` in place of ``algorithm.steps``."""
     if steps is None:
         return job
     if not job.spec.trains:
@@ -170,11 +166,7 @@ def _report_changes(job: RLJob, folder: Path, console: Console, *, accepted: boo
 
 
 def new_run(runs: Path, job_name: str, run: str | None) -> Path:
-    """Make the folder of a new run.
-
-    Raises:
-        RefusedError: the name is taken, or the folder cannot be written.
-    """
+    """Make the folder of a new run."""
     folder = (runs / (run or f"{job_name}-{secrets.token_hex(3)}")).resolve()
     if (folder / "job.yaml").exists():
         raise RefusedError(f"{folder} holds a run already: choose another --run, or add --resume to continue it")
@@ -258,7 +250,7 @@ def check_hub_models(job: RLJob) -> list[Problem]:
     """Return a problem for each model that is neither in the hub's local cache nor on the hub, or served wrongly."""
     on_hub = [each for each in _named_models(job) if is_hub_id(each.source)]
     found = (
-        _cached_problem(each) if is_in_hub_cache(each.source) else asyncio.run(_hub_problem(each)) for each in on_hub
+        _cached_problem(each) if hub_cache(each.source).is_dir() else asyncio.run(_hub_problem(each)) for each in on_hub
     )
     return [problem for problem in found if problem]
 
@@ -284,7 +276,6 @@ def _named_models(job: RLJob) -> Iterator[_HubModel]:
 
 
 def _cached_problem(model: _HubModel) -> Problem | None:
-    """Return the problem of the class of a model in the local cache."""
     folder = hub_cache(model.source)
     try:
         commit = (folder / "refs" / (model.revision or "main")).read_text().strip()

@@ -32,8 +32,7 @@ def environments(environment: Mapping[str, str]) -> list[dict[str, str]]:
 def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run the ranks to their end and forward SIGTERM to all of them.
 
-    Returns:
-        0 when all ended with 0, else the code of the first that did not (128 + the signal that killed it).
+    Return 0 when all ended with 0, else the code of the first that did not (128 + the signal that killed it).
     """
     ranks = [subprocess.Popen(command, env=each) for each in environments(environment)]
 

@@ -55,7 +55,6 @@ class RedisServer:
     Args:
         folder: holds its append-only file, configuration and log; a later start in the same folder loads the data.
         max_memory_bytes: Redis refuses writes beyond it (``noeviction``); 0 = no limit.
-        persistence: ``appendfsync`` policy.
         access: password of ``admin`` and the ACL file of its users; None: one password for the user ``default``.
     """
 
@@ -88,11 +87,7 @@ class RedisServer:
         return self._process.pid if self._process else None
 
     def start(self) -> Self:
-        """Start the server, wait until it responds, with its data loaded, and load the functions of the run.
-
-        Raises:
-            RefusedError: no server is installed, or it exited at once (the message quotes the end of its log).
-        """
+        """Start the server, wait until it responds, with its data loaded, and load the functions of the run."""
         program = server_program()
         self.folder.mkdir(parents=True, exist_ok=True)
         configuration = self.folder / "redis.conf"

@@ -161,7 +161,6 @@ class _Launch:
 
     @contextlib.asynccontextmanager
     async def _ray(self, context: LaunchSettings, interrupt: Interrupt) -> AsyncIterator[dict[Role, list[ProcessPlan]]]:
-        """Connect to Ray; yield the processes to start there."""
         plans = plan_processes(self._job, context, with_gpus=False)
         cpus = sum(plan.cpus for role_plans in plans.values() for plan in role_plans)
         with reported_wait(self._console, f"the Ray cluster at {self._address}" if self._address else "Ray to start"):
@@ -249,12 +248,7 @@ async def _in_daemon_thread(work: Callable[[], None]) -> None:
 
 
 class StepLines:
-    """Print each newly closed step once.
-
-    Args:
-        steps_file: ``steps.jsonl`` of the run; only lines added from now on are printed.
-        as_json: print the lines of ``steps.jsonl`` as they are, for programs, instead of a table.
-    """
+    """Print each newly closed step once: as a row of a table, or its line of ``steps.jsonl`` as it is (``as_json``)."""
 
     def __init__(self, steps_file: Path, console: Console, *, as_json: bool = False) -> None:
         self._file = steps_file
@@ -285,8 +279,9 @@ class StepLines:
             return
         if step["num_samples"]:  # step 0 is the validation before any training
             self._print_row(step)
-        if line_of_rewards := _validation_line(step):
-            self._console.out(line_of_rewards)
+        if rewards := validation_rewards(step):
+            means = ", ".join(f"{source} {reward:.3f}" for source, reward in sorted(rewards.items()))
+            self._console.out(f"{step['step']:6.0f}  validation reward: {means}")
 
     def _print_row(self, step: dict[str, Any]) -> None:
         if not self._header_printed:
@@ -295,15 +290,6 @@ class StepLines:
             self._console.out(header + "  waited for", style="bold")
         cells = (_cell(step.get(key), width, form) for _, key, width, form in _COLUMNS)
         self._console.out("".join(cells) + f"  {step.get('verdict', '')}")
-
-
-def _validation_line(step: dict[str, Any]) -> str | None:
-    """Format the mean validation reward of each data source; None for a step without validation."""
-    rewards = validation_rewards(step)
-    if not rewards:
-        return None
-    means = ", ".join(f"{source} {reward:.3f}" for source, reward in sorted(rewards.items()))
-    return f"{step['step']:6.0f}  validation reward: {means}"
 
 
 def _cell(value: float | None, width: int, form: str) -> str:

@@ -48,10 +48,8 @@ _BEAT_EVERY_S = 5.0
 async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     """Serve one replica of a scorer's model until ``stop`` is set.
 
-    Raises:
-        RefusedError: the engine ended before it was ready; the message quotes the end of its log.
-        ServerDiedError: it ended or stopped responding later, or at the start after that: the GPU's memory may not be
-            free yet.
+    Raise ``RefusedError`` if its first start fails; later, and at the start after that, ``ServerDiedError``: the GPU's
+    memory may not be free yet.
     """
     identity = ServerIdentity.from_environment()
     scorers = load_job(settings.job_path).spec.reward.scorers
@@ -81,11 +79,15 @@ async def _serve(
     identity = identity.with_port()
     sleep_token = secrets.token_urlsafe() if turns is not None else ""
     client = ServerClient(identity.url, sleep_token)
-    command, environment = _command(model, identity), _environment(model, sleep_token)
+    with_gpu, share = not is_cpu_build(), float(os.environ.get(GPU_SHARE, "1"))
+    options = server_command(model, identity.scorer, identity.host, identity.port, with_gpu=with_gpu, gpu_share=share)
+    # Code that comes with the model must not reach the run's Redis.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PLAUDIT_REDIS_")}
+    environment |= {**server_environment(model, with_gpu=with_gpu), SLEEP_TOKEN_VARIABLE: sleep_token}
     async with contextlib.AsyncExitStack() as stack:
         async with alone_on_gpu(settings.run):
             child = await stack.enter_async_context(
-                child_server("the engine", command, environment, stop, settings.log_file)
+                child_server("the engine", [sys.executable, *options], environment, stop, settings.log_file)
             )
             stack.callback(identity.withdraw, settings.run_folder)
             stack.push_async_callback(client.close)
@@ -106,23 +108,6 @@ async def _serve(
             if turns is not None:
                 tasks.start(turns.follow(client))
             await child.watch(client.healthy)
-
-
-def _command(model: ServedModelSpec, identity: ServerIdentity) -> list[str]:
-    share = float(os.environ.get(GPU_SHARE, "1"))
-    return [
-        sys.executable,
-        *server_command(
-            model, identity.scorer, identity.host, identity.port, with_gpu=not is_cpu_build(), gpu_share=share
-        ),
-    ]
-
-
-def _environment(model: ServedModelSpec, sleep_token: str) -> dict[str, str]:
-    # Code that comes with the model must not reach the run's Redis.
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PLAUDIT_REDIS_")}
-    own = server_environment(model, with_gpu=not is_cpu_build())
-    return {**inherited, **own, SLEEP_TOKEN_VARIABLE: sleep_token}
 
 
 @dataclass(frozen=True)

@@ -66,11 +66,7 @@ _OF_A_LOCAL_RAY = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0", "
 
 
 class Supervisor:
-    """Run the processes of one run.
-
-    Args:
-        max_restarts: how often one process may crash without a step closing in between.
-    """
+    """Run the processes of one run; each may crash ``max_restarts`` times without a step closing in between."""
 
     def __init__(
         self, plans: Mapping[Role, list[ProcessPlan]], *, max_restarts: int, steps_closed: Callable[[], int]
@@ -212,8 +208,7 @@ class Supervisor:
 
     def _last_error(self, name: str) -> str:
         """Return the newest error in the logs of a process, or of the trainer's ranks, as a sentence."""
-        plans = [plan for each in self._plans.values() for plan in each if name in {plan.name, plan.role}]
-        for plan in plans:
+        for plan in (plan for each in self._plans.values() for plan in each if name in {plan.name, plan.role}):
             log = Path(plan.environment["PLAUDIT_LOG_FILE"])
             if error := last_error(log):
                 return f"Last error in {log}: {error}"
@@ -317,11 +312,7 @@ def _use_log(log_file: Path) -> None:
 def connect_to_ray(address: str | None, *, num_cpus: float) -> None:
     """Join the cluster at ``address``, or start a Ray with a token on this machine, which ``disconnect`` ends.
 
-    Args:
-        num_cpus: that all processes of the job request; a laptop with fewer cores shares them.
-
-    Raises:
-        RefusedError: no cluster responds at the address.
+    ``num_cpus`` is what all processes of the job request; a laptop with fewer cores shares them.
     """
     options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
@@ -368,11 +359,7 @@ def devices(count: int) -> list[str]:
 
 
 async def _await_room(role: str, plans: Sequence[ProcessPlan], group: PlacementGroup) -> None:
-    """Wait until a role has its room.
-
-    Raises:
-        RefusedError: the cluster has no room for it within a minute.
-    """
+    """Wait until a role has its room, for at most a minute."""
     deadline = time.monotonic() + _ROOM_WITHIN_S
     while time.monotonic() < deadline:
         if await asyncio.to_thread(group.wait, 1):
@@ -432,13 +419,13 @@ def _error(line: bytes) -> str:
 
 
 def check_cluster(folder: Path) -> None:
-    """Look at the run's folder from each node of the connected cluster.
-
-    Raises:
-        RefusedError: a node does not see the folder, cannot read its private files, or has another version.
-    """
+    """Refuse a cluster if a node lacks the run's folder, cannot read its private files, or has another version."""
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-    asked = {node["NodeManagerAddress"]: _ask(node["NodeID"], folder) for node in nodes}
+    asked = {}
+    for node in nodes:
+        strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        options = ray.remote(_node_problem).options(num_cpus=0, scheduling_strategy=strategy, max_retries=0)
+        asked[node["NodeManagerAddress"]] = options.remote(str(folder), version("plaudit-workers"))
     for address, reply in asked.items():
         try:
             problem = ray.get(reply, timeout=_NODE_ANSWERS_WITHIN_S)
@@ -449,12 +436,6 @@ def check_cluster(folder: Path) -> None:
                 f"--address: node {address} {problem}. Every node needs plaudit-workers {version('plaudit-workers')}, "
                 f"{folder} on a shared file system, and processes under the user of plaudit run"
             )
-
-
-def _ask(node: str, folder: Path) -> Any:
-    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-    options = ray.remote(_node_problem).options(num_cpus=0, scheduling_strategy=strategy, max_retries=0)
-    return options.remote(str(folder), version("plaudit-workers"))
 
 
 def _node_problem(folder: str, expected: str) -> str:

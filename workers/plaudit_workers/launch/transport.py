@@ -19,7 +19,6 @@ import msgspec
 from plaudit_job.secrets import secret_value
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.section import SecretKey
-from plaudit_job.spec.transport import TlsSpec
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.redis import RedisAddress, RedisTls
@@ -126,18 +125,16 @@ def external_redis(job: RLJob, folder: Path) -> RedisAddress:
     transport = job.spec.transport
     secret = transport.password_secret
     password = secret_value(secret, "spec.transport.passwordSecret") if secret else ""
-    tls = _tls_files(transport.tls, folder / "redis-tls") if transport.tls else RedisTls()
-    return RedisAddress(transport.url, password, transport.username, tls)
-
-
-def _tls_files(tls: TlsSpec, folder: Path) -> RedisTls:
-    return RedisTls(
-        ca_file=tls.ca_file or _written_secret("caSecret", tls.ca_secret, folder / "ca.pem"),
-        certificate_file=tls.certificate_file
-        or _written_secret("certificateSecret", tls.certificate_secret, folder / "certificate.pem"),
-        key_file=tls.key_file or _written_secret("keySecret", tls.key_secret, folder / "key.pem"),
+    if (tls := transport.tls) is None:
+        return RedisAddress(transport.url, password, transport.username)
+    certificate = _written_secret("certificateSecret", tls.certificate_secret, folder / "redis-tls/certificate.pem")
+    files = RedisTls(
+        ca_file=tls.ca_file or _written_secret("caSecret", tls.ca_secret, folder / "redis-tls/ca.pem"),
+        certificate_file=tls.certificate_file or certificate,
+        key_file=tls.key_file or _written_secret("keySecret", tls.key_secret, folder / "redis-tls/key.pem"),
         check_server_name=tls.check_server_name,
     )
+    return RedisAddress(transport.url, password, transport.username, files)
 
 
 def _written_secret(field: str, secret: SecretKey | None, file: Path) -> str:
@@ -156,11 +153,7 @@ def write_redis_address(folder: Path, redis: RedisAddress) -> None:
 
 
 def redis_address(folder: Path, url: str | None) -> RedisAddress:
-    """Return the address of a run's Redis, or that of ``url`` with the rest in ``PLAUDIT_REDIS_…``.
-
-    Raises:
-        RefusedError: there is no such run, or its folder does not say.
-    """
+    """Return the address of a run's Redis, or that of ``url`` with the rest in ``PLAUDIT_REDIS_…``."""
     if url is not None:
         return redis_from(os.environ, url)
     try:

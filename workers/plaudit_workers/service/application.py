@@ -71,9 +71,7 @@ _STREAM_HEADERS = [
 class Exchange:
     """Submit the samples of one request at once; answer as a whole or line by line. An ASGI response.
 
-    Args:
-        field: of the list in the answer, for a batch.
-        answered: called with groups and their answers when these are sent.
+    ``field`` names the list in the answer to a batch; ``answered`` gets groups and their answers when these are sent.
     """
 
     status_code = 200
@@ -114,11 +112,9 @@ class Exchange:
         self._session.leave(awaited, delivered=delivered)
 
     async def answers(self, receive: Receive) -> list[GatewayAnswer]:
-        """Wait for all results.
+        """Wait for all results; raise ``DisconnectedError`` if the caller has left.
 
-        Raises:
-            RefusedRequestError: time is up, or an id belongs to another sample.
-            DisconnectedError: the caller has left.
+        Raise ``RefusedRequestError`` if time is up, or if an id belongs to another sample.
         """
         try:
             if not await wait_for_all(self._awaited, receive, self._timeout_s):

@@ -79,14 +79,13 @@ Maker = Callable[[ScorerSpec, BuildContext], AnyScorer]
 
 
 async def build_pipeline(reward: RewardSpec, worker: str, context: BuildContext | None = None) -> Pipeline:
-    """Build and open every scorer of a job; if one is refused, close all others.
-
-    Args:
-        context: the environment of the scorers. Default: outside a run.
-    """
+    """Build and open every scorer of a job, by default outside of a run; if one is refused, close all others."""
     context = context or BuildContext(reward, worker, model_servers=model_servers())
     made = _make_all(reward, context)
-    combining = _combining_function(context)
+    combining = None
+    if reward.combine.kind == "python":
+        target = Target(reward.combine.path, reward.combine.function, scope="combine")
+        combining = _function_scorer("combine", target, context)
     await _open_all([*made, combining] if combining else made)
     combiner: Combiner = WeightedSum()
     if combining is not None:
@@ -126,13 +125,6 @@ async def _open_all(scorers: Sequence[AnyScorer]) -> None:
     await asyncio.gather(*(scorer.close() for scorer in scorers))
     others = [problem for problem in problems if not isinstance(problem, ConfigurationError)]
     raise others[0] if others else RefusedError("\n".join(str(problem) for problem in problems))
-
-
-def _combining_function(context: BuildContext) -> FunctionScorer | None:
-    reward = context.reward
-    if reward.combine.kind != "python":
-        return None
-    return _function_scorer("combine", Target(reward.combine.path, reward.combine.function, scope="combine"), context)
 
 
 def _rules(scorer: ScorerSpec, reward: RewardSpec) -> Rules:
@@ -216,12 +208,8 @@ _TIMEOUT_S = 5.0
 _RETRIES = 3
 
 
-def _limiter(scorer: ScorerSpec, endpoint: str, context: BuildContext) -> Limiter:
-    """Build the queue in front of an endpoint; scorers of a run that name the same one share a budget."""
-    return Limiter(_budget(scorer, endpoint, context), scorer.name)
-
-
 def _budget(scorer: ScorerSpec, endpoint: str, context: BuildContext) -> Budget:
+    """Build the budget of an endpoint, which scorers of a run that name the same one share."""
     if scorer.limits is None:
         return LocalBudget(RateLimits())
     given = scorer.limits
@@ -289,7 +277,6 @@ def _trace_header(context: BuildContext) -> Callable[[Sample], str] | None:
 
 
 def _server_pool(scorer: ScorerSpec, context: BuildContext) -> ServerPool:
-    """Build the pool of the servers that the job runs for a scorer."""
     sleeps = scorer.served is not None and scorer.served.sleep_during_updates
     return ServerPool(
         scorer.name,
@@ -301,18 +288,15 @@ def _server_pool(scorer: ScorerSpec, context: BuildContext) -> ServerPool:
 
 
 def _rule_scorer(scorer: ScorerSpec, context: BuildContext) -> RuleScorer:
-    """Make the scorer of a built-in rule."""
     processes = context.reward.workers.processes
     return RuleScorer(scorer.name, scorer.rule, scorer.rule_arguments, processes=processes)
 
 
 def _environment_scorer(scorer: ScorerSpec, context: BuildContext) -> InlineScorer:
-    """Make the scorer of rewards that tools and environments gave."""
     return InlineScorer(scorer.name, agent_reward)
 
 
 def _python_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:
-    """Make the scorer of a user's function or class."""
     assert scorer.python is not None
     router = None
     if scorer.python.serve is not None:
@@ -336,7 +320,6 @@ def function_target(scorer: ScorerSpec, function: PythonScorerSpec) -> Target:
 
 
 def _function_scorer(name: str, target: Target, context: BuildContext, router: Router | None = None) -> FunctionScorer:
-    """Make a function scorer with the job's number of child processes."""
     workers = context.reward.workers
     return FunctionScorer(
         name,
@@ -349,7 +332,6 @@ def _function_scorer(name: str, target: Target, context: BuildContext, router: R
 
 
 def _model_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:
-    """Build the client of a reward model's servers in this run."""
     assert scorer.model is not None
     built = ModelScorer(
         _server_pool(scorer, context),
@@ -361,7 +343,6 @@ def _model_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:
 
 
 def _judge_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:
-    """Build a judge: an endpoint and the limits that all workers share."""
     assert scorer.judge is not None
     judge, group, usage = scorer.judge, scorer.scope == "group", EndpointUsage()
     endpoint = f"served {scorer.name}" if judge.serve else f"{judge.base_url.rstrip('/')} {judge.model}"
@@ -378,7 +359,7 @@ def _judge_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:
             pool=_server_pool(scorer, context) if judge.serve else None,
         ),
         _judge_parser(scorer.name, judge, group, context),
-        _limiter(scorer, endpoint, context),
+        Limiter(_budget(scorer, endpoint, context), scorer.name),
         TokenEstimate(judge.arguments),
         _usage_report(scorer.name, usage, context),
         _trace_header(context),
@@ -400,7 +381,6 @@ def _judge_parser(name: str, judge: JudgeSpec, group: bool, context: BuildContex
 
 
 def _http_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:
-    """Build the client of somebody else's reward endpoint."""
     assert scorer.http is not None
     http, usage = scorer.http, EndpointUsage()
     client = RemoteClient(
@@ -416,11 +396,7 @@ def _http_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:
 
 
 def _service_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:
-    """Build the client of a reward service; the run is a caller of its own among those that share a token.
-
-    Raises:
-        RefusedError: the service is named, and nothing but an operator knows where it is; or the token has no value.
-    """
+    """Build the client of a reward service; the run is a caller of its own among those that share a token."""
     assert scorer.service is not None
     service, usage = scorer.service, EndpointUsage()
     field = f"scorer {scorer.name}: service"
@@ -444,8 +420,11 @@ def _remote_scorer(
     scorer: ScorerSpec, client: RemoteClient, endpoint: str, usage: EndpointUsage, context: BuildContext
 ) -> Scorer:
     """Put the limits that all workers share and the cache in front of an endpoint's client."""
-    report = _usage_report(scorer.name, usage, context)
-    built = RemoteScorer(scorer.name, client, _limiter(scorer, endpoint, context), report, _trace_header(context))
+    report, limiter = (
+        _usage_report(scorer.name, usage, context),
+        Limiter(_budget(scorer, endpoint, context), scorer.name),
+    )
+    built = RemoteScorer(scorer.name, client, limiter, report, _trace_header(context))
     return _cached(built, scorer, usage, context)
 
 

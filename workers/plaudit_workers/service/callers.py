@@ -1,14 +1,8 @@
-"""The sessions of all callers at one gateway: opened with a caller's first request, served until the gateway stops.
-
-The samples of one caller at one gateway: offered to Redis in order, and awaited.
+"""Hold the sessions of all callers at one gateway: offer their samples to Redis in order, and await and write results.
 
 All gateways share the caller's session in Redis (``stream.sessions``). Each reads all of its results and resolves those
 that a request of its own awaits. What no request awaits stays in Redis for whoever asks under its id: for ten minutes
 after it was delivered (the answer may have been lost on its way), else for ``kept_s``. Later the id is scored again.
-
-Write results as JSON. Pure.
-
-Wait for the results of a request: all of them, or as they come, as long as its caller is connected.
 """
 
 from __future__ import annotations
@@ -51,24 +45,17 @@ class Missing(enum.Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """Hold the bounds of one caller at one gateway.
-
-    Attributes:
-        queued: samples that wait for room in Redis; more are refused.
-        queued_bytes: bytes of their responses and prompts, about.
-    """
+    """Hold the bounds of one caller at one gateway."""
 
     queued: int = 16_384
+    """Samples that wait for room in Redis; more are refused."""
     queued_bytes: int = 256 << 20
+    """Bytes of their responses and prompts, about."""
     kept_s: float = 3600.0
 
 
 class Awaited:
-    """Hold one group that requests of this gateway await.
-
-    Attributes:
-        accepted: set once Redis holds the group, or never will.
-    """
+    """Hold one group that requests of this gateway await."""
 
     __slots__ = ("accepted", "group", "num_bytes", "num_requests", "result", "samples", "since")
 
@@ -78,6 +65,7 @@ class Awaited:
         self.num_bytes = sum(len(sample.response) + len(sample.prompt) for sample in samples)
         self.num_requests = 0
         self.accepted = asyncio.Event()
+        """Set once Redis holds the group, or never will."""
         self.result: asyncio.Future[GroupResult | Missing] = asyncio.get_running_loop().create_future()
         self.since = time.monotonic()
 
@@ -89,11 +77,7 @@ class Awaited:
 
 
 class CallerSession:
-    """Submit one caller's samples and wait for their results. ``run`` must be running.
-
-    Args:
-        service: the offer of the run; its ``room`` bounds the caller's samples in work.
-    """
+    """Submit one caller's samples, at most ``service.room``, and wait for their results. ``run`` must be running."""
 
     def __init__(self, transport: Transport, caller: str, service: Service, limits: Limits = Limits()) -> None:
         self._transport = transport
@@ -160,24 +144,20 @@ class CallerSession:
         found = await self._session.find([group])
         return group in found or group in self._awaited, found.get(group)
 
-    def _enqueue(self, awaited: Awaited) -> None:
-        self._queue.append(awaited)
+    def _enqueue(self, awaited: Awaited, *, first: bool = False) -> None:
+        self._queue.insert(0 if first else len(self._queue), awaited)
         self._num_queued += len(awaited.samples)
         self._queued_bytes += awaited.num_bytes
         self._queued.set()
-
-    def _dequeue(self) -> Awaited:
-        awaited = self._queue.popleft()
-        self._num_queued -= len(awaited.samples)
-        self._queued_bytes -= awaited.num_bytes
-        return awaited
 
     async def _offer_forever(self) -> None:
         while True:
             await self._queued.wait()
             batch: dict[str, Awaited] = {}
             while self._queue and len(batch) < _OFFERED_AT_ONCE:
-                awaited = self._dequeue()
+                awaited = self._queue.popleft()
+                self._num_queued -= len(awaited.samples)
+                self._queued_bytes -= awaited.num_bytes
                 if awaited.num_requests > 0 and not awaited.result.done():
                     batch[awaited.group] = awaited
             if not self._queue:
@@ -202,14 +182,10 @@ class CallerSession:
             await self._fetch(scored)
         if refused:
             for awaited in reversed(refused):
-                self._queue.appendleft(awaited)
-                self._num_queued += len(awaited.samples)
-                self._queued_bytes += awaited.num_bytes
-            self._queued.set()
+                self._enqueue(awaited, first=True)
             await set_within(self._freed, _ROOM_PAUSE_S)
 
     async def _fetch(self, groups: Sequence[str]) -> None:
-        """Resolve groups whose results wait in Redis."""
         found = await self._transport.retry_through_outage(lambda: self._session.find(groups))
         for result in found.values():
             if result is not None:
@@ -314,7 +290,6 @@ class Callers:
             await self._clean_up_forever()
 
     def _end_idle(self) -> None:
-        """End the sessions of callers that have gone."""
         now = time.monotonic()
         for caller in [each for each, at in self._used_at.items() if now - at > _IDLE_KEPT_S]:
             if self._sessions[caller].num_awaited == 0:
@@ -401,11 +376,7 @@ class DisconnectedError(Exception):
 async def wait_for_all(awaited: Sequence[Awaited], receive: Receive, timeout_s: float) -> bool:
     """Wait for all results; return False when time is up first.
 
-    Args:
-        receive: of the request, whose body has been read: it returns when the caller leaves.
-
-    Raises:
-        DisconnectedError: the caller has left.
+    ``receive`` of the request, whose body has been read, returns when the caller leaves: then ``DisconnectedError``.
     """
     left = asyncio.ensure_future(receive())
     try:
@@ -437,10 +408,7 @@ async def as_they_come(
 ) -> AsyncIterator[list[int]]:
     """Yield the positions of results as they come, all that are there at once; [] after ``quiet_s`` without any.
 
-    Ends when all have come or when time is up.
-
-    Raises:
-        DisconnectedError: the caller has left.
+    Ends when all have come or when time is up; raises ``DisconnectedError`` when the caller has left.
     """
     loop = asyncio.get_running_loop()
     ended: list[int] = []

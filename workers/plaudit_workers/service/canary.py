@@ -22,8 +22,6 @@ from plaudit_workers.service.requests import SubmittedSamples
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 """Buckets of a sample's seconds."""
-
-
 _DIFFERENCES = (-10, -1, -0.5, -0.25, -0.1, -0.01, 0, 0.01, 0.1, 0.25, 0.5, 1, 10)
 _EQUAL_WITHIN = 1e-6
 
@@ -110,12 +108,7 @@ _group_decoder = msgspec.json.Decoder(_ScoredGroup)
 
 
 class Canary:
-    """Copy a share of the samples to another service and compare. ``close`` ends its connections.
-
-    Args:
-        url: of the service, without a route.
-        share: of the samples that are copied, 0 to 1.
-    """
+    """Copy a ``share`` of the samples (0 to 1) to another service and compare. ``close`` ends its connections."""
 
     def __init__(self, url: str, token: str, share: float, series: CanarySeries) -> None:
         self._url = url.rstrip("/")

@@ -47,6 +47,7 @@ _ROOM_PAUSE_S = 0.2
 _LEFT_WITHIN_S = 10.0
 _LOOK_AGAIN_S = 0.5
 _DONE_REMEMBERED = 100_000
+_NOT_OURS = "Redis has lost it, and this client did not submit it: submit it again"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ID = re.compile(r"[^\s:]\S{0,199}")
 Result = SampleAnswer
@@ -263,20 +264,16 @@ class RewardClient:
                 async with self._session.tolerate_outage():
                     if time.monotonic() >= upkeep_at:
                         upkeep_at = time.monotonic() + UPKEEP_EVERY_S
-                        await self._maintain_session()
+                        await self._session.keep()
+                        await self._session.clean_up()
+                        if self._session.losses_due():
+                            await self._repair_losses()
                     await self._session.receive(self._take)
             finally:
                 self._changed.set()
 
     def _take(self, group: GroupResult) -> None:
         self._inbox.take(self._session.own_id(group.group), group)
-
-    async def _maintain_session(self) -> None:
-        """Keep the session alive, release overdue groups, end expired sessions, and periodically check for losses."""
-        await self._session.keep()
-        await self._session.clean_up()
-        if self._session.losses_due():
-            await self._repair_losses()
 
     async def _repair_losses(self) -> None:
         """Submit again the groups that Redis has lost; read results again if it has restored acknowledged ones."""
@@ -413,26 +410,17 @@ class Inbox:
             if group in self.waiting:
                 samples = self.waiting[group]
                 if samples is None:
-                    self.take(group.split(":", 2)[2], _given_up(group))
+                    given_up = SampleResult(ScoringRecord("given_up", reason=_NOT_OURS), 0.0, 0)
+                    self.take(group.split(":", 2)[2], GroupResult(group, "", [given_up]))
                 else:
                     again[group] = samples
         return again
 
 
-def _given_up(group: str) -> GroupResult:
-    reason = "Redis has lost it, and this client did not submit it: submit it again"
-    return GroupResult(group, "", [SampleResult(ScoringRecord("given_up", reason=reason), 0.0, 0)])
-
-
 async def connect(address: RedisAddress, *, run: str, job: str, wait_s: float) -> tuple[Transport, Service]:
-    """Open the transport of a scoring service.
+    """Open the transport of a scoring service: of ``run``, else of the only one of this ``job`` or in this Redis.
 
-    Args:
-        run: id of the run; empty: the only service of this ``job``, or the only one in this Redis.
-        wait_s: seconds to wait for a service that does not exist yet.
-
-    Raises:
-        ServiceError: Redis cannot be reached or refuses the password; the run does not exist or is no scoring service.
+    Raise ``ServiceError`` if it cannot be used; wait for up to ``wait_s`` if it does not exist yet.
     """
     deadline = time.monotonic() + wait_s
     while True:
@@ -495,7 +483,6 @@ async def _only_service(client: Any, address: RedisAddress, job: str) -> str:
 
 
 async def _services(client: Any) -> dict[str, Service]:
-    """Return all scoring services in this Redis, by run."""
     found: dict[str, Service] = {}
     async for key in client.scan_iter("plaudit:{*}:service", count=1000):
         stored = await client.get(key)

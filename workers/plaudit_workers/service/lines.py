@@ -100,11 +100,7 @@ EXPECTED = (
 
 
 def read_samples(path: Path) -> Iterator[SampleInput]:
-    """Yield the samples of a file of JSON lines or Parquet rows; skip empty lines.
-
-    Raises:
-        RefusedError: the file cannot be read, or a line is not a sample; the message names line and field.
-    """
+    """Yield the samples of a file of JSON lines or Parquet rows; skip empty lines."""
     for number, entry in enumerate(file_entries(path), 1):
         if not entry or not (isinstance(entry, Mapping) or entry.strip()):
             continue
@@ -118,11 +114,7 @@ Input = TypeVar("Input", bound=SampleInput)
 
 
 def decode_entry(entry: RawSample, kind: type[Input]) -> Input:
-    """Read the sample of a line or row.
-
-    Raises:
-        ValueError: as ``sample_input``, or the line is not a JSON object.
-    """
+    """Read the sample of a line or row; raise as ``sample_input``, also if the line is not a JSON object."""
     row = entry if isinstance(entry, Mapping) else msgspec.json.decode(entry, type=dict[str, Any])
     return sample_input(row, kind)
 
@@ -134,8 +126,7 @@ _IGNORED = ("ability", "agent_name")
 def sample_input(row: Mapping[str, Any], kind: type[Input]) -> Input:
     """Convert a row: null means absent, verl's ``reward_model`` holds the ground truth, extra_info may be JSON text.
 
-    Raises:
-        ValueError: a required field is missing, a field is unknown or has the wrong type (msgspec's error is one).
+    Raise ``ValueError`` (msgspec's error is one) for a missing or unknown field, or one of the wrong type.
     """
     fields = {name: value for name, value in row.items() if value is not None and name not in _IGNORED}
     reward_model = fields.pop("reward_model", None)
@@ -158,11 +149,7 @@ _GENERATED = "responses"
 
 
 def file_entries(path: Path, option: str = "") -> Iterator[RawSample]:
-    """Yield the lines or rows of a file; Parquet is recognised by its content.
-
-    Raises:
-        RefusedError: the file cannot be read, or is Parquet without responses.
-    """
+    """Yield the lines or rows of a file; Parquet is recognised by its content."""
     try:
         with path.open("rb") as file:
             if file.read(len(_PARQUET_MAGIC)) != _PARQUET_MAGIC:

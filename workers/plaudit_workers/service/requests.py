@@ -96,22 +96,14 @@ _sample_decoder = msgspec.json.Decoder(SampleInput)
 
 
 def read_samples(body: bytes) -> RequestBody:
-    """Read the body of ``POST /v1/score``: one sample, or ``{"samples": [sample, …]}``.
-
-    Raises:
-        RefusedRequestError: it is neither; the error names each invalid sample.
-    """
+    """Read the body of ``POST /v1/score``: one sample, or ``{"samples": [sample, …]}``."""
     is_batch = "samples" in _decoded(_object_decoder, body)
     samples = _read_all(_decoded(_samples_decoder, body).samples if is_batch else [msgspec.Raw(body)], named=is_batch)
     return RequestBody([SubmittedSamples(sample.id or new_id(), [sample]) for sample in samples], is_batch)
 
 
 def read_groups(body: bytes) -> RequestBody:
-    """Read the body of ``POST /v1/groups``: ``{"samples": [sample, …], "id": …}``, or ``{"groups": […]}`` of such.
-
-    Raises:
-        RefusedRequestError: it is neither, or a group has no samples or more than 1,024.
-    """
+    """Read the body of ``POST /v1/groups``: ``{"samples": […], "id": …}``, or ``{"groups": […]}`` of such."""
     is_batch = "groups" in _decoded(_object_decoder, body)
     groups = _decoded(_groups_decoder, body).groups if is_batch else [_decoded(_group_decoder, body)]
     if sum(len(group.samples) for group in groups) > MOST_SAMPLES:

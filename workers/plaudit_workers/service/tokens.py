@@ -27,9 +27,6 @@ class Tokens:
 
     On Kubernetes the folder is a Secret's volume, whose files change when the Secret does; they are read again every
     ten seconds.
-
-    Raises:
-        RefusedError: there is no token, or one is too short to be a secret.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,27 +39,21 @@ class Tokens:
     def caller(self, authorization: str) -> str | None:
         """Return the caller of a request; None for an unknown token.
 
-        Args:
-            authorization: header of the request: ``Bearer TOKEN``, or ``Basic …`` with the token as password, for
-                programs that can only be given a URL (``http://any:TOKEN@host``).
+        The header is ``Bearer TOKEN``, or ``Basic …`` with the token as password, for programs that take only a URL
+        (``http://any:TOKEN@host``).
         """
         if time.monotonic() - self._read_at > _READ_AGAIN_S:
             self._read_at = time.monotonic()
-            self._digests = self._read_again() or self._digests
+            try:
+                self._digests = self._read() or self._digests
+            except (RefusedError, OSError) as error:
+                logger.error("cannot use the changed tokens; keeping the earlier ones", error=str(error))
         given = _digest(_token(authorization))
         found = None
         for caller, digest in self._digests.items():  # all of them: the time must not depend on the match
             if hmac.compare_digest(given, digest):
                 found = caller
         return found
-
-    def _read_again(self) -> dict[str, bytes]:
-        """Return the tokens as they are now; none if they cannot be used, and the earlier ones stay."""
-        try:
-            return self._read()
-        except (RefusedError, OSError) as error:
-            logger.error("cannot use the changed tokens; keeping the earlier ones", error=str(error))
-            return {}
 
     def _read(self) -> dict[str, bytes]:
         found = {}
@@ -108,9 +99,6 @@ def caller_name(of_token: str, named: str, known: Set[str]) -> str:
 
     Runs that share a token (jobs that refer to one RewardService) name themselves in a header. Each then has ids and a
     queue of its own, and none can fill the queue of another.
-
-    Raises:
-        RefusedRequestError: the header is not a name.
     """
     if not named:
         return of_token

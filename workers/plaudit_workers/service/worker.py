@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -39,6 +39,7 @@ from plaudit_workers.stream.groups import Group, read_group
 from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
+T = TypeVar("T")
 _BEAT_EVERY_S = 5.0
 _LOOK_FOR_LOST_EVERY_S = 1.0
 _LOOK_FOR_ROOM_EVERY_S = 0.05
@@ -99,12 +100,7 @@ async def _pipeline(job: RLJob, settings: ProcessSettings, version: str, gate: C
 
 
 class ScoringWorker:
-    """Score the samples and groups that it takes.
-
-    Args:
-        transport: the run's streams; closed by the caller.
-        pipeline: the job's scorers, opened; closed here.
-    """
+    """Score samples and groups by the opened ``pipeline``, and close that; the caller closes the transport."""
 
     def __init__(
         self,
@@ -148,40 +144,34 @@ class ScoringWorker:
             Consumer[GroupDelivery](self._transport, "groups", self._name, self._options.consumer) as groups,
         ):
             self.ready = True
-            loops = [self._take_samples(tasks, samples, stop)]
-            if self._pipeline.scores_groups:
-                loops.append(self._take_groups(tasks, groups, stop))
             async with asyncio.TaskGroup() as taking:
-                for loop in loops:
-                    taking.create_task(loop)
+                taking.create_task(self._take(tasks, samples, self._pipeline.room, self._score_sample, stop))
+                if self._pipeline.scores_groups:
+                    taking.create_task(self._take(tasks, groups, self._pipeline.group_room, self._score_group, stop))
             self.ready = False
             if works := set(self._works):
                 finished, returned = await drained(works, self._options.drain_grace_s)
                 logger.info("drained", finished=finished, returned=returned)
 
-    async def _take_samples(self, tasks: Supervised, consumer: Consumer[Sample], stop: asyncio.Event) -> None:
+    async def _take(
+        self,
+        tasks: Supervised,
+        consumer: Consumer[T],
+        room: Callable[[], int],
+        score: Callable[[Consumer[T], Delivery[T]], Coroutine[Any, Any, None]],
+        stop: asyncio.Event,
+    ) -> None:
         while not stop.is_set():
-            room = min(self._free, self._pipeline.room())
-            if room <= 0:
-                await unless_stopped(stop, self._wait_for_room())
+            free = min(self._options.max_concurrent_samples - self.busy, room())
+            if free <= 0:
+                await unless_stopped(stop, set_within(self._freed, _LOOK_FOR_ROOM_EVERY_S))
                 continue
-            for delivery in await consumer.take(room):
-                self._start(tasks, delivery, self._score_sample(consumer, delivery))
-            self.ready = consumer.readable
-
-    async def _take_groups(self, tasks: Supervised, consumer: Consumer[GroupDelivery], stop: asyncio.Event) -> None:
-        while not stop.is_set():
-            room = min(self._free, self._pipeline.group_room())
-            if room <= 0:
-                await unless_stopped(stop, self._wait_for_room())
-                continue
-            for delivery in await consumer.take(room):
-                self._start(tasks, delivery, self._score_group(consumer, delivery))
-
-    def _start(self, tasks: Supervised, delivery: Delivery[Any], work: Coroutine[Any, Any, None]) -> None:
-        task = tasks.start(work)
-        self._works[task] = delivery
-        task.add_done_callback(self._ended)
+            for delivery in await consumer.take(free):
+                task = tasks.start(score(consumer, delivery))
+                self._works[task] = delivery
+                task.add_done_callback(self._ended)
+            if consumer.stream == "samples":
+                self.ready = consumer.readable
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._works[task]
@@ -215,13 +205,6 @@ class ScoringWorker:
         """Return a scoring with the version of this worker's scorers, and of those that scored the sample earlier."""
         own = self._options.version
         return msgspec.structs.replace(scoring, version=own if earlier in ("", own) else f"{earlier}+{own}")
-
-    @property
-    def _free(self) -> int:
-        return self._options.max_concurrent_samples - self.busy
-
-    async def _wait_for_room(self) -> None:
-        await set_within(self._freed, _LOOK_FOR_ROOM_EVERY_S)
 
     async def _drop_lost(self) -> None:
         """Cancel the work on entries that another worker now holds."""

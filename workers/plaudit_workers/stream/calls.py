@@ -43,21 +43,18 @@ def new_call() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Answer]):
-    """Describe one transition, ready to be sent, once or repeatedly.
-
-    Attributes:
-        script: file name in ``lua/`` without its ending.
-        arguments: ARGV[2] and following.
-        group: ARGV[1]; empty for transitions that concern no single group.
-    """
+    """Describe one transition, ready to be sent, once or repeatedly."""
 
     script: str
+    """File name in ``lua/`` without its ending."""
     arguments: Sequence[Argument]
+    """ARGV[2] and following."""
     read: Callable[[Any], Answer]
     group: str = ""
+    """ARGV[1]; empty for transitions that concern no single group."""
 
 
-def nothing(answer: Any) -> None:
+def nothing(_: Any) -> None:
     """Ignore the answer: there is only one."""
 
 
@@ -73,23 +70,20 @@ def beat(record: WorkerRecord) -> Call[None]:
 
 @dataclass(frozen=True)
 class StreamLimits:
-    """Hold the bounds that a trainer sets.
-
-    Attributes:
-        max_open_validation_groups: validation groups that may be open at a time, in addition.
-        group_deadline_s: from a group's first published sample to its release.
-        group_scoring_deadline_s: from a group's last sample to its release without group-scope scorers.
-        min_samples_per_group: a training group with fewer scored samples is dropped.
-        memory_share: admissions stop above this share of Redis's memory.
-    """
+    """Hold the bounds that a trainer sets."""
 
     max_open_groups: int
     max_open_validation_groups: int = 256
+    """Validation groups that may be open at a time, in addition."""
     group_deadline_s: float = 900.0
+    """Seconds from a group's first published sample to its release."""
     group_scoring_deadline_s: float = 900.0
+    """Seconds from a group's last sample to its release without group-scope scorers."""
     min_samples_per_group: int = 1
+    """A training group with fewer scored samples is dropped."""
     has_group_scorers: bool = False
     memory_share: float = ADMISSION_MEMORY_SHARE
+    """Admissions stop above this share of Redis's memory."""
 
 
 class Admission(enum.Enum):
@@ -143,9 +137,8 @@ def admit(incarnation: int, prompt: Prompt, record: bytes, limits: StreamLimits)
 def release(group: str, incarnation: int, scorings: Sequence[ScoringRecord] = ()) -> Call[bool]:
     """Release a group that is past its deadline; the answer is False when it is not due.
 
-    Args:
-        incarnation: of the trainer; 0 for a session's group, which has none.
-        scorings: for phase ``group_scoring``: one for each sample, without its group-scope scorers.
+    A session's group has incarnation 0. ``scorings`` are for phase ``group_scoring``: one for each sample, without its
+    group-scope scorers.
     """
     arguments = (new_call(), incarnation, _DEADLINE_PASSED, *_encoded_scorings(scorings))
     return Call("release", arguments, lambda answer: bool(answer == b"released"), group)
@@ -161,12 +154,10 @@ def _taken_rows(answer: list[tuple[bytes, bytes, int]]) -> list[tuple[str, str, 
 
 
 def close(group: str, call: int, incarnation: int, end: tuple[GroupEnd, str, bytes], *, taken: bool) -> Call[Closing]:
-    """End a group.
+    """End a group that this trainer took in phase ``ready`` or has ended before (``taken``), or drop another one.
 
-    Args:
-        call: a number above those of all earlier calls.
-        end: the end, the reason of a drop (else empty), and the encoded record for the metrics (may be empty).
-        taken: this trainer took the group in phase ``ready``, or has ended it before.
+    ``call`` is above the numbers of all earlier calls; ``end`` has the end, the reason of a drop (else empty), and the
+    encoded record for the metrics (may be empty).
     """
     ending, reason, record = end
     arguments = (call, incarnation, ending, reason, _GROUP_ENDED, record, int(taken))
@@ -190,27 +181,29 @@ def record_step(incarnation: int, record: StepRecord) -> Call[None]:
 
 @dataclass(eq=False)
 class Delivery(Generic[T]):
-    """Hold one entry of a stream, delivered to this process.
-
-    Attributes:
-        index: of the sample in its group; None for an entry that concerns the whole group.
-        deliveries: the number of deliveries: the first one, and one for each lapsed lease, including this one.
-        blamed: it has lost several workers, the last of which worked on nothing else.
-        taken: monotonic seconds.
-        lost: set when the lease went to another worker, or the entry has ended without this one: stop the work.
-    """
+    """Hold one entry of a stream, delivered to this process."""
 
     stream: Stream
     entry_id: str
     payload: T
     group: str
     index: int | None
+    """Index of the sample in its group; None for an entry that concerns the whole group."""
     deliveries: int
+    """The number of deliveries: the first one, and one for each lapsed lease, including this one."""
     consumer: str
     digest: str = ""
     blamed: bool = False
+    """It has lost several workers, the last of which worked on nothing else."""
     taken: float = field(default_factory=time.monotonic)
+    """Monotonic seconds."""
     lost: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the lease went to another worker, or the entry has ended without this one: stop the work."""
+
+    @property
+    def place(self) -> int | str:
+        """Return its index as the scripts read it: ``-`` for the whole group."""
+        return "-" if self.index is None else self.index
 
     def elapsed_s(self) -> float:
         """Return the seconds since it was taken."""
@@ -275,22 +268,14 @@ def commit_group(
     """Commit the scores of a group's group-scope scorers; ``digests`` and ``scorings`` in the order of the samples."""
     drop = int(any(scoring.drop_group for scoring in scorings))
     joined = " ".join(digest or "-" for digest in digests)
-    arguments: list[Argument] = [
-        new_call(),
-        delivery.entry_id,
-        delivery.consumer,
-        joined,
-        drop,
-        *_encoded_scorings(scorings),
-    ]
-    return Call("commit_group", arguments, Commitment, delivery.group)
+    about = (new_call(), delivery.entry_id, delivery.consumer, joined, drop)
+    return Call("commit_group", (*about, *_encoded_scorings(scorings)), Commitment, delivery.group)
 
 
 def dead_letter(delivery: Delivery[Any], reason: str, scorings: Sequence[ScoringRecord]) -> Call[bool]:
     """Move an entry to the dead letters; the answer is False when another consumer now holds it.
 
-    Args:
-        scorings: for an entry of ``groups``: one for each sample, without its group-scope scorers.
+    An entry of ``groups`` needs ``scorings``: one for each sample, without its group-scope scorers.
     """
     poison = _encode(ScoringRecord(outcome="poison", reason=reason, worker=delivery.consumer))
     about = (new_call(), delivery.stream, delivery.entry_id, delivery.consumer, reason, poison)
@@ -310,21 +295,18 @@ def _encoded_scorings(scorings: Sequence[ScoringRecord]) -> list[Argument]:
 
 @dataclass(frozen=True)
 class ClaimRules:
-    """Limit the entries that a claim may take.
-
-    Attributes:
-        lease_s: claim entries of others that were not renewed for this long; negative: claim none of others.
-        look_every_s: one scan of all pending entries in this time serves all consumers; 0: always scan.
-        suspect_from: the delivery from which an entry is suspected of ending its workers, and worked on apart.
-        most_suspects: suspects that one consumer works on at once; a quarter as many after each further loss.
-        poison_limit: after so many deliveries, an entry that is lost in isolation is to blame.
-    """
+    """Limit the entries that a claim may take."""
 
     lease_s: float
+    """Claim entries of others that were not renewed for this long; negative: claim none of others."""
     look_every_s: float = 0.0
+    """One scan of all pending entries in this time serves all consumers; 0: always scan."""
     suspect_from: int = _NEVER
+    """The delivery from which an entry is suspected of ending its workers, and worked on apart."""
     most_suspects: int = 1
+    """Suspects that one consumer works on at once; a quarter as many after each further loss."""
     poison_limit: int = _NEVER
+    """After so many deliveries, an entry that is lost in isolation is to blame."""
 
 
 class ClaimedEntry(NamedTuple):
@@ -351,11 +333,7 @@ def claim(
     expected: tuple[float, float] | None,
     in_work: Iterable[str],
 ) -> Call[Claimed]:
-    """Take entries that were delivered before.
-
-    Args:
-        expected: the earliest and the latest server time of this call (``ServerTime``); None: any.
-    """
+    """Take entries that were delivered before; ``expected`` bounds the server time of this call (``ServerTime``)."""
     earliest, latest = ("", "") if expected is None else (f"{expected[0]:.6f}", f"{expected[1]:.6f}")
     lease_ms = round(rules.lease_s * 1000) if rules.lease_s >= 0 else -1
     times = (lease_ms, rules.look_every_s, earliest, latest)
@@ -376,23 +354,19 @@ def renew(
     stream: Stream, consumer: str, held: Sequence[Delivery[Any]], new: Sequence[Delivery[Any]]
 ) -> Call[list[bytes]]:
     """Renew leases; the answer lists the entries that this consumer has lost. ``new``: samples renewed first."""
-    notes = (part for d in new for part in (d.group, "-" if d.index is None else d.index, f"{d.elapsed_s():.6f}"))
+    notes = (part for d in new for part in (d.group, d.place, f"{d.elapsed_s():.6f}"))
     return Call("renew", (stream, consumer, len(held), *(d.entry_id for d in held), *notes), list)
 
 
 def hand_back(stream: Stream, consumer: str, deliveries: Sequence[Delivery[Any]]) -> Call[int]:
     """Give entries back unfinished; the answer is how many."""
-    about: list[Argument] = []
-    for d in deliveries:
-        about += [d.entry_id, d.group, "-" if d.index is None else d.index, f"{d.elapsed_s():.6f}"]
+    about = (part for d in deliveries for part in (d.entry_id, d.group, d.place, f"{d.elapsed_s():.6f}"))
     return Call("hand_back", (stream, consumer, *about), int)
 
 
 def discard(stream: Stream, deliveries: Sequence[Delivery[Any]]) -> Call[list[bytes]]:
     """End entries that are no longer needed; the answer lists them."""
-    about: list[Argument] = []
-    for d in deliveries:
-        about += [d.entry_id, d.group, "-" if d.index is None else d.index]
+    about = (part for d in deliveries for part in (d.entry_id, d.group, d.place))
     return Call("discard", (stream, *about), list)
 
 
@@ -428,28 +402,23 @@ class Submission(enum.Enum):
 
 @dataclass(frozen=True)
 class SubmittedGroup:
-    """Hold the encoded parts of a submitted group.
-
-    Attributes:
-        prompt: encoded; for group-scope scorers.
-        samples: digest and encoded sample of each index.
-    """
+    """Hold the encoded parts of a submitted group."""
 
     id: str
     source: str
     digest: str
     prompt: bytes
+    """Encoded prompt, for group-scope scorers."""
     generation: bytes
     tensors: bytes
     samples: Sequence[tuple[str, bytes]]
+    """Digest and encoded sample of each index."""
 
 
 def open_session(session: str, floor: int, keep_s: float, *, shared: bool = False) -> Call[int]:
-    """Open a session; the answer is its epoch.
+    """Open a session; the answer is its epoch, above ``floor``, the one that the caller had before.
 
-    Args:
-        floor: the epoch that the caller had before; a new epoch is above it.
-        shared: every process that opens it this way gets the same epoch, so none shuts the others out.
+    Every process that opens it ``shared`` gets the same epoch, so none shuts the others out.
     """
     return Call("open_session", ("shared" if shared else new_call(), session, floor, keep_s), int)
 
@@ -483,8 +452,7 @@ def acknowledge(session: str, epoch: int, results: Sequence[tuple[str, str]]) ->
 def end_session(session: str, epoch: int | None) -> Call[bool]:
     """End a part of a session; the answer is True while a part remains. Reading raises as ``submit``.
 
-    Args:
-        epoch: of its client; None ends it only if it has expired.
+    ``epoch`` is that of its client; None ends the session only if it has expired.
     """
     arguments = (session, "" if epoch is None else epoch, _GROUPS_ENDED_A_CALL)
     return Call("end_session", arguments, lambda answer: _accepted_answer(answer, session) == b"more")

@@ -22,7 +22,6 @@ from redis.exceptions import ResponseError
 
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import (
-    EncodedBody,
     GroupDelivery,
     Prompt,
     RecordError,
@@ -58,35 +57,31 @@ _PAYLOADS: dict[str, type[Any]] = {"prompts": Prompt, "samples": Sample}
 
 @dataclass(frozen=True)
 class ConsumerOptions:
-    """Set the times and limits of leases; the defaults are the protocol's.
-
-    Attributes:
-        lease_s: an entry that was not renewed for this long may be claimed by others.
-        poison_limit: an entry becomes a dead letter once this many workers have lost it, the last in isolation.
-        suspect_from: from this delivery on, an entry is suspected of ending its workers, and worked on apart from
-            entries that are not. A lower number isolates sooner and costs throughput after every killed worker.
-        most_suspects: suspects that are worked on at once, so that killed workers, which make many, cost little;
-            after each further loss a quarter as many, in the end one: only its own loss makes a dead letter.
-        block_s: seconds that ``take`` waits for work, below the blocking client's timeout of 10 s; 0: no wait.
-        unreadable_pause_s: pause of ``take`` after an entry that the shared volume did not provide.
-    """
+    """Set the times and limits of leases; the defaults are the protocol's."""
 
     lease_s: float = LEASE_S
+    """An entry that was not renewed for this long may be claimed by others."""
     renew_every_s: float = 5.0
     poison_limit: int = 3
+    """An entry becomes a dead letter once this many workers have lost it, the last in isolation."""
     suspect_from: int = 3
+    """From this delivery on, an entry is suspected of ending its workers, and worked on apart from entries that are
+    not. A lower number isolates sooner and costs throughput after every killed worker."""
     most_suspects: int = 16
+    """Suspects that are worked on at once, so that killed workers, which make many, cost little; after each further
+    loss a quarter as many, in the end one: only its own loss makes a dead letter."""
     block_s: float = 1.0
+    """Seconds that ``take`` waits for work, below the blocking client's timeout of 10 s; 0: no wait."""
     reclaim_every_s: float = 1.0
     unreadable_pause_s: float = 5.0
+    """Pause of ``take`` after an entry that the shared volume did not provide."""
 
 
 class Consumer(Generic[T]):
     """Take entries of one stream for one worker. Use it as an async context; call ``take`` from one task at a time.
 
-    Args:
-        stream: payloads are ``Prompt`` (prompts), ``Sample`` (samples) or ``GroupDelivery`` (groups).
-        worker: a name that no other process has or had (pod and boot).
+    Payloads are ``Prompt`` (prompts), ``Sample`` (samples) or ``GroupDelivery`` (groups). No other process has or had
+    the name of the worker (pod and boot).
     """
 
     def __init__(
@@ -208,8 +203,7 @@ class Consumer(Generic[T]):
     async def reclaim(self, slots: int, lease_s: float | None = None) -> list[Delivery[T]]:
         """Claim entries whose lease has lapsed, and own ones whose delivery was lost; ``take`` does it every second.
 
-        Args:
-            lease_s: replaces the options' lease (0: claim everything that others hold).
+        ``lease_s`` replaces the options' lease (0: claim everything that others hold).
         """
         options = self._options
         self._claim_next = time.monotonic() + options.reclaim_every_s
@@ -422,16 +416,10 @@ class Leases(Generic[T]):
             new = [d for d in held if d.index is not None and d.entry_id not in self._noted]
             lost = await self._transport.reads.run(transitions.renew(self._stream, self._worker, held, new))
             self._noted.update(d.entry_id for d in new if d.entry_id in self.in_work)
-        for entry in lost:
-            self._lose(entry.decode())
-
-    def _lose(self, entry_id: str) -> None:
-        delivery = self.in_work.get(entry_id)
-        if delivery is None:
-            return
-        logger.info("lease lost", stream=self._stream, group=delivery.group, index=delivery.index)
-        self.remove(entry_id)
-        delivery.lost.set()
+        for delivery in [self.in_work[entry] for entry in map(bytes.decode, lost) if entry in self.in_work]:
+            logger.info("lease lost", stream=self._stream, group=delivery.group, index=delivery.index)
+            self.remove(delivery.entry_id)
+            delivery.lost.set()
 
     async def hand_back(self, deliveries: Iterable[Delivery[T]]) -> None:
         """Hand back entries; the next consumer finds the same count of deliveries as this one did."""
@@ -495,18 +483,12 @@ async def discard(transport: Transport, delivery: Delivery[Any]) -> bool:
 async def publish(transport: Transport, delivery: Delivery[Prompt], index: int, body: SampleBody) -> Publication:
     """Publish one sample as soon as it is finished; concurrent calls travel together. Wait through outages."""
     memory_share = await transport.retry_through_outage(transport.memory_share)
-    encoded = await _spilled(transport, delivery.group, index, encode_body(body), memory_share)
+    encoded, group = encode_body(body), delivery.group
+    if transport.volume.needed(encoded.tensors, memory_is_short=memory_share > _SPILL_ABOVE_MEMORY_SHARE):
+        encoded = encoded._replace(tensors=await transport.spill(group, f"tensors-{index}", encoded.tensors))
+    if transport.volume.needed(encoded.sample):
+        encoded = encoded._replace(sample=await transport.spill(group, f"sample-{index}", encoded.sample))
     return await transport.scripts.run(transitions.publish(delivery, index, encoded))
-
-
-async def _spilled(transport: Transport, group: str, index: int, body: EncodedBody, memory_share: float) -> EncodedBody:
-    """Replace parts that are too large for Redis by references to the shared volume."""
-    volume = transport.volume
-    if volume.needed(body.tensors, memory_is_short=memory_share > _SPILL_ABOVE_MEMORY_SHARE):
-        body = body._replace(tensors=await transport.spill(group, f"tensors-{index}", body.tensors))
-    if volume.needed(body.sample):
-        body = body._replace(sample=await transport.spill(group, f"sample-{index}", body.sample))
-    return body
 
 
 async def unpublished(transport: Transport, prompt: Prompt) -> list[int]:
@@ -529,14 +511,9 @@ async def commit(transport: Transport, delivery: Delivery[Sample], scoring: Scor
 async def commit_group(
     transport: Transport, delivery: Delivery[GroupDelivery], group: Group, scorings: Sequence[ScoringRecord]
 ) -> Commitment:
-    """Commit the results of the group-scope scorers for a group.
+    """Commit the results of the group-scope scorers for a group that was read; the digests of its samples are checked.
 
-    Args:
-        group: the group as it was scored (``read_group``): its digests are checked.
-        scorings: one for each sample, in the order of their indices; they replace those of the samples.
-
-    Raises:
-        ValueError: the numbers of scorings and samples differ.
+    ``scorings``, one for each sample in the order of their indices, replace those of the samples.
     """
     if len(scorings) != len(group.samples):
         raise ValueError(f"{len(scorings)} scorings for the {len(group.samples)} samples of group {group.id}")

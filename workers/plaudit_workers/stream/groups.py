@@ -59,8 +59,7 @@ class Group(msgspec.Struct, frozen=True):
 async def read_group(transport: Transport, group_id: str) -> Group | None:
     """Return the group's current state; None when the group is closed or lost, or its prompt is lost.
 
-    Raises:
-        VolumeError: a part of the group cannot be read now.
+    Raise ``VolumeError`` while a part of it cannot be read.
     """
     n: Any = await transport.commands.hget(transport.names.group(group_id), "n")
     return (await read_groups(transport, [(group_id, int(n))]))[0] if n is not None else None
@@ -71,8 +70,7 @@ async def read_groups(
 ) -> list[Group | None]:
     """Read several groups (id, number of samples) in one round trip; ``taken`` stamps them as taken by the trainer now.
 
-    Raises:
-        VolumeError: a part of a group cannot be read now.
+    Raise ``VolumeError`` while a part of one cannot be read.
     """
     pipeline = transport.commands.pipeline(transaction=False)
     pipeline.time()

@@ -14,14 +14,7 @@ _SHARED = ("run", "session", "group")
 
 
 class Scripts:
-    """Hold the code of the transitions.
-
-    Attributes:
-        files: the text of each file, by name without ending (``shared/group`` included).
-
-    Args:
-        overrides: replaces some of the files; the tests of the tests seed bugs with it.
-    """
+    """Hold the code of the transitions; ``overrides`` replaces files: the tests of the tests seed bugs with it."""
 
     def __init__(self, overrides: Mapping[str, str] | None = None) -> None:
         folder = files("plaudit_workers.stream") / "lua"
@@ -29,6 +22,7 @@ class Scripts:
         bodies = sorted(read)
         read |= {f"shared/{name}": (folder / "shared" / f"{name}.lua").read_text() for name in _SHARED}
         self.files: dict[str, str] = read | dict(overrides or {})
+        """The text of each file, by name without ending (``shared/group`` included)."""
         self.library = FunctionLibrary(
             "plaudit",
             {name: self.files[name] for name in bodies},

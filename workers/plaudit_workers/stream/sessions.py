@@ -64,11 +64,9 @@ class GroupResult:
 
 
 class StreamSession:
-    """Hold one client's session.
+    """Hold one client's session, which is kept for ``keep_s`` without a keep-alive of its client.
 
-    Args:
-        keep_s: seconds that the session is kept without a keep-alive of its client.
-        shared: several processes use the session at once, each with an object of its own; every one reads all results.
+    Several processes use a ``shared`` session at once, each with an object of its own; every one reads all results.
     """
 
     def __init__(
@@ -96,10 +94,12 @@ class StreamSession:
         """
         opening = transitions.open_session(self.name, self._epoch, self._keep_s, shared=self._shared)
         self._epoch = await self._transport.scripts.run(opening)
-        if self._shared:
-            self._seen = await self._newest_entry()
-        else:
+        if not self._shared:
             self.read_again()
+            return
+        commands, key = self._transport.commands, self._results_key
+        rows: Any = await self._transport.retry_through_outage(lambda: commands.xrevrange(key, count=1))
+        self._seen = rows[0][0].decode() if rows else "0"
 
     def group_id(self, own_id: str) -> str:
         """Return the run's id of the group that this session calls ``own_id``."""
@@ -112,8 +112,7 @@ class StreamSession:
     async def offer(self, groups: Mapping[str, Sequence[Sample]]) -> list[Submission]:
         """Submit groups as ``submit_many``. A session that Redis has lost is opened again; no group has room then.
 
-        Raises:
-            SessionTakenError: another client has opened the session.
+        Raise ``SessionTakenError`` if another client has opened the session.
         """
         try:
             return await self.submit_many(groups)
@@ -129,8 +128,7 @@ class StreamSession:
     async def keep(self, acknowledged: Sequence[tuple[str, str]] = ()) -> None:
         """Keep the session alive and acknowledge results (group, entry); open it again if Redis has lost it.
 
-        Raises:
-            SessionTakenError: another client has opened the session.
+        Raise ``SessionTakenError`` if another client has opened the session.
         """
         try:
             await self.acknowledge(acknowledged)
@@ -156,9 +154,7 @@ class StreamSession:
     async def submit_many(self, groups: Mapping[str, Sequence[Sample]]) -> list[Submission]:
         """Submit groups (by their ids in the run) in one round trip; return the answers in the same order.
 
-        Raises:
-            SessionTakenError: another client has opened the session.
-            SessionGoneError: the session is unknown.
+        Raise ``SessionTakenError`` or ``SessionGoneError``.
         """
         calls = [
             transitions.submit(self.name, self._epoch, self._service, _encoded_group(group, samples))
@@ -170,9 +166,6 @@ class StreamSession:
         """Return the next groups that have ended, at most ``count``; [] if none ended within ``block_s`` (0: no wait).
 
         This object returns each group once, and again after ``read_again``, until it is acknowledged.
-
-        Raises:
-            redis.RedisError: Redis is unavailable.
         """
         reply: Any = await self._reader.xread(
             {self._results_key: self._seen}, count=count, block=round(block_s * 1000) or None
@@ -188,9 +181,7 @@ class StreamSession:
     async def acknowledge(self, results: Sequence[tuple[str, str]]) -> None:
         """Acknowledge results (group, entry), which deletes them. Without results, only keep the session alive.
 
-        Raises:
-            SessionTakenError: another client has opened the session.
-            SessionGoneError: the session is unknown.
+        Raise ``SessionTakenError`` or ``SessionGoneError``.
         """
         await self._transport.scripts.run(transitions.acknowledge(self.name, self._epoch, results))
 
@@ -203,9 +194,12 @@ class StreamSession:
         }
         found: dict[str, GroupResult | None] = dict.fromkeys(entries)
         ended = [entry for entry in entries.values() if entry != "-"]
-        for result in await self._read_results(ended):
-            found[result.group] = result
-        return found
+        pipeline = commands.pipeline(transaction=False)
+        for entry in ended:
+            pipeline.xrange(self._results_key, entry, entry)
+        replies = await pipeline.execute() if ended else []
+        results = (_group_result(entry, rows[0][1]) for entry, rows in zip(ended, replies, strict=True) if rows)
+        return found | {result.group: result for result in results}
 
     async def groups(self) -> set[str]:
         """Return the groups that are submitted and not acknowledged."""
@@ -221,8 +215,7 @@ class StreamSession:
     async def end(self) -> None:
         """End the session: its groups in work are no longer scored, its waiting results are deleted.
 
-        Raises:
-            SessionTakenError: another client has opened the session.
+        Raise ``SessionTakenError`` if another client has opened the session.
         """
         await self._end(self.name, self._epoch)
 
@@ -244,18 +237,6 @@ class StreamSession:
         await self.open()
         self.reopened_at = time.monotonic()
         self._check_losses_at = 0.0
-
-    async def _newest_entry(self) -> str:
-        commands, key = self._transport.commands, self._results_key
-        rows: Any = await self._transport.retry_through_outage(lambda: commands.xrevrange(key, count=1))
-        return rows[0][0].decode() if rows else "0"
-
-    async def _read_results(self, entries: Sequence[str]) -> list[GroupResult]:
-        pipeline = self._transport.commands.pipeline(transaction=False)
-        for entry in entries:
-            pipeline.xrange(self._results_key, entry, entry)
-        replies = await pipeline.execute() if entries else []
-        return [_group_result(entry, rows[0][1]) for entry, rows in zip(entries, replies, strict=True) if rows]
 
     async def _end(self, name: str, epoch: int | None) -> None:
         while await self._transport.scripts.run(transitions.end_session(name, epoch)):

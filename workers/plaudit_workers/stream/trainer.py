@@ -63,8 +63,7 @@ class TrainerStreams:
     async def take_over(self, floor: int = 0) -> int:
         """Become the run's trainer; any earlier trainer is refused from now on.
 
-        Args:
-            floor: the highest incarnation in a checkpoint; the new one is higher, even if Redis has lost its own.
+        ``floor`` is the highest incarnation in a checkpoint; the new one is higher, even if Redis has lost its own.
         """
         await self._fence.take_over(floor)
         self._ready.clear()
@@ -113,16 +112,9 @@ class TrainerStreams:
         ]
 
     async def close(self, group_id: str, end: GroupEnd, reason: str = "", record: GroupRecord | None = None) -> bool:
-        """End a group: count it and free its memory. Samples that are not terminal are given up.
+        """End a group: count it and free its memory; samples that are not terminal are given up. False: no such group.
 
-        Args:
-            end: ``trained`` and ``evaluated`` only from phase ``ready``; ``dropped`` from any.
-
-        Returns:
-            False when there is no such group.
-
-        Raises:
-            ValueError: a group that is not ready cannot end as trained or evaluated, nor be dropped without a reason.
+        A group can only be dropped, with a reason, unless it is in phase ``ready``: else ``ValueError``.
         """
         if (end == "dropped") != bool(reason):
             raise ValueError(
@@ -273,26 +265,19 @@ def _entry_order(entry: str) -> tuple[int, int]:
 
 
 class Fence:
-    """Send a trainer's transitions.
-
-    Attributes:
-        incarnation: this trainer's number among those that took over the run; 0 before ``take_over``.
-    """
+    """Send a trainer's transitions."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self.incarnation = 0
+        """This trainer's number among those that took over the run; 0 before ``take_over``."""
 
     async def take_over(self, floor: int) -> None:
         """Become the run's trainer, with an incarnation above ``floor``."""
         self.incarnation = await self._transport.scripts.run(transitions.take_over(floor))
 
     async def run(self, call: Call[Answer]) -> Answer:
-        """Run one transition and return its answer.
-
-        Raises:
-            StaleIncarnationError: another trainer has taken over.
-        """
+        """Run one transition; raise ``StaleIncarnationError`` once another trainer has taken over."""
         (answer,) = await self._transport.scripts.answers((call,))
         if answer == b"stale":
             raise StaleIncarnationError(

@@ -51,22 +51,19 @@ _TRY_AGAIN_S = 0.5
 
 
 class Transport:
-    """Give a process access to the run's streams. Open it with ``await Transport.open(address, run)``.
-
-    Attributes:
-        commands: a client for plain commands, which it sends again when a connection breaks.
-        scripts: sends transitions; waits through outages of Redis.
-        reads: sends transitions that must not run as usual after an outage; raises the outage instead.
-    """
+    """Give a process access to the run's streams. Open it with ``await Transport.open(address, run)``."""
 
     def __init__(self, address: RedisAddress, run: str, spill: Path | None, scripts: Scripts) -> None:
         self.address = address
         self.names = Names(run)
         self.commands = address.client(timeout_s=_COMMAND_TIMEOUT_S, retries=5)
+        """A client for plain commands, which it sends again when a connection breaks."""
         self._client = address.client(timeout_s=None, retries=0)
         self.outages = Outages(address.url)
         self.scripts = ScriptRunner(self._client, self.names.prefix, scripts, self.outages)
+        """Sends transitions; waits through outages of Redis."""
         self.reads = ScriptRunner(self._client, self.names.prefix, scripts, self.outages, waits=False)
+        """Sends transitions that must not run as usual after an outage; raises the outage instead."""
         self.volume = SpillFolder(spill)
         self._blocking: list[Redis] = []
         self._memory_share = 0.0
@@ -81,16 +78,10 @@ class Transport:
         scripts: Scripts | None = None,
         stop: asyncio.Event | None = None,
     ) -> Self:
-        """Connect, check the server and create the streams' consumer groups.
+        """Connect, check the server and create the streams' consumer groups; raise ``RefusedError`` if it is unfit.
 
-        Args:
-            spill: folder on the shared volume for records above 256 KiB; None keeps all in Redis.
-            stop: wait while Redis is unavailable, until this is set; None: raise at once.
-
-        Raises:
-            RefusedError: Redis refuses the password or the certificate, denies a command, is older than 7.0, or may
-                evict keys; without ``stop`` also when it cannot be reached.
-            StoppedError: ``stop`` was set before Redis became available.
+        Records above 256 KiB go to ``spill`` on the shared volume; None keeps all in Redis. While Redis is unavailable,
+        wait until ``stop`` is set, then raise ``StoppedError``; without ``stop`` refuse at once.
         """
         transport = cls(address, run, spill, scripts or Scripts())
         try:
@@ -209,11 +200,7 @@ class Transport:
 
 
 def check_server(url: str, about: Mapping[str, Any]) -> None:
-    """Check what Redis's ``INFO`` reports.
-
-    Raises:
-        RefusedError: the server is a Sentinel or a node of a cluster, too old, or evicts keys.
-    """
+    """Refuse a server whose ``INFO`` says that it is a Sentinel or a cluster's node, too old, or evicts keys."""
     if (mode := about.get("redis_mode", "standalone")) != "standalone":
         raise RefusedError(
             f"Redis at {url} runs in mode {mode}, which Plaudit does not support yet: a run needs one server. Give the "
@@ -254,8 +241,7 @@ class ScriptRunner:
     async def run(self, call: Call[Answer]) -> Answer:
         """Run one transition and return its answer.
 
-        Raises:
-            redis.RedisError: Redis refused the call for good; with ``waits=False`` also one of ``OUTAGE``.
+        Raise ``redis.RedisError`` if Redis refused the call for good; with ``waits=False`` also in an outage.
         """
         (answer,) = await self.answers((call,))
         return call.read(answer)

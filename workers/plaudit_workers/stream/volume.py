@@ -59,11 +59,9 @@ class Spilled(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SpillFolder:
-    """Store large records below one folder that every process of the run can access.
+    """Store large records below one folder that every process of the run can access; None keeps all in Redis.
 
-    Args:
-        folder: the folder; None keeps every record in Redis.
-        kept_s: seconds that the files of a closed group stay, and after which a missing file counts as lost.
+    The files of a closed group stay for ``kept_s``, after which a missing file counts as lost.
     """
 
     def __init__(self, folder: Path | None, limit_bytes: int = INLINE_LIMIT_BYTES, kept_s: float = 60.0) -> None:
@@ -76,8 +74,7 @@ class SpillFolder:
     async def prepare(self, open_groups: Iterable[str]) -> None:
         """Create the folder and delete files of groups that ended long ago; the trainer calls it first.
 
-        Raises:
-            VolumeError: the volume cannot be written.
+        Raise ``VolumeError`` if the volume cannot be written.
         """
         if self._folder is None:
             return
@@ -93,8 +90,7 @@ class SpillFolder:
     async def store(self, group: str, name: str, record: bytes) -> bytes:
         """Write a record; return its reference for Redis. Writing the same record again writes the same file.
 
-        Raises:
-            VolumeError: the record cannot be written now.
+        Raise ``VolumeError`` if it cannot be written now.
         """
         digest = digest_of(record)
         spilled = Spilled(f"{_folder_of(group)}/{name}-{digest[:12]}", len(record), digest)
@@ -107,10 +103,8 @@ class SpillFolder:
     async def load(self, stored: bytes) -> bytes:
         """Return the record for a value from Redis (most often the value itself).
 
-        Raises:
-            VolumeError: the file cannot be read now.
-            LostRecordError: the file is permanently lost.
-            RecordError: it is damaged, its path leaves the folder, or this process was given no folder.
+        Raise ``VolumeError`` if the file cannot be read now, ``LostRecordError`` if it is permanently lost, and
+        ``RecordError`` if it is damaged, its path leaves the folder, or this process was given no folder.
         """
         if stored[:1] != _SPILLED:
             return stored
