@@ -84,7 +84,8 @@ class RewardClient:
         return f"{type(self).__name__}({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (type(self), self.url, self._token, self.timeout_s, self._ca_file)
+        make = functools.partial(type(self), self.url, self._token, timeout_s=self.timeout_s, ca_file=self._ca_file)
+        return make, ()
 
     async def __aenter__(self) -> RewardClient:
         return self
@@ -118,8 +119,7 @@ class RewardClient:
 
         ``samples`` is read as results arrive, at most 2,048 ahead of them.
 
-        Raises:
-            InvalidSampleError: see ``score``; the message begins with the sample's position. The others likewise.
+        Raises as ``score``; the message of an ``InvalidSampleError`` begins with the sample's position.
         """
         done: asyncio.Queue[tuple[int, Item]] = asyncio.Queue()
         open_items: dict[int, Item] = {}
@@ -147,8 +147,7 @@ class RewardClient:
             samples: 1 to 1,024 of them; their own ids are ignored.
             id: of the group; empty: a random one.
 
-        Raises:
-            InvalidSampleError: see ``score``; the others likewise.
+        Raises as ``score``.
         """
         own = id or uuid.uuid4().hex
         bodies = []
@@ -166,9 +165,7 @@ class RewardClient:
     async def service(self) -> dict[str, Any]:
         """Return the service's description: job, scorers, versions, limits, health (``GET /v1/service``).
 
-        Raises:
-            AuthenticationError: the service refuses the token.
-            UnavailableError: it cannot be reached, now.
+        Raises ``AuthenticationError`` for a refused token, ``UnavailableError`` if it cannot be reached now.
         """
         try:
             async with self._http() as http:
@@ -224,10 +221,6 @@ class RewardClient:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0),
             verify=context,
         )
-
-
-def _restored(kind: type[RewardClient], url: str, token: str, timeout_s: float, ca_file: str) -> RewardClient:
-    return kind(url, token, timeout_s=timeout_s, ca_file=ca_file)
 
 
 def _check_token(token: str) -> None:
@@ -397,11 +390,7 @@ async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
 
 
 class Item:
-    """Hold one sample or group, as JSON, that waits for its answer.
-
-    Args:
-        timeout_s: seconds until ``answer`` fails with ``UnavailableError``.
-    """
+    """Hold one sample or group, as JSON, whose ``answer`` fails with ``UnavailableError`` after ``timeout_s``."""
 
     __slots__ = ("_expiry", "alone", "answer", "body", "id", "path", "problem")
 
@@ -488,10 +477,8 @@ def _pause_s(headers: Mapping[str, str], num_failures: int) -> float:
 def encode_sample(sample: Mapping[str, Any], id: str = "") -> bytes:  # noqa: A002 (the field's name)
     """Return a sample as JSON, under this id (empty: its own, if it has one).
 
-    Arrays and scalars of NumPy and torch become lists and numbers, tuples and sets become lists.
-
-    Raises:
-        InvalidSampleError: it is not a mapping with a ``response``, or has a value that JSON cannot hold.
+    Arrays and scalars of NumPy and torch become lists and numbers, tuples and sets become lists. Raises
+    ``InvalidSampleError`` for anything but a mapping with a ``response`` and values that JSON can hold.
     """
     if not isinstance(sample, Mapping):
         raise InvalidSampleError(f"a sample is a mapping with at least response, not {type(sample).__name__}")
