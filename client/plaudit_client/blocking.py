@@ -6,7 +6,6 @@ import asyncio
 import functools
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 from plaudit_client.client import RewardClient, SampleMapping
@@ -36,9 +35,7 @@ class SyncRewardClient:
     def __enter__(self) -> SyncRewardClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -97,12 +97,8 @@ def note(result: Result) -> Result:
 def number(result: Result, on_failure: float | str = "raise") -> float:
     """Return a sample's score, or the number that stands for a missing one; log a warning for a missing one.
 
-    Args:
-        on_failure: ``raise``, or the number for a sample without a score.
-
-    Raises:
-        NoScoreError: the sample has no score, and ``on_failure`` is ``raise``.
-        ValueError: ``on_failure`` is neither ``raise`` nor a finite number.
+    If ``on_failure`` is ``raise``, raises ``NoScoreError`` for a sample without a score. If it is neither that nor a
+    finite number, raises ``ValueError``.
     """
     note(result)
     if on_failure == "raise":
