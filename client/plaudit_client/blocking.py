@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 from plaudit_client.client import RewardClient, SampleMapping
@@ -23,21 +23,19 @@ class SyncRewardClient:
 
     def __init__(self, url: str, token: str = "", **arguments: Any) -> None:
         self._client = RewardClient(url, token, **arguments)
-        self._arguments = (url, token, arguments)
+        self._make = functools.partial(type(self), url, token, **arguments)
         self._thread = LoopThread("plaudit-client")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._client.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (type(self), *self._arguments)
+        return self._make, ()
 
     def __enter__(self) -> SyncRewardClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -111,7 +109,3 @@ class LoopThread:
                 self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
                 self._thread.start()
             return self._loop
-
-
-def _restored(kind: type[SyncRewardClient], url: str, token: str, arguments: dict[str, Any]) -> SyncRewardClient:
-    return kind(url, token, **arguments)

@@ -20,7 +20,6 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -61,13 +60,10 @@ class RewardClient:
     process. Samples without one get a random id.
 
     Args:
-        url: for example ``http://127.0.0.1:8710``; ``runs/<run>/service.json`` has it.
-        token: empty: none is sent.
+        url: as in ``runs/<run>/service.json``, for example ``http://127.0.0.1:8710``; ``ValueError`` if it is none.
+        token: empty: none is sent; ``ValueError`` if no HTTP header can carry it.
         timeout_s: seconds that a call waits for a result, through restarts of the service.
         ca_file: certificates of the authority that signed the service's, for ``https://``; empty: the system's.
-
-    Raises:
-        ValueError: the URL is none, or no HTTP header can carry the token.
     """
 
     def __init__(self, url: str, token: str = "", *, timeout_s: float = 1800.0, ca_file: str = "") -> None:
@@ -84,14 +80,13 @@ class RewardClient:
         return f"{type(self).__name__}({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (type(self), self.url, self._token, self.timeout_s, self._ca_file)
+        make = functools.partial(type(self), self.url, self._token, timeout_s=self.timeout_s, ca_file=self._ca_file)
+        return make, ()
 
     async def __aenter__(self) -> RewardClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -103,11 +98,8 @@ class RewardClient:
     async def score(self, sample: SampleMapping) -> Result:
         """Score one sample.
 
-        Raises:
-            InvalidSampleError: the service refuses it, or its id belongs to another sample.
-            AuthenticationError: the service refuses the token.
-            UnavailableError: no result within ``timeout_s``.
-            ProtocolError: the URL is not that of a reward service.
+        Raises ``InvalidSampleError``, ``AuthenticationError``, ``UnavailableError`` or ``ProtocolError``; see
+        ``plaudit_client.result``.
         """
         item = self._sample_item(sample)
         self._batches().add((item,))
@@ -118,8 +110,7 @@ class RewardClient:
 
         ``samples`` is read as results arrive, at most 2,048 ahead of them.
 
-        Raises:
-            InvalidSampleError: see ``score``; the message begins with the sample's position. The others likewise.
+        Raises as ``score``; the message of an ``InvalidSampleError`` begins with the sample's position.
         """
         done: asyncio.Queue[tuple[int, Item]] = asyncio.Queue()
         open_items: dict[int, Item] = {}
@@ -143,12 +134,8 @@ class RewardClient:
     async def score_group(self, samples: Sequence[SampleMapping], id: str = "") -> list[Result]:  # noqa: A002 (what it is)
         """Score the samples of one prompt together, for scorers with ``scope: group``; return them in their order.
 
-        Args:
-            samples: 1 to 1,024 of them; their own ids are ignored.
-            id: of the group; empty: a random one.
-
-        Raises:
-            InvalidSampleError: see ``score``; the others likewise.
+        A group has 1 to 1,024 samples, whose own ids are ignored, and the given ``id``, or a random one. Raises as
+        ``score``.
         """
         own = id or uuid.uuid4().hex
         bodies = []
@@ -166,9 +153,7 @@ class RewardClient:
     async def service(self) -> dict[str, Any]:
         """Return the service's description: job, scorers, versions, limits, health (``GET /v1/service``).
 
-        Raises:
-            AuthenticationError: the service refuses the token.
-            UnavailableError: it cannot be reached, now.
+        Raises ``AuthenticationError`` for a refused token, ``UnavailableError`` if it cannot be reached now.
         """
         try:
             async with self._http() as http:
@@ -209,10 +194,9 @@ class RewardClient:
 
     def _batches(self) -> Batches:
         loop = asyncio.get_running_loop()
-        batches = self._by_loop.get(loop)
-        if batches is None:
-            batches = self._by_loop[loop] = Batches(self._http())
-        return batches
+        if loop not in self._by_loop:
+            self._by_loop[loop] = Batches(self._http())
+        return self._by_loop[loop]
 
     def _http(self) -> httpx.AsyncClient:
         secure = self.url.startswith("https://")  # without TLS, reading certificates would only cost time
@@ -224,10 +208,6 @@ class RewardClient:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0),
             verify=context,
         )
-
-
-def _restored(kind: type[RewardClient], url: str, token: str, timeout_s: float, ca_file: str) -> RewardClient:
-    return kind(url, token, timeout_s=timeout_s, ca_file=ca_file)
 
 
 def _check_token(token: str) -> None:
@@ -397,11 +377,7 @@ async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
 
 
 class Item:
-    """Hold one sample or group, as JSON, that waits for its answer.
-
-    Args:
-        timeout_s: seconds until ``answer`` fails with ``UnavailableError``.
-    """
+    """Hold one sample or group, as JSON, whose ``answer`` fails with ``UnavailableError`` after ``timeout_s``."""
 
     __slots__ = ("_expiry", "alone", "answer", "body", "id", "path", "problem")
 
@@ -425,17 +401,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A status other than 200.
-
-    Attributes:
-        errors: by position in the request; these samples are not sent again.
-        pause_s: seconds to wait before the others are sent again; None: send them now.
-        alone: the others must be sent one by one, because the service did not name which one it refuses.
-    """
+    """A status other than 200."""
 
     errors: Mapping[int, RewardError] = field(default_factory=dict)
+    """By position in the request; these samples are not sent again."""
     pause_s: float | None = None
+    """Seconds to wait before the others are sent again; None: send them now."""
     alone: bool = False
+    """The others must be sent one by one, because the service did not name which one it refuses."""
     message: str = ""
 
 
@@ -488,10 +461,8 @@ def _pause_s(headers: Mapping[str, str], num_failures: int) -> float:
 def encode_sample(sample: Mapping[str, Any], id: str = "") -> bytes:  # noqa: A002 (the field's name)
     """Return a sample as JSON, under this id (empty: its own, if it has one).
 
-    Arrays and scalars of NumPy and torch become lists and numbers, tuples and sets become lists.
-
-    Raises:
-        InvalidSampleError: it is not a mapping with a ``response``, or has a value that JSON cannot hold.
+    Arrays and scalars of NumPy and torch become lists and numbers, tuples and sets become lists. Raises
+    ``InvalidSampleError`` for anything but a mapping with a ``response`` and values that JSON can hold.
     """
     if not isinstance(sample, Mapping):
         raise InvalidSampleError(f"a sample is a mapping with at least response, not {type(sample).__name__}")

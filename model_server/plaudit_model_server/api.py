@@ -84,12 +84,7 @@ def check_token(request: Request, access: Access) -> None:
 
 
 async def read_body(request: Request, access: Access) -> bytes:
-    """Return the request's body.
-
-    Raises:
-        AccessError: it is longer than allowed (413), or does not arrive in time (408).
-        ClientDisconnect: the client is gone.
-    """
+    """Return the request's body. Raises ``AccessError`` (413: too long, 408: too late) or ``ClientDisconnect``."""
     too_long = AccessError(413, f"the body is longer than {access.max_body_bytes} bytes (--max-body-bytes): send less")
     if int(request.headers.get("content-length", 0)) > access.max_body_bytes:
         raise too_long
@@ -125,11 +120,7 @@ _TYPES = {
 
 
 class ModelApi:
-    """Answer requests with one model.
-
-    Args:
-        batcher: computes the sequences; run by the caller.
-    """
+    """Answer requests with one model; the caller runs ``batcher``, which computes the sequences."""
 
     def __init__(
         self,
@@ -347,13 +338,8 @@ async def serve(
 ) -> None:
     """Serve a loaded model until ``stop`` is set and all accepted requests are answered.
 
-    The server listens only after the model is loaded: a client that can connect reaches a ready server.
-
-    ``forward`` and ``occupy``, if given, replace the classifier's own.
-
-    Raises:
-        OSError: the port is taken.
-        Exception: raised by a forward pass.
+    The server listens only after the model is loaded: a client that can connect reaches a ready server. ``forward`` and
+    ``occupy``, if given, replace the classifier's own. Raises ``OSError`` if the port is taken, and what a pass raises.
     """
     series = ModelServerSeries()
     batcher = Batcher(forward or classifier.logits, _limits(limits, classifier), series, occupy or classifier.occupy)

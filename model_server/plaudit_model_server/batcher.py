@@ -24,10 +24,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 def choose_oldest(lengths: Iterable[int], max_tokens: int) -> int:
     """Return the number of longest-waiting sequences that fit into one packed pass; a longer sequence goes alone.
 
-    A packed pass costs as much as its tokens, whatever their lengths: first come, first served.
-
-    Args:
-        lengths: tokens of all waiting sequences, in order of arrival; at least one.
+    A packed pass costs as much as its tokens, whatever their lengths: first come, first served. ``lengths`` are the
+    tokens of all waiting sequences, in order of arrival; at least one.
     """
     return max(1, sum(1 for _ in takewhile(lambda tokens: tokens <= max_tokens, accumulate(lengths))))
 
@@ -146,11 +144,8 @@ class Batcher:
     """Compute sequences of many requests together.
 
     Requests arrive and finish on the event loop. A separate thread starts each pass as soon as the previous one is
-    done, without waiting for an event loop that is busy with requests.
-
-    Args:
-        forward: from token ids to logits, sequences in the same order; runs in that thread.
-        occupy: called between two passes, when the server goes to sleep or wakes.
+    done, without waiting for an event loop that is busy with requests. There ``forward`` turns token ids into logits,
+    in the same order; ``occupy`` is called between two passes, when the server goes to sleep or wakes.
     """
 
     def __init__(
@@ -182,10 +177,8 @@ class Batcher:
 
         Cancelling it removes those from the queue that are not being computed yet.
 
-        Raises:
-            QueueFullError: they do not fit into the queue; none of them was queued.
-            ShuttingDownError: the server accepts no more requests.
-            ForwardError: their pass failed.
+        Raises ``QueueFullError`` if they do not fit into the queue (then none of them was queued), and
+        ``ShuttingDownError`` or ``ForwardError``.
         """
         loop = asyncio.get_running_loop()
         with self._changed:
@@ -225,8 +218,7 @@ class Batcher:
     async def sleep(self) -> None:
         """Finish the pass under way and free the device; what is in the queue, and what arrives, waits.
 
-        Raises:
-            ForwardError: the weights could not be moved; the server shuts down.
+        Raises ``ForwardError`` if the weights could not be moved; the server then shuts down.
         """
         async with self._moving:
             with self._changed:

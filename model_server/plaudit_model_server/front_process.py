@@ -31,10 +31,7 @@ computes)."""
 def with_front(front: Front, forward: Forward, occupy: Occupy) -> int:
     """Run ``front`` in a child process, where ``fork`` is safe, and ``forward`` and ``occupy`` here at its requests.
 
-    SIGTERM and SIGINT are forwarded to the front.
-
-    Returns:
-        The front's exit code; 1 when a pass failed.
+    Forwards SIGTERM and SIGINT to the front. Returns the front's exit code; 1 when a pass failed.
     """
     if sys.platform != "linux":  # frameworks of macOS do not survive a fork
         return front(forward, occupy, None)

@@ -155,11 +155,7 @@ _UNBOUNDED_TOKENS = 1_000_000
 
 
 class Classifier:
-    """Load a model with its tokenizer and compute with it.
-
-    Raises:
-        ConfigurationError: the model cannot be loaded, or is no classifier.
-    """
+    """Load a model with its tokenizer and compute with it; raise ``ConfigurationError`` if that fails."""
 
     def __init__(self, settings: ModelSettings) -> None:
         disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -213,9 +209,8 @@ class Classifier:
     ) -> str:
         """Render a chat as text, with the tokenizer's template.
 
-        Raises:
-            DataError: there is no template, it fails on these messages, or a variable is an argument of
-                ``apply_chat_template``: with ``chat_template`` a client would run a template of its own.
+        Raises ``DataError`` if there is none, it fails on these messages, or a variable is an argument of
+        ``apply_chat_template``: with ``chat_template`` a client would run a template of its own.
         """
         if not self._tokenizer.chat_template:
             raise DataError("the model has no chat template: send input, or save a template beside the model")

@@ -154,21 +154,15 @@ class Combined:
 def weighted_sum(parts: Sequence[ScorerPart], *, provisional: bool = False) -> Combined:
     """Return the reward of one sample.
 
-    Args:
-        provisional: group-scope scorers follow, so a sample without a failure counts as scored until they have
-            run (and has no value if they never run).
+    ``provisional``: group-scope scorers follow, so a sample without a failure counts as scored until they have run
+    (and has no value if they never run).
     """
     counted = [part for part in parts if part.weight != 0]
     failed = first_failure(counted)
     if failed is not None:
         return failed
-    total, any_value = 0.0, False
-    for part in counted:
-        if (value := counted_value(part)) is not None:
-            total, any_value = total + part.weight * value, True
-    if any_value or provisional:
-        return Combined(Score.scored(total))
-    return _nothing(counted or parts)
+    values = [part.weight * value for part in counted if (value := counted_value(part)) is not None]
+    return Combined(Score.scored(sum(values, 0.0))) if values or provisional else _nothing(counted or parts)
 
 
 def first_failure(parts: Sequence[ScorerPart]) -> Combined | None:
@@ -231,9 +225,7 @@ class FunctionCombiner:
     """Call a function of the scorers' values by name: ``combine: {kind: python}``.
 
     A failed scorer of non-zero weight decides the sample's outcome before the function is called, as for the sum.
-
-    Args:
-        function: of scope ``combine``, opened.
+    The function has scope ``combine`` and is opened.
     """
 
     def __init__(self, function: FunctionScorer, *, timeout_s: float, retries: int = 2) -> None:

@@ -16,7 +16,7 @@ Shape letters: T packed tokens, n sequences of a block, L its longest, H heads, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
@@ -114,45 +114,65 @@ class TokenExchange(Protocol):
         """Return all heads of the process's tokens: float[T, own heads, D] → float[own tokens, H, D]."""
 
 
+_Kernel = Callable[[Tensor, Tensor, Tensor, PackedLayout, float | None, int | None], Tensor]
+Attention = Callable[..., tuple[Tensor, None]]
+
+
+def _attention(kernel: _Kernel) -> Attention:
+    """Return a kernel as the function that transformers' attention layers call."""
+
+    def attend(
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        packed_layout: PackedLayout,
+        token_exchange: TokenExchange | None = None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        sliding_window: int | None = None,
+        **further: Any,
+    ) -> tuple[Tensor, None]:
+        """Compute attention within each sequence of a packed row.
+
+        Args:
+            query: float[1, H, T, D]; key and value: float[1, K, T, D].
+            token_exchange: with processes that hold other tokens of the row; None: all T are here.
+            scaling: factor of the scores; None: 1 ÷ √D.
+            dropout: must be 0, so that the result is the model's.
+            sliding_window: the number of tokens that a token attends to, including itself; None: all.
+            **further: arguments of other models; see ``_UNSUPPORTED``.
+
+        Returns:
+            float[1, T, H, D], and no attention weights.
+
+        Raises:
+            UnsupportedAttentionError: the layer requests anything but plain causal attention.
+        """
+        asked = [name for name in _UNSUPPORTED if further.get(name) is not None]
+        if asked or dropout or attention_mask is not None or not getattr(module, "is_causal", True):
+            raise UnsupportedAttentionError(
+                f"{type(module).__name__} ({', '.join(asked) or 'mask, dropout or not causal'})"
+            )
+        if token_exchange is not None:
+            query, key, value = token_exchange.to_heads(query, key, value)
+        row = kernel(query, key, value, packed_layout, scaling, sliding_window)
+        return (row if token_exchange is None else token_exchange.to_tokens(row)).unsqueeze(0), None
+
+    return attend
+
+
+@_attention
 def packed_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    packed_layout: PackedLayout,
-    token_exchange: TokenExchange | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    **further: Any,
-) -> tuple[Tensor, None]:
-    """Compute attention within each sequence of a packed row; called by transformers' attention layers.
-
-    Args:
-        query: float[1, H, T, D].
-        key: float[1, K, T, D].
-        value: float[1, K, T, D].
-        token_exchange: with processes that hold other tokens of the row; None: all T are here.
-        scaling: factor of the scores; None: 1 ÷ √D.
-        dropout: must be 0, so that the result is the model's.
-        sliding_window: the number of tokens that a token attends to, including itself; None: all.
-        **further: arguments of other models; see ``_UNSUPPORTED``.
-
-    Returns:
-        float[1, T, H, D], and no attention weights.
-
-    Raises:
-        UnsupportedAttentionError: the layer requests another kind of attention.
-    """
-    refuse_other_attention(module, attention_mask, dropout, further)
-    if token_exchange is not None:
-        query, key, value = token_exchange.to_heads(query, key, value)
-    tokens = [block.num_tokens for block in packed_layout.blocks]
+    query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scaling: float | None, sliding_window: int | None
+) -> Tensor:
+    """Compute attention block by block."""
+    tokens = [block.num_tokens for block in layout.blocks]
     outputs = []
     # Split once, not block by block: with many short sequences every call counts.
-    rows = zip(packed_layout.blocks, *(torch.split(row, tokens, 2) for row in (query, key, value)), strict=True)
+    rows = zip(layout.blocks, *(torch.split(row, tokens, 2) for row in (query, key, value)), strict=True)
     for block, queries, keys, values in rows:
         mask = _window_mask(block.longest, sliding_window, query.device)
         output = scaled_dot_product_attention(
@@ -165,19 +185,7 @@ def packed_attention(
             enable_gqa=key.shape[1] != query.shape[1],
         )
         outputs.append(_packed(output, block))
-    row = torch.cat(outputs)
-    return (row if token_exchange is None else token_exchange.to_tokens(row)).unsqueeze(0), None
-
-
-def refuse_other_attention(
-    module: torch.nn.Module, attention_mask: Tensor | None, dropout: float, further: Mapping[str, Any]
-) -> None:
-    """Raise ``UnsupportedAttentionError`` unless a layer requests plain causal attention."""
-    asked = [name for name in _UNSUPPORTED if further.get(name) is not None]
-    if asked or dropout or attention_mask is not None or not getattr(module, "is_causal", True):
-        raise UnsupportedAttentionError(
-            f"{type(module).__name__} ({', '.join(asked) or 'mask, dropout or not causal'})"
-        )
+    return torch.cat(outputs)
 
 
 def _padded(part: Tensor, block: AttentionBlock) -> Tensor:
@@ -205,13 +213,10 @@ def _window_mask(longest: int, sliding_window: int | None, device: torch.device)
 
 
 def length_limits(model: PreTrainedModel) -> Iterator[tuple[str, int]]:
-    """Yield parts of a model that treat a long row differently from the sequences in it.
+    """Yield parts of a model that treat a long row differently, and the sequence length up to which each is exact.
 
     Dynamic and LongRoPE position embeddings choose their frequencies by the longest sequence of a row; chunked
     attention would have to begin its chunks anew with each sequence.
-
-    Yields:
-        The part's name, and the tokens of a sequence up to which the packed result is exact.
     """
     config: Any = model.config.get_text_config()
     for module in model.modules():
@@ -238,26 +243,13 @@ _TOLERANCE = 0.05
 """Largest difference of the two kernels in bfloat16, relative to the largest value."""
 
 
+@_attention
 def varlen_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    packed_layout: PackedLayout,
-    token_exchange: TokenExchange | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    **further: Any,
-) -> tuple[Tensor, None]:
-    """Compute what ``packed_attention`` computes, with its arguments and results, on a GPU."""
-    refuse_other_attention(module, attention_mask, dropout, further)
-    if token_exchange is not None:
-        query, key, value = token_exchange.to_heads(query, key, value)
-    windowed = sliding_window is not None and sliding_window < packed_layout.longest
-    bounds, longest = packed_layout.bounds, packed_layout.longest
+    query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scaling: float | None, sliding_window: int | None
+) -> Tensor:
+    """Compute attention by torch's flash kernel, on a GPU."""
+    windowed = sliding_window is not None and sliding_window < layout.longest
+    bounds, longest = layout.bounds, layout.longest
     output = varlen_attn(
         _rows(query),
         _rows(key),
@@ -272,7 +264,7 @@ def varlen_attention(
         enable_gqa=key.shape[1] != query.shape[1],
     )
     assert isinstance(output, Tensor)
-    return (output if token_exchange is None else token_exchange.to_tokens(output)).unsqueeze(0), None
+    return output
 
 
 def _rows(part: Tensor) -> Tensor:
@@ -331,8 +323,7 @@ def refusal(capability: tuple[int, int], dtype: torch.dtype, head_size: int) -> 
 def disagreement(device: torch.device, dtype: torch.dtype, sizes: tuple[int, int, int]) -> str:
     """Compare the kernel with blocks on a short row, with and without a window; return the problem, or nothing.
 
-    Args:
-        sizes: heads, key/value heads, head size.
+    ``sizes``: heads, key/value heads, head size.
     """
     for window in (None, 16):
         try:
@@ -349,11 +340,7 @@ def disagreement(device: torch.device, dtype: torch.dtype, sizes: tuple[int, int
 
 
 def _outcome(
-    attention: Callable[..., tuple[Tensor, None]],
-    device: torch.device,
-    dtype: torch.dtype,
-    sizes: tuple[int, int, int],
-    window: int | None,
+    attention: Attention, device: torch.device, dtype: torch.dtype, sizes: tuple[int, int, int], window: int | None
 ) -> list[Tensor]:
     """Return output and gradients of one kernel on a random row, the same for each."""
     heads, key_value_heads, head_size = sizes

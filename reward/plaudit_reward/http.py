@@ -59,8 +59,7 @@ _SPARE = 256
 def allow_connections(count: int) -> None:
     """Raise the process's soft limit of open files for ``count`` connections, each of which needs one.
 
-    Raises:
-        ConfigurationError: the hard limit is lower.
+    Raises ``ConfigurationError`` if the hard limit is lower.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = len(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd")) + count + _SPARE
@@ -125,10 +124,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Return the seconds that ``Retry-After`` asks for, at most an hour; None without a usable value.
 
     Reads seconds and dates. A date is compared with the response's own ``Date``, so that a wrong clock on either side
-    does no harm.
-
-    Args:
-        headers: of the response; names in lower case, or a mapping that ignores case.
+    does no harm. Names of ``headers`` are in lower case, or the mapping ignores case.
     """
     text = headers.get("retry-after", "").strip()
     try:
@@ -169,8 +165,7 @@ class HttpClient:
         key_field: field or variable that holds the token, for errors.
         proxy: URL of the proxy to use; None: connect directly.
 
-    Raises:
-        ConfigurationError: a header cannot carry the token, or the process may not open so many connections.
+    Raises ``ConfigurationError`` if a header cannot carry the token, or the process may not open so many connections.
     """
 
     def __init__(
@@ -201,16 +196,10 @@ class HttpClient:
         on_sent: Callable[[], None] | None = None,
         max_bytes: int = MAX_RESPONSE_BYTES,
     ) -> Response:
-        """Send JSON and return the response, whatever its status.
+        """Send JSON and return the response, whatever its status; call ``on_sent`` once a connection has the body.
 
-        Args:
-            limit_s: seconds until the whole response has arrived; opening a connection included.
-            on_sent: called when the body has been handed to the connection.
-            max_bytes: of the response's body.
-
-        Raises:
-            CallTimeoutError: no whole response within ``limit_s``.
-            NoResponseError: no whole response arrived.
+        Raises ``NoResponseError`` without a whole response of at most ``max_bytes``, ``CallTimeoutError`` if it has not
+        arrived within ``limit_s``, the opening of a connection included.
         """
         data = body if on_sent is None else _NotifyingPayload(body, on_sent)
         return await self._send("POST", url, limit_s, max_bytes, data, headers)

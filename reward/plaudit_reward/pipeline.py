@@ -73,11 +73,8 @@ def normalised(group: Sequence[Sequence[ScorerPart]]) -> list[list[ScorerPart]]:
 
     Source: Liu et al. 2026, GDPO: Group reward-Decoupled Normalization Policy Optimization (arXiv 2601.05242). Its
     second step, a normalisation over the batch, is the trainer's ``advantage: reinforcePlusPlus``. Degenerate: a scorer
-    with a single value, or the same value for all samples, does not distinguish them and contributes 0.
-
-    Args:
-        group: for each sample its parts; a part without a value (a failure that does not count as zero, a skipped
-            scorer) is unchanged and excluded from mean and deviation.
+    with a single value, or the same value for all samples, does not distinguish them and contributes 0. A part without
+    a value (a failure that does not count as zero, a skipped scorer) is unchanged and excluded from mean and deviation.
     """
     values: dict[str, list[float]] = {}
     for parts in group:
@@ -110,8 +107,7 @@ _FAILED = ScorerRecord("timeout", reason="its group was not scored")
 class GroupScoring:
     """Run the group-scope half of a pipeline.
 
-    Args:
-        timeout_s: for one scorer and one group, retries included, waits excluded.
+    ``timeout_s`` is for one scorer and one group, retries included, waits excluded.
     """
 
     def __init__(
@@ -196,9 +192,8 @@ class GroupScoring:
     def alone(self, parts: Sequence[ScorerPart]) -> float | None:
         """Return the value that a sample keeps if its group is never scored, as if all group-scope scorers had failed.
 
-        Returns:
-            None if it has no value then: a failure decides (``mask``, ``dropGroup``), or the values of sample scope are
-            not on the scale of the group's.
+        It is None if a failure decides (``mask``, ``dropGroup``), or the values of sample scope are not on the scale of
+        the group's.
         """
         if self._normalize or not isinstance(self._combiner, WeightedSum):
             return None
@@ -296,9 +291,8 @@ class _Done:
 class Pipeline:
     """Score samples and groups; never raise, whatever the scorers do.
 
-    Args:
-        stages: of sample scope, in the job's order (``when`` names an earlier one).
-        timeout_s: for one sample, all scorers and retries, waits excluded; likewise for one group.
+    ``stages`` are in the job's order (``when`` names an earlier one). ``timeout_s`` is for one sample, all scorers and
+    retries, waits excluded; likewise for one group.
     """
 
     def __init__(

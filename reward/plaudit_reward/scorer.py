@@ -51,48 +51,38 @@ class Attempt:
     """Seconds spent waiting for a free process; the scorer adds to it. Part of the stage ``score``, not ``limiter``."""
 
 
-class Scorer(Protocol):
+class _AnyScorer(Protocol):
+    name: str
+
+    async def open(self) -> None:
+        """Start processes and connections; called once, before any score. ``close`` follows even if this raises.
+
+        Raises ``ConfigurationError`` if it cannot work as configured.
+        """
+
+    def room(self) -> int:
+        """Return how many more samples, or groups, it could start soon."""
+
+    async def close(self) -> None:
+        """Stop processes and connections; called once."""
+
+
+class Scorer(_AnyScorer, Protocol):
     """Score one sample at a time (``scope: sample``).
 
     ``score`` raises ``InfrastructureError`` where a retry may help, ``ScoreTimeoutError`` and ``DataError`` where not;
     any other exception is a ``data_error`` of that sample.
     """
 
-    name: str
-
-    async def open(self) -> None:
-        """Start processes and connections; called once, before any score. ``close`` follows even if this raises.
-
-        Raises:
-            ConfigurationError: it cannot work as configured.
-        """
-
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
         """Score one sample."""
 
-    def room(self) -> int:
-        """Return how many more samples it could start soon."""
 
-    async def close(self) -> None:
-        """Stop processes and connections; called once."""
-
-
-class GroupScorer(Protocol):
+class GroupScorer(_AnyScorer, Protocol):
     """Score all samples of a group together (``scope: group``), in the given order."""
-
-    name: str
-
-    async def open(self) -> None:
-        """Start processes and connections; see ``Scorer.open``."""
 
     async def score_group(self, samples: Sequence[Sample], values: Sequence[float], attempt: Attempt) -> list[Score]:
         """Return one score for each of the group's samples that have a value so far (``values``), in the same order."""
-
-    def room(self) -> int:
-        """Return how many more groups it could start soon."""
-
-    async def close(self) -> None:
-        """Stop processes and connections; called once."""
 
 
 ALWAYS_ROOM = 1_000_000

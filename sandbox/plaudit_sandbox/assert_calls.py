@@ -22,14 +22,10 @@ from plaudit_sandbox.plain_values import decode, encode
 
 
 def perform_calls(source: str, payload: str) -> None:
-    """Run the program, perform the operations, write the answers to file descriptor 1.
+    """Run the program, perform the operations, write the answers to file descriptor 1. Raises what the program raises.
 
-    Args:
-        payload: JSON of ``operations``; ``preamble``, imports that the program may use without its own; and
-            ``printed``: whether to return what the program prints.
-
-    Raises:
-        BaseException: the program raised before the first operation.
+    ``payload`` is the JSON of ``operations``; ``preamble``, imports that the program may use without its own; and
+    ``printed``: whether to return what the program prints.
     """
     task = json.loads(payload)
     printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape", write_through=True)

@@ -33,9 +33,8 @@ def evaluate(text: str, payload: str) -> None:
     The verdict is one of ``{"passed": true}``, ``{"failed": message, "used": number of answers}`` and
     ``{"needed": operations, "kept": number of answers that hold}``.
 
-    Args:
-        payload: JSON of ``preamble``; ``names`` of the program; ``modules`` by the names that the text gives them; and
-            ``operations`` so far. What the program's process wrote for these is on standard input.
+    ``payload`` is the JSON of ``preamble``; ``names`` of the program; ``modules`` by the names that the text gives
+    them; and ``operations`` so far. What the program's process wrote for these is on standard input.
     """
     task = json.loads(payload)
     session = _Session(task)
@@ -75,11 +74,7 @@ class _Session:
         self.needed: list[dict[str, Any]] = []
 
     def ask(self, operation: dict[str, Any], arguments: tuple[Any, ...] = ()) -> Any:
-        """Return the answer to an operation, or something that stands for it.
-
-        Raises:
-            BaseException: the exception that the program raised.
-        """
+        """Return the answer to an operation, or something that stands for it; raise what the program raised."""
         index = self.used + len(self.needed)
         if not self.needed and index < len(self._answers) and self._operations[index] == operation:
             self.used += 1

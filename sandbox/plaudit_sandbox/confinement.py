@@ -18,6 +18,7 @@ never change. Calls in no table are refused.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -52,13 +53,9 @@ def abi() -> int:
 
 
 def make_ruleset(readable: Iterable[Path]) -> int:
-    """Make a ruleset that allows to read files in these folders, and nothing else; return its file descriptor.
+    """Make a ruleset that allows to read these files and folders, and nothing else; return its file descriptor.
 
-    Args:
-        readable: folders and files; missing ones, and those that this process may not open, are left out.
-
-    Raises:
-        OSError: this kernel has no Landlock.
+    Leaves out those that this process may not open. Raises ``OSError`` if this kernel has no Landlock.
     """
     version = abi()
     rights = (1 << _NUM_FILE_RIGHTS[min(version, 5)]) - 1 if version else 0
@@ -73,10 +70,7 @@ def make_ruleset(readable: Iterable[Path]) -> int:
 def keep_signals_inside() -> bool:
     """Forbid this thread, and all that it starts, to signal processes outside; ``no_new_privs`` must be set.
 
-    Files and network stay as they are.
-
-    Returns:
-        False where this kernel has no such scope (before Linux 6.12).
+    Files and network stay as they are. Returns False where this kernel has no such scope (before Linux 6.12).
     """
     if abi() < _SCOPES_SINCE:
         return False
@@ -197,8 +191,7 @@ def architecture() -> Architecture:
 def filter_program(machine: Architecture, pid: int, *, opens: bool) -> bytes:
     """Return the filter for one process, which may signal itself only: an array of ``struct sock_filter``.
 
-    Args:
-        opens: True when files may be opened; Landlock then decides which.
+    ``opens``: files may be opened; Landlock then decides which.
     """
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in _instructions(machine, pid, opens))
 
@@ -304,18 +297,13 @@ def drop_privileges() -> None:
     """Become nobody where this is root, drop all capabilities for good, and forbid debuggers.
 
     A root that may not change its user (in a container with all capabilities dropped) stays root without any of them,
-    and has no more rights than an ordinary user.
-
-    Raises:
-        OSError: a capability could not be dropped.
+    and has no more rights than an ordinary user. Raises ``OSError`` if a capability cannot be dropped.
     """
     if os.geteuid() == 0:
-        try:
+        with contextlib.suppress(OSError):
             os.setgroups([])
             os.setresgid(NOBODY, NOBODY, NOBODY)
             os.setresuid(NOBODY, NOBODY, NOBODY)
-        except OSError:
-            pass
     header = struct.pack("=Ii", _CAPABILITIES_VERSION_3, 0)
     if _libc.capset(header, bytes(24)) != 0:
         raise OSError(ctypes.get_errno(), "capset")

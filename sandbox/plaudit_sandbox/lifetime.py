@@ -22,10 +22,8 @@ def start_module(
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a Python module in a session of its own; return it and our end of its connection.
 
-    Its arguments are its end of the connection and our process id, for ``end_with``.
-
-    Raises:
-        OSError: no process can be started (memory, limit of processes).
+    Its arguments are its end of the connection and our process id, for ``end_with``. Raises ``OSError`` if no process
+    can be started (memory, limit of processes).
     """
     ours, theirs = socket.socketpair()
     with theirs:

@@ -29,8 +29,7 @@ class _Never:
 def encode(value: Any, keep: Callable[[Any], int] | None = None) -> Any:
     """Return the JSON form of a value; ``keep`` keeps an object without a plain form and returns its number.
 
-    Raises:
-        TypeError: the value has no plain form and ``keep`` is None.
+    Without ``keep``, raises ``TypeError`` for such an object.
     """
     if value is None or type(value) is bool:
         return value
@@ -68,8 +67,7 @@ def _other(value: Any, keep: Callable[[Any], int] | None) -> Any:
 def decode(tree: Any, refer: Callable[[int], Any]) -> Any:
     """Rebuild a value; ``refer`` returns what stands for an object of the program, by its number.
 
-    Raises:
-        ValueError, TypeError, KeyError, ArithmeticError: it is no such form.
+    Raises ``ValueError``, ``TypeError``, ``KeyError`` or ``ArithmeticError`` if it is no such form.
     """
     if isinstance(tree, dict):
         raise ValueError("a JSON object is no value")
@@ -106,14 +104,8 @@ def _array(items: Any, kind: str) -> Any:
 
 
 _SCALARS: tuple[tuple[type, Callable[[Any], Any]], ...] = ((int, _int_form), (float, _float_form), (str, str.__str__))
-_SEQUENCES: dict[str, Any] = {
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "deque": collections.deque,
-}
-_MAPPINGS: dict[str, Any] = {"Counter": collections.Counter, "OrderedDict": collections.OrderedDict, "dict": dict}
+_SEQUENCES: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, frozenset, collections.deque)}
+_MAPPINGS: dict[str, Any] = {kind.__name__: kind for kind in (collections.Counter, collections.OrderedDict, dict)}
 _OTHERS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "int": (_Never, str, lambda text: int(text, 16)),
     "float": (_Never, str, float),

@@ -26,26 +26,17 @@ from plaudit_sandbox.assert_calls import perform_calls
 from plaudit_sandbox.assert_evaluation import evaluate
 from plaudit_sandbox.confinement import architecture, filter_program, install
 from plaudit_sandbox.lifetime import end_with
+from plaudit_sandbox.plain_values import encode
 from plaudit_sandbox.sandbox import PREAMBLE, RunProgram, limit_this_process
 
 
 def encode_result(value: Any) -> str:
     """Return a function's result as JSON that keeps what JSON does not: tuples, and keys that are no strings.
 
-    Raises:
-        TypeError, ValueError, RecursionError: JSON has no form for it.
+    Raises ``TypeError``, ``ValueError`` or ``RecursionError`` if plain JSON has no form for it.
     """
     json.dumps(value)
-    return json.dumps(_tagged(value))
-
-
-def _tagged(value: Any) -> Any:
-    if isinstance(value, dict):
-        return ["dict", [[_tagged(key), _tagged(item)] for key, item in value.items()]]
-    if isinstance(value, list | tuple):
-        kind = "tuple" if isinstance(value, tuple) else "list"
-        return [kind, [_tagged(item) for item in value]]
-    return value
+    return json.dumps(encode(value))
 
 
 _RECURSION_LIMIT = 600_000
@@ -211,9 +202,7 @@ _decoder = msgspec.msgpack.Decoder(RunProgram)
 def run_and_leave(task: int, streams: tuple[int, int, int], ruleset: int | None, template: int) -> NoReturn:
     """Run the program in this process, then exit.
 
-    Args:
-        task: file with the ``RunProgram``.
-        ruleset: of Landlock; None where the kernel has none.
+    ``task``: file with the ``RunProgram``; ``ruleset``: of Landlock, None where the kernel has none.
     """
     code = RAISED
     try:

@@ -177,11 +177,7 @@ _decoder = msgspec.msgpack.Decoder(list[FromServer])
 
 
 class Sandbox:
-    """Run programs; open it before use.
-
-    Args:
-        allow_without_landlock: run programs also where the kernel has no Landlock.
-    """
+    """Run programs, with ``allow_without_landlock`` also where the kernel has no Landlock; open it before use."""
 
     def __init__(self, processes: int, *, allow_without_landlock: bool = False) -> None:
         self._prepare = Prepare(allow_without_landlock)
@@ -192,9 +188,7 @@ class Sandbox:
     async def open(self) -> None:
         """Start the fork servers.
 
-        Raises:
-            ConfigurationError: programs cannot be confined on this machine.
-            InfrastructureError: no process can be started.
+        Raises ``ConfigurationError`` where programs cannot be confined, ``InfrastructureError`` without a process.
         """
         await asyncio.gather(*(server.start() for server in self._servers))
         for server in self._servers:
@@ -203,9 +197,8 @@ class Sandbox:
     async def run(self, run: RunProgram, on_begin: Callable[[], None] = lambda: None) -> Ran:
         """Run a program once, on a free fork server; ``on_begin`` is called when it has one.
 
-        Raises:
-            WorkerKilledError: fork servers die, also under a program that is known to be good.
-            InfrastructureError: the machine could not run it: it is out of memory, or cannot start processes.
+        Raises ``WorkerKilledError`` if fork servers die also under a program that is known to be good, and
+        ``InfrastructureError`` if the machine is out of memory, or cannot start processes.
         """
         server = await self._free.get()
         on_begin()
@@ -239,11 +232,7 @@ async def _run_again_when_healthy(server: _ForkServer, run: RunProgram) -> Ran:
     """Run a program; when the fork server dies under it, find out whether the program or the machine is to blame.
 
     The program is, when a new fork server runs a program that is known to be good, dies again under this one, and the
-    kernel has killed nothing for lack of memory.
-
-    Raises:
-        WorkerKilledError: the machine is to blame.
-        InfrastructureError: no fork server can be started.
+    kernel has killed nothing for lack of memory. ``WorkerKilledError`` means that the machine is to blame.
     """
     before = num_oom_kills()
     try:

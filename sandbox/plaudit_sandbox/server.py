@@ -80,8 +80,7 @@ class Template:
     def fork(self, task: int, stdin: int, stdout: int, stderr: int) -> ProgramProcess:
         """Fork a program's process, which reads its ``RunProgram`` from the file ``task``.
 
-        Raises:
-            EOFError: the template process is gone, or could not fork.
+        Raises ``EOFError`` if the template process is gone, or could not fork.
         """
         try:
             socket.send_fds(self.connection, [_FORK], [task, stdin, stdout, stderr])
@@ -234,8 +233,7 @@ def supervise(
 ) -> Ran:
     """Wait until the program has ended, by itself, at a limit, or because the sandbox closed ``connection``.
 
-    Raises:
-        EOFError: the sandbox or the template is gone.
+    Raises ``EOFError`` if the sandbox or the template is gone.
     """
     watched = _Watched(process, pipes, limits)
     open_pipes = {pipes.stdout, pipes.stderr}
@@ -363,11 +361,7 @@ def main() -> int:
 
 
 def _prepare(prepare: Prepare) -> int | None:
-    """Load modules, make the ruleset, give up privileges; return the ruleset.
-
-    Raises:
-        ConfigurationError: programs cannot be confined on this machine.
-    """
+    """Load modules, make the ruleset, give up privileges; return the ruleset, or raise ``ConfigurationError``."""
     architecture()
     for name in _MODULES:
         with contextlib.suppress(ImportError):

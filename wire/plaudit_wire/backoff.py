@@ -12,12 +12,10 @@ _MOST_DOUBLINGS = 64
 def backoff_s(
     failures: int, first_s: float, longest_s: float = math.inf, *, jitter: tuple[float, float] = (1.0, 1.0)
 ) -> float:
-    """Return the pause in seconds after this many failures in a row: ``first_s``, doubled by each further failure.
+    """Return the pause in seconds after 1 or more failures in a row: ``first_s``, doubled by each further failure.
 
-    Args:
-        failures: at least 1.
-        longest_s: limit of the pause before jitter.
-        jitter: the pause is multiplied by a random number of this range, so that many callers do not return together.
+    It is at most ``longest_s``, then multiplied by a random number from ``jitter``, so that many callers do not return
+    together.
     """
     pause_s = min(longest_s, first_s * 2.0 ** min(failures - 1, _MOST_DOUBLINGS))
     low, high = jitter

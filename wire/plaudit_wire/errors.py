@@ -33,8 +33,7 @@ class DataError(ScoringError):
 class InfrastructureError(ScoringError):
     """The service that computes the score is unreachable or broken. Retried with backoff within the sample's budget.
 
-    Args:
-        retry_after_s: seconds that the service asked to wait (Retry-After).
+    ``retry_after_s``: seconds that the service asked to wait (Retry-After).
     """
 
     def __init__(self, message: str = "", *, retry_after_s: float | None = None) -> None:

@@ -21,8 +21,6 @@ from typing import Any, cast
 import msgspec
 import structlog
 
-VERSION = "0.1.0"
-"""Not read from the distributions' metadata: container images hold the packages alone."""
 _PASSED_ON = ("exc_info", "stack_info")
 _DRAWN_BITS = 64
 

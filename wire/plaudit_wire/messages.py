@@ -252,13 +252,7 @@ def encode_body(body: SampleBody) -> EncodedBody:
 def decode_body(tensors: bytes, sample: bytes, generation: bytes) -> SampleBody:
     """Decode and join the parts of a body; raise ``RecordError`` as ``decode`` does."""
     read = decode(tensors, Tensors)
+    parts = decoder(GenerationRecord).decode(generation), decode(sample, Sample)
     return SampleBody(
-        response_ids=read.response_ids,
-        logprobs=read.logprobs,
-        loss_mask=read.loss_mask,
-        version_spans=read.version_spans,
-        generation=decoder(GenerationRecord).decode(generation),
-        sample=decode(sample, Sample),
-        prompt_ids=read.prompt_ids,
-        branches=read.branches,
+        read.response_ids, read.logprobs, read.loss_mask, read.version_spans, *parts, read.prompt_ids, read.branches
     )

@@ -21,50 +21,46 @@ EVENTS_GROUP: Final = "metrics"
 
 
 class Names:
-    """Name the keys of one run.
-
-    Attributes:
-        prefix: the first part of every key of the run.
-        prompts: stream of admitted groups, read by rollouts.
-        samples: stream of finished samples, read by reward workers.
-        groups: stream of groups that wait for their group-scope scorers, read by reward workers.
-        ready: stream of groups that the trainer may take.
-        open: sorted set of groups that are admitted and not closed, by deadline (server's clock, seconds).
-        closed: sorted set of the 1,024 groups closed last, by call: a repeated close repeats its answer.
-        events: stream of records for the metrics.
-        dead: stream of dead letters.
-        leases: hash: the times of each stream's last search for lapsed leases, and of the server clock's last step.
-        state: hash: incarnation, step, announced policy. Only the trainer writes it.
-        counters: hash: counts of events, including the ledger's counters, and ``cache_hits:<scorer>``,
-            ``cache_misses:<scorer>``.
-        service: the offer of a scoring service to clients.
-        sessions: sorted set of the clients' sessions, by expiry time (server's clock, seconds).
-        workers: sorted set of process names by their last heartbeat (server's clock, seconds).
-        worker_records: hash of their ``WorkerRecord``.
-        judges: hash: ``<judge>:<status>`` to the number of such requests. Reward workers write it (HINCRBY).
-        judge_tokens: hash: ``<judge>:prompt`` and ``<judge>:completion`` to tokens. Written like ``judges``.
-    """
+    """Name the keys of one run."""
 
     def __init__(self, run: str) -> None:
         self.run = run
         self.prefix = f"plaudit:{{{run}}}:"
+        """The first part of every key of the run."""
         self.prompts = self.prefix + "prompts"
+        """Stream of admitted groups, read by rollouts."""
         self.samples = self.prefix + "samples"
+        """Stream of finished samples, read by reward workers."""
         self.groups = self.prefix + "groups"
+        """Stream of groups that wait for their group-scope scorers, read by reward workers."""
         self.ready = self.prefix + "ready"
+        """Stream of groups that the trainer may take."""
         self.open = self.prefix + "open"
+        """Sorted set of groups that are admitted and not closed, by deadline (server's clock, seconds)."""
         self.closed = self.prefix + "closed"
+        """Sorted set of the 1,024 groups closed last, by call: a repeated close repeats its answer."""
         self.events = self.prefix + "events"
+        """Stream of records for the metrics."""
         self.dead = self.prefix + "dead"
+        """Stream of dead letters."""
         self.leases = self.prefix + "leases"
+        """Hash: the times of each stream's last search for lapsed leases, and of the server clock's last step."""
         self.state = self.prefix + "state"
+        """Hash: incarnation, step, announced policy. Only the trainer writes it."""
         self.counters = self.prefix + "counters"
+        """Hash: counts of events, the ledger's counters, ``cache_hits:<scorer>`` and ``cache_misses:<scorer>``."""
         self.service = self.prefix + "service"
+        """The offer of a scoring service to clients."""
         self.sessions = self.prefix + "sessions"
+        """Sorted set of the clients' sessions, by expiry time (server's clock, seconds)."""
         self.workers = self.prefix + "workers"
+        """Sorted set of process names by their last heartbeat (server's clock, seconds)."""
         self.worker_records = self.prefix + "workers:records"
+        """Hash of their ``WorkerRecord``."""
         self.judges = self.prefix + "judges"
+        """Hash: ``<judge>:<status>`` to the number of such requests. Reward workers write it (HINCRBY)."""
         self.judge_tokens = self.prefix + "judges:tokens"
+        """Hash: ``<judge>:prompt`` and ``<judge>:completion`` to tokens. Written like ``judges``."""
 
     def group(self, group_id: str) -> str:
         """Return the key of one group's hash."""

@@ -8,10 +8,7 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 def printable(text: str, *, keep: str = "") -> str:
     """Replace control characters, which could move the cursor, change the title or answer for the user.
 
-    Escape sequences, line ends, bidirectional controls and lone surrogates are among them.
-
-    Args:
-        keep: characters to leave unchanged, such as a line end.
+    Escape sequences, line ends, bidirectional controls and lone surrogates are among them, unless ``keep`` has them.
     """
     if text.isprintable():
         return text

@@ -378,14 +378,7 @@ def read_fields(admitted: float, published: bytes | None, ended: bytes | None) -
     _, digest, taken, published_at, _ = head.split() if published else (b"", b"", b"-", b"-", b"")
     head, _, scoring = (ended or b"").partition(b"\n")
     _, _, score_taken, committed, deliveries, first = head.split() if ended else (b"", b"", b"-", b"-", b"1", b"-")
-    stamps = Stamps(
-        admitted=admitted,
-        taken=_time_of(taken),
-        published=_time_of(published_at),
-        score_first_taken=_time_of(first),
-        score_taken=_time_of(score_taken),
-        committed=_time_of(committed),
-    )
+    stamps = Stamps(admitted, *map(_time_of, (taken, published_at, first, score_taken, committed)))
     return SampleFields(stamps, digest.decode(), int(deliveries), generation, scoring if ended else None)
 
 

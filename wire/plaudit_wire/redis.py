@@ -230,25 +230,18 @@ class RedisTls:
 
 @dataclass(frozen=True)
 class RedisAddress:
-    """The address of Redis and the credentials of its user.
-
-    Attributes:
-        url: ``redis://host:port/db`` or ``rediss://…``, without a password.
-        username: a user of Redis's ACL; empty: the user ``default``.
-    """
+    """The address of Redis and the credentials of its user."""
 
     url: str
+    """``redis://host:port/db`` or ``rediss://…``, without a password."""
     password: str = field(default="", repr=False)
     username: str = ""
+    """A user of Redis's ACL; empty: the user ``default``."""
     tls: RedisTls = RedisTls()
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ, url: str = "") -> Self:
-        """Read ``PLAUDIT_REDIS_…``; a given ``url`` takes precedence over ``PLAUDIT_REDIS_URL``.
-
-        Raises:
-            PasswordFileError: the file of ``PLAUDIT_REDIS_PASSWORD_FILE`` cannot be read.
-        """
+        """Read ``PLAUDIT_REDIS_…``; a given ``url`` goes first. Raises ``PasswordFileError`` for an unreadable file."""
         tls = RedisTls(
             ca_file=environment.get("PLAUDIT_REDIS_TLS_CA", ""),
             certificate_file=environment.get("PLAUDIT_REDIS_TLS_CERTIFICATE", ""),
@@ -271,11 +264,9 @@ class RedisAddress:
         return whole | {name: value for name, value in given.items() if value}
 
     def client(self, *, timeout_s: float | None, retries: int) -> Redis:
-        """Return a new client.
+        """Return a new client, which sends a lost command again up to ``retries`` times; 0 if that repeats a read.
 
-        Args:
-            timeout_s: for each answer, seconds; longer than any BLOCK that it sends. None: the caller applies its own.
-            retries: the number of times a lost command is sent again; 0 wherever that would repeat a read.
+        ``timeout_s`` is for each answer, longer than any BLOCK that it sends. None: the caller applies its own.
         """
         backoff = ExponentialBackoff(cap=1.0, base=0.02) if retries else NoBackoff()
         return redis_client(
@@ -302,8 +293,7 @@ class RedisAddress:
     async def tls_problem(self, error: BaseException) -> str:
         """Return the TLS problem that made a connection fail, with its remedy; empty for other causes.
 
-        Args:
-            error: of the connection. If it does not show the cause, the server is contacted a second time.
+        If the connection's ``error`` does not show the cause, the server is contacted a second time.
         """
         if not self.url.startswith("rediss://"):
             return ""
@@ -420,8 +410,6 @@ def is_missing(error: object) -> bool:
 
 def missing_error(library: FunctionLibrary, load_error: object) -> LibraryMissingError:
     """Return the error for a library that is still missing after an attempt to load it, which ``load_error`` ended."""
-    if isinstance(load_error, NoPermissionError):
-        reason = f"this user may not load it (that takes {NEEDED_PERMISSIONS})"
-    else:
-        reason = str(load_error)
+    forbidden = f"this user may not load it (that takes {NEEDED_PERMISSIONS})"
+    reason = forbidden if isinstance(load_error, NoPermissionError) else load_error
     return LibraryMissingError(f"Redis lacks the functions {library.name}, and {reason}")

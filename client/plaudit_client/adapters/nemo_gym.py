@@ -54,12 +54,7 @@ class PlauditResourcesServer(SimpleResourcesServer):  # type: ignore[misc]
     config: PlauditServerConfig
 
     async def verify(self, body: PlauditVerifyRequest) -> PlauditVerifyResponse:
-        """Score the policy's response.
-
-        Raises:
-            HTTPException: 502, the sample has no score.
-            UnavailableError: the service gave no result in time.
-        """
+        """Score the policy's response; without a score, raise ``HTTPException`` (502) or ``UnavailableError``."""
         row: Mapping[str, Any] = body.model_extra or {}
         result = await client(self.config.plaudit_url, self.config.plaudit_token, self.config.timeout_s).score(
             {

@@ -42,9 +42,8 @@ def register(name: str = NAME) -> None:
 class PlauditEnvironment(EnvironmentInterface):  # type: ignore[misc]
     """Score the last reply of each conversation and end it. Calls overlap: the actor is asynchronous.
 
-    Args:
-        config: the section ``env.<name>``: ``url``, ``token``, ``timeout_s``, ``on_failure``, ``data_source`` (of rows
-            without one); each may be missing.
+    ``config`` is the section ``env.<name>``: ``url``, ``token``, ``timeout_s``, ``on_failure``, ``data_source`` (of
+    rows without one); each may be missing.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
@@ -60,15 +59,9 @@ class PlauditEnvironment(EnvironmentInterface):  # type: ignore[misc]
         metadata: Sequence[Mapping[str, Any] | None],
         return_extracted_answer: bool = False,
     ) -> EnvironmentReturn:
-        """Score a batch of B conversations.
+        """Score a batch: of each conversation the last message of the assistant, by its row (``extra_env_info``).
 
-        Args:
-            message_log_batch: [B] conversations; the last message of the assistant is the response.
-            metadata: [B] rows (``extra_env_info``).
-
-        Raises:
-            NoScoreError: a sample has no score, and ``on_failure`` is ``raise``.
-            UnavailableError: the service gave no result in time.
+        Raises ``NoScoreError`` for one without a score if ``on_failure`` is ``raise``, and ``UnavailableError``.
         """
         service = client(*self._service)
         samples = [self._sample(log, row or {}) for log, row in zip(message_log_batch, metadata, strict=True)]

@@ -25,42 +25,35 @@ def client(url: str = "", token: str = "", timeout_s: float = 0.0) -> RewardClie
     """Return this process's client of a service; calls with equal arguments share it.
 
     Args:
-        url: of the service; empty: ``PLAUDIT_URL``.
+        url: of the service; empty: ``PLAUDIT_URL``; raises ``ValueError`` without a valid one.
         token: of the service; empty: ``PLAUDIT_TOKEN``.
         timeout_s: seconds that a sample waits for its result; 0: ``PLAUDIT_TIMEOUT_SECONDS``, or 1,800.
-
-    Raises:
-        ValueError: there is no URL, or it is not one.
     """
-    return _client(*_service(url, token, timeout_s))
+    return _client(**_service(url, token, timeout_s))
 
 
 def blocking_client(url: str = "", token: str = "", timeout_s: float = 0.0) -> SyncRewardClient:
     """Return this process's client for callers without an event loop; see ``client``."""
-    return _blocking_client(*_service(url, token, timeout_s))
+    return _blocking_client(**_service(url, token, timeout_s))
 
 
-def _service(url: str, token: str, timeout_s: float) -> tuple[str, str, float, str]:
+def _service(url: str, token: str, timeout_s: float) -> dict[str, Any]:
     url = url or os.environ.get(URL, "")
     if not url:
         raise ValueError(
             f"no reward service: give url, or set {URL} (and {TOKEN}) in the environment of the processes that score; "
             "runs/<run>/service.json of the service has both"
         )
-    timeout_s = timeout_s or float(os.environ.get(TIMEOUT, "1800"))
-    return url, token or os.environ.get(TOKEN, ""), timeout_s, os.environ.get(CA_FILE, "")
+    return {
+        "url": url,
+        "token": token or os.environ.get(TOKEN, ""),
+        "timeout_s": timeout_s or float(os.environ.get(TIMEOUT, "1800")),
+        "ca_file": os.environ.get(CA_FILE, ""),
+    }
 
 
-@functools.cache
-def _client(url: str, token: str, timeout_s: float, ca_file: str) -> RewardClient:
-    return RewardClient(url, token, timeout_s=timeout_s, ca_file=ca_file)
-
-
-@functools.cache
-def _blocking_client(url: str, token: str, timeout_s: float, ca_file: str) -> SyncRewardClient:
-    return SyncRewardClient(url, token, timeout_s=timeout_s, ca_file=ca_file)
-
-
+_client = functools.cache(RewardClient)
+_blocking_client = functools.cache(SyncRewardClient)
 _LOG = logging.getLogger("plaudit_client")
 _QUIET_S = 60.0
 
@@ -104,12 +97,8 @@ def note(result: Result) -> Result:
 def number(result: Result, on_failure: float | str = "raise") -> float:
     """Return a sample's score, or the number that stands for a missing one; log a warning for a missing one.
 
-    Args:
-        on_failure: ``raise``, or the number for a sample without a score.
-
-    Raises:
-        NoScoreError: the sample has no score, and ``on_failure`` is ``raise``.
-        ValueError: ``on_failure`` is neither ``raise`` nor a finite number.
+    If ``on_failure`` is ``raise``, raises ``NoScoreError`` for a sample without a score. If it is neither that nor a
+    finite number, raises ``ValueError``.
     """
     note(result)
     if on_failure == "raise":

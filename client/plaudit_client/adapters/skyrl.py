@@ -30,11 +30,8 @@ def register(
 
     SkyRL's configuration has no place for these settings: it refuses sections of environments that it does not know.
 
-    Args:
-        url: empty: ``PLAUDIT_URL``.
-        token: empty: ``PLAUDIT_TOKEN``.
-        timeout_s: seconds that a sample waits for its result; 0: ``PLAUDIT_TIMEOUT_SECONDS``, or 1,800.
-        on_failure: ``raise``, or the number for a sample without a score.
+    ``url``, ``token`` and ``timeout_s`` are as for ``service.client``; ``on_failure`` is ``raise``, or the number for a
+    sample without a score.
     """
     settings = {"url": url, "token": token, "timeout_s": timeout_s, "on_failure": on_failure}
     register_environment(
@@ -46,10 +43,8 @@ class PlauditEnv(BaseTextEnv):  # type: ignore[misc]
     """Score the policy's first reply and end the episode.
 
     Args:
-        env_config: ``url``, ``token``, ``timeout_s``, ``on_failure``, for programs that make environments themselves;
-            each may be missing.
+        env_config: settings of programs that make environments themselves, before those of ``register`` (``settings``).
         extras: the row: ``data_source``, ``reward_spec`` with ``ground_truth``, ``extra_info``.
-        settings: those of ``register``; ``env_config`` comes first.
     """
 
     def __init__(
@@ -73,12 +68,7 @@ class PlauditEnv(BaseTextEnv):  # type: ignore[misc]
         return prompt, {}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
-        """Score the reply.
-
-        Raises:
-            NoScoreError: it has no score, and ``on_failure`` is ``raise``.
-            UnavailableError: the service gave no result in time.
-        """
+        """Score the reply; raise ``NoScoreError`` as ``on_failure`` says, ``UnavailableError`` without a result."""
         self.turns += 1
         result = self._client.score(
             {

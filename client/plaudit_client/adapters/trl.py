@@ -32,14 +32,11 @@ def reward(
     """Return a reward function for TRL: async, named ``plaudit``, and picklable.
 
     Args:
-        url: of the service; empty: ``PLAUDIT_URL``.
+        url: of the service; empty: ``PLAUDIT_URL``; raises ``ValueError`` without a valid one.
         token: of the service; empty: ``PLAUDIT_TOKEN``.
         data_source: of rows without such a column.
         group_size: the trainer's ``num_generations``, if the service has scorers with ``scope: group``; 1: no groups.
         timeout_s: seconds that a sample waits for its result; 0: ``PLAUDIT_TIMEOUT_SECONDS``, or 1,800.
-
-    Raises:
-        ValueError: there is no URL, or it is not one.
     """
     function = functools.partial(
         plaudit, service=client(url, token, timeout_s), default_source=data_source, group_size=group_size
@@ -60,10 +57,7 @@ async def plaudit(
 ) -> list[float | None]:
     """Score a batch as TRL passes it; see ``reward``."""
     rows = _rows(columns, len(prompts))
-    samples = [
-        _sample(row, prompt, completion, default_source)
-        for row, prompt, completion in zip(rows, prompts, completions, strict=True)
-    ]
+    samples = [_sample(*each, default_source) for each in zip(rows, prompts, completions, strict=True)]
     for sample, ids in zip(samples, completion_ids or (), strict=False):
         sample["response_tokens"] = len(ids)
     results = await _score(service, samples, group_size)

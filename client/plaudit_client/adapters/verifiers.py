@@ -27,12 +27,8 @@ async def score(task: Any, trace: Any) -> float:
     """Score the last reply of a trace.
 
     The sample's ``data_source`` and ``ground_truth`` (or ``answer``, ``solution``) are fields of the task's data; its
-    other fields are ``extra_info``. The prompt are all messages before the reply.
-
-    Raises:
-        NoScoreError: the sample has no score.
-        UnavailableError: the service gave no result in time.
-        ValueError: ``PLAUDIT_URL`` is missing.
+    other fields are ``extra_info``. The prompt is all messages before the reply. Raises ``NoScoreError`` for a sample
+    without a score, ``UnavailableError`` without a result in time, ``ValueError`` without ``PLAUDIT_URL``.
     """
     row: Mapping[str, Any] = task.model_dump(mode="json", exclude_none=True)
     messages = plain_messages(trace.messages)

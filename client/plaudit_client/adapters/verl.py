@@ -37,11 +37,8 @@ async def compute_score(
         url: of the service; empty: ``PLAUDIT_URL``.
         token: of the service; empty: ``PLAUDIT_TOKEN``.
         timeout_s: seconds that the sample waits for its result; 0: ``PLAUDIT_TIMEOUT_SECONDS``, or 1,800.
-        on_failure: ``raise``, or the number for a sample without a score.
-
-    Raises:
-        NoScoreError: the sample has no score, and ``on_failure`` is ``raise``.
-        UnavailableError: the service gave no result in time.
+        on_failure: ``raise`` (``NoScoreError``), or the number for a sample without a score. ``UnavailableError`` is
+            raised in any case.
     """
     result = await client(url, token, timeout_s).score(
         {

@@ -23,11 +23,9 @@ from plaudit_client.adapters.verl import columns, plain
 
 
 class PlauditRewardManager(RewardManagerBase):  # type: ignore[misc]
-    """Score each trajectory with a Plaudit service.
+    """Score each trajectory with a Plaudit service, whose scorers replace ``compute_score``.
 
-    Args:
-        config: verl's; ``reward.reward_kwargs`` holds ``url``, ``token``, ``timeout_s`` and ``on_failure``.
-        compute_score: unused: the service's scorers score.
+    ``reward.reward_kwargs`` of verl's configuration holds ``url``, ``token``, ``timeout_s`` and ``on_failure``.
     """
 
     def __init__(
@@ -44,12 +42,7 @@ class PlauditRewardManager(RewardManagerBase):  # type: ignore[misc]
         self._on_failure = settings.get("on_failure", "raise")
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
-        """Score the last sequence of a trajectory.
-
-        Raises:
-            NoScoreError: it has no score, and ``on_failure`` is ``raise``.
-            UnavailableError: the service gave no result in time.
-        """
+        """Score the last sequence of a trajectory; raise as ``verl.compute_score``."""
         item = data[-1:][0]
         row = item.non_tensor_batch
         responses = item.batch["responses"]

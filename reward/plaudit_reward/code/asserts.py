@@ -52,8 +52,7 @@ class AssertPlan(NamedTuple):
 def plan_of(text: str) -> AssertPlan:
     """Read which names of an assert belong to the program, and what it calls when that can be seen at once.
 
-    Raises:
-        DataError: it is no Python, or uses nothing of the program.
+    Raises ``DataError`` if it is no Python, or uses nothing of the program.
     """
     try:
         tree = ast.parse(text)
@@ -98,16 +97,12 @@ def _passed_to(tree: ast.Module, bound: set[str]) -> set[str]:
 def _bound(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         match node:
-            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.ExceptHandler(name=str(name)):
                 yield name
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AsyncFunctionDef(name=name):
                 yield name
-            case ast.ExceptHandler(name=str(name)):
-                yield name
             case ast.alias(name=name, asname=alias):
                 yield alias or name.partition(".")[0]
-            case _:
-                continue
 
 
 @cache
@@ -141,8 +136,7 @@ def _literal_checks(tree: ast.Module, names: tuple[str, ...]) -> tuple[list[dict
 def _operate(node: ast.expr, names: tuple[str, ...], operations: list[dict[str, Any]]) -> Any:
     """Append the operations that an expression takes; return the number of the last one, or a name.
 
-    Raises:
-        ValueError, TypeError: it is something else than calls and attributes of the program's names with literals.
+    Raises ``ValueError`` or ``TypeError`` for anything but calls and attributes of the program's names with literals.
     """
     match node:
         case ast.Name(id=name) if name in names:
@@ -198,6 +192,7 @@ class Executed(NamedTuple):
 
 Execute = Callable[[Part, str, str, str], Awaitable[Executed]]
 """Runs one part of an assert in a process of its own: the part, its text, its payload, its standard input."""
+Call = Callable[[], Awaitable[CaseResult]]
 
 
 class _Verdict(msgspec.Struct):
@@ -219,14 +214,12 @@ class AssertCheck:
         self._first_operations: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()
 
     async def check_then_call(
-        self, execute: Execute, program: str, case: Case, call: Callable[[], Awaitable[CaseResult]] | None
+        self, execute: Execute, program: str, function: str | None, case: Case, call: Call
     ) -> CaseResult:
-        """Decide a case that has an assert and perhaps an expected value of its own.
-
-        Args:
-            call: runs the case's function, once the assert has passed; None when the program is a script.
-        """
-        if call is None:
+        """Decide a case: by its assert, if it has one, and then by ``call``, which runs the program or its function."""
+        if not case.behind:
+            return await call()
+        if function is None:
             return await self.check(execute, program, case)
         checked = await self.check(execute, program, case._replace(expected=None))
         if not checked.passed or case.expected is None:
@@ -234,12 +227,7 @@ class AssertCheck:
         return await call()
 
     async def check(self, execute: Execute, program: str, case: Case) -> CaseResult:
-        """Decide whether a program passes an assert.
-
-        Raises:
-            DataError: the text is no assert about a program.
-            InfrastructureError: programs cannot be run at present.
-        """
+        """Decide whether a program passes an assert; raise ``DataError`` for a text that is none about a program."""
         plan = plan_of(case.behind)
         operations = plan.operations or await self._first(execute, plan)
         for _ in range(_MOST_ROUNDS):

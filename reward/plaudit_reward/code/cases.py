@@ -37,10 +37,7 @@ def cases_of(ground_truth: Any) -> Cases:
     It has ``inputs`` and ``outputs``, lists of the same length. Without ``fn_name`` each input is what the program
     reads and each output what it prints (text, or a list of lines). With ``fn_name`` each input is the arguments, one
     JSON text a line, and each output the JSON text of the result. ``assert_case`` (a list of texts, each an assert
-    about what the program defines) may take the place of both.
-
-    Raises:
-        DataError: it holds no test cases in that form.
+    about what the program defines) may take the place of both. Raises ``DataError`` for any other form.
     """
     if isinstance(ground_truth, str | bytes):
         try:
@@ -55,8 +52,7 @@ def cases_of(ground_truth: Any) -> Cases:
     asserts = ground_truth.get("assert_case")
     if asserts is not None:
         asserts = _texts("assert_case", asserts)
-    count = len(asserts) if asserts is not None else None
-    inputs = _texts("inputs", ground_truth.get("inputs", None if count is None else [""] * count))
+    inputs = _texts("inputs", ground_truth.get("inputs", None if asserts is None else [""] * len(asserts)))
     expected = _expected(ground_truth, asserts)
     if not inputs:
         raise DataError("ground_truth has no test case: inputs is empty")
@@ -202,11 +198,7 @@ class Backend(Protocol):
     """How many samples it can work on at a time."""
 
     async def open(self) -> None:
-        """Start its processes.
-
-        Raises:
-            ConfigurationError: it cannot work on this machine.
-        """
+        """Start its processes; raise ``ConfigurationError`` if it cannot work on this machine."""
 
     def program(self, response: str) -> str | None:
         """Return the program in a model's response; None when there is none."""
@@ -214,15 +206,10 @@ class Backend(Protocol):
     async def run(
         self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: SampleTimer
     ) -> CaseResult:
-        """Run one test case.
+        """Run one test case; ``function`` is None for a program that reads and prints.
 
-        Args:
-            function: to call, or None for a program that reads and prints.
-            timer: of the sample; begun and ended around everything that runs the program.
-
-        Raises:
-            DataError: the case cannot be judged.
-            InfrastructureError: no program can be run at present.
+        Begins and ends the sample's ``timer`` around everything that runs the program. Raises ``DataError`` if the case
+        cannot be judged, ``InfrastructureError`` if no program can be run at present.
         """
 
     def blames_program(self, num_done: int) -> bool:

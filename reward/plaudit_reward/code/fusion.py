@@ -88,17 +88,12 @@ class FusionBackend:
         self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: SampleTimer
     ) -> CaseResult:
         """Run one test case; the expected output or value is never sent along with the program."""
-        call = partial(self._run, program, function, case, limits, timer)
-        if not case.behind:
-            return await call()
-
-        most = min(limits.output_bytes, len(case.behind.encode()) + _BESIDE_THE_EXPECTED_BYTES)
-        limits = msgspec.structs.replace(limits, output_bytes=most)
 
         async def execute(part: Part, text: str, payload: str, stdin: str) -> Executed:
-            return await self._execute(script_of(part, text, payload), stdin, limits, timer)
+            return await self._execute(script_of(part, text, payload), stdin, _bounded(limits, case.behind), timer)
 
-        return await self._asserts.check_then_call(execute, program, case, call if function is not None else None)
+        call = partial(self._run, program, function, case, limits, timer)
+        return await self._asserts.check_then_call(execute, program, function, case, call)
 
     async def _run(
         self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: SampleTimer
@@ -107,8 +102,7 @@ class FusionBackend:
         if function is not None:
             code = f"{PREAMBLE}\n{program}\n\n{_CALL.replace('FUNCTION', repr(function))}"
         assert case.expected is not None
-        most = min(limits.output_bytes, len(case.expected.encode()) + _BESIDE_THE_EXPECTED_BYTES)
-        executed = await self._execute(code, case.stdin, msgspec.structs.replace(limits, output_bytes=most), timer)
+        executed = await self._execute(code, case.stdin, _bounded(limits, case.expected), timer)
         if executed.ending != "finished":
             return CaseResult(False, executed.ending, executed.reason)
         return CaseResult(await self._comparison.compare("same text", executed.stdout, case.expected), "finished")
@@ -157,13 +151,7 @@ class FusionBackend:
         raise AssertionError("the last attempt returns")
 
     async def _request(self, body: dict[str, Any], limits: ProgramLimits) -> _Answer:
-        """Send one request.
-
-        Raises:
-            _TransientError: another request may succeed.
-            DataError: the server refuses the request.
-            InfrastructureError: what answers is no Sandbox Fusion, or its sandbox is broken.
-        """
+        """Send one request; raise ``_TransientError`` if another may succeed, ``FusionRefusedError`` if none will."""
         limit_s = 2 * limits.time_s + _ANSWER_WITHIN_S
         most = limits.output_bytes * _BYTES_PER_CHARACTER
         try:
@@ -213,6 +201,11 @@ class _TransientError(Exception):
 
 
 _KNOWN_GOOD = "print(6 * 7)"
+
+
+def _bounded(limits: ProgramLimits, expected: str) -> ProgramLimits:
+    most = min(limits.output_bytes, len(expected.encode()) + _BESIDE_THE_EXPECTED_BYTES)
+    return msgspec.structs.replace(limits, output_bytes=most)
 
 
 def _body(code: str, stdin: str, limits: ProgramLimits) -> dict[str, Any]:

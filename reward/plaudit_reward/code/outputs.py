@@ -62,8 +62,7 @@ def _close(lines: Sequence[str], wanted: Sequence[str]) -> bool:
 def same_result(returned: Any, expected: str) -> bool:
     """Return True when a function returned what it should.
 
-    Args:
-        expected: JSON text of the result, or of a list that holds it; keys that are numbers are compared as such.
+    ``expected`` is the JSON text of the result, or of a list that holds it; keys that are numbers are compared as such.
     """
     wanted = _with_number_keys(json.loads(expected))
     value = _as_list(returned)

@@ -17,7 +17,7 @@ from plaudit_reward.code.asserts import AssertCheck, Executed, Part
 from plaudit_reward.code.cases import Backend, Case, CaseResult, SampleTimer, cases_of, is_unicode
 from plaudit_reward.code.fusion import FusionBackend
 from plaudit_reward.code.outputs import OutputComparison
-from plaudit_reward.scorer import Attempt, Score, Scorer
+from plaudit_reward.scorer import Attempt, Score
 from plaudit_sandbox.sandbox import PREAMBLE, ProgramLimits, Ran, RunProgram, Sandbox
 from plaudit_wire.errors import ScoreTimeoutError
 from plaudit_wire.records import Sample
@@ -53,15 +53,13 @@ class LocalBackend:
         self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: SampleTimer
     ) -> CaseResult:
         """Run one test case; the expected output or value never enters the program's process."""
-        call = partial(self._run, program, function, case, limits, timer)
-        if not case.behind:
-            return await call()
 
         async def execute(part: Part, text: str, payload: str, stdin: str) -> Executed:
             ran = await self._sandboxed(RunProgram(text, stdin, part=part, payload=payload, limits=limits), timer)
             return Executed(ran.ending, ran.stdout, ran.reason)
 
-        return await self._asserts.check_then_call(execute, program, case, call if function is not None else None)
+        call = partial(self._run, program, function, case, limits, timer)
+        return await self._asserts.check_then_call(execute, program, function, case, call)
 
     async def _run(
         self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: SampleTimer
@@ -100,7 +98,7 @@ class LocalBackend:
 class CodeScorer:
     """Score programs; ``processes`` is the number of concurrent test cases in the local sandbox."""
 
-    def __init__(self, name: str, options: CodeOptions, *, processes: int) -> None:
+    def __init__(self, name: str, options: CodeOptions, processes: int) -> None:
         self.name = name
         self._options = options
         self._limits = ProgramLimits(options.time_seconds, options.memory_bytes, options.output_bytes)
@@ -114,10 +112,7 @@ class CodeScorer:
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
         """Return the share of test cases that pass, or 1 when all pass, as the options decide.
 
-        Raises:
-            DataError: the row has no test cases that can be judged.
-            InfrastructureError: programs cannot be run at present.
-            ScoreTimeoutError: the sample's time is up, and a server that did not respond used it.
+        Raises ``ScoreTimeoutError`` if the sample's time is up, and a server that did not respond used it.
         """
         test = cases_of(sample.ground_truth)
         program = self._backend.program(sample.response)
@@ -195,16 +190,7 @@ def _score(results: Sequence[CaseResult | None], num_cases: int, *, shares: bool
     num_passed = sum(result is not None and result.passed for result in results)
     value = num_passed / num_cases if shares else float(num_passed == num_cases)
     extra: dict[str, float | str] = {"passed": float(num_passed), "cases": float(num_cases)}
-    for index, result in enumerate(results):
-        if result is not None and not result.passed:
-            extra["failure"] = f"case {index}: {result.failure()}"
-            break
+    failures = (f"case {i}: {result.failure()}" for i, result in enumerate(results) if result and not result.passed)
+    if failure := next(failures, ""):
+        extra["failure"] = failure
     return Score.scored(value, **extra)
-
-
-class CodeRule:
-    """Score programs by their test cases."""
-
-    def scorer(self, name: str, arguments: Any, processes: int) -> Scorer:
-        """Return a scorer that is not opened yet."""
-        return CodeScorer(name, arguments, processes=processes)

@@ -54,9 +54,7 @@ def failure_of(
 ) -> ScoringError:
     """Return the error for a response other than 200.
 
-    Args:
-        headers: of the response; names in lower case, or a mapping that ignores case.
-        remedies: what to do about a status that refuses every request.
+    ``headers`` are as for ``retry_after_s``; ``remedies`` say what to do about a status that refuses every request.
     """
     text = f"{url} responded {status}: {message}" if message else f"{url} responded {status}"
     wait_s = retry_after_s(headers)
@@ -240,8 +238,7 @@ class UsageReport:
             await self._send()
 
     async def _send(self) -> None:
-        requests, tokens = Counter(self._usage.requests), Counter(self._usage.tokens)
-        cache = Counter(self._usage.cache)
+        requests, tokens, cache = map(Counter, (self._usage.requests, self._usage.tokens, self._usage.cache))
         if not requests and not tokens and not cache:
             return
         try:
@@ -290,9 +287,7 @@ class EndpointAccess:
     async def request(self, tokens: int, attempt: Attempt) -> AsyncIterator[Passage]:
         """Wait until a request may be sent; the block sends it and sets ``Passage.tokens`` to its real cost.
 
-        Raises:
-            CircuitOpenError: requests are stopped.
-            InfrastructureError: the limits failed.
+        Raises ``CircuitOpenError`` while requests are stopped, ``InfrastructureError`` if the limits failed.
         """
         self._circuit.check()
         began = time.monotonic()

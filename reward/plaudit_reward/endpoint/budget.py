@@ -110,8 +110,7 @@ class Budget(Protocol):
     async def exchange(self, report: BudgetReport) -> Passed:
         """Take a report and admit what fits. A report sent twice admits nothing twice.
 
-        Raises:
-            OSError: the budget's storage is unavailable; nothing was admitted.
+        Raises ``OSError`` if the budget's storage is unavailable; nothing was admitted then.
         """
 
     async def close(self) -> None:
@@ -194,10 +193,8 @@ _AT_ONCE = -1
 class RedisBudget:
     """Exchange a worker's reports with a shared budget, which Redis stores and times. ``lua/budget.lua`` decides.
 
-    Args:
-        client: of that Redis; closed here.
-        key: the budget's name. All workers that use the same key share the budget; its hash tag routes it on a cluster.
-        limits: the same in every worker.
+    All workers that use the same ``key`` share the budget, with the same limits; its hash tag routes it on a cluster.
+    Closes ``client``.
     """
 
     def __init__(self, client: Redis, key: str, worker: str, limits: RateLimits, *, lease_s: float = LEASE_S) -> None:
@@ -323,8 +320,7 @@ class Limiter:
     async def enter(self, tokens: int) -> Passage:
         """Wait until a request may be sent; ``leave`` ends it. The caller sets ``Passage.tokens`` to its real cost.
 
-        Raises:
-            InfrastructureError: the budget failed.
+        Raises ``InfrastructureError`` if the budget failed.
         """
         if not self._budget.limits.present and time.monotonic() >= self._held_until_s and not self._waiting:
             self._in_flight += 1

@@ -30,9 +30,7 @@ _decoder = msgspec.msgpack.Decoder(Score)
 class ScoreCache:
     """Cache the scores of one scorer. Without Redis every read is a miss, and a write is left out.
 
-    Args:
-        client: of the run's Redis; closed here.
-        prefix: of its keys; names the version of the scorer.
+    The ``prefix`` of its keys names the version of the scorer. Closes ``client``.
     """
 
     def __init__(self, client: Redis, prefix: str, lifetime_s: int, most: int) -> None:
@@ -77,18 +75,12 @@ class ScoreCache:
         return f"{self._prefix}:{slot}"
 
 
+_SEEN = "prompt messages response ground_truth data_source extra_info finish_reason completion".split()  # noqa: SIM905
+
+
 def sample_key(sample: Sample) -> bytes | None:
     """Return the digest of what an endpoint sees of a sample; None if it holds what JSON cannot express."""
-    return _digest(
-        sample.prompt,
-        sample.messages,
-        sample.response,
-        sample.ground_truth,
-        sample.data_source,
-        sample.extra_info,
-        sample.finish_reason,
-        sample.completion,
-    )
+    return _digest(*(getattr(sample, name) for name in _SEEN))
 
 
 def whole_sample_key(sample: Sample) -> bytes | None:
@@ -106,12 +98,8 @@ def _digest(*seen: Any) -> bytes | None:
 class CachedScorer:
     """Answer repeated samples from a cache in front of a scorer, which keeps no failures. Opens and closes its parts.
 
-    Of equal samples at the same time, one is scored.
-
-    Args:
-        report: of ``usage``, None: the scorer reports it with its requests, among which a hit
-            counts with the status ``cached``.
-        key: returns the digest of what the scorer sees of a sample; None: the sample is scored without the cache.
+    Of equal samples at the same time, one is scored. Without a ``report`` of ``usage``, the scorer reports it with its
+    requests, among which a hit counts as ``cached``. A sample whose ``key`` is None is scored without the cache.
     """
 
     def __init__(

@@ -79,8 +79,7 @@ class JudgeClient:
         max_connections: requests at a time; the rest wait, which counts as part of their call.
         pool: the servers, opened and closed here; None: ``base_url`` is asked.
 
-    Raises:
-        ConfigurationError: an HTTP header cannot carry ``api_key``, or the process may not open so many connections.
+    Raises as ``HttpClient``.
     """
 
     def __init__(
@@ -124,14 +123,10 @@ class JudgeClient:
         on_sent: Callable[[], None] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> JudgeAnswer:
-        """Send one prompt and return the answer.
-
-        Args:
-            limit_s: seconds until the whole answer has arrived.
-            on_sent: called when the request has been written to its connection.
+        """Send one prompt and return the answer; call ``on_sent`` once the request is written to its connection.
 
         Raises:
-            CallTimeoutError: no whole answer within ``limit_s``.
+            CallTimeoutError: the whole answer has not arrived within ``limit_s``.
             InfrastructureError: the endpoint is unreachable, busy, broken or refuses all requests (``failure_of``).
             DataError: it refuses this prompt, or its answer is empty.
         """
@@ -180,9 +175,8 @@ class JudgeClient:
                 f"the judge's answer is empty (finish_reason {choice.finish_reason}). A reasoning model may need more "
                 "max_tokens in judge.arguments"
             )
-        if tokens is None:
-            return JudgeAnswer(choice.message.content)
-        return JudgeAnswer(choice.message.content, tokens.prompt_tokens, tokens.completion_tokens)
+        counts = (None, None) if tokens is None else (tokens.prompt_tokens, tokens.completion_tokens)
+        return JudgeAnswer(choice.message.content, *counts)
 
 
 _FIRST_TOKENS_PER_BYTE = 1 / 3
@@ -237,8 +231,7 @@ class Parser(ABC):
 class RegexParser(Parser):
     """Take the first group of the first match; for a group of samples of every match, one for each sample.
 
-    Raises:
-        ConfigurationError: the pattern does not compile, or has no group.
+    Raises ``ConfigurationError`` for a pattern that does not compile, or has no group.
     """
 
     def __init__(self, pattern: str, *, group: bool = False) -> None:
@@ -262,8 +255,7 @@ class RegexParser(Parser):
 class JsonParser(Parser):
     """Take the value at a path of the answer's first JSON; for a group a list with one value for each sample.
 
-    Raises:
-        ConfigurationError: the path cannot be parsed.
+    Raises ``ConfigurationError`` for a path that cannot be parsed.
     """
 
     def __init__(self, path: str, *, group: bool = False) -> None:
@@ -332,11 +324,8 @@ class PromptTemplate:
     """Render the prompt from a file with a sandboxed Jinja template, read and checked once.
 
     Its variables are the sample's ``prompt``, ``messages``, ``ground_truth``, ``data_source``, ``extra_info`` and
-    ``response``; with ``scope: group`` the list ``responses`` replaces ``response``.
-
-    Raises:
-        ConfigurationError: the file cannot be read, is not a template, or names an unknown variable. The message names
-            file and line.
+    ``response``; with ``scope: group`` the list ``responses`` replaces ``response``. Raises ``ConfigurationError``,
+    which names file and line, if it cannot be read, is not a template, or names an unknown variable.
     """
 
     def __init__(self, path: str, *, group: bool = False) -> None:
@@ -361,8 +350,7 @@ class PromptTemplate:
     def render(self, samples: Sequence[Sample]) -> str:
         """Render the prompt for one sample, or for the samples of a group.
 
-        Raises:
-            DataError: the template fails on this sample, for instance on a missing item of ``extra_info``.
+        Raises ``DataError`` if the template fails on them, for instance on a missing item of ``extra_info``.
         """
         first = samples[0]
         shown = {name: getattr(first, name) for name in _SHARED}
@@ -400,12 +388,8 @@ _LEAST_PARSE_S = 1.0
 class JudgeScorer:
     """Score samples by an endpoint's answers; of sample or group scope as its template and parser are.
 
-    Opens and closes its parts.
-
-    Args:
-        report: adds the usage to the run's; None outside of a run.
-        traceparent: returns the trace context of a sample, sent as a header (a group's is its first sample's). None
-            where nothing is traced.
+    Opens and closes its parts. ``report`` is None outside of a run, ``traceparent`` where nothing is traced; it returns
+    the trace context of a sample (a group's is its first sample's), which is sent as a header.
     """
 
     def __init__(
@@ -430,8 +414,7 @@ class JudgeScorer:
     async def open(self) -> None:
         """Start the limiter and the parser. The endpoint may come up later: the first sample connects to it.
 
-        Raises:
-            ConfigurationError: the parser's function cannot be loaded, or the judge's servers have no address.
+        Raises ``ConfigurationError`` if the parser's function cannot be loaded, or the servers have no address.
         """
         await self._client.open()
         await self._parser.open()
@@ -455,13 +438,10 @@ class JudgeScorer:
         parsing = Attempt(max(_LEAST_PARSE_S, attempt.limit_s - spent_s))
         scores = await self._parser.scores(answer.text, samples, parsing)
         attempt.queued_s += parsing.queued_s
-        items = {
-            "answer": answer.text,
-            "prompt_tokens": answer.prompt_tokens,
-            "completion_tokens": answer.completion_tokens,
-        }
+        counts = {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
+        extra = extra_of({"answer": answer.text, **counts})
         # An answer about several samples is recorded once.
-        first = msgspec.structs.replace(scores[0], extra={**extra_of(items), **scores[0].extra})
+        first = msgspec.structs.replace(scores[0], extra={**extra, **scores[0].extra})
         return [first, *scores[1:]]
 
     def room(self) -> int:

@@ -80,9 +80,7 @@ class RemoteClient:
         path: of the score in the answer (``json_path``), in place of the shape's own; empty: the shape's own.
         max_connections: requests at a time; the rest wait, which counts as part of their call.
 
-    Raises:
-        ConfigurationError: an HTTP header cannot carry ``api_key``, ``path`` is not a path, or the process may not open
-            so many connections.
+    Raises as ``HttpClient``, and ``ConfigurationError`` if ``path`` is not a path.
     """
 
     def __init__(
@@ -121,14 +119,10 @@ class RemoteClient:
         on_sent: Callable[[], None] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Score:
-        """Send one sample and return its score.
-
-        Args:
-            limit_s: seconds until the whole answer has arrived; opening a session included.
-            on_sent: called when the request has been written to its connection.
+        """Send one sample and return its score; call ``on_sent`` once the request is written to its connection.
 
         Raises:
-            CallTimeoutError: no whole answer within ``limit_s``.
+            CallTimeoutError: the whole answer has not arrived within ``limit_s``, the opening of a session included.
             InfrastructureError: the endpoint is unreachable, busy, broken, refuses all requests, or its answer does not
                 have the shape.
             DataError: it refuses this sample, or has no finite number for it.
@@ -153,8 +147,7 @@ class RemoteClient:
         if not url:
             return {}
         row = {name: item for name, item in body.items() if name not in self._shape.unseeded}
-        request = self._http.post(url, msgspec.json.encode(row), limit_s, headers=headers)
-        response = await self._usage.counted(request)
+        response = await self._usage.counted(self._http.post(url, msgspec.json.encode(row), limit_s, headers=headers))
         if response.status in NO_SESSIONS:
             return {}
         self._check(url, response)
@@ -193,12 +186,7 @@ def _merged(body: dict[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any
 
 
 class RemoteScorer:
-    """Score samples by somebody else's endpoint. Starts and stops its parts.
-
-    Args:
-        report: adds the usage to the run's; None outside of a run.
-        traceparent: returns the trace context of a sample, sent as a header. None where nothing is traced.
-    """
+    """Score samples by somebody else's endpoint. Starts and stops its parts; arguments as ``JudgeScorer``."""
 
     def __init__(
         self,

@@ -42,8 +42,7 @@ async def find(places: Sequence[str]) -> tuple[list[str], bool]:
     - ``http://name:8000``: one server for each address that DNS has for the name (a headless Service: its ready pods);
     - ``file:///runs/run/servers/name``: one for each file in the folder, which contains its URL (``plaudit run``).
 
-    Returns:
-        Their URLs, and True if every place could be looked up. If not, keep the servers known before.
+    Returns their URLs, and True if every place could be looked up. If not, keep the servers known before.
     """
     found = [await _find(place) for place in places]
     return [url for urls in found for url in urls or ()], None not in found
@@ -222,12 +221,9 @@ class ServerResponseError(InfrastructureError):
 
 
 class ServerPool:
-    """Send requests to the servers of one scorer's model.
+    """Send requests to the servers of one scorer's model, found at ``places`` (see ``find``), with a bearer token.
 
-    Args:
-        places: of its servers; see ``find``.
-        token: bearer token of the servers; empty: none.
-        gate: holds requests while the servers' GPUs are in other use; None: they never are.
+    ``gate`` holds requests while the servers' GPUs are in other use; None: they never are.
     """
 
     def __init__(
@@ -252,9 +248,7 @@ class ServerPool:
     async def open(self) -> None:
         """Start to look for servers; they may come up later than the worker.
 
-        Raises:
-            ConfigurationError: there are no addresses of servers, an HTTP header cannot carry the token, or the process
-                may not open so many connections.
+        Raises as ``HttpClient``, and ``ConfigurationError`` if there are no addresses of servers.
         """
         if not self._places:
             raise ConfigurationError(
@@ -283,18 +277,13 @@ class ServerPool:
         headers: Mapping[str, str] | None = None,
         on_sent: Callable[[], None] | None = None,
     ) -> tuple[str, Response]:
-        """Send JSON to one server after another until one takes it.
+        """Send JSON to one server after another until one takes it; return its URL and its response.
 
-        Args:
-            attempt: its limit; waits for full servers are added to ``waited_s``.
-            on_sent: called when the body has been handed to a connection, for each server that was asked.
+        That is a 200, or a 4xx about this request. Waits for full servers are added to ``attempt.waited_s``. Each
+        server that is asked has ``on_sent`` called when the body has been handed to its connection.
 
-        Returns:
-            The URL of the server, and its response: 200, or a 4xx that is about this request.
-
-        Raises:
-            InfrastructureError: a server failed or refused the token, or none is healthy within the limit.
-            CallTimeoutError: no response within the limit.
+        Raises ``InfrastructureError`` if a server failed or refused the token, or none is healthy within the limit, and
+        ``CallTimeoutError`` without a response within it.
         """
         http = self._opened()
         return await self._send(
@@ -434,10 +423,8 @@ _LARGEST_BODY_BYTES = 64 << 20
 class LocalRouter:
     """Serve one loopback address for all servers of a model, for functions that expect verl's router.
 
-    Responses arrive whole, also those that the caller wants streamed.
-
-    Args:
-        limit_s: seconds of one request; the caller's own limit is usually shorter.
+    Responses arrive whole, also those that the caller wants streamed, within ``limit_s``; the caller's own limit is
+    usually shorter.
     """
 
     def __init__(self, pool: ServerPool, limit_s: float) -> None:
@@ -492,6 +479,7 @@ def _failure(status: int, message: str) -> web.Response:
 
 
 InputForm = Literal["chat", "text"]
+"""The messages and the response, rendered by the reward model's chat template; or prompt and response, concatenated."""
 
 
 class _Result(msgspec.Struct):
@@ -509,13 +497,8 @@ _decode = msgspec.json.Decoder(_Answer).decode
 class ModelScorer:
     """Score by a reward model with one output, behind vLLM's ``/classify`` or Plaudit's own (``kind: model``).
 
-    A 200 carries the value. A 4xx is about this sample (too long, no chat template) and is never retried.
-
-    Args:
-        pool: the model's servers; opened and closed here.
-        form: ``chat``: the messages and the response, rendered by the reward model's chat template; ``text``: prompt
-            and response, concatenated.
-        traceparent: returns the trace context of a sample, sent as a header. None where nothing is traced.
+    A 200 carries the value. A 4xx is about this sample (too long, no chat template) and is never retried. Opens and
+    closes ``pool``, the model's servers; ``traceparent`` is as for ``JudgeScorer``.
     """
 
     def __init__(

@@ -65,8 +65,7 @@ class MalformedAnswerError(InfrastructureError):
 def scored(value: Any, extra: Mapping[str, Any] | None = None) -> Score:
     """Return the score of a value: a finite number.
 
-    Raises:
-        DataError: the value is null, text or not finite. The endpoint answered, and has no score for this sample.
+    Raises ``DataError`` for null, text and infinities: the endpoint answered, and has no score for this sample.
     """
     if value is None:
         raise DataError("the endpoint has no score for this sample: its answer is null")
@@ -159,14 +158,9 @@ def _slime_score(answer: Any) -> Score:
 
 def _slime_rows(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     metadata = body.get("metadata") or {}
-    row = {
-        "prompt": body.get("prompt"),
-        "response": body.get("response"),
-        "ground_truth": body.get("label"),
-        "extra_info": metadata,
-        "data_source": metadata.get("data_source") if isinstance(metadata, Mapping) else None,
-    }
-    return [row]
+    source = metadata.get("data_source") if isinstance(metadata, Mapping) else None
+    row = {"prompt": body.get("prompt"), "response": body.get("response"), "ground_truth": body.get("label")}
+    return [{**row, "extra_info": metadata, "data_source": source}]
 
 
 def _slime_answer(body: Mapping[str, Any], results: Sequence[GatewayResult]) -> float | None:

@@ -18,7 +18,9 @@ TRL pass besides: a served model, the environments of the samples, and loggers.
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -36,10 +38,7 @@ SERVED_PARAMETERS = (ADDRESS, TOKENIZER)
 def served_arguments(served: ServedModel, accepted: Iterable[str]) -> dict[str, Any]:
     """Return a served model as verl passes its reward model: the address of its router, and its tokenizer.
 
-    The tokenizer is loaded only where the function accepts it.
-
-    Raises:
-        ConfigurationError: the tokenizer cannot be loaded.
+    Loads the tokenizer only where the function accepts it; raises ``ConfigurationError`` if that fails.
     """
     return {name: served.address if name == ADDRESS else _tokenizer(served) for name in accepted}
 
@@ -94,13 +93,9 @@ def named(parameters: Mapping[str, inspect.Parameter]) -> dict[str, inspect.Para
 def recognise(
     function: Callable[..., Any], scope: Scope, arguments: Mapping[str, Any], where: str
 ) -> CallingConvention:
-    """Find the form of ``function`` and check that the job's arguments complete it.
+    """Find the form of ``function``; raise ``ConfigurationError`` if there is none, or the job's arguments do not fit.
 
-    Args:
-        where: the function, for messages: ``compute_score in rewards.py``.
-
-    Raises:
-        ConfigurationError: no form fits, or parameters and arguments do not match.
+    ``where`` is the function, for messages: ``compute_score in rewards.py``.
     """
     parameters = parameters_of(function)
     form = _form(named(parameters), takes_any(parameters), scope, where)
@@ -207,21 +202,15 @@ class LoggedResult(NamedTuple):
     metrics: dict[str, float]
 
     def add_to(self, scores: Sequence[Score]) -> list[Score]:
-        """Return the scores with the logged values as extras.
-
-        Raises:
-            DataError: a column has not one value for each sample.
-        """
+        """Return the scores with the logged values as extras; raise ``DataError`` for a column of another length."""
         for name, values in self.columns.items():
             if len(values) != len(scores):
                 raise DataError(f"log_extra({name!r}, …) got {len(values)} values for {len(scores)} samples")
+        rows = ({name: values[i] for name, values in self.columns.items()} for i in range(len(scores)))
         return [
-            msgspec.structs.replace(score, extra={**score.extra, **extra_of({**self._of(place), **self.metrics})})
-            for place, score in enumerate(scores)
+            msgspec.structs.replace(score, extra={**score.extra, **extra_of({**row, **self.metrics})})
+            for score, row in zip(scores, rows, strict=True)
         ]
-
-    def _of(self, place: int) -> dict[str, Any]:
-        return {name: values[place] for name, values in self.columns.items()}
 
 
 def _call_with_loggers(function: Callable[..., Any], passed: dict[str, Any], loggers: Sequence[str]) -> Any:
@@ -354,27 +343,12 @@ def trl_columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     }
 
 
-def _wants(function: Function, name: str) -> bool:
-    """Return True if a function of values or of an answer has ``sample`` (or ``samples``) as its second parameter."""
-    return list(named(parameters_of(function)))[1:2] == [name]
-
-
-def _combine(function: Function, arguments: dict[str, Any]) -> Caller:
-    if _wants(function, "sample"):
-        return lambda samples, values: function(dict(values), samples[0], **arguments)
-    return lambda samples, values: function(dict(values), **arguments)
-
-
-def _answer(function: Function, arguments: dict[str, Any]) -> Caller:
-    if _wants(function, "sample"):
-        return lambda samples, values: function(str(values), samples[0], **arguments)
-    return lambda samples, values: function(str(values), **arguments)
-
-
-def _answers(function: Function, arguments: dict[str, Any]) -> Caller:
-    if _wants(function, "samples"):
-        return lambda samples, values: function(str(values), list(samples), **arguments)
-    return lambda samples, values: function(str(values), **arguments)
+def _of_values(kind: type, second: str, function: Function, arguments: dict[str, Any]) -> Caller:
+    """Pass values or an answer as ``kind``, and the samples if the second parameter is ``second``."""
+    if list(named(parameters_of(function)))[1:2] != [second]:
+        return lambda samples, values: function(kind(values), **arguments)
+    seen: Callable[[Sequence[Sample]], Any] = list if second == "samples" else operator.itemgetter(0)
+    return lambda samples, values: function(kind(values), seen(samples), **arguments)
 
 
 _CALLERS: dict[CallingConvention, Callable[[Function, dict[str, Any]], Caller]] = {
@@ -383,7 +357,7 @@ _CALLERS: dict[CallingConvention, Callable[[Function, dict[str, Any]], Caller]] 
     "sample": lambda function, arguments: lambda samples, values: function(samples[0], **arguments),
     "samples": lambda function, arguments: lambda samples, values: function(list(samples), **arguments),
     "values": lambda function, arguments: lambda samples, values: function(list(values), **arguments),
-    "combine": _combine,
-    "answer": _answer,
-    "answers": _answers,
+    "combine": partial(_of_values, dict, _SECOND["combine"]),
+    "answer": partial(_of_values, str, _SECOND["answer"]),
+    "answers": partial(_of_values, str, _SECOND["answers"]),
 }

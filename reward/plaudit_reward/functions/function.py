@@ -38,11 +38,7 @@ from plaudit_wire.records import Sample
 
 
 def import_user_file(path: str, what: str = "reward file") -> ModuleType:
-    """Import a Python file; files beside it can be imported as well.
-
-    Raises:
-        ConfigurationError: it is missing, or importing it raises.
-    """
+    """Import a Python file, which may import files beside it; raise ``ConfigurationError`` if that fails."""
     file = Path(path)
     if not file.is_file():
         raise ConfigurationError(
@@ -139,11 +135,7 @@ _METHODS = ("compute_score", "score", "__call__")
 
 
 class UserFunction:
-    """Load and call a user's function.
-
-    Raises:
-        ConfigurationError: the file cannot be imported or has no such function.
-    """
+    """Load and call a user's function; raise ``ConfigurationError`` if the file cannot be imported or lacks it."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -158,8 +150,7 @@ class UserFunction:
     def prepare(self) -> Description:
         """Create the class's instance and recognise the signature; an async class needs a running event loop.
 
-        Raises:
-            ConfigurationError: the class cannot be instantiated, or the signature does not fit.
+        Raises ``ConfigurationError`` if the class cannot be instantiated, or the signature does not fit.
         """
         function = self._found
         accepted = self._served_parameters()
@@ -183,8 +174,7 @@ class UserFunction:
     def check(self) -> tuple[str, ...]:
         """Return the columns of the data that the function requires, without making an instance of a class.
 
-        Raises:
-            ConfigurationError: the signature does not fit, or the class's constructor lacks an argument.
+        Raises ``ConfigurationError`` if the signature does not fit, or the class's constructor lacks an argument.
         """
         function = self._found
         arguments = {**self.target.arguments, **dict.fromkeys(self._served_parameters())}
@@ -206,8 +196,7 @@ class UserFunction:
     def call(self, samples: Sequence[Sample], values: Any, *, post_process: bool = False) -> Any:
         """Call the function, or the class's ``post_process_scores``; an async one returns its coroutine.
 
-        Args:
-            values: of the samples, see ``forms.Caller``; of the group for ``post_process``.
+        ``values`` are those of the samples, see ``forms.Caller``; of the group for ``post_process``.
         """
         if not post_process:
             return self._call(samples, values)
@@ -218,8 +207,7 @@ class UserFunction:
     def scores(self, returned: Any, count: int, *, post_process: bool = False) -> list[Score]:
         """Convert the (awaited) result of ``call``: one score for each sample.
 
-        Raises:
-            DataError: the function logged a column that has not one value for each sample.
+        Raises ``DataError`` if the function logged a column that has not one value for each sample.
         """
         if isinstance(returned, LoggedResult):
             return returned.add_to(to_scores(returned.result, count))
@@ -232,8 +220,7 @@ class UserFunction:
     def _served_parameters(self) -> list[str]:
         """Return those of verl's parameters for a served model that the function, or its class, accepts.
 
-        Raises:
-            ConfigurationError: the job serves a model for the function, and it accepts none of them.
+        Raises ``ConfigurationError`` if the job serves a model for the function, and it accepts none of them.
         """
         if self.target.served is None:
             return []
@@ -339,11 +326,10 @@ _ALLOWED = (
 
 
 def function_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for a process that runs user functions, by an allow-list.
+    """Return the variables of a worker that a process that runs user functions gets, by an allow-list.
 
-    Args:
-        environment: of the worker. ``HF_TOKEN``, ``AWS_…``, ``OPENAI_API_KEY`` and the like stay there unless
-            ``PLAUDIT_FUNCTION_ENVIRONMENT`` in it names them.
+    ``HF_TOKEN``, ``AWS_…``, ``OPENAI_API_KEY`` and the like are left out unless ``PLAUDIT_FUNCTION_ENVIRONMENT`` among
+    them names them.
     """
     further = [name.strip() for name in environment.get(FURTHER, "").split(",") if name.strip()]
     allowed = [*" ".join(_ALLOWED).split(), *further]

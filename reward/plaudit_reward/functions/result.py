@@ -77,12 +77,7 @@ def _from_number(value: Any, extra: dict[str, float | str]) -> Score:
 
 def extra_of(items: Mapping[str, Any]) -> dict[str, float | str]:
     """Return the further numbers and texts of a result; values that are not finite are left out, never made zero."""
-    extra: dict[str, float | str] = {}
-    for key, item in items.items():
-        plain = _plain(item)
-        if plain is not None:
-            extra[key] = plain
-    return extra
+    return {key: plain for key, item in items.items() if (plain := _plain(item)) is not None}
 
 
 def _plain(item: Any) -> float | str | None:
@@ -158,8 +153,7 @@ def current_traceparent() -> str:
 def within_trace(traceparent: str, *, alone: bool) -> Iterator[None]:
     """Make a trace the current one while the context lasts.
 
-    Args:
-        alone: nothing else runs in this process, so that its environment can hold ``TRACEPARENT`` for programs.
+    ``alone``: nothing else runs in this process, so that its environment can hold ``TRACEPARENT`` for programs.
     """
     if not traceparent:
         yield

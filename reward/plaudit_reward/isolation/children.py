@@ -51,8 +51,7 @@ OnExit = Callable[[str], None]
 class ChildProcess(asyncio.Protocol):
     """Run one child in a session of its own, so that all processes that the user's function starts end with it.
 
-    Args:
-        on_exit: called when it ended by itself, not after ``kill``.
+    ``on_exit`` is called when it ended by itself, not after ``kill``.
     """
 
     def __init__(self, name: str, load: LoadFunction, on_messages: OnMessages, on_exit: OnExit) -> None:
@@ -320,12 +319,7 @@ class Owner(Protocol):
 
 
 class ChildProcesses:
-    """Keep the child processes of one pool running.
-
-    Args:
-        processes: how many to keep; one for async functions that run inline.
-        max_concurrent: limit on concurrent works of all children, where a child can run several.
-    """
+    """Keep the child processes of one pool running; parameters as those of ``FunctionScorer``."""
 
     def __init__(self, name: str, target: Target, processes: int, max_concurrent: int, owner: Owner) -> None:
         self.slots: list[Slot] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -35,8 +35,8 @@ class FunctionScorer:
     Args:
         processes: number of child processes; an async function that runs inline has one.
         max_concurrent: limit on concurrent calls where a child can run several (threads, async).
-        traceparent: returns the trace context of a sample, which the function can read (``current_traceparent``). A
-            group's is its first sample's. None where nothing is traced.
+        traceparent: returns a sample's trace context (a group's is its first sample's), which the function can read
+            (``current_traceparent``). None where nothing is traced.
         router: to the servers of ``target.served``, whose address the function gets; opened and closed here.
     """
 
@@ -59,11 +59,7 @@ class FunctionScorer:
         self._description: Description | None = None
 
     async def open(self) -> None:
-        """Start the child processes and load the function in them.
-
-        Raises:
-            ConfigurationError: it cannot be loaded, or its signature does not fit.
-        """
+        """Start the child processes and load the function; raise ``ConfigurationError`` if it does not fit."""
         if self._router is not None and self.target.served is not None:
             served = msgspec.structs.replace(self.target.served, address=await self._router.open())
             target = msgspec.structs.replace(self.target, served=served)
@@ -88,28 +84,25 @@ class FunctionScorer:
 
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
         """Score one sample."""
-        (score,) = await self._pool.call([sample], attempt, traceparent=self._traceparent_of([sample]))
-        return _raised(score)
+        (score,) = await self._call([sample], attempt)
+        return score
 
     async def score_group(self, samples: Sequence[Sample], values: Sequence[float], attempt: Attempt) -> list[Score]:
         """Score all samples of a group in one call."""
-        traceparent = self._traceparent_of(samples)
-        return _raised_together(await self._pool.call(samples, attempt, values=list(values), traceparent=traceparent))
+        return await self._call(samples, attempt, list(values))
 
     async def post_process(self, values: Sequence[float], attempt: Attempt) -> list[Score]:
         """Pass a group's values to the class's ``post_process_scores``."""
-        return _raised_together(await self._pool.call([], attempt, values=list(values), post_process=True))
+        return await self._call([], attempt, list(values), post_process=True)
 
     async def combine(self, values: Mapping[str, float | None], sample: Sample, attempt: Attempt) -> Score:
         """Pass the values of one sample's scorers to a combining function."""
-        traceparent = self._traceparent_of([sample])
-        (score,) = await self._pool.call([sample], attempt, values=dict(values), traceparent=traceparent)
-        return _raised(score)
+        (score,) = await self._call([sample], attempt, dict(values))
+        return score
 
     async def parse(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
         """Pass a judge's answer to a function that parses it, with the samples that it judges."""
-        traceparent = self._traceparent_of(samples)
-        return _raised_together(await self._pool.call(samples, attempt, values=answer, traceparent=traceparent))
+        return await self._call(samples, attempt, answer)
 
     def room(self) -> int:
         """Return how many more samples could begin soon; none while its model has no healthy server."""
@@ -121,8 +114,17 @@ class FunctionScorer:
         if self._router is not None:
             await self._router.close()
 
-    def _traceparent_of(self, samples: Sequence[Sample]) -> str:
-        return self._traceparent(samples[0]) if self._traceparent and samples else ""
+    async def _call(
+        self, samples: Sequence[Sample], attempt: Attempt, values: Any = None, *, post_process: bool = False
+    ) -> list[Score]:
+        """Call the function; raise what another attempt may fix."""
+        traceparent = self._traceparent(samples[0]) if self._traceparent and samples else ""
+        scores = await self._pool.call(
+            samples, attempt, values=values, post_process=post_process, traceparent=traceparent
+        )
+        if scores and all(score.outcome == "infra_error" for score in scores):
+            raise InfrastructureError(scores[0].reason or "the function reported an infrastructure error")
+        return scores
 
 
 class PostProcess:
@@ -145,16 +147,3 @@ class PostProcess:
 
     async def close(self) -> None:
         """Do nothing: the owner of its scorer closes it."""
-
-
-def _raised(score: Score) -> Score:
-    """Raise what another attempt may fix; return everything else unchanged."""
-    if score.outcome == "infra_error":
-        raise InfrastructureError(score.reason or "the function reported an infrastructure error")
-    return score
-
-
-def _raised_together(scores: list[Score]) -> list[Score]:
-    if scores and all(score.outcome == "infra_error" for score in scores):
-        raise InfrastructureError(scores[0].reason or "the function reported an infrastructure error")
-    return scores

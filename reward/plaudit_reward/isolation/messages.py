@@ -105,12 +105,8 @@ class Blocked(msgspec.Struct, frozen=True, tag=True, array_like=True):
 FromPool = LoadFunction | Work | Drop
 FromChild = FunctionLoaded | FunctionRefused | Started | Finished | Dropped | Blocked
 _from_pool = msgspec.msgpack.Decoder(list[FromPool])
-_from_child = msgspec.msgpack.Decoder(list[FromChild])
-
-
-def messages_from_child(body: bytes) -> list[FromChild]:
-    """Decode one frame's body, in the pool."""
-    return _from_child.decode(body)
+messages_from_child = msgspec.msgpack.Decoder(list[FromChild]).decode
+"""Decodes one frame's body, in the pool."""
 
 
 class Channel:

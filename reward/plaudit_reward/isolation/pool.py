@@ -288,16 +288,10 @@ class Pool:
         post_process: bool = False,
         traceparent: str = "",
     ) -> list[Score]:
-        """Call the function once.
+        """Call the function once; add the time until the call begins to the attempt's ``queued_s``.
 
-        Args:
-            samples: one sample, or a group's.
-            attempt: the limit; the time until the call begins is added to its ``queued_s``.
-
-        Raises:
-            ScoreTimeoutError: it ran longer than the limit and was ended.
-            WorkerKilledError: it, or something outside, ended its child.
-            InfrastructureError: no child can be started.
+        Raises ``ScoreTimeoutError`` for a call that was ended at its limit, ``WorkerKilledError`` if it, or something
+        outside, ended its child, ``InfrastructureError`` if no child can be started.
         """
         work = Work(next(self._ids), list(samples), values, post_process, traceparent)
         answer: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()

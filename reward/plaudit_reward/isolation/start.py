@@ -47,11 +47,7 @@ _PAUSE_S = 0.05
 class Output(asyncio.Protocol):
     """Log a part of a child's standard output and error, and keep the end for the message when the child dies.
 
-    A flood of it does not affect others.
-
-    Args:
-        event: message of the log.
-        field: field of the log that has the name.
+    A flood of it does not affect others. ``event`` is the message of the log, ``field`` its field with the name.
     """
 
     def __init__(self, name: str, event: str = "reward function printed", field: str = "scorer") -> None:

@@ -32,11 +32,8 @@ def hendrycks_form(text: str, percents: tuple[str, ...] = ("\\\\%", "\\%")) -> s
 
     Hendrycks et al. 2021, "Measuring Mathematical Problem Solving With the MATH Dataset" (``math_equivalence``): purely
     textual, so ``\frac12``, ``1/2`` and ``0.5`` are the same, and ``1/3`` and ``2/6`` are not. verl's scorers of MATH,
-    NuminaMath and Geometry3K all begin with it.
-
-    Args:
-        text: LaTeX, without ``$``.
-        percents: the spellings of the percent sign that are removed.
+    NuminaMath and Geometry3K all begin with it. ``text`` is LaTeX without ``$``; ``percents`` are the spellings of the
+    percent sign that are removed.
     """
     for part in _LEFT_OUT:
         text = text.replace(part, "")

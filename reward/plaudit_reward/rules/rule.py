@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 from plaudit_reward.functions.result import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer
@@ -22,9 +22,8 @@ from plaudit_wire.records import Sample
 class ChildRule:
     """Call a rule's function in a child process of ``isolation``, which loads this file.
 
-    Args:
-        warm_up: response and ground truth of a sample that is scored at the start, to import and cache everything
-            before the first sample: otherwise that sample takes so long that it looks hung.
+    ``warm_up`` is the response and ground truth of a sample that is scored at the start, to import and cache everything
+    before the first sample: otherwise that sample takes so long that it looks hung.
     """
 
     def __init__(
@@ -41,16 +40,9 @@ class ChildRule:
         return result
 
 
-class Rule(Protocol):
-    """Make scorers; an entry of ``RULES`` in ``rules.scorer``."""
-
-    def scorer(self, name: str, arguments: Any, processes: int) -> Scorer:
-        """Return the job's scorer ``name``, not opened yet.
-
-        Args:
-            arguments: of the rule, as its class in ``plaudit_job.rules.arguments`` reads them.
-            processes: number of child processes.
-        """
+Rule = Callable[[str, Any, int], Scorer]
+"""Makes the job's scorer of a name, not opened yet; an entry of ``RULES`` in ``rules.scorer``. The arguments are as
+their class in ``plaudit_job.rules.arguments`` reads them, the number is that of child processes."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +55,8 @@ class FunctionRule:
     warm_up: tuple[str, str] | None = None
     """Response and ground truth of a sample for its children to score first; see ``ChildRule``."""
 
-    def scorer(self, name: str, arguments: Any, processes: int) -> Scorer:
-        """Return a scorer that calls the function in this process or in child processes."""
+    def __call__(self, name: str, arguments: Any, processes: int) -> Scorer:
+        """Make a scorer that calls the function in this process or in child processes."""
         if not self.isolated:
             return InlineScorer(name, partial(self.function, **arguments))
         child_arguments = {

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from plaudit_job.rules.arguments import RULE_ARGUMENTS, read_arguments
-from plaudit_reward.code.scorer import CodeRule
+from plaudit_reward.code.scorer import CodeScorer
 from plaudit_reward.rules import string_rules, symbolic_rules
 from plaudit_reward.rules.rule import FunctionRule, Rule
 from plaudit_reward.scorer import ALWAYS_ROOM, Attempt, Score, Scorer
@@ -24,7 +24,7 @@ from plaudit_wire.records import Sample
 _WARM_UP = ("The answer is \\boxed{\\sqrt{x} + 1}", "1 + \\sqrt{x}")
 """Parsed and simplified by every rule that does so."""
 RULES: dict[str, Rule] = {
-    "code": CodeRule(),
+    "code": CodeScorer,
     "format": FunctionRule(string_rules.matches_format, isolated=True),
     "geo3k": FunctionRule(symbolic_rules.geo3k, isolated=True, warm_up=_WARM_UP),
     "gsm8k": FunctionRule(string_rules.gsm8k),
@@ -80,11 +80,8 @@ def known_rule_of(data_source: str) -> str:
 class RuleScorer:
     """Score by the named rule, or by the rule of the sample's data source.
 
-    Args:
-        arguments: the rule's; by data source, a mapping from rule names to their arguments.
-
-    Raises:
-        ConfigurationError: there is no rule of that name, or it has no such arguments.
+    ``arguments`` are the rule's; by data source, a mapping from rule names to theirs. Raises ``ConfigurationError`` if
+    there is no rule of that name, or it has no such arguments.
     """
 
     def __init__(
@@ -134,7 +131,7 @@ class RuleScorer:
 
     async def _start(self, rule: str) -> Scorer:
         arguments = self._arguments[rule] if rule in self._arguments else RULE_ARGUMENTS[rule].read({})
-        scorer = RULES[rule].scorer(self.name, arguments, self._processes)
+        scorer = RULES[rule](self.name, arguments, self._processes)
         await scorer.open()
         self._scorers[rule] = scorer
         return scorer

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from plaudit_reward.rules.boxes import closing_brace, last_box, last_braced, text_truth
+from plaudit_reward.rules.boxes import last_box, last_braced, text_truth
 from plaudit_reward.rules.prm800k import MalformedError, hendrycks_form
 from plaudit_reward.scorer import Score
 from plaudit_wire.errors import DataError
@@ -217,11 +217,7 @@ def equivalent(answer: str, truth: str) -> bool:
 def _verls_box(response: str) -> str | None:
     if _SPACED in response:
         return response.rsplit(_SPACED, 1)[1].split("$", 1)[0]
-    start = response.rfind("\\boxed")
-    if start < 0 or not response.startswith(_BRACED, start):
-        return None
-    end = closing_brace(response, start)
-    return None if end is None else response[start + len(_BRACED) : end]
+    return last_braced(response) if response.startswith(_BRACED, response.rfind("\\boxed")) else None
 
 
 NUM_BOX_CHARACTERS = 100

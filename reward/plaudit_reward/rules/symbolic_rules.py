@@ -78,10 +78,7 @@ _MANY: dict[type[ast.expr], Callable[[list[Any]], Any]] = {ast.Tuple: tuple, ast
 def evaluate(text: str) -> Any:
     """Return the value of an expression of numbers, ``+ - * / // % **`` and brackets, or a tuple, list or set of them.
 
-    verl calls ``eval`` here, which runs any code that the model wrote.
-
-    Raises:
-        ValueError: the text is not such an expression, or has no value.
+    verl calls ``eval`` here, which runs any code that the model wrote. Raises ``ValueError`` for any other text.
     """
     try:
         return _value(ast.parse(text.lstrip(" \t"), mode="eval").body)
