@@ -285,6 +285,7 @@ def observed_run(
 ) -> Iterator[ObservedRun]:
     """A run of a few steps, some of whose samples cannot be scored, scraped by Prometheus from its beginning."""
     folder = tmp_path_factory.mktemp("observed") / "run"
+    prometheus.resume()  # another module may have suspended it: a fixture of the session begins before the module's
     with Receiver() as receiver:
         running = _RunInThread(redis_server, prometheus, folder, receiver)
         yield running.start()
