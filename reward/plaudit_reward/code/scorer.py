@@ -169,13 +169,18 @@ Runner = Callable[[int, Case], Coroutine[Any, Any, None]]
 
 
 async def _all(run: Runner, cases: Sequence[Case]) -> None:
-    """Run all cases at a time; the first error ends the others."""
+    """Run all cases at a time; the first error ends the others.
+
+    Not a ``TaskGroup``: in Python 3.11 a failed one can leave its task with a request to cancel, which a later time
+    limit in the same task takes for its own.
+    """
+    running = [asyncio.ensure_future(run(index, case)) for index, case in enumerate(cases)]
     try:
-        async with asyncio.TaskGroup() as group:
-            for index, case in enumerate(cases):
-                group.create_task(run(index, case))
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+        await asyncio.gather(*running)
+    finally:
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 async def _until_one_fails(run: Runner, cases: Sequence[Case], results: Sequence[CaseResult | None]) -> None:
