@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 from plaudit_wire import VERSION
+from plaudit_workers.cli import COMMANDS
 
 DOCKERFILE = Path(__file__).parents[2] / "workers" / "Dockerfile"
 ABSENT = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'vllm', 'ray'))); "
@@ -16,6 +17,13 @@ ABSENT = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers',
 def test_what_the_worker_image_imports_needs_no_heavy_packages():
     [imported] = re.findall(r'python3 -c "(import plaudit_workers[^"]+)"', DOCKERFILE.read_text())
     done = subprocess.run([sys.executable, "-c", ABSENT + imported], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_command_but_run_works_without_heavy_packages():
+    modules = sorted({command.function.partition(":")[0] for name, command in COMMANDS.items() if name != "run"})
+    program = f"{ABSENT}from importlib import import_module; [import_module(name) for name in {modules!r}]"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

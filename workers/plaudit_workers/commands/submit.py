@@ -25,7 +25,7 @@ from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import Outcome
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.commands.score import OfflineProgress
-from plaudit_workers.launch.run import ADDRESS_FILE
+from plaudit_workers.launch.transport import SERVICE_FILE
 from plaudit_workers.process import EXIT_DONE, redis_from
 from plaudit_workers.service.client import Result, RewardClient, ServiceError
 from plaudit_workers.service.lines import SampleInput, SampleOutput, ScorerOutput, read_samples
@@ -243,7 +243,7 @@ def _service(arguments: argparse.Namespace) -> FoundService:
 def _read_service(runs: Path, run: str | None) -> FoundService | None:
     """Read the newest address file of a run, or of any; None if there is none, or while it is being written."""
     try:
-        newest = max(runs.glob(f"{run or '*'}/{ADDRESS_FILE}"), key=lambda file: file.stat().st_mtime)
+        newest = max(runs.glob(f"{run or '*'}/{SERVICE_FILE}"), key=lambda file: file.stat().st_mtime)
         left = json.loads(newest.read_text())
         return msgspec.convert(left["redis"], RedisAddress), left["run"]
     except (ValueError, KeyError, FileNotFoundError):

@@ -47,14 +47,12 @@ from plaudit_workers.launch.supervisor import (
     disconnect,
     gpus_available,
 )
-from plaudit_workers.launch.transport import RedisAccess, run_redis, write_redis_address
+from plaudit_workers.launch.transport import SERVICE_FILE, RedisAccess, run_redis, write_redis_address
 from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, ProcessEnding, unless_stopped
 from plaudit_workers.rollout.vllm_arguments import is_cpu_build
 from plaudit_workers.service.client import ServiceError, connect
 from plaudit_workers.training.state import Lineage
 
-ADDRESS_FILE = "service.json"
-"""In the run's folder, for ``plaudit submit`` on the same machine; only its owner can read it."""
 _SERVICE_READY_WITHIN_S = 600.0
 _STRETCH_OF_UPTIME_S = 600.0
 _COLUMNS = (
@@ -345,7 +343,7 @@ def gateway_address(folder: Path, spec: GatewaySpec) -> GatewayAddress:
 def write_address(folder: Path, redis: RedisAddress, gateway: GatewayAddress) -> None:
     """Write the addresses, token and password for clients into the run's folder."""
     content = {"run": folder.name, **asdict(gateway), "redis": asdict(redis)}
-    write_private(folder / ADDRESS_FILE, json.dumps(content))
+    write_private(folder / SERVICE_FILE, json.dumps(content))
 
 
 async def print_when_ready(folder: Path, redis: RedisAddress, gateway: GatewayAddress, console: Console) -> None:
@@ -357,14 +355,14 @@ async def print_when_ready(folder: Path, redis: RedisAddress, gateway: GatewayAd
     await transport.close()
     console.out(
         f"scoring service {service.job} is ready: {gateway.url or redis.url}, run {folder.name} (Ctrl-C ends it)\n"
-        f"  {'URL and token' if gateway.url else 'address and password'}: {folder / ADDRESS_FILE}\n"
+        f"  {'URL and token' if gateway.url else 'address and password'}: {folder / SERVICE_FILE}\n"
         f"  plaudit submit --runs-folder {folder.parent} --run {folder.name} samples.jsonl -o scores.jsonl"
     )
 
 
 def _earlier_address(folder: Path) -> GatewayAddress:
     try:
-        written = json.loads((folder / ADDRESS_FILE).read_text())
+        written = json.loads((folder / SERVICE_FILE).read_text())
         return GatewayAddress(written["url"], written["token"])
     except (OSError, ValueError, KeyError):
         return GatewayAddress()

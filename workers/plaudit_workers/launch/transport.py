@@ -31,6 +31,8 @@ _PASSWORDS_FOLDER = "secrets"
 logger = get_logger(__name__)
 _CHECK_EVERY_S = 0.25
 _ADDRESS_FILE = "redis.json"
+SERVICE_FILE = "service.json"
+"""In the run's folder, for ``plaudit submit`` on the same machine; only its owner can read it."""
 
 
 @contextlib.asynccontextmanager
