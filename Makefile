@@ -47,7 +47,7 @@ check: install ## format, lint, types, import order, generated files
 	$(BIN)/python -m plaudit_operator.crd --check
 	$(BIN)/python -m plaudit_metrics.generate --check
 
-test: install promtool chromium ## the tests of every part, against real Redis, child processes, Prometheus, Chromium (5 minutes)
+test: install promtool chromium ## the tests of every part, against real Redis, child processes, Prometheus, Chromium (8 minutes)
 	$(TESTS) $(OF_PARTS) -m "not engines and not bench"
 
 test-engines: install ## the tests that start vLLM, Ray, served models, or a trainer on several ranks (minutes)
