@@ -29,6 +29,7 @@ from plaudit_wire.redis import OUTAGE, RedisAddress
 from plaudit_workers.process import set_within
 from plaudit_workers.service.callers import SampleAnswer, sample_answers
 from plaudit_workers.service.lines import SampleInput, sample_input
+from plaudit_workers.service.requests import SAMPLE_ID
 from plaudit_workers.stream.calls import SessionTakenError, Submission
 from plaudit_workers.stream.scripts import Scripts
 from plaudit_workers.stream.sessions import (
@@ -49,7 +50,6 @@ _LOOK_AGAIN_S = 0.5
 _DONE_REMEMBERED = 100_000
 _NOT_OURS = "Redis has lost it, and this client did not submit it: submit it again"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_ID = re.compile(r"[^\s:]\S{0,199}")
 Result = SampleAnswer
 """The result of scoring one sample: what a gateway answers over HTTP.
 
@@ -320,11 +320,11 @@ def _checked(sample: SampleLike) -> SampleInput:
     try:
         return sample_input(sample, SampleInput)
     except ValueError as error:
-        raise ServiceError(f"invalid sample: {error}. See plaudit_workers.service.client.SampleInput") from error
+        raise ServiceError(f"invalid sample: {error}. See plaudit_workers.service.lines.SampleInput") from error
 
 
 def _checked_id(own: str) -> str:
-    if own and not _ID.fullmatch(own):
+    if own and not SAMPLE_ID.fullmatch(own):
         raise ServiceError(f"id {own!r}: give at most 200 characters without spaces")
     return own
 

@@ -53,7 +53,7 @@ class RefusedRequestError(Exception):
 
 MOST_SAMPLES = 1024
 """Samples of one request."""
-_ID = re.compile(r"[^\s:]\S{0,199}")
+SAMPLE_ID = re.compile(r"[^\s:]\S{0,199}")
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _read_sample(raw: msgspec.Raw) -> SampleInput:
 
 
 def _checked_id(own: str) -> str:
-    if own and not _ID.fullmatch(own):
+    if own and not SAMPLE_ID.fullmatch(own):
         raise ValueError(f"id {own[:80]!r}: give at most 200 characters without spaces")
     return own
 
