@@ -1,0 +1,122 @@
+"""What passes the door is held, sent and read again by every process; the rest is refused by name."""
+
+import datetime
+import decimal
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plaudit_wire.plain import MOST_LEVELS, PlainDataError, plain, plain_json, plain_text
+
+ANYTHING = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters())
+    | st.binary(max_size=4)
+    | st.decimals()
+    | st.datetimes()
+    | st.just(object()),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(st.characters()) | st.integers() | st.floats(), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+@given(ANYTHING)
+def test_what_passes_is_the_same_after_every_codec(value: Any) -> None:
+    try:
+        passed = plain(value, "extra_info")
+    except PlainDataError:
+        return
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(passed)) == passed
+    assert msgspec.json.decode(msgspec.json.encode(passed)) == passed
+    assert plain(passed) == passed
+
+
+@given(st.text(st.characters()))
+def test_a_text_that_can_be_encoded_is_untouched(text: str) -> None:
+    passed = plain_text(text)
+    passed.encode()
+    if not any("\ud800" <= character <= "\udfff" for character in text):
+        assert passed == text
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (2**64, "extra_info: is an integer beyond 64 bits (18446744073709551616); write it as text"),
+        ({"n": [1, 2, 3, -(2**63) - 1]}, "extra_info.n[3]: is an integer beyond 64 bits"),
+        ({"a": {"b": 2**5000}}, "extra_info.a.b: is an integer beyond 64 bits (5001 bits)"),
+        ([math.inf], "extra_info[0]: is inf, which JSON cannot hold"),
+        (b"x", "extra_info: is bytes: b'x'; write text, such as base64"),
+        ({"a": object}, "extra_info.a: is of type type"),
+        ({1: 1, "1": 2}, "extra_info: has two keys '1'"),
+        ({(1, 2): 3}, "extra_info: has the key (1, 2) of type tuple"),
+        (["x" * (17 << 20)], "extra_info[0]: is larger than 16 Mi characters"),
+    ],
+)
+def test_what_cannot_travel_is_refused_where_it_stands(value: Any, error: str) -> None:
+    with pytest.raises(PlainDataError) as refused:
+        plain(value, "extra_info")
+    assert error in str(refused.value)
+
+
+def test_a_value_that_holds_itself_or_unfolds_without_end_is_refused() -> None:
+    own: list[Any] = []
+    own.append(own)
+    many: Any = "x"
+    for _ in range(40):
+        many = [many] * 10
+    for value in (own, many):
+        with pytest.raises(PlainDataError) as refused:
+            plain(value, "a")
+        assert len(str(refused.value)) < 300
+
+
+def test_levels_are_counted_alike_for_values_and_for_texts() -> None:
+    text = "[" * MOST_LEVELS + "]" * MOST_LEVELS
+    assert plain_json(text) is not None
+    for deeper in (f"[{text}]", "[" * 100_000 + "]" * 100_000):
+        with pytest.raises(PlainDataError, match=f"nested more than {MOST_LEVELS} levels deep"):
+            plain_json(deeper, "body")
+
+
+@pytest.mark.parametrize("text", ["{", "NaN", "1e999", '"\ud800"', '"\\ud800"', b"\xff", "", "1 2"])
+def test_a_text_that_is_no_json_is_refused(text: str | bytes) -> None:
+    with pytest.raises(PlainDataError, match="body: is not JSON"):
+        plain_json(text, "body")
+
+
+def test_types_of_other_libraries_become_python_s_own() -> None:
+    given_value = {
+        1: np.float32(1.5),
+        None: np.arange(2),
+        "when": datetime.date(2026, 1, 2),
+        "price": decimal.Decimal("1.20"),
+        "absent": float("nan"),
+        "ids": (np.uint64(2**63), np.bool_(True)),
+    }
+    passed = plain(given_value)
+    assert passed == {
+        "1": 1.5,
+        "null": [0, 1],
+        "when": "2026-01-02",
+        "price": "1.20",
+        "absent": None,
+        "ids": [2**63, True],
+    }
+    assert type(passed["ids"][0]) is int
+
+
+def test_halves_of_a_surrogate_pair_are_replaced_and_pairs_joined() -> None:
+    assert plain({"a\ud800": "b\udfff, \ud83d\ude00"}) == {"a\ufffd": "b\ufffd, 😀"}
