@@ -143,6 +143,32 @@ def _try_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, metavar="FILE", help="other data than spec.data.train.path")
 
 
+def _probe_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", type=Path, help="the job file")
+    parser.add_argument("--rows", type=_positive, default=8, metavar="N", help="rows of the data (default: 8)")
+    parser.add_argument("--data", type=Path, metavar="FILE", help="other data than spec.data.train.path")
+    parser.add_argument("--only", default="", metavar="NAMES", help="only these probes, with commas between them")
+    parser.add_argument(
+        "--probes", type=Path, metavar="FILE", help="Python functions from a row to a text or several: your own probes"
+    )
+    parser.add_argument(
+        "--max-requests",
+        type=_positive,
+        default=2000,
+        metavar="N",
+        help="the most requests to judges, models and endpoints; fewer rows are probed to keep it (default: 2000)",
+    )
+    parser.add_argument(
+        "--fail-above",
+        type=float,
+        default=0.5,
+        metavar="X",
+        help="exit code 3 if a response that deserves nothing earns more than this share of the right one's reward "
+        "(default: 0.5)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+
+
 def _rescore_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("samples", type=Path, help="a run's id or folder, its samples folder, or one of its files")
     _add_runs_folder(parser, "default: runs")
@@ -219,6 +245,9 @@ COMMANDS: dict[str, Subcommand] = {
     ),
     "score": Subcommand(f"{_HERE}.score:score", "score a file of samples on this machine", _score_arguments),
     "try": Subcommand(f"{_HERE}.trial:try_scorers", "score the first rows of a job's data", _try_arguments),
+    "probe": Subcommand(
+        f"{_HERE}.probe:probe", "score responses that deserve nothing, to find a reward's holes", _probe_arguments
+    ),
     "rescore": Subcommand(
         f"{_HERE}.rescore:rescore", "score the stored samples of a run again and compare", _rescore_arguments
     ),

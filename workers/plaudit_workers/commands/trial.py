@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -46,8 +46,9 @@ class _Trial:
 def try_scorers(arguments: argparse.Namespace) -> int:
     """Run the command."""
     job = load_job(arguments.job)
-    reward = _with_servers(job.spec.reward)
-    trials = _trials(job, arguments.data, arguments.rows)
+    reward = reward_without_servers(job.spec.reward)
+    rows = first_rows(job, arguments.data, arguments.rows)
+    trials = [_trial(f"row-{number}", row, job) for number, row in enumerate(rows, 1)]
     show_logs()
     scored = asyncio.run(_score(reward, trials))
     for number, (trial, scorings) in enumerate(zip(trials, scored, strict=True), 1):
@@ -68,7 +69,7 @@ async def _score(reward: RewardSpec, trials: Sequence[_Trial]) -> list[list[Scor
         await pipeline.close()
 
 
-def _with_servers(reward: RewardSpec) -> RewardSpec:
+def reward_without_servers(reward: RewardSpec) -> RewardSpec:
     """Leave out scorers whose model has no server, and scorers that depend on one."""
     skipped: set[str] = set()
     servers = model_servers()
@@ -84,7 +85,8 @@ def _with_servers(reward: RewardSpec) -> RewardSpec:
     return reward.model_copy(update={"scorers": scorers})
 
 
-def _trials(job: RLJob, data: Path | None, num_rows: int) -> list[_Trial]:
+def first_rows(job: RLJob, data: Path | None, num_rows: int) -> Iterator[dict[str, Any]]:
+    """Yield the first rows of the job's training data, or of another file. Raise ``JobError`` for unusable data."""
     if data is None and not job.spec.trains:
         raise RefusedError("the job has no training data: give some with --data FILE")
     path = str(data or job.spec.data.train.path)
@@ -92,30 +94,31 @@ def _trials(job: RLJob, data: Path | None, num_rows: int) -> list[_Trial]:
     images = job.spec.data.images if job.spec.trains else None
     if problem := data_problem(field, path, images):
         raise JobError([problem])
-    rows = islice(data_rows(path, (*_COLUMNS, *([IMAGES_COLUMN] if images else []))), num_rows)
-    return [_trial(f"row-{number}", row, job) for number, row in enumerate(rows, 1)]
+    return islice(data_rows(path, (*_COLUMNS, *([IMAGES_COLUMN] if images else []))), num_rows)
 
 
 def _trial(group: str, row: dict[str, Any], job: RLJob) -> _Trial:
-    extra_info = extra_info_of(row.get("extra_info"))
-    source, answer = _answer(row, extra_info)
-    samples = [
-        SampleInput(
-            response=response,
-            prompt=row["prompt"] if isinstance(row["prompt"], str) else without_files(row["prompt"]),
-            data_source=str(row["data_source"]),
-            ground_truth=row["reward_model"]["ground_truth"],
-            extra_info=extra_info,
-            response_tokens=len(response.split()),
-            max_tokens=job.spec.rollout.sampling.max_tokens,
-        ).sample(group, index)
-        for index, response in enumerate((answer, ""))
-    ]
-    return _Trial(source, samples)
+    source, answer = right_answer(row)
+    return _Trial(source, [row_sample(job, row, text, group, index) for index, text in enumerate((answer, ""))])
 
 
-def _answer(row: dict[str, Any], extra_info: dict[str, Any]) -> tuple[str, str]:
+def row_sample(job: RLJob, row: Mapping[str, Any], response: str, group: str, index: int) -> Sample:
+    """Return a response to a row as a sample for the scorers."""
+    return SampleInput(
+        response=response,
+        prompt=row["prompt"] if isinstance(row["prompt"], str) else without_files(row["prompt"]),
+        data_source=str(row["data_source"]),
+        ground_truth=row["reward_model"]["ground_truth"],
+        extra_info=extra_info_of(row.get("extra_info")),
+        response_tokens=len(response.split()),
+        max_tokens=job.spec.rollout.sampling.max_tokens,
+    ).sample(group, index)
+
+
+def right_answer(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the row's answer, by the order in the module's docstring, after the name of its origin."""
     responses = row.get("responses")
+    extra_info = extra_info_of(row.get("extra_info"))
     candidates = (
         ("response", row.get("response")),
         ("responses[0]", responses[0] if isinstance(responses, list) and responses else responses),
