@@ -28,8 +28,8 @@ from plaudit_reward.pipeline import Pipeline
 from plaudit_reward.probes import (
     PROBES,
     Deserves,
-    RewardProbe,
     ProbedRow,
+    RewardProbe,
     answers_in,
     right_responses,
     texts_of,
