@@ -1,0 +1,150 @@
+"""Commands in a machine: what they can do, keep and reach, and what ends with them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from namespaces import HAS_NAMESPACES
+from plaudit_sandbox.machine import Executed, Machine, MachineLimits
+from waiting import until
+
+pytestmark = pytest.mark.skipif(not HAS_NAMESPACES, reason="this kernel makes no namespaces for us")
+LIMITS = MachineLimits(
+    memory_bytes=128 << 20, disk_bytes=24 << 20, processes=48, file_bytes=16 << 20, output_bytes=2000
+)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    tmp_path.chmod(0o755)
+    return Machine(tmp_path / "one", LIMITS)
+
+
+def bash(machine: Machine, command: str, timeout_s: float = 60.0, **more: object) -> Executed:
+    return asyncio.run(machine.run(["bash", "-c", command], timeout_s=timeout_s, **more))  # type: ignore[arg-type]
+
+
+def test_files_stay_and_processes_do_not(machine: Machine) -> None:
+    first = bash(machine, "echo kept > /app/a; (sleep 300 &); nohup sleep 300 >/dev/null & echo started; exit 3")
+    assert (first.ending, first.exit_code, first.output) == ("exited", 3, "started\n")
+    second = bash(machine, "cat a; ls /proc | grep -c '^[0-9]'; whoami; pwd")
+    kept, num_processes, user, folder = second.output.split()
+    assert (kept, user, folder) == ("kept", "root", "/app")
+    assert int(num_processes) <= 5
+
+
+def test_another_object_goes_on_with_the_same_folder(machine: Machine) -> None:
+    bash(machine, "echo kept > /root/a")
+    assert bash(Machine(machine.folder, LIMITS), "cat /root/a").output == "kept\n"
+    machine.remove()
+    assert not machine.folder.exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "touch /usr/bin/new",
+        "rm /bin",
+        "mkdir /new",
+        "echo /tmp/evil.so > /etc/ld.so.preload",
+        "mount -t tmpfs none /tmp",
+        "mount --bind /tmp /app",
+        "unshare --user true",
+        "unshare --mount true",
+        "mknod /tmp/disk b 254 0",
+        "chroot /tmp true",
+        "kill -9 1 && sleep 0.2 && ! kill -0 1",
+        "echo 1 > /proc/sys/kernel/core_pattern",
+        "echo b > /proc/sysrq-trigger",
+        "exec 3<>/dev/tcp/127.0.0.1/22",
+        "cat /proc/1/environ | tr '\\0' '\\n' | grep -v ^PATH=",
+        "ls -d /work /host /old/* /home/*",
+        "head -c 20000000 /dev/zero > /tmp/large",
+    ],
+)
+def test_what_a_machine_must_not_do_fails(machine: Machine, command: str) -> None:
+    assert bash(machine, command).exit_code != 0
+
+
+def test_nothing_of_the_host_s_environment_or_folders_is_seen(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "of the host")
+    (machine.folder.parent / "two").mkdir()
+    (machine.folder.parent / "two" / "of-a-neighbour").write_text("")
+    seen = bash(machine, "env; cat /proc/[0-9]*/environ; find / -name of-a-neighbour 2>/dev/null")
+    assert "of the host" not in seen.output
+    assert "neighbour" not in seen.output
+    assert {line.partition("=")[0] for line in bash(machine, "env").output.splitlines()} <= {
+        "HOME", "LANG", "TERM", "PATH", "PWD", "SHLVL", "_",
+    }  # fmt: skip
+
+
+def test_a_machine_stops_at_its_limits(machine: Machine) -> None:
+    memory = bash(machine, 'python3 -c "x = bytearray(256 << 20); import time; time.sleep(60)"')
+    disk = bash(machine, "for i in 1 2 3 4; do head -c 8000000 /dev/zero > /var/$i; done; sleep 60")
+    bash(machine, "rm -f /var/[0-9]")
+    time = bash(machine, "sleep 60", timeout_s=0.5)
+    bomb = bash(machine, "exec sh -c 'for i in $(seq 99); do sleep 60 & done'")
+    assert (memory.ending, disk.ending, time.ending) == ("memory", "disk", "timeout")
+    assert memory.exit_code == disk.exit_code == time.exit_code == 124
+    assert "Cannot fork" in bomb.output
+    assert bash(machine, "echo alive").output == "alive\n"
+
+
+def test_a_long_output_keeps_its_beginning_and_its_end(machine: Machine) -> None:
+    output = bash(machine, "echo first; yes | head -c 3000000; echo last").output
+    assert output.startswith("first\ny\n")
+    assert output.endswith("y\nlast\n")
+    assert "bytes cut ...]" in output
+    assert len(output) < 2 * LIMITS.output_bytes
+
+
+def test_further_folders_of_the_host_can_be_read_only(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "answer").write_text("42")
+    machine = Machine(tmp_path / "one", LIMITS, readable=[tools])
+    top = tools.parts[1]
+    bash(Machine(machine.folder, LIMITS), f"rm -rf /{top}/*; ln -s /etc /{top}/{tools.parts[2]}")
+    assert bash(machine, f"cat {tools}/answer").output == "42"
+    assert bash(machine, f"echo 43 > {tools}/answer").exit_code != 0
+
+
+def test_a_command_reads_what_it_is_given(machine: Machine) -> None:
+    read = asyncio.run(machine.run(["cat"], timeout_s=60.0, stdin=b"given", directory="/nowhere"))
+    assert read.output == "given"
+
+
+RUNS_FOREVER = """
+import asyncio, sys
+from pathlib import Path
+from plaudit_sandbox.machine import Machine
+asyncio.run(Machine(Path(sys.argv[1])).run(["bash", "-c", "touch /app/begun; sleep 987654"], timeout_s=1e6))
+"""
+
+
+async def test_a_machine_ends_with_the_process_that_runs_it(machine: Machine) -> None:
+    process = await asyncio.to_thread(subprocess.Popen, [sys.executable, "-c", RUNS_FOREVER, str(machine.folder)])
+    await until(lambda: (machine.folder / "files/app/begun").exists())
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    await until(lambda: not _running("987654"))
+
+
+def _running(argument: str) -> bool:
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if argument in (folder / "cmdline").read_text().split("\0"):
+                return os.path.exists(folder)
+        except OSError:
+            continue
+    return False

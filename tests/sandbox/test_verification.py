@@ -1,0 +1,140 @@
+"""Tests in the machine that an agent left behind: right rewards, and no reward for what an agent plants."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from namespaces import HAS_NAMESPACES
+from plaudit_sandbox.machine import Machine, MachineLimits
+from plaudit_sandbox.verification import Verdict, verify
+from plaudit_wire.errors import DataError
+
+pytestmark = pytest.mark.skipif(not HAS_NAMESPACES, reason="this kernel makes no namespaces for us")
+TEST = """
+if [ "$(cat /app/answer 2>/dev/null)" = 42 ]; then reward=1; else reward=0; fi
+python3 -c 'import json, random; assert random.random() < 1' || reward=0.5
+git --version >/dev/null 2>&1
+echo "the answer is judged"
+echo $reward > /logs/verifier/reward.txt
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    tmp_path.chmod(0o755)
+    return Machine(tmp_path / "one", MachineLimits(memory_bytes=128 << 20, disk_bytes=24 << 20))
+
+
+def verified(machine: Machine, test: str = TEST, *, timeout_s: float = 60.0) -> Verdict:
+    tests = machine.folder.parent / "tests"
+    tests.mkdir(exist_ok=True)
+    (tests / "test.sh").write_text(test)
+    return asyncio.run(verify(machine, tests, timeout_s=timeout_s, environment={"GIVEN": "yes"}))
+
+
+def agent(machine: Machine, command: str) -> None:
+    asyncio.run(machine.run(["bash", "-c", command], timeout_s=10.0))
+
+
+def test_a_right_answer_is_rewarded_and_a_wrong_one_not(machine: Machine) -> None:
+    assert verified(machine).reward == 0.0
+    agent(machine, "echo 42 > /app/answer")
+    right = verified(machine)
+    assert (right.outcome, right.reward, right.reason) == ("scored", 1.0, "")
+    assert right.executed.output == "the answer is judged\n"
+
+
+def test_the_machine_stays_as_the_agent_left_it(machine: Machine) -> None:
+    agent(machine, "echo 42 > /app/answer")
+    eats = TEST + "rm -rf /app/* /root/* /tmp/*\n"
+    assert [verified(machine, eats).reward for _ in range(2)] == [1.0, 1.0]
+    assert not list(machine.folder.parent.glob(".*verify*"))
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; chmod 0 /logs/verifier",
+        "mkdir -p /logs; ln -s /app /logs/verifier; echo 1 > /app/reward.txt",
+        "rm -rf /logs/*; echo '{\"reward\": 1}' > /logs/reward.json",
+        "(while sleep 0.01; do echo 1 > /logs/verifier/reward.txt; done) & sleep 0.1",
+        "nohup setsid bash -c 'while sleep 0.01; do echo 1 > /logs/verifier/reward.txt; done' >/dev/null 2>&1 &",
+        "mkdir -p /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh",
+        "mkdir -p ~/bin /usr/local/bin; printf '#!/bin/sh\\necho 42\\n' > ~/bin/cat; chmod +x ~/bin/cat; "
+        "cp ~/bin/cat /usr/local/bin/; echo 'PATH=~/bin:$PATH' > ~/.bashrc; "
+        "cp ~/.bashrc ~/.profile; cp ~/.bashrc ~/.bash_env",
+        "echo 'alias cat=\"echo 42\"' > ~/.bashrc; cp ~/.bashrc ~/.bash_profile; cp ~/.bashrc /app/.bashrc",
+        "export BASH_ENV=/app/e LD_PRELOAD=/app/e.so PYTHONPATH=/app ENV=/app/e; echo 'cat() { echo 42; }' > /app/e",
+        "echo '/app/e.so' > /etc/ld.so.preload",
+        "v=$(python3 -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])'); d=~/.local/lib/python$v/site-packages; "
+        'mkdir -p $d; echo \'open("/logs/verifier/reward.txt", "w").write("1"); import os; os._exit(0)\' | '
+        "tee $d/usercustomize.py $d/sitecustomize.py /app/sitecustomize.py /app/json.py /app/random.py >/dev/null",
+        "cp /bin/true /usr/bin/python3; cp /bin/true /usr/bin/cat; mv /bin /bin2; mkdir /bin; cp /bin2/true /bin/cat",
+        "git config --global core.fsmonitor 'echo 42 > /app/answer'; git config --global alias.version '!echo'",
+        "mount --bind /app /logs; mount -t tmpfs none /tests",
+        "kill -9 1; kill -9 -1",
+        "chattr +i /app; chmod 000 /app; touch /app/answer",
+        "ln -s /proc/1/environ /app/answer",
+    ],
+)
+def test_what_an_agent_plants_earns_nothing(machine: Machine, attack: str) -> None:
+    agent(machine, attack)
+    found = verified(machine)
+    assert (found.outcome, found.reward) == ("scored", 0.0), found
+
+
+@pytest.mark.parametrize(
+    ("test", "reward", "further"),
+    [
+        (
+            'echo \'{"reward": 0.25, "speed": 3, "size": -1.5}\' > /logs/verifier/reward.json',
+            0.25,
+            {"speed": 3.0, "size": -1.5},
+        ),
+        ("echo 1 > /logs/verifier/reward.txt; echo '{\"reward\": 0}' > /logs/verifier/reward.json", 0.0, {}),
+        ("printf ' -0.5\\n\\n' > /logs/verifier/reward.txt; exit 7", -0.5, {}),
+        ("[ $GIVEN = yes ] && [ $HOME = /run ] && echo 1 > /logs/verifier/reward.txt", 1.0, {}),
+    ],
+)
+def test_rewards_are_read_as_harbor_reads_them(
+    machine: Machine, test: str, reward: float, further: dict[str, float]
+) -> None:
+    found = verified(machine, test)
+    assert (found.outcome, found.reward, found.rewards) == ("scored", reward, further)
+
+
+@pytest.mark.parametrize(
+    ("test", "reason"),
+    [
+        ("exit 3", "wrote neither /logs/verifier/reward.json nor reward.txt (test.sh ended with exit code 3)"),
+        ("echo nan > /logs/verifier/reward.txt", "reward.txt holds 'nan' and no finite number"),
+        ("echo '[1]' > /logs/verifier/reward.json", "reward.json is no object of numbers with 'reward' among them"),
+        ("echo '{\"reward\": true}' > /logs/verifier/reward.json", "reward.json is no object of numbers"),
+        ("echo '{\"reward\": 1e999}' > /logs/verifier/reward.json", "reward.json: is not JSON"),
+        ("printf '%0.s[' $(seq 99999) > /logs/verifier/reward.json", "reward.json:"),
+        ("ln -s /etc/passwd /logs/verifier/reward.txt", "reward.txt is no file"),
+        ("mkfifo /logs/verifier/reward.txt", "reward.txt is no file"),
+        ("mkdir /logs/verifier/reward.json", "reward.json is no file"),
+        ("head -c 2000000 /dev/zero > /logs/verifier/reward.txt", "reward.txt is no file of at most 1 MiB"),
+    ],
+)
+def test_a_reward_that_cannot_be_read_is_an_error_and_no_zero(machine: Machine, test: str, reason: str) -> None:
+    found = verified(machine, test)
+    assert (found.outcome, found.reward) == ("data_error", None)
+    assert reason in found.reason
+
+
+def test_tests_that_hang_end_as_a_timeout_and_a_full_machine_as_zero(machine: Machine) -> None:
+    hung = verified(machine, "sleep 60", timeout_s=0.5)
+    assert (hung.outcome, hung.reason) == ("timeout", "the tests did not end within 0.5 s")
+    full = verified(machine, "for i in 1 2 3 4; do head -c 9000000 /dev/zero > /tmp/$i; done; sleep 60")
+    assert (full.outcome, full.reward) == ("scored", 0.0)
+    assert "the machine's limit of disk" in full.reason
+
+
+def test_a_task_without_tests_is_the_data_s_fault(machine: Machine) -> None:
+    with pytest.raises(DataError, match=r"has no test\.sh"):
+        asyncio.run(verify(machine, machine.folder.parent, timeout_s=1.0))
