@@ -1,0 +1,217 @@
+"""Read Harbor tasks: folders with an instruction, an environment and tests, as data rows.
+
+A task is ``instruction.md``, ``task.toml`` (schema 1.0 to 1.4), ``environment/`` and ``tests/test.sh``; perhaps
+``solution/solve.sh``. A field that is not known or not supported is refused by its name: a task that is only half
+understood would give wrong rewards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+TASK_FILE = "task.toml"
+INSTRUCTION_FILE = "instruction.md"
+TESTS_FILE = "tests/test.sh"
+_SCHEMA = re.compile(r"1\.[0-4](\.\d+)?")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}")
+_AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/")]
+_Text = dict[str, str]
+
+
+class TaskError(ValueError):
+    """A task that cannot be used; the text names the task, the field and the remedy."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Healthcheck(_Strict):
+    """A command that succeeds when a machine is ready."""
+
+    command: str
+    interval_sec: float = Field(default=5.0, gt=0)
+    timeout_sec: float = Field(default=30.0, gt=0)
+    start_period_sec: float = Field(default=0.0, ge=0)
+    retries: int = Field(default=3, ge=1)
+
+
+class EnvironmentSection(_Strict):
+    """``[environment]``: the machine."""
+
+    docker_image: str = ""
+    cpus: float = Field(default=1, gt=0)
+    memory_mb: int = Field(default=2048, gt=0)
+    storage_mb: int = Field(default=10240, gt=0)
+    gpus: int = Field(default=0, ge=0)
+    gpu_types: list[str] = []
+    env: _Text = {}
+    workdir: _AbsolutePath = "/app"
+    healthcheck: Healthcheck | None = None
+    network_mode: Literal["public", "no-network", "allowlist"] | None = None
+    allowed_hosts: list[str] = []
+    allow_internet: bool | None = None
+    """The older form of ``network_mode``."""
+    build_timeout_sec: float = Field(default=600.0, gt=0)
+    os: Literal["linux"] = "linux"
+
+    @property
+    def network(self) -> Literal["public", "no-network", "allowlist"]:
+        """Return the mode in either form; public is Harbor's default."""
+        if self.network_mode is not None:
+            return self.network_mode
+        return "no-network" if self.allow_internet is False else "public"
+
+
+class AgentSection(_Strict):
+    """``[agent]``."""
+
+    timeout_sec: float = Field(default=600.0, gt=0)
+    user: str | int | None = None
+
+
+class VerifierSection(_Strict):
+    """``[verifier]``: the tests."""
+
+    timeout_sec: float = Field(default=600.0, gt=0)
+    env: _Text = {}
+    user: str | int | None = None
+    environment_mode: Literal["shared"] = "shared"
+
+
+class TaskConfig(_Strict):
+    """The whole ``task.toml``; ``metadata`` and its kin describe the task for people."""
+
+    schema_version: str = "1.0"
+    version: str = ""
+    name: str = ""
+    task: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
+    source: str = ""
+    environment: EnvironmentSection = EnvironmentSection()
+    agent: AgentSection = AgentSection()
+    verifier: VerifierSection = VerifierSection()
+    solution: dict[str, Any] = {}
+    artifacts: list[Any] = []
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task."""
+
+    folder: Path
+    instruction: str
+    config: TaskConfig
+    digest: str
+    """SHA-256 over the names and contents of its files, as hexadecimal digits."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of its folder."""
+        return self.folder.name
+
+    def row(self) -> dict[str, Any]:
+        """Return the task as a data row in verl's columns."""
+        return {
+            "data_source": str(self.config.metadata.get("category") or "harbor"),
+            "prompt": [{"role": "user", "content": self.instruction}],
+            "reward_model": {"ground_truth": None},
+            "extra_info": {"task": str(self.folder), "digest": self.digest},
+        }
+
+
+def read_tasks(folder: Path) -> Iterator[Task]:
+    """Yield the tasks of a folder by name, or the folder itself if it is one; raise ``TaskError``."""
+    if not folder.is_dir():
+        raise TaskError(f"there is no folder {folder}. Give a Harbor task or a folder of them")
+    if (folder / TASK_FILE).is_file():
+        yield read_task(folder)
+        return
+    found = sorted(path.parent for path in folder.glob(f"*/{TASK_FILE}"))
+    if not found:
+        raise TaskError(f"{folder} holds no Harbor task: none of its folders has a {TASK_FILE}")
+    yield from map(read_task, found)
+
+
+def read_task(folder: Path) -> Task:
+    """Read one task; raise ``TaskError``."""
+    name = folder.name
+    for needed in (INSTRUCTION_FILE, TESTS_FILE):
+        if not (folder / needed).is_file():
+            raise TaskError(f"task {name}: there is no {needed}. A task needs one")
+    try:
+        instruction = (folder / INSTRUCTION_FILE).read_text(encoding="utf-8").strip()
+        raw = tomllib.loads((folder / TASK_FILE).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise TaskError(f"task {name}: {TASK_FILE} or {INSTRUCTION_FILE} cannot be read: {error}") from error
+    if not instruction:
+        raise TaskError(f"task {name}: {INSTRUCTION_FILE} is empty. Write what the agent has to do")
+    config = _config(name, raw)
+    _refuse_unsupported(name, folder)
+    return Task(folder.resolve(), instruction, config, _digest(folder))
+
+
+def expand(values: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return variables with ``${NAME}`` and ``${NAME:-default}`` filled in; raise ``TaskError`` if one is unset."""
+
+    def filled(match: re.Match[str]) -> str:
+        value = environment.get(match[1], match[2])
+        if value is None:
+            raise TaskError(f"the variable {match[1]} is not set: set it, or write ${{{match[1]}:-default}}")
+        return value
+
+    return {name: _VARIABLE.sub(filled, value) for name, value in values.items()}
+
+
+_UNSUPPORTED = {
+    ("steps",): "tasks of several steps are not supported: split it into one task a step",
+    ("environment", "tpu"): "TPUs are not supported: remove it",
+    ("environment", "mcp_servers"): "MCP servers of a task are not supported: give them to the job as tools",
+    ("verifier", "environment"): "a machine of its own for the tests is not supported: use environment_mode = 'shared'",
+}
+
+
+def _config(name: str, raw: dict[str, Any]) -> TaskConfig:
+    for path, remedy in _UNSUPPORTED.items():
+        part: Any = raw
+        for key in path:
+            part = part.get(key) if isinstance(part, dict) else None
+        if part:
+            raise TaskError(f"task {name}: {TASK_FILE}: {'.'.join(path)}: {remedy}")
+    version = str(raw.get("schema_version", "1.0"))
+    if not _SCHEMA.fullmatch(version):
+        raise TaskError(f"task {name}: {TASK_FILE}: schema_version {version!r} is unknown. Known are 1.0 to 1.4")
+    try:
+        return TaskConfig.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        problem = (
+            "is unknown: remove it" if first["type"] == "extra_forbidden" else f"{first['msg']} ({first['input']!r})"
+        )
+        raise TaskError(f"task {name}: {TASK_FILE}: {field}: {problem}") from error
+
+
+def _refuse_unsupported(name: str, folder: Path) -> None:
+    for file in ("docker-compose.yaml", "docker-compose.yml", "compose.yaml"):
+        if (folder / "environment" / file).exists():
+            raise TaskError(f"task {name}: environment/{file}: several containers are not supported. Use one image")
+
+
+def _digest(folder: Path) -> str:
+    """Return the digest of all files, in the order of their paths."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()

@@ -1,0 +1,140 @@
+"""Harbor tasks: what is read of a folder, and what is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plaudit_job.tasks import TaskError, expand, read_task, read_tasks
+
+EVERY_FIELD = """
+schema_version = "1.4"
+name = "org/fix-it"
+[task]
+name = "org/fix-it"
+[metadata]
+author = "somebody"
+category = "debugging"
+tags = ["a"]
+[environment]
+docker_image = "example.org/task:1"
+cpus = 2
+memory_mb = 512
+storage_mb = 1024
+gpus = 0
+workdir = "/workspace"
+network_mode = "allowlist"
+allowed_hosts = ["example.org"]
+build_timeout_sec = 30
+[environment.env]
+KEY = "${KEY:-none}"
+[environment.healthcheck]
+command = "true"
+interval_sec = 1
+[agent]
+timeout_sec = 120
+user = "agent"
+[verifier]
+timeout_sec = 900.5
+user = 0
+[verifier.env]
+TOKEN = "${TOKEN}"
+"""
+
+
+def write_task(folder: Path, config: str = "", **files: str) -> Path:
+    written = {"instruction.md": "Fix it.\n", "task.toml": config, "tests/test.sh": "exit 0", **files}
+    for name, content in written.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return folder
+
+
+def test_every_field_of_a_task_is_read(tmp_path: Path) -> None:
+    task = read_task(write_task(tmp_path / "fix", EVERY_FIELD))
+    environment = task.config.environment
+    assert (task.name, task.instruction) == ("fix", "Fix it.")
+    assert (environment.docker_image, environment.workdir, environment.network) == (
+        "example.org/task:1", "/workspace", "allowlist",
+    )  # fmt: skip
+    assert (task.config.agent.user, task.config.verifier.timeout_sec) == ("agent", 900.5)
+    assert environment.healthcheck is not None
+    assert expand(environment.env, {}) == {"KEY": "none"}
+    assert expand(task.config.verifier.env, {"TOKEN": "t"}) == {"TOKEN": "t"}
+    with pytest.raises(TaskError, match=r"the variable TOKEN is not set: set it, or write \$\{TOKEN:-default\}"):
+        expand(task.config.verifier.env, {})
+    assert task.row() == {
+        "data_source": "debugging",
+        "prompt": [{"role": "user", "content": "Fix it."}],
+        "reward_model": {"ground_truth": None},
+        "extra_info": {"task": str(tmp_path / "fix"), "digest": task.digest},
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "network"),
+    [
+        ("", "public"),
+        ("[environment]\nallow_internet = false", "no-network"),
+        ("[environment]\nnetwork_mode = 'public'\nallow_internet = false", "public"),
+    ],
+)
+def test_an_old_task_says_by_another_field_whether_it_has_a_network(tmp_path: Path, config: str, network: str) -> None:
+    assert read_task(write_task(tmp_path, config)).config.environment.network == network
+
+
+def test_the_digest_follows_the_files(tmp_path: Path) -> None:
+    first = read_task(write_task(tmp_path / "a"))
+    assert read_task(write_task(tmp_path / "b")).digest == first.digest
+    assert read_task(write_task(tmp_path / "b", **{"tests/test.sh": "exit 1"})).digest != first.digest
+    assert read_task(write_task(tmp_path / "c", **{"tests/more": ""})).digest != first.digest
+
+
+def test_tasks_of_a_folder_come_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name in ("b", "a", "c"):
+        write_task(tmp_path / name)
+    (tmp_path / "notes").mkdir()
+    assert [task.name for task in read_tasks(tmp_path)] == ["a", "b", "c"]
+    assert [task.name for task in read_tasks(tmp_path / "b")] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        ("[environment]\nmemroy_mb = 3", "task t: task.toml: environment.memroy_mb: is unknown: remove it"),
+        ("[environment]\ncpus = 0", "task t: task.toml: environment.cpus: Input should be greater than 0 (0)"),
+        ("[environment]\nos = 'windows'", "task t: task.toml: environment.os: Input should be 'linux' ('windows')"),
+        ("[environment]\nworkdir = 'app'", "environment.workdir: String should match pattern '^/' ('app')"),
+        ("[environment.tpu]\ntype = 'v5'", "environment.tpu: TPUs are not supported"),
+        ("[[steps]]\nname = 'one'", "steps: tasks of several steps are not supported"),
+        (
+            "[verifier]\nenvironment_mode = 'separate'",
+            "verifier.environment_mode: Input should be 'shared' ('separate')",
+        ),
+        ("schema_version = '2.0'", "schema_version '2.0' is unknown. Known are 1.0 to 1.4"),
+        ("[environment", "task t: task.toml or instruction.md cannot be read"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, config: str, error: str) -> None:
+    with pytest.raises(TaskError) as refused:
+        read_task(write_task(tmp_path / "t", config))
+    assert error in str(refused.value)
+
+
+@pytest.mark.parametrize("file", ["instruction.md", "tests/test.sh"])
+def test_a_folder_that_lacks_a_file_is_no_task(tmp_path: Path, file: str) -> None:
+    folder = write_task(tmp_path / "t")
+    (folder / file).unlink()
+    with pytest.raises(TaskError, match=f"task t: there is no {file}"):
+        read_task(folder)
+
+
+def test_folders_without_tasks_are_refused(tmp_path: Path) -> None:
+    for folder, error in ((tmp_path, "holds no Harbor task"), (tmp_path / "none", "there is no folder")):
+        with pytest.raises(TaskError, match=error):
+            list(read_tasks(folder))
+    write_task(tmp_path / "t", **{"environment/docker-compose.yaml": ""})
+    with pytest.raises(TaskError, match="several containers are not supported"):
+        list(read_tasks(tmp_path))
