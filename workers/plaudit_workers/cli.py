@@ -210,6 +210,15 @@ def _samples_arguments(parser: argparse.ArgumentParser) -> None:
     _add_runs_folder(parser)
 
 
+def _audit_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help="id of the run, its folder, or a samples folder or file")
+    parser.add_argument("-n", "--most", type=_positive, default=20, metavar="N", help="samples to list (default: 20)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print everything as JSON")
+    form.add_argument("-o", "--output", type=Path, metavar="FILE", help="write one HTML page instead")
+    _add_runs_folder(parser)
+
+
 def _dead_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["list", "show", "retry", "drop"])
     parser.add_argument("run", type=_run_name, help="id of the run")
@@ -253,6 +262,9 @@ COMMANDS: dict[str, Subcommand] = {
     ),
     "samples": Subcommand(
         f"{_HERE}.samples:samples", "print stored samples of a run: texts, scores, reasons", _samples_arguments
+    ),
+    "audit": Subcommand(
+        f"{_HERE}.audit:audit", "tell from stored samples what the reward taught beside the task", _audit_arguments
     ),
     "dead": Subcommand(f"{_HERE}.runs:dead", "list, show, retry or drop a live run's dead letters", _dead_arguments),
     "runs": Subcommand(

@@ -1,0 +1,162 @@
+"""Compute from stored samples alone what the reward taught: pure functions over arrays of one entry a sample.
+
+All relations are taken *within groups*: the samples of a prompt are compared with each other, as the advantage compares
+them, so that hard and easy prompts do not pass for a relation. With x and y the values less their group's mean::
+
+    slope       b = sum(x y) / sum(x x)
+    correlation r = sum(x y) / sqrt(sum(x x) sum(y y))
+
+Intervals are percentiles of bootstrap samples of whole groups, because samples of one group are not independent. Such
+figures audit a run afterwards; they do not prove that a reward is wrong (a right answer may need more words).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+_RESAMPLES = 400
+_LEVEL = 0.95
+_REPEATED_WORDS = 4
+_WORD = re.compile(r"[^\W\d_]+")
+_LEAST_WORDS = 8
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """A figure with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    groups: int
+    """Groups that it was computed from: those in which both quantities vary."""
+
+    @property
+    def is_positive(self) -> bool:
+        """Return True if the whole interval lies above 0."""
+        return self.low > 0
+
+
+class GroupShares(msgspec.Struct, frozen=True):
+    """Shares of the groups without a signal: the samples of each have one score."""
+
+    groups: int
+    saturated: float
+    """All samples have the highest score of the run."""
+    dead: float
+    """All samples have another single score."""
+
+
+def centred(values: Array, groups: NDArray[np.int64]) -> Array:
+    """Return values less the mean of their group."""
+    sums = np.bincount(groups, weights=values)
+    return values - (sums / np.bincount(groups))[groups]
+
+
+def correlation(x: Array, y: Array, groups: NDArray[np.int64]) -> Estimate | None:
+    """Return the correlation within groups; None if no group has two different values of each."""
+    return _estimate(x, y, groups, lambda xx, yy, xy: xy / math.sqrt(xx * yy))
+
+
+def slope(x: Array, y: Array, groups: NDArray[np.int64]) -> Estimate | None:
+    """Return how much y rises within groups for each unit of x; None as for ``correlation``."""
+    return _estimate(x, y, groups, lambda xx, _, xy: xy / xx)
+
+
+def _estimate(
+    x: Array, y: Array, groups: NDArray[np.int64], figure: Callable[[float, float, float], float]
+) -> Estimate | None:
+    if not len(x):
+        return None
+    x, y = centred(x, groups), centred(y, groups)
+    parts = np.stack([np.bincount(groups, weights=each) for each in (x * x, y * y, x * y)])
+    parts = parts[:, (parts[0] > 1e-12) & (parts[1] > 1e-12)]
+    count = parts.shape[1]
+    if not count:
+        return None
+    draws = np.random.default_rng(0).integers(0, count, (_RESAMPLES, count))
+    resampled = [figure(*map(float, sums)) for sums in parts[:, draws].sum(axis=2).T]
+    tail = (1 - _LEVEL) / 2
+    low, high = np.quantile(resampled, [tail, 1 - tail])
+    return Estimate(figure(*map(float, parts.sum(axis=1))), float(low), float(high), count)
+
+
+def variance_shares(scorers: Mapping[str, Array], reward: Array, groups: NDArray[np.int64]) -> dict[str, float]:
+    """Return each scorer's share of the reward's variance within groups, largest first.
+
+    The reward is fitted by least squares from the scorers' values, b their coefficients; the share of scorer i is
+    cov(b_i x_i, y) / var(y), as for the parts of a sum. What remains of 1 is not explained by them (a combination that
+    is no sum).
+    """
+    y = centred(reward, groups)
+    total = float(y @ y)
+    if total <= 1e-12 or not scorers:
+        return {}
+    x = np.stack([centred(values, groups) for values in scorers.values()], axis=1)
+    coefficients, *_ = np.linalg.lstsq(x, y, rcond=None)
+    shares = {name: float(b * (column @ y)) / total for name, b, column in zip(scorers, coefficients, x.T, strict=True)}
+    return dict(sorted(shares.items(), key=lambda each: -each[1]))
+
+
+def group_shares(reward: Array, groups: NDArray[np.int64]) -> GroupShares:
+    """Return the shares of groups whose samples all have the same score."""
+    count = int(groups.max()) + 1 if len(groups) else 0
+    if not count:
+        return GroupShares(0, 0.0, 0.0)
+    low, high = np.full(count, np.inf), np.full(count, -np.inf)
+    np.minimum.at(low, groups, reward)
+    np.maximum.at(high, groups, reward)
+    equal = (high - low) < 1e-9
+    best = high >= reward.max() - 1e-9
+    return GroupShares(count, float((equal & best).mean()), float((equal & ~best).mean()))
+
+
+def repetition(text: str) -> float:
+    """Return the share of a text's runs of four words that occurred in it before; 0 for a text of fewer words."""
+    words = text.split()
+    runs = [tuple(words[i : i + _REPEATED_WORDS]) for i in range(len(words) - _REPEATED_WORDS + 1)]
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0
+
+
+def repeated_across(responses: Sequence[str], prompts: Sequence[str]) -> NDArray[np.bool_]:
+    """Return True for responses whose words, numbers aside, are those of a response to another prompt.
+
+    A policy that answers every prompt with the same sentences has stopped reading them. Responses of fewer than eight
+    words do not count: short answers are alike without harm.
+    """
+    forms = [_words(text) for text in responses]
+    seen: dict[str, set[str]] = {}
+    for form, prompt in zip(forms, prompts, strict=True):
+        if form:
+            seen.setdefault(form, set()).add(prompt)
+    return np.array([bool(form) and len(seen[form]) > 1 for form in forms], dtype=np.bool_)
+
+
+def _words(text: str) -> str:
+    words = _WORD.findall(text.lower())
+    return " ".join(words) if len(words) >= _LEAST_WORDS else ""
+
+
+def masked_by_length(tokens: Array, has_score: NDArray[np.bool_]) -> tuple[float, float] | None:
+    """Return the shares without a score among the longest quarter of the samples, and among all others.
+
+    Samples without a score are left out of the loss, so a policy that fails on purpose escapes a bad one.
+    """
+    if len(tokens) < 4:
+        return None
+    longest = tokens > np.quantile(tokens, 0.75)
+    if longest.all() or not longest.any():
+        return None
+    return float((~has_score[longest]).mean()), float((~has_score[~longest]).mean())
+
+
+def group_numbers(names: Sequence[str]) -> NDArray[np.int64]:
+    """Return a number for each name, from 0."""
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
