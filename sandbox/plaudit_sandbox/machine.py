@@ -69,7 +69,7 @@ class MachineLimits:
 
 
 @dataclass(frozen=True)
-class Executed:
+class CommandEnd:
     """The end of one command."""
 
     ending: Ending
@@ -103,7 +103,7 @@ class Machine:
         directory: str = "/app",
         mounts: Mapping[str, Path] = {},
         stdin: bytes = b"",
-    ) -> Executed:
+    ) -> CommandEnd:
         """Run a command to its end or to a limit; raise ``InfrastructureError`` where no machine can be built.
 
         Args:
@@ -128,11 +128,26 @@ class Machine:
         if not built and ending == "exited":
             raise InfrastructureError(f"the machine {self.folder.name} cannot be built: {output.text().strip()[-500:]}")
         code = 124 if ending != "exited" else code if code >= 0 else 128 - code
-        return Executed(ending, code, output.text(), time.monotonic() - began_s)
+        return CommandEnd(ending, code, output.text(), time.monotonic() - began_s)
 
     def at(self, folder: Path) -> Machine:
         """Return a machine of the same size in another folder, such as a copy."""
         return Machine(folder, self.limits, readable=self._readable)
+
+    def upload(self, folder: Path, place: str) -> None:
+        """Copy the files of a host's folder into a folder of a new machine; links stay links.
+
+        Raises ``InfrastructureError`` for a place that the machine cannot write to. Only before an agent's first
+        command: what an agent has put there may be a link.
+        """
+        parts = Path(place).parts[1:]
+        if not parts or parts[0] not in WRITABLE or ".." in parts:
+            raise InfrastructureError(f"{place} is no folder that a machine can write to: it has {', '.join(WRITABLE)}")
+        target = self.folder / "files" / Path(*parts)
+        shutil.copytree(folder, target, symlinks=True, dirs_exist_ok=True)
+        if os.geteuid() == 0:
+            for path in [target, *target.rglob("*")]:
+                os.chown(path, _NOBODY, _NOBODY, follow_symlinks=False)
 
     def remove(self) -> None:
         """Remove the machine with all that it holds."""

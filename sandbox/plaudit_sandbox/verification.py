@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from plaudit_sandbox.machine import Executed, Machine
+from plaudit_sandbox.machine import CommandEnd, Machine
 from plaudit_wire.errors import DataError, InfrastructureError
 from plaudit_wire.plain import PlainDataError, plain_json
 
@@ -58,7 +58,7 @@ class Verdict:
     """Present exactly when ``outcome`` is ``scored``."""
     reason: str
     """Why there is none, or why it is 0 without a test; empty otherwise."""
-    executed: Executed
+    executed: CommandEnd
     rewards: Mapping[str, float] = field(default_factory=dict)
     """The further numbers of ``reward.json``."""
 
@@ -94,7 +94,7 @@ async def verify(
         return _verdict(executed, logs / "verifier", timeout_s)
 
 
-def _verdict(executed: Executed, logs: Path, timeout_s: float) -> Verdict:
+def _verdict(executed: CommandEnd, logs: Path, timeout_s: float) -> Verdict:
     if executed.ending == "timeout":
         return Verdict("timeout", None, f"the tests did not end within {timeout_s:g} s", executed)
     if executed.ending != "exited":  # the policy can bring this about, so it must not get rid of a bad score by it

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from namespaces import HAS_NAMESPACES
-from plaudit_sandbox.machine import Executed, Machine, MachineLimits
+from plaudit_sandbox.machine import CommandEnd, Machine, MachineLimits
 from waiting import until
 
 pytestmark = pytest.mark.skipif(not HAS_NAMESPACES, reason="this kernel makes no namespaces for us")
@@ -27,7 +27,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path / "one", LIMITS)
 
 
-def bash(machine: Machine, command: str, timeout_s: float = 60.0, **more: object) -> Executed:
+def bash(machine: Machine, command: str, timeout_s: float = 60.0, **more: object) -> CommandEnd:
     return asyncio.run(machine.run(["bash", "-c", command], timeout_s=timeout_s, **more))  # type: ignore[arg-type]
 
 

@@ -169,6 +169,14 @@ def _probe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
 
+def _tasks_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="a Harbor task, or a folder of them")
+    parser.add_argument(
+        "--concurrent", type=_positive, default=2, metavar="N", help="tasks checked at the same time (default: 2)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+
+
 def _rescore_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("samples", type=Path, help="a run's id or folder, its samples folder, or one of its files")
     _add_runs_folder(parser, "default: runs")
@@ -256,6 +264,11 @@ COMMANDS: dict[str, Subcommand] = {
     "try": Subcommand(f"{_HERE}.trial:try_scorers", "score the first rows of a job's data", _try_arguments),
     "probe": Subcommand(
         f"{_HERE}.probe:probe", "score responses that deserve nothing, to find a reward's holes", _probe_arguments
+    ),
+    "tasks": Subcommand(
+        f"{_HERE}.tasks:check_tasks",
+        "run the tests of Harbor tasks without an agent and on their solution",
+        _tasks_arguments,
     ),
     "rescore": Subcommand(
         f"{_HERE}.rescore:rescore", "score the stored samples of a run again and compare", _rescore_arguments

@@ -1,0 +1,85 @@
+"""``plaudit tasks``: tests of Harbor tasks after nothing and after the solution."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from namespaces import HAS_NAMESPACES
+from plaudit_workers.cli import main
+
+pytestmark = pytest.mark.skipif(not HAS_NAMESPACES, reason="this kernel makes no namespaces for us")
+TEST = 'if [ "$(cat sum)" = 7 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt'
+SOLVE = "echo $(($(cat a) + $(cat b))) > sum"
+
+
+def write_task(folder: Path, test: str = TEST, solve: str = SOLVE, config: str = "", **files: str) -> None:
+    written = {
+        "instruction.md": "Write the sum of a and b to sum.",
+        "task.toml": config,
+        "environment/a": "3",
+        "environment/b": "4",
+        "tests/test.sh": test,
+        "solution/solve.sh": solve,
+        **files,
+    }
+    for name, content in written.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+
+def checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, dict[str, Any]]]:
+    code = main(["tasks", str(folder), "--json"])
+    return code, {check["task"]: check for check in json.loads(capsys.readouterr().out)}
+
+
+def test_a_good_task_is_told_from_broken_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_task(tmp_path / "good")
+    write_task(tmp_path / "elsewhere", config="[environment]\nworkdir = '/workspace/src'")
+    write_task(tmp_path / "given-away", test="echo 1 > /logs/verifier/reward.txt")
+    write_task(tmp_path / "unsolvable", solve="echo cannot do it; exit 4")
+    write_task(tmp_path / "silent", test="echo no verdict; exit 1")
+    write_task(tmp_path / "slow", test="sleep 60", config="[verifier]\ntimeout_sec = 0.3")
+    write_task(tmp_path / "unset", config="[verifier.env]\nTOKEN = '${PLAUDIT_TEST_UNSET}'")
+    code, checks = checked(tmp_path, capsys)
+    assert code == 3
+    for name in ("good", "elsewhere"):
+        assert (checks[name]["nothing"], checks[name]["solution"], checks[name]["problems"]) == (0.0, 1.0, [])
+    assert checks["given-away"]["problems"] == ["an agent that does nothing earns 1"]
+    assert checks["unsolvable"]["problems"] == ["the solution earns 0 (solve.sh ended with exit code 4)"]
+    assert checks["unsolvable"]["output"] == "cannot do it"
+    assert "after an agent that does nothing: the tests wrote neither" in checks["silent"]["problems"][0]
+    assert checks["silent"]["output"] == "no verdict"
+    assert checks["slow"]["problems"][0] == "after an agent that does nothing: the tests did not end within 0.3 s"
+    assert "the variable PLAUDIT_TEST_UNSET is not set" in checks["unset"]["problems"][0]
+
+
+def test_the_table_ends_with_the_number_of_good_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_task(tmp_path / "good")
+    assert main(["tasks", str(tmp_path / "good")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[:3] == ["good", "0", "1"]
+    assert lines[-1] == "1 of 1 tasks can be trained on"
+    (tmp_path / "good" / "solution" / "solve.sh").unlink()
+    assert main(["tasks", str(tmp_path / "good")]) == 3
+    assert "there is no solution/solve.sh" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "error"),
+    [
+        ("[environment]\ndocker_image = 'example.org/a:1'", {}, "task t needs the image example.org/a:1"),
+        ("", {"environment/Dockerfile": "FROM a"}, "task t needs an image of its environment/Dockerfile"),
+        ("[environment]\nmemroy_mb = 1", {}, "environment.memroy_mb: is unknown"),
+    ],
+)
+def test_what_this_host_cannot_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: str, files: dict[str, str], error: str
+) -> None:
+    write_task(tmp_path / "t", config=config, **files)
+    assert main(["tasks", str(tmp_path)]) == 2
+    assert error in capsys.readouterr().err

@@ -1,0 +1,173 @@
+"""``plaudit tasks FOLDER``: check Harbor tasks before anybody trains on them, each in machines of its own.
+
+For every task the tests run twice: after an agent that did nothing, which must earn 0, and after the task's own
+solution, which must earn 1. A task that fails either teaches something else than what it says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from plaudit_job.tasks import Task, TaskError, expand, read_tasks
+from plaudit_sandbox import machine as machines
+from plaudit_sandbox.machine import CommandEnd, Machine, MachineLimits
+from plaudit_sandbox.verification import Verdict, verify
+from plaudit_wire.errors import DataError, InfrastructureError, RefusedError
+from plaudit_wire.printable import printable
+from plaudit_workers.process import EXIT_DONE, EXIT_FAILED
+
+_SOLUTION = "solution"
+_SHOWN_CHARACTERS = 300
+
+
+@dataclass(frozen=True)
+class TaskCheck:
+    """What one task's tests gave."""
+
+    task: str
+    nothing: float | None
+    """The reward of an agent that did nothing; None without one."""
+    solution: float | None
+    """The reward of the task's own solution; None without one."""
+    seconds: float
+    """Seconds that the tests took after the solution, or else after nothing."""
+    problems: list[str] = field(default_factory=list)
+    """Empty for a task to train on."""
+    output: str = ""
+    """The end of the output of the first run that was not as it should be."""
+
+
+def check_tasks(arguments: argparse.Namespace) -> int:
+    """Run the command."""
+    try:
+        tasks = [task for folder in arguments.folders for task in read_tasks(folder)]
+        for task in tasks:
+            _require_no_image(task)
+    except TaskError as error:
+        raise RefusedError(str(error)) from error
+    machines.require()
+    checks = asyncio.run(_check_all(tasks, arguments.concurrent))
+    if arguments.json:
+        print(json.dumps([asdict(check) for check in checks]))
+    else:
+        print("\n".join(_lines(checks)))
+    return EXIT_FAILED if any(check.problems for check in checks) else EXIT_DONE
+
+
+def _require_no_image(task: Task) -> None:
+    """Refuse a task that needs a container."""
+    image = task.config.environment.docker_image
+    if image or (task.folder / "environment" / "Dockerfile").exists():
+        needed = f"the image {image}" if image else "an image of its environment/Dockerfile"
+        raise TaskError(
+            f"task {task.name} needs {needed}. Machines of this host run tasks without an image: files of environment/ "
+            "are copied to its workdir"
+        )
+
+
+async def _check_all(tasks: Sequence[Task], concurrent: int) -> list[TaskCheck]:
+    places = asyncio.Semaphore(concurrent)
+
+    async def checked(task: Task) -> TaskCheck:
+        async with places:
+            with tempfile.TemporaryDirectory(prefix="plaudit-task-", ignore_cleanup_errors=True) as folder:
+                os.chmod(folder, 0o711)  # noqa: S103 (the user of the machines passes through it)
+                return await _check(task, Path(folder))
+
+    return list(await asyncio.gather(*map(checked, tasks)))
+
+
+async def _check(task: Task, folder: Path) -> TaskCheck:
+    problems: list[str] = []
+    outputs: list[str] = []
+    idle = await _verified(task, _machine(task, folder / "nothing"), problems, outputs, "an agent that does nothing")
+    if idle is not None and idle.reward is not None and idle.reward != 0:
+        problems.append(f"an agent that does nothing earns {idle.reward:g}")
+        outputs.append(idle.executed.output)
+    solved = None
+    if (task.folder / _SOLUTION / "solve.sh").is_file():
+        machine = _machine(task, folder / "solved")
+        ran = await _solve(task, machine)
+        solved = await _verified(task, machine, problems, outputs, "the solution")
+        if solved is not None and solved.reward is not None and solved.reward != 1:
+            problems.append(f"the solution earns {solved.reward:g} (solve.sh ended with exit code {ran.exit_code})")
+            outputs += [ran.output, solved.executed.output]
+    else:
+        problems.append("there is no solution/solve.sh, so nobody knows whether the task can be solved")
+    timed = solved or idle
+    return TaskCheck(
+        task.name,
+        idle.reward if idle else None,
+        solved.reward if solved else None,
+        timed.executed.seconds if timed else 0.0,
+        problems,
+        next((text.strip()[-_SHOWN_CHARACTERS:] for text in outputs if text.strip()), ""),
+    )
+
+
+def _machine(task: Task, folder: Path) -> Machine:
+    """Return a new machine with the files of the task's environment."""
+    environment = task.config.environment
+    machine = Machine(
+        folder,
+        MachineLimits(memory_bytes=environment.memory_mb << 20, disk_bytes=environment.storage_mb << 20),
+    )
+    given = task.folder / "environment"
+    if given.is_dir():
+        machine.upload(given, environment.workdir)
+    return machine
+
+
+async def _solve(task: Task, machine: Machine) -> CommandEnd:
+    return await machine.run(
+        ["bash", f"/{_SOLUTION}/solve.sh"],
+        timeout_s=task.config.agent.timeout_sec,
+        environment=expand(task.config.environment.env),
+        directory=task.config.environment.workdir,
+        mounts={f"/{_SOLUTION}": task.folder / _SOLUTION},
+    )
+
+
+async def _verified(task: Task, machine: Machine, problems: list[str], outputs: list[str], who: str) -> Verdict | None:
+    """Return the tests' verdict; add what is wrong with the tests themselves to the problems."""
+    verifier = task.config.verifier
+    try:
+        verdict = await verify(
+            machine,
+            task.folder / "tests",
+            timeout_s=verifier.timeout_sec,
+            environment=expand(task.config.environment.env) | expand(verifier.env),
+            directory=task.config.environment.workdir,
+        )
+    except (DataError, InfrastructureError, TaskError) as error:
+        problems.append(f"after {who}: {error}")
+        return None
+    if verdict.reason:
+        problems.append(f"after {who}: {verdict.reason}")
+        outputs.append(verdict.executed.output)
+    return verdict
+
+
+def _lines(checks: Sequence[TaskCheck]) -> list[str]:
+    width = max(4, *(len(check.task) for check in checks))
+    lines = [f"{'task':{width}}  nothing  solution  seconds"]
+    for check in checks:
+        lines.append(
+            f"{check.task:{width}}  {_number(check.nothing):>7}  {_number(check.solution):>8}  {check.seconds:7.1f}"
+        )
+        lines += [f"    {problem}" for problem in check.problems]
+        if check.output:
+            lines += [f"    | {printable(line)}" for line in check.output.splitlines()]
+    broken = sum(bool(check.problems) for check in checks)
+    return [*lines, f"{len(checks) - broken} of {len(checks)} tasks can be trained on"]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
