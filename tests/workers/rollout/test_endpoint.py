@@ -7,6 +7,7 @@ import random
 import sys
 from contextlib import asynccontextmanager
 
+import httpx
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -373,12 +374,21 @@ async def test_a_program_sees_its_prompt_and_no_secret(hold) -> None:
 
 @pytest.mark.parametrize("key", ["", "Bearer sk-plaudit-of-an-ended-sample"])
 async def test_a_key_of_no_running_sample_is_refused(server, key) -> None:
-    import httpx
-
     async with httpx.AsyncClient(base_url=server.url, headers={"authorization": key} if key else {}) as client:
         answers = [await client.get("/models"), await client.post("/chat/completions", json={}), await client.get("/x")]
     assert [answer.status_code for answer in answers] == [401, 401, 404]
     assert answers[2].json()["error"]["message"].startswith("GET /v1/x is not served: a policy in training speaks Chat")
+
+
+def nested(levels: int) -> list:
+    value: list = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def call_with(arguments: object) -> dict:
+    return {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
 
 
 @pytest.mark.parametrize(
@@ -391,8 +401,24 @@ async def test_a_key_of_no_running_sample_is_refused(server, key) -> None:
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": "f"}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages"),
+        ({"messages": [5]}, "messages"),
+        ({"messages": [{"role": "user", "content": "a", "n": 1 << 67}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [call_with('{"x": 1' + "0" * 30 + "}")]}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [call_with(nested(300))]}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [call_with(json.dumps(nested(300)))]}]}, "messages"),
         ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": ["f"]}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": [5]}}]}, "tools"),
+        ({"metadata": nested(300)}, "metadata"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": 1 << 70}, "max_tokens"),
+        ({"stop": 5}, "stop"),
+        ({"stop": ["a", ""]}, "stop"),
+        ({"stream_options": "usage"}, "stream_options"),
     ],
 )
 async def test_requests_that_cannot_be_answered_are_refused_by_name(changes, param) -> None:
@@ -400,6 +426,36 @@ async def test_requests_that_cannot_be_answered_are_refused_by_name(changes, par
     with pytest.raises(RequestError) as refused:
         parse_request(json.dumps(body).encode(), Sampling(max_tokens=8))
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"[" * 100_000, b'{"n": 1' + b"0" * 5000 + b"}", b"\xff"])
+async def test_a_body_that_is_no_json_object_is_refused(body) -> None:
+    with pytest.raises(RequestError, match="JSON"):
+        parse_request(body, Sampling(max_tokens=8))
+
+
+async def test_a_request_that_breaks_the_template_costs_the_request_only(server, chat_formats) -> None:
+    """Whatever a program sends, it gets an answer, and its next request is answered."""
+
+    async def generate(ids, max_tokens=None, stop=()):
+        return FinishedSample([4, chat_formats.tokenizer.eos_token_id], [-1.0, -1.0], [(0, 1, 0)], "stop", 0.0)
+
+    user = {"role": "user", "content": "a"}
+    odd = [
+        b'{"messages": [{"role": "user", "content": "half \\ud800 of a pair"}]}',
+        json.dumps({"messages": [{"role": "tool", "content": "a"}]}).encode(),
+        json.dumps({"messages": [user, {"role": "assistant", "tool_calls": [call_with(["a"])]}]}).encode(),
+        json.dumps({"messages": [user, {"role": "assistant", "tool_calls": [call_with("no json")]}]}).encode(),
+        json.dumps({"messages": [user], "tools": [{"function": {"name": "f", "description": 5}}]}).encode(),
+        b"\xff" * 100,
+    ]
+    session = EndpointSession(prompt_of(), generate, chat_formats, 100)
+    with server.serving(session) as key:
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=30) as client:
+            answers = [await client.post(f"{server.url}/chat/completions", content=content) for content in odd]
+            last = await client.post(f"{server.url}/chat/completions", json={"messages": [user]})
+    assert {answer.status_code for answer in answers} <= {200, 400}
+    assert answers[0].status_code == last.status_code == 200
 
 
 async def test_defaults_and_the_jobs_own_values_replace_nothing() -> None:

@@ -115,6 +115,10 @@ class Guess:
             time.sleep(60)
         if action == "die":
             os._exit(3)
+        if action == "big":
+            return {"observations": [{"role": "user", "content": "a", "n": 1 << 67}], "reward": 1, "done": True}
+        if action == "endless":
+            return {"observations": [], "reward": 10**400, "done": True}
         if action == "more":
             more = [{"role": "user", "content": "more"}]
             return {"observations": more, "reward": None, "done": False, "metadata": {}}
@@ -321,6 +325,8 @@ async def test_a_turn_without_a_reward_leaves_later_rewards_in_their_place(open_
         ("raise", "data_error", "ValueError: bad action"),
         ("hang", "timeout", "step of the environment gave no answer within 0.5 s"),
         ("die", "infra_error", "the environment's process ended with exit code 3"),
+        ("big", "data_error", f"observations[0].n: is an integer beyond 64 bits ({1 << 67}); write it as text"),
+        ("endless", "data_error", f"DataError: the reward 1{'0' * 58}… is not a finite number"),
     ],
 )
 async def test_a_failed_step_ends_the_sample_without_a_score(open_agent, play, action, outcome, reason) -> None:

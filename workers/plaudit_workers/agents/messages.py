@@ -32,8 +32,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.messages import PolicyVersion, Prompt
-from plaudit_wire.plain import plain, plain_text
+from plaudit_wire.plain import PlainDataError, plain, plain_text, shown
 from plaudit_wire.records import AgentReward, CallRecord
 
 
@@ -132,8 +133,18 @@ class Tool(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, schema: dict[str, Any], timeout_s: float) -> Tool:
-        """Return the tool that a schema describes."""
-        return cls(schema["function"]["name"], schema, timeout_s)
+        """Return the tool that a schema describes; raise ``ConfigurationError`` if it is none."""
+        try:
+            checked = plain(schema, "schema")
+        except PlainDataError as error:
+            raise ConfigurationError(f"a tool's description cannot be passed on: {error}") from error
+        function = checked.get("function") if isinstance(checked, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(
+                f"a tool's description is {shown(schema)}; give {{type: function, function: {{name: …, parameters: …}}}}"
+            )
+        return cls(name, checked, timeout_s)
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):

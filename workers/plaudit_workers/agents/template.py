@@ -33,6 +33,7 @@ from plaudit_sandbox.lifetime import end_with
 from plaudit_sandbox.sandbox import offer_to_the_oom_killer
 from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.frames import Frames, frame
+from plaudit_workers.agents.functions import cut_text, first_cause
 from plaudit_workers.agents.load import load
 from plaudit_workers.agents.messages import (
     Ended,
@@ -92,7 +93,10 @@ class _Template:
         try:
             loaded = load(sources[0].sources)
         except ConfigurationError as error:
-            self._send(Refused(str(error)))
+            self._send(Refused(cut_text(str(error))))
+            return 2
+        except Exception as error:  # what users' files and servers describe may have any form
+            self._send(Refused(f"its sources cannot be loaded: {first_cause(error)}"))
             return 2
         if threading.active_count() > 1:
             names = ", ".join(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())

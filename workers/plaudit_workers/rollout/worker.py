@@ -259,14 +259,14 @@ async def open_agent(job: RLJob) -> AsyncIterator[Agent]:
 
 async def _conversations(job: RLJob, processes: AgentProcesses) -> Agent:
     prepare_environment(job.spec.model.source)  # before anything imports torch
-    from plaudit_workers.rollout.agents.chat import ToolCallParser
+    from plaudit_workers.rollout.agents.chat import ToolCallParser, opens_reasoning
     from plaudit_workers.rollout.agents.tools import EnvironmentAgent, ToolAgent, ToolLimits
     from plaudit_workers.tokenizer import ChatTemplate
 
     spec, tools = job.spec.rollout.agent, await processes.open()
     schemas = [tool.schema for tool in tools]
     template = ChatTemplate.of_model(job.spec.model, schemas)
-    parser = ToolCallParser(spec.tool_parser, template.tokenizer, schemas)
+    parser = ToolCallParser(spec.tool_parser, template.tokenizer, schemas, opened=opens_reasoning(template))
     chat, limit_s = (template, parser, processes, tools, ToolLimits.from_spec(spec)), spec.environment_timeout_seconds
     if spec.kind == "tools":
         agent = ToolAgent(*chat)

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -38,6 +38,7 @@ from plaudit_workers.rollout.agents.session import (
     RequestError,
     parse_request,
 )
+from plaudit_workers.rollout.engine import EngineFailedError
 
 logger = get_logger(__name__)
 MODEL = "policy"
@@ -220,6 +221,13 @@ class EndpointServer:
             completion = await _unless_disconnected(request, session.complete(chat))
         except RequestError as error:
             return _error(400, str(error), param=error.param, code=error.code)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except EngineFailedError as error:  # the session ends its sample, and the engine its rollout
+            return _error(503, str(error), "server_error")
+        except Exception as error:  # it costs this request only
+            logger.warning("a request of an agent's program failed", error=repr(error))
+            return _error(500, f"{type(error).__name__}: {error}", "server_error")
         if completion is None:
             return Response(status_code=499)
         if chat.stream:
