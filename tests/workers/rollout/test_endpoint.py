@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import sys
 from contextlib import asynccontextmanager
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -226,7 +228,8 @@ def hold(shared, server, chat_formats, tokenizer):
         await engine.load_weights(None, PolicyVersion(1, 0))
         prompt = prompt_of(max_tokens, function)
         run = SampleRun(prompt, 0, engine, lambda change: None)
-        trajectory = await run.run(EndpointAgent(processes, server, chat_formats, max_turns, limit_s))
+        agent = EndpointAgent(processes, server, chat_formats, max_turns, limit_s, ground_truth=True)
+        trajectory = await run.run(agent)
         return sample_body(prompt, 0, trajectory, run.record("rollout-0", trajectory, None), engine.decode)
 
     return held
@@ -473,6 +476,87 @@ async def test_a_missing_program_is_refused_before_anything_runs() -> None:
     with pytest.raises(RefusedError, match="there is no program 'no-such-program'"):
         async with started(Program(command=["no-such-program"])):
             pass
+
+
+LOOKS = '''
+import json, os, sys, time, urllib.request
+from pathlib import Path
+
+given = json.load(sys.stdin)
+meeting = Path(given["extra_info"]["meeting"])
+body = json.dumps({"messages": given["messages"]}).encode()
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)).read()
+
+
+def wait_for(name):
+    while not (meeting / name).exists():
+        time.sleep(0.02)
+
+
+def attempt(action, *arguments):
+    try:
+        return str(action(*arguments))
+    except OSError as error:
+        return type(error).__name__
+
+
+def keys():
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            yield from (line for line in (process / "environ").read_text().split("\\0") if "OPENAI_API_KEY=sk-" in line)
+        except OSError:
+            pass
+
+
+if given["extra_info"]["looks"]:
+    wait_for("there")
+    here = Path.cwd()
+    (other,) = [folder for folder in here.parent.iterdir() if folder != here]
+    seen = {
+        "keys": len({key for key in keys()} - {"OPENAI_API_KEY=" + os.environ["OPENAI_API_KEY"]}),
+        "answer": given.get("ground_truth"),
+        "other": [
+            attempt((other / "prompt.json").read_text),
+            attempt((other / "planted").write_text, "a"),
+            attempt((other / "prompt.json").unlink),
+            attempt(os.rename, other / "prompt.json", here / "stolen"),
+        ],
+        "own": [attempt(Path("a").write_text, "abc"), attempt(os.rename, "a", "b"), os.environ["TMPDIR"] == str(here)],
+        "elsewhere": [attempt((meeting / "seen").write_text, "abc"), attempt(os.rename, meeting / "seen", "seen")],
+    }
+    (meeting / "done").touch()
+    print(json.dumps({"outcome": "skipped", "reason": json.dumps(seen)}))
+else:
+    (meeting / "there").touch()
+    wait_for("done")
+    print(json.dumps({"reward": len(list(Path.cwd().iterdir()))}))
+'''
+
+
+async def test_a_program_sees_neither_its_answer_nor_other_samples(server, chat_formats, tokenizer, tmp_path, monkeypatch):
+    program, meeting, folders = tmp_path / "looks.py", tmp_path / "meeting", tmp_path / "folders"
+    program.write_text(LOOKS)
+    meeting.mkdir()
+    folders.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folders))
+
+    async def one(*, looks: bool):
+        engine = ScriptedEngine(Script(Constant(0.0), turns=["It is a."]), tokenizer=tokenizer)
+        await engine.load_weights(None, PolicyVersion(1, 0))
+        about = {"meeting": str(meeting), "looks": looks}
+        run = SampleRun(msgspec.structs.replace(prompt_of(), extra_info=about), 0, engine, lambda change: None)
+        return await run.run(EndpointAgent(processes, server, chat_formats, 8, 60.0))
+
+    async with started(Program(command=[sys.executable], path=str(program))) as processes:
+        left, looked = await asyncio.gather(one(looks=False), one(looks=True))
+    assert left.reward == AgentReward("scored", 1.0), left.failure  # its prompt lies alone in its folder
+    seen = json.loads(looked.reward.reason)
+    assert (seen["keys"], seen["answer"]) == (0, None)
+    assert seen["other"] == ["PermissionError"] * 4
+    assert seen["own"] == ["3", "None", True]
+    assert seen["elsewhere"] == ["3", "None"]
+    assert not list(folders.glob("*/*"))
 
 
 async def test_a_broken_engine_ends_the_sample_with_its_error(shared, server, chat_formats) -> None:

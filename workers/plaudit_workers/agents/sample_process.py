@@ -23,6 +23,7 @@ from typing import IO, Any, Literal
 
 import msgspec
 
+from plaudit_sandbox.confinement import hide_neighbours
 from plaudit_sandbox.lifetime import end_when_closed
 from plaudit_wire.errors import InfrastructureError
 from plaudit_wire.frames import Frames, frame, signal_name
@@ -174,6 +175,7 @@ def _run_program(program: RunnableProgram, order: RunAgentProgram) -> ProgramEnd
     os.chdir(order.folder)
     os.environ.update(order.environment)
     Path(_PROMPT_FILE).write_text(json.dumps(order.document, ensure_ascii=False), encoding="utf-8")
+    hide_neighbours(Path(order.folder))
     if program.function is None:
         return _run_command(program.command)
 

@@ -28,7 +28,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from plaudit_sandbox.confinement import keep_signals_inside, no_new_privileges, prctl
+from plaudit_sandbox.confinement import keep_apart, no_new_privileges, prctl
 from plaudit_sandbox.lifetime import end_with
 from plaudit_sandbox.sandbox import offer_to_the_oom_killer
 from plaudit_wire.errors import ConfigurationError
@@ -154,7 +154,7 @@ class _Template:
                 connection.close()
             for other in self._descriptors:
                 os.close(other)
-            _confine(self._limits.memory_bytes)
+            _confine(self._limits.memory_bytes, hides=loaded.program is not None)
             run_sample(socket.socket(fileno=descriptor), loaded)
             status = 0
         except BaseException:
@@ -303,15 +303,16 @@ def _proportional_bytes(pid: int) -> int:
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
-def _confine(memory_bytes: int) -> None:
+def _confine(memory_bytes: int, *, hides: bool) -> None:
     """Confine this process and all that it starts, for good. Each may allocate ``memory_bytes`` on top of what it has.
 
-    The kernel keeps its signals away from all other processes (Landlock, since Linux 6.12), refuses it memory beyond
-    the limit, and ends it first when memory runs out. What it starts stays below it in the process tree.
+    The kernel hides all other processes from it, also from a root (Landlock), keeps its signals away from them (since
+    Linux 6.12), refuses it memory beyond the limit, and ends it first when memory runs out. What it starts stays below
+    it in the process tree. ``hides``: it will hide the folders of its neighbours as well.
     """
     _adopt_orphans()
     no_new_privileges()
-    keep_signals_inside()
+    keep_apart(hides=hides)
     offer_to_the_oom_killer()
     data_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * _PAGE_BYTES
     _lower(resource.RLIMIT_DATA, data_bytes + memory_bytes)

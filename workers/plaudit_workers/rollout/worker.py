@@ -289,7 +289,8 @@ async def _endpoint(job: RLJob, processes: AgentProcesses) -> AsyncIterator[Agen
     if chat_formats.of([]).suffix.rewrites_history():
         logger.warning(REWRITES)
     async with EndpointServer() as server:
-        yield EndpointAgent(processes, server, chat_formats, spec.max_turns, spec.timeout_seconds)
+        limits = spec.max_turns, spec.timeout_seconds
+        yield EndpointAgent(processes, server, chat_formats, *limits, ground_truth=spec.ground_truth)
 
 
 class EnginePart(Protocol):
