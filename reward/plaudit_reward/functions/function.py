@@ -38,6 +38,10 @@ from plaudit_wire.plain import plain_text
 from plaudit_wire.records import Sample
 
 
+USER_MODULE = "plaudit_user_file_"
+"""Beginning of the names of users' files as modules."""
+
+
 def import_user_file(path: str, what: str = "reward file") -> ModuleType:
     """Import a Python file, which may import files beside it; raise ``ConfigurationError`` if that fails."""
     file = Path(path)
@@ -49,7 +53,7 @@ def import_user_file(path: str, what: str = "reward file") -> ModuleType:
     folder = str(file.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)
-    name = f"plaudit_user_file_{file.stem}"
+    name = f"{USER_MODULE}{file.stem}"
     specification = importlib.util.spec_from_file_location(name, file)
     if specification is None or specification.loader is None:
         raise ConfigurationError(f"{path} is not a Python file: its name must end in .py")

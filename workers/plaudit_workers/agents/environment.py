@@ -59,6 +59,8 @@ class Environment(ABC):
     """Each turn of the policy is an action (``step``)."""
     gives_reward = False
     """``finish`` returns a reward."""
+    seed = 0
+    """Of the sample; classes that have a parameter of this name get it, unless the data row or the job has another."""
 
     @abstractmethod
     async def reset(self, prompt: Prompt) -> Messages | None:
@@ -75,6 +77,10 @@ class Environment(ABC):
     async def attributes(self) -> dict[str, Any] | None:
         """Return what reward functions may read of the instance after ``finish``; None without an instance."""
         return None
+
+    def _seed_of(self, function: Callable[..., Any]) -> dict[str, Any]:
+        """Return the seed as an argument, if the function has a parameter of this name."""
+        return {"seed": self.seed} if "seed" in named(parameters_of(function)) else {}
 
 
 async def answer(environment: Environment, question: AskEnvironment) -> EnvironmentReply:
@@ -119,7 +125,7 @@ class TRLEnvironment(Environment):
 
     def __init__(self, factory: Callable[..., Any], source: EnvironmentClass) -> None:
         self._instance: Any = None
-        self._create: Callable[[], Any] = lambda: factory(**source.arguments)
+        self._create: Callable[[], Any] = lambda: factory(**{**self._seed_of(factory), **source.arguments})
         if inspect.isclass(factory):
             schemas, self.gives_reward = _describe_methods(object.__new__(factory), source)
         else:
@@ -137,8 +143,9 @@ class TRLEnvironment(Environment):
     async def reset(self, prompt: Prompt) -> Messages | None:
         """Create an instance and reset it with the data row's columns; append what it returns to the last message."""
         self._instance = await run_user_code(self._create)
-        columns = _accepted_by(self._instance.reset, columns_of(prompt))
-        observation = await run_user_code(self._instance.reset, **columns)
+        reset = self._instance.reset
+        columns = {**self._seed_of(reset), **_accepted_by(reset, columns_of(prompt))}
+        observation = await run_user_code(reset, **columns)
         return None if observation is None else with_observation(prompt_messages(prompt), to_text(observation))
 
     async def finish(self, completion: Messages) -> float | None:
@@ -180,9 +187,10 @@ class SkyRLEnvironment(Environment):
         """Create an instance with the data row as ``extras``; return the prompt that ``init`` returns."""
         columns = {name: value for name, value in columns_of(prompt).items() if name != "prompt"}
         reward = {"method": "rule", "ground_truth": prompt.ground_truth}
-        extras = {"max_turns": self._source.max_turns, "reward_spec": reward, **columns}
+        extras = {"max_turns": self._source.max_turns, "reward_spec": reward, "seed": self.seed, **columns}
         settings = {"env_config": AttributeDict(self._source.arguments), "extras": extras}
-        self._instance = await run_user_code(lambda: self._factory(**_accepted_by(self._factory, settings)))
+        accepted = {**self._seed_of(self._factory), **_accepted_by(self._factory, settings)}
+        self._instance = await run_user_code(lambda: self._factory(**accepted))
         given = prompt_messages(prompt)
         returned, _ = await run_user_code(self._instance.init, [dict(message) for message in given])
         return None if returned == given else [dict(message) for message in returned]

@@ -164,6 +164,8 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     """Fork a process."""
 
     number: int
+    seed: int = 0
+    """Of the sample: it begins all random sequences of the process."""
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):

@@ -59,9 +59,11 @@ _MOST_CHARACTERS = 4000
 _OUTCOMES = "scored, data_error, infra_error, timeout, skipped"
 
 
-def run_sample(connection: socket.socket, loaded: LoadedSources) -> None:
+def run_sample(connection: socket.socket, loaded: LoadedSources, seed: int) -> None:
     """Serve one sample."""
     end_when_closed(connection)
+    if loaded.environment is not None:
+        loaded.environment.seed = seed
     if loaded.program is not None:
         _serve_program(connection, loaded.program)
     else:

@@ -20,6 +20,7 @@ from plaudit_wire.messages import Branch, EncodedBody, Prompt, SampleBody, encod
 from plaudit_wire.plain import PlainDataError, plain_text
 from plaudit_wire.records import AgentReward, GenerationRecord, Sample, TurnRecord
 from plaudit_workers.agents.messages import FinishedSample, Trajectory, prompt_tokens
+from plaudit_workers.agents.processes import sample_seed
 from plaudit_workers.process import unless_stopped
 from plaudit_workers.rollout.agents.agent import Agent, AgentError
 from plaudit_workers.rollout.engine import Engine, EngineFailedError, RequestRefusedError, SampleRequest
@@ -143,6 +144,7 @@ class SampleRun:
             EngineFailedError: the engine broke.
         """
         self._started = time.monotonic()
+        sample_seed.set(self.prompt.seed + self.index)
         try:
             trajectory = await self._run(agent)
         except (EngineFailedError, RequestRefusedError):

@@ -32,7 +32,7 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import AgentReward
 from plaudit_workers.agents.messages import FromSample, ProgramEnded, RunAgentProgram, Trajectory, prompt_messages
-from plaudit_workers.agents.processes import AgentProcesses, ProcessDiedError, SampleProcess
+from plaudit_workers.agents.processes import AgentProcesses, ProcessDiedError, SampleProcess, sample_seed
 from plaudit_workers.rollout.agents.agent import AgentError, Generate
 from plaudit_workers.rollout.agents.session import (
     ChatFormats,
@@ -186,6 +186,7 @@ def _document(prompt: Prompt, *, ground_truth: bool) -> dict[str, Any]:
         "extra_info": prompt.extra_info,
         "split": prompt.split,
         "group": prompt.group,
+        "seed": sample_seed.get(),
     }
 
 
