@@ -27,6 +27,7 @@ from jinja2 import TemplateError
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.plain import PlainDataError, plain, plain_text
+from plaudit_workers.tokenizer import engine_ends, turn_ends
 
 if TYPE_CHECKING:
     from plaudit_workers.tokenizer import ChatTemplate
@@ -51,8 +52,8 @@ class ChatSuffix:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         tokenizer = template.tokenizer
-        self._ends = set(tokenizer.all_special_ids)
-        self._special = self._ends | set(tokenizer.added_tokens_decoder)
+        self._ends = turn_ends(tokenizer)
+        self._special = self._ends | frozenset(tokenizer.added_tokens_decoder)
         self._form = _FORMS[0]
         """The form of calls that the template rendered last, tried first."""
 
@@ -130,11 +131,12 @@ class ChatSuffix:
             return closing + 1  # it ended with another token than the template writes, as Llama's eom for eot
         return closing  # it ended at a stop text: the suffix brings the end of the turn
 
-    def check(self, tool_name: str) -> str:
-        """Check that the template can continue a conversation; return a remark on it, or "".
+    def check(self, tool_name: str, stop: Sequence[str] = ()) -> str:
+        """Check that the template can continue a conversation; return remarks on it, or "".
 
         Args:
             tool_name: any tool of the job; empty: the policy's turns are answered by a user.
+            stop: the job's stop texts.
         """
         try:
             if tool_name:
@@ -146,7 +148,28 @@ class ChatSuffix:
                 f"model.chatTemplate: {error}, so rollout.agent cannot hold conversations with it. Name a template of "
                 "the model that supports them"
             ) from error
-        return REWRITES if self.rewrites_history() else ""
+        return self.remarks(stop)
+
+    def remarks(self, stop: Sequence[str] = ()) -> str:
+        """Return what a user should know of conversations with this template; empty if there is nothing."""
+        return ". ".join(filter(None, [REWRITES if self.rewrites_history() else "", self._goes_on(stop)]))
+
+    def _goes_on(self, stop: Sequence[str]) -> str:
+        """Return a remark if the engine does not end a turn where the template ends it."""
+        tokenizer = self._template.tokenizer
+        messages = [_USER, {"role": "assistant", "content": _MARKER}]
+        with contextlib.suppress(Exception):  # a template is a program; what it cannot render is refused elsewhere
+            ended = self._template.encode(self._after_marker(messages, generate=False) or "")
+            continued = self._template.encode(self._after_marker([*messages, _USER], generate=True) or "")
+            closing = self._closing(ended, continued)
+            end = tokenizer.decode([ended[closing]]) if closing is not None else ""
+            if closing is not None and ended[closing] not in engine_ends(tokenizer) and end not in stop:
+                return (
+                    f"the chat template ends a turn with {end!r}, which is no end of a sequence for the model: the policy "
+                    "writes on behind it. Name it in rollout.sampling.stop, or in eos_token_id of the model's "
+                    "generation_config.json"
+                )
+        return ""
 
     def rewrites_history(self) -> bool:
         """Return True if the template drops the reasoning of earlier turns once another message follows.
@@ -188,8 +211,12 @@ def tool_message(name: str, text: str, number: int) -> dict[str, Any]:
 
 def decoded_turn(tokenizer: Any, ids: Sequence[int]) -> str:
     """Decode a turn with its special tokens, which parsers look for, but without the end of the turn."""
-    ended = bool(ids) and ids[-1] in tokenizer.all_special_ids
-    return str(tokenizer.decode(list(ids[:-1] if ended else ids), skip_special_tokens=False))
+    return str(tokenizer.decode(without_end(tokenizer, ids), skip_special_tokens=False))
+
+
+def without_end(tokenizer: Any, ids: Sequence[int]) -> list[int]:
+    """Return a turn's tokens without the one that ends it."""
+    return list(ids[:-1] if ids and ids[-1] in turn_ends(tokenizer) else ids)
 
 
 def _call_id(number: int) -> str:

@@ -38,6 +38,7 @@ from plaudit_workers.rollout.agents.chat import (
     decoded_turn,
     tool_call,
     tool_message,
+    without_end,
 )
 from plaudit_workers.tokenizer import ChatTemplate
 
@@ -439,9 +440,9 @@ class _Episode(Conversation):
 
     async def _act(self) -> None:
         """Pass each turn's text to the environment."""
-        trajectory, decode = self.trajectory, self._agent.template.tokenizer.decode
+        trajectory, tokenizer = self.trajectory, self._agent.template.tokenizer
         while True:
-            action = str(decode(await self._sample(), skip_special_tokens=True))
+            action = str(tokenizer.decode(without_end(tokenizer, await self._sample()), skip_special_tokens=True))
             trajectory.messages.append({"role": "assistant", "content": action})
             reply = await self._step(action)
             if reply.outcome != "ok":
