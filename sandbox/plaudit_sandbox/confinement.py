@@ -74,9 +74,9 @@ def make_ruleset(readable: Iterable[Path]) -> int:
 def keep_apart(*, hides: bool = False) -> bool:
     """Begin a domain of its own for this thread and all that it starts; ``no_new_privs`` must be set.
 
-    No process outside can be traced, its memory and environment cannot be read, and (ABI 6) it cannot be signalled. Files
-    and network stay as they are, except that nothing can be mounted before ABI 6 and no file moved to another folder
-    before ABI 2. Returns False where this kernel has no Landlock.
+    No process outside can be traced, its memory and environment cannot be read, and (ABI 6) it cannot be signalled.
+    Files and network stay as they are, except that nothing can be mounted before ABI 6 and no file moved to another
+    folder before ABI 2. Returns False where this kernel has no Landlock.
 
     Args:
         hides: ``hide_neighbours`` follows. Once any domain of a process handles files, one that says nothing about

@@ -88,7 +88,7 @@ endless.append(endless)
         ({"n": 1 << 67}, f'{{"n": {1 << 67}}}'),
         ({1: {2}, "nan": math.nan}, '{"1": [2], "nan": null}'),
         ({(1,): 2}, "{(1,): 2}"),
-        (b"\xff", '"b\'\\\\xff\'"'),
+        (b"\xff", "\"b'\\\\xff'\""),
         (endless, "[[...]]"),
         (Unreadable(), "a Unreadable"),
         ([Unreadable()], "a list"),

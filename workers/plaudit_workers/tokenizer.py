@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils import cached_file
+from transformers.utils.hub import cached_file
 
 from plaudit_wire.errors import RefusedError
 

@@ -37,7 +37,6 @@ from plaudit_wire.errors import ConfigurationError, InfrastructureError, ScoreTi
 from plaudit_wire.plain import plain_text
 from plaudit_wire.records import Sample
 
-
 USER_MODULE = "plaudit_user_file_"
 """Beginning of the names of users' files as modules."""
 

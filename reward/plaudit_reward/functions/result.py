@@ -44,7 +44,9 @@ def to_score(value: Any) -> Score:
     if isinstance(value, Mapping):
         if "score" not in value:
             keys = ", ".join(_text(key) for key in value) or "none"
-            return Score.failed("data_error", f"returned a dict without 'score' (its keys: {keys[:_MAX_TEXT_CHARACTERS]})")
+            return Score.failed(
+                "data_error", f"returned a dict without 'score' (its keys: {keys[:_MAX_TEXT_CHARACTERS]})"
+            )
         return _from_number(value["score"], extra_of({key: item for key, item in value.items() if key != "score"}))
     if isinstance(value, tuple):
         if len(value) != 3:

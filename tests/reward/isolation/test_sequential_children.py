@@ -72,7 +72,7 @@ def compute_score(solution_str, ground_truth):
         for _ in range(200): print("x" * 100_000)
         return 5.0
     if solution_str == "surrogate":
-        return {"score": 1.0, "text": "\\ud800", "\\udfff": 10**400, "deep": deep(300), "n": 1 << 67, "odd": {(1,): b"x"}}
+        return {"score": 1.0, "text": "\\ud800", "\\udfff": 10**400, "deep": deep(300), "n": {(1,): 1 << 67}}
     if solution_str == "hostile error":
         raise HostileError
     if solution_str == "unknown outcome":

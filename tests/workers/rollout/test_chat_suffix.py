@@ -196,7 +196,9 @@ def test_the_ends_that_the_models_files_name_end_turns_and_call_syntax_does_not(
     written = tokenizer("1")["input_ids"]
     for name, text in (("[done]", "1[done]"), ("", "1")):
         if not name:
-            (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokenizer.eos_token_id, done]}))
+            (tmp_path / "generation_config.json").write_text(
+                json.dumps({"eos_token_id": [tokenizer.eos_token_id, done]})
+            )
         loaded = load_tokenizer(ModelSpec(source=str(tmp_path)))
         assert decoded_turn(loaded, [*written, done]) == text
     assert decoded_turn(loaded, [*written, call]) == "1</tool_call>"

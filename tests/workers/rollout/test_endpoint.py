@@ -478,7 +478,7 @@ async def test_a_missing_program_is_refused_before_anything_runs() -> None:
             pass
 
 
-LOOKS = '''
+LOOKS = """
 import json, os, sys, time, urllib.request
 from pathlib import Path
 
@@ -486,7 +486,8 @@ given = json.load(sys.stdin)
 meeting = Path(given["extra_info"]["meeting"])
 body = json.dumps({"messages": given["messages"]}).encode()
 headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)).read()
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+urllib.request.urlopen(urllib.request.Request(url, body, headers)).read()
 
 
 def wait_for(name):
@@ -531,10 +532,12 @@ else:
     (meeting / "there").touch()
     wait_for("done")
     print(json.dumps({"reward": len(list(Path.cwd().iterdir()))}))
-'''
+"""
 
 
-async def test_a_program_sees_neither_its_answer_nor_other_samples(server, chat_formats, tokenizer, tmp_path, monkeypatch):
+async def test_a_program_sees_neither_its_answer_nor_other_samples(
+    server, chat_formats, tokenizer, tmp_path, monkeypatch
+):
     program, meeting, folders = tmp_path / "looks.py", tmp_path / "meeting", tmp_path / "folders"
     program.write_text(LOOKS)
     meeting.mkdir()

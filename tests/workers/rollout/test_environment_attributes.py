@@ -73,9 +73,7 @@ def test_what_json_holds_arrives_unchanged(value: Any) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(found)) == value
 
 
-@pytest.mark.parametrize(
-    "value", [math.inf, 1 << 64, b"x", [object()], {"a": {(1,): 1}}, {"a": 1, b"a": 2}]
-)
+@pytest.mark.parametrize("value", [math.inf, 1 << 64, b"x", [object()], {"a": {(1,): 1}}, {"a": 1, b"a": 2}])
 def test_other_values_are_left_out(value: Any) -> None:
     assert "value" not in public_attributes(Game(value=value, score=0))
 
@@ -84,6 +82,7 @@ def test_endless_structures_are_left_out() -> None:
     circle: list[Any] = []
     circle.append(circle)
     assert "value" not in public_attributes(Game(value=circle, score=0))
+
 
 def test_values_of_other_types_become_plain_data() -> None:
     found = public_attributes(Game(value={1: {2}, "a": math.nan, "b": "\ud800", "c": np.arange(2)}, score=0))

@@ -142,7 +142,7 @@ class Tool(msgspec.Struct, frozen=True):
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str) or not name:
             raise ConfigurationError(
-                f"a tool's description is {shown(schema)}; give {{type: function, function: {{name: …, parameters: …}}}}"
+                f"a tool's description is {shown(schema)}; give {{type: function, function: {{name: …}}}}"
             )
         return cls(name, checked, timeout_s)
 
@@ -427,13 +427,16 @@ class Trajectory:
         if not set(self.loss_mask) <= {0, 1}:
             return "loss_mask holds something else than 0 and 1"
         rewards = [each.value for each in (self.reward, self.failure) if each is not None and each.value is not None]
-        for name, numbers in (("logprobs", self.logprobs), ("rewards", [*self.tool_rewards, *self.turn_rewards, *rewards])):
+        for name, numbers in (
+            ("logprobs", self.logprobs),
+            ("rewards", [*self.tool_rewards, *self.turn_rewards, *rewards]),
+        ):
             if not all(map(math.isfinite, numbers)):
                 return f"{name} holds a number that is not finite"
         return ""
 
     def make_plain(self) -> None:
-        """Turn the parts that users' code wrote into plain data; raise ``PlainDataError`` for one that has no such form."""
+        """Make the parts that users' code wrote plain data; raise ``PlainDataError`` where there is no such form."""
         self.messages = plain(self.messages, "messages")
         self.prompt_messages = plain(self.prompt_messages, "prompt_messages")
         self.environment = plain(self.environment, "environment")

@@ -204,9 +204,9 @@ class AgentProcesses:
                 ) from None
 
     async def fork(self) -> SampleProcess:
-        """Return a new process of the sample, which the caller closes; raise ``ProcessDiedError`` if no template starts.
+        """Return a new process of the sample, which the caller closes; its random sequences begin with ``sample_seed``.
 
-        Its random sequences begin with ``sample_seed``.
+        Raises ``ProcessDiedError`` if no template starts.
         """
         try:
             await self.open()

@@ -433,7 +433,9 @@ class Leases(Generic[T]):
             self.remove(delivery.entry_id)
         async with self._renewing:  # a renewal on its way would make the lease new again
             if back:
-                await self._transport.scripts.run(transitions.hand_back(self._stream, self._worker, back, failed=failed))
+                await self._transport.scripts.run(
+                    transitions.hand_back(self._stream, self._worker, back, failed=failed)
+                )
 
 
 @dataclass

@@ -132,7 +132,7 @@ class WeightServer:
             threading.Thread(target=self._serve, args=(connection,), name="weights-send", daemon=True).start()
 
     def _admit(self, connection: socket.socket, address: str) -> None:
-        """Register a connection without proof; break the oldest one, of its address or of all, if there are too many."""
+        """Register a connection without proof; break the oldest one if its address, or all, have too many."""
         with self._lock:
             of_address = [each for each, other in self._unproven.items() if other == address]
             if len(of_address) >= _MAX_UNPROVEN_OF_ADDRESS:

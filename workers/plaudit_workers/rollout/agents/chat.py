@@ -165,8 +165,8 @@ class ChatSuffix:
             end = tokenizer.decode([ended[closing]]) if closing is not None else ""
             if closing is not None and ended[closing] not in engine_ends(tokenizer) and end not in stop:
                 return (
-                    f"the chat template ends a turn with {end!r}, which is no end of a sequence for the model: the policy "
-                    "writes on behind it. Name it in rollout.sampling.stop, or in eos_token_id of the model's "
+                    f"the chat template ends a turn with {end!r}, which is no end of a sequence for the model: the "
+                    "policy writes on behind it. Name it in rollout.sampling.stop, or in eos_token_id of the model's "
                     "generation_config.json"
                 )
         return ""
@@ -284,9 +284,7 @@ class ToolCallParser:
         opened: the chat template opens a thought for the policy (``opens_reasoning``).
     """
 
-    def __init__(
-        self, name: str, tokenizer: Any, tools: Sequence[dict[str, Any]], *, opened: bool = False
-    ) -> None:
+    def __init__(self, name: str, tokenizer: Any, tools: Sequence[dict[str, Any]], *, opened: bool = False) -> None:
         self._name = name
         self._opened = opened
         self._read = _READERS.get(name, _vllm_reader)(name, tokenizer, tools)
@@ -300,7 +298,7 @@ class ToolCallParser:
             logger.debug("the tool parser raised on an empty text", parser=name, error=repr(error))
 
     def parse(self, text: str) -> ParsedTurn:
-        """Split a turn into its text and its calls; text that is no valid call, or part of the reasoning, stays text."""
+        """Split a turn into its text and its calls; what is no valid call, or stands in reasoning, stays text."""
         try:
             reasoning, rest = self._split(text)
             turn = self._read(rest)

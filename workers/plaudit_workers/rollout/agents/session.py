@@ -488,7 +488,9 @@ def _message(message: Any, place: int) -> dict[str, Any]:
     if not isinstance(calls, list):
         raise RequestError(f"messages[{place}].tool_calls is {shown(calls)}; give a list of calls", "messages")
     if calls:
-        read["tool_calls"] = [_call(call, f"messages[{place}].tool_calls[{number}]") for number, call in enumerate(calls)]
+        read["tool_calls"] = [
+            _call(call, f"messages[{place}].tool_calls[{number}]") for number, call in enumerate(calls)
+        ]
     return read
 
 
