@@ -22,7 +22,7 @@ from plaudit_workers.agents.messages import FinishedSample, Program
 from plaudit_workers.agents.processes import AgentProcesses
 from plaudit_workers.rollout.agents.endpoint import EndpointAgent, EndpointServer
 from plaudit_workers.rollout.agents.session import ChatFormats, EndpointSession, RequestError, parse_request
-from plaudit_workers.rollout.engine import EngineFailedError
+from plaudit_workers.rollout.engine import EngineFailedError, RequestRefusedError
 from plaudit_workers.rollout.prompt_work import SampleRun, sample_body
 from plaudit_workers.rollout.scripted import Constant, Script, ScriptedEngine
 from plaudit_workers.rollout.vllm_arguments import prepare_environment
@@ -459,6 +459,33 @@ async def test_a_request_that_breaks_the_template_costs_the_request_only(server,
             last = await client.post(f"{server.url}/chat/completions", json={"messages": [user]})
     assert {answer.status_code for answer in answers} <= {200, 400}
     assert answers[0].status_code == last.status_code == 200
+
+
+async def test_a_large_request_does_not_hold_up_the_others(server, chat_formats) -> None:
+    ticks = 0
+
+    async def generate(ids, max_tokens=None, stop=()):
+        assert len(ids) > 1 << 19
+        raise RequestRefusedError(f"the prompt has {len(ids)} tokens")
+
+    async def tick():
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.005)
+            ticks += 1
+
+    session = EndpointSession(prompt_of(), generate, chat_formats, 100)
+    ticking = asyncio.create_task(tick())
+    large = {"messages": [{"role": "user", "content": "b" * (1 << 20)}]}
+    with server.serving(session) as key:
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=60) as client:
+            answer = await client.post(f"{server.url}/chat/completions", json=large)
+            large["messages"] *= 4
+            refused = await client.post(f"{server.url}/chat/completions", json=large)
+    ticking.cancel()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert "more than 4 MiB" in refused.json()["error"]["message"]
+    assert ticks > 20
 
 
 async def test_defaults_and_the_jobs_own_values_replace_nothing() -> None:

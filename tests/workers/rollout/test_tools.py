@@ -370,6 +370,14 @@ async def test_verl_classes_are_created_executed_and_released_around_each_call(o
     assert body.sample.tool_rewards == [0.5, 0.5]
 
 
+@pytest.mark.parametrize("written", [5, {"count": 5}, {"count": {"create_kwargs": [5]}}])
+async def test_arguments_of_create_in_another_form_cost_their_sample(open_agent, hold, written) -> None:
+    async with open_agent() as agent:
+        _, (body,) = await hold(agent, "5", extra_info={"tools_kwargs": written})
+    assert body.sample.failure.outcome == "data_error"
+    assert body.sample.failure.reason.startswith(f"extra_info.tools_kwargs is {written}; give {{tool: ")
+
+
 MCP_SERVER = """
 from mcp.server import MCPServer
 

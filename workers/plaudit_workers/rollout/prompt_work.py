@@ -30,6 +30,7 @@ from plaudit_workers.stream.consumer import dead_letter, discard, publish, unpub
 from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
+_MOST_REASON_CHARACTERS = 4000
 _TURN_STRIDE = 1 << 32
 """Keeps the seeds of one sample's later turns apart from the first turns of other samples."""
 
@@ -150,7 +151,9 @@ class SampleRun:
         except (EngineFailedError, RequestRefusedError):
             raise
         except AgentError as error:
-            trajectory = await self.failed(AgentReward(error.outcome, reason=plain_text(str(error))))
+            trajectory = await self.failed(
+                AgentReward(error.outcome, reason=plain_text(str(error)[:_MOST_REASON_CHARACTERS]))
+            )
         except Exception as error:  # agents, templates and parsers run on what users and the policy wrote
             trajectory = await self.failed(AgentReward("data_error", reason=shown_error(error)))
         finally:
@@ -250,7 +253,8 @@ class SampleRun:
 
 def shown_error(error: Exception) -> str:
     """Return an exception as the reason of a sample; data that cannot travel tells its place and the remedy."""
-    return plain_text(str(error) if isinstance(error, PlainDataError) else f"{type(error).__name__}: {error}")
+    text = str(error) if isinstance(error, PlainDataError) else f"{type(error).__name__}: {error}"
+    return plain_text(text[:_MOST_REASON_CHARACTERS])
 
 
 def sample_body(

@@ -49,7 +49,7 @@ MODEL = "policy"
 """The id of the model; requests may name any."""
 _KEEP_ALIVE_S = 75
 _END_WITHIN_S = 2
-_MOST_BYTES = 16 << 20
+_MOST_BYTES = 4 << 20
 _LOOPBACK = "127.0.0.1,localhost"
 
 

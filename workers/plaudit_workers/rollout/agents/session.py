@@ -34,6 +34,7 @@ _MOST_KEPT = 64
 """Chat formats."""
 _MOST_REFUSED = 16
 """Requests beyond a limit after which the program is killed."""
+_LARGE_BYTES = 64 << 10
 _TOO_LONG = "context_length_exceeded"
 _USED = ("messages", "model", "tools", "stop", "max_tokens", "max_completion_tokens", "stream", "stream_options")
 _WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier", "extra_body")
@@ -101,7 +102,11 @@ class EndpointSession:
         """Generate the next turn; raise ``RequestError`` if its messages cannot be rendered, or at a limit."""
         chat_format, tools = self._format(request.tools), _tools_key(request.tools)
         history = tuple(map(_message_key, request.messages))
-        prompt_ids, parent = self._prompt(chat_format, request, tools, history)
+        if request.num_bytes < _LARGE_BYTES:
+            prompt_ids, parent = self._prompt(chat_format, request, tools, history)
+        else:  # a megabyte takes seconds, in which no lease of the rollout could be renewed
+            async with self._chat_formats.large:
+                prompt_ids, parent = await asyncio.to_thread(self._prompt, chat_format, request, tools, history)
         limit = self._room(prompt_ids, parent)
         number, self._num_requests = self._num_requests, self._num_requests + 1
         self.replaced.update(request.replaced)
@@ -341,6 +346,8 @@ class ChatFormats:
         self._arguments = arguments
         self._parser = parser
         self._kept: OrderedDict[str, ChatFormat] = OrderedDict()
+        self.large = asyncio.Lock()
+        """Held while a large request is tokenised in a thread: one at a time."""
 
     def of(self, tools: Sequence[dict[str, Any]]) -> ChatFormat:
         """Return the chat format of a list of tools."""
@@ -392,6 +399,8 @@ class ChatRequest:
     include_usage: bool = False
     replaced: tuple[str, ...] = ()
     """Names of parameters in whose place the job's values are used."""
+    num_bytes: int = 0
+    """Of its body."""
 
 
 def parse_request(body: bytes, sampling: Sampling) -> ChatRequest:
@@ -423,6 +432,7 @@ def parse_request(body: bytes, sampling: Sampling) -> ChatRequest:
         stream=bool(document.get("stream")),
         include_usage=bool(options.get("include_usage")),
         replaced=tuple(sorted(_replaced(document, sampling))),
+        num_bytes=len(body),
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 
 from plaudit_job.spec.rollout import AgentSpec
 from plaudit_wire.messages import Prompt
+from plaudit_wire.plain import shown
 from plaudit_wire.records import AgentReward, CallOutcome, CallRecord
 from plaudit_workers.agents.messages import (
     AskEnvironment,
@@ -149,7 +150,7 @@ class ToolProcess:
 
     async def _call(self, process: SampleProcess, call: ParsedCall, began: float, wait_s: float) -> CallEnd:
         name, limit_s = call.name, self._tools[call.name].timeout_s
-        create = dict(self._create_arguments.get(name, {}))
+        create = self._create_arguments.get(name, {})
         outcome: CallOutcome = "killed"
         try:
             result = await self._answer(process, lambda number: CallTool(number, name, call.arguments, create), limit_s)
@@ -235,9 +236,7 @@ class ToolAgent:
 
     async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
         """Hold one conversation."""
-        written: Any = prompt.extra_info.get("tools_kwargs") or {}
-        create = {name: (of_tool or {}).get("create_kwargs") or {} for name, of_tool in dict(written).items()}
-        async with ToolProcess(self.processes, self.tools, create) as process:
+        async with ToolProcess(self.processes, self.tools, _create_arguments(prompt)) as process:
             conversation = self.conversation(prompt, generate, process)
             try:
                 async with asyncio.timeout(self.limits.seconds):
@@ -252,6 +251,16 @@ class ToolAgent:
     def conversation(self, prompt: Prompt, generate: Generate, process: ToolProcess) -> Conversation:
         """Return a conversation that ``hold`` leads."""
         return Conversation(self, prompt, generate, process)
+
+
+def _create_arguments(prompt: Prompt) -> dict[str, dict[str, Any]]:
+    """Return the arguments of ``create`` of verl's tools, by the tool's name, from the data row."""
+    written: Any = prompt.extra_info.get("tools_kwargs") or {}
+    tools = {name: of_tool or {} for name, of_tool in written.items()} if isinstance(written, dict) else {"": written}
+    create = {name: tool.get("create_kwargs") or {} if isinstance(tool, dict) else tool for name, tool in tools.items()}
+    if not all(isinstance(arguments, dict) for arguments in create.values()):
+        raise AgentError(f"extra_info.tools_kwargs is {shown(written)}; give {{tool: {{create_kwargs: {{…}}}}}}")
+    return create
 
 
 class Conversation:
