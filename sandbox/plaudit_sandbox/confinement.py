@@ -115,7 +115,8 @@ def hide_neighbours(own: Path) -> bool:
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name != on_the_way:
-                    _allow(ruleset, Path(entry.path), handled, of_file)
+                    with contextlib.suppress(OSError):  # of a file system without rules: it stays refused
+                        _allow(ruleset, Path(entry.path), handled, of_file)
     _restrict_by(ruleset)
     return True
 

@@ -9,7 +9,7 @@ import pytest
 from plaudit_wire.messages import PolicyVersion, Sampling
 from plaudit_workers.agents.messages import Trajectory
 from plaudit_workers.rollout.agents.agent import SingleTurn
-from plaudit_workers.rollout.engine import EngineFailedError
+from plaudit_workers.rollout.engine import EngineFailedError, RequestRefusedError
 from plaudit_workers.rollout.scripted import Constant, Script, ScriptedEngine, Uniform
 from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
 from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
@@ -338,6 +338,43 @@ async def test_a_trajectory_that_cannot_travel_costs_its_sample_only(run, start_
     assert len(reasons) == len(UNFIT)
     assert all(any(part in reason for reason in reasons) for part in UNFIT)
     assert [sample.completion[0]["content"] for sample in samples if sample.failure is None] == ["half \ufffd"]
+
+
+class RefusesLong(ScriptedEngine):
+    """An engine with a short model."""
+
+    async def generate(self, request):
+        if len(request.prompt_ids) > 4:
+            raise RequestRefusedError("longer than the model's length")
+        return await super().generate(request)
+
+
+class Continues:
+    async def run(self, prompt, generate) -> Trajectory:
+        trajectory = Trajectory()
+        trajectory.add_turn(await generate([1, 2]))
+        trajectory.add_turn(await generate([1, 2, *trajectory.response_ids]))
+        return trajectory
+
+
+async def test_a_conversation_beyond_the_models_length_ends_its_sample_and_a_prompt_beyond_it_is_poison(
+    run, start_worker
+) -> None:
+    await run.announce(0)
+    await run.admit("t-0-1.0", n=1)
+    await run.admit("t-1-1.0", n=1, prompt_ids=np.arange(9, dtype="<i4").tobytes())
+    async with start_worker(RefusesLong(Script()), agent=Continues()):
+        (sample,) = (await run.published("t-0-1.0", 1)).samples
+
+        async def ended() -> bool:
+            return all(sample.scoring for sample in (await run.trainer.read("t-1-1.0")).samples)
+
+        await until(ended)
+    assert sample.body.sample.failure.outcome == "data_error"
+    assert "longer than the model's length" in sample.body.sample.failure.reason
+    (refused,) = (await run.trainer.read("t-1-1.0")).samples
+    assert refused.scoring.outcome == "poison"
+    assert "longer than the model's length" in refused.scoring.reason
 
 
 class EndsOnTwo(ScriptedEngine):

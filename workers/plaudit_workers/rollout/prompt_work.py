@@ -148,7 +148,7 @@ class SampleRun:
         sample_seed.set(self.prompt.seed + self.index)
         try:
             trajectory = await self._run(agent)
-        except (EngineFailedError, RequestRefusedError):
+        except EngineFailedError:
             raise
         except AgentError as error:
             trajectory = await self.failed(
