@@ -171,6 +171,26 @@ def test_only_valid_calls_outside_of_reasoning_are_run_and_everything_else_stays
     assert (parsed.content, [call.name for call in parsed.calls]) == (text if content is None else content, names)
 
 
+LLAMA = {
+    '{"name": "get_time"}': ["get_time"],
+    '{"name": "Paris"}': [],
+    '{"name": "Paris", "population": 2}': [],
+    '<|python_tag|>{"name": "f", "parameters": {"x": "}"}}; {"name": "f", "parameters": {x}}': ["f"],
+    '{"name": "f", "parameters": {"name": "g", "arguments": {}': [],
+    '{"name": "f", "parameters": {x: {"name": "g", "arguments": {}}}} {"name": "f", "arguments": null}': [],
+    '{"name": "f", "parameters": {}} {"name": "get_time", "arguments": null}': ["f", "get_time"],
+    '{"a":' * 5000: [],
+}
+"""A turn of Llama and the names of its calls."""
+
+
+@pytest.mark.parametrize("text", LLAMA)
+def test_llamas_calls_are_objects_with_the_name_of_a_tool_or_with_arguments(text) -> None:
+    parsed = ToolCallParser("llama3_json", None, TOOLS).parse(text)
+    assert [call.name for call in parsed.calls] == LLAMA[text]
+    assert parsed.content == text or parsed.calls
+
+
 def test_a_template_that_opens_the_thought_begins_every_turn_inside_of_it() -> None:
     tokenizer = chat_tokenizer()
     assert not opens_reasoning(ChatTemplate(tokenizer))

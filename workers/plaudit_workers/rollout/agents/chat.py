@@ -18,7 +18,7 @@ import functools
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -312,7 +312,7 @@ class ToolCallParser:
     def _split(self, text: str) -> tuple[str, str]:
         if self._name in ("openai", "hf"):
             return "", text
-        calls = [place for place, _ in _hermes_calls(text)] if self._name == "hermes" else []
+        calls = [place for place, _ in _hermes_calls(text)] if _READERS.get(self._name) is _hermes_reader else []
         return _without_reasoning(text, opened=self._opened, calls=calls)
 
 
@@ -462,6 +462,8 @@ def _without_reasoning(text: str, *, opened: bool, calls: Sequence[range] = ()) 
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 _JSON = json.JSONDecoder()
+_BRACE = re.compile("[{}]")
+_PYTHON_TAG = "<|python_tag|>"
 
 
 def _hermes_reader(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> _Reader:
@@ -471,16 +473,53 @@ def _hermes_reader(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -
     may be absent.
     """
 
-    def read(text: str) -> ParsedTurn:
-        content, calls, end = [], [], 0
-        for place, call in _hermes_calls(text):
-            content.append(text[end : place.start])
-            calls.append(call)
-            end = place.stop
-        content.append(text[end:])
-        return ParsedTurn("".join(part for part in content if part.strip()), calls) if calls else ParsedTurn(text, [])
+    return lambda text: _turn_of(text, _hermes_calls(text))
 
-    return read
+
+def _llama_reader(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> _Reader:
+    """Read calls as Llama 3 and 4 write them: JSON objects with ``name`` and ``parameters``, or ``arguments``.
+
+    They stay text or are calls as in ``_hermes_reader``. Without arguments the name must be that of a tool.
+    """
+    known = {tool["function"]["name"] for tool in tools}
+    return lambda text: _turn_of(text, _llama_calls(text, known))
+
+
+def _turn_of(text: str, found: Iterable[tuple[range, ParsedCall]]) -> ParsedTurn:
+    """Return a turn with these calls at their places; the rest, without what separates calls, is its content."""
+    content, calls, end = [], [], 0
+    for place, call in found:
+        content.append(text[end : place.start])
+        calls.append(call)
+        end = place.stop
+    content.append(text[end:])
+    return ParsedTurn("".join(part for part in content if part.strip("; \n")), calls) if calls else ParsedTurn(text, [])
+
+
+def _llama_calls(text: str, known: Set[str]) -> Iterator[tuple[range, ParsedCall]]:
+    """Yield the calls and their places."""
+    start = text.find("{")
+    while start >= 0:
+        try:
+            value, stop = _JSON.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            value, stop = {}, _end_of_braces(text, start)
+        name = value.get("name")
+        arguments = value.get("parameters", value.get("arguments"))
+        if isinstance(name, str) and name and (arguments is not None or name in known):
+            begin = start - len(_PYTHON_TAG) if text.endswith(_PYTHON_TAG, 0, start) else start
+            yield range(begin, stop), _call(name, {} if arguments is None else arguments)
+        start = text.find("{", stop)
+
+
+def _end_of_braces(text: str, start: int) -> int:
+    """Return the place behind the braces that begin at ``start``; the end if they are not closed."""
+    depth = 0
+    for brace in _BRACE.finditer(text, start):
+        depth += 1 if brace[0] == "{" else -1
+        if not depth:
+            return brace.end()
+    return len(text)
 
 
 def _hermes_calls(text: str) -> Iterator[tuple[range, ParsedCall]]:
@@ -510,6 +549,9 @@ def _after_space(text: str, place: int) -> int:
 
 _READERS: dict[str, Callable[[str, Any, Sequence[dict[str, Any]]], _Reader]] = {
     "hermes": _hermes_reader,
+    "qwen3_json": _hermes_reader,
+    "llama3_json": _llama_reader,
+    "llama4_json": _llama_reader,
     "openai": _harmony_reader,
     "hf": _response_template_reader,
 }
