@@ -472,7 +472,6 @@ def _hermes_reader(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -
     What is no valid call stays text, also beside valid ones: vLLM's parser of this name drops them all then. Arguments
     may be absent.
     """
-
     return lambda text: _turn_of(text, _hermes_calls(text))
 
 
