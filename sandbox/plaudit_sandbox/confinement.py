@@ -24,6 +24,7 @@ import errno
 import os
 import platform
 import re
+import stat
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -34,7 +35,10 @@ from plaudit_wire.errors import ConfigurationError
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _ASK_VERSION = 1
 _PATH_BENEATH = 1
-_READ_FILE, _READ_FOLDER = 1 << 2, 1 << 3
+_WRITE_FILE, _READ_FILE, _READ_FOLDER = 1 << 1, 1 << 2, 1 << 3
+_MAKE_BLOCK, _REFER, _TRUNCATE = 1 << 11, 1 << 13, 1 << 14
+_CHANGING = 0x7FFF & ~(1 | _READ_FOLDER)
+"""Reading, writing, making, moving and removing files; not executing (1) and listing."""
 _NUM_FILE_RIGHTS: Final = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 """ABI → rights on files that it knows, the lowest bits; newer versions know at least those of 5."""
 _NETWORK_RIGHTS = 0b11
@@ -63,33 +67,84 @@ def make_ruleset(readable: Iterable[Path]) -> int:
     attributes = b"".join(struct.pack("=Q", part) for part in parts if part is not None)
     ruleset = _call(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     for path in readable:
-        _allow_reading(ruleset, path)
+        _allow(ruleset, path.resolve(), _READ_FILE | _READ_FOLDER, _READ_FILE)
     return ruleset
 
 
-def keep_signals_inside() -> bool:
-    """Forbid this thread, and all that it starts, to signal processes outside; ``no_new_privs`` must be set.
+def keep_apart(*, hides: bool = False) -> bool:
+    """Begin a domain of its own for this thread and all that it starts; ``no_new_privs`` must be set.
 
-    Files and network stay as they are. Returns False where this kernel has no such scope (before Linux 6.12).
+    No process outside can be traced, its memory and environment cannot be read, and (ABI 6) it cannot be signalled.
+    Files and network stay as they are, except that nothing can be mounted before ABI 6 and no file moved to another
+    folder before ABI 2. Returns False where this kernel has no Landlock.
+
+    Args:
+        hides: ``hide_neighbours`` follows. Once any domain of a process handles files, one that says nothing about
+            moving them to other folders forbids it.
     """
-    if abi() < _SCOPES_SINCE:
+    version = abi()
+    if not version:
         return False
-    attributes = struct.pack("=QQQ", 0, 0, _SIGNALS)
-    ruleset = _call(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
-    restrict(ruleset)
-    os.close(ruleset)
+    forgo_capabilities()
+    scopes = _SIGNALS if version >= _SCOPES_SINCE else None
+    # A domain handles something: without scopes these, which are then allowed everywhere.
+    handled = _MAKE_BLOCK | (_REFER if version >= 2 else 0) if hides or scopes is None else 0
+    ruleset = _ruleset(handled, scopes)
+    _allow(ruleset, Path("/"), handled, 0)
+    _restrict_by(ruleset)
     return True
 
 
-def _allow_reading(ruleset: int, path: Path) -> None:
+def hide_neighbours(own: Path) -> bool:
+    """Take from this thread, and all that it starts, the files in the folders beside ``own``.
+
+    Landlock knows only what is allowed: everything that exists but ``own``'s siblings. So in the folders above ``own``
+    nothing new can be made. Listing and executing stay allowed everywhere; nothing can be mounted. Returns False where
+    there is no Landlock.
+    """
+    version = abi()
+    if not version:
+        return False
+    known = (1 << _NUM_FILE_RIGHTS[min(version, 5)]) - 1
+    handled, of_file = _CHANGING & known, (_READ_FILE | _WRITE_FILE | _TRUNCATE) & known
+    ruleset = _ruleset(handled, None)
+    own = own.resolve()
+    _allow(ruleset, own, handled, of_file)
+    for folder in own.parent.parents:
+        on_the_way = own.parent.relative_to(folder).parts[0]
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name != on_the_way:
+                    with contextlib.suppress(OSError):  # of a file system without rules: it stays refused
+                        _allow(ruleset, Path(entry.path), handled, of_file)
+    _restrict_by(ruleset)
+    return True
+
+
+def _ruleset(file_rights: int, scopes: int | None) -> int:
+    parts = [file_rights] if scopes is None else [file_rights, 0, scopes]
+    attributes = struct.pack(f"={len(parts)}Q", *parts)
+    return _call(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
+
+
+def _restrict_by(ruleset: int) -> None:
     try:
-        opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        restrict(ruleset)
+    finally:
+        os.close(ruleset)
+
+
+def _allow(ruleset: int, path: Path, of_folder: int, of_file: int) -> None:
+    """Allow these rights on a path and below it; leave out one that this process may not open, and links."""
+    try:
+        opened = os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return
     try:
-        rights = _READ_FILE | _READ_FOLDER if path.is_dir() else _READ_FILE
-        rule = struct.pack("=Qi", rights, opened)
-        _call(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint32(0))
+        mode = os.fstat(opened).st_mode
+        if rights := 0 if stat.S_ISLNK(mode) else of_folder if stat.S_ISDIR(mode) else of_file:
+            rule = struct.pack("=Qi", rights, opened)
+            _call(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint32(0))
     finally:
         os.close(opened)
 
@@ -285,6 +340,23 @@ def prctl(option: int, first: int, second: int = 0) -> None:
     arguments = [ctypes.c_ulong(value) for value in (first, second, 0, 0)]
     if _libc.prctl(option, *arguments) != 0:
         raise OSError(ctypes.get_errno(), f"prctl {option}")
+
+
+_ACROSS = 1 << 16 | 1 << 17 | 1 << 19 | 1 << 21 | 1 << 38 | 1 << 39
+"""Modules, raw input and output, ptrace, administration, perfmon, bpf: with these a root sees other processes all the
+same (``linux/capability.h``; with perfmon the kernel does not even ask Landlock)."""
+
+
+def forgo_capabilities() -> None:
+    """Drop, for good, the capabilities with which a root looks into other processes; ``no_new_privs`` must be set."""
+    header = struct.pack("=Ii", _CAPABILITIES_VERSION_3, 0)
+    held = ctypes.create_string_buffer(24)
+    if _libc.capget(header, held) != 0:
+        raise OSError(ctypes.get_errno(), "capget")
+    words = struct.unpack("=6I", held.raw)  # effective, permitted, inheritable: first the lower halves, then the upper
+    kept = [word & ~(_ACROSS >> (32 * (place // 3)) & 0xFFFFFFFF) for place, word in enumerate(words)]
+    if _libc.capset(header, struct.pack("=6I", *kept)) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
 
 
 NOBODY = 65534

@@ -7,6 +7,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -64,6 +65,48 @@ def test_everything_else_has_no_value(returned: Any, outcome: str, reason: str) 
 def test_extras_keep_numbers_and_texts_and_leave_out_other_values() -> None:
     score = to_score({"score": 1, "acc": True, "text": "t" * 3000, "nan": math.nan, "none": None, "list": [1, "a"]})
     assert score.extra == {"acc": 1.0, "text": "t" * 2000, "list": '[1, "a"]'}
+
+
+class Unreadable:
+    def __float__(self) -> float:
+        raise RuntimeError("no number")
+
+    __str__ = __repr__ = __float__  # type: ignore[assignment]
+
+
+endless: list[Any] = []
+endless.append(endless)
+
+
+@pytest.mark.parametrize(
+    ("item", "kept"),
+    [
+        (1 << 67, float(1 << 67)),
+        (10**400, str(10**400)),
+        ([10**5000], "a list"),
+        ("half \ud800", "half \ufffd"),
+        ({"n": 1 << 67}, f'{{"n": {1 << 67}}}'),
+        ({1: {2}, "nan": math.nan}, '{"1": [2], "nan": null}'),
+        ({(1,): 2}, "{(1,): 2}"),
+        (b"\xff", "\"b'\\\\xff'\""),
+        (endless, "[[...]]"),
+        (Unreadable(), "a Unreadable"),
+        ([Unreadable()], "a list"),
+    ],
+)
+def test_no_extra_loses_the_score(item: Any, kept: float | str) -> None:
+    score = to_score({"score": 1, "item": item, "\udfff": 1})
+    assert (score.outcome, score.value, score.extra) == ("scored", 1.0, {"item": kept, "\ufffd": 1.0})
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(score), type=Score) == score
+
+
+def test_a_value_that_cannot_be_read_costs_its_own_sample() -> None:
+    class Hostile(dict[str, Any]):
+        def __contains__(self, key: object) -> bool:
+            raise RuntimeError("no keys")
+
+    scores = to_scores([1.0, Hostile(), Unreadable(), Score("unknown")], 4)  # type: ignore[arg-type]
+    assert [score.outcome for score in scores] == ["scored", "data_error", "data_error", "data_error"]
 
 
 def test_the_judges_texts_of_a_tuple_are_extras() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.hub import cached_file
 
 from plaudit_wire.errors import RefusedError
 
@@ -24,11 +29,45 @@ def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
         if model.chat_template:
             with open(model.chat_template, encoding="utf-8") as file:
                 tokenizer.chat_template = file.read()
+        setattr(tokenizer, _MODEL_ENDS, _model_ends(model))
     # Tokenizers fail to load with every kind of exception, their own Rust ones included.
     except Exception as error:
         field = "model.tokenizer" if model.tokenizer else "model.source"
         raise RefusedError(loading_message("tokenizer", field, source, error)) from error
     return tokenizer
+
+
+_MODEL_ENDS = "_plaudit_model_ends"
+"""Attribute of a tokenizer: the ends of sequences that its model's own files name."""
+_CALL_SYNTAX = re.compile("tool|call|function|think|python|arg", re.IGNORECASE)
+
+
+def _model_ends(model: ModelSpec) -> frozenset[int]:
+    """Return ``eos_token_id`` of the model's generation_config.json, else of its config.json, as vLLM reads them."""
+    for name in ("generation_config.json", "config.json"):
+        with contextlib.suppress(OSError, ValueError):
+            path = cached_file(model.source, name, revision=model.revision)
+            ends = json.loads(Path(path or "").read_text(encoding="utf-8")).get("eos_token_id")
+            if ends is not None:
+                return frozenset(ends if isinstance(ends, list) else [ends])
+    return frozenset()
+
+
+def engine_ends(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Return the tokens at which the engine ends a turn: the tokenizer's and the model's ends of sequences."""
+    own = tokenizer.eos_token_id
+    return frozenset(getattr(tokenizer, _MODEL_ENDS, ())) | ({own} if isinstance(own, int) else frozenset())
+
+
+def turn_ends(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Return the tokens that are no text at the end of a turn.
+
+    Beside the engine's these are the special tokens, one of which may be a stop text, such as ``<|eom_id|>``; but not
+    those that close a call or a thought.
+    """
+    added = tokenizer.added_tokens_decoder.items()
+    special = (number for number, token in added if token.special and not _CALL_SYNTAX.search(token.content))
+    return engine_ends(tokenizer) | frozenset((*tokenizer.all_special_ids, *special))
 
 
 def loading_message(what: str, field: str, source: str, error: Exception) -> str:

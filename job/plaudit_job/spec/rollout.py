@@ -133,6 +133,9 @@ class AgentSpec(Section):
     """The program, by its name or path, and its arguments, for ``endpoint``; ``path`` is appended. It reads its prompt
     as JSON from its standard input, and ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` from its environment. Default empty:
     Python, for ``path``."""
+    ground_truth: bool = False
+    """For ``endpoint``: the program reads its row's ``ground_truth``. What the policy writes may run beside it, in its
+    working folder, and read it as well. Default false."""
     url: str = Field(default="", pattern=r"^(https?://.*)?$")
     """URL of an OpenEnv server or of a resources server of NeMo Gym, for ``environment`` instead of ``path`` and
     ``class``."""

@@ -34,7 +34,11 @@ from plaudit_reward.functions.forms import (
 from plaudit_reward.functions.result import Description, Target, to_score, to_scores
 from plaudit_reward.scorer import Score
 from plaudit_wire.errors import ConfigurationError, InfrastructureError, ScoreTimeoutError
+from plaudit_wire.plain import plain_text
 from plaudit_wire.records import Sample
+
+USER_MODULE = "plaudit_user_file_"
+"""Beginning of the names of users' files as modules."""
 
 
 def import_user_file(path: str, what: str = "reward file") -> ModuleType:
@@ -48,7 +52,7 @@ def import_user_file(path: str, what: str = "reward file") -> ModuleType:
     folder = str(file.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)
-    name = f"plaudit_user_file_{file.stem}"
+    name = f"{USER_MODULE}{file.stem}"
     specification = importlib.util.spec_from_file_location(name, file)
     if specification is None or specification.loader is None:
         raise ConfigurationError(f"{path} is not a Python file: its name must end in .py")
@@ -104,10 +108,13 @@ def is_infrastructure(error: BaseException) -> bool:
 
 def failed_score(error: BaseException, path: str) -> Score:
     """Return the score of a call that raised; the reason names the line in the user's file ``path``."""
-    reason = f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARACTERS]
+    try:
+        reason = plain_text(f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARACTERS])
+    except BaseException:  # the error's own code
+        reason = type(error).__name__
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     if frames:
-        reason += f" ({path}:{frames[-1].lineno} in {frames[-1].name})"
+        reason += plain_text(f" ({path}:{frames[-1].lineno} in {frames[-1].name})")
     if isinstance(error, ScoreTimeoutError):
         return Score.failed("timeout", reason)
     return Score.failed("infra_error" if is_infrastructure(error) else "data_error", reason)

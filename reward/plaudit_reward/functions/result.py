@@ -14,14 +14,18 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import islice
 from typing import Any, Literal
 
 import msgspec
 
 from plaudit_reward.scorer import Score
+from plaudit_wire.plain import PlainDataError, plain, plain_text, shown
+from plaudit_wire.records import OUTCOMES
 
 _MAX_TEXT_CHARACTERS = 2_000
 """Longer texts in ``extra`` are cut, because every score carries them."""
+_MAX_EXTRAS = 256
 _EXPECTED = "return a number, None, a dict with 'score', a (score, request_text, explanation) tuple, or a Score"
 
 
@@ -34,12 +38,16 @@ def to_score(value: Any) -> Score:
         number = _from_number(value.value, extra_of(value.extra))
         if value.outcome == "scored":
             return number
-        return Score(value.outcome, reason=str(value.reason), extra=number.extra)
+        if value.outcome not in OUTCOMES:
+            return Score.failed("data_error", f"returned the outcome {shown(value.outcome)}; {_EXPECTED}")
+        return Score(value.outcome, reason=_text(value.reason), extra=number.extra)
     if isinstance(value, Mapping):
         if "score" not in value:
-            keys = ", ".join(map(str, value)) or "none"
-            return Score.failed("data_error", f"returned a dict without 'score' (its keys: {keys})")
-        return _from_number(value["score"], extra_of({str(key): item for key, item in value.items() if key != "score"}))
+            keys = ", ".join(_text(key) for key in value) or "none"
+            return Score.failed(
+                "data_error", f"returned a dict without 'score' (its keys: {keys[:_MAX_TEXT_CHARACTERS]})"
+            )
+        return _from_number(value["score"], extra_of({key: item for key, item in value.items() if key != "score"}))
     if isinstance(value, tuple):
         if len(value) != 3:
             return Score.failed("data_error", f"returned a tuple of {len(value)}; {_EXPECTED}")
@@ -52,11 +60,19 @@ def to_scores(values: Any, count: int) -> list[Score]:
     """Return the scores of a group's list; a ``data_error`` for each sample if it is not a list of ``count`` values."""
     if not isinstance(values, str | Mapping) and hasattr(values, "__len__") and hasattr(values, "__iter__"):
         if len(values) == count:
-            return [to_score(value) for value in values]
+            return [_score_of_one(value) for value in values]
         reason = f"returned {len(values)} scores for {count} samples"
     else:
         reason = f"returned {type(values).__name__} instead of a list of {count} scores"
     return [Score.failed("data_error", reason)] * count
+
+
+def _score_of_one(value: Any) -> Score:
+    """Return the score of one value of a list; one that cannot be read costs its own sample."""
+    try:
+        return to_score(value)
+    except Exception as error:  # the value's own code
+        return Score.failed("data_error", f"returned {shown(value)}, which cannot be read: {_text(error)}")
 
 
 def _from_number(value: Any, extra: dict[str, float | str]) -> Score:
@@ -66,32 +82,51 @@ def _from_number(value: Any, extra: dict[str, float | str]) -> Score:
         return Score("data_error", reason=f"returned {type(value).__name__}; {_EXPECTED}", extra=extra)
     try:
         number = float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        return Score(
-            "data_error", reason=f"returned {type(value).__name__}, which is not a number: {error}", extra=extra
-        )
+    except Exception as error:  # the value's own code
+        problem = f"returned {type(value).__name__}, which is not a number: {_text(error)}"
+        return Score("data_error", reason=problem, extra=extra)
     if not math.isfinite(number):
         return Score("data_error", reason=f"the value {number} is not finite", extra=extra)
     return Score("scored", number, extra=extra)
 
 
-def extra_of(items: Mapping[str, Any]) -> dict[str, float | str]:
-    """Return the further numbers and texts of a result; values that are not finite are left out, never made zero."""
-    return {key: plain for key, item in items.items() if (plain := _plain(item)) is not None}
+def extra_of(items: Mapping[Any, Any]) -> dict[str, float | str]:
+    """Return the further numbers and texts of a result; values that are not finite are left out, never made zero.
+
+    No extra loses its score: what has no plain form is shown as text. Beyond the first 256 they are left out.
+    """
+    named = ((_text(key), _extra(item)) for key, item in islice(items.items(), _MAX_EXTRAS))
+    return {key: item for key, item in named if item is not None}
 
 
-def _plain(item: Any) -> float | str | None:
+def _extra(item: Any) -> float | str | None:
     if item is None:
         return None
     if isinstance(item, str):
-        return item[:_MAX_TEXT_CHARACTERS]
+        return _text(item)
     if hasattr(item, "__float__"):
         try:
             number = float(item)
-        except (TypeError, ValueError, RuntimeError, OverflowError):
-            return str(item)[:_MAX_TEXT_CHARACTERS]
+        except Exception:  # the value's own code, or an integer that no float holds
+            return _text(item)
         return number if math.isfinite(number) else None
-    return json.dumps(item, default=str)[:_MAX_TEXT_CHARACTERS]
+    try:
+        return _text(json.dumps(plain(item)))
+    except PlainDataError:
+        pass
+    try:
+        return _text(json.dumps(item, default=str))
+    except Exception:  # keys that are no text, the value's own code, a structure without end
+        return shown(item)
+
+
+def _text(value: Any) -> str:
+    """Return a text of users' code, of limited length, as plain data."""
+    try:
+        text = str(value)[:_MAX_TEXT_CHARACTERS]
+    except Exception:  # the value's own code, or an integer of thousands of digits
+        return shown(value)
+    return plain_text(str.__str__(text))
 
 
 Scope = Literal["sample", "group", "combine", "answer", "answers"]

@@ -45,6 +45,7 @@ from plaudit_reward.isolation.messages import (
     LoadFunction,
     Started,
     Work,
+    num_scores,
 )
 from plaudit_reward.scorer import Score
 from plaudit_sandbox.lifetime import end_when_closed, end_with
@@ -70,20 +71,22 @@ def perform(function: UserFunction, work: Work, resolve: Resolve | None = None, 
 
 
 def finished(work: Work, seconds: float, scores: list[Score]) -> Finished:
-    """Return the report of one work; a score that cannot be encoded (no valid Unicode) becomes a ``data_error``."""
+    """Return the report of one work; a score that cannot be encoded becomes a ``data_error``."""
     report = Finished(work.id, seconds, scores)
     if any(score.extra or score.reason for score in scores):
         try:
             frame([report])
-        except (TypeError, ValueError, OverflowError) as error:
-            broken = Score.failed("data_error", f"the result cannot be encoded: {type(error).__name__}")
-            return Finished(work.id, seconds, [broken] * len(scores))
+        except (TypeError, ValueError, OverflowError):
+            return Finished(work.id, seconds, [_encodable(score) for score in scores])
     return report
 
 
-def num_scores(work: Work) -> int:
-    """Return how many scores a work must have."""
-    return len(work.values) if work.post_process else len(work.samples)
+def _encodable(score: Score) -> Score:
+    try:
+        frame([score])
+    except (TypeError, ValueError, OverflowError) as error:
+        return Score.failed("data_error", f"the result cannot be encoded: {type(error).__name__}")
+    return score
 
 
 _LOOK_UP_AFTER_S = 0.002

@@ -35,14 +35,17 @@ from plaudit_reward.isolation.messages import (
 )
 from plaudit_reward.isolation.start import Output, start_child
 from plaudit_wire.backoff import backoff_s
-from plaudit_wire.errors import ConfigurationError, ScoringError
+from plaudit_wire.errors import ConfigurationError, DataError, ScoringError
 from plaudit_wire.frames import READ_BYTES, Frames, frame, signal_name
 from plaudit_wire.logs import get_logger
+from plaudit_wire.plain import PlainDataError, plain
 
 logger = get_logger(__name__)
 _EXIT_WITHIN_S = 1.0
 """How long a child that closed its connection may take to exit, so that the message can name its exit code."""
 _LOOK_EVERY_S = 0.005
+_MOST_BYTES = 256 << 20
+"""Of a message that is not complete."""
 OnMessages = Callable[[list[FromChild]], None]
 OnExit = Callable[[str], None]
 """Called once, with a description of how it ended."""
@@ -59,6 +62,7 @@ class ChildProcess(asyncio.Protocol):
         self._on_messages = on_messages
         self._on_exit = on_exit
         self._frames = Frames()
+        self._unread_bytes = 0
         self._output = Output(name)
         self._connection: socket.socket | None = None
         self._transport: asyncio.Transport | None = None
@@ -80,7 +84,7 @@ class ChildProcess(asyncio.Protocol):
         self.send([self._load])
 
     def send(self, messages: list[Any]) -> None:
-        """Send the messages in one frame; never blocks."""
+        """Send the messages in one frame; never blocks. Raises for data that cannot be encoded."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame(messages))
 
@@ -96,10 +100,23 @@ class ChildProcess(asyncio.Protocol):
             await self._reaper
 
     def data_received(self, data: bytes) -> None:
-        """Pass complete messages of the child on."""
-        for body in self._frames.feed(data):
-            if self._reaper is None:
-                self._on_messages(messages_from_child(body))
+        """Pass complete messages of the child on; end one that sends nonsense or a flood."""
+        self._unread_bytes += len(data)
+        try:
+            for body in self._frames.feed(data):
+                self._unread_bytes = 0
+                if self._reaper is None:
+                    self._on_messages(messages_from_child(body))
+        except Exception as error:  # whatever it sent: the user's code has the connection as well
+            self._end(f"sent something that is no message ({error})")
+        if self._unread_bytes > _MOST_BYTES:
+            self._end(f"sent a message of more than {_MOST_BYTES >> 20} MiB")
+
+    def _end(self, how: str) -> None:
+        """Kill a child that does not keep to the protocol, and report its end."""
+        if self._reaper is None and self._process is not None:
+            self.kill()
+            self._on_exit(how)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Reap a child that ended or closed its connection."""
@@ -242,11 +259,21 @@ class Slot:
         return len(self.waiting) + len(self.running)
 
     def give(self, calls: list[PoolCall]) -> None:
-        """Send works to the child."""
+        """Send works to the child; a work that cannot be sent fails."""
+        calls = [call for call in calls if self._sent(call)] if not self._sent(*calls) else calls
         for call in calls:
             self.waiting[call.work.id] = call
             call.slot = self
-        self.child.send([call.work for call in calls])
+
+    def _sent(self, *calls: PoolCall) -> bool:
+        """Send works; return False, and fail a single one, if that is impossible."""
+        try:
+            self.child.send([call.work for call in calls])
+        except Exception as error:  # a value that no process can decode again
+            if len(calls) == 1:
+                calls[0].fail(DataError(f"the sample cannot be sent to the function: {_unfit(calls[0].work) or error}"))
+            return False
+        return True
 
     def take_back(self) -> list[PoolCall]:
         """Take back the works that have not begun, in order; ``begin`` returns one that begins all the same."""
@@ -295,6 +322,19 @@ class Slot:
         self.child.send([Drop(list(ids))])
 
 
+def _unfit(work: Work) -> str:
+    """Return which value of a work is no plain data; empty if it is another problem."""
+    parts = [(name, getattr(sample, name)) for sample in work.samples for name in _DATA]
+    for name, value in [*parts, ("values", work.values)]:
+        try:
+            plain(value, name)
+        except PlainDataError as error:
+            return str(error)
+    return ""
+
+
+_DATA = ("extra_info", "ground_truth", "messages", "completion", "environment")
+"""Fields of a sample that hold data of any form."""
 _LOAD_WITHIN_S = 300.0
 _MAX_FAILED_LOADS = 3
 _FIRST_RESTART_PAUSE_S, _MAX_RESTART_PAUSE_S = 0.2, 30.0
@@ -432,7 +472,7 @@ class ChildProcesses:
         if slot.ready:
             self._owner.on_messages(slot, messages)
             return
-        match messages[0]:
+        match messages[0] if messages else None:
             case FunctionLoaded(description):
                 slot.ready = True
                 self._failed_loads = 0

@@ -60,6 +60,11 @@ class Work(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The trace of the sample, or of the group's first one; empty: nothing is traced."""
 
 
+def num_scores(work: Work) -> int:
+    """Return how many scores a work must have."""
+    return len(work.values) if work.post_process else len(work.samples)
+
+
 class Drop(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Drop works that are no longer needed."""
 

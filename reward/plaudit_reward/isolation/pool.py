@@ -30,7 +30,7 @@ from typing import Any
 
 from plaudit_reward.functions.result import Description, Isolation, Target
 from plaudit_reward.isolation.children import ChildProcesses, Pace, PoolCall, RunningCall, Slot
-from plaudit_reward.isolation.messages import Blocked, Dropped, Finished, FromChild, Started, Work
+from plaudit_reward.isolation.messages import Blocked, Dropped, Finished, FromChild, Started, Work, num_scores
 from plaudit_reward.scorer import Attempt, Score
 from plaudit_wire.errors import InfrastructureError, ScoreTimeoutError, WorkerKilledError
 from plaudit_wire.logs import get_logger
@@ -252,6 +252,16 @@ class Watch:
         return min((run.call.limit_s / 4 for run in slot.running.values()), default=math.inf)
 
 
+def _problem(report: Finished, work: Work) -> str:
+    """Return why a report is not of this work; empty if it is. The user's code has the connection as well."""
+    if len(report.scores) != num_scores(work):
+        return f"{len(report.scores)} scores for {num_scores(work)} samples"
+    numbers = (item for score in report.scores for item in (score.value, *score.extra.values()))
+    if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
+        return "a number that is not finite"
+    return ""
+
+
 _LOOK_AHEAD_S = 0.25
 """Seconds of work that may wait in a pool: more would wait here while another worker is idle."""
 _UNKNOWN_PACE_S = 0.05
@@ -360,6 +370,8 @@ class Pool:
         self._queue.clear()
 
     def _on_finished(self, slot: Slot, report: Finished) -> None:
+        if (running := slot.running.get(report.id)) and (problem := _problem(report, running.call.work)):
+            raise ValueError(problem)  # not our child's: it is killed
         self._pace.add(report.seconds)
         run = slot.end(report)
         if run is None or run.call.answer.done():

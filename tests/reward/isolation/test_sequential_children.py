@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import signal
@@ -11,18 +12,35 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.scorer import Attempt, Score
-from plaudit_wire.errors import InfrastructureError, ScoreTimeoutError, WorkerKilledError
+from plaudit_wire.errors import DataError, InfrastructureError, ScoreTimeoutError, WorkerKilledError
 from plaudit_wire.records import Sample
 
 Open = Callable[..., Any]
 MakeSample = Callable[..., Sample]
 
 SCORES_NUMBERS = """
-import os, signal, sys, time
+import os, signal, socket, sys, time
+from plaudit_reward.isolation.messages import Finished
+from plaudit_reward.scorer import Score
+from plaudit_wire.frames import frame
+
+class HostileError(Exception):
+    def __str__(self): raise SystemExit("no")
+
+def deep(levels):
+    return [deep(levels - 1)] if levels else []
+
+def write_to_wire(data):
+    for descriptor in range(3, 64):
+        try: socket.socket(fileno=os.dup(descriptor)).sendall(data)
+        except OSError: pass
+    time.sleep(1000)
+
 def compute_score(solution_str, ground_truth):
     if solution_str == "spin":
         while True: pass
@@ -54,7 +72,15 @@ def compute_score(solution_str, ground_truth):
         for _ in range(200): print("x" * 100_000)
         return 5.0
     if solution_str == "surrogate":
-        return {"score": 1.0, "text": "\\ud800"}
+        return {"score": 1.0, "text": "\\ud800", "\\udfff": 10**400, "deep": deep(300), "n": {(1,): 1 << 67}}
+    if solution_str == "hostile error":
+        raise HostileError
+    if solution_str == "unknown outcome":
+        return Score("nothing", None)
+    if solution_str == "nonsense":
+        return write_to_wire(b"\\5\\0\\0\\0hello")
+    if solution_str == "too few scores":
+        return write_to_wire(frame([Finished(i, 0.1, []) for i in range(100)]))
     return float(solution_str)
 """
 
@@ -62,7 +88,7 @@ def compute_score(solution_str, ground_truth):
 async def outcome(scorer: FunctionScorer, sample: Sample, limit_s: float = 0.6) -> Score | type[Exception]:
     try:
         return await scorer.score(sample, Attempt(limit_s))
-    except (ScoreTimeoutError, InfrastructureError) as error:
+    except (ScoreTimeoutError, InfrastructureError, DataError) as error:
         return type(error)
 
 
@@ -79,7 +105,11 @@ BLAMED: list[tuple[str, Any]] = [
     ("sys.exit", "data_error"),
     ("recurse", "data_error"),
     ("raise", "data_error"),
-    ("surrogate", "data_error"),
+    ("surrogate", "scored"),
+    ("hostile error", "data_error"),
+    ("unknown outcome", "data_error"),
+    ("nonsense", WorkerKilledError),
+    ("too few scores", WorkerKilledError),
     ("flood", "scored"),
 ]
 
@@ -95,6 +125,26 @@ async def test_only_the_sample_to_blame_fails(
     blamed = results.pop(20)
     assert [score.value for score in results] == [float(i) for i in range(40)]
     assert blamed is expected or blamed.outcome == expected
+
+
+UNFIT = {
+    "extra_info.n: is an integer beyond 64 bits": {"extra_info": {"n": 1 << 67}},
+    "ground_truth[0]: is of type object": {"ground_truth": [object()]},
+    "messages[0].content[0][0]": {"messages": [{"content": functools.reduce(lambda v, _: [v], range(2000), 0)}]},
+}
+
+
+async def test_a_sample_that_cannot_be_sent_fails_alone(open_scorer: Open, make_sample: MakeSample) -> None:
+    scorer = await open_scorer(SCORES_NUMBERS)
+    samples = [make_sample(str(i), i) for i in range(9)]
+    for place, changes in zip((1, 4, 8), UNFIT.values(), strict=True):
+        samples[place] = msgspec.structs.replace(samples[place], **changes)
+    results = await asyncio.gather(*(scorer.score(s, Attempt(5.0)) for s in samples), return_exceptions=True)
+    for place, text in zip((8, 4, 1), reversed(UNFIT), strict=True):
+        error = results.pop(place)
+        assert isinstance(error, DataError)
+        assert text in str(error)
+    assert [score.value for score in results] == [0.0, 2.0, 3.0, 5.0, 6.0, 7.0]
 
 
 async def test_many_hung_functions_end_without_harm_to_others(open_scorer: Open, make_sample: MakeSample) -> None:

@@ -82,6 +82,24 @@ class ReturnsText(Base):
     def fail(self): return "text"
 
 
+class WritesABigNumber(Base):
+    def fail(self):
+        trajectory = good()
+        trajectory.messages = [{"role": "tool", "content": {"n": 1 << 67}}]
+        return trajectory
+
+
+class WritesAnObject(Base):
+    def fail(self):
+        trajectory = good()
+        trajectory.environment = {"board": object()}
+        return trajectory
+
+
+class WritesHugeTokens(Base):
+    def fail(self): return Trajectory([1 << 70], [0.0], [1], [(0, 1, 0)])
+
+
 class Counts(Base):
     count = 0
 
@@ -200,6 +218,9 @@ async def test_a_custom_agent_runs_several_turns(agent_file, open_class, run, st
         ("Crashes", "was killed by SIGSEGV"),
         ("Leaves", "ended with exit code 3"),
         ("ReturnsText", "returned str, not a Trajectory"),
+        ("WritesABigNumber", r"^messages\[0\].content.n: is an integer beyond 64 bits"),
+        ("WritesAnObject", r"^environment.board: is of type object"),
+        ("WritesHugeTokens", "OverflowError"),
     ],
 )
 async def test_a_custom_agent_that_fails_costs_its_own_sample(tmp_path, open_class, class_name, message) -> None:

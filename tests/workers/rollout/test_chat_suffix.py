@@ -5,6 +5,7 @@ The templates are short forms of the families' own: the same special tokens, the
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from typing import NamedTuple
@@ -13,9 +14,10 @@ import pytest
 
 from chat_tokenizer import CHATML, SPECIAL, chat_tokenizer
 from conversations import conversation, sampled, words
+from plaudit_job.spec.algorithm import ModelSpec
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.rollout.agents.chat import ChatSuffix, tool_call, tool_message
-from plaudit_workers.tokenizer import ChatTemplate
+from plaudit_workers.rollout.agents.chat import ChatSuffix, decoded_turn, tool_call, tool_message
+from plaudit_workers.tokenizer import ChatTemplate, load_tokenizer
 
 CONVERSATIONS = int(os.environ.get("PLAUDIT_EXAMPLES", "40"))
 
@@ -173,14 +175,45 @@ def test_a_turn_that_ended_at_a_stop_text_gets_its_end_from_the_suffix() -> None
     assert template.tokenizer.decode(found).startswith("<|im_end|>\n<|im_start|>user\n<tool_response>\nvalue\n")
 
 
-def test_a_turn_that_ended_with_another_token_than_the_template_writes_is_not_ended_twice() -> None:
+@pytest.mark.parametrize("registered", [True, False])
+def test_a_turn_that_ended_with_another_token_than_the_template_writes_is_not_ended_twice(registered) -> None:
     family = FAMILIES["llama3"]
     tokenizer = chat_tokenizer(family.template, family.special, family.eos)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|eom_id|>"]})
+    if registered:
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<|eom_id|>"]})
     call, result = tool_call("look_up", {"key": "a"}, 0), tool_message("look_up", "value", 0)
     eom = tokenizer.convert_tokens_to_ids("<|eom_id|>")
     found = ChatSuffix(ChatTemplate(tokenizer)).after_calls([call], [result], eom)
     assert tokenizer.decode(found).startswith("<|start_header_id|>ipython")
+    assert decoded_turn(tokenizer, [*tokenizer("1")["input_ids"], eom]) == "1"
+
+
+def test_the_ends_that_the_models_files_name_end_turns_and_call_syntax_does_not(tmp_path) -> None:
+    tokenizer = chat_tokenizer(special=[*SPECIAL, "</tool_call>"])
+    tokenizer.add_tokens(["[done]"])  # a token like any other
+    tokenizer.save_pretrained(tmp_path)
+    done, call = tokenizer.convert_tokens_to_ids(["[done]", "</tool_call>"])
+    written = tokenizer("1")["input_ids"]
+    for name, text in (("[done]", "1[done]"), ("", "1")):
+        if not name:
+            (tmp_path / "generation_config.json").write_text(
+                json.dumps({"eos_token_id": [tokenizer.eos_token_id, done]})
+            )
+        loaded = load_tokenizer(ModelSpec(source=str(tmp_path)))
+        assert decoded_turn(loaded, [*written, done]) == text
+    assert decoded_turn(loaded, [*written, call]) == "1</tool_call>"
+    found = ChatSuffix(ChatTemplate(loaded)).after_answer([{"role": "user", "content": "a1b"}], done)
+    assert loaded.decode(found) == "\n<|im_start|>user\na1b<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_template_whose_end_of_turn_does_not_end_the_engines_turn_is_reported() -> None:
+    template = ChatTemplate(chat_tokenizer(eos="<|endoftext|>"))
+    remark = ChatSuffix(template).check("look_up")
+    assert "ends a turn with '<|im_end|>', which is no end of a sequence" in remark
+    assert ChatSuffix(template).check("look_up", stop=["<|im_end|>"]) == ""
+    for family in FAMILIES.values():
+        silent = ChatTemplate(chat_tokenizer(family.template, family.special, family.eos))
+        assert "which is no end of a sequence" not in ChatSuffix(silent).check("look_up")
 
 
 def test_a_result_that_imitates_the_marker_changes_nothing_else() -> None:

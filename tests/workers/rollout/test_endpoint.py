@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import sys
 from contextlib import asynccontextmanager
 
+import httpx
+import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -19,7 +22,7 @@ from plaudit_workers.agents.messages import FinishedSample, Program
 from plaudit_workers.agents.processes import AgentProcesses
 from plaudit_workers.rollout.agents.endpoint import EndpointAgent, EndpointServer
 from plaudit_workers.rollout.agents.session import ChatFormats, EndpointSession, RequestError, parse_request
-from plaudit_workers.rollout.engine import EngineFailedError
+from plaudit_workers.rollout.engine import EngineFailedError, RequestRefusedError
 from plaudit_workers.rollout.prompt_work import SampleRun, sample_body
 from plaudit_workers.rollout.scripted import Constant, Script, ScriptedEngine
 from plaudit_workers.rollout.vllm_arguments import prepare_environment
@@ -225,7 +228,8 @@ def hold(shared, server, chat_formats, tokenizer):
         await engine.load_weights(None, PolicyVersion(1, 0))
         prompt = prompt_of(max_tokens, function)
         run = SampleRun(prompt, 0, engine, lambda change: None)
-        trajectory = await run.run(EndpointAgent(processes, server, chat_formats, max_turns, limit_s))
+        agent = EndpointAgent(processes, server, chat_formats, max_turns, limit_s, ground_truth=True)
+        trajectory = await run.run(agent)
         return sample_body(prompt, 0, trajectory, run.record("rollout-0", trajectory, None), engine.decode)
 
     return held
@@ -373,12 +377,21 @@ async def test_a_program_sees_its_prompt_and_no_secret(hold) -> None:
 
 @pytest.mark.parametrize("key", ["", "Bearer sk-plaudit-of-an-ended-sample"])
 async def test_a_key_of_no_running_sample_is_refused(server, key) -> None:
-    import httpx
-
     async with httpx.AsyncClient(base_url=server.url, headers={"authorization": key} if key else {}) as client:
         answers = [await client.get("/models"), await client.post("/chat/completions", json={}), await client.get("/x")]
     assert [answer.status_code for answer in answers] == [401, 401, 404]
     assert answers[2].json()["error"]["message"].startswith("GET /v1/x is not served: a policy in training speaks Chat")
+
+
+def nested(levels: int) -> list:
+    value: list = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def call_with(arguments: object) -> dict:
+    return {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
 
 
 @pytest.mark.parametrize(
@@ -391,8 +404,24 @@ async def test_a_key_of_no_running_sample_is_refused(server, key) -> None:
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": "f"}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages"),
+        ({"messages": [5]}, "messages"),
+        ({"messages": [{"role": "user", "content": "a", "n": 1 << 67}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [call_with('{"x": 1' + "0" * 30 + "}")]}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [call_with(nested(300))]}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [call_with(json.dumps(nested(300)))]}]}, "messages"),
         ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": ["f"]}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": [5]}}]}, "tools"),
+        ({"metadata": nested(300)}, "metadata"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": 1 << 70}, "max_tokens"),
+        ({"stop": 5}, "stop"),
+        ({"stop": ["a", ""]}, "stop"),
+        ({"stream_options": "usage"}, "stream_options"),
     ],
 )
 async def test_requests_that_cannot_be_answered_are_refused_by_name(changes, param) -> None:
@@ -400,6 +429,63 @@ async def test_requests_that_cannot_be_answered_are_refused_by_name(changes, par
     with pytest.raises(RequestError) as refused:
         parse_request(json.dumps(body).encode(), Sampling(max_tokens=8))
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"[" * 100_000, b'{"n": 1' + b"0" * 5000 + b"}", b"\xff"])
+async def test_a_body_that_is_no_json_object_is_refused(body) -> None:
+    with pytest.raises(RequestError, match="JSON"):
+        parse_request(body, Sampling(max_tokens=8))
+
+
+async def test_a_request_that_breaks_the_template_costs_the_request_only(server, chat_formats) -> None:
+    """Whatever a program sends, it gets an answer, and its next request is answered."""
+
+    async def generate(ids, max_tokens=None, stop=()):
+        return FinishedSample([4, chat_formats.tokenizer.eos_token_id], [-1.0, -1.0], [(0, 1, 0)], "stop", 0.0)
+
+    user = {"role": "user", "content": "a"}
+    odd = [
+        b'{"messages": [{"role": "user", "content": "half \\ud800 of a pair"}]}',
+        json.dumps({"messages": [{"role": "tool", "content": "a"}]}).encode(),
+        json.dumps({"messages": [user, {"role": "assistant", "tool_calls": [call_with(["a"])]}]}).encode(),
+        json.dumps({"messages": [user, {"role": "assistant", "tool_calls": [call_with("no json")]}]}).encode(),
+        json.dumps({"messages": [user], "tools": [{"function": {"name": "f", "description": 5}}]}).encode(),
+        b"\xff" * 100,
+    ]
+    session = EndpointSession(prompt_of(), generate, chat_formats, 100)
+    with server.serving(session) as key:
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=30) as client:
+            answers = [await client.post(f"{server.url}/chat/completions", content=content) for content in odd]
+            last = await client.post(f"{server.url}/chat/completions", json={"messages": [user]})
+    assert {answer.status_code for answer in answers} <= {200, 400}
+    assert answers[0].status_code == last.status_code == 200
+
+
+async def test_a_large_request_does_not_hold_up_the_others(server, chat_formats) -> None:
+    ticks = 0
+
+    async def generate(ids, max_tokens=None, stop=()):
+        assert len(ids) > 1 << 19
+        raise RequestRefusedError(f"the prompt has {len(ids)} tokens")
+
+    async def tick():
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.005)
+            ticks += 1
+
+    session = EndpointSession(prompt_of(), generate, chat_formats, 100)
+    ticking = asyncio.create_task(tick())
+    large = {"messages": [{"role": "user", "content": "b" * (1 << 20)}]}
+    with server.serving(session) as key:
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=60) as client:
+            answer = await client.post(f"{server.url}/chat/completions", json=large)
+            large["messages"] *= 4
+            refused = await client.post(f"{server.url}/chat/completions", json=large)
+    ticking.cancel()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert "more than 4 MiB" in refused.json()["error"]["message"]
+    assert ticks > 20
 
 
 async def test_defaults_and_the_jobs_own_values_replace_nothing() -> None:
@@ -417,6 +503,90 @@ async def test_a_missing_program_is_refused_before_anything_runs() -> None:
     with pytest.raises(RefusedError, match="there is no program 'no-such-program'"):
         async with started(Program(command=["no-such-program"])):
             pass
+
+
+LOOKS = """
+import json, os, sys, time, urllib.request
+from pathlib import Path
+
+given = json.load(sys.stdin)
+meeting = Path(given["extra_info"]["meeting"])
+body = json.dumps({"messages": given["messages"]}).encode()
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+urllib.request.urlopen(urllib.request.Request(url, body, headers)).read()
+
+
+def wait_for(name):
+    while not (meeting / name).exists():
+        time.sleep(0.02)
+
+
+def attempt(action, *arguments):
+    try:
+        return str(action(*arguments))
+    except OSError as error:
+        return type(error).__name__
+
+
+def keys():
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            yield from (line for line in (process / "environ").read_text().split("\\0") if "OPENAI_API_KEY=sk-" in line)
+        except OSError:
+            pass
+
+
+if given["extra_info"]["looks"]:
+    wait_for("there")
+    here = Path.cwd()
+    (other,) = [folder for folder in here.parent.iterdir() if folder != here]
+    seen = {
+        "keys": len({key for key in keys()} - {"OPENAI_API_KEY=" + os.environ["OPENAI_API_KEY"]}),
+        "answer": given.get("ground_truth"),
+        "other": [
+            attempt((other / "prompt.json").read_text),
+            attempt((other / "planted").write_text, "a"),
+            attempt((other / "prompt.json").unlink),
+            attempt(os.rename, other / "prompt.json", here / "stolen"),
+        ],
+        "own": [attempt(Path("a").write_text, "abc"), attempt(os.rename, "a", "b"), os.environ["TMPDIR"] == str(here)],
+        "elsewhere": [attempt((meeting / "seen").write_text, "abc"), attempt(os.rename, meeting / "seen", "seen")],
+    }
+    (meeting / "done").touch()
+    print(json.dumps({"outcome": "skipped", "reason": json.dumps(seen)}))
+else:
+    (meeting / "there").touch()
+    wait_for("done")
+    print(json.dumps({"reward": len(list(Path.cwd().iterdir()))}))
+"""
+
+
+async def test_a_program_sees_neither_its_answer_nor_other_samples(
+    server, chat_formats, tokenizer, tmp_path, monkeypatch
+):
+    program, meeting, folders = tmp_path / "looks.py", tmp_path / "meeting", tmp_path / "folders"
+    program.write_text(LOOKS)
+    meeting.mkdir()
+    folders.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folders))
+
+    async def one(*, looks: bool):
+        engine = ScriptedEngine(Script(Constant(0.0), turns=["It is a."]), tokenizer=tokenizer)
+        await engine.load_weights(None, PolicyVersion(1, 0))
+        about = {"meeting": str(meeting), "looks": looks}
+        run = SampleRun(msgspec.structs.replace(prompt_of(), extra_info=about), 0, engine, lambda change: None)
+        return await run.run(EndpointAgent(processes, server, chat_formats, 8, 60.0))
+
+    async with started(Program(command=[sys.executable], path=str(program))) as processes:
+        left, looked = await asyncio.gather(one(looks=False), one(looks=True))
+    assert left.reward == AgentReward("scored", 1.0), left.failure  # its prompt lies alone in its folder
+    seen = json.loads(looked.reward.reason)
+    assert (seen["keys"], seen["answer"]) == (0, None)
+    assert seen["other"] == ["PermissionError"] * 4
+    assert seen["own"] == ["3", "None", True]
+    assert seen["elsewhere"] == ["3", "None"]
+    assert not list(folders.glob("*/*"))
 
 
 async def test_a_broken_engine_ends_the_sample_with_its_error(shared, server, chat_formats) -> None:

@@ -27,7 +27,8 @@ pytestmark = [
 ]
 
 CLASSES = '''
-import os, signal, time
+import json, os, random, signal, time
+import numpy as np
 
 
 class Counter:
@@ -115,6 +116,10 @@ class Guess:
             time.sleep(60)
         if action == "die":
             os._exit(3)
+        if action == "big":
+            return {"observations": [{"role": "user", "content": "a", "n": 1 << 67}], "reward": 1, "done": True}
+        if action == "endless":
+            return {"observations": [], "reward": 10**400, "done": True}
         if action == "more":
             more = [{"role": "user", "content": "more"}]
             return {"observations": more, "reward": None, "done": False, "metadata": {}}
@@ -125,6 +130,21 @@ class Guess:
 
     def close(self):
         pass
+
+
+RNG, LEGACY, OWN = np.random.default_rng(), np.random.RandomState(), random.Random()
+
+
+class Draws:
+    rng = np.random.default_rng(3)
+
+    def reset(self, seed=None, **columns):
+        self.seed = seed
+
+    def draw(self) -> str:
+        """Draw."""
+        sources = random.random, np.random.rand, RNG.random, LEGACY.rand, OWN.random, self.rng.random
+        return json.dumps([*(float(source()) for source in sources), self.seed])
 
 
 class NoEnvironment:
@@ -321,6 +341,8 @@ async def test_a_turn_without_a_reward_leaves_later_rewards_in_their_place(open_
         ("raise", "data_error", "ValueError: bad action"),
         ("hang", "timeout", "step of the environment gave no answer within 0.5 s"),
         ("die", "infra_error", "the environment's process ended with exit code 3"),
+        ("big", "data_error", f"observations[0].n: is an integer beyond 64 bits ({1 << 67}); write it as text"),
+        ("endless", "data_error", f"DataError: the reward 1{'0' * 58}… is not a finite number"),
     ],
 )
 async def test_a_failed_step_ends_the_sample_without_a_score(open_agent, play, action, outcome, reason) -> None:
@@ -580,6 +602,25 @@ async def test_a_class_that_is_no_environment_is_refused(open_agent) -> None:
     async with served() as url:
         with pytest.raises(RefusedError, match=f"the environment's server {url} cannot be used: .*404"):
             await open_agent(url=url)
+
+
+async def test_samples_draw_numbers_of_their_own_and_a_resume_repeats_them(open_agent, class_file, tokenizer, play):
+    async def draws(agent, seed):
+        _, body = await play(agent, call("draw"), "Done.", seed=seed)
+        return json.loads(body.sample.completion[1]["content"])
+
+    first = [await draws(await open_agent("Draws"), seed) for seed in range(8)]
+    assert all(len(set(column)) == 8 for column in zip(*first, strict=True))
+    assert all(len(set(row)) == len(row) for row in first)
+    assert [row[-1] for row in first] == list(range(8))
+    processes = AgentProcesses([EnvironmentClass(class_file, "Draws")])  # as after a restart
+    try:
+        resumed = await episodes.open_agent(processes, tokenizer)
+        assert [await draws(resumed, seed) for seed in range(8)] == first
+    finally:
+        await processes.close()
+    _, body = await play(await open_agent("Draws"), call("draw"), "Done.", extra_info={"seed": 99})
+    assert body.sample.completion[1]["content"].endswith(", 99]")
 
 
 async def test_episodes_share_no_state(open_agent, play) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from plaudit_sandbox.confinement import abi
 from plaudit_wire.frames import frame
 from plaudit_workers.agents.messages import AgentFailed, FromSample
 from plaudit_workers.agents.processes import SampleProcess
@@ -77,3 +78,48 @@ def test_a_template_imports_only_what_its_sources_need():
     program = f"import sys, plaudit_workers.agents.template; print({heavy} & sys.modules.keys())"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout == "set()\n"
+
+
+SIBLINGS = """
+import os, sys
+from pathlib import Path
+from plaudit_sandbox import confinement
+from plaudit_workers.agents.template import _confine
+
+if int(sys.argv[1]):
+    confinement.abi = lambda: int(sys.argv[1])
+ready, go = os.pipe(), os.pipe()
+first = os.fork()
+if first == 0:
+    _confine(1 << 30, hides=False)
+    os.write(ready[1], b"1")
+    os.read(go[0], 1)
+    os._exit(0)
+os.read(ready[0], 1)
+second = os.fork()
+if second == 0:
+    _confine(1 << 30, hides=False)
+    for name in ("environ", "mem", "maps"):
+        try:
+            open(f"/proc/{first}/{name}", "rb").close()
+            print(name)
+        except PermissionError:
+            pass
+    Path("a").write_text("abc")
+    Path("folder").mkdir()
+    os.rename("a", "folder/a") if int(sys.argv[1]) != 1 else os.rename("a", "b")
+    sys.stdout.flush()
+    os._exit(0)
+ended = os.waitpid(second, 0)[1]
+os.write(go[1], b"1")
+sys.exit(ended)
+"""
+
+
+@pytest.mark.skipif(not abi(), reason="this kernel has no Landlock")
+@pytest.mark.parametrize("version", [0, 1, 3, 5])
+def test_no_process_of_a_sample_sees_into_another_samples_whatever_the_kernel_knows(tmp_path, version) -> None:
+    """0: what this kernel knows. The tests run as root, whom only the loss of capabilities keeps out."""
+    command = [sys.executable, "-c", SIBLINGS, str(version)]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

@@ -11,7 +11,7 @@ from chat_tokenizer import CHATML, SPECIAL, chat_tokenizer
 from plaudit_wire.errors import RefusedError
 from plaudit_workers.agents.messages import FunctionTool
 from plaudit_workers.agents.processes import AgentProcesses
-from plaudit_workers.rollout.agents.chat import ChatSuffix, ToolCallParser
+from plaudit_workers.rollout.agents.chat import ChatSuffix, ParsedTurn, ToolCallParser, opens_reasoning
 from plaudit_workers.rollout.agents.tools import ToolAgent, ToolLimits
 from plaudit_workers.rollout.vllm_arguments import prepare_environment
 from plaudit_workers.tokenizer import ChatTemplate
@@ -130,8 +130,74 @@ def test_a_family_writes_two_calls_and_both_are_parsed(name: str) -> None:
         assert turn.content.strip() in ("", "I look.")
     assert parser.parse("It is warm.").calls == []
     assert parser.parse("It is warm.").content == "It is warm."
+    if name != "openai":  # its reasoning has a channel
+        thought = f"<think>I could {WRITTEN[name]}</think>It is warm."
+        assert parser.parse(thought) == ParsedTurn(thought, [])
+        assert len(parser.parse(f"<think>Hm.</think>{WRITTEN[name]}").calls) == 2
     for end in range(0, len(ids), 7):  # whatever the policy writes, it is parsed or stays text
         assert len(parser.parse(tokenizer.decode(ids[:end], skip_special_tokens=False)).calls) <= 2
+
+
+def written(call: str) -> str:
+    return f"<tool_call>{call}</tool_call>"
+
+
+F, G = written('{"name": "f", "arguments": {"x": "1"}}'), written('{"name": "g", "arguments": {"x": "<think>"}}')
+BROKEN = written('{"name": "f", "arguments": {x}}')
+TURNS = {
+    F + G: ("", ["f", "g"]),
+    f"See. {F} Done.": ("See.  Done.", ["f"]),
+    '<tool_call>{"name": "f"}': ("", ["f"]),
+    written('{"name": "f", "arguments": null}'): ("", ["f"]),
+    F + BROKEN: (BROKEN, ["f"]),
+    BROKEN + F: (BROKEN, ["f"]),
+    BROKEN: (BROKEN, []),
+    written('{"name": 5, "arguments": {}}'): (None, []),
+    written("[" * 5000): (None, []),
+    f"<think>Maybe {F}.</think>4": (None, []),
+    f"Maybe {F}.</think>4": (None, []),
+    f"<think>Maybe {F}.": (None, []),
+    f"Well. [THINK]Maybe {F}.[/THINK]4": (None, []),
+    f"<think>Maybe {F}.</think>So {G}": (f"<think>Maybe {F}.</think>So ", ["g"]),
+    f"{G}<think>Maybe {F}.</think>": (f"<think>Maybe {F}.</think>", ["g"]),
+}
+"""A turn, its content (None: the whole turn) and the names of its calls."""
+
+
+@pytest.mark.parametrize("text", TURNS)
+def test_only_valid_calls_outside_of_reasoning_are_run_and_everything_else_stays_in_the_message(text) -> None:
+    parsed = ToolCallParser("hermes", None, []).parse(text)
+    content, names = TURNS[text]
+    assert (parsed.content, [call.name for call in parsed.calls]) == (text if content is None else content, names)
+
+
+LLAMA = {
+    '{"name": "get_time"}': ["get_time"],
+    '{"name": "Paris"}': [],
+    '{"name": "Paris", "population": 2}': [],
+    '<|python_tag|>{"name": "f", "parameters": {"x": "}"}}; {"name": "f", "parameters": {x}}': ["f"],
+    '{"name": "f", "parameters": {"name": "g", "arguments": {}': [],
+    '{"name": "f", "parameters": {x: {"name": "g", "arguments": {}}}} {"name": "f", "arguments": null}': [],
+    '{"name": "f", "parameters": {}} {"name": "get_time", "arguments": null}': ["f", "get_time"],
+    '{"a":' * 5000: [],
+}
+"""A turn of Llama and the names of its calls."""
+
+
+@pytest.mark.parametrize("text", LLAMA)
+def test_llamas_calls_are_objects_with_the_name_of_a_tool_or_with_arguments(text) -> None:
+    parsed = ToolCallParser("llama3_json", None, TOOLS).parse(text)
+    assert [call.name for call in parsed.calls] == LLAMA[text]
+    assert parsed.content == text or parsed.calls
+
+
+def test_a_template_that_opens_the_thought_begins_every_turn_inside_of_it() -> None:
+    tokenizer = chat_tokenizer()
+    assert not opens_reasoning(ChatTemplate(tokenizer))
+    tokenizer.chat_template += "{% if add_generation_prompt %}<think>\n{% endif %}"
+    assert opens_reasoning(ChatTemplate(tokenizer))
+    parser = ToolCallParser("hermes", tokenizer, [], opened=True)
+    assert [len(parser.parse(text).calls) for text in (F, f"Maybe {F}</think>", f"Hm.</think>{F}")] == [0, 0, 1]
 
 
 def test_the_response_template_of_a_tokenizer_is_read_as_transformers_does() -> None:

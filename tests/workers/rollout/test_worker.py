@@ -1,6 +1,7 @@
 """The worker on real streams with a scripted engine."""
 
 import asyncio
+import contextlib
 
 import numpy as np
 import pytest
@@ -8,11 +9,13 @@ import pytest
 from plaudit_wire.messages import PolicyVersion, Sampling
 from plaudit_workers.agents.messages import Trajectory
 from plaudit_workers.rollout.agents.agent import SingleTurn
-from plaudit_workers.rollout.engine import EngineFailedError
+from plaudit_workers.rollout.engine import EngineFailedError, RequestRefusedError
 from plaudit_workers.rollout.scripted import Constant, Script, ScriptedEngine, Uniform
+from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
 from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
 from waiting import until
 
+QUICK = ConsumerOptions(block_s=0.05, reclaim_every_s=0.05, renew_every_s=0.1)
 LONG = Sampling(max_tokens=100)
 
 
@@ -274,12 +277,12 @@ async def test_an_agent_that_raises_costs_its_own_samples_only(run, start_worker
         await run.admit("t-1-1.0", n=1, seed=12)
         assert worker.ready
     group = await run.trainer.read("t-0-1.0")
-    failed = [sample for sample in group.samples if sample.body is None]
-    fine = [sample for sample in group.samples if sample.body is not None]
+    failed = [sample.body for sample in group.samples if sample.body.sample.failure is not None]
+    fine = [sample for sample in group.samples if sample.body.sample.failure is None]
     assert failed
     assert fine
-    assert {sample.scoring.outcome for sample in failed} == {"poison"}
-    assert all("ZeroDivisionError" in sample.scoring.reason for sample in failed)
+    assert {body.sample.failure.outcome for body in failed} == {"data_error"}
+    assert all("ZeroDivisionError: odd" in body.sample.failure.reason for body in failed)
     assert all(np.frombuffer(sample.body.response_ids, "<i4")[0] % 2 == 0 for sample in fine)
 
 
@@ -298,6 +301,118 @@ async def test_a_broken_engine_ends_the_worker_and_its_prompts_are_free_at_once(
             await asyncio.sleep(1.0)
     async with start_worker(engine(), name="rollout-1"):
         await run.published("t-0-1.0", 2)
+
+
+UNFIT = {
+    "messages[0].n: is an integer beyond 64 bits": {"messages": [{"role": "tool", "n": 1 << 67}]},
+    "environment.now: is of type object": {"environment": {"now": object()}},
+    "which is no token id": {"prompt_ids": [1 << 40]},
+    "loss_mask holds something else": {"loss_mask": [7]},
+    "rewards holds a number that is not finite": {"turn_rewards": [float("nan")]},
+    "version_spans do not begin at growing places": {"version_spans": [(0, 1, 0), (9, 1, 0)]},
+}
+"""Why a trajectory cannot be published, and what is wrong with it."""
+
+
+class Unfit:
+    """Returns one unfit trajectory after the other; half a character is no reason to fail."""
+
+    def __init__(self) -> None:
+        self.changes = [*UNFIT.values(), {"messages": [{"role": "tool", "content": "half \ud800"}]}]
+
+    async def run(self, prompt, generate) -> Trajectory:
+        trajectory = Trajectory()
+        trajectory.add_turn(await generate([1, 2], 1))
+        for name, value in self.changes.pop().items():
+            setattr(trajectory, name, value)
+        return trajectory
+
+
+async def test_a_trajectory_that_cannot_travel_costs_its_sample_only(run, start_worker) -> None:
+    await run.announce(0)
+    await run.admit("t-0-1.0", n=len(UNFIT) + 1)
+    async with start_worker(engine(), agent=Unfit()):
+        group = await run.published("t-0-1.0", len(UNFIT) + 1)
+    samples = [sample.body.sample for sample in group.samples]
+    reasons = [sample.failure.reason for sample in samples if sample.failure is not None]
+    assert len(reasons) == len(UNFIT)
+    assert all(any(part in reason for reason in reasons) for part in UNFIT)
+    assert [sample.completion[0]["content"] for sample in samples if sample.failure is None] == ["half \ufffd"]
+
+
+class RefusesLong(ScriptedEngine):
+    """An engine with a short model."""
+
+    async def generate(self, request):
+        if len(request.prompt_ids) > 4:
+            raise RequestRefusedError("longer than the model's length")
+        return await super().generate(request)
+
+
+class Continues:
+    async def run(self, prompt, generate) -> Trajectory:
+        trajectory = Trajectory()
+        trajectory.add_turn(await generate([1, 2]))
+        trajectory.add_turn(await generate([1, 2, *trajectory.response_ids]))
+        return trajectory
+
+
+async def test_a_conversation_beyond_the_models_length_ends_its_sample_and_a_prompt_beyond_it_is_poison(
+    run, start_worker
+) -> None:
+    await run.announce(0)
+    await run.admit("t-0-1.0", n=1)
+    await run.admit("t-1-1.0", n=1, prompt_ids=np.arange(9, dtype="<i4").tobytes())
+    async with start_worker(RefusesLong(Script()), agent=Continues()):
+        (sample,) = (await run.published("t-0-1.0", 1)).samples
+
+        async def ended() -> bool:
+            return all(sample.scoring for sample in (await run.trainer.read("t-1-1.0")).samples)
+
+        await until(ended)
+    assert sample.body.sample.failure.outcome == "data_error"
+    assert "longer than the model's length" in sample.body.sample.failure.reason
+    (refused,) = (await run.trainer.read("t-1-1.0")).samples
+    assert refused.scoring.outcome == "poison"
+    assert "longer than the model's length" in refused.scoring.reason
+
+
+class EndsOnTwo(ScriptedEngine):
+    """An engine that the prompts of two samples break."""
+
+    async def generate(self, request):
+        if request.prompt_ids[0] == 2:
+            raise EngineFailedError("the device fell off the bus")
+        return await super().generate(request)
+
+
+async def test_a_prompt_that_ends_its_rollouts_becomes_poison_and_its_neighbour_does_not(run, start_worker) -> None:
+    await run.announce(0)
+    await run.admit("t-0-1.0", n=2, prompt_ids=np.asarray([2], "<i4").tobytes())
+    await run.admit("t-1-1.0", n=1)
+
+    async def poisoned() -> bool:
+        return all(sample.scoring is not None for sample in (await run.trainer.read("t-0-1.0")).samples)
+
+    async def live(number: int) -> None:
+        """Run one worker until its engine breaks, or until there is nothing left to break it."""
+        stop, options = asyncio.Event(), RolloutOptions(consumer=QUICK)
+        worker = RolloutWorker(f"rollout-{number}", run.transport, EndsOnTwo(Script()), SingleTurn(), options)
+        running = asyncio.create_task(worker.run(stop))
+        await until(lambda: running.done() or poisoned())
+        stop.set()
+        await running
+
+    lives = 0
+    while not await poisoned():
+        lives += 1
+        assert lives <= 6
+        with contextlib.suppress(EngineFailedError):
+            await live(lives)
+    assert lives >= 4
+    assert {sample.scoring.outcome for sample in (await run.trainer.read("t-0-1.0")).samples} == {"poison"}
+    async with start_worker(engine(), name="rollout-last"):
+        await run.published("t-1-1.0", 1)
 
 
 async def test_a_prompt_without_room_in_one_worker_goes_to_another(run, start_worker) -> None:

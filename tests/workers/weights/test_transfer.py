@@ -20,6 +20,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from plaudit_wire.messages import PolicyVersion, Transfer, TransferPart
+from plaudit_workers.weights import send
 from plaudit_workers.weights.receive import Reception
 from plaudit_workers.weights.send import (
     BLOCK_BYTES,
@@ -109,6 +110,39 @@ def test_who_does_not_know_the_token_or_asks_for_another_version_gets_nothing(se
         serve.servers[0].offer(PolicyVersion(2, 9), TOKEN, whole())
     with Reception(version, transfer) as reception, pytest.raises(TransferError, match="closed the connection"):
         reception.receive()
+
+
+def test_peers_without_the_token_cannot_keep_rollouts_out(serve, monkeypatch):
+    """They connect as often as they like and send a byte now and then; one that waits for long is disconnected."""
+    transfer = serve(whole(), num_bytes=len(CONTENT))
+    host, _, port = transfer.parts[0].address.rpartition(":")
+    idle = [socket.create_connection((host, int(port)), timeout=5) for _ in range(600)]
+    try:
+        for connection in idle:
+            with contextlib.suppress(OSError):  # those that others have taken the places of
+                connection.sendall((1000).to_bytes(4, "big"))
+        assert received(transfer) == CONTENT.tobytes()
+        begun = [connection for connection in idle if len(connection.recv(32)) == 32]
+        assert received(transfer) == CONTENT.tobytes()
+        monkeypatch.setattr(send, "PROOF_WITHIN_S", 0.1)
+        late = socket.create_connection((host, int(port)), timeout=5)
+        assert len(late.recv(32)) == 32
+        assert late.recv(1) == b""
+        late.close()
+        assert begun
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+def test_weights_are_offered_at_one_address_only():
+    server = WeightServer(0, "127.0.0.2")
+    try:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port), timeout=5)
+        socket.create_connection(("127.0.0.2", server.port), timeout=5).close()
+    finally:
+        server.close()
 
 
 def test_a_byte_that_differs_from_the_announcement_is_found(serve):

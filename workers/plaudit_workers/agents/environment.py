@@ -23,6 +23,7 @@ import msgspec
 from plaudit_reward.functions.forms import named, parameters_of, takes_any
 from plaudit_wire.errors import ConfigurationError, DataError
 from plaudit_wire.messages import Prompt
+from plaudit_wire.plain import plain, shown
 from plaudit_workers.agents.functions import (
     LoadedTool,
     ToolAnswer,
@@ -38,9 +39,7 @@ Messages = list[dict[str, Any]]
 MOST_BYTES = 64 << 10
 """Of all attributes of an instance together, as JSON."""
 _NO_TOOLS = ("reset", "get_reward")
-_DEEPEST = 32
-_INTEGERS = range(-(1 << 63), 1 << 64)
-"""Integers that a message can hold."""
+_MOST_UNITS = 16 * MOST_BYTES
 
 
 class Observation(NamedTuple):
@@ -60,6 +59,8 @@ class Environment(ABC):
     """Each turn of the policy is an action (``step``)."""
     gives_reward = False
     """``finish`` returns a reward."""
+    seed = 0
+    """Of the sample; classes that have a parameter of this name get it, unless the data row or the job has another."""
 
     @abstractmethod
     async def reset(self, prompt: Prompt) -> Messages | None:
@@ -77,16 +78,24 @@ class Environment(ABC):
         """Return what reward functions may read of the instance after ``finish``; None without an instance."""
         return None
 
+    def _seed_of(self, function: Callable[..., Any]) -> dict[str, Any]:
+        """Return the seed as an argument, if the function has a parameter of this name."""
+        return {"seed": self.seed} if "seed" in named(parameters_of(function)) else {}
+
 
 async def answer(environment: Environment, question: AskEnvironment) -> EnvironmentReply:
-    """Answer one question of the rollout; raise ``DataError`` for a reward that is not a finite number."""
+    """Answer one question of the rollout.
+
+    Raises ``DataError`` for a reward that is not a finite number, ``PlainDataError`` for messages that cannot travel.
+    """
     if question.method == "reset":
         assert question.prompt is not None
-        return EnvironmentReply(question.id, messages=await environment.reset(question.prompt))
+        return EnvironmentReply(question.id, messages=plain(await environment.reset(question.prompt), "messages"))
     if question.method == "step":
         observation = await environment.step(question.action)
         reward = _number(observation.reward)
-        return EnvironmentReply(question.id, messages=observation.messages, reward=reward, done=observation.done)
+        messages = plain(observation.messages, "observations")
+        return EnvironmentReply(question.id, messages=messages, reward=reward, done=observation.done)
     reward = _number(await environment.finish(question.completion))
     if reward is None and environment.gives_reward:
         return EnvironmentReply(question.id, "skipped", "the environment gave no reward")
@@ -98,10 +107,10 @@ def _number(value: Any) -> float | None:
         return None
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise DataError(f"the reward {value!r} is not a finite number")
+        raise DataError(f"the reward {shown(value)} is not a finite number")
     return number
 
 
@@ -116,7 +125,7 @@ class TRLEnvironment(Environment):
 
     def __init__(self, factory: Callable[..., Any], source: EnvironmentClass) -> None:
         self._instance: Any = None
-        self._create: Callable[[], Any] = lambda: factory(**source.arguments)
+        self._create: Callable[[], Any] = lambda: factory(**{**self._seed_of(factory), **source.arguments})
         if inspect.isclass(factory):
             schemas, self.gives_reward = _describe_methods(object.__new__(factory), source)
         else:
@@ -134,8 +143,9 @@ class TRLEnvironment(Environment):
     async def reset(self, prompt: Prompt) -> Messages | None:
         """Create an instance and reset it with the data row's columns; append what it returns to the last message."""
         self._instance = await run_user_code(self._create)
-        columns = _accepted_by(self._instance.reset, columns_of(prompt))
-        observation = await run_user_code(self._instance.reset, **columns)
+        reset = self._instance.reset
+        columns = {**self._seed_of(reset), **_accepted_by(reset, columns_of(prompt))}
+        observation = await run_user_code(reset, **columns)
         return None if observation is None else with_observation(prompt_messages(prompt), to_text(observation))
 
     async def finish(self, completion: Messages) -> float | None:
@@ -177,9 +187,10 @@ class SkyRLEnvironment(Environment):
         """Create an instance with the data row as ``extras``; return the prompt that ``init`` returns."""
         columns = {name: value for name, value in columns_of(prompt).items() if name != "prompt"}
         reward = {"method": "rule", "ground_truth": prompt.ground_truth}
-        extras = {"max_turns": self._source.max_turns, "reward_spec": reward, **columns}
+        extras = {"max_turns": self._source.max_turns, "reward_spec": reward, "seed": self.seed, **columns}
         settings = {"env_config": AttributeDict(self._source.arguments), "extras": extras}
-        self._instance = await run_user_code(lambda: self._factory(**_accepted_by(self._factory, settings)))
+        accepted = {**self._seed_of(self._factory), **_accepted_by(self._factory, settings)}
+        self._instance = await run_user_code(lambda: self._factory(**accepted))
         given = prompt_messages(prompt)
         returned, _ = await run_user_code(self._instance.init, [dict(message) for message in given])
         return None if returned == given else [dict(message) for message in returned]
@@ -235,15 +246,15 @@ class AttributeDict(dict[str, Any]):
 
 
 def public_attributes(instance: Any) -> dict[str, Any]:
-    """Return the attributes that reward functions may read: public, no methods, what JSON holds.
+    """Return the attributes that reward functions may read: public, no methods, plain data (``plaudit_wire.plain``).
 
     Attributes of the class and properties count too. One that is no plain data, raises when it is read, or exceeds
-    what is left of ``MOST_BYTES`` is left out; small ones come first. Tuples become lists. Never raises.
+    what is left of ``MOST_BYTES`` is left out; small ones come first. Never raises.
     """
     found: dict[str, tuple[Any, int]] = {}
     for name in _attribute_names(instance):
         with contextlib.suppress(BaseException):  # the user's code: a property may raise anything
-            value = plain(getattr(instance, name))
+            value = plain(getattr(instance, name), most_units=_MOST_UNITS)
             found[name] = value, len(msgspec.json.encode({name: value}))
     kept, used = {}, 0
     for name, (value, size) in sorted(found.items(), key=lambda item: item[1][1]):
@@ -260,20 +271,3 @@ def _attribute_names(instance: Any) -> list[str]:
         return [name for name in names if not inspect.isroutine(inspect.getattr_static(instance, name, None))]
     except BaseException:  # the user's code: __dir__ may be its own
         return []
-
-
-def plain(value: Any, depth: int = 0) -> Any:
-    """Return a value as JSON's types; raise ``TypeError`` where JSON has no such value, such as NaN or an object."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return str.encode(value).decode()
-    if isinstance(value, int) and int(value) in _INTEGERS:
-        return int(value)
-    if isinstance(value, float) and math.isfinite(value):
-        return float(value)
-    if depth < _DEEPEST and isinstance(value, list | tuple):
-        return [plain(item, depth + 1) for item in value]
-    if depth < _DEEPEST and isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {str.encode(key).decode(): plain(item, depth + 1) for key, item in value.items()}
-    raise TypeError(f"{type(value).__name__} is no plain data")

@@ -17,8 +17,17 @@ import aiohttp
 from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
 from plaudit_wire.messages import Prompt
+from plaudit_wire.plain import shown
 from plaudit_workers.agents.environment import Environment, Messages, with_observation
-from plaudit_workers.agents.functions import LoadedTool, ToolAnswer, first_cause, function_schema, in_fork, to_text
+from plaudit_workers.agents.functions import (
+    LoadedTool,
+    ToolAnswer,
+    finite,
+    first_cause,
+    function_schema,
+    in_fork,
+    to_text,
+)
 from plaudit_workers.agents.messages import EnvironmentServer, Tool, prompt_messages
 
 _ASK_WITHIN_S = 30.0
@@ -148,8 +157,7 @@ class ResourcesServer(Environment):
             raise InfrastructureError(problem)
         if status >= 400:
             raise DataError(problem)
-        content: dict[str, Any] = json.loads(text) if text else {}
-        return content
+        return _object(text, f"{self._source.url}{path}") if text else {}
 
 
 def _route_schema(routes: Routes, path: str) -> dict[str, Any] | None:
@@ -221,7 +229,7 @@ class OpenEnvServer(Environment):
             data = await self._ask("step", action)
             reward = data.get("reward")
             text = _tool_text(data["observation"]) if self._has_mcp_tools else _observation_text(data)
-            return ToolAnswer(text, None if reward is None else float(reward), bool(data.get("done")))
+            return ToolAnswer(text, None if reward is None else finite(reward), bool(data.get("done")))
 
         return LoadedTool(description, call)
 
@@ -252,6 +260,17 @@ class OpenEnvServer(Environment):
         return await self._ask("reset", arguments)
 
 
+def _object(text: str, where: str) -> dict[str, Any]:
+    """Return the JSON object that a server sent; raise ``DataError`` if it is none."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where} sent no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{where} sent {shown(content)}; it must send a JSON object")
+    return content
+
+
 async def _exchange(socket: aiohttp.ClientWebSocketResponse, method: str, data: dict[str, Any]) -> dict[str, Any]:
     try:
         await socket.send_json({"type": method, "data": data})
@@ -260,11 +279,12 @@ async def _exchange(socket: aiohttp.ClientWebSocketResponse, method: str, data: 
         raise InfrastructureError(f"the connection to the environment ended: {error}") from error
     if message.type is not aiohttp.WSMsgType.TEXT:
         raise InfrastructureError("the environment closed the connection")
-    answer = json.loads(message.data)
+    answer = _object(message.data, "the environment's socket")
+    problem = answer.get("data")
+    if not isinstance(problem, dict):
+        raise DataError(f"the environment's socket sent {shown(answer)}; it must send {{type: …, data: {{…}}}}")
     if answer.get("type") != "error":
-        content: dict[str, Any] = answer["data"]
-        return content
-    problem = answer["data"]
+        return problem
     text = f"{problem.get('message')} {json.dumps(problem['errors'], default=str) if 'errors' in problem else ''}"
     if problem.get("code") in ("CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR"):
         raise InfrastructureError(text.strip())

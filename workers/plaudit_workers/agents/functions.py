@@ -22,6 +22,7 @@ import msgspec
 
 from plaudit_reward.functions.function import import_user_file
 from plaudit_wire.errors import ConfigurationError
+from plaudit_wire.plain import PlainDataError, plain, plain_text
 from plaudit_workers.agents.messages import FunctionTool, Tool
 
 MOST_CHARACTERS = 1 << 20
@@ -144,7 +145,7 @@ async def run_user_code(function: Callable[..., Any], *arguments: Any, **named: 
 def error_text(error: BaseException) -> str:
     """Return the type and the message of an exception, whose own methods may raise."""
     try:
-        return plain_text(f"{type(error).__name__}: {error}")
+        return cut_text(str(error) if isinstance(error, PlainDataError) else f"{type(error).__name__}: {error}")
     except BaseException:  # the user's code
         return str(type.__getattribute__(type(error), "__name__"))
 
@@ -156,13 +157,13 @@ def first_cause(error: BaseException) -> str:
     return error_text(error)
 
 
-def plain_text(text: str) -> str:
-    """Cut a text, which may be of a subclass of the user's; replace what UTF-8 cannot encode."""
-    return str.encode(str.__getitem__(text, slice(MOST_CHARACTERS)), errors="replace").decode()
+def cut_text(text: str) -> str:
+    """Return the beginning of a text, which may be of a subclass of the user's, as plain data."""
+    return plain_text(str.__getitem__(text, slice(MOST_CHARACTERS)))
 
 
 def in_fork(function: Callable[[], Result]) -> Result:
-    """Return what a function returned in a fork, in msgpack's types; raise ``ConfigurationError`` if it failed.
+    """Return what a function returned in a fork, as plain data; raise ``ConfigurationError`` if it failed.
 
     A fork may open connections and threads: the template, which forks, must not have any.
     """
@@ -185,7 +186,7 @@ def in_fork(function: Callable[[], Result]) -> Result:
 
 def _outcome(function: Callable[[], Result]) -> tuple[Result | None, str]:
     try:
-        return function(), ""
+        return plain(function()), ""
     except ConfigurationError as error:
         return None, str(error)
     except BaseException as error:  # the user's code, or a client's group of exceptions

@@ -24,6 +24,7 @@ imports.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,7 +32,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.messages import PolicyVersion, Prompt
+from plaudit_wire.plain import PlainDataError, plain, plain_text, shown
 from plaudit_wire.records import AgentReward, CallRecord
 
 
@@ -130,8 +133,18 @@ class Tool(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, schema: dict[str, Any], timeout_s: float) -> Tool:
-        """Return the tool that a schema describes."""
-        return cls(schema["function"]["name"], schema, timeout_s)
+        """Return the tool that a schema describes; raise ``ConfigurationError`` if it is none."""
+        try:
+            checked = plain(schema, "schema")
+        except PlainDataError as error:
+            raise ConfigurationError(f"a tool's description cannot be passed on: {error}") from error
+        function = checked.get("function") if isinstance(checked, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(
+                f"a tool's description is {shown(schema)}; give {{type: function, function: {{name: …}}}}"
+            )
+        return cls(name, checked, timeout_s)
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -151,6 +164,8 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     """Fork a process."""
 
     number: int
+    seed: int = 0
+    """Of the sample: it begins all random sequences of the process."""
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
@@ -298,6 +313,7 @@ def prompt_tokens(prompt: Prompt) -> list[int]:
     return list(struct.unpack(f"<{len(prompt.prompt_ids) // 4}i", prompt.prompt_ids))
 
 
+_MOST_IDS = 1 << 31
 VersionSpan = tuple[int, int, int]
 """(first token, incarnation, number), as in ``SampleBody.version_spans``."""
 
@@ -401,4 +417,36 @@ class Trajectory:
             return "no tokens"
         if not self.version_spans or self.version_spans[0][0] != 0:
             return "version_spans do not begin with token 0"
+        firsts = [first for first, _, _ in self.version_spans]
+        if firsts != sorted(set(firsts)) or firsts[-1] >= len(self.response_ids):
+            return "version_spans do not begin at growing places of the response"
+        for name in ("prompt_ids", "response_ids"):
+            ids: list[int] = getattr(self, name)
+            if ids and (min(ids) < 0 or max(ids) >= _MOST_IDS):
+                return f"{name} holds {min(ids) if min(ids) < 0 else max(ids)}, which is no token id"
+        if not set(self.loss_mask) <= {0, 1}:
+            return "loss_mask holds something else than 0 and 1"
+        rewards = [each.value for each in (self.reward, self.failure) if each is not None and each.value is not None]
+        for name, numbers in (
+            ("logprobs", self.logprobs),
+            ("rewards", [*self.tool_rewards, *self.turn_rewards, *rewards]),
+        ):
+            if not all(map(math.isfinite, numbers)):
+                return f"{name} holds a number that is not finite"
         return ""
+
+    def make_plain(self) -> None:
+        """Make the parts that users' code wrote plain data; raise ``PlainDataError`` where there is no such form."""
+        self.messages = plain(self.messages, "messages")
+        self.prompt_messages = plain(self.prompt_messages, "prompt_messages")
+        self.environment = plain(self.environment, "environment")
+        self.response = None if self.response is None else plain_text(self.response)
+        self.finish_reason = plain_text(self.finish_reason)
+        self.replaced_parameters = [plain_text(name) for name in self.replaced_parameters]
+        self.reward, self.failure = _plain_reward(self.reward), _plain_reward(self.failure)
+
+
+def _plain_reward(reward: AgentReward | None) -> AgentReward | None:
+    if reward is None or not reward.reason:
+        return reward
+    return msgspec.structs.replace(reward, reason=plain_text(reward.reason))

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any, cast
 
 from plaudit_job.spec.rljob import RLJob
@@ -60,6 +61,10 @@ _MOST_BYTES = 64 << 20
 _FULL_PAUSE_S = 0.002
 _END_WITHIN_S = 3.0
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+sample_seed: ContextVar[int] = ContextVar("sample_seed", default=0)
+"""The seed of the sample that the current task holds."""
 
 
 class ProcessDiedError(Exception):
@@ -199,7 +204,10 @@ class AgentProcesses:
                 ) from None
 
     async def fork(self) -> SampleProcess:
-        """Return a new process, which the caller closes; raise ``ProcessDiedError`` if no template starts."""
+        """Return a new process of the sample, which the caller closes; its random sequences begin with ``sample_seed``.
+
+        Raises ``ProcessDiedError`` if no template starts.
+        """
         try:
             await self.open()
         except RefusedError as error:
@@ -281,7 +289,7 @@ class AgentProcesses:
                 self._sender.sendall(frame([message]))
 
     async def _send_fork(self, number: int, connection: socket.socket) -> None:
-        data = frame([Fork(number)])
+        data = frame([Fork(number, sample_seed.get())])
         while self._sender is not None:
             try:
                 socket.send_fds(self._sender, [data], [connection.fileno()])

@@ -23,12 +23,14 @@ from typing import IO, Any, Literal
 
 import msgspec
 
+from plaudit_sandbox.confinement import hide_neighbours
 from plaudit_sandbox.lifetime import end_when_closed
 from plaudit_wire.errors import InfrastructureError
 from plaudit_wire.frames import Frames, frame, signal_name
+from plaudit_wire.plain import plain, plain_text, shown
 from plaudit_wire.records import AgentReward
 from plaudit_workers.agents.environment import answer
-from plaudit_workers.agents.functions import error_text, plain_text
+from plaudit_workers.agents.functions import cut_text, error_text
 from plaudit_workers.agents.load import LoadedSources, RunnableProgram
 from plaudit_workers.agents.messages import (
     AgentDone,
@@ -57,9 +59,11 @@ _MOST_CHARACTERS = 4000
 _OUTCOMES = "scored, data_error, infra_error, timeout, skipped"
 
 
-def run_sample(connection: socket.socket, loaded: LoadedSources) -> None:
+def run_sample(connection: socket.socket, loaded: LoadedSources, seed: int) -> None:
     """Serve one sample."""
     end_when_closed(connection)
+    if loaded.environment is not None:
+        loaded.environment.seed = seed
     if loaded.program is not None:
         _serve_program(connection, loaded.program)
     else:
@@ -116,7 +120,7 @@ class _Sample:
         began = time.perf_counter()
         try:
             answer = await self._loaded.tools[call.tool].call(call.arguments, call.create_arguments)
-            text, seconds = plain_text(answer.text), time.perf_counter() - began
+            text, seconds = cut_text(answer.text), time.perf_counter() - began
             data = frame([ToolResult(call.id, "ok", text, seconds, answer.reward, bool(answer.done))])
         except BaseException as error:  # the user's code: sys.exit and the like included
             outcome: Literal["error", "killed"] = "killed" if isinstance(error, InfrastructureError) else "error"
@@ -127,7 +131,6 @@ class _Sample:
         assert self._loaded.environment is not None
         try:
             reply = await answer(self._loaded.environment, question)
-            frame([reply])
         except BaseException as error:  # the user's code: sys.exit and the like included
             outcome: Any = "infra_error" if isinstance(error, InfrastructureError | OSError) else "data_error"
             reply = EnvironmentReply(question.id, outcome, error_text(error))
@@ -141,7 +144,8 @@ class _Sample:
             trajectory = await self._loaded.agent.run(message.prompt, self._generate)
             if not isinstance(trajectory, Trajectory):
                 raise TypeError(f"run returned {type(trajectory).__name__}, not a Trajectory")
-            data = frame([AgentDone(msgspec.to_builtins(trajectory, enc_hook=_plain))])
+            trajectory.make_plain()
+            data = frame([AgentDone(msgspec.to_builtins(trajectory, enc_hook=plain))])  # arrays of token ids
         except BaseException as error:  # the user's code: sys.exit and the like included
             data = frame([AgentFailed(error_text(error))])
         self._connection.sendall(data)
@@ -152,13 +156,6 @@ class _Sample:
         self._awaited[number] = future
         self._send(GenerateTurn(number, [int(token) for token in ids], max_tokens))
         return msgspec.convert(await future, FinishedSample)
-
-
-def _plain(value: Any) -> Any:
-    """Turn numpy's numbers and arrays, which agents may put into a trajectory, into Python's."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"a trajectory cannot hold a {type(value).__name__}")
 
 
 def _serve_program(connection: socket.socket, program: RunnableProgram) -> None:
@@ -180,6 +177,7 @@ def _run_program(program: RunnableProgram, order: RunAgentProgram) -> ProgramEnd
     os.chdir(order.folder)
     os.environ.update(order.environment)
     Path(_PROMPT_FILE).write_text(json.dumps(order.document, ensure_ascii=False), encoding="utf-8")
+    hide_neighbours(Path(order.folder))
     if program.function is None:
         return _run_command(program.command)
 
@@ -234,7 +232,7 @@ def _printed_reward(lines: deque[str]) -> AgentReward | None:
     last = next((line for line in reversed(lines) if line.strip()), "")
     try:
         value = json.loads(last)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return _reward_of(value) if isinstance(value, dict) else None
 
@@ -245,28 +243,27 @@ def _reward_of(value: Any) -> AgentReward | None:
     That is a number, ``{"reward": number}`` or ``{"outcome": …, "reason": …}``; anything else is no reward.
     """
     if isinstance(value, AgentReward):
-        return value
+        value = {"outcome": value.outcome, "reason": value.reason, "reward": value.value}
     if isinstance(value, dict):
         outcome = value.get("outcome", "scored")
         if outcome != "scored":
-            reason = str(value.get("reason") or "")[:_MOST_CHARACTERS]
+            reason = plain_text(str(value.get("reason") or ""))[:_MOST_CHARACTERS]
             try:
                 return msgspec.convert({"outcome": outcome, "reason": reason}, AgentReward)
             except msgspec.ValidationError:
-                problem = f"the program's outcome is {outcome!r:.80}; known are {_OUTCOMES}"
+                problem = f"the program's outcome is {shown(outcome)}; known are {_OUTCOMES}"
                 return AgentReward("data_error", reason=problem)
         value = value.get("reward")
     if value is None or isinstance(value, str | bytes | list | tuple | set):
         return None
     try:
         number = float(value)
-    except (TypeError, ValueError):
-        return AgentReward("data_error", reason=f"the program's reward {value!r:.200} is no number")
+    except Exception:  # an object's own code
+        return AgentReward("data_error", reason=f"the program's reward {shown(value)} is no number")
     if not math.isfinite(number):
         return AgentReward("data_error", reason=f"the program's reward is {number}")
     return AgentReward("scored", number)
 
 
 def _failed(outcome: Literal["data_error", "infra_error"], reason: str) -> ProgramEnded:
-    valid = reason[:_MOST_CHARACTERS].encode(errors="replace").decode()
-    return ProgramEnded(failure=AgentReward(outcome, reason=valid))
+    return ProgramEnded(failure=AgentReward(outcome, reason=plain_text(reason[:_MOST_CHARACTERS])))

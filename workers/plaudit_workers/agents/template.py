@@ -15,6 +15,7 @@ import faulthandler
 import gc
 import io
 import os
+import random
 import resource
 import select
 import signal
@@ -28,12 +29,14 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from plaudit_sandbox.confinement import keep_signals_inside, no_new_privileges, prctl
+from plaudit_reward.functions.function import USER_MODULE
+from plaudit_sandbox.confinement import keep_apart, no_new_privileges, prctl
 from plaudit_sandbox.lifetime import end_with
 from plaudit_sandbox.sandbox import offer_to_the_oom_killer
 from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.frames import Frames, frame
-from plaudit_workers.agents.load import load
+from plaudit_workers.agents.functions import cut_text, first_cause
+from plaudit_workers.agents.load import LoadedSources, load
 from plaudit_workers.agents.messages import (
     Ended,
     Fork,
@@ -82,6 +85,7 @@ class _Template:
         """Process id → the limit that it exceeded."""
         self._limits = ProcessLimits()
         self._wakeups: tuple[socket.socket, ...] = ()
+        self._generators = _Generators([])
         self._imported: set[int] = set()
         """Children that importing the files started."""
 
@@ -92,7 +96,10 @@ class _Template:
         try:
             loaded = load(sources[0].sources)
         except ConfigurationError as error:
-            self._send(Refused(str(error)))
+            self._send(Refused(cut_text(str(error))))
+            return 2
+        except Exception as error:  # what users' files and servers describe may have any form
+            self._send(Refused(f"its sources cannot be loaded: {first_cause(error)}"))
             return 2
         if threading.active_count() > 1:
             names = ", ".join(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
@@ -102,6 +109,7 @@ class _Template:
             self._limits = ProcessLimits(_machine_memory_bytes() // 2, self._limits.threads)
         self._imported = _children_of_this_process()
         _adopt_orphans()
+        self._generators = _Generators.found()
         gc.freeze()  # a collection in a fork would copy all pages that it shares
         self._send(Loaded([tool.description for tool in loaded.tools.values()], loaded.environment_kind))
         self._wakeups = wakeup, wake = socket.socketpair()
@@ -125,19 +133,19 @@ class _Template:
                 for message in self._receive():
                     self._obey(message, loaded)
 
-    def _obey(self, message: ToTemplate, loaded: Any) -> None:
+    def _obey(self, message: ToTemplate, loaded: LoadedSources) -> None:
         if isinstance(message, Fork):
             connection = self._descriptors.pop(0)
             pid = os.fork()
             if pid == 0:
-                self._begin(connection, loaded)
+                self._begin(connection, message.seed, loaded)
             os.close(connection)
             self._running[pid] = message.number
         elif isinstance(message, Kill):
             for pid in [pid for pid, number in self._running.items() if number == message.number]:
                 _kill(pid)
 
-    def _begin(self, descriptor: int, loaded: Any) -> None:
+    def _begin(self, descriptor: int, seed: int, loaded: LoadedSources) -> None:
         """Become the process of a sample."""
         status = 1
         try:
@@ -150,8 +158,9 @@ class _Template:
                 connection.close()
             for other in self._descriptors:
                 os.close(other)
-            _confine(self._limits.memory_bytes)
-            run_sample(socket.socket(fileno=descriptor), loaded)
+            _confine(self._limits.memory_bytes, hides=loaded.program is not None)
+            self._generators.begin(seed)
+            run_sample(socket.socket(fileno=descriptor), loaded, seed)
             status = 0
         except BaseException:
             traceback.print_exc()
@@ -210,6 +219,56 @@ class _Template:
             self._descriptors += descriptors
             messages += [message for body in self._frames.feed(data) for message in to_template.decode(body)]
         return messages
+
+
+class _Generators:
+    """Hold the random generators that importing the files made: a fork would go on with the same numbers as all others.
+
+    Those of the libraries (``random``, ``numpy.random``, torch) as well as those of users' files, such as a module's
+    ``default_rng()``.
+    """
+
+    def __init__(self, made: list[Any]) -> None:
+        self._made = made
+
+    @classmethod
+    def found(cls) -> _Generators:
+        """Find them."""
+        numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+        kinds: tuple[type, ...] = (random.Random,)
+        if numpy is not None:
+            kinds += (numpy.random.Generator, numpy.random.RandomState)
+        files = (vars(module).values() for name, module in sys.modules.items() if name.startswith(USER_MODULE))
+        candidates = [*gc.get_objects(), *(value for values in files for value in values)]
+        if torch is not None:  # the collector does not see these
+            kinds += (torch.Generator,)
+        made = [each for each in candidates if issubclass(type(each), kinds)]
+        return cls(list({id(each): each for each in made}.values()))
+
+    def begin(self, seed: int) -> None:
+        """Begin all sequences anew: the same ones for the same seed."""
+        seed &= (1 << 64) - 1
+        os.environ["PYTHONHASHSEED"] = str(seed % (1 << 32))  # of Python programs that the sample starts
+        random.seed(seed)
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed([seed % (1 << 32), seed >> 32])
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.default_generator.manual_seed(seed)
+        for place, generator in enumerate(self._made):
+            with contextlib.suppress(Exception):  # of a kind that cannot begin anew, such as a user's subclass
+                _begin_anew(generator, seed, place)
+
+
+def _begin_anew(generator: Any, seed: int, place: int) -> None:
+    if hasattr(generator, "bit_generator"):
+        bits = generator.bit_generator
+        bits.state = type(bits)([seed, place]).state
+    elif hasattr(generator, "manual_seed"):
+        generator.manual_seed(random.Random(f"{seed} {place}").getrandbits(63))
+    elif isinstance(generator, random.Random):
+        generator.seed(f"{seed} {place}")
+    else:
+        generator.seed([seed % (1 << 32), seed >> 32, place])
 
 
 class _Process(NamedTuple):
@@ -299,15 +358,16 @@ def _proportional_bytes(pid: int) -> int:
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
-def _confine(memory_bytes: int) -> None:
+def _confine(memory_bytes: int, *, hides: bool) -> None:
     """Confine this process and all that it starts, for good. Each may allocate ``memory_bytes`` on top of what it has.
 
-    The kernel keeps its signals away from all other processes (Landlock, since Linux 6.12), refuses it memory beyond
-    the limit, and ends it first when memory runs out. What it starts stays below it in the process tree.
+    The kernel hides all other processes from it, also from a root (Landlock), keeps its signals away from them (since
+    Linux 6.12), refuses it memory beyond the limit, and ends it first when memory runs out. What it starts stays below
+    it in the process tree. ``hides``: it will hide the folders of its neighbours as well.
     """
     _adopt_orphans()
     no_new_privileges()
-    keep_signals_inside()
+    keep_apart(hides=hides)
     offer_to_the_oom_killer()
     data_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * _PAGE_BYTES
     _lower(resource.RLIMIT_DATA, data_bytes + memory_bytes)

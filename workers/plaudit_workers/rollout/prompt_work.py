@@ -16,18 +16,21 @@ import msgspec
 import numpy as np
 
 from plaudit_wire.logs import get_logger
-from plaudit_wire.messages import Branch, Prompt, SampleBody
+from plaudit_wire.messages import Branch, EncodedBody, Prompt, SampleBody, encode_body
+from plaudit_wire.plain import PlainDataError, plain_text
 from plaudit_wire.records import AgentReward, GenerationRecord, Sample, TurnRecord
 from plaudit_workers.agents.messages import FinishedSample, Trajectory, prompt_tokens
+from plaudit_workers.agents.processes import sample_seed
 from plaudit_workers.process import unless_stopped
 from plaudit_workers.rollout.agents.agent import Agent, AgentError
-from plaudit_workers.rollout.engine import Engine, EngineFailedError, SampleRequest
+from plaudit_workers.rollout.engine import Engine, EngineFailedError, RequestRefusedError, SampleRequest
 from plaudit_workers.rollout.weights import PolicyWeights
 from plaudit_workers.stream.calls import Delivery, Publication
 from plaudit_workers.stream.consumer import dead_letter, discard, publish, unpublished
 from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
+_MOST_REASON_CHARACTERS = 4000
 _TURN_STRIDE = 1 << 32
 """Keeps the seeds of one sample's later turns apart from the first turns of other samples."""
 
@@ -49,8 +52,9 @@ class PromptWork:
     async def run(self, delivery: Delivery[Prompt], claim: Claim) -> None:
         """Generate and publish every sample of the prompt that is not published yet; stop when the lease is lost.
 
-        If some samples cannot be generated (the agent raised, the prompt exceeds the model's length), the entry is
-        dead-lettered once all others are published; the group's completion rule decides on them.
+        A sample whose agent fails is published with the reason. If some cannot be generated at all (the prompt exceeds
+        the model's length), the entry is dead-lettered once all others are published; the group's completion rule
+        decides on them.
         """
         try:
             if not await unless_stopped(delivery.lost, self._publish_missing(delivery, claim)):
@@ -82,24 +86,33 @@ class PromptWork:
         return [failure for sample in samples if (failure := sample.result())]
 
     async def _publish_sample(self, delivery: Delivery[Prompt], index: int, claim: Claim) -> str:
-        """Generate and publish one sample; return why it failed, or ""."""
+        """Generate and publish one sample; return why there is nothing to publish, or ""."""
         run = SampleRun(delivery.payload, index, self.engine, claim.slots.change_in_agents)
         try:
-            trajectory = await run.run(self.agent)
-        except EngineFailedError:
-            raise
-        except Exception as error:
-            # An agent runs users' code: whatever it raises fails this sample only.
-            logger.exception("sample failed", group=delivery.group, index=index)
-            return repr(error)
-        finally:
-            claim.release_one()
-        await self.weights.compared(trajectory.versions)
-        record = run.record(self.worker, trajectory, self.weights.logprob_mismatch)
-        body = sample_body(delivery.payload, index, trajectory, record, self.engine.decode)
+            try:
+                trajectory = await run.run(self.agent)
+            finally:
+                claim.release_one()
+            body = await self._body(run, trajectory)
+        except RequestRefusedError as error:  # not even the prompt can be generated
+            return str(error)
         if await publish(self.transport, delivery, index, body) is Publication.refused:
             raise _GroupClosedError
         return ""
+
+    async def _body(self, run: SampleRun, trajectory: Trajectory) -> EncodedBody:
+        """Return the encoded sample, once the weights that sampled it are known to be right."""
+        await self.weights.compared(trajectory.versions)
+        try:
+            return self._encoded(run, trajectory)
+        except Exception as error:  # a value that cannot be encoded costs its sample only
+            failed = await run.failed(AgentReward("data_error", reason=shown_error(error)))
+        await self.weights.compared(failed.versions)
+        return self._encoded(run, failed)
+
+    def _encoded(self, run: SampleRun, trajectory: Trajectory) -> EncodedBody:
+        record = run.record(self.worker, trajectory, self.weights.logprob_mismatch)
+        return encode_body(sample_body(run.prompt, run.index, trajectory, record, self.engine.decode))
 
 
 class SampleRun:
@@ -110,8 +123,8 @@ class SampleRun:
     """
 
     def __init__(self, prompt: Prompt, index: int, engine: Engine, change_in_agents: Callable[[int], None]) -> None:
-        self._prompt = prompt
-        self._index = index
+        self.prompt = prompt
+        self.index = index
         self._engine = engine
         self._change_in_agents = change_in_agents
         self._finished: dict[int, FinishedSample] = {}
@@ -125,37 +138,50 @@ class SampleRun:
         self._tool_s = 0.0
 
     async def run(self, agent: Agent) -> Trajectory:
-        """Run the agent; a sample that it fails has a trajectory of one token, which is not trained, and the reason."""
+        """Run the agent; a sample that it fails has a trajectory of one token, which is not trained, and the reason.
+
+        Raises:
+            RequestRefusedError: the engine can never generate this prompt.
+            EngineFailedError: the engine broke.
+        """
         self._started = time.monotonic()
+        sample_seed.set(self.prompt.seed + self.index)
         try:
             trajectory = await self._run(agent)
+        except EngineFailedError:
+            raise
         except AgentError as error:
-            logger.warning("sample failed", group=self._prompt.group, index=self._index, reason=str(error))
-            trajectory = await self._failed(AgentReward(error.outcome, reason=str(error)))
+            trajectory = await self.failed(
+                AgentReward(error.outcome, reason=plain_text(str(error)[:_MOST_REASON_CHARACTERS]))
+            )
+        except Exception as error:  # agents, templates and parsers run on what users and the policy wrote
+            trajectory = await self.failed(AgentReward("data_error", reason=shown_error(error)))
         finally:
             self._move(in_agent=False)
         self._tool_s = max(0.0, time.monotonic() - self._started - self._seconds_in_generate)
         return trajectory
 
     async def _run(self, agent: Agent) -> Trajectory:
-        trajectory = await agent.run(self._prompt, self._generate)
+        trajectory = await agent.run(self.prompt, self._generate)
         if problem := next(filter(None, (part.problem() for part in (trajectory, *trajectory.branches))), ""):
             raise AgentError(f"{type(agent).__name__}: {problem}")
+        trajectory.make_plain()
         return trajectory
 
-    async def _failed(self, failure: AgentReward) -> Trajectory:
+    async def failed(self, failure: AgentReward) -> Trajectory:
         """Let the policy write a token: only a sample with tokens can be published."""
+        logger.warning("sample failed", group=self.prompt.group, index=self.index, reason=failure.reason)
         self._finished.clear()
         self._requested_s.clear()
         trajectory = Trajectory()
-        trajectory.add_turn(await self._generate(prompt_tokens(self._prompt), 1))
+        trajectory.add_turn(await self._generate(prompt_tokens(self.prompt), 1))
         trajectory.failure = failure
         return trajectory
 
     async def _generate(
         self, ids: Sequence[int], max_tokens: int | None = None, stop: Sequence[str] = ()
     ) -> FinishedSample:
-        turn, sampling = len(self._requested_s), self._prompt.sampling
+        turn, sampling = len(self._requested_s), self.prompt.sampling
         if max_tokens is not None and max_tokens < sampling.max_tokens:
             sampling = msgspec.structs.replace(sampling, max_tokens=max_tokens)
         if stop:
@@ -165,9 +191,9 @@ class SampleRun:
         request = SampleRequest(
             prompt_ids=ids,
             sampling=sampling,
-            seed=self._prompt.seed + self._index + turn * _TURN_STRIDE,
+            seed=self.prompt.seed + self.index + turn * _TURN_STRIDE,
             turn=turn,
-            images=self._prompt.images,
+            images=self.prompt.images,
         )
         self._move(in_agent=False)
         self._num_in_engine += 1
@@ -193,7 +219,7 @@ class SampleRun:
         return GenerationRecord(
             worker=worker,
             generate_s=sum(turn.generate_s for turn in turns),
-            prompt_tokens=len(trajectory.prompt_ids) or len(self._prompt.prompt_ids) // 4,
+            prompt_tokens=len(trajectory.prompt_ids) or len(self.prompt.prompt_ids) // 4,
             response_tokens=len(trajectory.response_ids),
             version_min=min(versions).number,
             version_max=max(versions).number,
@@ -223,6 +249,12 @@ class SampleRun:
             )
             for place, (first, (number, turn)) in enumerate(turns)
         ]
+
+
+def shown_error(error: Exception) -> str:
+    """Return an exception as the reason of a sample; data that cannot travel tells its place and the remedy."""
+    text = str(error) if isinstance(error, PlainDataError) else f"{type(error).__name__}: {error}"
+    return plain_text(text[:_MOST_REASON_CHARACTERS])
 
 
 def sample_body(

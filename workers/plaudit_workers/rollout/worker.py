@@ -33,7 +33,6 @@ from plaudit_workers.process import (
     unless_stopped,
 )
 from plaudit_workers.rollout.agents.agent import Agent, CustomAgent, SingleTurn
-from plaudit_workers.rollout.agents.chat import REWRITES
 from plaudit_workers.rollout.engine import Engine, EngineFailedError, WeightSwitch
 from plaudit_workers.rollout.prompt_work import Claim, PromptWork, Slots
 from plaudit_workers.rollout.vllm_arguments import (
@@ -259,20 +258,20 @@ async def open_agent(job: RLJob) -> AsyncIterator[Agent]:
 
 async def _conversations(job: RLJob, processes: AgentProcesses) -> Agent:
     prepare_environment(job.spec.model.source)  # before anything imports torch
-    from plaudit_workers.rollout.agents.chat import ToolCallParser
+    from plaudit_workers.rollout.agents.chat import ToolCallParser, opens_reasoning
     from plaudit_workers.rollout.agents.tools import EnvironmentAgent, ToolAgent, ToolLimits
     from plaudit_workers.tokenizer import ChatTemplate
 
     spec, tools = job.spec.rollout.agent, await processes.open()
     schemas = [tool.schema for tool in tools]
     template = ChatTemplate.of_model(job.spec.model, schemas)
-    parser = ToolCallParser(spec.tool_parser, template.tokenizer, schemas)
+    parser = ToolCallParser(spec.tool_parser, template.tokenizer, schemas, opened=opens_reasoning(template))
     chat, limit_s = (template, parser, processes, tools, ToolLimits.from_spec(spec)), spec.environment_timeout_seconds
     if spec.kind == "tools":
         agent = ToolAgent(*chat)
     else:
         agent = EnvironmentAgent(*chat, reads_text=processes.environment == "text", step_limit_s=limit_s)
-    if remark := agent.suffix.check(tools[0].name if tools else ""):
+    if remark := agent.suffix.check(tools[0].name if tools else "", job.spec.rollout.sampling.stop):
         logger.warning(remark)
     return agent
 
@@ -286,10 +285,11 @@ async def _endpoint(job: RLJob, processes: AgentProcesses) -> AsyncIterator[Agen
 
     model, spec = job.spec.model, job.spec.rollout.agent
     chat_formats = ChatFormats(load_tokenizer(model), model.chat_template_arguments, spec.tool_parser)
-    if chat_formats.of([]).suffix.rewrites_history():
-        logger.warning(REWRITES)
+    if remark := chat_formats.of([]).suffix.remarks(job.spec.rollout.sampling.stop):
+        logger.warning(remark)
     async with EndpointServer() as server:
-        yield EndpointAgent(processes, server, chat_formats, spec.max_turns, spec.timeout_seconds)
+        limits = spec.max_turns, spec.timeout_seconds
+        yield EndpointAgent(processes, server, chat_formats, *limits, ground_truth=spec.ground_truth)
 
 
 class EnginePart(Protocol):

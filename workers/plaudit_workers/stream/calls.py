@@ -358,10 +358,10 @@ def renew(
     return Call("renew", (stream, consumer, len(held), *(d.entry_id for d in held), *notes), list)
 
 
-def hand_back(stream: Stream, consumer: str, deliveries: Sequence[Delivery[Any]]) -> Call[int]:
-    """Give entries back unfinished; the answer is how many."""
+def hand_back(stream: Stream, consumer: str, deliveries: Sequence[Delivery[Any]], *, failed: bool = False) -> Call[int]:
+    """Give entries back unfinished; the answer is how many. ``failed``: the worker did, so the delivery counts."""
     about = (part for d in deliveries for part in (d.entry_id, d.group, d.place, f"{d.elapsed_s():.6f}"))
-    return Call("hand_back", (stream, consumer, *about), int)
+    return Call("hand_back", (stream, consumer, int(failed), *about), int)
 
 
 def discard(stream: Stream, deliveries: Sequence[Delivery[Any]]) -> Call[list[bytes]]:

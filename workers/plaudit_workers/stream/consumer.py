@@ -22,6 +22,7 @@ from redis.exceptions import ResponseError
 
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import (
+    EncodedBody,
     GroupDelivery,
     Prompt,
     RecordError,
@@ -124,12 +125,15 @@ class Consumer(Generic[T]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hand back unfinished work and leave the consumer group. Raise the error that ended the renewals, if any."""
+        """Hand back unfinished work and leave the consumer group. Raise the error that ended the renewals, if any.
+
+        The work of a worker that failed counts as lost: the entry that ends its workers becomes a dead letter.
+        """
         try:
             await self._tasks.__aexit__(kind, error, trace)
         finally:
             try:
-                await self._leave()
+                await self._leave(failed=kind is not None)
             except (*OUTAGE, ResponseError) as problem:
                 logger.warning("cannot hand back unfinished work", stream=self.stream, error=str(problem))
             await self._reader.aclose(close_connection_pool=True)
@@ -374,10 +378,11 @@ class Consumer(Generic[T]):
         """Renew the leases now; a background task does it every ``renew_every_s``."""
         await self._leases.renew()
 
-    async def _leave(self) -> None:
+    async def _leave(self, *, failed: bool) -> None:
         names = await self._claim(10_000, ClaimRules(lease_s=-1.0))
         unseen = [self._delivery(*entry) for entry in await self._entries(names)]
-        await self._leases.hand_back([*self._leases.in_work.values(), *unseen])
+        await self._leases.hand_back(unseen)
+        await self._leases.hand_back(self._leases.in_work.values(), failed=failed)
         await self._transport.reads.run(transitions.forget(self.stream, self._worker))
 
 
@@ -421,14 +426,16 @@ class Leases(Generic[T]):
             self.remove(delivery.entry_id)
             delivery.lost.set()
 
-    async def hand_back(self, deliveries: Iterable[Delivery[T]]) -> None:
-        """Hand back entries; the next consumer finds the same count of deliveries as this one did."""
+    async def hand_back(self, deliveries: Iterable[Delivery[T]], *, failed: bool = False) -> None:
+        """Hand back entries; the next consumer finds the same count of deliveries as this one did, unless it failed."""
         back = list(deliveries)
         for delivery in back:
             self.remove(delivery.entry_id)
         async with self._renewing:  # a renewal on its way would make the lease new again
             if back:
-                await self._transport.scripts.run(transitions.hand_back(self._stream, self._worker, back))
+                await self._transport.scripts.run(
+                    transitions.hand_back(self._stream, self._worker, back, failed=failed)
+                )
 
 
 @dataclass
@@ -480,10 +487,12 @@ async def discard(transport: Transport, delivery: Delivery[Any]) -> bool:
     return bool(await transport.scripts.run(transitions.discard(delivery.stream, [delivery])))
 
 
-async def publish(transport: Transport, delivery: Delivery[Prompt], index: int, body: SampleBody) -> Publication:
+async def publish(
+    transport: Transport, delivery: Delivery[Prompt], index: int, body: SampleBody | EncodedBody
+) -> Publication:
     """Publish one sample as soon as it is finished; concurrent calls travel together. Wait through outages."""
     memory_share = await transport.retry_through_outage(transport.memory_share)
-    encoded, group = encode_body(body), delivery.group
+    encoded, group = body if isinstance(body, EncodedBody) else encode_body(body), delivery.group
     if transport.volume.needed(encoded.tensors, memory_is_short=memory_share > _SPILL_ABOVE_MEMORY_SHARE):
         encoded = encoded._replace(tensors=await transport.spill(group, f"tensors-{index}", encoded.tensors))
     if transport.volume.needed(encoded.sample):

@@ -25,6 +25,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ logger = get_logger(__name__)
 NONCE_BYTES = 32
 HANDSHAKE_WITHIN_S = 10.0
 """Time for a connection, and for each message before the first block."""
+PROOF_WITHIN_S = 5.0
+"""Time for a peer to show that it knows the token."""
 GO = b"g"
 GO_WITHIN_S = 3600.0
 """Time until a rollout asks for the blocks, during which it receives those of other ranks."""
@@ -55,6 +58,8 @@ MAX_CONTENTS_BYTES = 128 << 20
 """Largest table of blocks in its encoded form: ``MAX_BLOCKS`` need less."""
 _HASHING_THREADS = min(8, os.cpu_count() or 1)
 _MAX_CONNECTIONS = 512
+_MAX_UNPROVEN, _MAX_UNPROVEN_OF_ADDRESS = 256, 32
+_LEAST_WAIT_S = 1e-3
 _ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2, "U8": 1, "I8": 1, "BOOL": 1}
 """Name of a type in safetensors → bytes of an element."""
 _ALIGNMENT = 8
@@ -73,11 +78,20 @@ class WeightServer:
     A new version replaces the one before. Transfers of the replaced one continue until the next is prepared:
     ``make_room`` breaks those that are left, so a rank holds at most two copies of its part. A rollout that stalls is
     disconnected, and never delays the trainer.
+
+    A connection has a place among the transfers only when it has shown the token, within ``PROOF_WITHIN_S``. Before
+    that few are kept, of each address and of all: a new one takes the place of the oldest.
+
+    Args:
+        host: the address of this machine at which rollouts reach it; it listens nowhere else.
     """
 
-    def __init__(self, port: int = 0) -> None:
-        self._listener = _listen(port)
+    def __init__(self, port: int = 0, host: str = "127.0.0.1") -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, port), family=family, backlog=_MAX_UNPROVEN)
         self._places = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self._unproven: dict[socket.socket, str] = {}
+        """Connections that have not shown the token, the oldest first → the peer's address."""
         self._offer: tuple[PolicyVersion, str, WeightPart] | None = None
         self._lock = threading.Lock()
         self._sending: dict[socket.socket, WeightPart] = {}
@@ -111,13 +125,26 @@ class WeightServer:
     def _accept(self) -> None:
         while True:
             try:
-                connection, _ = self._listener.accept()
+                connection, (address, *_) = self._listener.accept()
             except OSError:
                 return  # closed
-            if not self._places.acquire(blocking=False):
-                connection.close()
-                continue
+            self._admit(connection, address)
             threading.Thread(target=self._serve, args=(connection,), name="weights-send", daemon=True).start()
+
+    def _admit(self, connection: socket.socket, address: str) -> None:
+        """Register a connection without proof; break the oldest one if its address, or all, have too many."""
+        with self._lock:
+            of_address = [each for each, other in self._unproven.items() if other == address]
+            if len(of_address) >= _MAX_UNPROVEN_OF_ADDRESS:
+                self._break(of_address[0])
+            elif len(self._unproven) >= _MAX_UNPROVEN:
+                self._break(next(iter(self._unproven)))
+            self._unproven[connection] = address
+
+    def _break(self, connection: socket.socket) -> None:
+        del self._unproven[connection]
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -126,15 +153,19 @@ class WeightServer:
         except (OSError, TransferError, msgspec.MsgspecError) as error:
             logger.warning("weights not sent", error=str(error))
         finally:
-            self._places.release()
+            with self._lock:
+                self._unproven.pop(connection, None)
 
     def _send(self, connection: socket.socket) -> None:
-        connection.settimeout(HANDSHAKE_WITHIN_S)
+        deadline_s = time.monotonic() + PROOF_WITHIN_S
+        connection.settimeout(PROOF_WITHIN_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         nonce = secrets.token_bytes(NONCE_BYTES)
         connection.sendall(nonce)
-        request = msgspec.msgpack.decode(receive_frame(connection, MAX_REQUEST_BYTES), type=WeightsRequest)
+        encoded = receive_frame(connection, MAX_REQUEST_BYTES, deadline_s)
+        request = msgspec.msgpack.decode(encoded, type=WeightsRequest)
         with self._registered(connection, request, nonce) as part:
+            connection.settimeout(HANDSHAKE_WITHIN_S)
             send_frame(connection, part.contents)
             connection.settimeout(GO_WITHIN_S)
             if receive_bytes(connection, len(GO)) != GO:
@@ -152,19 +183,16 @@ class WeightServer:
             _, token, part = self._offer
             if not is_authentic(request, token, nonce):
                 raise TransferError("a client does not know the token of the announcement")
+            if not self._places.acquire(blocking=False):
+                raise TransferError(f"{_MAX_CONNECTIONS} rollouts receive weights already")
+            self._unproven.pop(connection, None)
             self._sending[connection] = part
         try:
             yield part
         finally:
             with self._lock:
                 del self._sending[connection]
-
-
-def _listen(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):  # IPv6 may be disabled in the kernel
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
+            self._places.release()
 
 
 def host_towards(url: str) -> str:
@@ -208,29 +236,34 @@ def send_frame(connection: socket.socket, content: bytes) -> None:
     connection.sendall(len(content).to_bytes(_MESSAGE_LENGTH_BYTES, "big") + content)
 
 
-def receive_frame(connection: socket.socket, max_bytes: int) -> bytes:
+def receive_frame(connection: socket.socket, max_bytes: int, deadline_s: float = math.inf) -> bytes:
     """Receive one frame.
+
+    Args:
+        deadline_s: monotonic time at which the whole frame must be there.
 
     Raises:
         TransferError: the peer closed the connection, or the frame is larger than ``max_bytes``.
         OSError: the connection broke or stalled.
     """
-    length = int.from_bytes(receive_bytes(connection, _MESSAGE_LENGTH_BYTES), "big")
+    length = int.from_bytes(receive_bytes(connection, _MESSAGE_LENGTH_BYTES, deadline_s), "big")
     if length > max_bytes:
         raise TransferError(f"the peer announced a frame of {length:,} bytes; at most {max_bytes:,} are allowed")
-    return receive_bytes(connection, length)
+    return receive_bytes(connection, length, deadline_s)
 
 
-def receive_bytes(connection: socket.socket, count: int) -> bytes:
+def receive_bytes(connection: socket.socket, count: int, deadline_s: float = math.inf) -> bytes:
     """Receive exactly ``count`` bytes; raise like ``receive_frame``."""
     content = bytearray(count)
-    receive_into(connection, memoryview(content))
+    receive_into(connection, memoryview(content), deadline_s)
     return bytes(content)
 
 
-def receive_into(connection: socket.socket, target: memoryview) -> None:
+def receive_into(connection: socket.socket, target: memoryview, deadline_s: float = math.inf) -> None:
     """Fill ``target``; raise like ``receive_frame``."""
     while target:
+        if deadline_s < math.inf:
+            connection.settimeout(max(_LEAST_WAIT_S, deadline_s - time.monotonic()))
         received = connection.recv_into(target)
         if not received:
             raise TransferError("the peer closed the connection")

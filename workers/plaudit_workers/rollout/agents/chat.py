@@ -18,15 +18,16 @@ import functools
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from jinja2 import TemplateError
 
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
+from plaudit_wire.plain import PlainDataError, plain, plain_text
+from plaudit_workers.tokenizer import engine_ends, turn_ends
 
 if TYPE_CHECKING:
     from plaudit_workers.tokenizer import ChatTemplate
@@ -41,8 +42,6 @@ _THOUGHT = "zq7thought"
 _USER = {"role": "user", "content": "a"}
 _ANSWER = {"role": "assistant", "content": "b"}
 _FIELD = "spec.rollout.agent.toolParser"
-_MOST_LEVELS = 64
-_TOO_DEEP = f"the arguments are nested more than {_MOST_LEVELS} levels deep"
 CallMessage = Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
 """Makes an assistant's message with these calls, the marker in the last one."""
 
@@ -53,8 +52,8 @@ class ChatSuffix:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         tokenizer = template.tokenizer
-        self._ends = set(tokenizer.all_special_ids)
-        self._special = self._ends | set(tokenizer.added_tokens_decoder)
+        self._ends = turn_ends(tokenizer)
+        self._special = self._ends | frozenset(tokenizer.added_tokens_decoder)
         self._form = _FORMS[0]
         """The form of calls that the template rendered last, tried first."""
 
@@ -132,11 +131,12 @@ class ChatSuffix:
             return closing + 1  # it ended with another token than the template writes, as Llama's eom for eot
         return closing  # it ended at a stop text: the suffix brings the end of the turn
 
-    def check(self, tool_name: str) -> str:
-        """Check that the template can continue a conversation; return a remark on it, or "".
+    def check(self, tool_name: str, stop: Sequence[str] = ()) -> str:
+        """Check that the template can continue a conversation; return remarks on it, or "".
 
         Args:
             tool_name: any tool of the job; empty: the policy's turns are answered by a user.
+            stop: the job's stop texts.
         """
         try:
             if tool_name:
@@ -148,7 +148,28 @@ class ChatSuffix:
                 f"model.chatTemplate: {error}, so rollout.agent cannot hold conversations with it. Name a template of "
                 "the model that supports them"
             ) from error
-        return REWRITES if self.rewrites_history() else ""
+        return self.remarks(stop)
+
+    def remarks(self, stop: Sequence[str] = ()) -> str:
+        """Return what a user should know of conversations with this template; empty if there is nothing."""
+        return ". ".join(filter(None, [REWRITES if self.rewrites_history() else "", self._goes_on(stop)]))
+
+    def _goes_on(self, stop: Sequence[str]) -> str:
+        """Return a remark if the engine does not end a turn where the template ends it."""
+        tokenizer = self._template.tokenizer
+        messages = [_USER, {"role": "assistant", "content": _MARKER}]
+        with contextlib.suppress(Exception):  # a template is a program; what it cannot render is refused elsewhere
+            ended = self._template.encode(self._after_marker(messages, generate=False) or "")
+            continued = self._template.encode(self._after_marker([*messages, _USER], generate=True) or "")
+            closing = self._closing(ended, continued)
+            end = tokenizer.decode([ended[closing]]) if closing is not None else ""
+            if closing is not None and ended[closing] not in engine_ends(tokenizer) and end not in stop:
+                return (
+                    f"the chat template ends a turn with {end!r}, which is no end of a sequence for the model: the "
+                    "policy writes on behind it. Name it in rollout.sampling.stop, or in eos_token_id of the model's "
+                    "generation_config.json"
+                )
+        return ""
 
     def rewrites_history(self) -> bool:
         """Return True if the template drops the reasoning of earlier turns once another message follows.
@@ -190,8 +211,12 @@ def tool_message(name: str, text: str, number: int) -> dict[str, Any]:
 
 def decoded_turn(tokenizer: Any, ids: Sequence[int]) -> str:
     """Decode a turn with its special tokens, which parsers look for, but without the end of the turn."""
-    ended = bool(ids) and ids[-1] in tokenizer.all_special_ids
-    return str(tokenizer.decode(list(ids[:-1] if ended else ids), skip_special_tokens=False))
+    return str(tokenizer.decode(without_end(tokenizer, ids), skip_special_tokens=False))
+
+
+def without_end(tokenizer: Any, ids: Sequence[int]) -> list[int]:
+    """Return a turn's tokens without the one that ends it."""
+    return list(ids[:-1] if ids and ids[-1] in turn_ends(tokenizer) else ids)
 
 
 def _call_id(number: int) -> str:
@@ -256,10 +281,12 @@ class ToolCallParser:
     Args:
         name: as for vLLM's ``--tool-call-parser``.
         tools: descriptions in OpenAI's format.
+        opened: the chat template opens a thought for the policy (``opens_reasoning``).
     """
 
-    def __init__(self, name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, name: str, tokenizer: Any, tools: Sequence[dict[str, Any]], *, opened: bool = False) -> None:
         self._name = name
+        self._opened = opened
         self._read = _READERS.get(name, _vllm_reader)(name, tokenizer, tools)
         try:
             self._read("")
@@ -271,12 +298,22 @@ class ToolCallParser:
             logger.debug("the tool parser raised on an empty text", parser=name, error=repr(error))
 
     def parse(self, text: str) -> ParsedTurn:
-        """Split a turn into its text and its calls; text that is no valid call stays text."""
+        """Split a turn into its text and its calls; what is no valid call, or stands in reasoning, stays text."""
         try:
-            return self._read(text)
+            reasoning, rest = self._split(text)
+            turn = self._read(rest)
+            if not reasoning:
+                return turn
+            return ParsedTurn(reasoning + turn.content, turn.calls) if turn.calls else ParsedTurn(text, [])
         except Exception as error:  # the policy may write anything, and parsers raise several kinds
             logger.debug("the tool parser raised", parser=self._name, error=repr(error))
             return ParsedTurn(text, [])
+
+    def _split(self, text: str) -> tuple[str, str]:
+        if self._name in ("openai", "hf"):
+            return "", text
+        calls = [place for place, _ in _hermes_calls(text)] if _READERS.get(self._name) is _hermes_reader else []
+        return _without_reasoning(text, opened=self._opened, calls=calls)
 
 
 _Reader = Callable[[str], ParsedTurn]
@@ -367,44 +404,154 @@ def _response_template_reader(name: str, tokenizer: Any, tools: Sequence[dict[st
     return read
 
 
+def _parsed(name: str, arguments: str) -> ParsedCall:
+    try:
+        value = json.loads(arguments) if arguments else {}
+    except (ValueError, RecursionError) as error:
+        return ParsedCall(plain_text(name), {}, f"the arguments are not JSON: {error}")
+    return _call(name, {} if value is None else value)
+
+
+def _call(name: str, arguments: Any) -> ParsedCall:
+    """Return a call; one whose arguments cannot travel to a tool and be stored has a problem instead of them."""
+    name = plain_text(name)
+    if not isinstance(arguments, dict):
+        return ParsedCall(name, {}, "the arguments are not a JSON object")
+    try:
+        return ParsedCall(name, plain(arguments, "arguments"))
+    except PlainDataError as error:
+        return ParsedCall(name, {}, str(error))
+
+
+_OPENS = r"<think>|<thinking>|<seed:think>|<\|START_THINKING\|>|\[THINK\]|◁think▷"
+_CLOSES = r"</think>|</thinking>|</seed:think>|<\|END_THINKING\|>|\[/THINK\]|◁/think▷"
+_REASONING_TAG = re.compile(rf"(?<![\"'\\])(?:(?P<opens>{_OPENS})|{_CLOSES})")
+"""Not directly behind a quote: there it is part of a call's arguments."""
+
+
+def opens_reasoning(template: ChatTemplate) -> bool:
+    """Return True if the chat template opens a thought for the policy, so that its turns begin inside of one."""
+    try:
+        tags = list(_REASONING_TAG.finditer(template.render([_USER], generate=True)))
+    except Exception:  # a template is a program; one that cannot render this is refused elsewhere
+        return False
+    return bool(tags) and tags[-1]["opens"] is not None
+
+
+def _without_reasoning(text: str, *, opened: bool, calls: Sequence[range] = ()) -> tuple[str, str]:
+    """Split a turn into its reasoning and the rest. A thought that is not closed goes on to the end.
+
+    Args:
+        opened: the turn begins inside a thought. So does one whose first tag closes a thought.
+        calls: places of calls, in which a tag is part of an argument.
+    """
+    tags = [tag for tag in _REASONING_TAG.finditer(text) if not any(tag.start() in place for place in calls)]
+    begin: int | None = 0 if opened or (tags and not tags[0]["opens"]) else None
+    reasoning, rest, end = [], [], 0
+    for tag in tags:
+        if tag["opens"] and begin is None:
+            rest.append(text[end : tag.start()])
+            begin = tag.start()
+        elif not tag["opens"] and begin is not None:
+            end = tag.end()
+            reasoning.append(text[begin:end])
+            begin = None
+    (rest if begin is None else reasoning).append(text[end if begin is None else begin :])
+    return "".join(reasoning), "".join(rest)
+
+
+_BEGIN, _END = "<tool_call>", "</tool_call>"
+_JSON = json.JSONDecoder()
+_BRACE = re.compile("[{}]")
+_PYTHON_TAG = "<|python_tag|>"
+
+
+def _hermes_reader(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> _Reader:
+    """Read calls as Hermes and Qwen write them: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``.
+
+    What is no valid call stays text, also beside valid ones: vLLM's parser of this name drops them all then. Arguments
+    may be absent.
+    """
+    return lambda text: _turn_of(text, _hermes_calls(text))
+
+
+def _llama_reader(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> _Reader:
+    """Read calls as Llama 3 and 4 write them: JSON objects with ``name`` and ``parameters``, or ``arguments``.
+
+    They stay text or are calls as in ``_hermes_reader``. Without arguments the name must be that of a tool.
+    """
+    known = {tool["function"]["name"] for tool in tools}
+    return lambda text: _turn_of(text, _llama_calls(text, known))
+
+
+def _turn_of(text: str, found: Iterable[tuple[range, ParsedCall]]) -> ParsedTurn:
+    """Return a turn with these calls at their places; the rest, without what separates calls, is its content."""
+    content, calls, end = [], [], 0
+    for place, call in found:
+        content.append(text[end : place.start])
+        calls.append(call)
+        end = place.stop
+    content.append(text[end:])
+    return ParsedTurn("".join(part for part in content if part.strip("; \n")), calls) if calls else ParsedTurn(text, [])
+
+
+def _llama_calls(text: str, known: Set[str]) -> Iterator[tuple[range, ParsedCall]]:
+    """Yield the calls and their places."""
+    start = text.find("{")
+    while start >= 0:
+        try:
+            value, stop = _JSON.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            value, stop = {}, _end_of_braces(text, start)
+        name = value.get("name")
+        arguments = value.get("parameters", value.get("arguments"))
+        if isinstance(name, str) and name and (arguments is not None or name in known):
+            begin = start - len(_PYTHON_TAG) if text.endswith(_PYTHON_TAG, 0, start) else start
+            yield range(begin, stop), _call(name, {} if arguments is None else arguments)
+        start = text.find("{", stop)
+
+
+def _end_of_braces(text: str, start: int) -> int:
+    """Return the place behind the braces that begin at ``start``; the end if they are not closed."""
+    depth = 0
+    for brace in _BRACE.finditer(text, start):
+        depth += 1 if brace[0] == "{" else -1
+        if not depth:
+            return brace.end()
+    return len(text)
+
+
+def _hermes_calls(text: str) -> Iterator[tuple[range, ParsedCall]]:
+    """Yield the valid calls and their places."""
+    start = text.find(_BEGIN)
+    while start >= 0:
+        begin = _after_space(text, start + len(_BEGIN))
+        try:
+            value, stop = _JSON.raw_decode(text, begin)
+        except (ValueError, RecursionError):
+            value, stop = None, begin
+        end = _after_space(text, stop)
+        closed = text.startswith(_END, end)
+        name = value.get("name") if isinstance(value, dict) else None
+        if isinstance(name, str) and name and (closed or end == len(text)):
+            arguments = value.get("arguments")
+            stop = end + len(_END) if closed else end
+            yield range(start, stop), _call(name, {} if arguments is None else arguments)
+        start = text.find(_BEGIN, stop)
+
+
+def _after_space(text: str, place: int) -> int:
+    while text[place : place + 1].isspace():
+        place += 1
+    return place
+
+
 _READERS: dict[str, Callable[[str, Any, Sequence[dict[str, Any]]], _Reader]] = {
+    "hermes": _hermes_reader,
+    "qwen3_json": _hermes_reader,
+    "llama3_json": _llama_reader,
+    "llama4_json": _llama_reader,
     "openai": _harmony_reader,
     "hf": _response_template_reader,
 }
-"""Names that vLLM knows too, but reads only in its server."""
-
-
-def _parsed(name: str, arguments: str) -> ParsedCall:
-    name = name.encode(errors="replace").decode()
-    try:
-        value = json.loads(arguments) if arguments else {}
-    except RecursionError:
-        return ParsedCall(name, {}, _TOO_DEEP)
-    except ValueError as error:
-        return ParsedCall(name, {}, f"the arguments are not JSON: {error}")
-    if not isinstance(value, dict):
-        return ParsedCall(name, {}, "the arguments are not a JSON object")
-    problem = _problem(value)
-    return ParsedCall(name, {} if problem else value, problem)
-
-
-def _problem(arguments: dict[str, Any]) -> str:
-    """Return why the arguments cannot travel to a tool and be stored with the sample; empty if they can."""
-    if _depth(arguments) > _MOST_LEVELS:
-        return _TOO_DEEP
-    try:
-        msgspec.msgpack.encode(arguments)
-    except OverflowError:
-        return "the arguments hold an integer of more than 64 bits"
-    except UnicodeEncodeError:
-        return "the arguments hold half of a surrogate pair"
-    return ""
-
-
-def _depth(value: Any) -> int:
-    """Return how deeply objects and lists are nested."""
-    depth, level = 0, [value]
-    while level := [part for part in level if isinstance(part, dict | list)]:
-        depth += 1
-        level = [child for part in level for child in (part.values() if isinstance(part, dict) else part)]
-    return depth
+"""Names that vLLM knows too. ``openai`` and ``hf`` it reads only in its server; they know reasoning themselves."""

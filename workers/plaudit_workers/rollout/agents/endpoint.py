@@ -7,28 +7,32 @@ between its requests is its own affair. The server speaks OpenAI's Chat Completi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Self
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from plaudit_metrics.service.serve import HttpServer, listening_socket
+from plaudit_sandbox.confinement import abi
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import AgentReward
 from plaudit_workers.agents.messages import FromSample, ProgramEnded, RunAgentProgram, Trajectory, prompt_messages
-from plaudit_workers.agents.processes import AgentProcesses, ProcessDiedError, SampleProcess
+from plaudit_workers.agents.processes import AgentProcesses, ProcessDiedError, SampleProcess, sample_seed
 from plaudit_workers.rollout.agents.agent import AgentError, Generate
 from plaudit_workers.rollout.agents.session import (
     ChatFormats,
@@ -38,18 +42,23 @@ from plaudit_workers.rollout.agents.session import (
     RequestError,
     parse_request,
 )
+from plaudit_workers.rollout.engine import EngineFailedError
 
 logger = get_logger(__name__)
 MODEL = "policy"
 """The id of the model; requests may name any."""
 _KEEP_ALIVE_S = 75
 _END_WITHIN_S = 2
-_MOST_BYTES = 16 << 20
+_MOST_BYTES = 4 << 20
 _LOOPBACK = "127.0.0.1,localhost"
 
 
 class EndpointAgent:
-    """Run a program, which ``processes`` have loaded, for each sample: ``max_turns`` requests within ``limit_s``."""
+    """Run a program, which ``processes`` have loaded, for each sample: ``max_turns`` requests within ``limit_s``.
+
+    Args:
+        ground_truth: the program reads the answer of its prompt, and so may what the policy writes.
+    """
 
     def __init__(
         self,
@@ -58,7 +67,10 @@ class EndpointAgent:
         chat_formats: ChatFormats,
         max_turns: int,
         limit_s: float,
+        *,
+        ground_truth: bool = False,
     ) -> None:
+        self._ground_truth = ground_truth
         self._processes = processes
         self._server = server
         self._chat_formats = chat_formats
@@ -81,12 +93,13 @@ class EndpointAgent:
         return trajectory
 
     async def _program(self, prompt: Prompt, session: EndpointSession, key: str) -> ProgramEnded:
-        folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="plaudit-program-")
+        folder = await asyncio.to_thread(_make_folder)
         process: SampleProcess | None = None
         try:
             async with asyncio.timeout(self._limit_s):
                 process = await self._processes.fork()
-                order = RunAgentProgram(_document(prompt), self._environment(key), folder)
+                document = _document(prompt, ground_truth=self._ground_truth)
+                order = RunAgentProgram(document, {**self._environment(key), "TMPDIR": folder}, folder)
                 return await _end(process, order, session)
         except TimeoutError:
             reason = f"the program took longer than {self._limit_s:g} s"
@@ -147,15 +160,33 @@ def _without_a_turn(failure: AgentReward | None) -> AgentError:
     return AgentError(message, failure.outcome)
 
 
-def _document(prompt: Prompt) -> dict[str, Any]:
+def _make_folder() -> str:
+    """Make the working folder of one program.
+
+    Those of all runs lie in one folder, which ``hide_neighbours`` takes from each program. It lies where a program
+    hardly needs to make files beside it: not in ``/tmp`` if there is another place.
+    """
+    places = [os.environ.get("TMPDIR", ""), "/var/tmp", tempfile.gettempdir()]  # noqa: S108 (a folder of this user)
+    place = next(place for place in places if place and os.access(place, os.W_OK | os.X_OK))
+    shared = Path(place) / f"plaudit-programs-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        shared.mkdir(mode=0o700)
+    about = shared.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():  # somebody else's
+        shared = Path(tempfile.mkdtemp(prefix="plaudit-programs-", dir=place))
+    return tempfile.mkdtemp(prefix="sample-", dir=shared)
+
+
+def _document(prompt: Prompt, *, ground_truth: bool) -> dict[str, Any]:
     """Return what the program reads about its prompt."""
     return {
         "messages": prompt_messages(prompt),
         "data_source": prompt.data_source,
-        "ground_truth": prompt.ground_truth,
+        **({"ground_truth": prompt.ground_truth} if ground_truth else {}),
         "extra_info": prompt.extra_info,
         "split": prompt.split,
         "group": prompt.group,
+        "seed": sample_seed.get(),
     }
 
 
@@ -186,6 +217,11 @@ class EndpointServer:
         self._server = HttpServer(config)
 
     async def __aenter__(self) -> Self:
+        if not abi():
+            logger.warning(
+                "this kernel has no Landlock: an agent's program can read the keys and folders of other samples' "
+                "programs. Start it with Landlock (Linux 5.13 or newer, lsm=landlock,…)"
+            )
         self._task = asyncio.get_running_loop().create_task(self._server.serve([self._socket]))
         return self
 
@@ -220,6 +256,13 @@ class EndpointServer:
             completion = await _unless_disconnected(request, session.complete(chat))
         except RequestError as error:
             return _error(400, str(error), param=error.param, code=error.code)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except EngineFailedError as error:  # the session ends its sample, and the engine its rollout
+            return _error(503, str(error), "server_error")
+        except Exception as error:  # it costs this request only
+            logger.warning("a request of an agent's program failed", error=repr(error))
+            return _error(500, f"{type(error).__name__}: {error}", "server_error")
         if completion is None:
             return Response(status_code=499)
         if chat.stream:

@@ -9,28 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt, Sampling
+from plaudit_wire.plain import PlainDataError, plain, shown
 from plaudit_workers.agents.messages import FinishedSample, Trajectory
 from plaudit_workers.rollout.agents.agent import Generate
-from plaudit_workers.rollout.agents.chat import ChatSuffix, ToolCallParser, decoded_turn, tool_call
+from plaudit_workers.rollout.agents.chat import ChatSuffix, ToolCallParser, decoded_turn, opens_reasoning, tool_call
 from plaudit_workers.rollout.engine import EngineFailedError, RequestRefusedError
 from plaudit_workers.tokenizer import ChatTemplate
 
+logger = get_logger(__name__)
 History = tuple[str, ...]
 """The keys of messages, in order."""
 _MOST_KEPT = 64
 """Chat formats."""
 _MOST_REFUSED = 16
 """Requests beyond a limit after which the program is killed."""
+_LARGE_BYTES = 64 << 10
 _TOO_LONG = "context_length_exceeded"
 _USED = ("messages", "model", "tools", "stop", "max_tokens", "max_completion_tokens", "stream", "stream_options")
 _WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier", "extra_body")
@@ -96,9 +100,13 @@ class EndpointSession:
 
     async def complete(self, request: ChatRequest) -> Completion:
         """Generate the next turn; raise ``RequestError`` if its messages cannot be rendered, or at a limit."""
-        chat_format, tools = self._chat_formats.of(request.tools), _tools_key(request.tools)
+        chat_format, tools = self._format(request.tools), _tools_key(request.tools)
         history = tuple(map(_message_key, request.messages))
-        prompt_ids, parent = self._prompt(chat_format, request, tools, history)
+        if request.num_bytes < _LARGE_BYTES:
+            prompt_ids, parent = self._prompt(chat_format, request, tools, history)
+        else:  # a megabyte takes seconds, in which no lease of the rollout could be renewed
+            async with self._chat_formats.large:
+                prompt_ids, parent = await asyncio.to_thread(self._prompt, chat_format, request, tools, history)
         limit = self._room(prompt_ids, parent)
         number, self._num_requests = self._num_requests, self._num_requests + 1
         self.replaced.update(request.replaced)
@@ -126,6 +134,12 @@ class EndpointSession:
             trajectory.finish_reason = "length"
         return trajectory
 
+    def _format(self, tools: list[dict[str, Any]]) -> ChatFormat:
+        try:
+            return self._chat_formats.of(tools)
+        except Exception as error:  # templates and parsers raise several kinds
+            raise RequestError(f"the model's tool parser refuses these tools: {error}", "tools") from error
+
     def _prompt(
         self, chat_format: ChatFormat, request: ChatRequest, tools: str, history: History
     ) -> tuple[list[int], Turn | None]:
@@ -139,11 +153,11 @@ class EndpointSession:
             new = request.messages[len(parent.history) + 1 :]
             try:
                 return parent.ids + _suffix(chat_format, parent, new), parent
-            except ValueError:
-                pass  # the template cannot continue with these messages: render the whole conversation
+            except Exception as error:  # the template cannot continue with these messages: render all of them
+                logger.debug("the template cannot continue a conversation", error=repr(error))
         try:
             return chat_format.template.encode(chat_format.template.render(request.messages, generate=True)), None
-        except (TemplateError, TypeError, KeyError) as error:
+        except Exception as error:  # a template is a program: it raises several kinds
             raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
 
     def _room(self, prompt_ids: list[int], parent: Turn | None) -> int:
@@ -190,9 +204,10 @@ class EndpointSession:
         """Return the policy's message as templates render it, and in OpenAI's form."""
         text = self._chat_formats.text(finished.response_ids, request.stop)
         parsed = chat_format.parser.parse(text) if chat_format.parser is not None and request.calls_allowed else None
-        if parsed is None or not parsed.calls or any(call.problem for call in parsed.calls):
+        valid = [call for call in parsed.calls if not call.problem] if parsed is not None else []
+        if parsed is None or not valid:
             return {"role": "assistant", "content": text}, {"role": "assistant", "content": text}
-        numbered = list(enumerate(parsed.calls, self._num_calls))
+        numbered = list(enumerate(valid, self._num_calls))
         self._num_calls += len(numbered)
         calls = [tool_call(call.name, call.arguments, number) for number, call in numbered]
         written = [tool_call(call.name, json.dumps(call.arguments), number) for number, call in numbered]
@@ -331,6 +346,8 @@ class ChatFormats:
         self._arguments = arguments
         self._parser = parser
         self._kept: OrderedDict[str, ChatFormat] = OrderedDict()
+        self.large = asyncio.Lock()
+        """Held while a large request is tokenised in a thread: one at a time."""
 
     def of(self, tools: Sequence[dict[str, Any]]) -> ChatFormat:
         """Return the chat format of a list of tools."""
@@ -338,7 +355,8 @@ class ChatFormats:
         found = self._kept.pop(key, None)
         if found is None:
             template = ChatTemplate(self.tokenizer, tools, self._arguments)
-            parser = ToolCallParser(self._parser, self.tokenizer, tools) if tools else None
+            opened = bool(tools) and opens_reasoning(template)
+            parser = ToolCallParser(self._parser, self.tokenizer, tools, opened=opened) if tools else None
             found = ChatFormat(template, ChatSuffix(template), parser)
         self._kept[key] = found
         if len(self._kept) > _MOST_KEPT:
@@ -381,6 +399,8 @@ class ChatRequest:
     include_usage: bool = False
     replaced: tuple[str, ...] = ()
     """Names of parameters in whose place the job's values are used."""
+    num_bytes: int = 0
+    """Of its body."""
 
 
 def parse_request(body: bytes, sampling: Sampling) -> ChatRequest:
@@ -393,37 +413,60 @@ def parse_request(body: bytes, sampling: Sampling) -> ChatRequest:
     document = _document(body)
     for name, why in _REFUSED.items():
         if document.get(name) and document[name] != _DEFAULTS.get(name):
-            raise RequestError(f"{name} is {document[name]!r:.80}; a policy in training {why}", name)
+            raise RequestError(f"{name} is {shown(document[name])}; a policy in training {why}", name)
     messages, tools = document.get("messages"), document.get("tools") or []
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages must be a list with at least one message", "messages")
     if not isinstance(tools, list) or not all(_is_tool(tool) for tool in tools):
-        raise RequestError("tools must be a list of {type: function, function: {name: …}}", "tools")
-    stop = document.get("stop") or []
-    limits = [document[name] for name in ("max_completion_tokens", "max_tokens") if document.get(name) is not None]
-    if not all(isinstance(limit, int) and limit > 0 for limit in limits):
-        raise RequestError("max_tokens must be a positive integer", "max_tokens")
+        raise RequestError("tools must be a list of {type: function, function: {name: …, parameters: {…}}}", "tools")
+    options = document.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise RequestError(f"stream_options is {shown(options)}; give an object", "stream_options")
     return ChatRequest(
         messages=[_message(message, place) for place, message in enumerate(messages)],
         tools=tools,
         model=str(document.get("model") or ""),
         calls_allowed=document.get("tool_choice") != "none",
-        stop=(stop,) if isinstance(stop, str) else tuple(str(text) for text in stop),
-        max_tokens=min(limits, default=None),
+        stop=_stop(document.get("stop")),
+        max_tokens=_max_tokens(document),
         stream=bool(document.get("stream")),
-        include_usage=bool((document.get("stream_options") or {}).get("include_usage")),
+        include_usage=bool(options.get("include_usage")),
         replaced=tuple(sorted(_replaced(document, sampling))),
+        num_bytes=len(body),
     )
 
 
 def _document(body: bytes) -> dict[str, Any]:
     try:
         document = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise RequestError("the body is not a JSON object")
-    return document
+    return _plain(document)
+
+
+def _plain(value: dict[str, Any], where: str = "") -> dict[str, Any]:
+    """Return a part of a request as plain data: what is wrong inside it is refused by its name."""
+    try:
+        checked: dict[str, Any] = plain(value, where)
+    except PlainDataError as error:
+        raise RequestError(str(error), re.split(r"[.\[]", error.where)[0] or None) from error
+    return checked
+
+
+def _stop(stop: Any) -> tuple[str, ...]:
+    texts = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise RequestError(f"stop is {shown(stop)}; give a text that is not empty, or a list of such texts", "stop")
+    return tuple(texts)
+
+
+def _max_tokens(document: dict[str, Any]) -> int | None:
+    limits = [document[name] for name in ("max_completion_tokens", "max_tokens") if document.get(name) is not None]
+    if not all(type(limit) is int and limit > 0 for limit in limits):
+        raise RequestError("max_tokens must be a positive integer", "max_tokens")
+    return min(limits, default=None)
 
 
 def _replaced(document: dict[str, Any], sampling: Sampling) -> list[str]:
@@ -437,7 +480,9 @@ def _replaced(document: dict[str, Any], sampling: Sampling) -> list[str]:
 
 def _is_tool(tool: Any) -> bool:
     function = tool.get("function") if isinstance(tool, dict) else None
-    return isinstance(function, dict) and bool(function.get("name"))
+    if not isinstance(function, dict) or not isinstance(function.get("parameters") or {}, dict):
+        return False
+    return isinstance(function.get("name"), str) and bool(function["name"])
 
 
 def _message(message: Any, place: int) -> dict[str, Any]:
@@ -449,11 +494,13 @@ def _message(message: Any, place: int) -> dict[str, Any]:
     for name in ("name", "tool_call_id", "reasoning_content"):
         if isinstance(message.get(name), str):
             read[name] = message[name]
-    if message.get("tool_calls"):
-        try:
-            read["tool_calls"] = [_call(call) for call in message["tool_calls"]]
-        except (TypeError, KeyError) as error:
-            raise RequestError(f"messages[{place}].tool_calls: no {error}", "messages") from error
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise RequestError(f"messages[{place}].tool_calls is {shown(calls)}; give a list of calls", "messages")
+    if calls:
+        read["tool_calls"] = [
+            _call(call, f"messages[{place}].tool_calls[{number}]") for number, call in enumerate(calls)
+        ]
     return read
 
 
@@ -468,13 +515,15 @@ def _text(content: Any, place: int) -> str:
     return "".join(text for text in texts if text)
 
 
-def _call(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
+def _call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError(f"{where} is {shown(call)}; give {{function: {{name: …, arguments: …}}}}", "messages")
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments = {"arguments": arguments}
-    named = {"name": str(function["name"]), "arguments": arguments}
+    named = {"name": function["name"], "arguments": _plain(arguments, f"{where}.function.arguments")}
     return {"id": str(call.get("id") or ""), "type": "function", "function": named}

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 
 from plaudit_job.spec.rollout import AgentSpec
 from plaudit_wire.messages import Prompt
+from plaudit_wire.plain import shown
 from plaudit_wire.records import AgentReward, CallOutcome, CallRecord
 from plaudit_workers.agents.messages import (
     AskEnvironment,
@@ -38,6 +39,7 @@ from plaudit_workers.rollout.agents.chat import (
     decoded_turn,
     tool_call,
     tool_message,
+    without_end,
 )
 from plaudit_workers.tokenizer import ChatTemplate
 
@@ -148,7 +150,7 @@ class ToolProcess:
 
     async def _call(self, process: SampleProcess, call: ParsedCall, began: float, wait_s: float) -> CallEnd:
         name, limit_s = call.name, self._tools[call.name].timeout_s
-        create = dict(self._create_arguments.get(name, {}))
+        create = self._create_arguments.get(name, {})
         outcome: CallOutcome = "killed"
         try:
             result = await self._answer(process, lambda number: CallTool(number, name, call.arguments, create), limit_s)
@@ -234,9 +236,7 @@ class ToolAgent:
 
     async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
         """Hold one conversation."""
-        written: Any = prompt.extra_info.get("tools_kwargs") or {}
-        create = {name: (of_tool or {}).get("create_kwargs") or {} for name, of_tool in dict(written).items()}
-        async with ToolProcess(self.processes, self.tools, create) as process:
+        async with ToolProcess(self.processes, self.tools, _create_arguments(prompt)) as process:
             conversation = self.conversation(prompt, generate, process)
             try:
                 async with asyncio.timeout(self.limits.seconds):
@@ -251,6 +251,16 @@ class ToolAgent:
     def conversation(self, prompt: Prompt, generate: Generate, process: ToolProcess) -> Conversation:
         """Return a conversation that ``hold`` leads."""
         return Conversation(self, prompt, generate, process)
+
+
+def _create_arguments(prompt: Prompt) -> dict[str, dict[str, Any]]:
+    """Return the arguments of ``create`` of verl's tools, by the tool's name, from the data row."""
+    written: Any = prompt.extra_info.get("tools_kwargs") or {}
+    tools = {name: of_tool or {} for name, of_tool in written.items()} if isinstance(written, dict) else {"": written}
+    create = {name: tool.get("create_kwargs") or {} if isinstance(tool, dict) else tool for name, tool in tools.items()}
+    if not all(isinstance(arguments, dict) for arguments in create.values()):
+        raise AgentError(f"extra_info.tools_kwargs is {shown(written)}; give {{tool: {{create_kwargs: {{…}}}}}}")
+    return create
 
 
 class Conversation:
@@ -439,9 +449,9 @@ class _Episode(Conversation):
 
     async def _act(self) -> None:
         """Pass each turn's text to the environment."""
-        trajectory, decode = self.trajectory, self._agent.template.tokenizer.decode
+        trajectory, tokenizer = self.trajectory, self._agent.template.tokenizer
         while True:
-            action = str(decode(await self._sample(), skip_special_tokens=True))
+            action = str(tokenizer.decode(without_end(tokenizer, await self._sample()), skip_special_tokens=True))
             trajectory.messages.append({"role": "assistant", "content": action})
             reply = await self._step(action)
             if reply.outcome != "ok":

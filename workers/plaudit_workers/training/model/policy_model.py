@@ -328,12 +328,13 @@ class PolicyModel:
         """Offer rollouts what ``write_weights`` writes, from every rank's memory; return the offer of all ranks."""
         self._commands.send("offer", offer)
         dtype = DTYPES[self._spec.model.dtype]
-        self._server = self._server or WeightServer(weights_port())
+        host = host_towards(offer.redis_url)
+        self._server = self._server or WeightServer(weights_port(), host)
         self._server.make_room()
         with self._published_weights():
             part = part_of(self._tensors, dtype, self._ranks.rank, offer.probe, self._parts)
         self._server.offer(offer.version, offer.token, part)
-        own = TransferPart(f"{host_towards(offer.redis_url)}:{self._server.port}", part.digest)
+        own = TransferPart(f"{host}:{self._server.port}", part.digest)
         gathered = self._commands.gather(msgspec.msgpack.encode(own))
         parts = [msgspec.msgpack.decode(each, type=TransferPart) for each in gathered]
         return Transfer(offer.token, layout_of(self._tensors, dtype, self._parts).num_bytes, parts)
