@@ -17,7 +17,10 @@ from typing import Annotated, Any, NoReturn
 
 from msgspec import Meta
 
+from plaudit_reward.rules.answer_comparison import equal
+from plaudit_reward.rules.answer_values import Group, Several, read
 from plaudit_reward.rules.boxes import closing_brace, last_braced, text_truth
+from plaudit_reward.rules.final_answer import FinalAnswer, final_answer, final_truth
 from plaudit_reward.rules.prm800k import MATHRULER, PRIME, same_answer
 from plaudit_reward.scorer import Score
 from plaudit_wire.errors import DataError
@@ -276,6 +279,52 @@ def verified(response: str, truth: str) -> bool:
     golden = parse(f"\\boxed{{{truth}}}", (LatexExtractionConfig(),), parsing_timeout=None)
     given = parse(response, (ExprExtractionConfig(), LatexExtractionConfig()), parsing_timeout=None)
     return bool(golden and given and verify(golden, given, timeout_seconds=None))
+
+
+_COMPUTED_BY_SYMPY = re.compile(r"\\(?:int|iint|oint|sum|prod|lim)(?![a-z])")
+
+
+def math_answer(sample: Sample, *, limit_seconds: Annotated[float, Meta(gt=0)] = 10.0) -> Score:
+    """Score mathematics: 1.0 when the response's final answer equals the ground truth, else 0.0.
+
+    The extra ``pred`` is the answer that was found, ``reason`` says by which mark it was found and why it is right or
+    wrong ("last box: 15; equal as rational numbers"). ``final_answer`` finds it, ``answer_values`` reads it,
+    ``answer_comparison`` compares.
+
+    Args:
+        sample: its ground truth is the answer, in LaTeX or as plain text, or a worked solution that ends with it.
+        limit_seconds: CPU seconds of one comparison; an answer not shown to be right by then is wrong.
+    """
+    truth = text_truth(sample.ground_truth, "math")
+    found = final_answer(sample.response)
+    if found is None or not found.text:
+        return Score.scored(0.0, reason="the response gives no final answer" if found is None else "the last box is empty")
+    try:
+        with cpu_limit(limit_seconds):
+            why = why_equal(found, truth)
+    except OutOfTimeError:
+        return Score.scored(0.0, reason=f"not shown to be equal in {limit_seconds:g} CPU seconds", pred=found.text[:_SHOWN])
+    shown = found.text[:_SHOWN]
+    reason = f"{found.mark}: {shown}; {why or 'not equal to the ground truth'}"
+    return Score.scored(1.0 if why else 0.0, reason=reason, pred=shown)
+
+
+_SHOWN = 200
+
+
+def why_equal(found: FinalAnswer, truth: str) -> str | None:
+    """Return the reason for which the answer equals the truth, or None."""
+    golden = final_truth(truth)
+    if golden is None:
+        return None
+    expected = read(golden.text)
+    several = any(isinstance(value, Several | Group) and len(value.items) > 1 for value in expected)
+    for text in (found.adjacent, found.text) if found.adjacent and several else (found.text,):
+        if reason := equal(read(text), expected):
+            return reason
+        if _COMPUTED_BY_SYMPY.search(golden.text + text) and verified(f"\\boxed{{{text}}}", golden.text):
+            return "the same expression for Math-Verify"
+    return None
 
 
 _BEFORE = ("answer:", "answer is", "answers are")
