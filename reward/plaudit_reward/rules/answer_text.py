@@ -55,7 +55,7 @@ _BOLD = re.compile(
 )
 _BLACKBOARD = re.compile(r"\\mathbb\s*\{?\s*([A-Z])\s*\}?")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d+)(?![\w.])")
-_RECURRING = re.compile(r"(?<!\d)(\d*)\.(\d*?)(\d{1,6}?)\3{2,}\d{0,5}\s*…")
+_RECURRING = re.compile(r"(?<!\d)(\d{0,40})\.(\d{0,40}?)(\d{1,6}?)\3{2,}\d{0,5}\s*…")
 _BRACKETED_RECURRING = re.compile(r"(?<![\d)])(\d*\.\d*)\((\d+)\)")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3})((?: \d{3})+)(?![\d]| *\\?/)")
 _MATH_IN_TEXT = re.compile(r"[\s\d.,+\-*/^=()\[\]%:;$]*")

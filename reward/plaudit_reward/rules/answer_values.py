@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple
 
 from plaudit_reward.rules.answer_text import WORD, WORD_END, number_of_words, plain_text, words_of
-from plaudit_reward.rules.expressions import Node, NotAnExpressionError, has_symbol, number, parsed, symbols
+from plaudit_reward.rules.expressions import MAX_CHARACTERS, Node, NotAnExpressionError, has_symbol, number, parsed, symbols
 from plaudit_reward.rules.units import DEGREE, MULTIPLIERS, PERCENT, Unit, unit_of
 
 
@@ -138,6 +139,8 @@ _MOST_ITEMS = 100
 
 def read(text: str) -> Reading:
     """Return the readings of an answer; none if it is blank, or has nothing but signs."""
+    if len(text) > MAX_CHARACTERS:
+        return (Words("".join(text.split()), is_prose=False),)
     plain = plain_text(text)
     if not any(sign.isalnum() or sign in "∞∅ℝℤℕℚℂ⦃" for sign in plain) or "\\sqrt{}" in plain:
         return ()
@@ -157,6 +160,7 @@ def _depth(plain: str) -> int:
     return deepest
 
 
+@lru_cache(maxsize=512)
 def _read(plain: str) -> Reading:
     """Return the readings of a part of an answer in plain spelling, at least one."""
     plain = _without_braces(plain.strip())
@@ -406,7 +410,7 @@ def _sets(plain: str) -> list[Value]:
     if not any(sign in plain for sign in "∪∖") and not re.search(r"ℝ\s*-\s*⦃", plain):
         return []
     kept, *removed = split(re.sub(r"(?<=ℝ)\s*-\s*(?=⦃)", "∖", plain), "∖")
-    if len(removed) > 1:
+    if len(removed) > 1 or not (removed or len(split(kept, "∪")) > 1):
         return []
     pieces = _pieces(kept)
     without = _pieces(removed[0]) if removed else []

@@ -423,7 +423,10 @@ def exact(node: Node) -> Fraction | None:
     values = [exact(part) for part in node.parts if isinstance(part, Node)]
     if any(value is None for value in values):
         return None
-    return _rational(node, [value for value in values if value is not None])
+    result = _rational(node, [value for value in values if value is not None])
+    if result is not None and max(result.numerator.bit_length(), result.denominator.bit_length()) > _MAX_BITS:
+        raise NoValueError("it is too large")
+    return result
 
 
 def _rational(node: Node, values: list[Fraction]) -> Fraction | None:

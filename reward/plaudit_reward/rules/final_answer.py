@@ -8,7 +8,6 @@ bold text, or the last number. What stands before ``</think>`` does not count.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from plaudit_reward.rules.boxes import closing_brace
@@ -25,16 +24,14 @@ class FinalAnswer(NamedTuple):
 
 MOST_CHARACTERS = 100_000
 """Of a longer response the end is read."""
-_TURN_ENDS = re.compile(r"(?:<\|[\w-]{1,30}\|>|</s>|<eos>|<end_of_turn>|\s)+\Z")
+_TURN_END = re.compile(r"(?:<\|[\w-]{1,30}\|>|</s>|<eos>|<end_of_turn>)\Z")
 _THOUGHT = re.compile(r"</(?:think|thinking|thought|reasoning)>|<\|/think\|>|◁/think▷", re.IGNORECASE)
 _BOX = re.compile(r"(?:\\+|/)(?:boxed|fbox)\s*(?=\S)|(?<![A-Za-z\\])boxed(?=\{)")
 _BOX_END = re.compile(r"\\[)\]]|\n\s*\n|\$|<\|")
+_BETWEEN_BOXES = re.compile(r"[\s$\\()\[\]*]{0,20}(?:,|;|and|or|,\s*and|,\s*or)?[\s$\\()\[\]*]{0,20}")
 _BARE_BOX = re.compile(r"\\[A-Za-z]+(?:\{[^{}]*\})*|[^\s$\\{}]+")
-_TAGGED = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.IGNORECASE | re.DOTALL)
+_TAG = "<answer>"
 _HASHES = re.compile(r"(?m)####[ \t]*(.*)$")
-_WORDS = (
-    r"answers?|final\s+(?:answer|result)|solution|答案|答え|答|정답|답|réponse|respuesta|resposta|risposta|antwort|ответ"
-)
 _STRONG = re.compile(
     r"(?i)(?<![a-z])(?:(?:final\s+|correct\s+)?answers?(?:\s+(?:is|are))?|réponse|respuesta|resposta|risposta|antwort|"
     r"ответ|答案(?:是|为)?|答え(?:は)?|정답(?:은)?)[ \t]*(?:\*\*|__)?[ \t]*[:：=][ \t]*(?:\*\*|__)?"
@@ -46,7 +43,7 @@ _SPOKEN = re.compile(
     r"(?:\s+(?:therefore|thus|then|simply|just|exactly|approximately|about))?\s*[:：]?\s*|答案(?:是|为)\s*|答えは\s*"
 )
 _FORMULA = re.compile(
-    r"\$\$(?P<a>.+?)\$\$|\\\[(?P<b>.+?)\\\]|\\\((?P<c>.+?)\\\)|(?<![\\$])\$(?P<d>(?:\\.|[^$\\\n])+)\$", re.DOTALL
+    r"\$\$(?P<a>.{1,1000}?)\$\$|\\\[(?P<b>.{1,1000}?)\\\]|\\\((?P<c>.{1,1000}?)\\\)|(?<![\\$])\$(?P<d>(?:\\.|[^$\\\n]){1,1000})\$", re.DOTALL
 )
 _FORMULAS_JOINED = re.compile(r"\s*(?:,?\s*and|,?\s*or|,|;)\s*")
 _BOLD = re.compile(r"\*\*(?P<bold>[^*\n]{1,200})\*\*")
@@ -56,11 +53,15 @@ _NUMBER = re.compile(
 _NUMBER_THEN_WORDS = re.compile(r"([-−]?[$€£]?\d[\d,]*(?:\.\d+)?%?)\s+(?:[a-z]+\s+){2,}")
 _SENTENCE_END = re.compile(r",?\s+(?:because|since|as|so that|which|where)\s|(?<!\b[ap]\.m)(?<!\d\.)[.!?](?=\s+[A-Z\W]|\s*\Z)(?!\.)|(?<=\d)\.(?=\s|\Z)|\n|<\|")
 _MOST_WHOLE = 200
+_UNMARKED_CHARACTERS = 5_000
 
 
 def final_answer(response: str) -> FinalAnswer | None:
     """Return the response's final answer; None where it gives none, or leaves its last box empty."""
-    text = behind_thoughts(_TURN_ENDS.sub("", response[-MOST_CHARACTERS:]))
+    text = response[-MOST_CHARACTERS:].rstrip()
+    while ending := _TURN_END.search(text, max(0, len(text) - 40)):
+        text = text[: ending.start()].rstrip()
+    text = behind_thoughts(text)
     return _marked(text) or _unmarked(text)
 
 
@@ -82,21 +83,21 @@ def behind_thoughts(text: str) -> str:
 def _marked(text: str, *, lenient: bool = True) -> FinalAnswer | None:
     """Return the answer at the last mark: box, tag, ``####`` or ``Answer:``; spoken marks where nothing else is."""
     found: list[tuple[int, FinalAnswer]] = []
-    boxes = list(_boxes(text))
-    if boxes:
-        found.append((boxes[-1][0], _last_box(text, boxes)))
-    tags = list(_TAGGED.finditer(text))
-    if tags and tags[-1][1].strip() and not any(start >= tags[-1].start(1) for start, _, _ in boxes):
-        inner = _marked(tags[-1][1]) or FinalAnswer(tags[-1][1].strip(), "<answer>")
-        found.append((tags[-1].start(), inner))
-    for pattern, mark in ((_HASHES, "####"), (_STRONG, "Answer:")):
+    box = _last_box(text)
+    if box is not None:
+        found.append(box)
+    before, tag, tagged = text.rpartition(_TAG if _TAG in text else _TAG.upper())
+    tagged = re.split(r"</answer>", tagged, maxsplit=1, flags=re.IGNORECASE)[0].strip()
+    if tag and tagged and (box is None or box[0] < len(before)):
+        found.append((len(before), _marked(tagged) or FinalAnswer(tagged, "<answer>")))
+    for pattern, mark in ((_HASHES, "####"), (_STRONG, "Answer")):
         marks = list(pattern.finditer(text))
         if marks and (answer := _line(text, marks[-1].start(1) if mark == "####" else marks[-1].end())):
             alone = _NUMBER_THEN_WORDS.match(answer) if mark == "####" else None
             found.append((marks[-1].start(), FinalAnswer(alone[1] if alone else answer, mark)))
     if found:
         last = max(found, key=lambda item: item[0])[1]
-        return last if last.text else None if last.mark != "box" else FinalAnswer("", "box")
+        return last if last.text else None if last.mark != "last box" else FinalAnswer("", "last box")
     spoken = list(_SPOKEN.finditer(text)) if lenient or len(text) < _MOST_WHOLE else []
     for mark in reversed(spoken):
         if answer := _line(text, mark.end()):
@@ -105,7 +106,7 @@ def _marked(text: str, *, lenient: bool = True) -> FinalAnswer | None:
 
 
 def _unmarked(text: str) -> FinalAnswer | None:
-    whole = text.strip()
+    whole = text[-_UNMARKED_CHARACTERS:].strip()
     formulas = list(_FORMULA.finditer(whole))
     if formulas:
         return FinalAnswer(_joined_formulas(whole, formulas), "last formula")
@@ -118,29 +119,34 @@ def _unmarked(text: str) -> FinalAnswer | None:
     return FinalAnswer(numbers[-1][0], "last number") if numbers else None
 
 
-def _boxes(text: str) -> Iterator[tuple[int, int, str]]:
-    """Yield start, end and contents of each box, the innermost of nested ones."""
-    for mark in _BOX.finditer(text):
-        start = mark.end()
-        if text.startswith("{", start):
-            end = closing_brace(text, start)
-            if end is None:  # it stays open: up to the end of its formula
-                stop = _BOX_END.search(text, start)
-                end = stop.start() if stop else len(text)
-            yield mark.start(), end + 1, text[start + 1 : end].strip()
-        elif bare := _BARE_BOX.match(text, start):
-            yield mark.start(), bare.end(), bare[0].rstrip(".,;")
-
-
-def _last_box(text: str, boxes: list[tuple[int, int, str]]) -> FinalAnswer:
-    run = [boxes[-1]]
-    for start, end, inside in reversed(boxes[:-1]):
-        between = text[end : run[-1][0]]
-        if end > run[-1][0] or not re.fullmatch(r"[\s$\\()\[\]*]*(?:,|;|and|or|,\s*and|,\s*or)[\s$\\()\[\]*]*", between):
+def _last_box(text: str) -> tuple[int, FinalAnswer] | None:
+    """Return where the last box begins, the innermost of nested ones, and what it holds."""
+    marks = list(_BOX.finditer(text))
+    if not marks:
+        return None
+    last = _inside_box(text, marks[-1].end(), len(text))
+    run, begins = [last[1]], marks[-1].start()
+    for mark in reversed(marks[:-1]):
+        end, inside = _inside_box(text, mark.end(), begins)
+        if not _BETWEEN_BOXES.fullmatch(text[end:begins]) or not inside:
             break
-        run.append((start, end, inside))
-    adjacent = ", ".join(inside for _, _, inside in reversed(run)) if len(run) > 1 else ""
-    return FinalAnswer(boxes[-1][2], "box", adjacent)
+        run.append(inside)
+        begins = mark.start()
+    adjacent = ", ".join(reversed(run)) if len(run) > 1 else ""
+    return marks[-1].start(), FinalAnswer(last[1], "last box", adjacent)
+
+
+def _inside_box(text: str, start: int, limit: int) -> tuple[int, str]:
+    """Return the end and the contents of a box; one that stays open holds the rest of its formula."""
+    if text.startswith("{", start):
+        end = closing_brace(text[start:limit], 0)
+        if end is not None:
+            return start + end + 1, text[start + 1 : start + end].strip()
+        stop = _BOX_END.search(text, start, limit)
+        stays_open = stop.start() if stop else limit
+        return stays_open, text[start + 1 : stays_open].strip()
+    bare = _BARE_BOX.match(text, start, limit)
+    return (bare.end(), bare[0].rstrip(".,;")) if bare else (start, "")
 
 
 def _line(text: str, start: int) -> str:

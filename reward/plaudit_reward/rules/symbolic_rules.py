@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 from msgspec import Meta
 
 from plaudit_reward.rules.answer_comparison import equal
 from plaudit_reward.rules.answer_values import Group, Several, read
-from plaudit_reward.rules.boxes import closing_brace, last_braced, text_truth
+from plaudit_reward.rules.boxes import closing_brace, last_box, last_braced, text_truth
 from plaudit_reward.rules.final_answer import FinalAnswer, final_answer, final_truth
 from plaudit_reward.rules.prm800k import MATHRULER, PRIME, same_answer
 from plaudit_reward.scorer import Score
@@ -107,7 +107,6 @@ def _value(node: ast.expr) -> Any:
     raise ValueError(f"{type(node).__name__} is not arithmetic")
 
 
-_TOLERANCE = 1e-4
 _MAX_CHARACTERS = 1000
 _DOLLARS = re.compile(r"\$\d+(\.\d+)?")
 _PERCENT = re.compile(r"\d+(\.\d+)?(\\?)%$")
@@ -130,6 +129,8 @@ class ComparisonOptions:
 
     percentages: bool = True
     """A hundredth and the hundredfold of the truth are also right."""
+    tolerance: float = 1e-4
+    """The largest difference of equal numbers, relative to the larger one."""
     symbolic: bool = False
     """Expressions are compared by Math-Verify."""
 
@@ -164,7 +165,7 @@ def _equal(given: Any, truth: Any, how: ComparisonOptions, pi: float = math.pi) 
     given_number, truth_number = _number(given), _number(truth)
     if given_number is not None and truth_number is not None:
         truths = (truth_number / 100, truth_number, truth_number * 100) if how.percentages else (truth_number,)
-        return any(math.isclose(item, given_number, rel_tol=_TOLERANCE) for item in truths)
+        return any(math.isclose(item, given_number, rel_tol=how.tolerance) for item in truths)
     if not given and given not in (0, False):
         return False
     given, truth = _interval(str(given).strip()), str(truth).strip()
@@ -255,7 +256,27 @@ def _same_matrix(given: str, truth: str, how: ComparisonOptions) -> bool:
         return False
 
 
-def math_verify(sample: Sample, *, limit_seconds: Annotated[float, Meta(gt=0)] = 30.0) -> float:
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Choose how Math-Verify reads and compares; the defaults are its own, and verl's."""
+
+    strict: bool = True
+    float_rounding: int = 6
+    precision: int = 15
+    units: bool = True
+    boxed: Literal["any", "last"] = "any"
+
+
+def math_verify(
+    sample: Sample,
+    *,
+    limit_seconds: Annotated[float, Meta(gt=0)] = 30.0,
+    strict: bool = True,
+    float_rounding: Annotated[int, Meta(ge=0)] = 6,
+    precision: Annotated[int, Meta(ge=1)] = 15,
+    units: bool = True,
+    boxed: Literal["any", "last"] = "any",
+) -> float:
     """Return 1.0 when Math-Verify finds the ground truth and the response's answer to be the same expression, else 0.0.
 
     The results are those of verl's ``math_verify``: the ground truth is read as LaTeX in a box, the response as LaTeX
@@ -265,20 +286,42 @@ def math_verify(sample: Sample, *, limit_seconds: Annotated[float, Meta(gt=0)] =
     Args:
         sample: its ground truth is the answer, as LaTeX without a box.
         limit_seconds: CPU seconds of one comparison.
+        strict: names of variables count, and sets are no tuples.
+        float_rounding: decimal places to which numbers are rounded before they are compared.
+        precision: digits to which expressions are evaluated.
+        units: leave units out.
+        boxed: ``last``: the last box alone is the answer, where the response has one.
     """
     truth = text_truth(sample.ground_truth, "math_verify")
-    return 1.0 if shown_within(limit_seconds, partial(verified, sample.response, truth)) else 0.0
+    how = VerifyOptions(strict, float_rounding, precision, units, boxed)
+    return 1.0 if shown_within(limit_seconds, partial(verified, sample.response, truth, how)) else 0.0
 
 
-def verified(response: str, truth: str) -> bool:
+def verified(response: str, truth: str, how: VerifyOptions | None = None) -> bool:
     """Return True if Math-Verify finds the truth among the response's answers; call it under ``cpu_limit``."""
+    from latex2sympy2_extended import NormalizationConfig
     from math_verify.grader import verify
     from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig, parse
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limits are off
-    golden = parse(f"\\boxed{{{truth}}}", (LatexExtractionConfig(),), parsing_timeout=None)
-    given = parse(response, (ExprExtractionConfig(), LatexExtractionConfig()), parsing_timeout=None)
-    return bool(golden and given and verify(golden, given, timeout_seconds=None))
+    how = how or VerifyOptions()
+    normal = NormalizationConfig(
+        basic_latex=True, units=how.units, malformed_operators=True, nits=True, boxed="all", equations=False
+    )
+    latex = LatexExtractionConfig(normalization_config=normal)
+    if how.boxed == "last" and (inside := last_box(response)) is not None:
+        response = f"\\boxed{{{inside}}}"
+    golden = parse(f"\\boxed{{{truth}}}", (latex,), parsing_timeout=None)
+    given = parse(response, (ExprExtractionConfig(), latex), parsing_timeout=None)
+    same = golden and given and verify(
+        golden,
+        given,
+        float_rounding=how.float_rounding,
+        numeric_precision=how.precision,
+        strict=how.strict,
+        timeout_seconds=None,
+    )
+    return bool(same)
 
 
 _COMPUTED_BY_SYMPY = re.compile(r"\\(?:int|iint|oint|sum|prod|lim)(?![a-z])")
@@ -296,17 +339,17 @@ def math_answer(sample: Sample, *, limit_seconds: Annotated[float, Meta(gt=0)] =
         limit_seconds: CPU seconds of one comparison; an answer not shown to be right by then is wrong.
     """
     truth = text_truth(sample.ground_truth, "math")
-    found = final_answer(sample.response)
-    if found is None or not found.text:
-        return Score.scored(0.0, reason="the response gives no final answer" if found is None else "the last box is empty")
     try:
         with cpu_limit(limit_seconds):
-            why = why_equal(found, truth)
+            found = final_answer(sample.response)
+            why = why_equal(found, truth) if found else None
     except OutOfTimeError:
-        return Score.scored(0.0, reason=f"not shown to be equal in {limit_seconds:g} CPU seconds", pred=found.text[:_SHOWN])
-    shown = found.text[:_SHOWN]
-    reason = f"{found.mark}: {shown}; {why or 'not equal to the ground truth'}"
-    return Score.scored(1.0 if why else 0.0, reason=reason, pred=shown)
+        return Score.scored(0.0, reason=f"not shown to be equal within {limit_seconds:g} CPU seconds")
+    if found is None or not found.text:
+        return Score.scored(0.0, reason="the last box is empty" if found else "the response gives no final answer")
+    answer = found.text[:_SHOWN]
+    reason = f"{found.mark}: {answer}; {why or 'not equal to the ground truth'}"
+    return Score.scored(1.0 if why else 0.0, reason=reason, pred=answer)
 
 
 _SHOWN = 200
@@ -337,6 +380,8 @@ def prime_math(
     *,
     symbolic: bool = False,
     percentages: bool = True,
+    tolerance: Annotated[float, Meta(ge=0)] = 1e-4,
+    boxed: Literal["any", "last"] = "any",
     limit_seconds: Annotated[float, Meta(gt=0)] = 10.0,
 ) -> float:
     """Score NuminaMath: 1.0 when PRM800K's grader or ToRA's accepts the answer, else 0.0.
@@ -348,13 +393,16 @@ def prime_math(
 
     Args:
         symbolic: compare expressions by Math-Verify if no other step finds them equal.
+        tolerance: the largest difference of equal numbers, relative to the larger one.
+        boxed: ``last``: the last box alone is the answer, where the response has one.
         limit_seconds: CPU seconds of each of the two graders; an answer not shown to be right by then is wrong.
     """
     truth = sample.ground_truth
     if not isinstance(truth, str | int | float) or isinstance(truth, bool):
         raise DataError(f"ground_truth is {truth!r}; prime_math needs the answer as text or number")
-    answer, truth = extracted_answer(sample.response), str(truth)
-    how = ComparisonOptions(percentages, symbolic)
+    inside = last_box(sample.response) if boxed == "last" else None
+    answer, truth = extracted_answer(sample.response) if inside is None else inside.strip(), str(truth)
+    how = ComparisonOptions(percentages, tolerance, symbolic)
     graders = (partial(same_answer, answer, truth, PRIME), partial(math_equal, answer, truth, how))
     return 1.0 if any(shown_within(limit_seconds, grader) for grader in graders) else 0.0
 

@@ -71,7 +71,7 @@ async def test_a_named_rule_scores_any_source(open_rule: OpenRule, make_sample: 
 async def test_a_bad_ground_truth_is_the_samples_outcome(open_rule: OpenRule, make_sample: MakeSample) -> None:
     scoring = await (await open_rule()).score(make_sample(ground_truth=4))
     assert (scoring.outcome, scoring.value) == ("data_error", None)
-    assert "needs it as text" in (scoring.reason or "")
+    assert "ground_truth 4 is int, not text: write it in quotes" in (scoring.reason or "")
 
 
 @pytest.mark.parametrize(
