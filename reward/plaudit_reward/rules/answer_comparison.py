@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -79,11 +80,27 @@ def same_node(given: Node, truth: Node) -> str | None:
         if ours is not None and theirs is not None:
             return _same_rational(given, truth, ours, theirs)
         names = sorted(symbols(given) | symbols(truth))
-        if names:
-            return _same_function(given, truth, names)
-        return _same_constant(given, truth)
+        compare = partial(_same_function, names=names) if names else _same_constant
+        reason = compare(given, truth)
+        if reason is None and (_has_log(given) or _has_log(truth)):
+            return compare(_with_log_10(given), _with_log_10(truth))
+        return reason
     except (NoValueError, RecursionError):
         return None
+
+
+def _has_log(node: Node) -> bool:
+    return (node.kind == "function" and node.parts[0] == "log") or any(
+        _has_log(part) for part in node.parts if isinstance(part, Node)
+    )
+
+
+def _with_log_10(node: Node) -> Node:
+    """Return the expression with base 10 where ``log`` has none, as schools write it."""
+    parts = tuple(_with_log_10(part) if isinstance(part, Node) else part for part in node.parts)
+    if node.kind == "function" and parts[0] == "log":
+        return Node("/", (Node("function", ("ln", parts[1])), Node("function", ("ln", number(10)))))
+    return Node(node.kind, parts)
 
 
 def _same_rational(given: Node, truth: Node, ours: Fraction, theirs: Fraction) -> str | None:
@@ -239,7 +256,11 @@ def _based(given: Based, truth: Based) -> str | None:
 
 
 def _based_given(given: Based, truth: Scalar) -> str | None:
-    return same_node(number(int(given.digits, given.base)), truth.node) if given.base != 10 else None
+    return same_node(number(int(given.digits, given.base)), truth.node)
+
+
+def _based_truth(given: Scalar, truth: Based) -> str | None:
+    return same_node(given.node, number(int(truth.digits))) if truth.base == 10 else None
 
 
 def _clocks(given: Clock, truth: Clock) -> str | None:
@@ -414,11 +435,18 @@ def _several_truth(given: Group, truth: Several) -> str | None:
 
 
 def _single(given: Value, truth: Group) -> str | None:
-    return equal((given,), truth.items[0]) if truth.kind == "set" and len(truth.items) == 1 else None
+    return equal((given,), _only_item(truth))
 
 
 def _single_given(given: Group, truth: Value) -> str | None:
-    return equal(given.items[0], (truth,)) if given.kind == "set" and len(given.items) == 1 else None
+    return equal(_only_item(given), (truth,))
+
+
+def _only_item(group: Group) -> Reading:
+    """Return the only item of a set, which may stand for the set; nothing if that is a set itself."""
+    if group.kind != "set" or len(group.items) != 1:
+        return ()
+    return () if any(isinstance(value, Group) for value in group.items[0]) else group.items[0]
 
 
 def _vector(given: Group, truth: Matrix) -> str | None:
@@ -517,6 +545,12 @@ def _regions(given: Any, truth: Any) -> str | None:
     return "the same set of numbers" if same else None
 
 
+def _region_and_set(given: Any, truth: Any) -> str | None:
+    both = [Region((item,)) if isinstance(item, Group) else item for item in (given, truth)]
+    kinds = {item.kind for item in (given, truth) if isinstance(item, Group)}
+    return _regions(*both) if kinds == {"set"} else None
+
+
 def _intervals(given: Interval, truth: Interval) -> str | None:
     ends = (given.with_lower, given.with_upper) == (truth.with_lower, truth.with_upper)
     same = ends and same_node(given.lower, truth.lower) and same_node(given.upper, truth.upper)
@@ -547,6 +581,8 @@ def _pieces_of(value: Any) -> list[_Piece] | None:
 def _flat(part: Interval | Group) -> list[_Piece]:
     if isinstance(part, Interval):
         lower, upper = (mpmath.re(numeric(end)) for end in (part.lower, part.upper))
+        if lower > upper:
+            raise LookupError("it is no interval")
         return [(lower, part.with_lower and not _infinite(lower), upper, part.with_upper and not _infinite(upper))]
     points = []
     for item in part.items:
@@ -589,6 +625,7 @@ _COMPARISONS: tuple[_Comparison, ...] = (
     ((Quantity, Scalar), _bare_truth),
     ((Based, Based), _based),
     ((Based, Scalar), _based_given),
+    ((Scalar, Based), _based_truth),
     ((Clock, Clock), _clocks),
     ((Ratio, Ratio), _ratios),
     ((Ratio, Scalar), _ratio_given),
@@ -606,6 +643,8 @@ _COMPARISONS: tuple[_Comparison, ...] = (
     ((Relation, Named), _equation_by_name),
     ((Named, Named), _named),
     ((Interval | Region, Interval | Region), _regions),
+    ((Region, Group), _region_and_set),
+    ((Group, Region), _region_and_set),
     ((Named, object), _named_given),
     ((object, Named), _named_truth),
     ((Choice, object), _choice_given),

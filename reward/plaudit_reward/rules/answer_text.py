@@ -27,7 +27,7 @@ _THIN = re.compile(r"(?<=\d)(?:\s*(?:\\[,!;: ]|[\u2009\u202f\u00a0]|\{,\}|\{\\,\
 _SPACES = re.compile(r"(?<!\\)\\[,!;: ]|~|\\(?:q?quad|thinspace|hspace\*?\{[^{}]*\}|hfill|noindent|limits|nolimits)(?![a-zA-Z])")
 _LEFT_OUT = re.compile(
     r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|scriptstyle|large|Large|normalsize|mathstrut|boldmath|"
-    r"mathop|ensuremath|strut)(?![a-zA-Z])\.?|\\(?:label|tag|phantom)\*?\{[^{}]*\}"
+    r"mathop|ensuremath|strut|rm|bf|it|sf|tt)(?![a-zA-Z])\.?|\\(?:label|tag|phantom)\*?\{[^{}]*\}"
 )
 _COMMANDS = {
     **dict.fromkeys(("dfrac", "tfrac", "cfrac"), "\\frac"),
@@ -77,7 +77,7 @@ def plain_text(text: str) -> str:
     text = _words_of_commands(_THIN.sub("", text))
     text = text.replace("\\(", " ").replace("\\)", " ").replace("\\[", " ").replace("\\]", " ")
     text = text.replace("\\{", "⦃").replace("\\}", "⦄").replace("\\|", "|")
-    text = _SPACES.sub(" ", text)
+    text = re.sub(r"\{([:;=])\}", r"\1", _SPACES.sub(" ", text))
     text = _LEFT_OUT.sub("", text)
     text = _BLACKBOARD.sub(lambda found: {"R": "ℝ", "Z": "ℤ", "N": "ℕ", "Q": "ℚ", "C": "ℂ"}.get(found[1], found[0]), text)
     text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1], found[0]), _BOLD.sub("", text))

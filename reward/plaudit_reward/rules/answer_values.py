@@ -13,7 +13,17 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from plaudit_reward.rules.answer_text import WORD, WORD_END, number_of_words, plain_text, words_of
-from plaudit_reward.rules.expressions import MAX_CHARACTERS, Node, NotAnExpressionError, has_symbol, number, parsed, symbols
+from plaudit_reward.rules.expressions import (
+    MAX_CHARACTERS,
+    Node,
+    NotAnExpressionError,
+    NoValueError,
+    has_symbol,
+    number,
+    numeric,
+    parsed,
+    symbols,
+)
 from plaudit_reward.rules.units import DEGREE, MULTIPLIERS, PERCENT, Unit, unit_of
 
 
@@ -289,11 +299,28 @@ def _several(readings: list[Reading], *, conjunction: bool = False) -> Value:
 def _combined(regions: list[Region], conjunction: bool) -> Region:
     if not conjunction:
         return Region(tuple(piece for region in regions for piece in region.pieces))
+    if (both := _between(regions)) is not None:
+        return both
     whole, *others = regions
     excluded = [other.without for other in others if other.pieces == (_LINE,)]
     if len(excluded) == len(others):
         return Region(whole.pieces, (*whole.without, *(piece for pieces in excluded for piece in pieces)))
     return Region(tuple(piece for region in regions for piece in region.pieces), ())
+
+
+def _between(regions: list[Region]) -> Region | None:
+    """Return what two half-lines have in common that point at each other."""
+    pieces = [region.pieces[0] for region in regions if len(region.pieces) == 1 and not region.without]
+    rays = [piece for piece in pieces if isinstance(piece, Interval)]
+    up = [ray for ray in rays if ray.upper == _INFINITY and ray.lower != _LINE.lower]
+    down = [ray for ray in rays if ray.lower == _LINE.lower and ray.upper != _INFINITY]
+    if len(regions) != 2 or len(up) != 1 or len(down) != 1:
+        return None
+    try:
+        inside = numeric(up[0].lower).real < numeric(down[0].upper).real
+    except NoValueError:
+        return None
+    return Region((Interval(up[0].lower, down[0].upper, up[0].with_lower, down[0].with_upper),)) if inside else None
 
 
 def _region_of(reading: Reading) -> Region | None:
@@ -318,7 +345,7 @@ def _number_with_commas(plain: str) -> str:
 _RELATION = re.compile("([=≠<>≤≥∈≈])")
 _FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤"}
 _NAME = re.compile(
-    rf"\s*(?:[A-Za-z]|\\[a-zA-Z]+|{WORD}[^{WORD_END}]*{WORD_END}\s*)"
+    rf"\s*(?:\\frac\{{\s*d[^{{}}]{{0,9}}\}}\{{\s*d[^{{}}]{{1,9}}\}}|[A-Za-z]|\\[a-zA-Z]+\s*|{WORD}[^{WORD_END}]*{WORD_END}\s*)"
     rf"(?:_\{{?\w+\}}?|'|\^\{{?-1\}}?|\([\w\\, ]{{1,20}}\)|{WORD}[^{WORD_END}]*{WORD_END}|[A-Z]{{1,3}})*\s*"
 )
 
@@ -350,7 +377,7 @@ def _equation(sides: list[str]) -> list[Value]:
     if len(nodes) > 2 or not any(symbols(node) for node in nodes):
         return [*_read(last)[:-1]]
     relation = Relation("=", nodes[0], nodes[1])
-    if nodes[1].kind == "number" and nodes[1].parts[0] != 0 and not _is_multiple_of_symbol(nodes[0]):
+    if not symbols(nodes[1]) and nodes[1] != number(0) and not _is_multiple_of_symbol(nodes[0]):
         return [relation, Named(COMPOUND_NAME, (Scalar(nodes[1]),))]
     if nodes[1].kind == "symbol" and not has_symbol(nodes[0], nodes[1].parts[0]) and nodes[0].kind == "number":
         return [Named(nodes[1].parts[0], (Scalar(nodes[0]),))]
@@ -392,9 +419,19 @@ def _inequality(sides: list[str], signs: list[str]) -> list[Value]:
     (left, right), sign = nodes, signs[0]
     if right.kind == "symbol" and left.kind != "symbol":
         left, right, sign = right, left, _FLIPPED.get(sign, sign)
+    if left.kind == "function" and left.parts[0] == "abs" and left.parts[1].kind == "symbol":
+        return [Named(left.parts[1].parts[0], (_around_zero(sign, right),))]
     if left.kind == "symbol" and not has_symbol(right, left.parts[0]):
         return [Named(left.parts[0], (_half_line(sign, right),)), Relation(sign, left, right)]
     return [Relation(sign, left, right)]
+
+
+def _around_zero(sign: str, distance: Node) -> Region:
+    r"""Return the numbers of ``|x| < 3``, ``|x| \ge 3`` and the like."""
+    opposite = Node("neg", (distance,))
+    if sign in "<≤":
+        return Region((Interval(opposite, distance, sign == "≤", sign == "≤"),))
+    return Region((_half_line(_FLIPPED[sign], opposite).pieces[0], _half_line(sign, distance).pieces[0]))
 
 
 def _half_line(sign: str, end: Node) -> Region:
@@ -438,6 +475,8 @@ def _pieces(text: str) -> list[Interval | Group]:
 
 
 def _brackets(plain: str) -> list[Value]:
+    if re.match(r"[A-Z]'?\s*\([^()]*,", plain):  # a point with its name
+        return _brackets(plain[plain.index("(") :])
     if not plain or plain[0] not in "([⦃⟨" + "]" or plain[-1] not in ")]⦄⟩" + "[":
         return []
     opening, closing = plain[0], plain[-1]

@@ -34,7 +34,7 @@ _TAG = "<answer>"
 _HASHES = re.compile(r"(?m)####[ \t]*(.*)$")
 _STRONG = re.compile(
     r"(?i)(?<![a-z])(?:(?:final\s+|correct\s+)?answers?(?:\s+(?:is|are))?|réponse|respuesta|resposta|risposta|antwort|"
-    r"ответ|答案(?:是|为)?|答え(?:は)?|정답(?:은)?)[ \t]*(?:\*\*|__)?[ \t]*[:：=][ \t]*(?:\*\*|__)?"
+    r"ответ|答案(?:是|为)?|答え(?:は)?|(?:정|최종\s*)?답(?:은)?)[ \t]*(?:\*\*|__)?[ \t]*[:：=][ \t]*(?:\*\*|__)?"
     r"|(?:\*\*|\#)\s*final\s+answer\s*(?:\*\*)?\s*\n"
 )
 _SPOKEN = re.compile(
@@ -48,7 +48,7 @@ _FORMULA = re.compile(
 _FORMULAS_JOINED = re.compile(r"\s*(?:,?\s*and|,?\s*or|,|;)\s*")
 _BOLD = re.compile(r"\*\*(?P<bold>[^*\n]{1,200})\*\*")
 _NUMBER = re.compile(
-    r"(?<![\w.^_])[-−]?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?(?:\s?\\?%|°)?|(?<![\w.])[-−]?\.\d+"
+    r"(?<![\w.^_])[-−]?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[/:]\d+)*(?:\s?\\?%|°)?|(?<![\w.])[-−]?\.\d+"
 )
 _NUMBER_THEN_WORDS = re.compile(r"([-−]?[$€£]?\d[\d,]*(?:\.\d+)?%?)\s+(?:[a-z]+\s+){2,}")
 _SENTENCE_END = re.compile(r",?\s+(?:because|since|as|so that|which|where)\s|(?<!\b[ap]\.m)(?<!\d\.)[.!?](?=\s+[A-Z\W]|\s*\Z)(?!\.)|(?<=\d)\.(?=\s|\Z)|\n|<\|")
@@ -113,7 +113,8 @@ def _unmarked(text: str) -> FinalAnswer | None:
     bold = list(_BOLD.finditer(whole))
     if bold and any(character.isdigit() for character in bold[-1]["bold"]):
         return FinalAnswer(_unwrapped(bold[-1]["bold"]), "last bold text")
-    if whole and "\n" not in whole and len(whole) <= _MOST_WHOLE and (len(whole.split()) <= 3 or "\\" in whole):
+    told = re.search(r"[a-z]{2,}\s+[-−]?[$€£]?\d", whole)
+    if whole and not told and "\n" not in whole and len(whole) <= _MOST_WHOLE and (len(whole.split()) <= 3 or "\\" in whole):
         return FinalAnswer(whole, "whole response")
     numbers = list(_NUMBER.finditer(whole))
     return FinalAnswer(numbers[-1][0], "last number") if numbers else None
