@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from plaudit_reward.rules.boxes import last_box, last_braced, text_truth
+from plaudit_reward.rules.boxes import last_box, last_braced, text_truth, with_opened_thought
 from plaudit_reward.rules.prm800k import MalformedError, hendrycks_form
 from plaudit_reward.scorer import Score
 from plaudit_wire.errors import DataError
@@ -26,7 +26,7 @@ def matches_format(sample: Sample, *, pattern: str, match: Literal["full", "star
     """
     expression = re.compile(pattern, re.DOTALL)
     methods = {"full": expression.fullmatch, "start": expression.match, "anywhere": expression.search}
-    return 1.0 if methods[match](sample.response) else 0.0
+    return 1.0 if methods[match](with_opened_thought(sample)) else 0.0
 
 
 def overlong(

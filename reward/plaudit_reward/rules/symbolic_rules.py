@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from plaudit_reward.rules.answer_comparison import equal
 from plaudit_reward.rules.answer_values import Group, Several, read
-from plaudit_reward.rules.boxes import closing_brace, last_box, last_braced, text_truth
+from plaudit_reward.rules.boxes import closing_brace, last_box, last_braced, text_truth, with_opened_thought
 from plaudit_reward.rules.final_answer import FinalAnswer, final_answer, final_truth
 from plaudit_reward.rules.prm800k import MATHRULER, PRIME, same_answer
 from plaudit_reward.scorer import Score
@@ -29,6 +29,9 @@ from plaudit_wire.records import Sample
 _AGAIN_AFTER_S = 0.1
 """Raised where Python ignores exceptions (a finaliser, a callback of the garbage collector) it has to be raised again;
 not so soon that a block which it ends has not been left by then."""
+
+_KILLED_AFTER_S = 1.0
+"""CPU seconds beyond its limit after which the kernel ends the process (``rule.KILLED_BY``)."""
 
 
 class OutOfTimeError(BaseException):
@@ -49,13 +52,15 @@ def cpu_limit(limit_s: float) -> Iterator[None]:
     """Raise ``OutOfTimeError`` inside the block after ``limit_s`` CPU seconds of this process.
 
     CPU seconds, so that a busy machine does not turn right answers into wrong ones. One call into C (a huge power)
-    cannot be interrupted like this; the scorer's time limit kills the process instead.
+    cannot be interrupted like this; ``rule.KILLED_BY`` ends the process instead, and the scorer knows by it what happened.
     """
     before = signal.signal(signal.SIGPROF, _out_of_time)
     signal.setitimer(signal.ITIMER_PROF, limit_s, _AGAIN_AFTER_S)
+    signal.setitimer(signal.ITIMER_VIRTUAL, limit_s + _KILLED_AFTER_S)
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         signal.signal(signal.SIGPROF, before)
 
@@ -462,7 +467,7 @@ def geo3k(
         inside = last_braced(answer)
         answer = _NO_ANSWER if inside is None else inside.strip()
     right = float(shown_within(limit_seconds, partial(same_answer, answer, truth, MATHRULER)))
-    formed = float(is_formed(sample.response))
+    formed = float(is_formed(with_opened_thought(sample)))
     return Score.scored((1.0 - format_score) * right + format_score * formed, acc=right, format=formed)
 
 

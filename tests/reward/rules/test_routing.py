@@ -103,3 +103,12 @@ async def test_a_rule_that_never_ends_costs_its_sample_only(open_rule: OpenRule,
     pipeline = await open_rule("format", {"pattern": "(a*)*b"}, timeout_s=2.0)
     stuck, fine = await asyncio.gather(pipeline.score(make_sample("a" * 40)), pipeline.score(make_sample("aab")))
     assert (stuck.outcome, fine.value) == ("timeout", 1.0)
+
+
+async def test_an_answer_that_cannot_be_computed_is_wrong_by_cpu_seconds_and_not_masked(
+    open_rule: OpenRule, make_sample: MakeSample
+) -> None:
+    pipeline = await open_rule("math_verify", {"limitSeconds": 0.5})
+    power, fine = make_sample("\\boxed{9^{9^{9}}}", ground_truth="3"), make_sample("\\boxed{3}", ground_truth="3")
+    stuck, right = await asyncio.gather(pipeline.score(power), pipeline.score(fine))
+    assert (stuck.outcome, stuck.value, right.value) == ("scored", 0.0, 1.0)
