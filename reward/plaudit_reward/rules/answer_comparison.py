@@ -14,11 +14,11 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-import mpmath
+import mpmath  # type: ignore[import-untyped]
 
 from plaudit_reward.rules.answer_values import (
-    Based,
     COMPOUND_NAME,
+    Based,
     Choice,
     Clock,
     Group,
@@ -44,7 +44,10 @@ _ROUNDED_DIGITS = 3
 _APPROXIMATE_DIGITS = 6
 """A decimal fraction of so many significant digits may stand for a value that is not one."""
 _POINTS = tuple(
-    tuple(Fraction((37 * point * point + 53 * variable * (point + 2)) % 199 - 99, 41 + 2 * variable) for variable in range(12))
+    tuple(
+        Fraction((37 * point * point + 53 * variable * (point + 2)) % 199 - 99, 41 + 2 * variable)
+        for variable in range(12)
+    )
     for point in range(1, 25)
 )
 _ENOUGH_POINTS = 4
@@ -136,14 +139,18 @@ def _close(ours: Any, theirs: Any, digits: int = _SAME_DIGITS) -> bool:
 def _rounded(given: Node, truth: Node, ours: Any, theirs: Any) -> str | None:
     """Return a reason if one is a decimal fraction to which the other rounds, with enough digits to tell."""
     given_digits, truth_digits = decimal_digits(given), decimal_digits(truth)
-    if truth_digits is not None and truth_digits >= _ROUNDED_DIGITS and (given_digits is None or given_digits > truth_digits):
+    if (
+        truth_digits is not None
+        and truth_digits >= _ROUNDED_DIGITS
+        and (given_digits is None or given_digits > truth_digits)
+    ):
         if _is_integer(given) or not _rounds_to(ours, theirs, truth_digits):
             return None
         return f"equal when rounded to {truth_digits} significant digits"
-    if given_digits is not None and given_digits >= _APPROXIMATE_DIGITS and not _is_integer(truth):
-        if (truth_digits is None or truth_digits > given_digits) and _rounds_to(theirs, ours, given_digits):
-            return f"equal to {given_digits} significant digits"
-    return None
+    if given_digits is None or given_digits < _APPROXIMATE_DIGITS or _is_integer(truth):
+        return None
+    shorter = truth_digits is None or truth_digits > given_digits
+    return f"equal to {given_digits} significant digits" if shorter and _rounds_to(theirs, ours, given_digits) else None
 
 
 def _is_integer(node: Node) -> bool:
@@ -266,7 +273,7 @@ def _based_truth(given: Scalar, truth: Based) -> str | None:
 def _clocks(given: Clock, truth: Clock) -> str | None:
     if given.half and truth.half:
         return "the same time of day" if _of_day(given) == _of_day(truth) else None
-    if given.seconds == truth.seconds or (given.half or truth.half) and _of_day(given) == _of_day(truth):
+    if given.seconds == truth.seconds or ((given.half or truth.half) and _of_day(given) == _of_day(truth)):
         return "the same time of day"
     return None
 
@@ -491,7 +498,7 @@ def _named_truth(given: Value, truth: Named) -> str | None:
 
 def _equations(given: Relation, truth: Relation) -> str | None:
     """Compare relations: the same ones are multiples of each other (positive ones where the sides differ in size)."""
-    if given.sign in "<≤" and truth.sign in ">≥" or given.sign in ">≥" and truth.sign in "<≤":
+    if (given.sign in "<≤" and truth.sign in ">≥") or (given.sign in ">≥" and truth.sign in "<≤"):
         flipped = {"<": ">", "≤": "≥", ">": "<", "≥": "≤"}[given.sign]
         given = Relation(flipped, given.right, given.left)
     if given.sign != truth.sign:
@@ -540,7 +547,8 @@ def _regions(given: Any, truth: Any) -> str | None:
     if len(ours) != len(theirs):
         return None
     same = all(
-        a[1] == b[1] and a[3] == b[3] and _end(a[0], b[0]) and _end(a[2], b[2]) for a, b in zip(ours, theirs, strict=True)
+        a[1] == b[1] and a[3] == b[3] and _end(a[0], b[0]) and _end(a[2], b[2])
+        for a, b in zip(ours, theirs, strict=True)
     )
     return "the same set of numbers" if same else None
 

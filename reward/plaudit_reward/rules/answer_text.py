@@ -16,15 +16,46 @@ WORD, WORD_END = "\x02", "\x03"
 _SIGNS = {
     **dict.fromkeys("−–—﹣‒", "-"),
     **dict.fromkeys("×⋅·∙•", " \\cdot "),
-    **{"÷": "/", "∕": "/", "⁄": "/", "π": "\\pi ", "√": "\\sqrt ", "∞": "\\infty ", "∓": "∓", "±": "±"},
-    **{"°": "^\\circ ", "º": "^\\circ ", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"', "≠": "≠", "≈": "≈"},
-    **{"＄": "\\$", "。": ".", "，": ",", "；": ";", "：": ":", "、": ",", "⩽": "≤", "⩾": "≥", "…": "…", "⋯": "…"},
-    **{"θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ", "λ": "\\lambda ", "φ": "\\phi ", "ω": "\\omega "},
+    "÷": "/",
+    "∕": "/",
+    "⁄": "/",
+    "π": "\\pi ",
+    "√": "\\sqrt ",
+    "∞": "\\infty ",
+    "∓": "∓",
+    "±": "±",
+    "°": "^\\circ ",
+    "º": "^\\circ ",
+    "′": "'",
+    "’": "'",
+    "‘": "'",
+    "“": '"',
+    "”": '"',
+    "≠": "≠",
+    "≈": "≈",
+    "＄": "\\$",
+    "。": ".",
+    "，": ",",
+    "；": ";",
+    "：": ":",
+    "、": ",",
+    "⩽": "≤",
+    "⩾": "≥",
+    "…": "…",
+    "⋯": "…",
+    "θ": "\\theta ",
+    "α": "\\alpha ",
+    "β": "\\beta ",
+    "λ": "\\lambda ",
+    "φ": "\\phi ",
+    "ω": "\\omega ",
 }
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _THIN = re.compile(r"(?<=\d)(?:\s*(?:\\[,!;: ]|[\u2009\u202f\u00a0]|\{,\}|\{\\,\}|,\s*\\!|\\thinspace\b)\s*)+(?=\d)")
-_SPACES = re.compile(r"(?<!\\)\\[,!;: ]|~|\\(?:q?quad|thinspace|hspace\*?\{[^{}]*\}|hfill|noindent|limits|nolimits)(?![a-zA-Z])")
+_SPACES = re.compile(
+    r"(?<!\\)\\[,!;: ]|~|\\(?:q?quad|thinspace|hspace\*?\{[^{}]*\}|hfill|noindent|limits|nolimits)(?![a-zA-Z])"
+)
 _LEFT_OUT = re.compile(
     r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|scriptstyle|large|Large|normalsize|mathstrut|boldmath|"
     r"mathop|ensuremath|strut|rm|bf|it|sf|tt)(?![a-zA-Z])\.?|\\(?:label|tag|phantom)\*?\{[^{}]*\}"
@@ -35,20 +66,53 @@ _COMMANDS = {
     **dict.fromkeys(("le", "leq", "leqslant"), "≤"),
     **dict.fromkeys(("ge", "geq", "geqslant"), "≥"),
     **dict.fromkeys(("ne", "neq"), "≠"),
-    **{"lt": "<", "gt": ">", "in": "∈", "approx": "≈", "simeq": "≈", "equiv": "≡", "sim": "≈", "colon": ":"},
+    "lt": "<",
+    "gt": ">",
+    "in": "∈",
+    "approx": "≈",
+    "simeq": "≈",
+    "equiv": "≡",
+    "sim": "≈",
+    "colon": ":",
     **dict.fromkeys(("cup", "bigcup"), "∪"),
     **dict.fromkeys(("cap", "bigcap"), "∩"),
     **dict.fromkeys(("setminus", "smallsetminus", "backslash"), "∖"),
     **dict.fromkeys(("emptyset", "varnothing"), "∅"),
     **dict.fromkeys(("ldots", "dots", "cdots", "dotsc", "dotsb", "dotso", "vdots"), "…"),
-    **{"pm": "±", "mp": "∓", "lbrace": "⦃", "rbrace": "⦄", "langle": "⟨", "rangle": "⟩", "lbrack": "[", "rbrack": "]"},
+    "pm": "±",
+    "mp": "∓",
+    "lbrace": "⦃",
+    "rbrace": "⦄",
+    "langle": "⟨",
+    "rangle": "⟩",
+    "lbrack": "[",
+    "rbrack": "]",
     **dict.fromkeys(("lvert", "rvert", "vert", "mid"), "|"),
-    **{"R": "ℝ", "reals": "ℝ", "Reals": "ℝ", "degree": "^\\circ ", "degrees": "^\\circ ", "div": "/", "implies": " "},
-    **{"land": "∧", "wedge": "∧", "lor": "∨", "vee": "∨", "therefore": " ", "percent": "%", "pounds": "£", "euro": "€"},
-    **{"operatorname": "", "Longrightarrow": " ", "Rightarrow": " ", "to": "→", "rightarrow": "→"},
+    "R": "ℝ",
+    "reals": "ℝ",
+    "Reals": "ℝ",
+    "degree": "^\\circ ",
+    "degrees": "^\\circ ",
+    "div": "/",
+    "implies": " ",
+    "land": "∧",
+    "wedge": "∧",
+    "lor": "∨",
+    "vee": "∨",
+    "therefore": " ",
+    "percent": "%",
+    "pounds": "£",
+    "euro": "€",
+    "operatorname": "",
+    "Longrightarrow": " ",
+    "Rightarrow": " ",
+    "to": "→",
+    "rightarrow": "→",
 }
 _COMMAND = re.compile(r"\\([a-zA-Z]+)(?![a-zA-Z])[ ]?")
-_TEXTS = re.compile(r"\\(?:text(?:bf|it|rm|sf|tt|up|normal)?|mbox|hbox|mathrm|mathsf|mathtt|operatorname\*?)\s*\{([^{}]*)\}")
+_TEXTS = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|up|normal)?|mbox|hbox|mathrm|mathsf|mathtt|operatorname\*?)\s*\{([^{}]*)\}"
+)
 _BOLD = re.compile(
     r"\\(?:mathbf|boldsymbol|bm|mathit|mathnormal|mathcal|mathscr|underline|color\{[^{}]*\}|textcolor\{[^{}]*\}|"
     r"cancel|emph|boxed|fbox|uline)\s*(?=\{)"
@@ -61,12 +125,91 @@ _SPACED_THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3})((?: \d{3})+)(?![\d]| *\\?/
 _MATH_IN_TEXT = re.compile(r"[\s\d.,+\-*/^=()\[\]%:;$]*")
 _OVER = re.compile(r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}")
 _FUNCTION_NAMES = frozenset(
-    "sin cos tan sec csc cot sinh cosh tanh arcsin arccos arctan asin acos atan exp floor ceil ln log lg sqrt cbrt gcd "
-    "lcm max min pi abs inf infinity mod bmod".split()
+    [
+        "sin",
+        "cos",
+        "tan",
+        "sec",
+        "csc",
+        "cot",
+        "sinh",
+        "cosh",
+        "tanh",
+        "arcsin",
+        "arccos",
+        "arctan",
+        "asin",
+        "acos",
+        "atan",
+        "exp",
+        "floor",
+        "ceil",
+        "ln",
+        "log",
+        "lg",
+        "sqrt",
+        "cbrt",
+        "gcd",
+        "lcm",
+        "max",
+        "min",
+        "pi",
+        "abs",
+        "inf",
+        "infinity",
+        "mod",
+        "bmod",
+    ]
 )
 _PLAIN_WORD = re.compile(r"(?<![\\A-Za-z\x02])[A-Za-z]{2,}(?:'[a-z]{1,2}(?![A-Za-z])|-[A-Za-z]{2,})*")
-_SHORT_WORDS = frozenset("or and no is of by to at an up am pm we if on as so us it do".split())
-_PROSE = frozenset("and any way ways day days man part may bad sad mad mat tan yard bar car dad ant cat".split())
+_SHORT_WORDS = frozenset(
+    [
+        "or",
+        "and",
+        "no",
+        "is",
+        "of",
+        "by",
+        "to",
+        "at",
+        "an",
+        "up",
+        "am",
+        "pm",
+        "we",
+        "if",
+        "on",
+        "as",
+        "so",
+        "us",
+        "it",
+        "do",
+    ]
+)
+_PROSE = frozenset(
+    [
+        "and",
+        "any",
+        "way",
+        "ways",
+        "day",
+        "days",
+        "man",
+        "part",
+        "may",
+        "bad",
+        "sad",
+        "mad",
+        "mat",
+        "tan",
+        "yard",
+        "bar",
+        "car",
+        "dad",
+        "ant",
+        "cat",
+    ]
+)
 _PRODUCT = re.compile(r"[abcdkmnpqrstuvwxyz]{3,4}")
 
 
@@ -79,7 +222,9 @@ def plain_text(text: str) -> str:
     text = text.replace("\\{", "⦃").replace("\\}", "⦄").replace("\\|", "|")
     text = re.sub(r"\{([:;=])\}", r"\1", _SPACES.sub(" ", text))
     text = _LEFT_OUT.sub("", text)
-    text = _BLACKBOARD.sub(lambda found: {"R": "ℝ", "Z": "ℤ", "N": "ℕ", "Q": "ℚ", "C": "ℂ"}.get(found[1], found[0]), text)
+    text = _BLACKBOARD.sub(
+        lambda found: {"R": "ℝ", "Z": "ℤ", "N": "ℕ", "Q": "ℚ", "C": "ℂ"}.get(found[1], found[0]), text
+    )
     text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1], found[0]), _BOLD.sub("", text))
     text = text.replace("\\%", "%").replace("**", "^") if not text.startswith("**") else text.strip("*")
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", "°", text.replace("<=", "≤").replace(">=", "≥").replace("!=", "≠"))
@@ -163,12 +308,13 @@ def _mark(found: re.Match[str]) -> str:
     counted = before[-1:].isdigit() or before[-1:] in ("}", ")", "¤", "°")
     spaced = found.start() > 0 and found.string[found.start() - 1].isspace()
     if len(word) == 2:
-        unit = counted and word in UNITS or (lower in UNITS and counted and spaced)
+        unit = (counted and word in UNITS) or (lower in UNITS and counted and spaced)
         names_points = word.isupper() and not unit
         return f"{WORD}{word}{WORD_END}" if unit or (lower in _SHORT_WORDS and not names_points) else word
-    if _PRODUCT.fullmatch(word) and lower not in _PROSE and not (counted and spaced) and word not in UNITS and word not in MULTIPLIERS:
-        if before or behind or not set(word) & set("aeiou"):
-            return word
+    alone = not (before or behind) and bool(set(word) & set("aeiou"))
+    named = lower in _PROSE or word in UNITS or word in MULTIPLIERS
+    if _PRODUCT.fullmatch(word) and not (named or alone or (counted and spaced)):
+        return word
     if word.isupper() and len(word) <= 4 and (before[-1:] in ("=", "+", "-", "∠") or behind in ("=", "+", "^")):
         return word
     return f"{WORD}{word}{WORD_END}"
@@ -190,15 +336,48 @@ def words_of(text: str) -> str:
     return " ".join(word for word in text.split() if word not in ("a", "an", "the"))
 
 
-_ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
-_TENS = dict(zip("twenty thirty forty fifty sixty seventy eighty ninety".split(), range(20, 100, 10), strict=True))
+_ONES = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
+_TENS = dict(
+    zip(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], range(20, 100, 10), strict=True)
+)
 _CARDINALS = {**{word: value for value, word in enumerate(_ONES)}, **_TENS}
 _ORDINALS = {
-    **{"first": 1, "second": 2, "third": 3, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9},
-    **{"tenth": 10, "eleventh": 11, "twelfth": 12, "thirteenth": 13, "fifteenth": 15, "twentieth": 20},
+    "first": 1,
+    "second": 2,
+    "third": 3,
+    "fourth": 4,
+    "fifth": 5,
+    "sixth": 6,
+    "seventh": 7,
+    "eighth": 8,
+    "ninth": 9,
+    "tenth": 10,
+    "eleventh": 11,
+    "twelfth": 12,
+    "thirteenth": 13,
+    "fifteenth": 15,
+    "twentieth": 20,
 }
 _PARTS = {"half": 2, "halves": 2, "quarter": 4, "quarters": 4, "third": 3, "thirds": 3, "fourth": 4, "fourths": 4}
 _PARTS |= {f"{word}{ending}": value for word, value in _ORDINALS.items() if value > 4 for ending in ("", "s")}
@@ -217,7 +396,13 @@ def number_of_words(words: str) -> tuple[int, int, str] | None:
             current *= 100
         elif word in MULTIPLIERS and index and current:
             total, current = total + current * MULTIPLIERS[word], 0
-        elif word == "and" and used and index + 1 < len(parts) and parts[index + 1] in _CARDINALS and parts[index - 1] not in _CARDINALS:
+        elif (
+            word == "and"
+            and used
+            and index + 1 < len(parts)
+            and parts[index + 1] in _CARDINALS
+            and parts[index - 1] not in _CARDINALS
+        ):
             pass
         else:
             break

@@ -140,9 +140,12 @@ _EMPTY_WORDS = re.compile(
     r"((real|integer|positive|natural|prime) )*(solutions?|roots?|values?|numbers?|integers?|answers?)?( exists?)?|"
     r"none exists?|∅)( exists?)?"
 )
-_REALS_WORDS = re.compile(r"(x can be )?(all|any|every|set of|set of all)? ?(the )?reals?( numbers?| values?)?( of [a-z])?|ℝ")
+_REALS_WORDS = re.compile(
+    r"(x can be )?(all|any|every|set of|set of all)? ?(the )?reals?( numbers?| values?)?( of [a-z])?|ℝ"
+)
 _CHOICE = re.compile(
-    r"\(?(?:(?i:option|choice|answer)\s*:?\s*)?(?:\(\s*([A-Ja-j])\s*\)|\[([A-J])\]|([A-J])\s*(?=[.):]|\Z))\s*[.):]*\s*(.*)", re.DOTALL
+    r"\(?(?:(?i:option|choice|answer)\s*:?\s*)?(?:\(\s*([A-Ja-j])\s*\)|\[([A-J])\]|([A-J])\s*(?=[.):]|\Z))\s*[.):]*\s*(.*)",
+    re.DOTALL,
 )
 _MOST_ITEMS = 100
 
@@ -337,7 +340,7 @@ def _number_with_commas(plain: str) -> str:
     found = re.fullmatch(
         r"(?P<before>[^\d,()\[\]]*)(?P<number>\d{1,3}(?:,\d{3})+)(?P<after>(?:\.\d+)?(?:[^\d,].*)?)", plain, re.DOTALL
     )
-    if found is None or "," in found["after"].replace(", ", " ") and not found["after"].lstrip().startswith(WORD):
+    if found is None or ("," in found["after"].replace(", ", " ") and not found["after"].lstrip().startswith(WORD)):
         return ""
     return found["before"] + found["number"].replace(",", "") + found["after"]
 
@@ -407,7 +410,7 @@ def _contains(text: str, name: str) -> bool:
 def _inequality(sides: list[str], signs: list[str]) -> list[Value]:
     nodes = [parsed(side) for side in sides]
     if len(nodes) == 3:
-        if signs[0] in "<≤" and signs[1] in "<≤" or signs[0] in ">≥" and signs[1] in ">≥":
+        if (signs[0] in "<≤" and signs[1] in "<≤") or (signs[0] in ">≥" and signs[1] in ">≥"):
             if signs[0] in ">≥":
                 nodes, signs = nodes[::-1], [_FLIPPED[sign] for sign in signs[::-1]]
             if nodes[1].kind == "symbol":
@@ -506,7 +509,9 @@ def _set(inside: str) -> list[Value]:
     if builder:
         return [value for value in _read(builder[2])[:-1] if isinstance(value, Named) and value.name == builder[1]]
     items = [item for item in split(inside, ",;") if item.strip()]
-    return [Group("set", tuple(_read(item) for item in items))] if len(items) <= _MOST_ITEMS and "…" not in inside else []
+    return (
+        [Group("set", tuple(_read(item) for item in items))] if len(items) <= _MOST_ITEMS and "…" not in inside else []
+    )
 
 
 _MATRIX = re.compile(
@@ -576,12 +581,17 @@ _TAIL = re.compile(
     rf"\s*(?P<tail>(?:(?:°[CF]?|%|¢|{WORD}[^{WORD_END}]*{WORD_END}|[{_CURRENCIES}])(?:\s*\^\s*\{{?\s*-?\d\s*\}}?)?\s*"
     rf"(?:(?:/|\\cdot)\s*(?=[A-Za-z{WORD}]))?(?:(?<=/)\s*[a-zA-Z](?:\s*\^\s*\{{?\s*-?\d\s*\}}?)?\s*)?)+)\Z"
 )
-_COMPOUND = re.compile(rf"(?P<number>-?(?:\d+(?:\.\d+)?|\d*\\frac\{{\d+\}}\{{\d+\}}))\s*{WORD}(?P<unit>[^{WORD_END}]+){WORD_END}[\s,]*")
+_COMPOUND = re.compile(
+    rf"(?P<number>-?(?:\d+(?:\.\d+)?|\d*\\frac\{{\d+\}}\{{\d+\}}))\s*{WORD}(?P<unit>[^{WORD_END}]+){WORD_END}[\s,]*"
+)
 _NO_UNIT = re.compile(
     r"(?i)(?<![a-z])(?:or|and|not|no|if|when|where|unless|except|any|anything|every|all|multiples?|than|least|most|but|"
     r"is|are|for|because|since|then|mod|modulo)(?![a-z])"
 )
-_ABOUT = re.compile(rf"(?i)^(?:{WORD}(?:(?:the |my )?(?:final |correct )?(?:answer|result|value)(?: is)?|about|approximately|approx|roughly|exactly|around|only|is|equals|there are|there is){WORD_END}|≈)\s*")
+_ABOUT = re.compile(
+    rf"(?i)^(?:{WORD}(?:(?:the |my )?(?:final |correct )?(?:answer|result|value)(?: is)?|about|"
+    rf"approximately|approx|roughly|exactly|around|only|is|equals|there are|there is){WORD_END}|≈)\s*"
+)
 
 
 def _quantity(plain: str) -> list[Value]:
@@ -596,7 +606,11 @@ def _compound(plain: str) -> list[Value]:
         return []
     units = [unit_of(re.sub(r"\band\b", "", part["unit"])) for part in parts]
     first = units[0]
-    if first is None or first.dimension is None or any(unit is None or unit.dimension != first.dimension for unit in units):
+    if (
+        first is None
+        or first.dimension is None
+        or any(unit is None or unit.dimension != first.dimension for unit in units)
+    ):
         return []
     total: Node | None = None
     for part, unit in zip(parts, units, strict=True):

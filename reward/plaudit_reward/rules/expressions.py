@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-import mpmath
+import mpmath  # type: ignore[import-untyped]
 
 DIGITS = 60
 """Decimal digits of values that are not rational."""
@@ -49,12 +49,49 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "max": max,
     "min": min,
 }
-_LISTED = {"max": max, "min": min, "gcd": math.gcd, "lcm": math.lcm}
+_LISTED: dict[str, Callable[..., Any]] = {"max": max, "min": min, "gcd": math.gcd, "lcm": math.lcm}
 _NAMES = sorted((*_FUNCTIONS, "log", "lg", "sqrt", "gcd", "lcm", "cbrt"), key=len, reverse=True)
 _COMMANDS = {"lfloor": ("\\rfloor", "floor"), "lceil": ("\\rceil", "ceil")}
 _GREEK = frozenset(
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
-    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell".split()
+    [
+        "alpha",
+        "beta",
+        "gamma",
+        "delta",
+        "epsilon",
+        "varepsilon",
+        "zeta",
+        "eta",
+        "theta",
+        "vartheta",
+        "iota",
+        "kappa",
+        "lambda",
+        "mu",
+        "nu",
+        "xi",
+        "rho",
+        "sigma",
+        "tau",
+        "upsilon",
+        "phi",
+        "varphi",
+        "chi",
+        "psi",
+        "omega",
+        "Gamma",
+        "Delta",
+        "Theta",
+        "Lambda",
+        "Xi",
+        "Pi",
+        "Sigma",
+        "Upsilon",
+        "Phi",
+        "Psi",
+        "Omega",
+        "ell",
+    ]
 )
 _NAMED_MARKS = frozenset(("overline", "bar", "vec", "hat", "tilde", "overrightarrow", "widehat", "dot"))
 _TOKEN = re.compile(
@@ -312,7 +349,7 @@ class _Parser:
     def _argument(self) -> Node:
         r"""Return the argument of a function: in brackets, or the factors up to the next sign, as in ``\sin 2x``."""
         if self.peek() in ("(", "{", "["):
-            return self._power_free()
+            return self._primary()
         sign = self._take("-")
         node = self._power()
         while self._kind() in ("number", "letter") or self.peek() in ("\\pi", "\\frac") or self.peek()[1:] in _GREEK:
@@ -320,10 +357,6 @@ class _Parser:
         while self._take("/"):
             node = Node("/", (node, self._power()))
         return Node("neg", (node,)) if sign else node
-
-    def _power_free(self) -> Node:
-        node = self._primary()
-        return node
 
     def _root(self) -> Node:
         degree: Node = number(2)

@@ -43,7 +43,8 @@ _SPOKEN = re.compile(
     r"(?:\s+(?:therefore|thus|then|simply|just|exactly|approximately|about))?\s*[:：]?\s*|答案(?:是|为)\s*|答えは\s*"
 )
 _FORMULA = re.compile(
-    r"\$\$(?P<a>.{1,1000}?)\$\$|\\\[(?P<b>.{1,1000}?)\\\]|\\\((?P<c>.{1,1000}?)\\\)|(?<![\\$])\$(?P<d>(?:\\.|[^$\\\n]){1,1000})\$", re.DOTALL
+    r"\$\$(?P<a>.{1,1000}?)\$\$|\\\[(?P<b>.{1,1000}?)\\\]|\\\((?P<c>.{1,1000}?)\\\)|(?<![\\$])\$(?P<d>(?:\\.|[^$\\\n]){1,1000})\$",
+    re.DOTALL,
 )
 _FORMULAS_JOINED = re.compile(r"\s*(?:,?\s*and|,?\s*or|,|;)\s*")
 _BOLD = re.compile(r"\*\*(?P<bold>[^*\n]{1,200})\*\*")
@@ -51,7 +52,10 @@ _NUMBER = re.compile(
     r"(?<![\w.^_])[-−]?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[/:]\d+)*(?:\s?\\?%|°)?|(?<![\w.])[-−]?\.\d+"
 )
 _NUMBER_THEN_WORDS = re.compile(r"([-−]?[$€£]?\d[\d,]*(?:\.\d+)?%?)\s+(?:[a-z]+\s+){2,}")
-_SENTENCE_END = re.compile(r",?\s+(?:because|since|as|so that|which|where)\s|(?<!\b[ap]\.m)(?<!\d\.)[.!?](?=\s+[A-Z\W]|\s*\Z)(?!\.)|(?<=\d)\.(?=\s|\Z)|\n|<\|")
+_SENTENCE_END = re.compile(
+    r",?\s+(?:because|since|as|so that|which|where)\s|(?<!\b[ap]\.m)(?<!\d\.)[.!?](?=\s+[A-Z\W]|\s*\Z)(?!\.)"
+    r"|(?<=\d)\.(?=\s|\Z)|\n|<\|"
+)
 _MOST_WHOLE = 200
 _UNMARKED_CHARACTERS = 5_000
 
@@ -99,8 +103,8 @@ def _marked(text: str, *, lenient: bool = True) -> FinalAnswer | None:
         last = max(found, key=lambda item: item[0])[1]
         return last if last.text else None if last.mark != "last box" else FinalAnswer("", "last box")
     spoken = list(_SPOKEN.finditer(text)) if lenient or len(text) < _MOST_WHOLE else []
-    for mark in reversed(spoken):
-        if answer := _line(text, mark.end()):
+    for told in reversed(spoken):
+        if answer := _line(text, told.end()):
             return FinalAnswer(answer, "answer is")
     return None
 
@@ -114,7 +118,13 @@ def _unmarked(text: str) -> FinalAnswer | None:
     if bold and any(character.isdigit() for character in bold[-1]["bold"]):
         return FinalAnswer(_unwrapped(bold[-1]["bold"]), "last bold text")
     told = re.search(r"[a-z]{2,}\s+[-−]?[$€£]?\d", whole)
-    if whole and not told and "\n" not in whole and len(whole) <= _MOST_WHOLE and (len(whole.split()) <= 3 or "\\" in whole):
+    if (
+        whole
+        and not told
+        and "\n" not in whole
+        and len(whole) <= _MOST_WHOLE
+        and (len(whole.split()) <= 3 or "\\" in whole)
+    ):
         return FinalAnswer(whole, "whole response")
     numbers = list(_NUMBER.finditer(whole))
     return FinalAnswer(numbers[-1][0], "last number") if numbers else None
@@ -160,8 +170,13 @@ def _line(text: str, start: int) -> str:
             following := _FORMULA.match(rest, joint.end())
         ):
             formulas.append(following)
-        after = re.match(r"[ \t]*(?:\\?%|(?!and\b|or\b|is\b|so\b|since\b|which\b|where\b)[a-z]{1,12}\b)(?=[.\s]|\Z)", rest[formulas[-1].end() :])
-        return ", ".join(_inside(item) for item in formulas) + (f" \\text{{{after[0]}}}" if after and len(formulas) == 1 and "\\text" not in formula[0] else "")
+        after = re.match(
+            r"[ \t]*(?:\\?%|(?!and\b|or\b|is\b|so\b|since\b|which\b|where\b)[a-z]{1,12}\b)(?=[.\s]|\Z)",
+            rest[formulas[-1].end() :],
+        )
+        return ", ".join(_inside(item) for item in formulas) + (
+            f" \\text{{{after[0]}}}" if after and len(formulas) == 1 and "\\text" not in formula[0] else ""
+        )
     end = _SENTENCE_END.search(rest)
     return _unwrapped(rest[: end.start()] if end else rest)
 

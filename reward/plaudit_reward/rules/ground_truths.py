@@ -14,7 +14,14 @@ from plaudit_reward.code.cases import cases_of
 from plaudit_reward.rules.answer_values import read
 from plaudit_reward.rules.final_answer import final_truth
 from plaudit_reward.rules.prm800k import MalformedError, hendrycks_form
-from plaudit_reward.rules.string_rules import answer_form, careful_form, gsm8k_truth, normal_form, number_of, search_targets
+from plaudit_reward.rules.string_rules import (
+    answer_form,
+    careful_form,
+    gsm8k_truth,
+    normal_form,
+    number_of,
+    search_targets,
+)
 from plaudit_wire.errors import DataError
 from plaudit_wire.plain import shown
 
@@ -65,7 +72,9 @@ def _bare_answer(name: str, form: Callable[[str], str]) -> Check:
         if len(truth) > _MOST_CHARACTERS:
             return f"has {len(truth)} characters: {_MATH_REMEDY}"
         if re.search(r"\\(?:boxed|fbox)\b", truth):
-            return f"is an answer in a box, or a solution with one; {name} compares with the answer alone: {_MATH_REMEDY}"
+            return (
+                f"is an answer in a box, or a solution with one; {name} compares with the answer alone: {_MATH_REMEDY}"
+            )
         try:
             if not form(truth).strip():
                 return f"is blank in the normal form of {name}, so that an empty answer would be right: {_MATH_REMEDY}"
@@ -109,7 +118,9 @@ def _search(arguments: Mapping[str, Any], truth: Any) -> str | None:
     if blank is None:
         return None
     why = "is blank" if not blank.strip() else "is nothing but articles and punctuation, which do not count"
-    return f"has the target {blank!r}, which {why}: remove it" + ("" if arguments.get("careful") else ", or set careful")
+    return f"has the target {blank!r}, which {why}: remove it" + (
+        "" if arguments.get("careful") else ", or set careful"
+    )
 
 
 def _code(_: Mapping[str, Any], truth: Any) -> str | None:

@@ -52,7 +52,7 @@ def cpu_limit(limit_s: float) -> Iterator[None]:
     """Raise ``OutOfTimeError`` inside the block after ``limit_s`` CPU seconds of this process.
 
     CPU seconds, so that a busy machine does not turn right answers into wrong ones. One call into C (a huge power)
-    cannot be interrupted like this; ``rule.KILLED_BY`` ends the process instead, and the scorer knows by it what happened.
+    cannot be interrupted like this; ``rule.KILLED_BY`` ends the process instead, by which the scorer knows why.
     """
     before = signal.signal(signal.SIGPROF, _out_of_time)
     signal.setitimer(signal.ITIMER_PROF, limit_s, _AGAIN_AFTER_S)
@@ -304,7 +304,7 @@ def math_verify(
 
 def verified(response: str, truth: str, how: VerifyOptions | None = None) -> bool:
     """Return True if Math-Verify finds the truth among the response's answers; call it under ``cpu_limit``."""
-    from latex2sympy2_extended import NormalizationConfig
+    from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]
     from math_verify.grader import verify
     from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig, parse
 
@@ -318,13 +318,17 @@ def verified(response: str, truth: str, how: VerifyOptions | None = None) -> boo
         response = f"\\boxed{{{inside}}}"
     golden = parse(f"\\boxed{{{truth}}}", (latex,), parsing_timeout=None)
     given = parse(response, (ExprExtractionConfig(), latex), parsing_timeout=None)
-    same = golden and given and verify(
-        golden,
-        given,
-        float_rounding=how.float_rounding,
-        numeric_precision=how.precision,
-        strict=how.strict,
-        timeout_seconds=None,
+    same = (
+        golden
+        and given
+        and verify(
+            golden,
+            given,
+            float_rounding=how.float_rounding,
+            numeric_precision=how.precision,
+            strict=how.strict,
+            timeout_seconds=None,
+        )
     )
     return bool(same)
 

@@ -23,7 +23,7 @@ def _table(dimension: Dimension, **factors: str) -> dict[str, tuple[Dimension, F
     table = {}
     for factor, names in factors.items():
         value = Fraction(factor.removeprefix("f").replace("_", "/", 1).replace("p", "."))
-        table.update({name: (dimension, value) for name in names.split()})
+        table.update(dict.fromkeys(names.split(), (dimension, value)))
     return table
 
 
@@ -69,16 +69,77 @@ UNITS: dict[str, tuple[Dimension, Fraction]] = {
 PERCENT = Unit((), Fraction(1, 100))
 DEGREE = Unit((("angle", 1),), Fraction(1))
 MULTIPLIERS = {
-    **{"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12},
-    **{"hundreds": 100, "thousands": 1000, "millions": 10**6, "billions": 10**9, "dozens": 12},
+    "hundred": 100,
+    "thousand": 1000,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+    "dozen": 12,
+    "hundreds": 100,
+    "thousands": 1000,
+    "millions": 10**6,
+    "billions": 10**9,
+    "dozens": 12,
 }
 _FILLERS = frozenset(
-    "of the a an in total long wide tall high away old each away altogether about approximately roughly exactly only "
-    "around is are more less left".split()
+    [
+        "of",
+        "the",
+        "a",
+        "an",
+        "in",
+        "total",
+        "long",
+        "wide",
+        "tall",
+        "high",
+        "away",
+        "old",
+        "each",
+        "away",
+        "altogether",
+        "about",
+        "approximately",
+        "roughly",
+        "exactly",
+        "only",
+        "around",
+        "is",
+        "are",
+        "more",
+        "less",
+        "left",
+    ]
 )
 GENERIC = frozenset(
-    "unit units way ways possibilities possibility time times item items value values solution solutions number "
-    "numbers people person students total different distinct possible integer integers such".split()
+    [
+        "unit",
+        "units",
+        "way",
+        "ways",
+        "possibilities",
+        "possibility",
+        "time",
+        "times",
+        "item",
+        "items",
+        "value",
+        "values",
+        "solution",
+        "solutions",
+        "number",
+        "numbers",
+        "people",
+        "person",
+        "students",
+        "total",
+        "different",
+        "distinct",
+        "possible",
+        "integer",
+        "integers",
+        "such",
+    ]
 )
 """Words that may stand beside any count."""
 _FACTOR = re.compile(r"(?P<word>[^\W\d_]+|[%¤€£¥₹¢]|°[CF]?)(?:\s*\^\s*\{?\s*(?P<power>-?\d)\s*\}?)?|(?P<per>/)")

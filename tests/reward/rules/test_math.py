@@ -64,7 +64,19 @@ def test_each_score_says_why(response: str, truth: str, reason: str) -> None:
 PARTS = (
     *("1", "23", "0.5", "x", "i", "(", ")", "[", "]", "{", "}", r"\{", r"\}", "+", "-", "/", "^", "_", "=", "<", ","),
     *(r"\frac", r"\sqrt", r"\pi", r"\infty", r"\text{", r"\text{cm}", " and ", " or ", ":", "%", "$", r"\cup", "|"),
-    *(r"\setminus", r"\in", r"\begin{pmatrix}", r"\end{pmatrix}", "&", r"\\", r"\boxed{", "!", r"\pm", "...", "million"),
+    *(
+        r"\setminus",
+        r"\in",
+        r"\begin{pmatrix}",
+        r"\end{pmatrix}",
+        "&",
+        r"\\",
+        r"\boxed{",
+        "!",
+        r"\pm",
+        "...",
+        "million",
+    ),
     *("10:30", "PM", r"\overline{", r"\log_", r"\sin", r"\left", "Answer: ", "####", "</think>", "<answer>", "**", "²"),
 )
 
