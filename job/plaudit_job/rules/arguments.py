@@ -105,7 +105,7 @@ class MathVerifyArguments(RuleArguments, frozen=True):
     float_rounding: Annotated[int, Meta(ge=0)] = 6
     precision: Annotated[int, Meta(ge=1)] = 15
     units: bool = True
-    boxed: Literal["any", "last"] = "any"
+    last_box_wins: bool = False
 
 
 class OverlongArguments(RuleArguments, frozen=True):
@@ -130,7 +130,7 @@ class PrimeMathArguments(RuleArguments, frozen=True):
     symbolic: bool = False
     percentages: bool = True
     tolerance: Annotated[float, Meta(ge=0)] = 1e-4
-    boxed: Literal["any", "last"] = "any"
+    last_box_wins: bool = False
     limit_seconds: _Seconds = 10.0
 
 

@@ -115,7 +115,7 @@ def answer_form(text: str) -> str:
 
 
 _EDGES = "\"'`.,;:!?()[]{}*_"
-_INITIALS = re.compile(r"\b(\w)\.(?=\w\b)")
+_INITIALS = re.compile(r"\b([^\W\d_])\.(?=[^\W\d_]\b)")
 
 
 def careful_form(text: str) -> str:

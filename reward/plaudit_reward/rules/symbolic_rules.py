@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from msgspec import Meta
 
@@ -269,7 +269,7 @@ class VerifyOptions:
     float_rounding: int = 6
     precision: int = 15
     units: bool = True
-    boxed: Literal["any", "last"] = "any"
+    last_box_wins: bool = False
 
 
 def math_verify(
@@ -280,7 +280,7 @@ def math_verify(
     float_rounding: Annotated[int, Meta(ge=0)] = 6,
     precision: Annotated[int, Meta(ge=1)] = 15,
     units: bool = True,
-    boxed: Literal["any", "last"] = "any",
+    last_box_wins: bool = False,
 ) -> float:
     """Return 1.0 when Math-Verify finds the ground truth and the response's answer to be the same expression, else 0.0.
 
@@ -295,10 +295,10 @@ def math_verify(
         float_rounding: decimal places to which numbers are rounded before they are compared.
         precision: digits to which expressions are evaluated.
         units: leave units out.
-        boxed: ``last``: the last box alone is the answer, where the response has one.
+        last_box_wins: the last box alone is the answer, where the response has one.
     """
     truth = text_truth(sample.ground_truth, "math_verify")
-    how = VerifyOptions(strict, float_rounding, precision, units, boxed)
+    how = VerifyOptions(strict, float_rounding, precision, units, last_box_wins)
     return 1.0 if shown_within(limit_seconds, partial(verified, sample.response, truth, how)) else 0.0
 
 
@@ -314,7 +314,7 @@ def verified(response: str, truth: str, how: VerifyOptions | None = None) -> boo
         basic_latex=True, units=how.units, malformed_operators=True, nits=True, boxed="all", equations=False
     )
     latex = LatexExtractionConfig(normalization_config=normal)
-    if how.boxed == "last" and (inside := last_box(response)) is not None:
+    if how.last_box_wins and (inside := last_box(response)) is not None:
         response = f"\\boxed{{{inside}}}"
     golden = parse(f"\\boxed{{{truth}}}", (latex,), parsing_timeout=None)
     given = parse(response, (ExprExtractionConfig(), latex), parsing_timeout=None)
@@ -390,7 +390,7 @@ def prime_math(
     symbolic: bool = False,
     percentages: bool = True,
     tolerance: Annotated[float, Meta(ge=0)] = 1e-4,
-    boxed: Literal["any", "last"] = "any",
+    last_box_wins: bool = False,
     limit_seconds: Annotated[float, Meta(gt=0)] = 10.0,
 ) -> float:
     """Score NuminaMath: 1.0 when PRM800K's grader or ToRA's accepts the answer, else 0.0.
@@ -403,13 +403,13 @@ def prime_math(
     Args:
         symbolic: compare expressions by Math-Verify if no other step finds them equal.
         tolerance: the largest difference of equal numbers, relative to the larger one.
-        boxed: ``last``: the last box alone is the answer, where the response has one.
+        last_box_wins: the last box alone is the answer, where the response has one.
         limit_seconds: CPU seconds of each of the two graders; an answer not shown to be right by then is wrong.
     """
     truth = sample.ground_truth
     if not isinstance(truth, str | int | float) or isinstance(truth, bool):
         raise DataError(f"ground_truth is {truth!r}; prime_math needs the answer as text or number")
-    inside = last_box(sample.response) if boxed == "last" else None
+    inside = last_box(sample.response) if last_box_wins else None
     answer, truth = extracted_answer(sample.response) if inside is None else inside.strip(), str(truth)
     how = ComparisonOptions(percentages, tolerance, symbolic)
     graders = (partial(same_answer, answer, truth, PRIME), partial(math_equal, answer, truth, how))
