@@ -131,7 +131,10 @@ def test_options_of_math_verify(
 
 @pytest.mark.parametrize(
     ("response", "truth", "options"),
-    [("\\boxed{100009}", "100000", {"tolerance": 0.0}), ("It is \\boxed{5}. The answer is 6", "6", {"last_box_wins": True})],
+    [
+        ("\\boxed{100009}", "100000", {"tolerance": 0.0}),
+        ("It is \\boxed{5}. The answer is 6", "6", {"last_box_wins": True}),
+    ],
 )
 def test_options_of_prime_math(make_sample: MakeSample, response: str, truth: str, options: dict[str, Any]) -> None:
     sample = make_sample(response, ground_truth=truth)
