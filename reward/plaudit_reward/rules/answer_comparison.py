@@ -16,12 +16,12 @@ from typing import Any
 
 import mpmath  # type: ignore[import-untyped]
 
-from plaudit_reward.rules.answer_values import (
+from plaudit_reward.rules.answer_types import (
     COMPOUND_NAME,
     Based,
+    Bracketed,
     Choice,
     Clock,
-    Group,
     Interval,
     Matrix,
     Named,
@@ -411,7 +411,7 @@ def _bare(items: tuple[Reading, ...]) -> tuple[Reading, ...]:
     return tuple(item if value is None else value.value for item, value in zip(items, named, strict=True))
 
 
-def _groups(given: Group, truth: Group) -> str | None:
+def _groups(given: Bracketed, truth: Bracketed) -> str | None:
     if given.kind != truth.kind:
         return None
     if truth.kind == "set":
@@ -422,7 +422,7 @@ def _groups(given: Group, truth: Group) -> str | None:
     return f"the same {truth.kind}" if _ordered(given.items, truth.items) else None
 
 
-def _several_given(given: Several, truth: Group) -> str | None:
+def _several_given(given: Several, truth: Bracketed) -> str | None:
     """Compare answers without brackets: the brackets of the truth say whether their order counts."""
     values = _values(given)
     if values is not None and truth.kind == "tuple":
@@ -432,7 +432,7 @@ def _several_given(given: Several, truth: Group) -> str | None:
     return f"the same {truth.kind}" if _ordered(given.items, truth.items) else None
 
 
-def _several_truth(given: Group, truth: Several) -> str | None:
+def _several_truth(given: Bracketed, truth: Several) -> str | None:
     values = _values(truth)
     if values is not None and given.kind == "tuple":
         return "the same tuple" if _ordered(given.items, tuple(values[name] for name in sorted(values))) else None
@@ -441,27 +441,30 @@ def _several_truth(given: Group, truth: Several) -> str | None:
     return f"the same {given.kind}" if _ordered(given.items, truth.items) else None
 
 
-def _single(given: Value, truth: Group) -> str | None:
+def _single(given: Value, truth: Bracketed) -> str | None:
     return equal((given,), _only_item(truth))
 
 
-def _single_given(given: Group, truth: Value) -> str | None:
+def _single_given(given: Bracketed, truth: Value) -> str | None:
     return equal(_only_item(given), (truth,))
 
 
-def _only_item(group: Group) -> Reading:
+def _only_item(group: Bracketed) -> Reading:
     """Return the only item of a set, which may stand for the set; nothing if that is a set itself."""
     if group.kind != "set" or len(group.items) != 1:
         return ()
-    return () if any(isinstance(value, Group) for value in group.items[0]) else group.items[0]
+    return () if any(isinstance(value, Bracketed) for value in group.items[0]) else group.items[0]
 
 
-def _vector(given: Group, truth: Matrix) -> str | None:
+def _vector(given: Bracketed, truth: Matrix) -> str | None:
+    rows = [next((value for value in item if isinstance(value, Bracketed)), None) for item in given.items]
+    if given.kind != "set" and all(row is not None for row in rows):
+        return _matrices(Matrix("matrix", tuple(row.items for row in rows if row is not None)), truth)
     items = _column(truth)
     return "the same vector" if items and given.kind != "set" and _ordered(given.items, items) else None
 
 
-def _vector_given(given: Matrix, truth: Group) -> str | None:
+def _vector_given(given: Matrix, truth: Bracketed) -> str | None:
     items = _column(given)
     return "the same vector" if items and truth.kind != "set" and _ordered(items, truth.items) else None
 
@@ -554,8 +557,8 @@ def _regions(given: Any, truth: Any) -> str | None:
 
 
 def _region_and_set(given: Any, truth: Any) -> str | None:
-    both = [Region((item,)) if isinstance(item, Group) else item for item in (given, truth)]
-    kinds = {item.kind for item in (given, truth) if isinstance(item, Group)}
+    both = [Region((item,)) if isinstance(item, Bracketed) else item for item in (given, truth)]
+    kinds = {item.kind for item in (given, truth) if isinstance(item, Bracketed)}
     return _regions(*both) if kinds == {"set"} else None
 
 
@@ -586,7 +589,7 @@ def _pieces_of(value: Any) -> list[_Piece] | None:
     return _merged(pieces)
 
 
-def _flat(part: Interval | Group) -> list[_Piece]:
+def _flat(part: Interval | Bracketed) -> list[_Piece]:
     if isinstance(part, Interval):
         lower, upper = (mpmath.re(numeric(end)) for end in (part.lower, part.upper))
         if lower > upper:
@@ -640,23 +643,23 @@ _COMPARISONS: tuple[_Comparison, ...] = (
     ((Scalar, Ratio), _ratio_truth),
     ((Words, Words), _texts),
     ((Several, Several), _several),
-    ((Group, Group), _groups),
-    ((Several, Group), _several_given),
-    ((Group, Several), _several_truth),
+    ((Bracketed, Bracketed), _groups),
+    ((Several, Bracketed), _several_given),
+    ((Bracketed, Several), _several_truth),
     ((Matrix, Matrix), _matrices),
-    ((Group, Matrix), _vector),
-    ((Matrix, Group), _vector_given),
+    ((Bracketed, Matrix), _vector),
+    ((Matrix, Bracketed), _vector_given),
     ((Relation, Relation), _equations),
     ((Named, Relation), _equation_of_name),
     ((Relation, Named), _equation_by_name),
     ((Named, Named), _named),
     ((Interval | Region, Interval | Region), _regions),
-    ((Region, Group), _region_and_set),
-    ((Group, Region), _region_and_set),
+    ((Region, Bracketed), _region_and_set),
+    ((Bracketed, Region), _region_and_set),
     ((Named, object), _named_given),
     ((object, Named), _named_truth),
     ((Choice, object), _choice_given),
     ((object, Choice), _choice_truth),
-    ((Scalar | Quantity | Words | Clock, Group), _single),
-    ((Group, Scalar | Quantity | Words | Clock), _single_given),
+    ((Scalar | Quantity | Words | Clock, Bracketed), _single),
+    ((Bracketed, Scalar | Quantity | Words | Clock), _single_given),
 )

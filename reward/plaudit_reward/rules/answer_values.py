@@ -10,9 +10,27 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple
 
 from plaudit_reward.rules.answer_text import WORD, WORD_END, number_of_words, plain_text, words_of
+from plaudit_reward.rules.answer_types import (
+    COMPOUND_NAME,
+    Based,
+    Bracketed,
+    Choice,
+    Clock,
+    Interval,
+    Matrix,
+    Named,
+    Quantity,
+    Ratio,
+    Reading,
+    Region,
+    Relation,
+    Scalar,
+    Several,
+    Value,
+    Words,
+)
 from plaudit_reward.rules.expressions import (
     MAX_CHARACTERS,
     Node,
@@ -26,115 +44,10 @@ from plaudit_reward.rules.expressions import (
 )
 from plaudit_reward.rules.units import DEGREE, MULTIPLIERS, PERCENT, Unit, unit_of
 
-
-class Scalar(NamedTuple):
-    """A number or an expression."""
-
-    node: Node
-
-
-class Quantity(NamedTuple):
-    """A number with a unit."""
-
-    node: Node
-    unit: Unit
-
-
-class Based(NamedTuple):
-    """A numeral with its number base."""
-
-    digits: str
-    base: int
-
-
-class Clock(NamedTuple):
-    """A time of day; ``half`` is ``am``, ``pm`` or empty."""
-
-    seconds: int
-    half: str
-
-
-class Ratio(NamedTuple):
-    """Numbers between colons."""
-
-    items: tuple[Reading, ...]
-
-
-class Words(NamedTuple):
-    """A text; in the form of ``words_of`` if it is prose, and not a formula that has no other reading."""
-
-    text: str
-    is_prose: bool = True
-
-
-class Choice(NamedTuple):
-    """The letter of an option, and what it says, if that is given."""
-
-    letter: str
-    says: Reading
-
-
-class Several(NamedTuple):
-    """Answers between commas, "and" or "or", without brackets; ``names`` are those before equals signs."""
-
-    items: tuple[Reading, ...]
-
-
-class Group(NamedTuple):
-    """Items in brackets: a ``set``, a ``tuple``, or a ``list`` in square brackets."""
-
-    kind: str
-    items: tuple[Reading, ...]
-
-
-class Interval(NamedTuple):
-    """The numbers between two ends."""
-
-    lower: Node
-    upper: Node
-    with_lower: bool
-    with_upper: bool
-
-
-class Region(NamedTuple):
-    """A set of real numbers: intervals and points, ``without`` some others."""
-
-    pieces: tuple[Interval | Group, ...]
-    without: tuple[Interval | Group, ...] = ()
-
-
-class Matrix(NamedTuple):
-    """Rows of items; ``kind`` is ``matrix``, or that of other bars around it."""
-
-    kind: str
-    rows: tuple[tuple[Reading, ...], ...]
-
-
-class Named(NamedTuple):
-    """A value with the name that an equation gives it, such as ``x = 3``."""
-
-    name: str
-    value: Reading
-
-
-class Relation(NamedTuple):
-    """An equation or an inequality that gives no value."""
-
-    sign: str
-    left: Node
-    right: Node
-
-
-Value = (
-    Scalar | Quantity | Based | Clock | Ratio | Words | Choice | Several | Group | Interval | Region | Matrix | Named
-) | Relation
-Reading = tuple[Value, ...]
-"""All readings of one text, the most likely one first."""
-
 _OPENING, _CLOSING = "([{⦃⟨", ")]}⦄⟩"
 _INFINITY = Node("constant", ("oo",))
 _LINE = Interval(Node("neg", (_INFINITY,)), _INFINITY, False, False)
-_EMPTY = Group("set", ())
+_EMPTY = Bracketed("set", ())
 _EMPTY_WORDS = re.compile(
     r"(there (is|are) )?(no|none|empty set|null set|no (real|integer|such|valid|possible|positive|rational|other)? ?"
     r"((real|integer|positive|natural|prime) )*(solutions?|roots?|values?|numbers?|integers?|answers?)?( exists?)?|"
@@ -195,7 +108,8 @@ def _spelled(plain: str) -> Words:
     """Return the words, or the signs of a formula."""
     if _ONLY_WORDS.fullmatch(plain):
         return Words(words_of(plain))
-    return Words(re.sub(r"\s+", "", plain.replace(WORD, "").replace(WORD_END, "")), is_prose=False)
+    bare = re.sub(r"\s+", "", plain.replace(WORD, "").replace(WORD_END, ""))
+    return Words(re.sub(r"\{(\w)\}", r"\1", bare), is_prose=False)
 
 
 def _without_braces(plain: str) -> str:
@@ -267,7 +181,7 @@ def _choice(plain: str) -> list[Value]:
     says = found[4].strip()
     if found[1] and found[1].islower() and says:
         return []
-    return [Choice(letter.upper(), _read(says) if says else ())]
+    return [Choice(letter.upper(), _read(plain_text(says)) if says else ())]
 
 
 def _lists(plain: str) -> list[Value]:
@@ -283,9 +197,16 @@ def _lists(plain: str) -> list[Value]:
             return [*rest[:-1], Several(tuple(_read(part) for part in parts))]
         return list(rest[:-1])
     parts = [part for part in split(plain, ",;", ("and", "or")) if part.strip()]
+    parts = [part for part in parts if not _INTEGER_NAME.fullmatch(part)] or parts
+    if len(parts) == 1 and parts[0] != plain:
+        return list(_read(parts[0].strip()))[:-1]
     if len(parts) < 2 or len(parts) > _MOST_ITEMS:
         return []
     return [_several([_read(part) for part in parts], conjunction="or" not in words_of(plain).split())]
+
+
+_INTEGER_NAME = re.compile(r"\s*[a-z]\s*∈\s*[ℤℕ](?:\^?\{?\+\}?)?\s*")
+"""A condition such as "k is an integer", which is no answer."""
 
 
 def _several(readings: list[Reading], *, conjunction: bool = False) -> Value:
@@ -355,6 +276,9 @@ _NAME = re.compile(
 
 def _relations(plain: str) -> list[Value]:
     r"""Read ``x = 3``, ``8 \cdot 9 = 72``, ``x \ge 2``, ``1 < x < 3``, ``x \in [0, 1]`` and equations."""
+    named = re.fullmatch(r"([A-Z])\s*=\s*(\\begin.*)|\{([A-Z])\}\s*=\s*(\\begin.*)", plain, re.DOTALL)
+    if named:
+        return [Named(named[1] or named[3], _read(named[2] or named[4]))]
     if "\\begin" in plain or not _RELATION.search(plain):
         return []
     sides = split(plain, "=≠<>≤≥∈≈")
@@ -385,10 +309,6 @@ def _equation(sides: list[str]) -> list[Value]:
     if nodes[1].kind == "symbol" and not has_symbol(nodes[0], nodes[1].parts[0]) and nodes[0].kind == "number":
         return [Named(nodes[1].parts[0], (Scalar(nodes[0]),))]
     return [relation]
-
-
-COMPOUND_NAME = "="
-"""The name of a value whose equation names it by an expression, such as ``a + b = 10``."""
 
 
 def _is_multiple_of_symbol(node: Node) -> bool:
@@ -439,7 +359,7 @@ def _around_zero(sign: str, distance: Node) -> Region:
 
 def _half_line(sign: str, end: Node) -> Region:
     if sign == "≠":
-        return Region((_LINE,), (Group("set", ((Scalar(end),),)),))
+        return Region((_LINE,), (Bracketed("set", ((Scalar(end),),)),))
     if sign in "<≤":
         return Region((Interval(_LINE.lower, end, False, sign == "≤"),))
     return Region((Interval(end, _INFINITY, sign == "≥", False),))
@@ -457,8 +377,8 @@ def _sets(plain: str) -> list[Value]:
     return [Region(tuple(pieces), tuple(without))] if pieces and (without or not removed) else []
 
 
-def _pieces(text: str) -> list[Interval | Group]:
-    pieces: list[Interval | Group] = []
+def _pieces(text: str) -> list[Interval | Bracketed]:
+    pieces: list[Interval | Bracketed] = []
     for part in split(text, "∪"):
         part = _without_braces(part.strip())
         inner = part[1:-1] if part.startswith("(") and _closes(part) == len(part) - 1 and "∪" in part else ""
@@ -466,7 +386,7 @@ def _pieces(text: str) -> list[Interval | Group]:
             pieces += _pieces(inner)
             continue
         for value in _read(part):
-            if isinstance(value, Interval) or (isinstance(value, Group) and value.kind == "set"):
+            if isinstance(value, Interval) or (isinstance(value, Bracketed) and value.kind == "set"):
                 pieces.append(value)
                 break
             if isinstance(value, Region) and not value.without:
@@ -493,7 +413,7 @@ def _brackets(plain: str) -> list[Value]:
         return []
     if len(items) == 1:
         return list(_read(items[0]))[:-1] or list(_read(items[0]))
-    group = Group("list" if opening + closing == "[]" else "tuple", tuple(_read(item) for item in items))
+    group = Bracketed("list" if opening + closing == "[]" else "tuple", tuple(_read(item) for item in items))
     same_kind = opening + closing in ("()", "[]", "⟨⟩")
     if len(items) != 2 or opening == "⟨":
         return [group] if same_kind else []
@@ -510,7 +430,9 @@ def _set(inside: str) -> list[Value]:
         return [value for value in _read(builder[2])[:-1] if isinstance(value, Named) and value.name == builder[1]]
     items = [item for item in split(inside, ",;") if item.strip()]
     return (
-        [Group("set", tuple(_read(item) for item in items))] if len(items) <= _MOST_ITEMS and "…" not in inside else []
+        [Bracketed("set", tuple(_read(item) for item in items))]
+        if len(items) <= _MOST_ITEMS and "…" not in inside
+        else []
     )
 
 

@@ -53,7 +53,8 @@ _NUMBER = re.compile(
 )
 _NUMBER_THEN_WORDS = re.compile(r"([-−]?[$€£]?\d[\d,]*(?:\.\d+)?%?)\s+(?:[a-z]+\s+){2,}")
 _SENTENCE_END = re.compile(
-    r",?\s+(?:because|since|as|so that|which|where)\s|(?<!\b[ap]\.m)(?<!\d\.)[.!?](?=\s+[A-Z\W]|\s*\Z)(?!\.)"
+    r",\s+(?:not|and not|that is)\s|,?\s+(?:because|since|as|so that|which|where)\s"
+    r"|(?<!\b[ap]\.m)(?<!\d\.)[.!?](?=\s+[A-Z\W]|\s*\Z)(?!\.)"
     r"|(?<=\d)\.(?=\s|\Z)|\n|<\|"
 )
 _MOST_WHOLE = 200
