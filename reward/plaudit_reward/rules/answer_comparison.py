@@ -119,7 +119,7 @@ def _same_constant(given: Node, truth: Node) -> str | None:
         return "both infinite" if ours == theirs else None
     if _close(ours, theirs):
         return f"equal to {_SAME_DIGITS} digits"
-    if ours.imag if isinstance(ours, mpmath.mpc) else 0 or (theirs.imag if isinstance(theirs, mpmath.mpc) else 0):
+    if _is_complex(ours) or _is_complex(theirs):
         return None
     return _rounded(given, truth, mpmath.re(ours), mpmath.re(theirs))
 

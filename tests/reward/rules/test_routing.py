@@ -112,3 +112,16 @@ async def test_an_answer_that_cannot_be_computed_is_wrong_by_cpu_seconds_and_not
     power, fine = make_sample("\\boxed{9^{9^{9}}}", ground_truth="3"), make_sample("\\boxed{3}", ground_truth="3")
     stuck, right = await asyncio.gather(pipeline.score(power), pipeline.score(fine))
     assert (stuck.outcome, stuck.value, right.value) == ("scored", 0.0, 1.0)
+
+
+async def test_the_rule_of_mathematics_gives_its_reason_and_reads_solutions(
+    open_rule: OpenRule, make_sample: MakeSample
+) -> None:
+    pipeline = await open_rule("math")
+    solution = "We add $2+4$ to get $\\boxed{6}$."
+    right = await pipeline.score(make_sample("Draft \\boxed{5}, then \\boxed{\\frac{12}{2}}", ground_truth=solution))
+    blank = await pipeline.score(make_sample("\\boxed{6}", ground_truth=" "))
+    (record,) = right.scorers.values()
+    assert (right.value, record.extra["reason"]) == (1.0, "last box: \\frac{12}{2}; equal as integers")
+    assert blank.outcome == "data_error"
+    assert "ground_truth ' ' is blank: remove the row" in (blank.reason or "")
