@@ -67,6 +67,7 @@ CASES = (
     ),
     Case("prime_math", lambda n: rf"The answer is ${n} + x$", lambda n: f"x+{n}", computes=True),
     Case("geo3k", lambda n: rf"<think>a</think>\boxed{{{n}\sqrt{{2}}}}", lambda n: rf"\sqrt{{2}}*{n}", computes=True),
+    Case("math", lambda n: rf"\boxed{{\frac{{{n}}}{{7}}}}", lambda n: f"{n}/7", computes=True),
     Case("math_verify", lambda n: rf"\boxed{{\frac{{{n}}}{{7}}}}", lambda n: f"{n}/7", computes=True),
 )
 

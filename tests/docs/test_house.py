@@ -28,7 +28,6 @@ SMALL_FOLDERS = {
 
 NAMED_BY_OTHERS = {
     "workers/plaudit_workers/launch/environment_process.py": "the supervisor starts it by name",
-    "reward/plaudit_reward/rules/rule.py": "child processes load it, without the other rules",
     "client/plaudit_client/adapters/verl.py": "verl's configuration names it: pkg://plaudit_client.adapters.verl",
 }
 """Small modules that one neighbour imports and people name outside of Python, and where. So are modules run by name."""

@@ -78,6 +78,12 @@ class Gsm8kArguments(RuleArguments, frozen=True):
     numeric: bool = False
 
 
+class MathArguments(RuleArguments, frozen=True):
+    """The arguments of ``math``."""
+
+    limit_seconds: _Seconds = 10.0
+
+
 class MathDapoArguments(RuleArguments, frozen=True):
     """The arguments of ``math_dapo``."""
 
@@ -95,6 +101,11 @@ class MathVerifyArguments(RuleArguments, frozen=True):
     """The arguments of ``math_verify``."""
 
     limit_seconds: _Seconds = 30.0
+    strict: bool = True
+    float_rounding: Annotated[int, Meta(ge=0)] = 6
+    precision: Annotated[int, Meta(ge=1)] = 15
+    units: bool = True
+    last_box_wins: bool = False
 
 
 class OverlongArguments(RuleArguments, frozen=True):
@@ -118,6 +129,8 @@ class PrimeMathArguments(RuleArguments, frozen=True):
 
     symbolic: bool = False
     percentages: bool = True
+    tolerance: Annotated[float, Meta(ge=0)] = 1e-4
+    last_box_wins: bool = False
     limit_seconds: _Seconds = 10.0
 
 
@@ -125,6 +138,7 @@ class SearchR1Arguments(RuleArguments, frozen=True):
     """The arguments of ``search_r1_like_qa_em``."""
 
     substring: bool = False
+    careful: bool = False
 
 
 class CodeOptions(RuleArguments, frozen=True, forbid_unknown_fields=True):
@@ -205,6 +219,7 @@ RULE_ARGUMENTS: dict[str, type[RuleArguments]] = {
     "geo3k": Geo3kArguments,
     "gsm8k": Gsm8kArguments,
     "gsm8k_flexible": Gsm8kArguments,
+    "math": MathArguments,
     "math_dapo": MathDapoArguments,
     "math_reward": MathRewardArguments,
     "math_verify": MathVerifyArguments,

@@ -159,6 +159,8 @@ class Target(msgspec.Struct, frozen=True):
     scope: Scope = "sample"
     isolation: Isolation | None = None
     """None: ``inline`` for an async function, ``process`` for any other."""
+    by_cpu: bool = False
+    """In a process of its own, its limit counts CPU seconds, so that a busy machine ends no computation early."""
     served: ServedModel | None = None
     """The function gets its address and tokenizer, under verl's names."""
 

@@ -108,7 +108,7 @@ def run_sequential(function: UserFunction, channel: Channel, resolve: Resolve | 
             report += _take_in(channel.receive(), waiting)
             continue
         work = waiting.popleft()
-        channel.send([*report, Started(work.id)])
+        channel.send([*report, Started(work.id, process_cpu_s=time.process_time())])
         began = time.monotonic()
         report = [perform(function, work, resolve, alone=True)]
         if time.monotonic() - began > _LOOK_UP_AFTER_S:

@@ -204,6 +204,8 @@ class RunningCall:
     started_s: float
     deadline_s: float
     report: Started
+    cpu_used_s: float = 0.0
+    """CPU seconds that it had used when it passed its limit, where CPU seconds count."""
     cancelled: bool = False
     """Its child was asked to cancel it."""
 
@@ -442,6 +444,11 @@ class ChildProcesses:
                 if spare > 0 and now_s - slot.idle_since_s > _IDLE_S:
                     spare -= 1
                     self.end(slot)
+
+    @property
+    def by_cpu(self) -> bool:
+        """Return True when limits count CPU seconds."""
+        return self._target.by_cpu
 
     def settled(self) -> bool:
         """Return True when ``tidy`` has nothing left to do later."""

@@ -69,13 +69,16 @@ class SlotActions:
     """Kill its child now, whatever it runs."""
 
 
-def judge_limits(slot: Slot, isolation: Isolation, now_s: float) -> SlotActions:
-    """End the works of a slot that have passed their limit."""
+def judge_limits(slot: Slot, isolation: Isolation, now_s: float, *, by_cpu: bool = False) -> SlotActions:
+    """End the works of a slot that have passed their limit, which ``by_cpu`` counts in CPU seconds of their process."""
     actions = SlotActions()
     for run in [run for run in slot.running.values() if now_s >= run.deadline_s]:
         if actions.kill:
             break
         if isolation == "process":
+            if by_cpu and (left_s := _cpu_left_s(slot, run)) > 0:
+                run.deadline_s = now_s + left_s
+                continue
             _end(slot, run, "")
             actions.retire = actions.kill = True
         elif isolation == "thread":
@@ -153,6 +156,15 @@ def _starved(slot: Slot, run: RunningCall, now_s: float) -> bool:
     return process_s > _STARVED_PROCESS_SHARE * wall_s and thread_s < _STARVED_THREAD_SHARE * process_s
 
 
+def _cpu_left_s(slot: Slot, run: RunningCall) -> float:
+    """Return the CPU seconds that a work has left; 0 if it used none since the last look, because it waits for good."""
+    used_s = cpu_s(slot.child.pid) - run.report.process_cpu_s
+    if used_s <= run.cpu_used_s:
+        return 0.0
+    run.cpu_used_s = used_s
+    return run.call.limit_s - used_s
+
+
 def _end(slot: Slot, run: RunningCall, why: str) -> None:
     del slot.running[run.call.work.id]
     run.call.fail(timed_out(run.call, why))
@@ -215,7 +227,7 @@ class Watch:
         description = self._children.description
         if description is None:
             return
-        actions = judge_limits(slot, description.isolation, now_s)
+        actions = judge_limits(slot, description.isolation, now_s, by_cpu=self._children.by_cpu)
         if actions.retire:
             slot.draining = True
             self._run_again([*actions.again, *slot.take_back()])

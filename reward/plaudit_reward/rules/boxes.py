@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from plaudit_wire.errors import DataError
+from plaudit_wire.records import Sample
 
 
 def text_truth(ground_truth: Any, rule: str) -> str:
@@ -16,6 +17,17 @@ def text_truth(ground_truth: Any, rule: str) -> str:
     if isinstance(ground_truth, str):
         return ground_truth
     raise DataError(f"ground_truth is {ground_truth!r} ({type(ground_truth).__name__}); {rule} needs it as text")
+
+
+_OPENED = re.compile(r"<(?:think|thinking|thought|reasoning|reason|scratchpad)>\s*\Z")
+
+
+def with_opened_thought(sample: Sample) -> str:
+    """Return the response, with the ``<think>`` that the chat template wrote at the end of the prompt."""
+    opened = None if sample.completion else _OPENED.search(sample.prompt[-100:])
+    if opened is None or sample.response.lstrip().startswith(opened[0].strip()):
+        return sample.response
+    return opened[0] + sample.response
 
 
 _BOXED = "\\boxed{"

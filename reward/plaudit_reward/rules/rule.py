@@ -7,6 +7,7 @@ are a job's ``ruleArguments``; ``plaudit_job.rules.arguments`` reads and checks 
 from __future__ import annotations
 
 import inspect
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,8 @@ from typing import Any
 
 from plaudit_reward.functions.result import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer
-from plaudit_reward.scorer import InlineScorer, Score, Scorer
+from plaudit_reward.scorer import Attempt, InlineScorer, Score, Scorer
+from plaudit_wire.errors import WorkerKilledError
 from plaudit_wire.records import Sample
 
 
@@ -65,5 +67,22 @@ class FunctionRule:
             "arguments": dict(arguments),
             "warm_up": self.warm_up,
         }
-        target = Target(inspect.getfile(ChildRule), ChildRule.__name__, child_arguments)
-        return FunctionScorer(name, target, processes=processes)
+        target = Target(inspect.getfile(ChildRule), ChildRule.__name__, child_arguments, by_cpu=True)
+        return ComputingScorer(name, target, processes=processes)
+
+
+KILLED_BY = signal.SIGVTALRM
+"""Ends a process whose computation has passed its limit of CPU seconds and cannot be interrupted."""
+
+
+class ComputingScorer(FunctionScorer):
+    """Score in child processes; an answer that takes too many CPU seconds to compute is wrong, on any machine."""
+
+    async def score(self, sample: Sample, attempt: Attempt) -> Score:
+        """Score one sample."""
+        try:
+            return await super().score(sample, attempt)
+        except WorkerKilledError as error:
+            if KILLED_BY.name not in str(error):
+                raise
+            return Score.scored(0.0, reason="not shown to be right within the limit of CPU seconds")

@@ -15,7 +15,7 @@ import msgspec
 
 from plaudit_job.rules.arguments import RULE_ARGUMENTS, read_arguments
 from plaudit_reward.code.scorer import CodeScorer
-from plaudit_reward.rules import string_rules, symbolic_rules
+from plaudit_reward.rules import ground_truths, string_rules, symbolic_rules
 from plaudit_reward.rules.rule import FunctionRule, Rule
 from plaudit_reward.scorer import ALWAYS_ROOM, Attempt, Score, Scorer
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
@@ -29,6 +29,7 @@ RULES: dict[str, Rule] = {
     "geo3k": FunctionRule(symbolic_rules.geo3k, isolated=True, warm_up=_WARM_UP),
     "gsm8k": FunctionRule(string_rules.gsm8k),
     "gsm8k_flexible": FunctionRule(string_rules.gsm8k_flexible),
+    "math": FunctionRule(symbolic_rules.math_answer, isolated=True, warm_up=_WARM_UP),
     "math_dapo": FunctionRule(string_rules.math_dapo),
     "math_reward": FunctionRule(string_rules.math_reward),
     "math_verify": FunctionRule(symbolic_rules.math_verify, isolated=True, warm_up=_WARM_UP),
@@ -77,6 +78,15 @@ def known_rule_of(data_source: str) -> str:
     return rule
 
 
+def ground_truth_problem(rule: str, arguments: Mapping[str, Any], ground_truth: Any) -> str | None:
+    """Return a sentence that says why the rule cannot use a row's ground truth, and the remedy; None: it can.
+
+    Args:
+        arguments: the rule's, as the job gives them or as the function takes them.
+    """
+    return ground_truths.problem_of(rule, arguments, ground_truth)
+
+
 class RuleScorer:
     """Score by the named rule, or by the rule of the sample's data source.
 
@@ -104,6 +114,10 @@ class RuleScorer:
         if sample.completion:
             sample = msgspec.structs.replace(sample, response=sample.answer)
         rule = self._rule or known_rule_of(sample.data_source)
+        if rule != "code":  # it reads all test cases, and says itself what is wrong with them
+            problem = ground_truth_problem(rule, self._arguments_of(rule), sample.ground_truth)
+            if problem is not None:
+                raise DataError(problem)
         scorer = self._scorers.get(rule) or await self._started(rule, attempt)
         return await scorer.score(sample, attempt)
 
@@ -129,9 +143,11 @@ class RuleScorer:
         finally:
             attempt.queued_s += time.monotonic() - began_s
 
+    def _arguments_of(self, rule: str) -> Any:
+        return self._arguments[rule] if rule in self._arguments else RULE_ARGUMENTS[rule].read({})
+
     async def _start(self, rule: str) -> Scorer:
-        arguments = self._arguments[rule] if rule in self._arguments else RULE_ARGUMENTS[rule].read({})
-        scorer = RULES[rule](self.name, arguments, self._processes)
+        scorer = RULES[rule](self.name, self._arguments_of(rule), self._processes)
         await scorer.open()
         self._scorers[rule] = scorer
         return scorer

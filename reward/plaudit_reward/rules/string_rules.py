@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import string
+import unicodedata
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from plaudit_reward.rules.boxes import last_box, last_braced, text_truth
+from plaudit_reward.rules.boxes import last_box, last_braced, text_truth, with_opened_thought
 from plaudit_reward.rules.prm800k import MalformedError, hendrycks_form
 from plaudit_reward.scorer import Score
 from plaudit_wire.errors import DataError
@@ -25,7 +26,7 @@ def matches_format(sample: Sample, *, pattern: str, match: Literal["full", "star
     """
     expression = re.compile(pattern, re.DOTALL)
     methods = {"full": expression.fullmatch, "start": expression.match, "anywhere": expression.search}
-    return 1.0 if methods[match](sample.response) else 0.0
+    return 1.0 if methods[match](with_opened_thought(sample)) else 0.0
 
 
 def overlong(
@@ -68,7 +69,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def search_r1_like_qa_em(sample: Sample, *, substring: bool = False) -> float:
+def search_r1_like_qa_em(sample: Sample, *, substring: bool = False, careful: bool = False) -> float:
     """Return 1.0 when the text between the last ``<answer>`` tags is a golden answer: Search-R1's exact match.
 
     Jin et al. 2025, "Search-R1: Training LLMs to Reason and Leverage Search Engines with Reinforcement Learning". Case,
@@ -79,12 +80,15 @@ def search_r1_like_qa_em(sample: Sample, *, substring: bool = False) -> float:
         sample: its ground truth is ``{target: text}`` or ``{target: [text, …]}``.
         substring: an answer that contains a golden one is also right, and tags are not counted (verl's
             ``compute_score_subem``).
+        careful: ``C#`` is not ``C``, ``1.5`` is not ``15``, ``A`` is not ``the``, and an accent counts in each of its
+            encodings alike.
     """
-    golden = [answer_form(target) for target in _targets(sample.ground_truth)]
+    form = careful_form if careful else answer_form
+    golden = [form(target) for target in search_targets(sample.ground_truth)]
     answer = last_answer(sample.response)
     if answer is None:
         return 0.0
-    given = answer_form(answer)
+    given = form(answer)
     if substring:
         return 1.0 if any(target in given for target in golden) else 0.0
     if given not in golden:
@@ -110,7 +114,21 @@ def answer_form(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def _targets(ground_truth: Any) -> list[str]:
+_EDGES = "\"'`.,;:!?()[]{}*_"
+_INITIALS = re.compile(r"\b([^\W\d_])\.(?=[^\W\d_]\b)")
+
+
+def careful_form(text: str) -> str:
+    """Return the text in small letters, without articles and the signs around words; what is inside a word stays."""
+    text = unicodedata.normalize("NFC", text).replace("’", "'").lower()
+    text = re.sub(r"(?<=[^\W\d_])[-–—/](?=[^\W\d_])", " ", _INITIALS.sub(r"\1", text))
+    words = [word.strip(_EDGES) for word in text.split()]
+    words = [word for word in words if word]
+    return " ".join([word for word in words if word not in ("a", "an", "the")] or words)
+
+
+def search_targets(ground_truth: Any) -> list[str]:
+    """Return the golden answers of a row; raise ``DataError`` if it has none in that form."""
     targets = ground_truth.get("target") if isinstance(ground_truth, dict) else None
     targets = [targets] if isinstance(targets, str) else targets
     if isinstance(targets, list | tuple) and all(isinstance(target, str) for target in targets):
@@ -164,13 +182,14 @@ def gsm8k_flexible(sample: Sample, *, numeric: bool = False) -> float:
 
 
 def _compare(answer: str | None, ground_truth: object, numeric: bool) -> float:
-    truth = _true_number(text_truth(ground_truth, "gsm8k"))
+    truth = gsm8k_truth(text_truth(ground_truth, "gsm8k"))
     if numeric and answer is not None:
-        return 1.0 if _number(answer) == _number(truth) is not None else 0.0
+        return 1.0 if number_of(answer) == number_of(truth) is not None else 0.0
     return 1.0 if answer == truth else 0.0
 
 
-def _true_number(truth: str) -> str:
+def gsm8k_truth(truth: str) -> str:
+    """Return the number of a ground truth that is the number alone, or a solution that ends in ``####`` and it."""
     if "####" not in truth:
         return truth
     numbers = _SOLUTION_NUMBER.findall(truth)
@@ -179,7 +198,8 @@ def _true_number(truth: str) -> str:
     return str(numbers[-1]).replace(",", "")
 
 
-def _number(text: str) -> Decimal | None:
+def number_of(text: str) -> Decimal | None:
+    """Return the number that the text is, without thousands separators, dollars and a full stop at the end."""
     try:
         return Decimal(text.replace(",", "").replace("$", "").strip().removesuffix("."))
     except InvalidOperation:

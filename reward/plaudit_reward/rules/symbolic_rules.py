@@ -17,7 +17,11 @@ from typing import Annotated, Any, NoReturn
 
 from msgspec import Meta
 
-from plaudit_reward.rules.boxes import closing_brace, last_braced, text_truth
+from plaudit_reward.rules.answer_comparison import equal
+from plaudit_reward.rules.answer_types import Bracketed, Several
+from plaudit_reward.rules.answer_values import read
+from plaudit_reward.rules.boxes import closing_brace, last_box, last_braced, text_truth, with_opened_thought
+from plaudit_reward.rules.final_answer import FinalAnswer, final_answer, final_truth
 from plaudit_reward.rules.prm800k import MATHRULER, PRIME, same_answer
 from plaudit_reward.scorer import Score
 from plaudit_wire.errors import DataError
@@ -26,6 +30,9 @@ from plaudit_wire.records import Sample
 _AGAIN_AFTER_S = 0.1
 """Raised where Python ignores exceptions (a finaliser, a callback of the garbage collector) it has to be raised again;
 not so soon that a block which it ends has not been left by then."""
+
+_KILLED_AFTER_S = 1.0
+"""CPU seconds beyond its limit after which the kernel ends the process (``rule.KILLED_BY``)."""
 
 
 class OutOfTimeError(BaseException):
@@ -46,13 +53,15 @@ def cpu_limit(limit_s: float) -> Iterator[None]:
     """Raise ``OutOfTimeError`` inside the block after ``limit_s`` CPU seconds of this process.
 
     CPU seconds, so that a busy machine does not turn right answers into wrong ones. One call into C (a huge power)
-    cannot be interrupted like this; the scorer's time limit kills the process instead.
+    cannot be interrupted like this; ``rule.KILLED_BY`` ends the process instead, by which the scorer knows why.
     """
     before = signal.signal(signal.SIGPROF, _out_of_time)
     signal.setitimer(signal.ITIMER_PROF, limit_s, _AGAIN_AFTER_S)
+    signal.setitimer(signal.ITIMER_VIRTUAL, limit_s + _KILLED_AFTER_S)
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         signal.signal(signal.SIGPROF, before)
 
@@ -104,7 +113,6 @@ def _value(node: ast.expr) -> Any:
     raise ValueError(f"{type(node).__name__} is not arithmetic")
 
 
-_TOLERANCE = 1e-4
 _MAX_CHARACTERS = 1000
 _DOLLARS = re.compile(r"\$\d+(\.\d+)?")
 _PERCENT = re.compile(r"\d+(\.\d+)?(\\?)%$")
@@ -127,6 +135,8 @@ class ComparisonOptions:
 
     percentages: bool = True
     """A hundredth and the hundredfold of the truth are also right."""
+    tolerance: float = 1e-4
+    """The largest difference of equal numbers, relative to the larger one."""
     symbolic: bool = False
     """Expressions are compared by Math-Verify."""
 
@@ -161,7 +171,7 @@ def _equal(given: Any, truth: Any, how: ComparisonOptions, pi: float = math.pi) 
     given_number, truth_number = _number(given), _number(truth)
     if given_number is not None and truth_number is not None:
         truths = (truth_number / 100, truth_number, truth_number * 100) if how.percentages else (truth_number,)
-        return any(math.isclose(item, given_number, rel_tol=_TOLERANCE) for item in truths)
+        return any(math.isclose(item, given_number, rel_tol=how.tolerance) for item in truths)
     if not given and given not in (0, False):
         return False
     given, truth = _interval(str(given).strip()), str(truth).strip()
@@ -252,7 +262,27 @@ def _same_matrix(given: str, truth: str, how: ComparisonOptions) -> bool:
         return False
 
 
-def math_verify(sample: Sample, *, limit_seconds: Annotated[float, Meta(gt=0)] = 30.0) -> float:
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Choose how Math-Verify reads and compares; the defaults are its own, and verl's."""
+
+    strict: bool = True
+    float_rounding: int = 6
+    precision: int = 15
+    units: bool = True
+    last_box_wins: bool = False
+
+
+def math_verify(
+    sample: Sample,
+    *,
+    limit_seconds: Annotated[float, Meta(gt=0)] = 30.0,
+    strict: bool = True,
+    float_rounding: Annotated[int, Meta(ge=0)] = 6,
+    precision: Annotated[int, Meta(ge=1)] = 15,
+    units: bool = True,
+    last_box_wins: bool = False,
+) -> float:
     """Return 1.0 when Math-Verify finds the ground truth and the response's answer to be the same expression, else 0.0.
 
     The results are those of verl's ``math_verify``: the ground truth is read as LaTeX in a box, the response as LaTeX
@@ -262,20 +292,92 @@ def math_verify(sample: Sample, *, limit_seconds: Annotated[float, Meta(gt=0)] =
     Args:
         sample: its ground truth is the answer, as LaTeX without a box.
         limit_seconds: CPU seconds of one comparison.
+        strict: names of variables count, and sets are no tuples.
+        float_rounding: decimal places to which numbers are rounded before they are compared.
+        precision: digits to which expressions are evaluated.
+        units: leave units out.
+        last_box_wins: the last box alone is the answer, where the response has one.
     """
     truth = text_truth(sample.ground_truth, "math_verify")
-    return 1.0 if shown_within(limit_seconds, partial(verified, sample.response, truth)) else 0.0
+    how = VerifyOptions(strict, float_rounding, precision, units, last_box_wins)
+    return 1.0 if shown_within(limit_seconds, partial(verified, sample.response, truth, how)) else 0.0
 
 
-def verified(response: str, truth: str) -> bool:
+def verified(response: str, truth: str, how: VerifyOptions | None = None) -> bool:
     """Return True if Math-Verify finds the truth among the response's answers; call it under ``cpu_limit``."""
+    from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]
     from math_verify.grader import verify
     from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig, parse
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limits are off
-    golden = parse(f"\\boxed{{{truth}}}", (LatexExtractionConfig(),), parsing_timeout=None)
-    given = parse(response, (ExprExtractionConfig(), LatexExtractionConfig()), parsing_timeout=None)
-    return bool(golden and given and verify(golden, given, timeout_seconds=None))
+    how = how or VerifyOptions()
+    normal = NormalizationConfig(
+        basic_latex=True, units=how.units, malformed_operators=True, nits=True, boxed="all", equations=False
+    )
+    latex = LatexExtractionConfig(normalization_config=normal)
+    if how.last_box_wins and (inside := last_box(response)) is not None:
+        response = f"\\boxed{{{inside}}}"
+    golden = parse(f"\\boxed{{{truth}}}", (latex,), parsing_timeout=None)
+    given = parse(response, (ExprExtractionConfig(), latex), parsing_timeout=None)
+    same = (
+        golden
+        and given
+        and verify(
+            golden,
+            given,
+            float_rounding=how.float_rounding,
+            numeric_precision=how.precision,
+            strict=how.strict,
+            timeout_seconds=None,
+        )
+    )
+    return bool(same)
+
+
+_COMPUTED_BY_SYMPY = re.compile(r"\\(?:int|iint|oint|sum|prod|lim)(?![a-z])")
+
+
+def math_answer(sample: Sample, *, limit_seconds: Annotated[float, Meta(gt=0)] = 10.0) -> Score:
+    """Score mathematics: 1.0 when the response's final answer equals the ground truth, else 0.0.
+
+    The extra ``pred`` is the answer that was found, ``reason`` says by which mark it was found and why it is right or
+    wrong ("last box: 15; equal as rational numbers"). ``final_answer`` finds it, ``answer_values`` reads it,
+    ``answer_comparison`` compares.
+
+    Args:
+        sample: its ground truth is the answer, in LaTeX or as plain text, or a worked solution that ends with it.
+        limit_seconds: CPU seconds of one comparison; an answer not shown to be right by then is wrong.
+    """
+    truth = text_truth(sample.ground_truth, "math")
+    try:
+        with cpu_limit(limit_seconds):
+            found = final_answer(sample.response)
+            why = why_equal(found, truth) if found else None
+    except OutOfTimeError:
+        return Score.scored(0.0, reason=f"not shown to be equal within {limit_seconds:g} CPU seconds")
+    if found is None or not found.text:
+        return Score.scored(0.0, reason="the last box is empty" if found else "the response gives no final answer")
+    answer = found.text[:_SHOWN]
+    reason = f"{found.mark}: {answer}; {why or 'not equal to the ground truth'}"
+    return Score.scored(1.0 if why else 0.0, reason=reason, pred=answer)
+
+
+_SHOWN = 200
+
+
+def why_equal(found: FinalAnswer, truth: str) -> str | None:
+    """Return the reason for which the answer equals the truth, or None."""
+    golden = final_truth(truth)
+    if golden is None:
+        return None
+    expected = read(golden.text)
+    several = any(isinstance(value, Several | Bracketed) and len(value.items) > 1 for value in expected)
+    for text in (found.adjacent, found.text) if found.adjacent and several else (found.text,):
+        if reason := equal(read(text), expected):
+            return reason
+        if _COMPUTED_BY_SYMPY.search(golden.text + text) and verified(f"\\boxed{{{text}}}", golden.text):
+            return "the same expression for Math-Verify"
+    return None
 
 
 _BEFORE = ("answer:", "answer is", "answers are")
@@ -288,6 +390,8 @@ def prime_math(
     *,
     symbolic: bool = False,
     percentages: bool = True,
+    tolerance: Annotated[float, Meta(ge=0)] = 1e-4,
+    last_box_wins: bool = False,
     limit_seconds: Annotated[float, Meta(gt=0)] = 10.0,
 ) -> float:
     """Score NuminaMath: 1.0 when PRM800K's grader or ToRA's accepts the answer, else 0.0.
@@ -299,13 +403,16 @@ def prime_math(
 
     Args:
         symbolic: compare expressions by Math-Verify if no other step finds them equal.
+        tolerance: the largest difference of equal numbers, relative to the larger one.
+        last_box_wins: the last box alone is the answer, where the response has one.
         limit_seconds: CPU seconds of each of the two graders; an answer not shown to be right by then is wrong.
     """
     truth = sample.ground_truth
     if not isinstance(truth, str | int | float) or isinstance(truth, bool):
         raise DataError(f"ground_truth is {truth!r}; prime_math needs the answer as text or number")
-    answer, truth = extracted_answer(sample.response), str(truth)
-    how = ComparisonOptions(percentages, symbolic)
+    inside = last_box(sample.response) if last_box_wins else None
+    answer, truth = extracted_answer(sample.response) if inside is None else inside.strip(), str(truth)
+    how = ComparisonOptions(percentages, tolerance, symbolic)
     graders = (partial(same_answer, answer, truth, PRIME), partial(math_equal, answer, truth, how))
     return 1.0 if any(shown_within(limit_seconds, grader) for grader in graders) else 0.0
 
@@ -365,7 +472,7 @@ def geo3k(
         inside = last_braced(answer)
         answer = _NO_ANSWER if inside is None else inside.strip()
     right = float(shown_within(limit_seconds, partial(same_answer, answer, truth, MATHRULER)))
-    formed = float(is_formed(sample.response))
+    formed = float(is_formed(with_opened_thought(sample)))
     return Score.scored((1.0 - format_score) * right + format_score * formed, acc=right, format=formed)
 
 

@@ -6,11 +6,12 @@ import gc
 import signal
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from plaudit_reward.rules.string_rules import matches_format, overlong
-from plaudit_reward.rules.symbolic_rules import OutOfTimeError, cpu_limit, math_verify, verified
+from plaudit_reward.rules.string_rules import matches_format, overlong, search_r1_like_qa_em
+from plaudit_reward.rules.symbolic_rules import OutOfTimeError, cpu_limit, geo3k, math_verify, prime_math, verified
 from plaudit_wire.errors import DataError
 from plaudit_wire.records import Sample
 
@@ -92,3 +93,70 @@ def test_an_answer_that_math_verify_cannot_confirm_within_its_limit_is_wrong(mak
     finally:
         gc.enable()
     assert math_verify(sample) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "formed"),
+    [
+        ("Add.<|assistant|><think>\n", "I add.</think> \\boxed{4}", 1.0),
+        ("Add.<|assistant|><think>\n", "<think>I add.</think> \\boxed{4}", 1.0),
+        ("Add.<|assistant|>\n", "I add.</think> \\boxed{4}", 0.0),
+        ("What does <think> mean?<|assistant|>\n", "I add.</think> \\boxed{4}", 0.0),
+        ("Add.<|assistant|><think>\n", "I add. \\boxed{4}", 0.0),
+    ],
+)
+def test_a_thought_that_the_template_opened_has_its_form(
+    make_sample: MakeSample, prompt: str, response: str, formed: float
+) -> None:
+    sample = make_sample(response, prompt=prompt)
+    assert matches_format(sample, pattern="<think>.*</think>.*") == formed
+    assert geo3k(sample).extra["format"] == formed
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "options", "values"),
+    [
+        ("We have $\\boxed{5}$ apples, so it is \\boxed{72}", "72", {"last_box_wins": True}, (0.0, 1.0)),
+        ("\\boxed{1.0000001}", "1.0000002", {"float_rounding": 12}, (1.0, 0.0)),
+        ("\\boxed{x+1}", "y+1", {"strict": False}, (0.0, 1.0)),
+        ("\\boxed{5 \\text{ km}}", "5 \\text{ m}", {"units": False}, (1.0, 0.0)),
+    ],
+)
+def test_options_of_math_verify(
+    make_sample: MakeSample, response: str, truth: str, options: dict[str, Any], values: tuple[float, float]
+) -> None:
+    sample = make_sample(response, ground_truth=truth)
+    assert (math_verify(sample), math_verify(sample, **options)) == values
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "options"),
+    [
+        ("\\boxed{100009}", "100000", {"tolerance": 0.0}),
+        ("It is \\boxed{5}. The answer is 6", "6", {"last_box_wins": True}),
+    ],
+)
+def test_options_of_prime_math(make_sample: MakeSample, response: str, truth: str, options: dict[str, Any]) -> None:
+    sample = make_sample(response, ground_truth=truth)
+    assert (prime_math(sample), prime_math(sample, **options)) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "target", "values"),
+    [
+        ("the", "A", (1.0, 0.0)),
+        ("A", "A", (1.0, 1.0)),
+        ("C", "C#", (1.0, 0.0)),
+        ("15", "1.5", (1.0, 0.0)),
+        ("???", "$$$", (1.0, 0.0)),
+        ("Beyonce\u0301", "Beyonc\u00e9", (0.0, 1.0)),
+        ("The U.S.", "US", (1.0, 1.0)),
+        ("Paris!", "paris", (1.0, 1.0)),
+        ("Lyon", "Paris", (0.0, 0.0)),
+    ],
+)
+def test_a_careful_search_rule_keeps_what_is_inside_words(
+    make_sample: MakeSample, answer: str, target: str, values: tuple[float, float]
+) -> None:
+    sample = make_sample(f"<answer>{answer}</answer>", ground_truth={"target": [target]})
+    assert (search_r1_like_qa_em(sample), search_r1_like_qa_em(sample, careful=True)) == values

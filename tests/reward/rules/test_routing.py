@@ -71,7 +71,7 @@ async def test_a_named_rule_scores_any_source(open_rule: OpenRule, make_sample: 
 async def test_a_bad_ground_truth_is_the_samples_outcome(open_rule: OpenRule, make_sample: MakeSample) -> None:
     scoring = await (await open_rule()).score(make_sample(ground_truth=4))
     assert (scoring.outcome, scoring.value) == ("data_error", None)
-    assert "needs it as text" in (scoring.reason or "")
+    assert "ground_truth 4 is int, not text: write it in quotes" in (scoring.reason or "")
 
 
 @pytest.mark.parametrize(
@@ -103,3 +103,25 @@ async def test_a_rule_that_never_ends_costs_its_sample_only(open_rule: OpenRule,
     pipeline = await open_rule("format", {"pattern": "(a*)*b"}, timeout_s=2.0)
     stuck, fine = await asyncio.gather(pipeline.score(make_sample("a" * 40)), pipeline.score(make_sample("aab")))
     assert (stuck.outcome, fine.value) == ("timeout", 1.0)
+
+
+async def test_an_answer_that_cannot_be_computed_is_wrong_by_cpu_seconds_and_not_masked(
+    open_rule: OpenRule, make_sample: MakeSample
+) -> None:
+    pipeline = await open_rule("math_verify", {"limitSeconds": 0.5})
+    power, fine = make_sample("\\boxed{9^{9^{9}}}", ground_truth="3"), make_sample("\\boxed{3}", ground_truth="3")
+    stuck, right = await asyncio.gather(pipeline.score(power), pipeline.score(fine))
+    assert (stuck.outcome, stuck.value, right.value) == ("scored", 0.0, 1.0)
+
+
+async def test_the_rule_of_mathematics_gives_its_reason_and_reads_solutions(
+    open_rule: OpenRule, make_sample: MakeSample
+) -> None:
+    pipeline = await open_rule("math")
+    solution = "We add $2+4$ to get $\\boxed{6}$."
+    right = await pipeline.score(make_sample("Draft \\boxed{5}, then \\boxed{\\frac{12}{2}}", ground_truth=solution))
+    blank = await pipeline.score(make_sample("\\boxed{6}", ground_truth=" "))
+    (record,) = right.scorers.values()
+    assert (right.value, record.extra["reason"]) == (1.0, "last box: \\frac{12}{2}; equal as integers")
+    assert blank.outcome == "data_error"
+    assert "ground_truth ' ' is blank: remove the row" in (blank.reason or "")

@@ -1,0 +1,665 @@
+"""Compare two answers as a mathematician does, and say by which reason they are equal, or that they are not.
+
+Integers and fractions are compared exactly, other constants to 50 digits, expressions with variables at points of the
+plane where both have a value. A decimal fraction is a rounded number: what has more digits equals it if it rounds to
+it. Sets have no order, tuples have, intervals are neither.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
+from itertools import zip_longest
+from typing import Any
+
+import mpmath  # type: ignore[import-untyped]
+
+from plaudit_reward.rules.answer_types import (
+    COMPOUND_NAME,
+    Based,
+    Bracketed,
+    Choice,
+    Clock,
+    Interval,
+    Matrix,
+    Named,
+    Quantity,
+    Ratio,
+    Reading,
+    Region,
+    Relation,
+    Scalar,
+    Several,
+    Value,
+    Words,
+)
+from plaudit_reward.rules.expressions import Node, NoValueError, decimal_digits, exact, number, numeric, symbols
+from plaudit_reward.rules.units import DEGREE, GENERIC, PERCENT, Unit
+
+_SAME_DIGITS = 50
+_ROUNDED_DIGITS = 3
+"""A decimal fraction of so many significant digits may be a rounded value; a shorter one is taken as it stands."""
+_APPROXIMATE_DIGITS = 6
+"""A decimal fraction of so many significant digits may stand for a value that is not one."""
+_POINTS = tuple(
+    tuple(
+        Fraction((37 * point * point + 53 * variable * (point + 2)) % 199 - 99, 41 + 2 * variable)
+        for variable in range(12)
+    )
+    for point in range(1, 25)
+)
+_ENOUGH_POINTS = 4
+_MAX_COMPARED = 400
+
+
+def equal(given: Reading, truth: Reading) -> str | None:
+    """Return why two answers are equal; None if no reading of one equals a reading of the other."""
+    times = all(any(isinstance(value, Clock) for value in reading) for reading in (given, truth))
+    for expected in truth:
+        for value in given:
+            if times and isinstance(value, Ratio):
+                continue
+            reason = _same(value, expected)
+            if reason is not None:
+                return reason
+    return None
+
+
+def _same(given: Value, truth: Value) -> str | None:
+    for kinds, compare in _COMPARISONS:
+        if isinstance(given, kinds[0]) and isinstance(truth, kinds[1]):
+            return compare(given, truth)
+    return None
+
+
+def same_node(given: Node, truth: Node) -> str | None:
+    """Return why two expressions are equal, or None."""
+    if given == truth:
+        return "the same expression"
+    try:
+        ours, theirs = exact(given), exact(truth)
+        if ours is not None and theirs is not None:
+            return _same_rational(given, truth, ours, theirs)
+        names = sorted(symbols(given) | symbols(truth))
+        compare = partial(_same_function, names=names) if names else _same_constant
+        reason = compare(given, truth)
+        if reason is None and (_has_log(given) or _has_log(truth)):
+            return compare(_with_log_10(given), _with_log_10(truth))
+        return reason
+    except (NoValueError, RecursionError):
+        return None
+
+
+def _has_log(node: Node) -> bool:
+    return (node.kind == "function" and node.parts[0] == "log") or any(
+        _has_log(part) for part in node.parts if isinstance(part, Node)
+    )
+
+
+def _with_log_10(node: Node) -> Node:
+    """Return the expression with base 10 where ``log`` has none, as schools write it."""
+    parts = tuple(_with_log_10(part) if isinstance(part, Node) else part for part in node.parts)
+    if node.kind == "function" and parts[0] == "log":
+        return Node("/", (Node("function", ("ln", parts[1])), Node("function", ("ln", number(10)))))
+    return Node(node.kind, parts)
+
+
+def _same_rational(given: Node, truth: Node, ours: Fraction, theirs: Fraction) -> str | None:
+    if ours == theirs:
+        integers = ours.denominator == 1
+        return "equal as integers" if integers else "equal as rational numbers"
+    return _rounded(given, truth, ours, theirs)
+
+
+def _same_constant(given: Node, truth: Node) -> str | None:
+    ours, theirs = numeric(given), numeric(truth)
+    if _infinite(ours) or _infinite(theirs):
+        return "both infinite" if ours == theirs else None
+    if _close(ours, theirs):
+        return f"equal to {_SAME_DIGITS} digits"
+    if _is_complex(ours) or _is_complex(theirs):
+        return None
+    return _rounded(given, truth, mpmath.re(ours), mpmath.re(theirs))
+
+
+def _infinite(value: Any) -> bool:
+    return bool(mpmath.isinf(value))
+
+
+def _close(ours: Any, theirs: Any, digits: int = _SAME_DIGITS) -> bool:
+    with mpmath.workdps(digits + 20):
+        largest = max(abs(ours), abs(theirs))
+        difference = abs(ours - theirs)
+        scale = largest if ours != 0 and theirs != 0 else mpmath.mpf(1)
+        return bool(difference <= scale * mpmath.mpf(10) ** -digits)
+
+
+def _rounded(given: Node, truth: Node, ours: Any, theirs: Any) -> str | None:
+    """Return a reason if one is a decimal fraction to which the other rounds, with enough digits to tell."""
+    given_digits, truth_digits = decimal_digits(given), decimal_digits(truth)
+    if (
+        truth_digits is not None
+        and truth_digits >= _ROUNDED_DIGITS
+        and (given_digits is None or given_digits > truth_digits)
+    ):
+        if _is_integer(given) or not _rounds_to(ours, theirs, truth_digits):
+            return None
+        return f"equal when rounded to {truth_digits} significant digits"
+    if given_digits is None or given_digits < _APPROXIMATE_DIGITS or _is_integer(truth):
+        return None
+    shorter = truth_digits is None or truth_digits > given_digits
+    return f"equal to {given_digits} significant digits" if shorter and _rounds_to(theirs, ours, given_digits) else None
+
+
+def _is_integer(node: Node) -> bool:
+    value = exact(node)
+    return value is not None and value.denominator == 1 and decimal_digits(node) is None
+
+
+def _rounds_to(precise: Any, rounded: Any, digits: int) -> bool:
+    with mpmath.workdps(80):
+        precise, rounded = _float(precise), _float(rounded)
+        if rounded == 0 or precise * rounded <= 0:
+            return False
+        unit = mpmath.mpf(10) ** (mpmath.floor(mpmath.log10(abs(rounded))) - digits + 1)
+        return bool(abs(precise - rounded) <= unit * (mpmath.mpf(1) / 2 + mpmath.mpf(10) ** -12))
+
+
+def _float(value: Any) -> Any:
+    return mpmath.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else mpmath.mpf(value)
+
+
+def _same_function(given: Node, truth: Node, names: list[str]) -> str | None:
+    """Compare expressions of variables at points; where one has no real value there, the point does not count."""
+    if len(names) > len(_POINTS[0]):
+        return _same_function_of_many(given, truth, names)
+    same = 0
+    for point in _POINTS:
+        at = dict(zip(names, point, strict=False))
+        try:
+            ours, theirs = numeric(given, at), numeric(truth, at)
+        except NoValueError:
+            continue
+        if _infinite(ours) or _infinite(theirs) or _is_complex(ours) != _is_complex(theirs):
+            continue
+        if not _close(ours, theirs, 30):
+            return None
+        same += 1
+        if same == _ENOUGH_POINTS + (len(names) > 1) * 2:
+            return f"equal for {same} values of {', '.join(names)}"
+    return None
+
+
+def _same_function_of_many(given: Node, truth: Node, names: list[str]) -> str | None:
+    for shift in range(_ENOUGH_POINTS):
+        at = {name: Fraction((index * 29 + shift * 17) % 83 - 40, 11 + shift) for index, name in enumerate(names)}
+        if not _close(numeric(given, at), numeric(truth, at), 30):
+            return None
+    return f"equal for {_ENOUGH_POINTS} values of {len(names)} variables"
+
+
+def _is_complex(value: Any) -> bool:
+    return isinstance(value, mpmath.mpc) and abs(value.imag) > mpmath.mpf(10) ** -40
+
+
+def _scalars(given: Scalar, truth: Scalar) -> str | None:
+    return same_node(given.node, truth.node)
+
+
+def _times(node: Node, factor: Fraction) -> Node:
+    return node if factor == 1 else Node("*", (node, number(factor)))
+
+
+def _quantities(given: Quantity, truth: Quantity) -> str | None:
+    ours, theirs = given.unit, truth.unit
+    if ours.dimension is not None and theirs.dimension is not None:
+        if ours.dimension != theirs.dimension:
+            return None
+        reason = same_node(_times(given.node, ours.factor / theirs.factor), truth.node)
+        return reason and f"{reason}, in the same unit"
+    return same_node(given.node, truth.node) if _same_words(ours, theirs) else None
+
+
+def _same_words(ours: Unit, theirs: Unit) -> bool:
+    if ours.words & theirs.words:
+        return True
+    return any(unit.dimension is None and unit.words <= GENERIC | _STEMS for unit in (ours, theirs))
+
+
+_STEMS = frozenset(word.removesuffix("s") for word in GENERIC)
+
+
+def _bare_given(given: Scalar, truth: Quantity) -> str | None:
+    """Compare a number without unit: it is meant in the truth's unit. A percentage may also be the ratio."""
+    unit = truth.unit
+    if unit == PERCENT:
+        ratio = same_node(given.node, _times(truth.node, unit.factor))
+        return ratio or same_node(given.node, truth.node)
+    if unit == DEGREE and _names_pi(given.node) and not _names_pi(truth.node):
+        half_turn = Node("/", (Node("*", (truth.node, Node("constant", ("pi",)))), number(180)))
+        return same_node(given.node, half_turn)
+    return same_node(given.node, truth.node) if unit.spelled or unit.dimension is not None else None
+
+
+def _names_pi(node: Node) -> bool:
+    return node == Node("constant", ("pi",)) or any(_names_pi(part) for part in node.parts if isinstance(part, Node))
+
+
+def _bare_truth(given: Quantity, truth: Scalar) -> str | None:
+    """Compare with a truth without unit: the question names it. A percentage is a ratio, or a percentage above 1."""
+    if not given.unit.spelled:
+        return None
+    if given.unit == PERCENT:
+        ratio = same_node(_times(given.node, given.unit.factor), truth.node)
+        value = exact(truth.node)
+        return ratio or (same_node(given.node, truth.node) if value is not None and abs(value) > 1 else None)
+    return same_node(given.node, truth.node)
+
+
+def _based(given: Based, truth: Based) -> str | None:
+    return "the same numeral in the same base" if given == truth else None
+
+
+def _based_given(given: Based, truth: Scalar) -> str | None:
+    return same_node(number(int(given.digits, given.base)), truth.node)
+
+
+def _based_truth(given: Scalar, truth: Based) -> str | None:
+    return same_node(given.node, number(int(truth.digits))) if truth.base == 10 else None
+
+
+def _clocks(given: Clock, truth: Clock) -> str | None:
+    if given.half and truth.half:
+        return "the same time of day" if _of_day(given) == _of_day(truth) else None
+    if given.seconds == truth.seconds or ((given.half or truth.half) and _of_day(given) == _of_day(truth)):
+        return "the same time of day"
+    return None
+
+
+def _of_day(clock: Clock) -> int:
+    hours, rest = divmod(clock.seconds, 3600)
+    if clock.half:
+        hours = hours % 12 + (12 if clock.half == "pm" else 0)
+    return hours * 3600 + rest
+
+
+def _ratios(given: Ratio, truth: Ratio) -> str | None:
+    if len(given.items) != len(truth.items):
+        return None
+    ours, theirs = ([_node(item) for item in ratio.items] for ratio in (given, truth))
+    crossed = all(
+        same_node(Node("*", (a, theirs[0])), Node("*", (b, ours[0]))) for a, b in zip(ours[1:], theirs[1:], strict=True)
+    )
+    return "the same ratio" if crossed and same_node(ours[0], number(0)) is None else None
+
+
+def _node(reading: Reading) -> Node:
+    (value,) = reading
+    assert isinstance(value, Scalar)
+    return value.node
+
+
+def _quotient(ratio: Ratio) -> Node | None:
+    return Node("/", (_node(ratio.items[0]), _node(ratio.items[1]))) if len(ratio.items) == 2 else None
+
+
+def _ratio_given(given: Ratio, truth: Scalar) -> str | None:
+    quotient = _quotient(given)
+    return same_node(quotient, truth.node) if quotient else None
+
+
+def _ratio_truth(given: Scalar, truth: Ratio) -> str | None:
+    quotient = _quotient(truth)
+    return same_node(given.node, quotient) if quotient else None
+
+
+def _texts(given: Words, truth: Words) -> str | None:
+    if given.is_prose != truth.is_prose:
+        return None
+    if not truth.is_prose:
+        return "the same formula" if given.text == truth.text else None
+    if _compact(given.text) == _compact(truth.text) != "":
+        return "the same text"
+    synonyms = next((names for names in _SYNONYMS if truth.text in names), None)
+    if synonyms and given.text in synonyms:
+        return "words of the same meaning"
+    first = given.text.split(",")[0].split(" ")[0].strip(" .,")
+    if truth.text in ("yes", "no", "true", "false") and first == truth.text:
+        return "the same text"
+    return None
+
+
+_SYNONYMS = (
+    {"dne", "does not exist", "doesn't exist", "it does not exist", "limit does not exist", "nonexistent"},
+    {"undefined", "not defined", "is undefined"},
+    {"infinitely many", "infinitely many solutions", "infinite number of solutions", "infinite solutions"},
+)
+
+
+def _compact(text: str) -> str:
+    return re.sub(r"(?<=\w)[\s-]+(?=\w)", "", text)
+
+
+def _choices(given: Choice, truth: Choice) -> str | None:
+    if given.letter != truth.letter:
+        return None
+    if given.says and truth.says and not equal(given.says, truth.says) and _is_mathematics(given.says):
+        return None
+    return f"the same choice, {truth.letter}"
+
+
+def _is_mathematics(reading: Reading) -> bool:
+    return not isinstance(reading[0], Words)
+
+
+def _choice_truth(given: Value, truth: Choice) -> str | None:
+    return equal((given,), truth.says) if truth.says else None
+
+
+def _choice_given(given: Choice, truth: Value) -> str | None:
+    return equal(given.says, (truth,)) if given.says else None
+
+
+def _unordered(given: tuple[Reading, ...], truth: tuple[Reading, ...]) -> bool:
+    """Match the items one to one in any order."""
+    if len(given) != len(truth) or len(given) ** 2 > _MAX_COMPARED * 10:
+        return False
+    left = list(given)
+    for item in truth:
+        found = next((index for index, candidate in enumerate(left) if equal(candidate, item)), None)
+        if found is None:
+            return False
+        del left[found]
+    return True
+
+
+def _ordered(given: tuple[Reading, ...], truth: tuple[Reading, ...]) -> bool:
+    return len(given) == len(truth) and all(equal(a, b) for a, b in zip(given, truth, strict=True))
+
+
+def _distinct(items: tuple[Reading, ...]) -> tuple[Reading, ...]:
+    kept: list[Reading] = []
+    for item in items:
+        if not any(equal(item, other) for other in kept):
+            kept.append(item)
+    return tuple(kept)
+
+
+def _several(given: Several, truth: Several) -> str | None:
+    ours, theirs = _values(given), _values(truth)
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        same = ours.keys() == theirs.keys() and all(equal(ours[name], theirs[name]) for name in ours)
+        return "the same value of each name" if same else None
+    return "the same answers" if _unordered(_bare(given.items), _bare(truth.items)) else None
+
+
+def _values(several: Several) -> dict[str, Reading] | None:
+    """Return the values by name, if all have names of their own."""
+    named = [value for item in several.items for value in item if isinstance(value, Named)]
+    values = {value.name: value.value for value in named}
+    return values if len(values) == len(several.items) == len(named) > 1 else None
+
+
+def _bare(items: tuple[Reading, ...]) -> tuple[Reading, ...]:
+    """Return the values of several answers to the same name, such as ``x = 1 or x = 2``."""
+    named = [next((value for value in item if isinstance(value, Named)), None) for item in items]
+    names = {value.name for value in named if value is not None}
+    if len(names) != 1:
+        return items
+    return tuple(item if value is None else value.value for item, value in zip(items, named, strict=True))
+
+
+def _groups(given: Bracketed, truth: Bracketed) -> str | None:
+    if given.kind != truth.kind:
+        return None
+    if truth.kind == "set":
+        if not given.items and not truth.items:
+            return "both empty"
+        same = bool(given.items) and _unordered(_distinct(given.items), _distinct(truth.items))
+        return "the same set" if same else None
+    return f"the same {truth.kind}" if _ordered(given.items, truth.items) else None
+
+
+def _several_given(given: Several, truth: Bracketed) -> str | None:
+    """Compare answers without brackets: the brackets of the truth say whether their order counts."""
+    values = _values(given)
+    if values is not None and truth.kind == "tuple":
+        return "the same tuple" if _ordered(tuple(values[name] for name in sorted(values)), truth.items) else None
+    if truth.kind == "set":
+        return "the same set" if _unordered(_distinct(_bare(given.items)), _distinct(truth.items)) else None
+    return f"the same {truth.kind}" if _ordered(given.items, truth.items) else None
+
+
+def _several_truth(given: Bracketed, truth: Several) -> str | None:
+    values = _values(truth)
+    if values is not None and given.kind == "tuple":
+        return "the same tuple" if _ordered(given.items, tuple(values[name] for name in sorted(values))) else None
+    if given.kind == "set":
+        return "the same set" if _unordered(_distinct(given.items), _distinct(_bare(truth.items))) else None
+    return f"the same {given.kind}" if _ordered(given.items, truth.items) else None
+
+
+def _single(given: Value, truth: Bracketed) -> str | None:
+    return equal((given,), _only_item(truth))
+
+
+def _single_given(given: Bracketed, truth: Value) -> str | None:
+    return equal(_only_item(given), (truth,))
+
+
+def _only_item(group: Bracketed) -> Reading:
+    """Return the only item of a set, which may stand for the set; nothing if that is a set itself."""
+    if group.kind != "set" or len(group.items) != 1:
+        return ()
+    return () if any(isinstance(value, Bracketed) for value in group.items[0]) else group.items[0]
+
+
+def _vector(given: Bracketed, truth: Matrix) -> str | None:
+    rows = [next((value for value in item if isinstance(value, Bracketed)), None) for item in given.items]
+    if given.kind != "set" and all(row is not None for row in rows):
+        return _matrices(Matrix("matrix", tuple(row.items for row in rows if row is not None)), truth)
+    items = _column(truth)
+    return "the same vector" if items and given.kind != "set" and _ordered(given.items, items) else None
+
+
+def _vector_given(given: Matrix, truth: Bracketed) -> str | None:
+    items = _column(given)
+    return "the same vector" if items and truth.kind != "set" and _ordered(items, truth.items) else None
+
+
+def _column(matrix: Matrix) -> tuple[Reading, ...]:
+    if matrix.kind != "matrix" or not (len(matrix.rows) == 1 or all(len(row) == 1 for row in matrix.rows)):
+        return ()
+    return tuple(item for row in matrix.rows for item in row)
+
+
+def _matrices(given: Matrix, truth: Matrix) -> str | None:
+    pairs = zip_longest(given.rows, truth.rows, fillvalue=())
+    same = given.kind == truth.kind and all(_ordered(ours, theirs) for ours, theirs in pairs)
+    return "the same matrix" if same else None
+
+
+def _named(given: Named, truth: Named) -> str | None:
+    functions = {"y", "f(x)"}
+    if given.name and truth.name and given.name != truth.name and {given.name, truth.name} - functions:
+        ours, theirs = _equation(given), _equation(truth)
+        return _equations(ours, theirs) if ours and theirs else None
+    return equal(given.value, truth.value)
+
+
+def _named_given(given: Named, truth: Value) -> str | None:
+    return equal(given.value, (truth,))
+
+
+def _named_truth(given: Value, truth: Named) -> str | None:
+    if truth.name == COMPOUND_NAME:
+        return None
+    return equal((given,), truth.value)
+
+
+def _equations(given: Relation, truth: Relation) -> str | None:
+    """Compare relations: the same ones are multiples of each other (positive ones where the sides differ in size)."""
+    if (given.sign in "<≤" and truth.sign in ">≥") or (given.sign in ">≥" and truth.sign in "<≤"):
+        flipped = {"<": ">", "≤": "≥", ">": "<", "≥": "≤"}[given.sign]
+        given = Relation(flipped, given.right, given.left)
+    if given.sign != truth.sign:
+        return None
+    ours, theirs = (Node("+", (item.left, Node("neg", (item.right,)))) for item in (given, truth))
+    names = sorted(symbols(ours) | symbols(theirs))
+    if symbols(ours) != symbols(theirs) or len(names) > len(_POINTS[0]):
+        return None
+    factor, same = None, 0
+    for point in _POINTS:
+        try:
+            a, b = (numeric(side, dict(zip(names, point, strict=False))) for side in (ours, theirs))
+        except NoValueError:
+            continue
+        if _is_complex(a) or _is_complex(b) or abs(b) < mpmath.mpf(10) ** -30 or abs(a) < mpmath.mpf(10) ** -30:
+            continue
+        factor = a / b if factor is None else factor
+        if not _close(a / b, factor, 30):
+            return None
+        same += 1
+    positive = factor is not None and (truth.sign in "=≠" or factor.real > 0)
+    return "the same relation, but for a factor" if positive and same >= _ENOUGH_POINTS else None
+
+
+def _equation(named: Named) -> Relation | None:
+    """Return the equation that names the value, if it does so by one variable."""
+    node = next((value.node for value in named.value if isinstance(value, Scalar)), None)
+    single = len(named.name) == 1 or named.name.startswith("\\")
+    return Relation("=", Node("symbol", (named.name,)), node) if node is not None and single else None
+
+
+def _equation_of_name(given: Named, truth: Relation) -> str | None:
+    equation = _equation(given)
+    return _equations(equation, truth) if equation else None
+
+
+def _equation_by_name(given: Relation, truth: Named) -> str | None:
+    equation = _equation(truth)
+    return _equations(given, equation) if equation else None
+
+
+def _regions(given: Any, truth: Any) -> str | None:
+    ours, theirs = _pieces_of(given), _pieces_of(truth)
+    if ours is None or theirs is None:
+        return _intervals(given, truth) if isinstance(given, Interval) and isinstance(truth, Interval) else None
+    if len(ours) != len(theirs):
+        return None
+    same = all(
+        a[1] == b[1] and a[3] == b[3] and _end(a[0], b[0]) and _end(a[2], b[2])
+        for a, b in zip(ours, theirs, strict=True)
+    )
+    return "the same set of numbers" if same else None
+
+
+def _region_and_set(given: Any, truth: Any) -> str | None:
+    both = [Region((item,)) if isinstance(item, Bracketed) else item for item in (given, truth)]
+    kinds = {item.kind for item in (given, truth) if isinstance(item, Bracketed)}
+    return _regions(*both) if kinds == {"set"} else None
+
+
+def _intervals(given: Interval, truth: Interval) -> str | None:
+    ends = (given.with_lower, given.with_upper) == (truth.with_lower, truth.with_upper)
+    same = ends and same_node(given.lower, truth.lower) and same_node(given.upper, truth.upper)
+    return "the same interval" if same else None
+
+
+_Piece = tuple[Any, bool, Any, bool]
+"""Lower end, whether it belongs to it, upper end, whether it belongs to it."""
+
+
+def _end(ours: Any, theirs: Any) -> bool:
+    return bool(ours == theirs) or (not _infinite(ours) and not _infinite(theirs) and _close(ours, theirs, 40))
+
+
+def _pieces_of(value: Any) -> list[_Piece] | None:
+    """Return the disjoint pieces of a set of real numbers from left to right; None if an end is no number."""
+    region = value if isinstance(value, Region) else Region((value,))
+    try:
+        pieces = [piece for part in region.pieces for piece in _flat(part)]
+        holes = [piece for part in region.without for piece in _flat(part)]
+    except (NoValueError, LookupError):
+        return None
+    for hole in holes:
+        pieces = [rest for piece in pieces for rest in _minus(piece, hole)]
+    return _merged(pieces)
+
+
+def _flat(part: Interval | Bracketed) -> list[_Piece]:
+    if isinstance(part, Interval):
+        lower, upper = (mpmath.re(numeric(end)) for end in (part.lower, part.upper))
+        if lower > upper:
+            raise LookupError("it is no interval")
+        return [(lower, part.with_lower and not _infinite(lower), upper, part.with_upper and not _infinite(upper))]
+    points = []
+    for item in part.items:
+        node = next((value.node for value in item if isinstance(value, Scalar)), None)
+        if node is None:
+            raise LookupError("it is no number")
+        points.append(mpmath.re(numeric(node)))
+    return [(point, True, point, True) for point in points]
+
+
+def _minus(piece: _Piece, hole: _Piece) -> list[_Piece]:
+    left = (piece[0], piece[1], *min((piece[2], piece[3]), (hole[0], not hole[1])))
+    right = (*max((piece[0], not piece[1]), (hole[2], hole[3])), piece[2], piece[3])
+    right = (right[0], not right[1], right[2], right[3])
+    return [rest for rest in (left, right) if _holds(rest)]
+
+
+def _holds(piece: _Piece) -> bool:
+    return bool(piece[0] < piece[2] or (piece[0] == piece[2] and piece[1] and piece[3]))
+
+
+def _merged(pieces: list[_Piece]) -> list[_Piece]:
+    merged: list[_Piece] = []
+    for piece in sorted((piece for piece in pieces if _holds(piece)), key=lambda item: (item[0], not item[1])):
+        if merged and (piece[0] < merged[-1][2] or (_end(piece[0], merged[-1][2]) and (piece[1] or merged[-1][3]))):
+            last = merged[-1]
+            upper, closed = max((last[2], last[3]), (piece[2], piece[3]))
+            merged[-1] = (last[0], last[1] or (piece[1] and piece[0] == last[0]), upper, closed)
+        else:
+            merged.append(piece)
+    return merged
+
+
+_Comparison = tuple[tuple[Any, Any], Callable[[Any, Any], str | None]]
+_COMPARISONS: tuple[_Comparison, ...] = (
+    ((Choice, Choice), _choices),
+    ((Scalar, Scalar), _scalars),
+    ((Quantity, Quantity), _quantities),
+    ((Scalar, Quantity), _bare_given),
+    ((Quantity, Scalar), _bare_truth),
+    ((Based, Based), _based),
+    ((Based, Scalar), _based_given),
+    ((Scalar, Based), _based_truth),
+    ((Clock, Clock), _clocks),
+    ((Ratio, Ratio), _ratios),
+    ((Ratio, Scalar), _ratio_given),
+    ((Scalar, Ratio), _ratio_truth),
+    ((Words, Words), _texts),
+    ((Several, Several), _several),
+    ((Bracketed, Bracketed), _groups),
+    ((Several, Bracketed), _several_given),
+    ((Bracketed, Several), _several_truth),
+    ((Matrix, Matrix), _matrices),
+    ((Bracketed, Matrix), _vector),
+    ((Matrix, Bracketed), _vector_given),
+    ((Relation, Relation), _equations),
+    ((Named, Relation), _equation_of_name),
+    ((Relation, Named), _equation_by_name),
+    ((Named, Named), _named),
+    ((Interval | Region, Interval | Region), _regions),
+    ((Region, Bracketed), _region_and_set),
+    ((Bracketed, Region), _region_and_set),
+    ((Named, object), _named_given),
+    ((object, Named), _named_truth),
+    ((Choice, object), _choice_given),
+    ((object, Choice), _choice_truth),
+    ((Scalar | Quantity | Words | Clock, Bracketed), _single),
+    ((Bracketed, Scalar | Quantity | Words | Clock), _single_given),
+)

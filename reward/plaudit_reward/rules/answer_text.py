@@ -1,0 +1,416 @@
+r"""Bring the text of an answer into one spelling: LaTeX, Markdown, Unicode and plain words become the same signs.
+
+In the result, relations and sets are single signs (``≤ ∈ ∪ ∅``), the braces of sets are ``⦃ ⦄``, and words stand
+between ``WORD`` and ``WORD_END``, so that ``72\text{ clips}`` and ``72 clips`` are the same, and no word is taken for a
+product of letters.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from plaudit_reward.rules.units import MULTIPLIERS, UNITS
+
+WORD, WORD_END = "\x02", "\x03"
+_SIGNS = {
+    **dict.fromkeys("−–—﹣‒", "-"),
+    **dict.fromkeys("×⋅·∙•", " \\cdot "),
+    "÷": "/",
+    "∕": "/",
+    "⁄": "/",
+    "π": "\\pi ",
+    "√": "\\sqrt ",
+    "∞": "\\infty ",
+    "∓": "∓",
+    "±": "±",
+    "°": "^\\circ ",
+    "º": "^\\circ ",
+    "′": "'",
+    "’": "'",
+    "‘": "'",
+    "“": '"',
+    "”": '"',
+    "≠": "≠",
+    "≈": "≈",
+    "＄": "\\$",
+    "。": ".",
+    "，": ",",
+    "；": ";",
+    "：": ":",
+    "、": ",",
+    "⩽": "≤",
+    "⩾": "≥",
+    "…": "…",
+    "⋯": "…",
+    "θ": "\\theta ",
+    "α": "\\alpha ",
+    "β": "\\beta ",
+    "λ": "\\lambda ",
+    "φ": "\\phi ",
+    "ω": "\\omega ",
+}
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
+_SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_THIN = re.compile(r"(?<=\d)(?:\s*(?:\\[,!;: ]|[\u2009\u202f\u00a0]|\{,\}|\{\\,\}|,\s*\\!|\\thinspace\b)\s*)+(?=\d)")
+_SPACES = re.compile(
+    r"(?<!\\)\\[,!;: ]|~|\\(?:q?quad|thinspace|hspace\*?\{[^{}]*\}|hfill|noindent|limits|nolimits)(?![a-zA-Z])"
+)
+_LEFT_OUT = re.compile(
+    r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|scriptstyle|large|Large|normalsize|mathstrut|boldmath|"
+    r"mathop|ensuremath|strut|rm|bf|it|sf|tt)(?![a-zA-Z])\.?|\\(?:label|tag|phantom)\*?\{[^{}]*\}"
+)
+_COMMANDS = {
+    **dict.fromkeys(("dfrac", "tfrac", "cfrac"), "\\frac"),
+    **dict.fromkeys(("dbinom", "tbinom"), "\\binom"),
+    **dict.fromkeys(("le", "leq", "leqslant"), "≤"),
+    **dict.fromkeys(("ge", "geq", "geqslant"), "≥"),
+    **dict.fromkeys(("ne", "neq"), "≠"),
+    "lt": "<",
+    "gt": ">",
+    "in": "∈",
+    "approx": "≈",
+    "simeq": "≈",
+    "equiv": "≡",
+    "sim": "≈",
+    "colon": ":",
+    **dict.fromkeys(("cup", "bigcup"), "∪"),
+    **dict.fromkeys(("cap", "bigcap"), "∩"),
+    **dict.fromkeys(("setminus", "smallsetminus", "backslash"), "∖"),
+    **dict.fromkeys(("emptyset", "varnothing"), "∅"),
+    **dict.fromkeys(("ldots", "dots", "cdots", "dotsc", "dotsb", "dotso", "vdots"), "…"),
+    "pm": "±",
+    "mp": "∓",
+    "lbrace": "⦃",
+    "rbrace": "⦄",
+    "langle": "⟨",
+    "rangle": "⟩",
+    "lbrack": "[",
+    "rbrack": "]",
+    **dict.fromkeys(("lvert", "rvert", "vert", "mid"), "|"),
+    "R": "ℝ",
+    "reals": "ℝ",
+    "Reals": "ℝ",
+    "degree": "^\\circ ",
+    "degrees": "^\\circ ",
+    "div": "/",
+    "implies": " ",
+    "land": "∧",
+    "wedge": "∧",
+    "lor": "∨",
+    "vee": "∨",
+    "therefore": " ",
+    "percent": "%",
+    "pounds": "£",
+    "euro": "€",
+    "operatorname": "",
+    "Longrightarrow": " ",
+    "Rightarrow": " ",
+    "to": "→",
+    "rightarrow": "→",
+}
+_COMMAND = re.compile(r"\\([a-zA-Z]+)(?![a-zA-Z])[ ]?")
+_TEXTS = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|up|normal)?|mbox|hbox|mathrm|mathsf|mathtt|operatorname\*?)\s*\{([^{}]*)\}"
+)
+_BOLD = re.compile(
+    r"\\(?:mathbf|boldsymbol|bm|mathit|mathnormal|mathcal|mathscr|underline|color\{[^{}]*\}|textcolor\{[^{}]*\}|"
+    r"cancel|emph|boxed|fbox|uline)\s*(?=\{)"
+)
+_BLACKBOARD = re.compile(r"\\mathbb\s*\{?\s*([A-Z])\s*\}?")
+_SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d+)(?![\w.])")
+_RECURRING = re.compile(r"(?<!\d)(\d{0,40})\.(\d{0,40}?)(\d{1,6}?)\3{2,}\d{0,5}\s*…")
+_BRACKETED_RECURRING = re.compile(r"(?<![\d)])(\d*\.\d*)\((\d+)\)")
+_SPACED_THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3})((?: \d{3})+)(?![\d]| *\\?/)")
+_MATH_IN_TEXT = re.compile(r"[\s\d.,+\-*/^=()\[\]%:;$]*")
+_OVER = re.compile(r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}")
+_FUNCTION_NAMES = frozenset(
+    [
+        "sin",
+        "cos",
+        "tan",
+        "sec",
+        "csc",
+        "cot",
+        "sinh",
+        "cosh",
+        "tanh",
+        "arcsin",
+        "arccos",
+        "arctan",
+        "asin",
+        "acos",
+        "atan",
+        "exp",
+        "floor",
+        "ceil",
+        "ln",
+        "log",
+        "lg",
+        "sqrt",
+        "cbrt",
+        "gcd",
+        "lcm",
+        "max",
+        "min",
+        "pi",
+        "abs",
+        "inf",
+        "infinity",
+        "mod",
+        "bmod",
+    ]
+)
+_PLAIN_WORD = re.compile(r"(?<![\\A-Za-z\x02])[A-Za-z]{2,}(?:'[a-z]{1,2}(?![A-Za-z])|-[A-Za-z]{2,})*")
+_SHORT_WORDS = frozenset(
+    [
+        "or",
+        "and",
+        "no",
+        "is",
+        "of",
+        "by",
+        "to",
+        "at",
+        "an",
+        "up",
+        "am",
+        "pm",
+        "we",
+        "if",
+        "on",
+        "as",
+        "so",
+        "us",
+        "it",
+        "do",
+    ]
+)
+_PROSE = frozenset(
+    [
+        "and",
+        "any",
+        "way",
+        "ways",
+        "day",
+        "days",
+        "man",
+        "part",
+        "may",
+        "bad",
+        "sad",
+        "mad",
+        "mat",
+        "tan",
+        "yard",
+        "bar",
+        "car",
+        "dad",
+        "ant",
+        "cat",
+    ]
+)
+_PRODUCT = re.compile(r"[abcdkmnpqrstuvwxyz]{3,4}")
+
+
+def plain_text(text: str) -> str:
+    """Return the answer in the one spelling that this module's first lines describe."""
+    text = _without_dollars(_unicode(text.strip()))
+    text = _OVER.sub(r"\\frac{\1}{\2}", text)
+    text = _words_of_commands(_THIN.sub("", text))
+    text = text.replace("\\(", " ").replace("\\)", " ").replace("\\[", " ").replace("\\]", " ")
+    text = text.replace("\\{", "⦃").replace("\\}", "⦄").replace("\\|", "|")
+    text = re.sub(r"\{([:;=])\}", r"\1", _SPACES.sub(" ", text))
+    text = _LEFT_OUT.sub("", text)
+    text = _BLACKBOARD.sub(
+        lambda found: {"R": "ℝ", "Z": "ℤ", "N": "ℕ", "Q": "ℚ", "C": "ℂ"}.get(found[1], found[0]), text
+    )
+    text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1], found[0]), _BOLD.sub("", text))
+    text = text.replace("\\%", "%").replace("**", "^") if not text.startswith("**") else text.strip("*")
+    text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", "°", text.replace("<=", "≤").replace(">=", "≥").replace("!=", "≠"))
+    text = _numbers(text)
+    text = _marked_words(text)
+    return _trimmed(re.sub(r"\s+", " ", text))
+
+
+def _unicode(text: str) -> str:
+    for vulgar in set(text):
+        if (form := unicodedata.normalize("NFKC", vulgar)) != vulgar and "⁄" in form:
+            above, _, below = form.partition("⁄")
+            text = text.replace(vulgar, f"\\frac{{{above}}}{{{below}}}")
+    text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}", text)
+    text = re.sub(r"[₀₁₂₃₄₅₆₇₈₉]+", lambda found: f"_{{{found[0].translate(_SUBSCRIPTS)}}}", text)
+    text = "".join(_SIGNS.get(sign, sign) for sign in text)
+    text = "".join(sign for sign in text if unicodedata.category(sign) != "Cf")
+    text = "".join(
+        unicodedata.normalize("NFKC", sign) if "\uff00" <= sign <= "\uffef" or sign in "ℓ" or sign.isdigit() else sign
+        for sign in unicodedata.normalize("NFC", text)
+    )
+    return text.replace("...", "…").replace("\\cdot\\cdot\\cdot", "…")
+
+
+def _without_dollars(text: str) -> str:
+    """Remove the dollar signs of formulas; those of money become ``¤``."""
+    text = text.replace("\\$", "¤").replace("\\textdollar", "¤").replace("$$", "$")
+    if text.count("$") % 2:
+        return re.sub(r"\$\s*(?=-?[\d.(])", "¤", text).replace("$", "")
+    return text.replace("$", " " if text.startswith("$") or " $" in text else "")
+
+
+def _words_of_commands(text: str) -> str:
+    r"""Mark what stands in ``\text{…}`` as words, unless it is mathematics."""
+
+    def words(found: re.Match[str]) -> str:
+        inside = found[1]
+        bare = inside.strip()
+        if _MATH_IN_TEXT.fullmatch(bare) or (bare.startswith("(") and len(bare) <= 3):
+            return f" {inside} "
+        if bare in _FUNCTION_NAMES and bare not in UNITS:
+            return f"\\{bare} "
+        if len(bare) == 1 and bare not in UNITS:
+            return f" {bare} "
+        if "\\" in bare or any(sign.isdigit() for sign in bare):
+            return f" {inside} "
+        parts = [f"{WORD}{' '.join(part.split())}{WORD_END}" for part in re.split("[,;]", bare) if part.strip()]
+        return f"{', ' if bare[0] in ',;' else ''}{', '.join(parts)}{', ' if bare[-1] in ',;' else ''}"
+
+    for _ in range(3):
+        text = _TEXTS.sub(words, text)
+    return text
+
+
+def _numbers(text: str) -> str:
+    r"""Write numbers in one way: ``3e8``, ``0.333…``, ``0.(3)`` and ``1 234 567``."""
+    text = _SCIENTIFIC.sub(r"(\1 \\cdot 10^{\2})", text)
+    text = _RECURRING.sub(r"\1.\2\\overline{\3}", text)
+    text = _BRACKETED_RECURRING.sub(r"\1\\overline{\2}", text)
+    return _SPACED_THOUSANDS.sub(lambda found: found[0].replace(" ", ""), text)
+
+
+def _marked_words(text: str) -> str:
+    """Mark the plain words, and leave functions, variables and their products."""
+    pieces = re.split(f"({WORD}[^{WORD_END}]*{WORD_END})", text)
+    pieces[::2] = [_PLAIN_WORD.sub(_mark, piece) for piece in pieces[::2]]
+    text = "".join(pieces)
+    return re.sub(f"{WORD_END}\\s*{WORD}", " ", text)
+
+
+def _mark(found: re.Match[str]) -> str:
+    word, lower = found[0], found[0].lower()
+    before = found.string[: found.start()].rstrip()
+    behind = found.string[found.end() : found.end() + 1]
+    if found.string[: found.start()].endswith(("_{", "_", "\\overline{", "\\overrightarrow{", "\\begin{", "\\end{")):
+        return word
+    if lower in _FUNCTION_NAMES:
+        return word if lower != "mod" else f"{WORD}{word}{WORD_END}"
+    if len(word) > 2 and all(len(part) < 3 or _PRODUCT.fullmatch(part) for part in word.split("-")) and "-" in word:
+        return word
+    counted = before[-1:].isdigit() or before[-1:] in ("}", ")", "¤", "°")
+    spaced = found.start() > 0 and found.string[found.start() - 1].isspace()
+    if len(word) == 2:
+        unit = (counted and word in UNITS) or (lower in UNITS and counted and spaced)
+        names_points = word.isupper() and not unit
+        return f"{WORD}{word}{WORD_END}" if unit or (lower in _SHORT_WORDS and not names_points) else word
+    alone = not (before or behind) and bool(set(word) & set("aeiou"))
+    named = lower in _PROSE or word in UNITS or word in MULTIPLIERS
+    if _PRODUCT.fullmatch(word) and not (named or alone or (counted and spaced)):
+        return word
+    if word.isupper() and len(word) <= 4 and (before[-1:] in ("=", "+", "-", "∠") or behind in ("=", "+", "^")):
+        return word
+    return f"{WORD}{word}{WORD_END}"
+
+
+def _trimmed(text: str) -> str:
+    text = text.strip().strip("`").strip()
+    while text and text[-1] in ".,;:?*\\":
+        text = text[:-1].rstrip()
+    while text and text[0] in "≈=:*≡":
+        text = text[1:].lstrip()
+    return text
+
+
+def words_of(text: str) -> str:
+    """Return the text in small letters, without signs and articles, with single blanks."""
+    text = text.replace(WORD, " ").replace(WORD_END, " ").casefold()
+    text = re.sub(r"[^\w+\-*/^=<>≤≥≠∈∪∅…|'%°]+", " ", text)
+    return " ".join(word for word in text.split() if word not in ("a", "an", "the"))
+
+
+_ONES = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
+_TENS = dict(
+    zip(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], range(20, 100, 10), strict=True)
+)
+_CARDINALS = {**{word: value for value, word in enumerate(_ONES)}, **_TENS}
+_ORDINALS = {
+    "first": 1,
+    "second": 2,
+    "third": 3,
+    "fourth": 4,
+    "fifth": 5,
+    "sixth": 6,
+    "seventh": 7,
+    "eighth": 8,
+    "ninth": 9,
+    "tenth": 10,
+    "eleventh": 11,
+    "twelfth": 12,
+    "thirteenth": 13,
+    "fifteenth": 15,
+    "twentieth": 20,
+}
+_PARTS = {"half": 2, "halves": 2, "quarter": 4, "quarters": 4, "third": 3, "thirds": 3, "fourth": 4, "fourths": 4}
+_PARTS |= {f"{word}{ending}": value for word, value in _ORDINALS.items() if value > 4 for ending in ("", "s")}
+
+
+def number_of_words(words: str) -> tuple[int, int, str] | None:
+    """Return the number at the beginning of the words, as numerator and denominator, and the words that follow it."""
+    parts = re.sub(r"(?<=[a-z])-(?=[a-z])", " ", words.casefold()).split()
+    sign = -1 if parts[:1] in (["minus"], ["negative"]) else 1
+    parts = parts[1:] if sign < 0 else parts
+    total = current = used = 0
+    for index, word in enumerate(parts):
+        if word in _CARDINALS:
+            current += _CARDINALS[word]
+        elif word == "hundred" and index:
+            current *= 100
+        elif word in MULTIPLIERS and index and current:
+            total, current = total + current * MULTIPLIERS[word], 0
+        elif (
+            word == "and"
+            and used
+            and index + 1 < len(parts)
+            and parts[index + 1] in _CARDINALS
+            and parts[index - 1] not in _CARDINALS
+        ):
+            pass
+        else:
+            break
+        used = index + 1
+    if used and used < len(parts) and parts[used] in _PARTS and total + current and parts[used] != "second":
+        return sign * (total + current), _PARTS[parts[used]], " ".join(parts[used + 1 :])
+    if not used and parts[:1] and parts[0] in ("half", "quarter") and len(parts) == 1:
+        return sign, _PARTS[parts[0]], ""
+    if len(parts) == 1 and parts[0] in _ORDINALS:
+        return _ORDINALS[parts[0]], 1, ""
+    return (sign * (total + current), 1, " ".join(parts[used:])) if used else None

@@ -1,0 +1,205 @@
+r"""Find the final answer in a response, and in a ground truth that is more than an answer.
+
+The last mark that a person would look for decides: a box (``\boxed{5}``, also unclosed), ``<answer>``, GSM8K's
+``####``, a line like ``Answer: 5``. Without a mark it is the whole text if that is short, the last formula, the last
+bold text, or the last number. What stands before ``</think>`` does not count.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from plaudit_reward.rules.boxes import closing_brace
+
+
+class FinalAnswer(NamedTuple):
+    """Hold the text of an answer, and the mark by which it was found."""
+
+    text: str
+    mark: str
+    adjacent: str = ""
+    """The contents of all boxes that stand side by side at the end, as a list; empty for a single one."""
+
+
+MOST_CHARACTERS = 100_000
+"""Of a longer response the end is read."""
+_TURN_END = re.compile(r"(?:<\|[\w-]{1,30}\|>|</s>|<eos>|<end_of_turn>)\Z")
+_THOUGHT = re.compile(r"</(?:think|thinking|thought|reasoning)>|<\|/think\|>|◁/think▷", re.IGNORECASE)
+_BOX = re.compile(r"(?:\\+|/)(?:boxed|fbox)\s*(?=\S)|(?<![A-Za-z\\])boxed(?=\{)")
+_BOX_END = re.compile(r"\\[)\]]|\n\s*\n|\$|<\|")
+_BETWEEN_BOXES = re.compile(r"[\s$\\()\[\]*]{0,20}(?:,|;|and|or|,\s*and|,\s*or)?[\s$\\()\[\]*]{0,20}")
+_BARE_BOX = re.compile(r"\\[A-Za-z]+(?:\{[^{}]*\})*|[^\s$\\{}]+")
+_TAG = "<answer>"
+_HASHES = re.compile(r"(?m)####[ \t]*(.*)$")
+_STRONG = re.compile(
+    r"(?i)(?<![a-z])(?:(?:final\s+|correct\s+)?answers?(?:\s+(?:is|are))?|réponse|respuesta|resposta|risposta|antwort|"
+    r"ответ|答案(?:是|为)?|答え(?:は)?|(?:정|최종\s*)?답(?:은)?)[ \t]*(?:\*\*|__)?[ \t]*[:：=][ \t]*(?:\*\*|__)?"
+    r"|(?:\*\*|\#)\s*final\s+answer\s*(?:\*\*)?\s*\n"
+)
+_SPOKEN = re.compile(
+    r"(?i)(?<![a-z])(?:(?:answers?|result|solutions?|value|total)(?:\s+(?:to|of|for)[^.\n]{1,80}?)?"
+    r"|(?:the\s+)?(?:correct|right)\s+(?:option|choice))\s+(?:is|are|equals|would\s+be|must\s+be|should\s+be)"
+    r"(?:\s+(?:therefore|thus|then|simply|just|exactly|approximately|about))?\s*[:：]?\s*|答案(?:是|为)\s*|答えは\s*"
+)
+_FORMULA = re.compile(
+    r"\$\$(?P<a>.{1,1000}?)\$\$|\\\[(?P<b>.{1,1000}?)\\\]|\\\((?P<c>.{1,1000}?)\\\)|(?<![\\$])\$(?P<d>(?:\\.|[^$\\\n]){1,1000})\$",
+    re.DOTALL,
+)
+_FORMULAS_JOINED = re.compile(r"\s*(?:,?\s*and|,?\s*or|,|;)\s*")
+_BOLD = re.compile(r"\*\*(?P<bold>[^*\n]{1,200})\*\*")
+_NUMBER = re.compile(
+    r"(?<![\w.^_])[-−]?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[/:]\d+)*(?:\s?\\?%|°)?|(?<![\w.])[-−]?\.\d+"
+)
+_NUMBER_THEN_WORDS = re.compile(r"([-−]?[$€£]?\d[\d,]*(?:\.\d+)?%?)\s+(?:[a-z]+\s+){2,}")
+_SENTENCE_END = re.compile(
+    r",\s+(?:not|and not|that is)\s|,?\s+(?:because|since|as|so that|which|where)\s"
+    r"|(?<!\b[ap]\.m)(?<!\d\.)[.!?](?=\s+[A-Z\W]|\s*\Z)(?!\.)"
+    r"|(?<=\d)\.(?=\s|\Z)|\n|<\|"
+)
+_MOST_WHOLE = 200
+_UNMARKED_CHARACTERS = 5_000
+
+
+def final_answer(response: str) -> FinalAnswer | None:
+    """Return the response's final answer; None where it gives none, or leaves its last box empty."""
+    text = response[-MOST_CHARACTERS:].rstrip()
+    while ending := _TURN_END.search(text, max(0, len(text) - 40)):
+        text = text[: ending.start()].rstrip()
+    text = behind_thoughts(text)
+    return _marked(text) or _unmarked(text)
+
+
+def final_truth(truth: str) -> FinalAnswer | None:
+    """Return the answer that a ground truth is, or ends with when it is a worked solution; None if it is blank."""
+    text = behind_thoughts(truth[-MOST_CHARACTERS:].strip())
+    found = _marked(text, lenient=False)
+    if found is None and text:
+        return FinalAnswer(text, "ground truth")
+    return found
+
+
+def behind_thoughts(text: str) -> str:
+    """Return what follows the last ``</think>``; the whole text without one, or when nothing follows."""
+    ends = list(_THOUGHT.finditer(text))
+    return text[ends[-1].end() :] if ends and text[ends[-1].end() :].strip() else text
+
+
+def _marked(text: str, *, lenient: bool = True) -> FinalAnswer | None:
+    """Return the answer at the last mark: box, tag, ``####`` or ``Answer:``; spoken marks where nothing else is."""
+    found: list[tuple[int, FinalAnswer]] = []
+    box = _last_box(text)
+    if box is not None:
+        found.append(box)
+    before, tag, tagged = text.rpartition(_TAG if _TAG in text else _TAG.upper())
+    tagged = re.split(r"</answer>", tagged, maxsplit=1, flags=re.IGNORECASE)[0].strip()
+    if tag and tagged and (box is None or box[0] < len(before)):
+        found.append((len(before), _marked(tagged) or FinalAnswer(tagged, "<answer>")))
+    for pattern, mark in ((_HASHES, "####"), (_STRONG, "Answer")):
+        marks = list(pattern.finditer(text))
+        if marks and (answer := _line(text, marks[-1].start(1) if mark == "####" else marks[-1].end())):
+            alone = _NUMBER_THEN_WORDS.match(answer) if mark == "####" else None
+            found.append((marks[-1].start(), FinalAnswer(alone[1] if alone else answer, mark)))
+    if found:
+        last = max(found, key=lambda item: item[0])[1]
+        return last if last.text else None if last.mark != "last box" else FinalAnswer("", "last box")
+    spoken = list(_SPOKEN.finditer(text)) if lenient or len(text) < _MOST_WHOLE else []
+    for told in reversed(spoken):
+        if answer := _line(text, told.end()):
+            return FinalAnswer(answer, "answer is")
+    return None
+
+
+def _unmarked(text: str) -> FinalAnswer | None:
+    whole = text[-_UNMARKED_CHARACTERS:].strip()
+    formulas = list(_FORMULA.finditer(whole))
+    if formulas:
+        return FinalAnswer(_joined_formulas(whole, formulas), "last formula")
+    bold = list(_BOLD.finditer(whole))
+    if bold and any(character.isdigit() for character in bold[-1]["bold"]):
+        return FinalAnswer(_unwrapped(bold[-1]["bold"]), "last bold text")
+    told = re.search(r"[a-z]{2,}\s+[-−]?[$€£]?\d", whole)
+    if (
+        whole
+        and not told
+        and "\n" not in whole
+        and len(whole) <= _MOST_WHOLE
+        and (len(whole.split()) <= 3 or "\\" in whole)
+    ):
+        return FinalAnswer(whole, "whole response")
+    numbers = list(_NUMBER.finditer(whole))
+    return FinalAnswer(numbers[-1][0], "last number") if numbers else None
+
+
+def _last_box(text: str) -> tuple[int, FinalAnswer] | None:
+    """Return where the last box begins, the innermost of nested ones, and what it holds."""
+    marks = list(_BOX.finditer(text))
+    if not marks:
+        return None
+    last = _inside_box(text, marks[-1].end(), len(text))
+    run, begins = [last[1]], marks[-1].start()
+    for mark in reversed(marks[:-1]):
+        end, inside = _inside_box(text, mark.end(), begins)
+        if not _BETWEEN_BOXES.fullmatch(text[end:begins]) or not inside:
+            break
+        run.append(inside)
+        begins = mark.start()
+    adjacent = ", ".join(reversed(run)) if len(run) > 1 else ""
+    return marks[-1].start(), FinalAnswer(last[1], "last box", adjacent)
+
+
+def _inside_box(text: str, start: int, limit: int) -> tuple[int, str]:
+    """Return the end and the contents of a box; one that stays open holds the rest of its formula."""
+    if text.startswith("{", start):
+        end = closing_brace(text[start:limit], 0)
+        if end is not None:
+            return start + end + 1, text[start + 1 : start + end].strip()
+        stop = _BOX_END.search(text, start, limit)
+        stays_open = stop.start() if stop else limit
+        return stays_open, text[start + 1 : stays_open].strip()
+    bare = _BARE_BOX.match(text, start, limit)
+    return (bare.end(), bare[0].rstrip(".,;")) if bare else (start, "")
+
+
+def _line(text: str, start: int) -> str:
+    """Return the answer that begins at ``start``: its formula, or the rest of its sentence on that line."""
+    rest = text[start : start + 4000].lstrip(" \t\r\n*_:：#")
+    formula = _FORMULA.match(rest)
+    if formula:
+        formulas = [formula]
+        while (joint := _FORMULAS_JOINED.match(rest, formulas[-1].end())) and (
+            following := _FORMULA.match(rest, joint.end())
+        ):
+            formulas.append(following)
+        after = re.match(
+            r"[ \t]*(?:\\?%|(?!and\b|or\b|is\b|so\b|since\b|which\b|where\b)[a-z]{1,12}\b)(?=[.\s]|\Z)",
+            rest[formulas[-1].end() :],
+        )
+        return ", ".join(_inside(item) for item in formulas) + (
+            f" \\text{{{after[0]}}}" if after and len(formulas) == 1 and "\\text" not in formula[0] else ""
+        )
+    end = _SENTENCE_END.search(rest)
+    return _unwrapped(rest[: end.start()] if end else rest)
+
+
+def _joined_formulas(text: str, formulas: list[re.Match[str]]) -> str:
+    """Return the last formula, with those before it that commas and "and" join to it."""
+    run = [formulas[-1]]
+    for formula in reversed(formulas[:-1]):
+        if not _FORMULAS_JOINED.fullmatch(text[formula.end() : run[-1].start()]):
+            break
+        run.append(formula)
+    return ", ".join(_inside(formula) for formula in reversed(run))
+
+
+def _inside(formula: re.Match[str]) -> str:
+    return next(group for group in formula.groups() if group is not None).strip()
+
+
+def _unwrapped(text: str) -> str:
+    """Return the text without Markdown around it."""
+    text = text.strip().strip("`").strip()
+    for mark in ("**", "__", "*"):
+        text = text.removeprefix(mark)
+        text = text.removesuffix(mark)
+    return text.strip()

@@ -1,0 +1,185 @@
+"""Know units: which measure the same, and how many of one make another."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import NamedTuple
+
+Dimension = tuple[tuple[str, int], ...]
+
+
+class Unit(NamedTuple):
+    """Hold the unit of a quantity: a known one has a dimension and a factor, any other the words that name it."""
+
+    dimension: Dimension | None
+    factor: Fraction
+    words: frozenset[str] = frozenset()
+    spelled: bool = True
+    r"""False: a single letter of a formula, such as ``5m``, which may be a variable."""
+
+
+def _table(dimension: Dimension, **factors: str) -> dict[str, tuple[Dimension, Fraction]]:
+    table = {}
+    for factor, names in factors.items():
+        value = Fraction(factor.removeprefix("f").replace("_", "/", 1).replace("p", "."))
+        table.update(dict.fromkeys(names.split(), (dimension, value)))
+    return table
+
+
+_LENGTH, _MASS, _TIME, _ANGLE = (("length", 1),), (("mass", 1),), (("time", 1),), (("angle", 1),)
+_AREA, _VOLUME, _MONTHS = (("length", 2),), (("length", 3),), (("months", 1),)
+_POWER_S = (("length", 2), ("mass", 1), ("time", -3))
+UNITS: dict[str, tuple[Dimension, Fraction]] = {
+    **_table(_LENGTH, f1="m meter metre", f1000="km kilometer kilometre", f1_100="cm centimeter centimetre"),
+    **_table(_LENGTH, f1_1000="mm millimeter millimetre", f1_1000000="μm um micron", f1_1000000000="nm nanometer"),
+    **_table(_LENGTH, f1_10="dm decimeter", f254_10000="in inch inches", f3048_10000="ft foot feet"),
+    **_table(_LENGTH, f9144_10000="yd yard", f1609344_1000="mi mile"),
+    **_table(_MASS, f1="kg kilogram", f1_1000="g gram gm", f1_1000000="mg milligram", f1000="t tonne"),
+    **_table(_MASS, f45359237_100000000="lb lbs pound", f45359237_1600000000="oz ounce", f90718474_100000="ton"),
+    **_table(_TIME, f1="s sec second", f60="min minute", f3600="h hr hour", f86400="day", f604800="week"),
+    **_table(_TIME, f1_1000="ms millisecond"),
+    **_table(_MONTHS, f1="month", f12="year yr"),
+    **_table(_ANGLE, f1="° degree deg", f1_60="arcminute"),
+    **_table((("radians", 1),), f1="rad radian"),
+    **_table((("dollars", 1),), f1="¤ dollar buck usd", f1_100="cent ¢"),
+    **_table((("euros", 1),), f1="€ euro eur"),
+    **_table((("sterling", 1),), f1="£ gbp", f1_100="pence penny"),
+    **_table((("yen", 1),), f1="¥ yen yuan"),
+    **_table((("rupees", 1),), f1="₹ rupee rs"),
+    **_table(_VOLUME, f1_1000="L l liter litre", f1_1000000="mL ml milliliter millilitre cc"),
+    **_table((("gallons", 1),), f1="gallon gal", f1_4="quart", f1_8="pint", f1_16="cup"),
+    **_table(_AREA, f10000="hectare ha", f40468564224_10000000="acre"),
+    **_table((("length", 1), ("time", -1)), f1609344_3600000="mph", f1000_3600="kph kmh kmph"),
+    **_table((("length", 1), ("mass", 1), ("time", -2)), f1="N newton"),
+    **_table((("length", 2), ("mass", 1), ("time", -2)), f1="J joule", f1000="kJ kilojoule"),
+    **_table(_POWER_S, f1="W watt", f1000="kW kilowatt"),
+    **_table((("length", -1), ("mass", 1), ("time", -2)), f1="Pa pascal", f1000="kPa"),
+    **_table((("volts", 1),), f1="V volt"),
+    **_table((("amperes", 1),), f1="A amp ampere"),
+    **_table((("ohms", 1),), f1="ohm Ω"),
+    **_table((("time", -1),), f1="Hz hertz", f1000="kHz"),
+    **_table((("kelvins", 1),), f1="K kelvin"),
+    **_table((("moles", 1),), f1="mol mole"),
+    **_table((("celsius", 1),), f1="°C celsius"),
+    **_table((("fahrenheit", 1),), f1="°F fahrenheit"),
+    **_table((), f1_100="% percent percentage pct"),
+}
+"""Dimension and factor by name, in the singular."""
+PERCENT = Unit((), Fraction(1, 100))
+DEGREE = Unit((("angle", 1),), Fraction(1))
+MULTIPLIERS = {
+    "hundred": 100,
+    "thousand": 1000,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+    "dozen": 12,
+    "hundreds": 100,
+    "thousands": 1000,
+    "millions": 10**6,
+    "billions": 10**9,
+    "dozens": 12,
+}
+_FILLERS = frozenset(
+    [
+        "of",
+        "the",
+        "a",
+        "an",
+        "in",
+        "total",
+        "long",
+        "wide",
+        "tall",
+        "high",
+        "away",
+        "old",
+        "each",
+        "away",
+        "altogether",
+        "about",
+        "approximately",
+        "roughly",
+        "exactly",
+        "only",
+        "around",
+        "is",
+        "are",
+        "more",
+        "less",
+        "left",
+    ]
+)
+GENERIC = frozenset(
+    [
+        "unit",
+        "units",
+        "way",
+        "ways",
+        "possibilities",
+        "possibility",
+        "time",
+        "times",
+        "item",
+        "items",
+        "value",
+        "values",
+        "solution",
+        "solutions",
+        "number",
+        "numbers",
+        "people",
+        "person",
+        "students",
+        "total",
+        "different",
+        "distinct",
+        "possible",
+        "integer",
+        "integers",
+        "such",
+    ]
+)
+"""Words that may stand beside any count."""
+_FACTOR = re.compile(r"(?P<word>[^\W\d_]+|[%¤€£¥₹¢]|°[CF]?)(?:\s*\^\s*\{?\s*(?P<power>-?\d)\s*\}?)?|(?P<per>/)")
+
+
+def unit_of(text: str) -> Unit | None:
+    """Return the unit that words and signs name, such as ``cm^2`` or ``miles per hour``; None without a word."""
+    dimension: dict[str, int] = {}
+    factor, sign, next_power, known = Fraction(1), 1, 1, False
+    unknown: list[str] = []
+    for found in _FACTOR.finditer(text):
+        word = found["word"]
+        if found["per"] or word == "per" or (word == "a" and known):
+            sign = -1
+            continue
+        if word.casefold() in ("square", "sq", "squared", "cubic", "cu"):
+            next_power = 3 if word.casefold() in ("cubic", "cu") else 2
+            continue
+        unit = _known(word)
+        power = sign * int(found["power"] or next_power)
+        next_power = 1
+        if unit is None:
+            unknown += [] if word.casefold() in _FILLERS else [_stem(word)]
+            continue
+        known = True
+        for base, exponent in unit[0]:
+            dimension[base] = dimension.get(base, 0) + exponent * power
+        factor *= unit[1] ** power
+    if known and (not unknown or dimension):
+        return Unit(tuple(sorted((base, power) for base, power in dimension.items() if power)), factor)
+    return Unit(None, Fraction(1), frozenset(unknown)) if unknown or text.strip() else None
+
+
+def _known(word: str) -> tuple[Dimension, Fraction] | None:
+    for name in (word, word.casefold(), _stem(word)):
+        if name in UNITS:
+            return UNITS[name]
+    return None
+
+
+def _stem(word: str) -> str:
+    word = word.casefold()
+    return word[:-1] if word.endswith("s") and len(word) > 3 and not word.endswith("ss") else word

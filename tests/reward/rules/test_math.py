@@ -1,0 +1,101 @@
+"""``rule: math`` finds the final answer and compares it as a careful person does.
+
+``math_cases.jsonl`` has labelled cases by kind; ``want`` is what a careful person gives. Right answers that other
+graders refuse and wrong ones that they accept are of public reports about verl, Math-Verify, TRL and NeMo.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plaudit_reward.rules.symbolic_rules import math_answer
+from plaudit_reward.scorer import Score
+from plaudit_wire.records import Sample
+
+CASES = [json.loads(line) for line in (Path(__file__).parent / "math_cases.jsonl").read_text().splitlines()]
+KINDS = sorted({case["kind"] for case in CASES})
+
+
+def _graded(response: str, truth: str) -> Score:
+    return math_answer(Sample("g", 0, "", "", response, truth))
+
+
+def test_the_cases_hold_both_kinds_of_answers() -> None:
+    assert len(CASES) >= 400
+    assert min(sum(case["want"] == value for case in CASES) for value in (0.0, 1.0)) >= 200
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_case_has_the_value_that_a_careful_person_gives(kind: str) -> None:
+    wrong: list[Any] = []
+    for case in CASES:
+        if case["kind"] == kind:
+            score = _graded(case["response"], case["ground_truth"])
+            if score.value != case["want"]:
+                wrong.append((case, score.extra))
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "reason"),
+    [
+        (r"\boxed{15}", "15", "last box: 15; the same expression"),
+        (r"\boxed{\frac{2}{4}}", "0.5", r"last box: \frac{2}{4}; equal as rational numbers"),
+        (r"\boxed{\sqrt8}", r"2\sqrt2", r"last box: \sqrt8; equal to 50 digits"),
+        (r"\boxed{(x+1)^2}", "x^2+2x+1", r"last box: (x+1)^2; equal for 4 values of x"),
+        (r"\boxed{2,1}", r"\{1,2\}", "last box: 2,1; the same set"),
+        ("Answer: 2.6458", "2.65", "Answer: 2.6458; equal when rounded to 3 significant digits"),
+        (r"\boxed{14}", "15", "last box: 14; not equal to the ground truth"),
+        (r"So \boxed{15}. No: \boxed{}", "15", "the last box is empty"),
+        ("I do not know.", "15", "the response gives no final answer"),
+    ],
+)
+def test_each_score_says_why(response: str, truth: str, reason: str) -> None:
+    assert _graded(response, truth).extra["reason"] == reason
+
+
+PARTS = (
+    *("1", "23", "0.5", "x", "i", "(", ")", "[", "]", "{", "}", r"\{", r"\}", "+", "-", "/", "^", "_", "=", "<", ","),
+    *(r"\frac", r"\sqrt", r"\pi", r"\infty", r"\text{", r"\text{cm}", " and ", " or ", ":", "%", "$", r"\cup", "|"),
+    *(
+        r"\setminus",
+        r"\in",
+        r"\begin{pmatrix}",
+        r"\end{pmatrix}",
+        "&",
+        r"\\",
+        r"\boxed{",
+        "!",
+        r"\pm",
+        "...",
+        "million",
+    ),
+    *("10:30", "PM", r"\overline{", r"\log_", r"\sin", r"\left", "Answer: ", "####", "</think>", "<answer>", "**", "²"),
+)
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=14), st.lists(st.sampled_from(PARTS), max_size=10))
+def test_any_text_gets_a_score_and_a_boxed_truth_is_right(answer: list[str], truth: list[str]) -> None:
+    assert _graded("".join(answer), "".join(truth)).value in (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        *("\\boxed{" * 10_000, "$" * 50_000, "\\[" * 30_000, " " * 50_000 + "x", "<answer>" * 10_000, "1," * 30_000),
+        *("\\boxed{" + "(2^{60000})" * 150 + "}", "\\boxed{" + "5000!" * 300 + "}", "\\boxed{" + "9^" * 500 + "9}"),
+        *("\\boxed{" + "(" * 900 + "1" + ")" * 900 + "}", "\\boxed{" + "\\{1,2\\}\\cup" * 150 + "\\{3\\}}"),
+    ],
+)
+def test_a_hostile_response_costs_little(response: str) -> None:
+    before = time.process_time()
+    assert _graded(response, response[7:-1][:2_000] or "1").value is not None
+    assert _graded(response, "12, 13").value == 0.0
+    assert time.process_time() - before < 5, "its own limit would have ended it after 10 CPU seconds"
