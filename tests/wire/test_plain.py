@@ -91,10 +91,16 @@ def test_levels_are_counted_alike_for_values_and_for_texts() -> None:
             plain_json(deeper, "body")
 
 
-@pytest.mark.parametrize("text", ["{", "NaN", "1e999", '"\ud800"', '"\\ud800"', b"\xff", "", "1 2"])
+@pytest.mark.parametrize("text", ["{", "NaN", "[-Infinity]", b"\xff", "", "1 2", "\ud800"])
 def test_a_text_that_is_no_json_is_refused(text: str | bytes) -> None:
     with pytest.raises(PlainDataError, match="body: is not JSON"):
         plain_json(text, "body")
+
+
+def test_halves_of_a_surrogate_pair_in_json_are_replaced_and_huge_numbers_refused() -> None:
+    assert plain_json('{"a": "\\ud800b", "c": "\\ud83d\\ude00"}') == {"a": "\ufffdb", "c": "😀"}
+    with pytest.raises(PlainDataError, match=r"body\.a: is inf, which JSON cannot hold"):
+        plain_json('{"a": 1e999}', "body")
 
 
 def test_types_of_other_libraries_become_python_s_own() -> None:
