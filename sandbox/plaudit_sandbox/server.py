@@ -196,10 +196,11 @@ class ProcessorUse(NamedTuple):
     """Report how a process has used the processors; nothing where the kernel does not tell."""
 
     ran_s: float = 0.0
+    """All threads together."""
     waited_s: float = 0.0
-    """It could have run, but others did. A wait that has not ended is not counted yet."""
+    """The thread that waited most could have run, but others did. A wait that has not ended is not counted yet."""
     ready: bool = False
-    """It runs now, or waits for a processor."""
+    """A thread runs now, or waits for a processor."""
 
 
 @dataclass
@@ -253,8 +254,7 @@ class _Watched:
     def look(self) -> None:
         """Note how it uses the processors."""
         use = _processor_use(self.process.pid)
-        # Threads that have ended are not there any more.
-        self.use = use._replace(ran_s=max(use.ran_s, self.use.ran_s), waited_s=max(use.waited_s, self.use.waited_s))
+        self.use = use._replace(waited_s=max(use.waited_s, self.use.waited_s))  # of threads that have ended, too
 
     @property
     def num_printed(self) -> int:
@@ -327,15 +327,20 @@ def _end_at_a_limit(watched: _Watched) -> None:
 
 
 def _processor_use(pid: int) -> ProcessorUse:
-    """Return how a process has used the processors, by the thread of it that ran, and that waited, most."""
-    ran_ns = waited_ns = 0
+    """Return how a process has used the processors."""
+    ran_s = waited_s = 0.0
     ready = False
     with contextlib.suppress(OSError, IndexError, ValueError):  # it has ended, or this machine hides processes
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            ran, waited, _ = (thread / "schedstat").read_bytes().split()
-            ran_ns, waited_ns = max(ran_ns, int(ran)), max(waited_ns, int(waited))
-            ready = ready or (thread / "stat").read_bytes().rpartition(b")")[2].split()[0] == b"R"
-    return ProcessorUse(ran_ns / 1e9, waited_ns / 1e9, ready)
+            waited_s = max(waited_s, int((thread / "schedstat").read_bytes().split()[1]) / 1e9)
+            ready = ready or _stat(thread)[0] == b"R"
+        ran_s = sum(map(int, _stat(Path(f"/proc/{pid}"))[11:13])) / os.sysconf("SC_CLK_TCK")
+    return ProcessorUse(ran_s, waited_s, ready)
+
+
+def _stat(folder: Path) -> list[bytes]:
+    """Return the fields of a process or thread from its state on; its name before may hold anything."""
+    return (folder / "stat").read_bytes().rpartition(b")")[2].split()
 
 
 def _num_threads(pid: int) -> int:
