@@ -132,17 +132,34 @@ class PromptTemplateSpec(Section):
     ``data_source`` and ``extra_info``."""
 
 
-class ParseSpec(Section):
-    """How to parse the judge's answer into a number: give exactly one of the three."""
+class RangeSpec(Section):
+    """The numbers that a rubric allows."""
 
-    regex: str = ""
-    """A regular expression; the first group of its first match is the number (``scope: group``: of every match)."""
-    json_path: str = ""
-    """Path of the number in the answer's first JSON value, such as ``$.score`` (``scope: group``: a list of numbers).
+    min: float
+    """The smallest."""
+    max: float
+    """The largest."""
+
+
+class ParseSpec(Section):
+    """How to parse the judge's answer: give exactly one of ``jsonPath``, ``regex`` and ``python``.
+
+    Its reasoning (``<think>…</think>``) does not count.
     """
+
+    json_path: str = ""
+    """Path of the number in the answer's last JSON value that has it, such as ``$.score`` (``scope: group``: a list of
+    numbers)."""
+    structured: bool = False
+    """Ask the endpoint for JSON of the form of ``jsonPath`` and ``range`` (``response_format: json_schema``). An
+    endpoint that refuses it is asked without. Default false."""
+    regex: str = ""
+    """A regular expression; the first group of its last match is the number (``scope: group``: of every match)."""
     python: PythonFunctionSpec | None = None
     """A function ``(answer)`` or ``(answer, sample)`` that returns the number; ``scope: group``: ``(answer, samples)``,
     a list."""
+    range: RangeSpec | None = None
+    """The rubric's numbers; any other is a data error of its sample. Default: all."""
 
 
 class JudgeSpec(Section):

@@ -16,6 +16,7 @@ from typing import Any, cast
 import msgspec
 
 from plaudit_job.load import job_data, section_data
+from plaudit_job.rules.answers import answer_schema, score_path
 from plaudit_job.secrets import secret_value
 from plaudit_job.spec.rewards import JudgeSpec, PythonScorerSpec, RewardSpec, ScorerSpec
 from plaudit_job.spec.rljob import RLJob
@@ -363,8 +364,22 @@ def _judge_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:
         TokenEstimate(judge.arguments),
         _usage_report(scorer.name, usage, context),
         _trace_header(context),
+        limits=_judge_limits(judge),
+        schema=_judge_schema(judge, group),
     )
     return built if group else _cached(built, scorer, usage, context)
+
+
+def _judge_limits(judge: JudgeSpec) -> tuple[float, float] | None:
+    return (judge.parse.range.min, judge.parse.range.max) if judge.parse.range is not None else None
+
+
+def _judge_schema(judge: JudgeSpec, group: bool) -> Callable[[int], Mapping[str, Any]] | None:
+    """Return the schema of an answer about so many samples; None where the endpoint is asked for no form."""
+    if not judge.parse.structured:
+        return None
+    steps, limits = score_path(judge.parse.json_path), _judge_limits(judge)
+    return lambda count: answer_schema(steps, limits, count if group else None)
 
 
 def _judge_parser(name: str, judge: JudgeSpec, group: bool, context: BuildContext) -> Parser:
