@@ -307,8 +307,11 @@ class ScorerSpec(Section):
     timeout_seconds: float | None = Field(default=None, gt=0, le=86_400)
     """Seconds of one attempt. Default: what is left of ``reward.timeoutSeconds``."""
     on_failure: Literal["mask", "zero", "dropGroup", "ignore"] | None = None
-    """What it means when this scorer has no value; ``ignore`` leaves it out of the sum. Default: ``reward.onFailure``.
-    """
+    """How a failure of this scorer counts: it raised, did not answer, or answered no number. ``ignore`` leaves it out
+    of the sum. Default: ``reward.onFailure``."""
+    on_none: Literal["mask", "ignore"] = "mask"
+    """How None of this scorer counts: the sample is not one that it scores. ``mask``: the sample has no reward;
+    ``ignore``: the scorer is left out of the sum, as in TRL. Default mask."""
 
     @property
     def url(self) -> str:

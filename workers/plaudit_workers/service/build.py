@@ -134,6 +134,7 @@ def _rules(scorer: ScorerSpec, reward: RewardSpec) -> Rules:
         retries=reward.retries if scorer.retries is None else scorer.retries,
         timeout_s=scorer.timeout_seconds,
         on_failure=scorer.on_failure or reward.on_failure,
+        on_none=scorer.on_none,
         when=When(scorer.when.scorer, scorer.when.equals) if scorer.when is not None else None,
     )
 
@@ -165,7 +166,7 @@ def has_group_scorers(reward: RewardSpec) -> bool:
 _DIGITS = 10
 _SIZES = ("workers", "gateway", "networkPolicy")
 """Sections of ``spec.reward`` that decide where samples are scored, and not how."""
-_NOT_OF_ITS_VALUE = ("weight", "when", "limits", "cache", "retries", "timeoutSeconds", "onFailure")
+_NOT_OF_ITS_VALUE = ("weight", "when", "limits", "cache", "retries", "timeoutSeconds", "onFailure", "onNone")
 
 
 def scoring_version(job: RLJob) -> str:
