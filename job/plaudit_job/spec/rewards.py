@@ -129,7 +129,7 @@ class PromptTemplateSpec(Section):
 
     path: FilePath = Field(min_length=1)
     """A Jinja file; it sees ``prompt``, ``messages``, ``response`` (``scope: group``: ``responses``), ``ground_truth``,
-    ``data_source`` and ``extra_info``."""
+    ``data_source``, ``extra_info`` and ``fence``, a random word."""
 
 
 class RangeSpec(Section):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import secrets
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -393,14 +394,16 @@ def _excerpt(answer: str) -> str:
 
 
 _SHARED = ("prompt", "messages", "ground_truth", "data_source", "extra_info")
+_FENCE, _FENCE_BYTES = "fence", 8
 
 
 class PromptTemplate:
     """Render the prompt from a file with a sandboxed Jinja template, read and checked once.
 
     Its variables are the sample's ``prompt``, ``messages``, ``ground_truth``, ``data_source``, ``extra_info`` and
-    ``response``; with ``scope: group`` the list ``responses`` replaces ``response``. Raises ``ConfigurationError``,
-    which names file and line, if it cannot be read, is not a template, or names an unknown variable.
+    ``response``; with ``scope: group`` the list ``responses`` replaces ``response``. ``fence`` is another random word in
+    each prompt, which no response can have foreseen. Raises ``ConfigurationError``, which names file and line, if it
+    cannot be read, is not a template, or names an unknown variable.
     """
 
     def __init__(self, path: str, *, group: bool = False) -> None:
@@ -428,13 +431,13 @@ class PromptTemplate:
         Raises ``DataError`` if the template fails on them, for instance on a missing item of ``extra_info``.
         """
         first = samples[0]
-        shown = {name: getattr(first, name) for name in _SHARED}
+        variables = {name: getattr(first, name) for name in _SHARED} | {_FENCE: secrets.token_hex(_FENCE_BYTES)}
         if self._group:
-            shown["responses"] = [sample.response for sample in samples]
+            variables["responses"] = [sample.response for sample in samples]
         else:
-            shown["response"] = first.response
+            variables["response"] = first.response
         try:
-            return self._template.render(shown)
+            return self._template.render(variables)
         except Exception as error:  # the user's template: filters and operators raise any exception
             frames = traceback.extract_tb(error.__traceback__)
             lines = [frame.lineno for frame in frames if frame.filename == self._path]
@@ -447,7 +450,7 @@ class PromptTemplate:
             raise ConfigurationError(
                 f"{self._path} includes another file. Copy its text into this one: a judge's prompt is one file"
             )
-        known = {*_SHARED, "responses" if self._group else "response"}
+        known = {*_SHARED, _FENCE, "responses" if self._group else "response"}
         for name in sorted(meta.find_undeclared_variables(tree) - known):
             line = min(node.lineno for node in tree.find_all(nodes.Name) if node.name == name)
             scope = f" (scope: {'group' if self._group else 'sample'})" if name in {"response", "responses"} else ""

@@ -83,7 +83,7 @@ async def test_vllms_answers_are_scored_and_its_refusals_reported(
         return scorer
 
     # A random model: made to write digits, and to end behind the first.
-    ends = {"stop": list("0123456789"), "include_stop_str_in_output": True}
+    ends = {"stop_token_ids": list(range(10)), "include_stop_str_in_output": True}
     digits = {"max_tokens": 32, "temperature": 0, "ignore_eos": True, "logit_bias": {"10": -100, "11": -100}}
     judge = await opened("hush", **digits, **ends)
     score = await judge.score(make_sample("271828"), Attempt(60.0))
