@@ -22,9 +22,8 @@ def judge(prompt: str) -> str:
     if wanted is None or written is None:
         return "I see nothing to judge."
     right = sum(a == b for a, b in zip(wanted[1], written["text"], strict=False))
-    return (
-        f"Let me see. {json.dumps({'reason': f'{right} of {len(wanted[1])} digits', 'score': right / len(wanted[1])})}"
-    )
+    verdict = {"reason": f"{right} of {len(wanted[1])} digits", "score": right / len(wanted[1])}
+    return f"Let me see. {json.dumps(verdict)}"
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -26,6 +26,7 @@ from plaudit_reward.scorer import Attempt, GroupScorer, Score, Scorer
 from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import CallTimeoutError, DataError, InfrastructureError, ScoreTimeoutError, ScoringError
 from plaudit_wire.logs import get_logger
+from plaudit_wire.plain import plain_text
 from plaudit_wire.records import Outcome, Sample, ScorerRecord
 
 logger = get_logger(__name__)
@@ -307,7 +308,7 @@ def record_of(score: Score, ended: AttemptsResult[Any]) -> ScorerRecord:
     return ScorerRecord(
         outcome=score.outcome,
         value=score.value,
-        reason=score.reason,
+        reason=None if score.reason is None else plain_text(score.reason),  # it may quote what an endpoint sent
         limiter_s=ended.limiter_s,
         held_s=ended.held_s,
         retry_s=ended.retry_s,

@@ -8,6 +8,8 @@ and the last JSON that has the path is the verdict. What only looks like JSON (`
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -68,12 +70,34 @@ _OPEN, _CLOSE = (
     for end in ("", "/")
 )
 _REASONING = re.compile(rf"(?is){_OPEN}(?:(?!{_OPEN}).)*?{_CLOSE}")
-_TO_CLOSE, _FROM_OPEN = re.compile(rf"(?is)^.*{_CLOSE}"), re.compile(rf"(?is){_OPEN}.*$")
+_TAG = re.compile(rf"(?i)(?P<open>{_OPEN})|{_CLOSE}")
 
 
 def without_reasoning(answer: str) -> str:
-    """Return an answer without its reasoning: ``<think>…</think>``, also where one of the two tags is missing."""
-    return _FROM_OPEN.sub("", _TO_CLOSE.sub("", _REASONING.sub("", answer))).strip()
+    """Return an answer without its reasoning: ``<think>…</think>``, also where one of the two tags is missing.
+
+    A tag inside a JSON value is text that the judge quotes.
+    """
+    text = _REASONING.sub("", answer)
+    tags = list(_TAG.finditer(text))
+    if tags:
+        quoted = _spans(text)
+        tags = [tag for tag in tags if not any(start < tag.start() < end for start, end in quoted)]
+    begin = max((tag.end() for tag in tags if not tag["open"]), default=0)
+    end = min((tag.start() for tag in tags if tag["open"] and tag.start() >= begin), default=len(text))
+    return text[begin:end].strip()
+
+
+def _spans(text: str) -> list[tuple[int, int]]:
+    """Return the places of the first JSON values of a text."""
+    spans: list[tuple[int, int]] = []
+    with contextlib.suppress(LookupError):
+        for found in itertools.islice(_json_values(text, []), _MOST_SPANS):
+            spans.append((found.start, found.end))  # noqa: PERF401 (those before the error count)
+    return spans
+
+
+_MOST_SPANS = 100
 
 
 class _Found(NamedTuple):

@@ -174,7 +174,7 @@ class SampleQuery:
         if not self.scorer:
             return ~_equals(table, "outcome", _SCORED)
         failures = [_equals(table, self._outcome_column, outcome) for outcome in OUTCOMES if outcome not in _NO_FAILURE]
-        return np.logical_or.reduce(failures)
+        return np.asarray(np.any(failures, axis=0), dtype=np.bool_)
 
     def rows(self, table: pyarrow.Table) -> RowNumbers:
         """Return the numbers of the rows that fulfil the conditions, in the query's order.

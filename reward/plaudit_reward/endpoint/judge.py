@@ -401,9 +401,11 @@ class PromptTemplate:
     """Render the prompt from a file with a sandboxed Jinja template, read and checked once.
 
     Its variables are the sample's ``prompt``, ``messages``, ``ground_truth``, ``data_source``, ``extra_info`` and
-    ``response``; with ``scope: group`` the list ``responses`` replaces ``response``. ``fence`` is another random word in
-    each prompt, which no response can have foreseen. Raises ``ConfigurationError``, which names file and line, if it
-    cannot be read, is not a template, or names an unknown variable.
+    ``response``; with ``scope: group`` the list ``responses`` replaces ``response``. ``fence`` is a random word,
+    another one in each prompt, which no response can foresee.
+
+    Raises ``ConfigurationError``, which names file and line, if the file cannot be read, is not a template, or names an
+    unknown variable.
     """
 
     def __init__(self, path: str, *, group: bool = False) -> None:

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from yarl import URL
 
@@ -133,7 +133,8 @@ def _plaudit_score(answer: Any) -> Score:
     if not isinstance(outcome, str) or outcome not in get_args(Outcome):
         raise MalformedAnswerError(f"the answer's outcome is {str(outcome)[:100]!r}")
     if outcome != "scored":
-        return Score.failed(_ENDED_ELSEWHERE.get(outcome, outcome), _text(answer.get("reason") or outcome))
+        ended = cast(Outcome, _ENDED_ELSEWHERE.get(outcome, outcome))
+        return Score.failed(ended, _text(answer.get("reason") or outcome))
     scorers = answer.get("scorers")
     scorers = scorers if isinstance(scorers, dict) else {}
     values = {name: result.get("value") for name, result in scorers.items() if isinstance(result, dict)}

@@ -100,6 +100,11 @@ async def test_a_number_that_is_not_finite_is_a_data_error(make_sample: Make) ->
         ("<think>a <think> b</think> c</think> d", "d"),
         ('<think>it ends here: {"score": 1}', ""),
         ("no tags", "no tags"),
+        ('{"why": "it wrote </think>", "score": 2}', '{"why": "it wrote </think>", "score": 2}'),
+        ('a </think>{"why": "it wrote </think>", "score": 2}', '{"why": "it wrote </think>", "score": 2}'),
+        ('{"why": "it wrote <think>", "score": 2}', '{"why": "it wrote <think>", "score": 2}'),
+        ('so {"score": </think>{"score": 2}', '{"score": 2}'),
+        ("</think>" * 100_000, ""),
     ],
 )
 def test_reasoning_is_no_part_of_an_answer(answer: str, text: str) -> None:

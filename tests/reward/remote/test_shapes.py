@@ -186,6 +186,17 @@ async def test_an_answer_without_a_finite_number_is_a_data_error(
         await ask(shape, Reply(body=answer) if not isinstance(answer, Reply) else answer)
 
 
+@pytest.mark.parametrize("answer", [b'{"\\ud800": 1}', b'{"outcome": "skipped", "reason": "\\ud800"}', b"[" * 100_000])
+@pytest.mark.parametrize("shape", ["plaudit", "slime", "openrlhf", "nemo-gym", "sandbox-fusion"])
+async def test_whatever_is_answered_the_result_can_be_stored(
+    answer: bytes, shape: ShapeName, server: Any, make_scorer: Callable[..., Any]
+) -> None:
+    server.reply = lambda request, number: Reply(body=answer)
+    scoring = await Pipeline([Stage(await make_scorer(shape), Rules(retries=0))]).score(SAMPLE)
+    assert scoring.value is None
+    msgspec.msgpack.encode(scoring)
+
+
 async def test_a_path_finds_the_score_in_any_answer(ask: Ask) -> None:
     assert (await ask("slime", {"result": [{"points": 3}]}, path="$.result[0].points")).value == 3.0
     with pytest.raises(MalformedAnswerError, match=r"\$.result finds nothing: no member 'result'"):
