@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from plaudit_job.rules.answers import without_reasoning
+from plaudit_job.rules.answers import find_json, score_path, without_reasoning
 from plaudit_reward.endpoint.judge import FunctionParser, JsonParser, Parser, RegexParser
 from plaudit_reward.functions.result import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer
@@ -216,3 +219,33 @@ def read(answer, samples):
 async def test_a_function_of_the_wrong_shape_is_reported_at_the_start(open_parser: Callable[..., Any]) -> None:
     with pytest.raises(ConfigurationError, match=r"read in .*parse\.py: nothing gives parameter 'scale' a value"):
         await open_parser("def read(answer, scale): return 1", scope="answer")
+
+
+PIECES = [
+    *'{}[]":,',
+    "score",
+    '"score": ',
+    "8",
+    "-",
+    "e",
+    "NaN",
+    "null",
+    "<think>",
+    "</think>",
+    "\\",
+    '\\"',
+    "\\u12",
+    "\n",
+]
+PIECES += ["\ud800", '{"score": 5}', '{"a": {"score": 1}}', "[1]", "9" * 5000]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join), st.sampled_from(["$.score", "$[0]", "$.a.score"]))
+def test_whatever_a_judge_answers_has_a_value_or_none(answer: str, path: str) -> None:
+    with contextlib.suppress(LookupError):
+        find_json(without_reasoning(answer), score_path(path))
+
+
+@given(st.lists(st.sampled_from(["a", " ", "\n", "[1]", "{x}", "- [ ] ", '{"score": 5} ']), max_size=20).map("".join))
+def test_the_last_verdict_counts_whatever_stands_before_it(prose: str) -> None:
+    assert find_json(without_reasoning(f'{prose}</think>{prose}\n{{"score": 8}}'), score_path("$.score")) == 8
