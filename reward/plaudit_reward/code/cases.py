@@ -190,7 +190,7 @@ class SampleTimer:
             self._since_s = time.monotonic()
         self._num_running += 1
         self._reschedule()
-        return self._ends_s() - time.monotonic()
+        return self._left_s()
 
     def end(self, waited_s: float = 0.0) -> None:
         """Note that a program that began has ended; it waited so long for a processor that others used."""
@@ -200,13 +200,14 @@ class SampleTimer:
             self._spent_s += time.monotonic() - self._since_s
         self._reschedule()
 
-    def _ends_s(self) -> float:
-        """Return when the time is up, if programs run until then; monotonic, as the event loop's clock."""
-        return self._since_s + self._attempt.limit_s + self._forgiven_s - self._spent_s
+    def _left_s(self) -> float:
+        """Return the seconds that are left, while programs run."""
+        return self._attempt.limit_s + self._forgiven_s - self._spent_s - (time.monotonic() - self._since_s)
 
     def _reschedule(self) -> None:
         if self._waits_for == "limit" and not self._timeout.expired():
-            self._timeout.reschedule(self._ends_s() if self._num_running else None)
+            now = asyncio.get_running_loop().time()
+            self._timeout.reschedule(now + self._left_s() if self._num_running else None)
 
     def report(self) -> None:
         """Add to the attempt how long the sample waited."""
