@@ -18,11 +18,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 def judge(prompt: str) -> str:
     """The answer to a prompt made by judge.j2."""
     wanted = re.search(r"Wanted: (.*)", prompt)
-    written = re.search(r"Written: (.*)", prompt)
+    written = re.search(r"(?s)<response-(?P<fence>\w+)>\n(?P<text>.*)\n</response-(?P=fence)>", prompt)
     if wanted is None or written is None:
         return "I see nothing to judge."
-    right = sum(a == b for a, b in zip(wanted[1], written[1], strict=False))
-    return f"Let me see. {json.dumps({'why': f'{right} of {len(wanted[1])} digits', 'score': right / len(wanted[1])})}"
+    right = sum(a == b for a, b in zip(wanted[1], written["text"], strict=False))
+    verdict = {"reason": f"{right} of {len(wanted[1])} digits", "score": right / len(wanted[1])}
+    return f"Let me see. {json.dumps(verdict)}"
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -8,8 +8,8 @@ the scorers that have a value. A scorer of non-zero weight without a value passe
 - ``ignore``: it is left out of the sum; if no other scorer has a value, the sample has none;
 - ``dropGroup``: as ``mask``, and the whole group is excluded from training.
 
-A scorer skipped by its ``when`` is left out of the sum and is no failure. A scorer that returned None masks its sample
-(outcome ``skipped``) unless ``onFailure`` is ``ignore``; ``zero`` and ``dropGroup`` apply to failures only.
+None is no failure: the scorer says that it does not apply. With ``onNone: mask`` its sample has no reward (outcome
+``skipped``), with ``ignore`` it is left out of the sum, as one is that its ``when`` skipped.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from plaudit_reward.scorer import Attempt, GroupScorer, Score, Scorer
 from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import CallTimeoutError, DataError, InfrastructureError, ScoreTimeoutError, ScoringError
 from plaudit_wire.logs import get_logger
+from plaudit_wire.plain import plain_text
 from plaudit_wire.records import Outcome, Sample, ScorerRecord
 
 logger = get_logger(__name__)
@@ -126,6 +127,7 @@ def _outcome(error: ScoringError) -> Outcome:
 
 
 FailurePolicy = Literal["mask", "zero", "dropGroup", "ignore"]
+NonePolicy = Literal["mask", "ignore"]
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,14 @@ class ScorerPart:
     weight: float
     on_failure: FailurePolicy
     record: ScorerRecord
+    on_none: NonePolicy = "mask"
+
+    @property
+    def decides(self) -> bool:
+        """Return True if it has no value, and the sample has none for it."""
+        if self.record.is_scored or self.held_back:
+            return False
+        return self.on_failure not in {"ignore", "zero"} if self.record.has_failed else self.on_none == "mask"
 
     @property
     def held_back(self) -> bool:
@@ -167,7 +177,7 @@ def weighted_sum(parts: Sequence[ScorerPart], *, provisional: bool = False) -> C
 
 def first_failure(parts: Sequence[ScorerPart]) -> Combined | None:
     """Return the outcome that one of the scorers decides: failures before skips, in the job's order."""
-    deciding = [part for part in parts if _decides(part)]
+    deciding = [part for part in parts if part.decides]
     for part in sorted(deciding, key=lambda part: not part.record.has_failed):
         drops = part.record.has_failed and part.on_failure == "dropGroup"
         return Combined(Score.failed(part.record.outcome, f"{part.name}: {part.record.reason}"), drops)
@@ -182,12 +192,6 @@ def values_of(parts: Sequence[ScorerPart]) -> dict[str, float | None]:
 def counted_value(part: ScorerPart) -> float | None:
     """Return the part's value; 0 for a failure with policy ``zero``; None if it does not count."""
     return 0.0 if part.record.has_failed and part.on_failure == "zero" else part.record.value
-
-
-def _decides(part: ScorerPart) -> bool:
-    if part.record.is_scored or part.held_back or part.on_failure == "ignore":
-        return False
-    return part.on_failure != "zero" or not part.record.has_failed
 
 
 def _nothing(parts: Sequence[ScorerPart]) -> Combined:
@@ -260,13 +264,14 @@ class When:
 
 @dataclass(frozen=True)
 class Rules:
-    """Hold the job's settings for one scorer: weight, retries, limits, ``when``, ``onFailure``."""
+    """Hold the job's settings for one scorer: weight, retries, limits, ``when``, ``onFailure``, ``onNone``."""
 
     weight: float = 1.0
     retries: int = 2
     timeout_s: float | None = None
     """Seconds of one call; None = the rest of the sample's budget."""
     on_failure: FailurePolicy = "mask"
+    on_none: NonePolicy = "mask"
     when: When | None = None
 
     def allowance(self, budget_s: float) -> Allowance:
@@ -275,7 +280,7 @@ class Rules:
 
     def part(self, name: str, record: ScorerRecord) -> ScorerPart:
         """Return its part in a sample's reward."""
-        return ScorerPart(name, self.weight, self.on_failure, record)
+        return ScorerPart(name, self.weight, self.on_failure, record, self.on_none)
 
 
 @dataclass(frozen=True)
@@ -303,7 +308,7 @@ def record_of(score: Score, ended: AttemptsResult[Any]) -> ScorerRecord:
     return ScorerRecord(
         outcome=score.outcome,
         value=score.value,
-        reason=score.reason,
+        reason=None if score.reason is None else plain_text(score.reason),  # it may quote what an endpoint sent
         limiter_s=ended.limiter_s,
         held_s=ended.held_s,
         retry_s=ended.retry_s,

@@ -95,7 +95,7 @@ def error_message(body: bytes, secret: str = "") -> str:
     """
     try:
         content = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         return excerpt(body, secret)
     if isinstance(content, dict):
         error = content.get("error", content)
@@ -133,11 +133,11 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
         pass
     try:
         until = parsedate_to_datetime(text).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     try:
         now = parsedate_to_datetime(headers.get("date", "")).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         now = time.time()
     return _bounded(until - now)
 

@@ -241,11 +241,11 @@ class GroupScoring:
         records = await self._ask(stage, [samples[i] for i in chosen], values)
         for i, record in zip(chosen, records, strict=True):
             scorers = {**scorings[i].scorers, stage.scorer.name: record}
-            if not record.is_scored and stage.rules.on_failure == "ignore":
+            # Its weight is always 1: it returns the final values, not a share of them.
+            part = replace(stage.rules.part(stage.scorer.name, record), weight=1.0)
+            if counted_value(part) is None and not part.decides:
                 result[i] = msgspec.structs.replace(scorings[i], scorers=scorers)
             else:
-                # Its weight is always 1: it returns the final values, not a share of them.
-                part = ScorerPart(stage.scorer.name, 1.0, stage.rules.on_failure, record)
                 result[i] = _with(scorings[i], weighted_sum([part]), scorers)
         return result
 

@@ -111,6 +111,12 @@ class _Program:
         self.__dict__["_plaudit_on"] = on
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._plaudit_call(*args, **kwargs)
+        except StopIteration as error:  # it would end map, zip and for, as if there were nothing more to test
+            raise RuntimeError("a function of the program raised StopIteration") from error
+
+    def _plaudit_call(self, *args: Any, **kwargs: Any) -> Any:
         operation = {
             "do": "call",
             "on": self._plaudit_on,
@@ -215,7 +221,7 @@ def _reading(name: str) -> Any:
     def read(self: Any, *args: Any) -> Any:
         value = self._plaudit_value()
         if isinstance(value, _Program):
-            return value.__getattr__(special)(*args)
+            return value.__getattr__(special)._plaudit_call(*args)
         return getattr(value, special)(*args)
 
     return read

@@ -87,6 +87,15 @@ def decode(tree: Any, refer: Callable[[int], Any]) -> Any:
     return _OTHERS[name][2](decode(content, refer))
 
 
+def with_integer_keys(mapping: dict[str, Any]) -> dict[Any, Any]:
+    """Return an object of JSON with integers as keys where all of them are integers, else itself."""
+    try:
+        keyed = {int(key): item for key, item in mapping.items()}
+    except ValueError:
+        return mapping
+    return keyed if len(keyed) == len(mapping) else mapping
+
+
 def _int_form(value: Any) -> Any:
     number = int(value)
     return number if -SMALL_INT < number < SMALL_INT else ["int", hex(number)]

@@ -1,10 +1,14 @@
 """Run a model's program: confine its process, which the template has just forked, run the program there, exit.
 
 Three forms: a function that is called with arguments; a program as verl runs it; a program as ``python program.py``
-runs it. verl's form puts everything from the first line on that is no import into a function, replaces ``sys.stdin`` by
-a ``StringIO``, and ``exit`` and ``subprocess`` by nothing. Correct programs fail in it when they call ``exit()``, read
-``sys.stdin.buffer`` or ``open(0)``, use ``from … import *`` or ``global``, or break an import over several lines; it is
-the default because scores must equal verl's (``prime_code``); ``as_script`` avoids it.
+runs it. verl's form puts everything from the first line on that is no import into a function, and replaces ``exit`` and
+``subprocess`` by nothing. Correct programs fail in it when they call ``exit()``, use ``from … import *`` or ``global``,
+or break an import over several lines; it is the default because scores must equal verl's (``prime_code``);
+``as_script`` avoids it. ``sys.stdin.buffer``, ``sys.stdout.buffer`` and ``open(0)`` fail in verl as well; here they
+work in every form.
+
+Whatever the test case alone decides is done before the program may begin: an error there is the row's, and the
+program, which has not run yet, cannot pretend it.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ import os
 import sys
 import threading
 import types
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 import msgspec
@@ -26,7 +32,7 @@ from plaudit_sandbox.assert_calls import perform_calls
 from plaudit_sandbox.assert_evaluation import evaluate
 from plaudit_sandbox.confinement import architecture, filter_program, install
 from plaudit_sandbox.lifetime import end_with
-from plaudit_sandbox.plain_values import encode
+from plaudit_sandbox.plain_values import encode, with_integer_keys
 from plaudit_sandbox.sandbox import PREAMBLE, RunProgram, limit_this_process
 
 
@@ -43,25 +49,34 @@ _RECURSION_LIMIT = 600_000
 _FILE_NAME = "<program>"
 
 
-def run_program(run: RunProgram) -> None:
-    """Run it; its output or result is then on file descriptor 1."""
-    sys.setrecursionlimit(_RECURSION_LIMIT)
+def prepared(run: RunProgram) -> Callable[[], None]:
+    """Return what runs the program; its output or result is then on file descriptor 1.
+
+    Raises whatever the test case's input raises, before any of the program runs.
+    """
     if run.part == "calls":
-        perform_calls(run.source, run.payload)
-    elif run.part == "evaluation":
-        evaluate(run.source, run.payload)
-    elif run.function is not None:
-        _call_function(run.source, run.function)
-    elif run.as_script:
-        _run_script(run.source)
-    else:
-        _run_as_verl_does(run.source)
+        return partial(perform_calls, run.source, run.payload)
+    if run.part == "evaluation":
+        return partial(evaluate, run.source, run.payload)
+    if run.function is not None:
+        return partial(_call_function, run.source, run.function, arguments_of(_stdin_text()))
+    if run.as_script:
+        return partial(_run_script, run.source)
+    return partial(_run_as_verl_does, run.source, _stdin_text())
 
 
-def _call_function(source: str, name: str) -> None:
-    arguments = [json.loads(line) for line in _stdin_text().split("\n")]
-    if arguments and isinstance(arguments[0], dict):  # JSON has text keys only; verl converts them back
-        arguments = [{int(key): item for key, item in arguments[0].items()}]
+def arguments_of(text: str) -> list[Any]:
+    """Return a function's arguments, one JSON text a line; verl's keys of the first one, if it is an object.
+
+    JSON has text keys only. As in verl they become integers where all of them are; the others stay what they are.
+    """
+    arguments = [json.loads(line) for line in text.split("\n")]
+    if isinstance(arguments[0], dict):
+        arguments[0] = with_integer_keys(arguments[0])
+    return arguments
+
+
+def _call_function(source: str, name: str, arguments: list[Any]) -> None:
     _remove_modules()
     sys.stdout = _Discard()
     module = _module("tmp_sol", PREAMBLE + source)
@@ -83,19 +98,23 @@ def _run_script(source: str) -> None:
         sys.stdout.flush()
 
 
-def _run_as_verl_does(source: str) -> None:
-    text = _stdin_text()
+def _run_as_verl_does(source: str, text: str) -> None:
     _remove_modules()
+    os.lseek(0, 0, os.SEEK_SET)  # for programs that open file descriptor 0 themselves
     sys.stdin, sys.stdout = _EarlyStdin(text), _Discard()
     module = _module("tmp_sol", PREAMBLE + as_function(source))
     captured = _Captured()
-    sys.stdin, sys.stdout = io.StringIO(text), captured
+    sys.stdin, sys.stdout = io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8", newline="\n"), captured
     try:
         module.code()
         _join_threads()
     except SystemExit:
         pass
-    _write(captured.getvalue())
+    _write_bytes(captured.buffer.getvalue())
+
+
+_IMPORTS = ("from ", "import ")
+_BEFORE_THE_BODY = "stdin = sys.stdin\nstdout = sys.stdout\ndef code():\n"
 
 
 def as_function(source: str) -> str:
@@ -103,9 +122,8 @@ def as_function(source: str) -> str:
     written: list[str] = []
     started = False
     for line in _without_main_guard(source).split("\n"):
-        is_import = line.startswith(("from ", "import "))
-        if not is_import and not started:
-            written.append("stdin = sys.stdin\nstdout = sys.stdout\ndef code():\n")
+        if not line.startswith(_IMPORTS) and not started:
+            written.append(_BEFORE_THE_BODY)
             started = True
         written.append(f"\t{line}\n" if started else f"{line}\n")
     return "".join(written)
@@ -121,6 +139,44 @@ def _without_main_guard(source: str) -> str:
     except (SyntaxError, ValueError, IndexError, RecursionError):
         pass  # it runs unchanged and raises its own error
     return source
+
+
+def _place(error: BaseException, run: RunProgram) -> str:
+    """Return the line of the program, as the model wrote it, in which an error arose; empty where there is none."""
+    line = error.lineno if isinstance(error, SyntaxError) and error.filename == _FILE_NAME else None
+    trace = error.__traceback__
+    while trace is not None and not isinstance(error, SyntaxError):
+        if trace.tb_frame.f_code.co_filename == _FILE_NAME:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    beside_the_fence = run.source.lstrip(" \t\r").startswith("\n")  # the program's first line is the one below
+    written = _written_line(run, line or 0) - beside_the_fence
+    return f" (line {written})" if written > 0 else ""
+
+
+def _written_line(run: RunProgram, line: int) -> int:
+    """Return the line of a run's source that stands in a line of the text that was compiled for it."""
+    if run.part != "program":
+        return line if run.part == "calls" else 0
+    line -= PREAMBLE.count("\n")
+    if run.as_script or run.function is not None:
+        return line
+    bare = _without_main_guard(run.source)
+    lines = bare.split("\n")
+    num_imports = next((i for i, text in enumerate(lines) if not text.startswith(_IMPORTS)), len(lines))
+    if line > num_imports:
+        line -= _BEFORE_THE_BODY.count("\n")
+    if bare == run.source or line < 1:
+        return line
+    *body, guard = ast.parse(run.source).body
+    assert isinstance(guard, ast.If)
+    pairs = zip(_statements([*body, *guard.body]), _statements(ast.parse(bare).body), strict=False)
+    starts = [(after.lineno, before.lineno) for before, after in pairs if after.lineno <= line]
+    return max(starts, default=(0, 0))[1]
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    return (node for statement in body for node in ast.walk(statement) if isinstance(node, ast.stmt))
 
 
 def _module(name: str, source: str) -> Any:
@@ -149,7 +205,11 @@ def _stdin_text() -> str:
 
 
 def _write(text: str) -> None:
-    data = memoryview(text.encode("utf-8", "surrogatepass"))
+    _write_bytes(text.encode("utf-8", "surrogatepass"))
+
+
+def _write_bytes(content: bytes) -> None:
+    data = memoryview(content)
     while data:
         data = data[os.write(1, data) :]
 
@@ -158,7 +218,7 @@ class _EarlyStdin(io.TextIOWrapper):
     """``sys.stdin`` as verl's programs have it before they are called: lines without their ends."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(io.BytesIO(), encoding="utf-8")
+        super().__init__(io.BytesIO(text.encode()), encoding="utf-8")
         self._text = text
         self._lines = iter(text.split("\n"))
 
@@ -172,8 +232,14 @@ class _EarlyStdin(io.TextIOWrapper):
         return self._text.split("\n")
 
 
-class _Captured(io.StringIO):
+class _Captured(io.TextIOWrapper):
     """Keep the output, also when the program closes the stream."""
+
+    buffer: io.BytesIO
+
+    def __init__(self) -> None:
+        bytes_alone = {"encoding": "utf-8", "errors": "surrogatepass", "newline": "\n", "write_through": True}
+        super().__init__(io.BytesIO(), **bytes_alone)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """Keep the stream open."""
@@ -191,6 +257,8 @@ class _Discard(io.TextIOBase):
 
 RAISED = 1
 """Exit code when the program raised."""
+UNPREPARED = 2
+"""Exit code, before ``CONFINED``, when the test case's own input cannot be read."""
 CONFINED = b"\x06"
 """Comes first on standard error, when the process is confined and the program begins."""
 _RULESET = 3
@@ -204,17 +272,21 @@ def run_and_leave(task: int, streams: tuple[int, int, int], ruleset: int | None,
 
     ``task``: file with the ``RunProgram``; ``ruleset``: of Landlock, None where the kernel has none.
     """
-    code = RAISED
+    code, run = RAISED, RunProgram("")
     try:
         run = read_task(task)
         _confine(run, streams, ruleset, template)
+        code = UNPREPARED
+        begin = prepared(run)
+        code = RAISED
         os.write(2, CONFINED)
-        run_program(run)
+        sys.setrecursionlimit(_RECURSION_LIMIT)
+        begin()
         code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) and ended.code else RAISED
     except BaseException as error:
-        _report(error)
+        _report(error, run)
     finally:
         os._exit(code & 0xFF)  # whatever happens, a program must not return into the template's code
 
@@ -243,12 +315,13 @@ def _confine(run: RunProgram, streams: tuple[int, int, int], ruleset: int | None
     install(filter_program(architecture(), os.getpid(), opens=ruleset is not None))
 
 
-def _report(error: BaseException) -> None:
+def _report(error: BaseException, run: RunProgram) -> None:
     try:
-        text = f"{type(error).__name__}: {error}"
+        message = error.msg if isinstance(error, SyntaxError) and error.filename == _FILE_NAME else str(error)
+        text = f"{type(error).__name__}: {message}"
     except Exception:  # the program's own __str__
         text = type(error).__name__
-    line = " ".join(text.split())[:_REASON_CHARACTERS]
+    line = " ".join(text.split())[:_REASON_CHARACTERS] + _place(error, run)
     try:
         os.write(2, f"\n{line}".encode(errors="replace"))
     except OSError:

@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 
 from plaudit_sandbox.lifetime import start_module
-from plaudit_wire.errors import ConfigurationError, InfrastructureError, WorkerKilledError
+from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError, WorkerKilledError
 from plaudit_wire.frames import frame
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -74,7 +74,8 @@ class ProgramLimits(msgspec.Struct, frozen=True):
     """Limit one run, that is, one test case."""
 
     time_s: float = 10.0
-    """Wall-clock seconds; a limit on CPU seconds is a little higher."""
+    """Seconds in which the program runs or waits by itself. While it waits for a processor that others use, no time
+    passes; a limit on CPU seconds is a little higher."""
     memory_bytes: int = 1 << 30
     """Memory that the program may map on top of what Python and the loaded modules have."""
     output_bytes: int = 16 << 20
@@ -111,10 +112,20 @@ def offer_to_the_oom_killer() -> None:
 
 
 Ending = Literal[
-    "finished", "raised", "exited", "crashed", "time limit", "memory limit", "output limit", "thread limit", "killed"
+    "finished",
+    "raised",
+    "exited",
+    "crashed",
+    "time limit",
+    "memory limit",
+    "output limit",
+    "thread limit",
+    "killed",
+    "unprepared",
 ]
 """The end of a run. ``exited``: with an exit code other than 0. ``crashed``: by a signal. ``killed``: by the kernel for
-lack of memory, which its cgroup's counter proves, or before the program began; only this is no fault of the program."""
+lack of memory, which its cgroup's counter proves, or before the program began. ``unprepared``: the test case's input
+cannot be read, and the program has not begun. Only the last two are no fault of the program."""
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
@@ -160,6 +171,8 @@ class Ran(msgspec.Struct, frozen=True, tag=True):
     reason: str = ""
     """The last line of standard error, when it did not finish."""
     wall_s: float = 0.0
+    waited_s: float = 0.0
+    """Part of ``wall_s`` in which it could have run, but others had the processors."""
     cpu_s: float = 0.0
     peak_bytes: int = 0
     """The most memory that it used at a time."""
@@ -169,7 +182,10 @@ FromServer = Ready | Unable | Ran
 ToServer = Prepare | RunProgram
 _START_WITHIN_S = 60.0
 _ANSWER_WITHIN_S = 30.0
-"""After the program's time limit; a fork server that is later than this hangs."""
+"""After the longest that a program may take; a fork server that is later than this hangs."""
+LONGEST_WAIT_FACTOR = 10.0
+"""A program that gets less than this share of a processor is ended after that many of its time limits; nobody can say
+then what it would have scored."""
 _LOOK_EVERY_S = 0.005
 _INHERITED = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
 """Variables that Python may need to start; the others hold the worker's secrets."""
@@ -194,19 +210,30 @@ class Sandbox:
         for server in self._servers:
             self._free.put_nowait(server)
 
-    async def run(self, run: RunProgram, on_begin: Callable[[], None] = lambda: None) -> Ran:
-        """Run a program once, on a free fork server; ``on_begin`` is called when it has one.
+    async def run(self, run: RunProgram, on_begin: Callable[[], float] = lambda: math.inf) -> Ran:
+        """Run a program once, on a free fork server.
 
-        Raises ``WorkerKilledError`` if fork servers die also under a program that is known to be good, and
-        ``InfrastructureError`` if the machine is out of memory, or cannot start processes.
+        ``on_begin`` is called when it has one, and returns the seconds that are left for it; without any, it does not
+        run.
+
+        Raises ``DataError`` if the test case's input cannot be read, ``WorkerKilledError`` if fork servers die also
+        under a program that is known to be good, and ``InfrastructureError`` if the machine is out of memory, gives the
+        program no processor, or cannot start processes.
         """
         server = await self._free.get()
-        on_begin()
+        left_s = on_begin()
+        if left_s <= 0:
+            self._free.put_nowait(server)
+            return Ran("time limit")
+        if left_s < run.limits.time_s:
+            run = msgspec.structs.replace(run, limits=msgspec.structs.replace(run.limits, time_s=left_s))
         # A task of its own: a caller that is cancelled must not leave an answer behind for the next one.
         task = asyncio.create_task(self._run_on(server, run))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         ran = await asyncio.shield(task)
+        if ran.ending == "unprepared":
+            raise DataError(f"ground_truth: the input of a test case cannot be passed to a program: {ran.reason}")
         if ran.ending == "killed":
             raise InfrastructureError(f"a program could not be run to its end: {ran.reason}")
         return ran
@@ -281,7 +308,7 @@ class _ForkServer:
         if self._process is None:
             await self.start()
         try:
-            async with asyncio.timeout(run.limits.time_s + _ANSWER_WITHIN_S):
+            async with asyncio.timeout(run.limits.time_s * LONGEST_WAIT_FACTOR + _ANSWER_WITHIN_S):
                 answer = await self._ask(run)
         except (OSError, EOFError, TimeoutError) as error:
             await self.stop()

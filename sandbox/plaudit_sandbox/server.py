@@ -31,8 +31,9 @@ import msgspec
 from plaudit_sandbox import confinement
 from plaudit_sandbox.confinement import architecture, drop_privileges
 from plaudit_sandbox.lifetime import end_with
-from plaudit_sandbox.program import CONFINED, RAISED, run_and_leave
+from plaudit_sandbox.program import CONFINED, RAISED, UNPREPARED, run_and_leave
 from plaudit_sandbox.sandbox import (
+    LONGEST_WAIT_FACTOR,
     Ending,
     FromServer,
     Prepare,
@@ -142,7 +143,8 @@ def _serve(connection: socket.socket, ruleset: int | None, supervisor: int) -> N
 
 
 _LOOK_EVERY_S = 0.02
-"""Between two looks at the number of threads."""
+"""Between two looks at the number of threads, and at the use of processors."""
+_LOOK_AT_LEAST_S = 0.001
 _CONFINED_WITHIN_S = 20.0
 """However busy the machine is; the program's own time begins only then."""
 _READ_BYTES = 1 << 16
@@ -190,6 +192,17 @@ def _file(name: str, content: bytes) -> int:
     return file
 
 
+class ProcessorUse(NamedTuple):
+    """Report how a process has used the processors; nothing where the kernel does not tell."""
+
+    ran_s: float = 0.0
+    """All threads together."""
+    waited_s: float = 0.0
+    """The thread that waited most could have run, but others did. A wait that has not ended is not counted yet."""
+    ready: bool = False
+    """A thread runs now, or waits for a processor."""
+
+
 @dataclass
 class _Watched:
     """Hold the state of a running program."""
@@ -208,14 +221,40 @@ class _Watched:
     """The program has begun."""
     over: Ending | None = None
     """The limit that it passed."""
+    use: ProcessorUse = field(default_factory=ProcessorUse)
+    """When it was last looked at."""
+    use_before: ProcessorUse = field(default_factory=ProcessorUse)
+    """When it began."""
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.began_s
 
     @property
+    def waited_s(self) -> float:
+        """Return how long it has waited for a processor that others used."""
+        return max(0.0, self.use.waited_s - self.use_before.waited_s)
+
+    @property
     def left_s(self) -> float:
-        return (self.limits.time_s if self.confined else _CONFINED_WITHIN_S) - self.seconds
+        """Return the seconds that it has left, if it does not wait for a processor now."""
+        return (self.limits.time_s if self.confined else _CONFINED_WITHIN_S) - self.seconds + self.waited_s
+
+    @property
+    def is_late(self) -> bool:
+        """Return True if its time is up: it has run for that time, or has nothing to run when the time is up."""
+        ran_s = self.use.ran_s - self.use_before.ran_s
+        waits = self.confined and self.use.ready and ran_s < self.limits.time_s
+        return self.left_s <= 0 and not waits and not self._has_ended()
+
+    def _has_ended(self) -> bool:
+        """Return True if it has ended by itself, which the template reports when it gets a processor."""
+        return bool(select.select([self.process.handle], [], [], 0)[0])
+
+    def look(self) -> None:
+        """Note how it uses the processors."""
+        use = _processor_use(self.process.pid)
+        self.use = use._replace(waited_s=max(use.waited_s, self.use.waited_s))  # of threads that have ended, too
 
     @property
     def num_printed(self) -> int:
@@ -243,7 +282,7 @@ def supervise(
     poll.register(connection, select.POLLRDHUP)
     exited = False
     while not exited:
-        for descriptor, _ in poll.poll(min(_LOOK_EVERY_S, max(0.0, watched.left_s)) * 1000):
+        for descriptor, _ in poll.poll(min(_LOOK_EVERY_S, max(_LOOK_AT_LEAST_S, watched.left_s)) * 1000):
             if descriptor == connection.fileno():
                 watched.end("killed")
                 raise EOFError
@@ -253,6 +292,7 @@ def supervise(
                 poll.unregister(descriptor)
                 open_pipes.discard(descriptor)
         if not exited:
+            watched.look()
             _end_at_a_limit(watched)
     for descriptor in open_pipes:
         while _read(watched, descriptor) and watched.num_printed <= limits.output_bytes:
@@ -268,6 +308,8 @@ def _read(watched: _Watched, descriptor: int) -> bool:
     else:
         if not watched.confined and data.startswith(CONFINED):
             watched.confined, watched.began_s = True, time.monotonic()
+            watched.look()
+            watched.use_before = watched.use
         watched.num_stderr += len(data)
         watched.stderr = (watched.stderr + data)[-_TAIL_BYTES:]
     return bool(data)
@@ -276,10 +318,29 @@ def _read(watched: _Watched, descriptor: int) -> bool:
 def _end_at_a_limit(watched: _Watched) -> None:
     if watched.num_printed > watched.limits.output_bytes:
         watched.end("output limit")
-    elif watched.left_s <= 0:
+    elif watched.is_late:
         watched.end("time limit")
+    elif watched.confined and watched.seconds > watched.limits.time_s * LONGEST_WAIT_FACTOR:
+        watched.end("killed")
     elif _num_threads(watched.process.pid) > watched.limits.threads:
         watched.end("thread limit")
+
+
+def _processor_use(pid: int) -> ProcessorUse:
+    """Return how a process has used the processors."""
+    ran_s = waited_s = 0.0
+    ready = False
+    with contextlib.suppress(OSError, IndexError, ValueError):  # it has ended, or this machine hides processes
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            waited_s = max(waited_s, int((thread / "schedstat").read_bytes().split()[1]) / 1e9)
+            ready = ready or _stat(thread)[0] == b"R"
+        ran_s = sum(map(int, _stat(Path(f"/proc/{pid}"))[11:13])) / os.sysconf("SC_CLK_TCK")
+    return ProcessorUse(ran_s, waited_s, ready)
+
+
+def _stat(folder: Path) -> list[bytes]:
+    """Return the fields of a process or thread from its state on; its name before may hold anything."""
+    return (folder / "stat").read_bytes().rpartition(b")")[2].split()
 
 
 def _num_threads(pid: int) -> int:
@@ -300,17 +361,22 @@ def _ran(watched: _Watched, exited: Exit) -> Ran:
         stdout=bytes(watched.stdout) if ending == "finished" else b"",
         reason=reason,
         wall_s=watched.seconds,
+        waited_s=watched.waited_s,
         cpu_s=exited.cpu_s,
         peak_bytes=exited.peak_bytes,
     )
 
 
 def _ending(watched: _Watched, exited: Exit, last_line: str) -> tuple[Ending, str]:
+    code = os.waitstatus_to_exitcode(exited.status)
+    if not watched.confined and code == UNPREPARED:
+        return "unprepared", last_line
     if not watched.confined:
         return "killed", f"its process could not be confined: {last_line or 'it was ended before that'}"
+    if watched.over == "killed":
+        return "killed", f"others used the processors for {watched.waited_s:.0f} of its {watched.seconds:.0f} s"
     if watched.over is not None:
         return watched.over, ""
-    code = os.waitstatus_to_exitcode(exited.status)
     if code == 0:
         return "finished", ""
     if code == RAISED and last_line.startswith("MemoryError"):

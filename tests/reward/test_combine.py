@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_reward.attempts import FailurePolicy, ScorerPart, values_of, weighted_sum
+from plaudit_reward.attempts import FailurePolicy, NonePolicy, ScorerPart, values_of, weighted_sum
 from plaudit_wire.records import ScorerRecord
 
 
@@ -23,8 +23,10 @@ def bad(
     weight: float = 1.0,
     name: str = "bad",
     attempts: int = 1,
+    on_none: NonePolicy = "mask",
 ) -> ScorerPart:
-    return ScorerPart(name, weight, policy, ScorerRecord(outcome, reason="why", attempts=attempts))  # type: ignore[arg-type]
+    record = ScorerRecord(outcome, reason="why", attempts=attempts)  # type: ignore[arg-type]
+    return ScorerPart(name, weight, policy, record, on_none)
 
 
 HELD_BACK = bad("skipped", name="held", attempts=0)
@@ -43,7 +45,10 @@ CASES: list[tuple[Sequence[ScorerPart], str, float | None, bool]] = [
     ([ok(0.5), bad(policy="dropGroup")], "infra_error", None, True),
     ([bad("skipped", "zero")], "skipped", None, False),
     ([bad("skipped", "dropGroup")], "skipped", None, False),
-    ([ok(0.5), bad("skipped", "ignore")], "scored", 0.5, False),
+    ([ok(0.5), bad("skipped", "ignore")], "skipped", None, False),
+    ([ok(0.5), bad("skipped", on_none="ignore")], "scored", 0.5, False),
+    ([ok(0.5), bad("data_error", on_none="ignore")], "data_error", None, False),
+    ([bad("skipped", on_none="ignore")], "skipped", None, False),
     ([ok(0.5), HELD_BACK], "scored", 0.5, False),
     ([HELD_BACK], "skipped", None, False),
     ([bad("skipped", name="first"), bad("timeout", name="second")], "timeout", None, False),

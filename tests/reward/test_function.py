@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from builders import make_sample
 from plaudit_reward.functions.function import UserFunction, declares_post_process
 from plaudit_reward.functions.result import Target
+from plaudit_reward.scorer import Attempt
 from plaudit_wire.errors import ConfigurationError, DataError
+from plaudit_wire.plain import PlainDataError, plain
 
 BROKEN = [
     ("def f(sample)\n    return 1", "line 1: expected ':'"),
@@ -94,3 +97,45 @@ def test_a_logged_column_of_another_length_is_a_data_error(reward_file: Callable
     returned = function.call([make_sample(), make_sample(index=1)], None)
     with pytest.raises(DataError, match=r"log_extra\('x', …\) got 1 values for 2 samples"):
         function.scores(returned, 2)
+
+
+RETURNS_A_COROUTINE = """
+import asyncio
+
+async def ask(text):
+    await asyncio.sleep(0)
+    return float(len(text))
+
+def one(solution_str):
+    return ask(solution_str)
+
+async def all_of(texts):
+    return [await ask(text) for text in texts]
+
+def compute_score(completions, **columns):
+    return all_of(completions)
+"""
+
+
+@pytest.mark.parametrize("isolation", [None, "thread", "inline"])
+async def test_a_coroutine_that_a_plain_function_returns_is_awaited(
+    open_scorer: Callable[..., Any], isolation: str | None
+) -> None:
+    one = await open_scorer(RETURNS_A_COROUTINE, "one", isolation=isolation)
+    for text in ("ab", "abc"):
+        assert (await one.score(make_sample(text), Attempt(10.0))).value == len(text)
+    group = await open_scorer(RETURNS_A_COROUTINE, scope="group", isolation=isolation)
+    scores = await group.score_group([make_sample("a"), make_sample("ab", index=1)], [0.0, 0.0], Attempt(10.0))
+    assert [score.value for score in scores] == [1.0, 2.0]
+
+
+async def test_the_widest_integers_reach_a_function_as_numbers_and_wider_ones_as_text(
+    open_scorer: Callable[..., Any],
+) -> None:
+    source = "def compute_score(solution_str, ground_truth): return float(int(solution_str) == int(ground_truth) + 1)"
+    scorer = await open_scorer(source)
+    for truth in (2**64 - 1, -(2**63), 2**53, str(10**30)):
+        sample = make_sample(str(int(truth) + 1), ground_truth=plain(truth))
+        assert (await scorer.score(sample, Attempt(10.0))).value == 1.0
+    with pytest.raises(PlainDataError, match="write it as text"):
+        plain(10**30, "ground_truth")

@@ -129,7 +129,7 @@ class Simulation:
         self.num_rows = 1000
         self.varied: set[int] = set()
         """Positions whose samples get different scores; those of another position are all equal."""
-        self.on_failure = "mask"
+        self.on_none = "mask"
         self.scorer: dict[str, Any] | None = None
         """The scorer's section; None: a function that returns the ground truth."""
         self.model_servers: dict[str, list[str]] = {}
@@ -272,7 +272,7 @@ class Simulation:
         transport = await self.open()
         arguments = {"slow_s": self.slow_s, "broken_file": str(self.broken_file)}
         python = {"path": str(self.folder / "rewards.py"), "function": "compute_score", "arguments": arguments}
-        scorer = self.scorer or {"name": "mine", "kind": "python", "python": python, "onFailure": self.on_failure}
+        scorer = self.scorer or {"name": "mine", "kind": "python", "python": python, "onNone": self.on_none}
         reward = RewardSpec.model_validate({"scorers": [scorer], "retries": 0}, by_alias=True, by_name=False)
         options = ScoringOptions(drain_grace_s=0.5, consumer=ConsumerOptions(**self.consumer))
         context = BuildContext(reward, name, model_servers=self.model_servers)

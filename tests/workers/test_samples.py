@@ -13,6 +13,8 @@ from plaudit_workers.cli import main
 from plaudit_workers.training.stored_samples import store_groups
 from stored_conversations import write_conversations
 
+Capture = pytest.CaptureFixture[str]
+
 
 def row(
     step: int, index: int, score: float | None, response: str = "four", reason: str | None = None
@@ -53,6 +55,27 @@ def run(tmp_path: Path) -> Path:
 def printed(capsys: pytest.CaptureFixture[str], run: Path, *arguments: str) -> str:
     assert main(["samples", run.name, "--runs-folder", str(run.parent), *arguments]) == 0
     return capsys.readouterr().out
+
+
+def test_samples_are_found_by_the_outcome_of_one_scorer(run: Path, capsys: Capture) -> None:
+    (file,) = (run / "samples").glob("step-000002-*")
+    rows = pyarrow.parquet.read_table(file).to_pylist()
+    rows[0] |= {
+        "scorer/other/outcome": "data_error",
+        "scorer/other/reason": "KeyError: 'x'",
+        "scorer/other/value": None,
+    }
+    rows[1] |= {"scorer/other/outcome": "skipped", "scorer/other/reason": None, "scorer/other/value": None}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    for condition in (["--failed"], ["--outcome", "data_error"]):
+        shown = printed(capsys, run, "--scorer", "other", *condition)
+        assert "group g2 sample 0" in shown
+        assert "other: data_error: KeyError: 'x'" in shown
+        assert shown.count("group g") == 1
+    assert "group g2 sample 1" in printed(capsys, run, "--scorer", "other", "--outcome", "skipped")
+    assert "no stored sample" in printed(capsys, run, "--scorer", "another", "--failed")
+    assert main(["samples", run.name, "--runs-folder", str(run.parent), "--scorer", "other"]) == 2
+    assert "--scorer names the scorer of --outcome or --failed" in capsys.readouterr().err
 
 
 def test_failed_samples_come_with_reason_and_texts_that_cannot_control_the_terminal(

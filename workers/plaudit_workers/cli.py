@@ -206,6 +206,9 @@ def _samples_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--failed", action="store_true", help="only samples without a score, with the reasons")
     which.add_argument("--lowest", action="store_true", help="the samples with the lowest scores")
     which.add_argument("--outcome", choices=OUTCOMES, default="", help="only samples whose scoring ended so")
+    parser.add_argument(
+        "--scorer", default="", metavar="NAME", help="--outcome and --failed are of this scorer, also of scored samples"
+    )
     parser.add_argument("--step", type=_positive, metavar="N", help="only samples of this step")
     parser.add_argument("--lowest-score", type=float, metavar="X", help="only samples with at least this score")
     parser.add_argument("--highest-score", type=float, metavar="X", help="only samples with at most this score")

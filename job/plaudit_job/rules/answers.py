@@ -1,13 +1,19 @@
-"""Parse ``judge.parse``, and find values in JSON answers by a subset of JSONPath.
+"""Parse ``judge.parse``, and find values in a judge's answer by a subset of JSONPath.
 
 ``$.score`` · ``$['the score']`` · ``$.answers[0].score`` · ``$.answers[-1]`` · ``$.answers[*].score`` (a list)
+
+A judge quotes the format, a draft, or the response that it judges before it gives its verdict. So reasoning is dropped,
+and the last JSON that has the path is the verdict. What only looks like JSON (``[1]``, ``{x}``) is prose.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import re
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import regex  # type: ignore[import-untyped]
 
@@ -16,7 +22,8 @@ from plaudit_wire.errors import ConfigurationError
 _STEP = re.compile(
     r"""\.(?P<name>\w+)|\[(?P<item>-?\d+)\]|\[(?P<all>\*)\]|\[(?P<quote>['"])(?P<quoted>.+?)(?P=quote)\]"""
 )
-_DECODER = json.JSONDecoder()
+_DECODER = json.JSONDecoder(strict=False)
+"""It accepts line breaks in strings, which models write."""
 Step = str | int | None
 """A member's name, an item's index, or None for every item."""
 
@@ -57,14 +64,195 @@ def value_at(document: Any, steps: list[Step]) -> Any:
     return document
 
 
-def find_json(text: str) -> Any:
-    """Return the first JSON object or list in a text, often with prose around it; raise ``LookupError`` without one."""
-    for start in re.finditer(r"[\[{]", text):
+_TAGS = ("think", "thinking", "thought", "reasoning", "seed:think")
+_OPEN, _CLOSE = (
+    "(?:" + "|".join([rf"<{end}(?:{'|'.join(_TAGS)})>", rf"\[{end}THINK\]", rf"◁{end}think▷"]) + ")"
+    for end in ("", "/")
+)
+_REASONING = re.compile(rf"(?is){_OPEN}(?:(?!{_OPEN}).)*?{_CLOSE}")
+_TAG = re.compile(rf"(?i)(?P<open>{_OPEN})|{_CLOSE}")
+
+
+def without_reasoning(answer: str) -> str:
+    """Return an answer without its reasoning: ``<think>…</think>``, also where one of the two tags is missing.
+
+    A tag inside a JSON value is text that the judge quotes.
+    """
+    text = _REASONING.sub("", answer)
+    tags = list(_TAG.finditer(text))
+    if tags:
+        quoted = _spans(text)
+        tags = [tag for tag in tags if not any(start < tag.start() < end for start, end in quoted)]
+    begin = max((tag.end() for tag in tags if not tag["open"]), default=0)
+    end = min((tag.start() for tag in tags if tag["open"] and tag.start() >= begin), default=len(text))
+    return text[begin:end].strip()
+
+
+def _spans(text: str) -> list[tuple[int, int]]:
+    """Return the places of the first JSON values of a text."""
+    spans: list[tuple[int, int]] = []
+    with contextlib.suppress(LookupError):
+        for found in itertools.islice(_json_values(text, []), _MOST_SPANS):
+            spans.append((found.start, found.end))  # noqa: PERF401 (those before the error count)
+    return spans
+
+
+_MOST_SPANS = 100
+
+
+class _Found(NamedTuple):
+    """Hold a JSON value in a text, and where it stands."""
+
+    value: Any
+    start: int
+    end: int
+
+
+_JSON_START = re.compile(r"\{\s*[\"}]|\[(?=\s*[\[{\"\]\-0-9tfnNI])")
+_BRACKETS = re.compile(r"[\[\]{}]")
+_TRAILING_COMMA = re.compile(r",(\s*[}\]])")
+_LONE_BACKSLASH = re.compile(r"\\(?![\"\\/bfnrt]|u[0-9a-fA-F]{4})")
+_MOST_WORK = 2_000_000
+"""Characters that may be read in vain: an answer of broken JSON must not hold up the others."""
+_WORK_OF_DEPTH = 10_000
+
+
+def find_json(text: str, steps: list[Step]) -> Any:
+    """Return the value at the path in the last JSON object or list of a text, with prose around it, that has the path.
+
+    Lists that stand in a sentence, such as citations, count only where no other list has the path. Raises
+    ``LookupError`` that says what is missing.
+    """
+    held: list[tuple[int, Any]] = []
+    missing = "it contains no JSON object or list"
+    for found in _json_values(text, steps):
         try:
-            return _DECODER.raw_decode(text, start.start())[0]
-        except ValueError:
+            held.append((_rank(text, found), value_at(found.value, steps)))
+        except LookupError as error:
+            missing = str(error.args[0])
+    if not held:
+        raise LookupError(missing)
+    best = max(rank for rank, _ in held)
+    return [value for rank, value in held if rank == best][-1]
+
+
+def _rank(text: str, found: _Found) -> int:
+    """Return how much a value looks like an answer: objects, and lists on lines of their own, more than citations."""
+    if isinstance(found.value, dict):
+        return 2
+    before, after = text[: found.start].rpartition("\n")[2], text[found.end :].partition("\n")[0]
+    if not before.strip() and not after.strip(" \t\r.;`"):
+        return 2
+    return int(len(found.value) > 1 or isinstance(next(iter(found.value), None), dict | list))
+
+
+def _json_values(text: str, steps: list[Step]) -> Iterator[_Found]:
+    """Yield the JSON objects and lists that are part of no other one, in order.
+
+    Raises ``LookupError`` where the text ends inside one, or where a broken one has the path's first member: what
+    stands before it is not the verdict.
+    """
+    position, work = 0, 0
+    broken = ""
+    while (start := _JSON_START.search(text, position)) is not None:
+        begin = start.start()
+        try:
+            value, position = _DECODER.raw_decode(text, begin)
+            broken = ""
+            yield _Found(value, begin, position)
             continue
-    raise LookupError("it contains no JSON object or list")
+        except json.JSONDecodeError as error:
+            stopped, cut = error.pos, error.msg.startswith("Unterminated") or not text[error.pos :].strip()
+        except (ValueError, RecursionError):  # an integer of thousands of digits, or thousands of levels
+            stopped, cut = begin + _WORK_OF_DEPTH, False
+        if cut and text[begin] == "{":
+            raise LookupError("it ends inside a JSON object")
+        # The error itself counts the lines before it.
+        work += (len(text) - begin if cut else stopped - begin) + begin // 20
+        if work > _MOST_WORK:
+            raise LookupError("it contains too much broken JSON")
+        end = 0
+        if text[begin] == "{" and stopped > start.end():
+            end, looked_at = _balanced_end(text, begin, _MOST_WORK - work)
+            work += looked_at
+        repaired = _repaired(text[begin:end]) if end else None
+        if repaired is not None:
+            yield _Found(repaired, begin, end)
+        elif end and _names_first(text[begin:end], steps):
+            broken = "its last JSON object with that member is malformed"
+        position = end or begin + _run(text, begin)
+    if broken:
+        raise LookupError(broken)
+
+
+def _run(text: str, begin: int) -> int:
+    """Return the length of a run of opening brackets: none of them begins a value if the first does not."""
+    end = begin
+    while text[end : end + 1] == "[":
+        end += 1
+    return max(1, end - begin - 1)
+
+
+def _balanced_end(text: str, begin: int, most: int) -> tuple[int, int]:
+    """Return where the bracket at ``begin`` is closed, by counting brackets, and the characters looked at.
+
+    The place is 0 where it is not closed within ``most`` characters.
+    """
+    level = 0
+    for bracket in _BRACKETS.finditer(text, begin, begin + most):
+        level += 1 if bracket[0] in "[{" else -1
+        if level == 0:
+            return bracket.end(), bracket.end() - begin
+    return 0, min(most, len(text) - begin)
+
+
+def _repaired(text: str) -> Any:
+    """Return the value of JSON with faults that models make: a comma before a bracket, TeX in strings; else None."""
+    try:
+        return json.loads(_TRAILING_COMMA.sub(r"\1", _LONE_BACKSLASH.sub(r"\\\\", text)), strict=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _names_first(text: str, steps: list[Step]) -> bool:
+    first = next((step for step in steps if isinstance(step, str)), None)
+    return first is not None and re.search(rf'"{re.escape(first)}"\s*:', text) is not None
+
+
+def answer_schema(steps: list[Step], limits: tuple[float, float] | None, count: int | None) -> dict[str, Any]:
+    """Return the JSON schema of an answer that has a number at a path.
+
+    Args:
+        limits: The smallest and the largest number.
+        count: Numbers of a group, at a path of a list; None: one number.
+
+    Raises ``ValueError`` for a path that no schema expresses: it begins with no member, or numbers an item.
+    """
+    if not steps or not isinstance(steps[0], str):
+        raise ValueError("the path must begin with a member, such as $.score")
+    bounds = {} if limits is None else {"minimum": limits[0], "maximum": limits[1]}
+    schema: dict[str, Any] = {"type": "number", **bounds}
+    lists = [] if count is None or None in steps else [None]
+    for step in reversed([*steps, *lists]):
+        if isinstance(step, int):
+            raise ValueError(f"the path numbers an item, [{step}]")
+        if step is None:
+            schema = {"type": "array", "items": schema, **({} if count is None else _exactly(count))}
+        else:
+            schema = _object({step: schema})
+    (name, member), *_ = schema["properties"].items()
+    return schema if name == _REASON else _object({_REASON: {"type": "string"}, name: member})
+
+
+_REASON = "reason"
+
+
+def _exactly(count: int) -> dict[str, int]:
+    return {"minItems": count, "maxItems": count}
+
+
+def _object(members: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": members, "required": [*members], "additionalProperties": False}
 
 
 def _kind(document: Any) -> str:

@@ -157,9 +157,12 @@ class CodeOptions(RuleArguments, frozen=True, forbid_unknown_fields=True):
     cases: int | None = None
     """How many test cases count, from the first on; 0: all. Default: where the share counts 10 (verl's number), else
     all."""
+    tolerance: float | None = None
+    """Compare printed text word by word, and results as JSON (tuples are lists, keys are text); numbers that are not
+    both integers may differ by this times ``max(1, |expected|)``. Default: as verl compares."""
     as_script: bool = False
     """Run programs as ``python program.py`` does. Default: as verl's ``prime_code`` does, in which correct programs
-    fail that call ``exit()``, read ``sys.stdin.buffer``, use ``global``, or import in unusual forms."""
+    fail that call ``exit()``, use ``global``, or import in unusual forms."""
     url: str | None = None
     """A Sandbox Fusion server. Default: the local sandbox."""
     concurrency: int = 64
@@ -185,6 +188,7 @@ class CodeOptions(RuleArguments, frozen=True, forbid_unknown_fields=True):
         for name, value, right, remedy in (
             ("timeSeconds", self.time_seconds, self.time_seconds > 0, "give seconds above 0"),
             ("cases", self.cases, (self.cases or 0) >= 0, "give a number of test cases, or 0 for all"),
+            ("tolerance", self.tolerance, 0 <= (self.tolerance or 0) < 1, "give a number from 0 to below 1"),
             ("concurrency", self.concurrency, self.concurrency > 0, "give at least 1"),
             ("url", self.url, is_url, url_remedy),
         ):

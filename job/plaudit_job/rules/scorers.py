@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from plaudit_job.problem import Problem
-from plaudit_job.rules.answers import json_path, score_path, score_pattern
+from plaudit_job.rules.answers import answer_schema, json_path, score_path, score_pattern
 from plaudit_job.rules.arguments import RULE_ARGUMENTS, read_arguments
 from plaudit_job.spec.rewards import KINDS, JudgeSpec, ScorerSpec, ServiceSpec, kinds_with
 from plaudit_job.spec.rljob import Spec
@@ -188,6 +188,7 @@ def _judge_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
     if scorer.judge is None:
         return
     yield from _parse(f"{field}.judge.parse", scorer.judge)
+    yield from _answer_form(f"{field}.judge", scorer.judge)
     yield from _place(f"{field}.judge", scorer.judge)
     yield from _base_url(f"{field}.judge.baseUrl", scorer.judge)
     for name in _OWN_MEMBERS:
@@ -197,11 +198,16 @@ def _judge_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
 
 
 def _parse(field: str, judge: JudgeSpec) -> Iterator[Problem]:
-    ways = [name for name, given in judge.parse.model_dump(exclude_none=True).items() if given]
+    parse = judge.parse
+    ways = [
+        name
+        for name, given in (("regex", parse.regex), ("jsonPath", parse.json_path), ("python", parse.python))
+        if given
+    ]
     if len(ways) != 1:
         yield Problem(
             field,
-            f"needs exactly one of regex, jsonPath and python, but has {' and '.join(ways) or 'none'}",
+            f"needs exactly one of jsonPath, regex and python, but has {' and '.join(ways) or 'none'}",
             "Give one",
         )
         return
@@ -212,6 +218,23 @@ def _parse(field: str, judge: JudgeSpec) -> Iterator[Problem]:
             score_path(judge.parse.json_path)
     except ConfigurationError as error:
         yield Problem(f"{field}.{ways[0]}", str(error), "Fix it")
+
+
+def _answer_form(field: str, judge: JudgeSpec) -> Iterator[Problem]:
+    parse = judge.parse
+    if parse.range is not None and not parse.range.min < parse.range.max:
+        yield Problem(f"{field}.parse.range", "has a min that is not below its max", "Give the rubric's numbers")
+    if not parse.structured:
+        return
+    if "response_format" in judge.arguments:
+        remedy = "Remove one of the two"
+        yield Problem(f"{field}.parse.structured", "sets response_format, which arguments set, too", remedy)
+    try:
+        answer_schema(json_path(parse.json_path or "$"), None, None)
+    except ValueError as error:
+        yield Problem(
+            f"{field}.parse.structured", f"needs a jsonPath of members: {error}", "Write it like $.score, or remove it"
+        )
 
 
 def _place(field: str, judge: JudgeSpec) -> Iterator[Problem]:

@@ -129,20 +129,37 @@ class PromptTemplateSpec(Section):
 
     path: FilePath = Field(min_length=1)
     """A Jinja file; it sees ``prompt``, ``messages``, ``response`` (``scope: group``: ``responses``), ``ground_truth``,
-    ``data_source`` and ``extra_info``."""
+    ``data_source``, ``extra_info`` and ``fence``, a random word."""
+
+
+class RangeSpec(Section):
+    """The numbers that a rubric allows."""
+
+    min: float
+    """The smallest."""
+    max: float
+    """The largest."""
 
 
 class ParseSpec(Section):
-    """How to parse the judge's answer into a number: give exactly one of the three."""
+    """How to parse the judge's answer: give exactly one of ``jsonPath``, ``regex`` and ``python``.
 
-    regex: str = ""
-    """A regular expression; the first group of its first match is the number (``scope: group``: of every match)."""
-    json_path: str = ""
-    """Path of the number in the answer's first JSON value, such as ``$.score`` (``scope: group``: a list of numbers).
+    Its reasoning (``<think>…</think>``) does not count.
     """
+
+    json_path: str = ""
+    """Path of the number in the answer's last JSON value that has it, such as ``$.score`` (``scope: group``: a list of
+    numbers)."""
+    structured: bool = False
+    """Ask the endpoint for JSON of the form of ``jsonPath`` and ``range`` (``response_format: json_schema``). An
+    endpoint that refuses it is asked without. Default false."""
+    regex: str = ""
+    """A regular expression; the first group of its last match is the number (``scope: group``: of every match)."""
     python: PythonFunctionSpec | None = None
     """A function ``(answer)`` or ``(answer, sample)`` that returns the number; ``scope: group``: ``(answer, samples)``,
     a list."""
+    range: RangeSpec | None = None
+    """The rubric's numbers; any other is a data error of its sample. Default: all."""
 
 
 class JudgeSpec(Section):
@@ -290,8 +307,11 @@ class ScorerSpec(Section):
     timeout_seconds: float | None = Field(default=None, gt=0, le=86_400)
     """Seconds of one attempt. Default: what is left of ``reward.timeoutSeconds``."""
     on_failure: Literal["mask", "zero", "dropGroup", "ignore"] | None = None
-    """What it means when this scorer has no value; ``ignore`` leaves it out of the sum. Default: ``reward.onFailure``.
-    """
+    """How a failure of this scorer counts: it raised, did not answer, or answered no number. ``ignore`` leaves it out
+    of the sum. Default: ``reward.onFailure``."""
+    on_none: Literal["mask", "ignore"] = "mask"
+    """How None of this scorer counts: the sample is not one that it scores. ``mask``: the sample has no reward;
+    ``ignore``: the scorer is left out of the sum, as in TRL. Default mask."""
 
     @property
     def url(self) -> str:

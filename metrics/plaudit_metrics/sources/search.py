@@ -21,7 +21,9 @@ import pyarrow.compute
 import pyarrow.parquet
 from numpy.typing import NDArray
 
+from plaudit_metrics.sources.sample_schema import scorer_column
 from plaudit_metrics.sources.samples import UnreadableFileError
+from plaudit_wire.records import OUTCOMES
 
 if TYPE_CHECKING:
     from plaudit_metrics.sources.samples import ListedSample
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 FAILED = "failed"
 """As ``outcome``: every outcome but ``scored``."""
 _SCORED = "scored"
+_NO_FAILURE = (_SCORED, "skipped")
 _EQUAL = ("data_source", "split", "group", "prompt_id")
 _BOUNDED = ("outcome", "score", "data_source", "split")
 _FIRST_SAMPLES = 16
@@ -114,6 +117,8 @@ class SampleQuery:
 
     outcome: str = ""
     """An outcome, or ``failed``."""
+    scorer: str = ""
+    """The scorer that ``outcome`` is of; empty: the sample's own. Only files are searched by it."""
     lowest: float | None = None
     """The least score."""
     highest: float | None = None
@@ -127,13 +132,13 @@ class SampleQuery:
 
     def excludes(self, bounds: Mapping[str, Bounds]) -> bool:
         """Return True if no sample of a file with these bounds can fulfil the conditions."""
-        outcome = bounds.get("outcome")
+        outcome = None if self.scorer else bounds.get("outcome")
         if self.outcome == FAILED and outcome and outcome[:2] == (_SCORED, _SCORED) and not outcome.nulls:
             return True
         wanted: dict[str, tuple[str | float | None, str | float | None]] = {
             name: (value, value) for name in _EQUAL if (value := getattr(self, name))
         }
-        if self.outcome and self.outcome != FAILED:
+        if self.outcome and self.outcome != FAILED and not self.scorer:
             wanted["outcome"] = (self.outcome, self.outcome)
         wanted["score"] = (self.lowest, self.highest)
         return any(name in bounds and _apart(bounds[name], *span) for name, span in wanted.items())
@@ -154,9 +159,22 @@ class SampleQuery:
     def columns(self) -> list[str]:
         """Return the columns that the conditions and the order read."""
         names = [name for name in _EQUAL if getattr(self, name)]
-        names += ["outcome"] if self.outcome else []
+        names += [self._outcome_column] if self.outcome else []
         by_score = self.order != "stored" or self.lowest is not None or self.highest is not None
         return names + (["score"] if by_score else [])
+
+    @property
+    def _outcome_column(self) -> str:
+        return scorer_column(self.scorer, "outcome") if self.scorer else "outcome"
+
+    def _of_outcome(self, table: pyarrow.Table) -> NDArray[np.bool_]:
+        """Return which rows have the outcome; a scorer that was not asked, or does not apply, has not failed."""
+        if self.outcome != FAILED:
+            return _equals(table, self._outcome_column, self.outcome)
+        if not self.scorer:
+            return ~_equals(table, "outcome", _SCORED)
+        failures = [_equals(table, self._outcome_column, outcome) for outcome in OUTCOMES if outcome not in _NO_FAILURE]
+        return np.asarray(np.any(failures, axis=0), dtype=np.bool_)
 
     def rows(self, table: pyarrow.Table) -> RowNumbers:
         """Return the numbers of the rows that fulfil the conditions, in the query's order.
@@ -168,8 +186,7 @@ class SampleQuery:
             if value := getattr(self, name):
                 mask &= _equals(table, name, value)
         if self.outcome:
-            scored = _equals(table, "outcome", _SCORED if self.outcome == FAILED else self.outcome)
-            mask &= ~scored if self.outcome == FAILED else scored
+            mask &= self._of_outcome(table)
         found = np.flatnonzero(mask)
         if "score" not in self.columns():
             return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import textwrap
 import time
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
@@ -42,7 +44,7 @@ def cases_of(ground_truth: Any) -> Cases:
     if isinstance(ground_truth, str | bytes):
         try:
             ground_truth = json.loads(ground_truth)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"ground_truth is not JSON: {error}; {_FORM}") from error
     if not isinstance(ground_truth, dict):
         raise DataError(f"ground_truth is {type(ground_truth).__name__}; {_FORM}")
@@ -118,17 +120,46 @@ def _check_json(inputs: list[str], expected: list[str | None]) -> None:
                 json.loads(line)
             if result is not None:
                 json.loads(result)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(
                 f"ground_truth: case {index} is not JSON ({error}); with fn_name an input is one JSON text an argument "
                 "and line, an output the JSON text of the result"
             ) from error
 
 
+_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*")
+_PYTHON = frozenset({"python", "python3", "py", "py3"})
+
+
+def last_block(response: str) -> str | None:
+    """Return the last fenced block of Python, else the last one without a language; None where there is neither.
+
+    Fences are of backticks or tildes, and may be indented. A block of Python may lack its closing fence, because the
+    response was cut.
+    """
+    blocks: dict[bool, list[str]] = {True: [], False: []}
+    lines: list[str] = []
+    fence, language = "", ""
+    for line in [*response.splitlines(), None]:
+        found = None if line is None else _FENCE.fullmatch(line)
+        closes = found is not None and not found[2] and bool(fence) and found[1].startswith(fence)
+        if (closes or line is None) and fence and (language in _PYTHON or (closes and not language)):
+            blocks[bool(language)].append(textwrap.dedent("\n".join(lines)))
+        if closes:
+            fence = ""
+        elif fence and line is not None:
+            lines.append(line)
+        elif found is not None:
+            fence, language, lines = found[1], found[2].lower(), []
+    return next((of_kind[-1] for of_kind in (blocks[True], blocks[False]) if of_kind), None)
+
+
 class SampleTimer:
     """End the block that it surrounds with ``TimeoutError`` when the sample's programs have run for too long.
 
-    Only the time counts in which at least one of its test cases runs; ``report`` adds the rest to the attempt.
+    Only the time counts in which at least one of its test cases runs, without that in which programs waited for a
+    processor; ``report`` adds the rest to the attempt. Where programs wait for a process of this machine, which ends
+    them itself, the block goes on: ``begin`` says what is left for each.
     """
 
     def __init__(self, attempt: Attempt, waits_for: Literal["process", "limit"]) -> None:
@@ -136,6 +167,7 @@ class SampleTimer:
         self._waits_for = waits_for
         self._entered_s = time.monotonic()
         self._spent_s = 0.0
+        self._forgiven_s = 0.0
         self._since_s = 0.0
         self._num_running = 0
         self._timeout = asyncio.timeout(None)
@@ -147,24 +179,35 @@ class SampleTimer:
     async def __aexit__(self, *raised: Any) -> None:
         await self._timeout.__aexit__(*raised)
 
-    def begin(self) -> None:
-        """Note that a program begins."""
+    @property
+    def limit_s(self) -> float:
+        """Return the seconds that all test cases of the sample have together."""
+        return self._attempt.limit_s
+
+    def begin(self) -> float:
+        """Note that a program begins; return the seconds that are left for it."""
         if self._num_running == 0:
             self._since_s = time.monotonic()
-            left_s = self._attempt.limit_s - self._spent_s
-            self._reschedule(asyncio.get_running_loop().time() + left_s)
         self._num_running += 1
+        self._reschedule()
+        return self._left_s()
 
-    def end(self) -> None:
-        """Note that a program that began has ended."""
+    def end(self, waited_s: float = 0.0) -> None:
+        """Note that a program that began has ended; it waited so long for a processor that others used."""
+        self._forgiven_s += waited_s / self._num_running  # of programs that wait together, time passes once
         self._num_running -= 1
         if self._num_running == 0:
             self._spent_s += time.monotonic() - self._since_s
-            self._reschedule(None)
+        self._reschedule()
 
-    def _reschedule(self, when: float | None) -> None:
-        if not self._timeout.expired():
-            self._timeout.reschedule(when)
+    def _left_s(self) -> float:
+        """Return the seconds that are left, while programs run."""
+        return self._attempt.limit_s + self._forgiven_s - self._spent_s - (time.monotonic() - self._since_s)
+
+    def _reschedule(self) -> None:
+        if self._waits_for == "limit" and not self._timeout.expired():
+            now = asyncio.get_running_loop().time()
+            self._timeout.reschedule(now + self._left_s() if self._num_running else None)
 
     def report(self) -> None:
         """Add to the attempt how long the sample waited."""

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from plaudit_reward.code.asserts import AssertCheck, Executed, Part, script_of
-from plaudit_reward.code.cases import Case, CaseResult, SampleTimer
+from plaudit_reward.code.cases import Case, CaseResult, SampleTimer, last_block
 from plaudit_reward.code.outputs import OutputComparison
 from plaudit_reward.http import HttpClient, NoResponseError, ResponseTooLargeError, excerpt, proxy_for, retry_after_s
 from plaudit_sandbox.sandbox import PREAMBLE, ProgramLimits
@@ -61,12 +61,12 @@ class FusionBackend:
 
     waits_for: Literal["process", "limit"] = "limit"
 
-    def __init__(self, url: str, concurrency: int) -> None:
+    def __init__(self, url: str, concurrency: int, tolerance: float | None = None) -> None:
         parts = urlsplit(url)
         self._url = url if parts.path not in {"", "/"} else urlunsplit(parts._replace(path="/run_code"))
         self.num_samples = concurrency
         self._places = asyncio.Semaphore(concurrency)
-        self._comparison = OutputComparison()
+        self._comparison = OutputComparison(tolerance)
         self._asserts = AssertCheck(self._comparison, "")
         self._http = HttpClient(max_connections=concurrency, proxy=proxy_for(self._url))
 
@@ -74,12 +74,15 @@ class FusionBackend:
         """Do nothing: a server that is unreachable for a moment must not end a job."""
 
     def program(self, response: str) -> str | None:
-        """Return the last block of Python, else the first block, else None, as verl's ``sandbox_fusion`` does."""
+        """Return the last block of Python, else the first block, as verl's ``sandbox_fusion`` does.
+
+        Else return the last block between tildes, or None.
+        """
         if "```python" in response:
             return response.rpartition("```python")[2].partition("```")[0]
         _, fence, rest = response.partition("```")
         if not fence:
-            return None
+            return last_block(response)
         block = rest.partition("```")[0]
         first, newline, others = block.partition("\n")
         return others if newline and first.strip().isalpha() else block

@@ -6,9 +6,12 @@ compared in the JSON form that the program's process wrote (``plaudit_sandbox.pl
 have forged. It is never turned into a dict or set: keys are only looked up in those of the expected value, so that keys
 with equal hashes cost no more than others.
 
+With a ``tolerance`` text is compared word by word, and a result as JSON: tuples are lists, keys are text, and numbers
+may differ by ``tolerance · max(1, |expected|)`` unless both are integers.
+
 A program may print megabytes in any form. To read and compare them takes time that cannot be interrupted within a
 process, and the worker's event loop has other samples to serve: large outputs are compared in a process
-(``python -m plaudit_reward.code.outputs``) that is killed when it takes too long.
+(``python -m plaudit_reward.code.outputs``) that is killed when it takes too much CPU time.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import asyncio
 import contextlib
 import json
 import math
+import re
 import resource
 import signal
 import struct
@@ -28,6 +32,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from plaudit_sandbox.plain_values import encode, with_integer_keys
 from plaudit_wire.errors import InfrastructureError
 
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-8
@@ -99,12 +104,13 @@ def equals(tree: Any, wanted: Any, depth: int = 0) -> bool:
     if kind in {"set", "frozenset"} and isinstance(wanted, set | frozenset):
         found = {id(key) for key in _found_keys(content, {key: key for key in wanted})}
         return len(content) == len(wanted) == len(found)
-    if kind in {"dict", "Counter", "OrderedDict"} and isinstance(wanted, dict):
+    if kind in _MAPPINGS and isinstance(wanted, dict):
         return _equal_mapping(content, wanted, depth)
     return False
 
 
 _ORDERED: dict[Any, type] = {"list": list, "tuple": tuple}
+_MAPPINGS = ("dict", "Counter", "OrderedDict")
 
 
 def _equal_mapping(pairs: list[Any], wanted: dict[Any, Any], depth: int) -> bool:
@@ -173,13 +179,86 @@ def _as_list(tree: Any) -> Any:
 
 
 def _with_number_keys(wanted: Any) -> Any:
-    inner = wanted[0] if isinstance(wanted, list) and wanted else wanted
-    if not isinstance(inner, dict):
+    inner = wanted if isinstance(wanted, list) and wanted else [wanted]
+    if not isinstance(inner[0], dict) or with_integer_keys(inner[0]) is inner[0]:
         return wanted
+    return [with_integer_keys(item) if isinstance(item, dict) else item for item in inner]
+
+
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+
+
+def same_words(printed: str, expected: str, tolerance: float) -> bool:
+    """Return True when two texts have the same words, numbers within the tolerance."""
+    words, wanted = printed.split(), expected.split()
+    return len(words) == len(wanted) and all(_same_word(*pair, tolerance) for pair in zip(words, wanted, strict=True))
+
+
+def _same_word(word: str, wanted: str, tolerance: float) -> bool:
+    if word == wanted:
+        return True
+    if max(len(word), len(wanted)) > _LONGEST_NUMBER or "_" in word + wanted:
+        return False
     try:
-        return [{int(key): item for key, item in inner.items()}]
+        if _INTEGER.fullmatch(word) and _INTEGER.fullmatch(wanted):
+            return int(word) == int(wanted)
+        return _near(float(word), float(wanted), tolerance)
     except ValueError:
-        return wanted
+        return False
+
+
+def _near(number: float, wanted: float, tolerance: float) -> bool:
+    return number == wanted or (
+        math.isfinite(wanted) and abs(number - wanted) <= tolerance * max(1.0, abs(wanted)) and math.isfinite(number)
+    )
+
+
+def same_json(tree: Any, wanted: Any, tolerance: float, depth: int = 0) -> bool:
+    """Return True when a value in JSON form is a JSON value, numbers within the tolerance."""
+    if depth > _MOST_DEPTH or isinstance(tree, dict):
+        return False
+    if isinstance(wanted, list):
+        items = _content(tree, "tuple") if _content(tree, "list") is None else _content(tree, "list")
+        return (
+            items is not None
+            and len(items) == len(wanted)
+            and all(same_json(*pair, tolerance, depth + 1) for pair in zip(items, wanted, strict=True))
+        )
+    if isinstance(wanted, dict):
+        pairs = next((found for kind in _MAPPINGS if (found := _content(tree, kind)) is not None), None)
+        return pairs is not None and _same_members(pairs, wanted, tolerance, depth)
+    value = _scalar(*tree) if isinstance(tree, list) and len(tree) == 2 and tree[0] in {"int", "float"} else tree
+    if isinstance(wanted, float) or (isinstance(value, float) and isinstance(wanted, int)):
+        return isinstance(value, int | float) and _near(float(value), float(wanted), tolerance)
+    return not isinstance(value, list) and bool(value == wanted)
+
+
+def _same_members(pairs: list[Any], wanted: dict[str, Any], tolerance: float, depth: int) -> bool:
+    if len(pairs) != len(wanted) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        return False
+    names = [_member_name(pair[0]) for pair in pairs]
+    return set(names) == wanted.keys() and all(
+        same_json(pair[1], wanted[name], tolerance, depth + 1) for name, pair in zip(names, pairs, strict=True)
+    )
+
+
+def _member_name(key: Any) -> str:
+    """Return a key as JSON writes it."""
+    value = _scalar(*key) if isinstance(key, list) and len(key) == 2 and key[0] in {"int", "float"} else key
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _same_json_result(returned: Any, expected: str, tolerance: float) -> bool:
+    wanted = json.loads(expected)
+    inner = wanted[:1] if isinstance(wanted, list) else []  # as in verl, a list may hold the result
+    return any(same_json(returned, each, tolerance) for each in (wanted, *inner))
+
+
+def _same_text(written: str, expected: str, tolerance: float) -> bool:
+    """Compare what a server's program printed: a function's result is JSON there."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return same_json(encode(json.loads(written)), json.loads(expected), tolerance)
+    return same_words(written, expected, tolerance)
 
 
 OutputForm = Literal["printed", "result", "literals", "printed beside", "same text"]
@@ -187,11 +266,13 @@ OutputForm = Literal["printed", "result", "literals", "printed beside", "same te
 printed text beside such answers; printed text that must be the same except for final line ends (Sandbox Fusion)."""
 
 
-def judge(form: OutputForm, written: bytes, expected: str) -> bool:
+def judge(form: OutputForm, written: bytes, expected: str, tolerance: float | None = None) -> bool:
     """Return True when a program wrote what is expected; never raises for what a program can write."""
     try:
+        if tolerance is not None and form in _TOLERANT:
+            return _TOLERANT[form](written, expected, tolerance)
         return _JUDGES[form](written, expected)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, MemoryError):
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError, MemoryError):
         return False
 
 
@@ -212,10 +293,18 @@ _JUDGES: dict[OutputForm, Callable[[bytes, str], bool]] = {
         written.decode("utf-8", "surrogatepass").rstrip("\n") == expected.rstrip("\n")
     ),
 }
+_TOLERANT: dict[OutputForm, Callable[[bytes, str, float], bool]] = {
+    "printed": lambda written, *rest: same_words(written.decode("utf-8", "replace"), *rest),
+    "result": lambda written, *rest: _same_json_result(json.loads(written), *rest),
+    "printed beside": lambda written, *rest: same_words(json.loads(written)["printed"], *rest),
+    "same text": lambda written, *rest: _same_text(written.decode("utf-8", "replace"), *rest),
+}
 _SMALL_BYTES = 1 << 16
 """Output up to this length is compared in the worker: a millisecond or two."""
 _WITHIN_S = 20.0
-"""An honest output of 16 MiB takes about two seconds."""
+"""CPU seconds; an honest output of 16 MiB takes about two."""
+_LONGEST_WAIT_FACTOR = 10.0
+"""By the clock: a process that gets less of a processor is the machine's fault."""
 _MEMORY_BYTES = 4 << 30
 _LENGTH = struct.Struct("<I")
 
@@ -226,15 +315,22 @@ class _Task(msgspec.Struct, array_like=True):
     form: OutputForm
     written: bytes
     expected: str
+    tolerance: float | None
 
 
 _decoder = msgspec.msgpack.Decoder(_Task)
 
 
 class OutputComparison:
-    """Compare outputs; start the process when it is first needed, and again after one that was killed."""
+    """Compare outputs; start the process when it is first needed, and again after one that was killed.
 
-    def __init__(self, within_s: float = _WITHIN_S) -> None:
+    Args:
+        tolerance: of numbers; None: text and results are compared as verl does.
+        within_s: CPU seconds of one comparison.
+    """
+
+    def __init__(self, tolerance: float | None = None, within_s: float = _WITHIN_S) -> None:
+        self._tolerance = tolerance
         self._within_s = within_s
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
@@ -242,17 +338,22 @@ class OutputComparison:
     async def compare(self, form: OutputForm, written: bytes, expected: str) -> bool:
         """Return True when a program wrote what is expected.
 
-        Output that cannot be compared within the limits on time and memory is wrong: an honest program's can.
+        Output that cannot be compared within the limits on CPU time and memory is wrong: an honest program's can.
+
+        Raises ``InfrastructureError`` if there is no process, or no processor, for it.
         """
         if len(written) <= _SMALL_BYTES:
-            return judge(form, written, expected)
+            return judge(form, written, expected, self._tolerance)
         async with self._turn:
             try:
-                async with asyncio.timeout(self._within_s):
-                    return await self._compare(_Task(form, written, expected))
-            except (TimeoutError, EOFError, ConnectionError):
+                async with asyncio.timeout(max(1.0, self._within_s) * _LONGEST_WAIT_FACTOR):
+                    return await self._compare(_Task(form, written, expected, self._tolerance))
+            except (EOFError, ConnectionError):
                 await self.close()
                 return False
+            except TimeoutError:
+                await self.close()
+                raise InfrastructureError("the process that compares outputs gets too little of a processor") from None
             except OSError as error:
                 raise InfrastructureError(f"no process can be started to compare outputs: {error}") from error
             except BaseException:
@@ -261,7 +362,7 @@ class OutputComparison:
 
     async def _compare(self, task: _Task) -> bool:
         if self._process is None:
-            command = [sys.executable, "-P", "-m", "plaudit_reward.code.outputs"]
+            command = [sys.executable, "-P", "-m", "plaudit_reward.code.outputs", str(self._within_s)]
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
             )
@@ -285,12 +386,16 @@ class OutputComparison:
 
 
 def main() -> None:
-    """Compare until the worker closes the pipe or ends."""
+    """Compare until the worker closes the pipe or ends; SIGPROF ends this process after a comparison's CPU time."""
+    within_s = float(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     tasks, verdicts = sys.stdin.buffer, sys.stdout.buffer
     while header := tasks.read(_LENGTH.size):
         task = _decoder.decode(tasks.read(_LENGTH.unpack(header)[0]))
-        verdicts.write(bytes([judge(task.form, task.written, task.expected)]))
+        signal.setitimer(signal.ITIMER_PROF, within_s)
+        verdict = judge(task.form, task.written, task.expected, task.tolerance)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        verdicts.write(bytes([verdict]))
         verdicts.flush()
 
 

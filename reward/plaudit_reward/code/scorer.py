@@ -8,13 +8,16 @@ broken.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Literal
 
+import msgspec
+
 from plaudit_job.rules.arguments import CodeOptions
 from plaudit_reward.code.asserts import AssertCheck, Executed, Part
-from plaudit_reward.code.cases import Backend, Case, CaseResult, SampleTimer, cases_of, is_unicode
+from plaudit_reward.code.cases import Backend, Case, CaseResult, SampleTimer, cases_of, is_unicode, last_block
 from plaudit_reward.code.fusion import FusionBackend
 from plaudit_reward.code.outputs import OutputComparison
 from plaudit_reward.scorer import Attempt, Score
@@ -29,15 +32,22 @@ _SAMPLES_PER_PROCESS = 4
 class LocalBackend:
     """Run test cases in the local sandbox, with the results of verl's ``prime_code``.
 
-    ``as_script``: as ``python program.py`` runs them.
+    ``as_script``: as ``python program.py`` runs them; ``tolerance``: of ``OutputComparison``.
     """
 
     waits_for: Literal["process", "limit"] = "process"
 
-    def __init__(self, processes: int, *, as_script: bool = False, allow_without_landlock: bool = False) -> None:
+    def __init__(
+        self,
+        processes: int,
+        *,
+        as_script: bool = False,
+        allow_without_landlock: bool = False,
+        tolerance: float | None = None,
+    ) -> None:
         self._sandbox = Sandbox(processes, allow_without_landlock=allow_without_landlock)
         self._as_script = as_script
-        self._comparison = OutputComparison()
+        self._comparison = OutputComparison(tolerance)
         self._asserts = AssertCheck(self._comparison, PREAMBLE)
         self.num_samples = processes * _SAMPLES_PER_PROCESS
 
@@ -46,8 +56,10 @@ class LocalBackend:
         await self._sandbox.open()
 
     def program(self, response: str) -> str | None:
-        """Return the last block of Python; the whole response where it has no fence."""
-        return response.rpartition("```python")[2].partition("```")[0]
+        """Return the last block of Python; the whole response, up to a fence, where it has none."""
+        _, fence, block = response.rpartition("```python")
+        program = None if fence else last_block(response)
+        return block.partition("```")[0] if program is None else program
 
     async def run(
         self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: SampleTimer
@@ -72,18 +84,22 @@ class LocalBackend:
         return CaseResult(await self._comparison.compare(form, ran.stdout, case.expected), "finished")
 
     async def _sandboxed(self, run: RunProgram, timer: SampleTimer) -> Ran:
-        begun = False
+        left_s, waited_s = math.nan, 0.0
 
-        def begin() -> None:
-            nonlocal begun
-            begun = True
-            timer.begin()
+        def begin() -> float:
+            nonlocal left_s
+            left_s = timer.begin()
+            return left_s
 
         try:
-            return await self._sandbox.run(run, begin)
+            ran = await self._sandbox.run(run, begin)
+            waited_s = ran.waited_s
         finally:
-            if begun:
-                timer.end()
+            if not math.isnan(left_s):
+                timer.end(waited_s)
+        if ran.ending == "time limit" and left_s < run.limits.time_s:
+            return msgspec.structs.replace(ran, reason=f"of {timer.limit_s:g} s for all test cases of the sample")
+        return ran
 
     def blames_program(self, num_done: int) -> bool:
         """Return True: the sandbox measures the program's own time."""
@@ -161,8 +177,13 @@ class CodeScorer:
 
 def _backend(options: CodeOptions, processes: int) -> Backend:
     if options.url is not None:
-        return FusionBackend(options.url, options.concurrency)
-    return LocalBackend(processes, as_script=options.as_script, allow_without_landlock=options.allow_without_landlock)
+        return FusionBackend(options.url, options.concurrency, options.tolerance)
+    return LocalBackend(
+        processes,
+        as_script=options.as_script,
+        allow_without_landlock=options.allow_without_landlock,
+        tolerance=options.tolerance,
+    )
 
 
 Runner = Callable[[int, Case], Coroutine[Any, Any, None]]

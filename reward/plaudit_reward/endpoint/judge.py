@@ -6,7 +6,10 @@ or one typed error; the pipeline retries.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
+import secrets
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -19,20 +22,37 @@ import msgspec
 from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from plaudit_job.rules.answers import find_json, score_path, score_pattern, value_at
+from plaudit_job.rules.answers import find_json, score_path, score_pattern, without_reasoning
 from plaudit_reward.endpoint.access import EndpointAccess, EndpointUsage, UsageReport, failure_of
 from plaudit_reward.endpoint.budget import Limiter
 from plaudit_reward.endpoint.served import ServerPool, ServerResponseError
-from plaudit_reward.functions.result import extra_of, to_score, to_scores
+from plaudit_reward.functions.result import extra_of
 from plaudit_reward.http import HttpClient, Response, error_message, excerpt, proxy_for
 from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.scorer import Attempt, Score
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
+from plaudit_wire.logs import get_logger
+from plaudit_wire.plain import plain, shown
 from plaudit_wire.records import Sample
+
+logger = get_logger(__name__)
+
+
+class _Part(msgspec.Struct):
+    type: str = ""
+    text: str | None = None
 
 
 class _Message(msgspec.Struct):
-    content: str | None = None
+    content: str | list[_Part] | None = None
+    """Reasoning stands beside it (``reasoning_content``), or in parts of another type, and does not count."""
+
+    @property
+    def text(self) -> str:
+        """Return the answer's text."""
+        if isinstance(self.content, list):
+            return "".join(part.text or "" for part in self.content if part.type in {"text", "output_text"})
+        return self.content or ""
 
 
 class _Choice(msgspec.Struct):
@@ -40,18 +60,18 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _Tokens(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
 class _Completion(msgspec.Struct):
     choices: list[_Choice]
-    usage: _Tokens | None = None
+    usage: Any = None
+    """A report that cannot be read costs no score."""
 
 
 _ROUTE = "/chat/completions"
 _decode = msgspec.json.Decoder(_Completion).decode
+_MOST_TOKENS = 10**9
+_CUT_SHORT = {"length": "max_tokens in judge.arguments", "content_filter": "what the endpoint's filter accepts"}
+"""Reasons of an answer that ends before its verdict, and what would let it go on."""
+_SCHEMA_REFUSED = frozenset({400, 404, 415, 422, 501})
 _REMEDIES = {
     401: "check apiKeySecret",
     403: "check apiKeySecret and the key's permissions",
@@ -122,18 +142,28 @@ class JudgeClient:
         limit_s: float,
         on_sent: Callable[[], None] | None = None,
         headers: Mapping[str, str] | None = None,
+        schema: Mapping[str, Any] | None = None,
     ) -> JudgeAnswer:
         """Send one prompt and return the answer; call ``on_sent`` once the request is written to its connection.
 
+        With a ``schema``, the answer is requested as JSON of that form.
+
         Raises:
+            SchemaRefusedError: the endpoint refuses the request with the schema; it may accept it without.
             CallTimeoutError: the whole answer has not arrived within ``limit_s``.
             InfrastructureError: the endpoint is unreachable, busy, broken or refuses all requests (``failure_of``).
-            DataError: it refuses this prompt, or its answer is empty.
+            DataError: it refuses this prompt, or its answer is empty or cut short.
         """
-        body = msgspec.json.encode({**self._body, "messages": [{"role": "user", "content": prompt}]})
+        asked = {**self._body, "messages": [{"role": "user", "content": prompt}]}
+        if schema is not None:
+            form = {"name": "verdict", "strict": True, "schema": schema}
+            asked["response_format"] = {"type": "json_schema", "json_schema": form}
+        body = msgspec.json.encode(asked)
         response = await self._usage.counted(self._send(body, limit_s, on_sent, headers))
         if response.status != 200:
             message = error_message(response.body, self._api_key)
+            if schema is not None and response.status in _SCHEMA_REFUSED:
+                raise SchemaRefusedError(f"{self.base_url} responded {response.status}: {message}")
             raise failure_of(self.base_url, response.status, response.headers, message, _REMEDIES)
         return self._answer(response.body)
 
@@ -159,24 +189,47 @@ class JudgeClient:
 
     def _answer(self, body: bytes) -> JudgeAnswer:
         try:
-            completion = _decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            completion = _completion(body)
+        except (ValueError, RecursionError) as error:
             raise InfrastructureError(
                 f"{self.base_url}: the response is not a chat completion: {error}: {excerpt(body, self._api_key)}"
             ) from error
         if not completion.choices:
             raise InfrastructureError(f"{self.base_url}: the response is not a chat completion: it has no choices")
-        tokens = completion.usage
-        if tokens is not None:
-            self._usage.count_tokens(tokens.prompt_tokens, tokens.completion_tokens)
+        tokens = completion.usage if isinstance(completion.usage, dict) else {}
+        prompt_tokens, answer_tokens = (_count(tokens.get(name)) for name in ("prompt_tokens", "completion_tokens"))
+        self._usage.count_tokens(prompt_tokens or 0, answer_tokens or 0)
         choice = completion.choices[0]
-        if not choice.message.content:
+        if choice.finish_reason in _CUT_SHORT:
+            raise DataError(
+                f"the judge's answer is cut short (finish_reason {choice.finish_reason}), so its verdict is missing or "
+                f"a draft: {_excerpt(choice.message.text)}. Raise or change {_CUT_SHORT[choice.finish_reason]}"
+            )
+        if not choice.message.text:
             raise DataError(
                 f"the judge's answer is empty (finish_reason {choice.finish_reason}). A reasoning model may need more "
                 "max_tokens in judge.arguments"
             )
-        counts = (None, None) if tokens is None else (tokens.prompt_tokens, tokens.completion_tokens)
-        return JudgeAnswer(choice.message.content, *counts)
+        return JudgeAnswer(choice.message.text, prompt_tokens, answer_tokens)
+
+
+def _completion(body: bytes) -> _Completion:
+    try:
+        return _decode(body)
+    except (ValueError, RecursionError):
+        # Half a surrogate pair in a text, as Python's servers write it, is a character that cannot be shown.
+        with contextlib.suppress(ValueError, RecursionError):
+            return msgspec.convert(plain(json.loads(body)), _Completion)
+        raise
+
+
+class SchemaRefusedError(DataError):
+    """The endpoint refuses a request for an answer of a certain form."""
+
+
+def _count(tokens: Any) -> int | None:
+    """Return a number of tokens that an endpoint reports; None for anything else."""
+    return tokens if type(tokens) is int and 0 <= tokens <= _MOST_TOKENS else None
 
 
 _FIRST_TOKENS_PER_BYTE = 1 / 3
@@ -229,7 +282,7 @@ class Parser(ABC):
 
 
 class RegexParser(Parser):
-    """Take the first group of the first match; for a group of samples of every match, one for each sample.
+    """Take the first group of the last match; for a group of samples of every match, one for each sample.
 
     Raises ``ConfigurationError`` for a pattern that does not compile, or has no group.
     """
@@ -240,20 +293,23 @@ class RegexParser(Parser):
 
     async def scores(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
         """See ``Parser``."""
+        found: list[str] = []
+        ends_s = time.monotonic() + _MATCH_WITHIN_S
         try:
-            if self._group:
-                found = [match.group(1) for match in self._pattern.finditer(answer, timeout=_MATCH_WITHIN_S)]
-                return _many([_number(text, answer) for text in found], len(samples), answer)
-            match = self._pattern.search(answer, timeout=_MATCH_WITHIN_S)
+            for match in self._pattern.finditer(answer, timeout=_MATCH_WITHIN_S):
+                if match.group(1) is not None:
+                    found.append(match.group(1))
+                if time.monotonic() > ends_s:
+                    raise TimeoutError
         except TimeoutError:
             raise DataError(f"the regular expression takes too long on {_excerpt(answer)}") from None
-        if match is None or match.group(1) is None:
+        if not found:
             raise DataError(f"the regular expression matches nothing in {_excerpt(answer)}")
-        return [to_score(_number(match.group(1), answer))]
+        return _many(found, len(samples), answer) if self._group else [_score(found[-1], answer)]
 
 
 class JsonParser(Parser):
-    """Take the value at a path of the answer's first JSON; for a group a list with one value for each sample.
+    """Take the value at a path of the answer's last JSON that has it; for a group a list with a value for each sample.
 
     Raises ``ConfigurationError`` for a path that cannot be parsed.
     """
@@ -266,13 +322,10 @@ class JsonParser(Parser):
     async def scores(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
         """See ``Parser``."""
         try:
-            value = value_at(find_json(answer), self._steps)
-        except (LookupError, RecursionError) as error:
+            value = find_json(answer, self._steps)
+        except LookupError as error:
             raise DataError(f"{self._path} finds nothing: {error.args[0]}: {_excerpt(answer)}") from error
-        if not self._group:
-            return [to_score(_number(value, answer))]
-        values = [_number(item, answer) for item in value] if isinstance(value, list) else value
-        return _many(values, len(samples), answer)
+        return _many(value, len(samples), answer) if self._group else [_score(value, answer)]
 
 
 class FunctionParser(Parser):
@@ -294,22 +347,45 @@ class FunctionParser(Parser):
         await self._function.close()
 
 
-def _number(value: Any, answer: str) -> float:
-    """Return a number, also from text (``"4"``); true and false are 1 and 0."""
-    if isinstance(value, int | float | str):
-        try:
-            return float(value)
-        except (ValueError, OverflowError):
-            pass
-    raise DataError(f"{value!r} is not a number, in {_excerpt(answer)}"[:500])
+def _score(value: Any, answer: str) -> Score:
+    """Return the score of a number, also from text (``"4"``, ``"8.5."``); true and false are 1 and 0.
+
+    Raises ``DataError`` for anything else.
+    """
+    try:
+        value = plain(value)
+        if isinstance(value, str) and "_" not in value:
+            value = float(value.strip().rstrip(".,;:!"))
+        if isinstance(value, int | float):
+            return Score.scored(float(value))
+    except ValueError:
+        pass
+    raise DataError(f"{shown(value)} is not a number, in {_excerpt(answer)}")
+
+
+def _one_of_many(value: Any, answer: str) -> Score:
+    try:
+        return _score(value, answer)
+    except DataError as error:
+        return Score.failed("data_error", str(error))
 
 
 def _many(values: Any, count: int, answer: str) -> list[Score]:
+    """Return one score for each value; one that is no number costs its own sample alone."""
     if not isinstance(values, list):
         raise DataError(f"{type(values).__name__} instead of a list of {count} values, in {_excerpt(answer)}")
     if len(values) != count:
         raise DataError(f"{len(values)} values for {count} responses, in {_excerpt(answer)}")
-    return to_scores(values, count)
+    return [_one_of_many(value, answer) for value in values]
+
+
+def _within(score: Score, limits: tuple[float, float], answer: str) -> Score:
+    """Return a score that is inside the rubric's range; a ``data_error`` for any other."""
+    low, high = limits
+    if score.value is None or low <= score.value <= high:
+        return score
+    reason = f"{score.value:g} is outside judge.parse.range, {low:g} to {high:g}, in {_excerpt(answer)}"
+    return msgspec.structs.replace(score, outcome="data_error", value=None, reason=reason)
 
 
 def _excerpt(answer: str) -> str:
@@ -318,14 +394,18 @@ def _excerpt(answer: str) -> str:
 
 
 _SHARED = ("prompt", "messages", "ground_truth", "data_source", "extra_info")
+_FENCE, _FENCE_BYTES = "fence", 8
 
 
 class PromptTemplate:
     """Render the prompt from a file with a sandboxed Jinja template, read and checked once.
 
     Its variables are the sample's ``prompt``, ``messages``, ``ground_truth``, ``data_source``, ``extra_info`` and
-    ``response``; with ``scope: group`` the list ``responses`` replaces ``response``. Raises ``ConfigurationError``,
-    which names file and line, if it cannot be read, is not a template, or names an unknown variable.
+    ``response``; with ``scope: group`` the list ``responses`` replaces ``response``. ``fence`` is a random word,
+    another one in each prompt, which no response can foresee.
+
+    Raises ``ConfigurationError``, which names file and line, if the file cannot be read, is not a template, or names an
+    unknown variable.
     """
 
     def __init__(self, path: str, *, group: bool = False) -> None:
@@ -353,13 +433,13 @@ class PromptTemplate:
         Raises ``DataError`` if the template fails on them, for instance on a missing item of ``extra_info``.
         """
         first = samples[0]
-        shown = {name: getattr(first, name) for name in _SHARED}
+        variables = {name: getattr(first, name) for name in _SHARED} | {_FENCE: secrets.token_hex(_FENCE_BYTES)}
         if self._group:
-            shown["responses"] = [sample.response for sample in samples]
+            variables["responses"] = [sample.response for sample in samples]
         else:
-            shown["response"] = first.response
+            variables["response"] = first.response
         try:
-            return self._template.render(shown)
+            return self._template.render(variables)
         except Exception as error:  # the user's template: filters and operators raise any exception
             frames = traceback.extract_tb(error.__traceback__)
             lines = [frame.lineno for frame in frames if frame.filename == self._path]
@@ -372,7 +452,7 @@ class PromptTemplate:
             raise ConfigurationError(
                 f"{self._path} includes another file. Copy its text into this one: a judge's prompt is one file"
             )
-        known = {*_SHARED, "responses" if self._group else "response"}
+        known = {*_SHARED, _FENCE, "responses" if self._group else "response"}
         for name in sorted(meta.find_undeclared_variables(tree) - known):
             line = min(node.lineno for node in tree.find_all(nodes.Name) if node.name == name)
             scope = f" (scope: {'group' if self._group else 'sample'})" if name in {"response", "responses"} else ""
@@ -390,6 +470,10 @@ class JudgeScorer:
 
     Opens and closes its parts. ``report`` is None outside of a run, ``traceparent`` where nothing is traced; it returns
     the trace context of a sample (a group's is its first sample's), which is sent as a header.
+
+    Args:
+        limits: The smallest and the largest value of the rubric; None: any number.
+        schema: Returns the JSON schema to ask for, by the number of samples; None: the answer has any form.
     """
 
     def __init__(
@@ -402,8 +486,13 @@ class JudgeScorer:
         estimate: TokenEstimate,
         report: UsageReport | None = None,
         traceparent: Callable[[Sample], str] | None = None,
+        *,
+        limits: tuple[float, float] | None = None,
+        schema: Callable[[int], Mapping[str, Any]] | None = None,
     ) -> None:
         self.name = name
+        self._limits = limits
+        self._schema = schema
         self._template = template
         self._client = client
         self._parser = parser
@@ -434,9 +523,14 @@ class JudgeScorer:
         """Score all samples of a group by one answer."""
         prompt = self._template.render(samples)
         headers = {"traceparent": self._traceparent(samples[0])} if self._traceparent else None
-        answer, spent_s = await self._ask(prompt, attempt, headers)
+        answer, spent_s = await self._ask_in_form(prompt, len(samples), attempt, headers)
         parsing = Attempt(max(_LEAST_PARSE_S, attempt.limit_s - spent_s))
-        scores = await self._parser.scores(answer.text, samples, parsing)
+        text = without_reasoning(answer.text)
+        if not text:
+            raise DataError(f"the judge's answer is reasoning alone: {_excerpt(answer.text)}")
+        scores = await self._parser.scores(text, samples, parsing)
+        if self._limits is not None:
+            scores = [_within(score, self._limits, text) for score in scores]
         attempt.queued_s += parsing.queued_s
         counts = {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
         extra = extra_of({"answer": answer.text, **counts})
@@ -457,11 +551,37 @@ class JudgeScorer:
         await self._client.close()
         await self._parser.close()
 
-    async def _ask(self, prompt: str, attempt: Attempt, headers: Mapping[str, str] | None) -> tuple[JudgeAnswer, float]:
+    async def _ask_in_form(
+        self, prompt: str, count: int, attempt: Attempt, headers: Mapping[str, str] | None
+    ) -> tuple[JudgeAnswer, float]:
+        """Ask for the schema, if there is one; an endpoint that refuses it is asked without, from then on."""
+        if self._schema is None:
+            return await self._ask(prompt, attempt, headers)
+        began = time.monotonic()
+        waited_s = attempt.waited_s
+        try:
+            return await self._ask(prompt, attempt, headers, self._schema(count))
+        except SchemaRefusedError as refused:
+            spent_s = time.monotonic() - began - (attempt.waited_s - waited_s)
+            second = Attempt(max(_LEAST_PARSE_S, attempt.limit_s - spent_s))
+            answer, of_second_s = await self._ask(prompt, second, headers)
+            attempt.waited_s, attempt.held_s = attempt.waited_s + second.waited_s, attempt.held_s + second.held_s
+            if self._schema is not None:
+                logger.warning("the endpoint refuses response_format; it is asked without", reason=str(refused))
+            self._schema = None
+            return answer, spent_s + of_second_s
+
+    async def _ask(
+        self,
+        prompt: str,
+        attempt: Attempt,
+        headers: Mapping[str, str] | None,
+        schema: Mapping[str, Any] | None = None,
+    ) -> tuple[JudgeAnswer, float]:
         """Return the answer and the seconds of the call."""
         async with self._access.request(self._estimate.tokens(prompt), attempt) as passage:
             began = time.monotonic()
-            answer = await self._client.ask(prompt, attempt.limit_s, self._access.on_sent(passage), headers)
+            answer = await self._client.ask(prompt, attempt.limit_s, self._access.on_sent(passage), headers, schema)
             spent_s = time.monotonic() - began
             if answer.prompt_tokens is not None and answer.completion_tokens is not None:
                 passage.tokens = answer.prompt_tokens + answer.completion_tokens

@@ -22,7 +22,7 @@ from plaudit_reward.endpoint.budget import Limiter
 from plaudit_reward.endpoint.shapes import EndpointShape, MalformedAnswerError, scored
 from plaudit_reward.http import HttpClient, Response, error_message, excerpt, proxy_for
 from plaudit_reward.scorer import Attempt, Score
-from plaudit_wire.errors import ConfigurationError
+from plaudit_wire.errors import ConfigurationError, DataError
 from plaudit_wire.records import Sample
 
 
@@ -161,11 +161,14 @@ class RemoteClient:
     def _read(self, body: bytes) -> Score:
         try:
             answer = json.loads(body)  # reads NaN, which Python's servers write: this sample has no score
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise MalformedAnswerError(f"{self.url}: the answer is not JSON: {self._excerpt(body)}") from error
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{self.url}: the answer cannot be read: {error}: {self._excerpt(body)}") from error
+        try:
             if self._steps is None:
                 return self._shape.score(answer)
             return scored(value_at(answer, self._steps))
-        except (ValueError, RecursionError) as error:
-            raise MalformedAnswerError(f"{self.url}: the answer is not JSON: {self._excerpt(body)}") from error
         except LookupError as error:
             found = f"{self._path} finds nothing: {error.args[0]}"
             raise MalformedAnswerError(f"{self.url}: {found}: {self._excerpt(body)}") from error

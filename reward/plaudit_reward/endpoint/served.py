@@ -559,7 +559,7 @@ def request_body(sample: Sample, form: InputForm) -> bytes:
 def _score_of(url: str, body: bytes) -> Score:
     try:
         (result,) = _decode(body).data
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         raise InfrastructureError(f"{url}: the response is not a classification of one input: {error}") from error
     if len(result.probs) != 1:
         raise DataError(

@@ -12,13 +12,14 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from yarl import URL
 
 from plaudit_reward.functions.result import extra_of
 from plaudit_reward.scorer import Score
 from plaudit_wire.errors import DataError, InfrastructureError
+from plaudit_wire.plain import PlainDataError, plain, plain_text, shown
 from plaudit_wire.records import Outcome, Sample
 
 ShapeName = Literal["plaudit", "slime", "openrlhf", "nemo-gym", "sandbox-fusion"]
@@ -67,17 +68,27 @@ def scored(value: Any, extra: Mapping[str, Any] | None = None) -> Score:
 
     Raises ``DataError`` for null, text and infinities: the endpoint answered, and has no score for this sample.
     """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DataError(f"the endpoint's score {value} is not finite")
+    if isinstance(value, int | float | None):
+        value = _plain_score(value)
     if value is None:
         raise DataError("the endpoint has no score for this sample: its answer is null")
-    if isinstance(value, str) or not isinstance(value, int | float):
-        raise DataError(f"the endpoint's score is {str(value)[:100]!r}, which is not a number")
+    if not isinstance(value, int | float):
+        raise DataError(f"the endpoint's score is {shown(value)}, which is not a number")
+    return Score("scored", float(value), extra=extra_of(extra or {}))
+
+
+def _plain_score(value: Any) -> Any:
     try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise DataError(f"the endpoint's score {number} is not finite")
-    return Score("scored", number, extra=extra_of(extra or {}))
+        return plain(value)
+    except PlainDataError as error:
+        raise DataError(f"the endpoint's score {error.complaint}") from None
+
+
+def _text(value: Any) -> str:
+    """Return what an endpoint says, as text that can be stored."""
+    return plain_text(str(value))[:500]
 
 
 def _member(answer: Any, name: str) -> Any:
@@ -119,10 +130,11 @@ def _plaudit_body(sample: Sample) -> dict[str, Any]:
 def _plaudit_score(answer: Any) -> Score:
     """Read a typed result. The service has already retried: its failures are final here."""
     outcome = _member(answer, "outcome")
-    if outcome not in get_args(Outcome):
+    if not isinstance(outcome, str) or outcome not in get_args(Outcome):
         raise MalformedAnswerError(f"the answer's outcome is {str(outcome)[:100]!r}")
     if outcome != "scored":
-        return Score.failed(_ENDED_ELSEWHERE.get(outcome, outcome), str(answer.get("reason") or outcome)[:500])
+        ended = cast(Outcome, _ENDED_ELSEWHERE.get(outcome, outcome))
+        return Score.failed(ended, _text(answer.get("reason") or outcome))
     scorers = answer.get("scorers")
     scorers = scorers if isinstance(scorers, dict) else {}
     values = {name: result.get("value") for name, result in scorers.items() if isinstance(result, dict)}

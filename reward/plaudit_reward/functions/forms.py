@@ -139,7 +139,13 @@ def _check_arguments(
                 f"{where} has no parameter {name!r}: remove it from python.arguments, or add it to the function "
                 f"(it has {', '.join(names) or 'none'})"
             )
+    passed_in_order = frozenset() if form in {"verl", "trl"} else filled
     for name, parameter in names.items():
+        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY and name not in passed_in_order:
+            raise ConfigurationError(
+                f"{where}: parameter {name!r} is positional-only, and Plaudit passes it by name: remove the '/' from "
+                "the parameters"
+            )
         missing = parameter.default is inspect.Parameter.empty and name not in filled and name not in arguments
         if missing and form == "trl" and name not in _TRL_UNAVAILABLE:
             continue  # a column of the data, looked up when the samples are there

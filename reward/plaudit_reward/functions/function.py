@@ -7,10 +7,12 @@ environment variables, so that no key leaks.
 from __future__ import annotations
 
 import ast
+import asyncio
 import importlib.util
 import inspect
 import operator
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -153,6 +155,7 @@ class UserFunction:
         self._call: Caller
         self._post_process: Callable[[list[float]], Any] | None = None
         self._one_score = True
+        self._loops = threading.local()
 
     def prepare(self) -> Description:
         """Create the class's instance and recognise the signature; an async class needs a running event loop.
@@ -206,10 +209,18 @@ class UserFunction:
         ``values`` are those of the samples, see ``forms.Caller``; of the group for ``post_process``.
         """
         if not post_process:
-            return self._call(samples, values)
+            return self._settled(self._call(samples, values))
         if self._post_process is None:
             raise ConfigurationError(f"{self._where} has no {POST_PROCESS}")
-        return self._post_process(list(values))
+        return self._settled(self._post_process(list(values)))
+
+    def _settled(self, returned: Any) -> Any:
+        """Return the result of a coroutine that a plain function returned, where no event loop will await it."""
+        if self.is_async or not inspect.isawaitable(returned) or asyncio._get_running_loop() is not None:
+            return returned
+        if not hasattr(self._loops, "runner"):
+            self._loops.runner = asyncio.Runner()  # one for each thread, so that a client keeps its event loop
+        return self._loops.runner.run(_awaited(returned))
 
     def scores(self, returned: Any, count: int, *, post_process: bool = False) -> list[Score]:
         """Convert the (awaited) result of ``call``: one score for each sample.
@@ -258,6 +269,10 @@ class UserFunction:
         """Return those arguments that the class's constructor takes; the others go to each call."""
         parameters = parameters_of(found)
         return {k: v for k, v in arguments.items() if k in named(parameters) or takes_any(parameters)}
+
+
+async def _awaited(returned: Any) -> Any:
+    return await returned
 
 
 def declares_post_process(path: str, function: str) -> bool:

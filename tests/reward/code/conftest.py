@@ -62,7 +62,10 @@ class Worker:
         return self.score_cases(program, {"inputs": [stdin], "outputs": [expected]}, limit_s, **options)
 
     def score_cases(self, program: str, ground_truth: Any, limit_s: float = 60.0, **options: Any) -> Any:
-        asked = {"response": f"```python\n{program}```", "ground_truth": ground_truth, "limit_s": limit_s}
+        return self.score_response(f"```python\n{program}```", ground_truth, limit_s, **options)
+
+    def score_response(self, response: str, ground_truth: Any, limit_s: float = 60.0, **options: Any) -> Any:
+        asked = {"response": response, "ground_truth": ground_truth, "limit_s": limit_s}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({**asked, "options": {"asScript": True, **options}}) + "\n")
         self._process.stdin.flush()

@@ -31,6 +31,11 @@ RIGHT: list[tuple[str, list[str]]] = [
         "def f(x): raise KeyError('gone')",
         ["try:\n    f(1)\nexcept LookupError as e:\n    assert 'gone' in str(e)\nelse:\n    assert 0"],
     ),
+    (
+        "class It:\n    n = 0\n    def __iter__(self): return self\n    def __next__(self):\n        self.n += 1\n"
+        "        if self.n > 2: raise StopIteration\n        return self.n\ndef f(): return [It()]",
+        ["(it,) = f()\nassert next(it) == 1\nassert next(it) == 2\nassert next(it, None) is None"],
+    ),
     ("def f(x):\n    yield from range(x)", ["assert list(f(3)) == [0, 1, 2]", "g = f(2)\nassert next(g) == 0"]),
     ("def f(): return {1: [2.5], (1, 'a'): {3, (4,)}}", ["assert f() == {(1, 'a'): {(4,), 3}, 1: [2.5]}"]),
     (
@@ -59,6 +64,9 @@ WRONG: list[tuple[str, str, str]] = [
     ("x = 1", "assert sum([1, 2]) == 3", "wrong answer"),
     ("def f(x): raise ValueError(x)", "assert abs(f(3)) == 9", "wrong answer: ValueError: 3"),
     ("def f(x): return x", "assert abs(f(3)) == 9", "wrong answer: AssertionError"),
+    ("def f(x): raise StopIteration", "assert all(map(f, [1, 2]))", "wrong answer: RuntimeError: a function of"),
+    ("def f(x): raise StopIteration", "assert sum(map(f, [1, 2])) == 0", "wrong answer: RuntimeError"),
+    ("class Stop(StopIteration): pass\ndef f(x): raise Stop", "assert list(map(f, [1])) == []", "wrong answer: Runt"),
     ("raise ValueError('no')", "assert f(3) == 9", "raised: ValueError: no"),
     ("import np_is_missing", "assert f(3) == 9", "raised: ModuleNotFoundError"),
     ("class np:\n    allclose = lambda *_: True\ndef f(x): return 0", "assert np.allclose(f(3), 9)", "wrong answer"),

@@ -39,6 +39,8 @@ async def make_judge(server: Any, usage: EndpointUsage, tmp_path: Path) -> Async
         budget: Budget | None = None,
         *,
         group: bool = False,
+        limits: tuple[float, float] | None = None,
+        schema: Any = None,
         **client: Any,
     ) -> JudgeScorer:
         path = tmp_path / "judge.j2"
@@ -50,6 +52,8 @@ async def make_judge(server: Any, usage: EndpointUsage, tmp_path: Path) -> Async
             parser or RegexParser(r"score: (\S+)", group=group),
             Limiter(budget or LocalBudget(RateLimits()), "big"),
             TokenEstimate(client.get("arguments", {})),
+            limits=limits,
+            schema=schema,
         )
         opened.append(judge)
         await judge.open()

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import json
 import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
+from faulty_server import completion
+from plaudit_job.rules.answers import answer_schema
 from plaudit_reward.attempts import Rules, Stage
 from plaudit_reward.endpoint.access import BusyError, CircuitOpenError, EndpointRefusedError, EndpointUsage
+from plaudit_reward.endpoint.judge import JsonParser
 from plaudit_reward.http import ConnectionLostError, ResponseTooLargeError, retry_after_s
 from plaudit_reward.pipeline import Pipeline
 from plaudit_reward.scorer import Attempt
@@ -19,6 +24,8 @@ from plaudit_wire.errors import CallTimeoutError, DataError, InfrastructureError
 from plaudit_wire.records import Sample
 
 Make = Callable[..., Any]
+
+REASONING = {"content": None, "reasoning_content": "score: 4"}
 
 FAULTS: list[tuple[dict[str, Any], type[Exception], str, str]] = [
     ({"status": 429}, BusyError, "responded 429", "429"),
@@ -37,7 +44,11 @@ FAULTS: list[tuple[dict[str, Any], type[Exception], str, str]] = [
     ({"body": {"choices": "none"}}, InfrastructureError, r"Expected `array`, got `str` - at `\$.choices`", "200"),
     ({"body": {"choices": []}}, InfrastructureError, "no choices", "200"),
     ({"body": {"choices": [{"message": {"content": 7}}]}}, InfrastructureError, "not a chat completion", "200"),
-    ({"body": {"choices": [{"message": {}, "finish_reason": "length"}]}}, DataError, "empty .*length", "200"),
+    ({"body": {"choices": [{"message": {}, "finish_reason": "length"}]}}, DataError, "cut short .*length", "200"),
+    ({"body": {"choices": [{"message": {"content": "score: 4"}, "finish_reason": "length"}]}}, DataError, "cut", "200"),
+    ({"body": {"choices": [{"message": REASONING, "finish_reason": "stop"}]}}, DataError, "answer is empty", "200"),
+    ({"body": completion("<think>score: 4")}, DataError, "reasoning alone", "200"),
+    ({"body": b'{"choices": ' + b"[" * 100_000}, InfrastructureError, "not a chat completion", "200"),
     ({"body": b"x" * (5 << 20)}, ResponseTooLargeError, "longer than", "unreachable"),
     ({"after_s": 5}, CallTimeoutError, "no response within 0.2 s", "timeout"),
     ({"drip_s": 0.05}, CallTimeoutError, "no response within 0.2 s", "timeout"),
@@ -63,6 +74,65 @@ async def test_each_fault_has_a_kind_a_message_and_a_count(
     assert type(failure.value) is kind
     assert "hush" not in str(failure.value)
     assert usage.requests == {status: 1}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        completion(usage={"prompt_tokens": 10**30, "completion_tokens": -1}),
+        completion(usage="none"),
+        completion(other=[[[10**30]]]),
+        completion([{"type": "thinking", "thinking": "score: 1"}, {"type": "text", "text": "score: 4"}]),
+        completion("<think>score: 1</think>score: 4"),
+        json.dumps(completion("\ud83d score: 4")).encode(),
+    ],
+)
+async def test_what_stands_beside_the_verdict_costs_no_score(
+    server: Any, faults: Any, make_judge: Make, make_sample: Make, body: Any
+) -> None:
+    server.reply = lambda request, number: faults.Reply(body=body)
+    judge = await make_judge()
+    score = await judge.score(make_sample(), Attempt(10.0))
+    assert score.value == 4.0
+    msgspec.json.encode(score)
+
+
+SCHEMA = answer_schema(["score"], (0.0, 10.0), None)
+
+
+async def test_a_judge_is_asked_for_its_form_and_without_where_the_endpoint_refuses_it(
+    server: Any, faults: Any, make_judge: Make, make_sample: Make
+) -> None:
+    def reply(request: Any, number: int) -> Any:
+        if "response_format" in request.body and number > 1:
+            return faults.Reply(status=400, body={"error": {"message": "response_format is not supported"}})
+        return faults.Reply(body=completion('{"score": 4}'))
+
+    server.reply = reply
+    judge = await make_judge(parser=JsonParser("$.score"), schema=lambda count: SCHEMA)
+    for _ in range(3):
+        assert (await judge.score(make_sample(), Attempt(10.0))).value == 4.0
+    formats = [request.body.get("response_format") for request in server.requests]
+    wanted = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": SCHEMA}}
+    assert formats == [wanted, wanted, None, None]
+    server.reply = lambda request, number: faults.Reply(status=400, body={"error": "too long"})
+    refused = await make_judge(parser=JsonParser("$.score"), schema=lambda count: SCHEMA)
+    for _ in range(2):  # the prompt is refused, not the form: the next sample asks for it again
+        with pytest.raises(DataError, match="too long"):
+            await refused.score(make_sample(), Attempt(10.0))
+    assert ["response_format" in request.body for request in server.requests[4:]] == [True, False, True, False]
+
+
+async def test_a_number_outside_the_rubric_is_a_data_error(
+    server: Any, faults: Any, make_judge: Make, make_sample: Make
+) -> None:
+    judge = await make_judge(limits=(0.0, 10.0))
+    values = {"score: 0": 0.0, "score: 10": 10.0, "score: 87": None, "score: -3": None}
+    for content, value in values.items():
+        server.reply = lambda request, number, content=content: faults.Reply(body=completion(content))
+        score = await judge.score(make_sample(), Attempt(10.0))
+        assert score.value == value
+        assert value is not None or "is outside judge.parse.range, 0 to 10" in str(score.reason)
 
 
 async def test_an_answer_gives_a_score_with_its_text_and_cost(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from plaudit_job.rules.answers import find_json, score_path, without_reasoning
 from plaudit_reward.endpoint.judge import FunctionParser, JsonParser, Parser, RegexParser
 from plaudit_reward.functions.result import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer
@@ -18,12 +22,25 @@ from plaudit_wire.records import Sample
 Make = Callable[..., Any]
 
 READ: list[tuple[Parser, str, float]] = [
-    (RegexParser(r"score: ([\d.]+)"), "I think\nscore: 3.5 of 5, not score: 1", 3.5),
+    (RegexParser(r"score: ([\d.]+)"), "not score: 1, but\nscore: 3.5.", 3.5),
     (RegexParser(r"(?s).*score: (-?\d+)"), "score: 1\nno, score: -2", -2.0),
     (JsonParser("$.score"), '{"score": 4}', 4.0),
     (JsonParser("$.score"), 'Here:\n```json\n{"why": "{good}", "score": "0.25"}\n```', 0.25),
     (JsonParser("$.marks[-1]['the mark']"), '{"marks": [{}, {"the mark": true}]}', 1.0),
     (JsonParser("$[0]"), "set {x}: [7]", 7.0),
+    (JsonParser("$.score"), 'As asked I use the form {"score": 5}. My verdict:\n{"score": 2}', 2.0),
+    (JsonParser("$.score"), 'The student wrote {"score": 10}. {"score": 0}', 0.0),
+    (JsonParser("$.score"), 'The form is {"score": <0-10>}. {"score": 3}', 3.0),
+    (JsonParser("$.score"), 'The student wrote {"score": 10 and stopped. {"score": 0}', 0.0),
+    (JsonParser("$.score"), 'Criteria [1] and [2, 3] are met. {"score": 7} See [4].', 7.0),
+    (JsonParser("$.score"), '- [ ] complete\n- [x] right\n{"score": 7}', 7.0),
+    (JsonParser("$.score"), '[] nothing, [a](http://b) {"score": 6}', 6.0),
+    (JsonParser("$.score"), '{"reason": "two\nlines\tand a tab", "score": 8}', 8.0),
+    (JsonParser("$.score"), '{"reason": "\\frac{1}{2} is \\pi", "score": 8}', 8.0),
+    (JsonParser("$.score"), '{"score": 5} or rather {"score": 8,}', 8.0),
+    (JsonParser("$.score"), '{"a": {"score": 1}, "score": 4} {"other": {"score": 9}}', 4.0),
+    (JsonParser("$.score"), "{" * 100_000 + '{"score": 8}', 8.0),
+    (JsonParser("$.score"), "[" * 100_000 + '{"score": 8}', 8.0),
 ]
 
 
@@ -37,6 +54,17 @@ NOT_READ: list[tuple[Parser, str, str]] = [
     (RegexParser(r"score: ([\d.]+)"), "I cannot say", "matches nothing in 'I cannot say'"),
     (RegexParser(r"score: (\S+)"), "score: high", "'high' is not a number"),
     (RegexParser(r"score: (\d+)?"), "score: ", "matches nothing"),
+    (RegexParser(r"()"), "a" * 3_000_000, "takes too long|'' is not a number"),
+    (JsonParser("$.score"), '{"details": {"score": 2}, "explanation": "very', "it ends inside a JSON object"),
+    (JsonParser("$.score"), '{"score": 5} and then {"score": 8', "it ends inside a JSON object"),
+    (JsonParser("$.score"), '{"why": "he said "yes"", "part": {"score": 1}, "score": 8}', "is malformed"),
+    (JsonParser("$.score"), '{"score": NaN}', "None is not a number"),
+    (JsonParser("$.score"), '{"score": Infinity}', "is not a number"),
+    (JsonParser("$.score"), f'{{"score": {10**30}}}', "is not a number"),
+    (JsonParser("$.score"), '{"score": "1_0"}', "'1_0' is not a number"),
+    (JsonParser("$.score"), f'{{"score": {"9" * 5000}}}', "is malformed"),
+    (JsonParser("$.score"), '{"score": ' * 100_000, "too much broken JSON|ends inside"),
+    (JsonParser("$.score"), '{"a": 1, b}' * 100_000 + '{"score": 1}', "too much broken JSON"),
     (RegexParser(r"(?:a+)+(?:b+)*(?:a+)+x(c)"), "a" * 5000, "takes too long"),
     (JsonParser("$.score"), "no JSON {here}", "it contains no JSON"),
     (
@@ -60,8 +88,30 @@ async def test_an_answer_without_a_number_is_a_data_error(
 
 
 async def test_a_number_that_is_not_finite_is_a_data_error(make_sample: Make) -> None:
-    (score,) = await JsonParser("$.score").scores('{"score": NaN}', [make_sample()], Attempt(5.0))
+    (score,) = await JsonParser("$.score").scores('{"score": "nan"}', [make_sample()], Attempt(5.0))
     assert score.outcome == "data_error"
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ('<think>a {"score": 0}</think>\n{"score": 8}', '{"score": 8}'),
+        ('a {"score": 0}</think>{"score": 8}', '{"score": 8}'),
+        ('{"score": 8}<think>a</think>', '{"score": 8}'),
+        ("<Think>a</Think><thinking>b</thinking> c", "c"),
+        ("[THINK]a[/THINK]b", "b"),
+        ("<think>a <think> b</think> c</think> d", "d"),
+        ('<think>it ends here: {"score": 1}', ""),
+        ("no tags", "no tags"),
+        ('{"why": "it wrote </think>", "score": 2}', '{"why": "it wrote </think>", "score": 2}'),
+        ('a </think>{"why": "it wrote </think>", "score": 2}', '{"why": "it wrote </think>", "score": 2}'),
+        ('{"why": "it wrote <think>", "score": 2}', '{"why": "it wrote <think>", "score": 2}'),
+        ('so {"score": </think>{"score": 2}', '{"score": 2}'),
+        ("</think>" * 100_000, ""),
+    ],
+)
+def test_reasoning_is_no_part_of_an_answer(answer: str, text: str) -> None:
+    assert without_reasoning(answer) == text
 
 
 @pytest.mark.parametrize(
@@ -92,6 +142,30 @@ async def test_a_group_has_one_value_a_response(parser: Parser, answer: str, mak
     assert [score.value for score in await parser.scores(answer, samples, Attempt(5.0))] == [3.0, 1.0, 2.0]
     with pytest.raises(DataError, match="3 values for 2 responses"):
         await parser.scores(answer, samples[:2], Attempt(5.0))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "Response [1] beats [2]. [8, 3]",
+        "[8, 3]\nbecause of [1] and [2, 1]",
+        "Ranking:\n```json\n[8, 3]\n```\n- [ ] done",
+        "As in [0, 0] you ask for. So [8, 3]",
+    ],
+)
+async def test_what_stands_in_a_sentence_masks_no_group(answer: str, make_sample: Make) -> None:
+    scores = await JsonParser("$", group=True).scores(answer, [make_sample(index=i) for i in range(2)], Attempt(5.0))
+    assert [score.value for score in scores] == [8.0, 3.0]
+
+
+async def test_one_value_of_a_group_that_is_no_number_costs_its_own_sample(make_sample: Make) -> None:
+    samples = [make_sample(index=i) for i in range(3)]
+    scores = await JsonParser("$.s", group=True).scores('{"s": ["8", "n/a", null]}', samples, Attempt(5.0))
+    assert [(score.outcome, score.value) for score in scores] == [
+        ("scored", 8.0),
+        ("data_error", None),
+        ("data_error", None),
+    ]
 
 
 async def test_a_group_needs_a_list(make_sample: Make) -> None:
@@ -145,3 +219,33 @@ def read(answer, samples):
 async def test_a_function_of_the_wrong_shape_is_reported_at_the_start(open_parser: Callable[..., Any]) -> None:
     with pytest.raises(ConfigurationError, match=r"read in .*parse\.py: nothing gives parameter 'scale' a value"):
         await open_parser("def read(answer, scale): return 1", scope="answer")
+
+
+PIECES = [
+    *'{}[]":,',
+    "score",
+    '"score": ',
+    "8",
+    "-",
+    "e",
+    "NaN",
+    "null",
+    "<think>",
+    "</think>",
+    "\\",
+    '\\"',
+    "\\u12",
+    "\n",
+]
+PIECES += ["\ud800", '{"score": 5}', '{"a": {"score": 1}}', "[1]", "9" * 5000]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join), st.sampled_from(["$.score", "$[0]", "$.a.score"]))
+def test_whatever_a_judge_answers_has_a_value_or_none(answer: str, path: str) -> None:
+    with contextlib.suppress(LookupError):
+        find_json(without_reasoning(answer), score_path(path))
+
+
+@given(st.lists(st.sampled_from(["a", " ", "\n", "[1]", "{x}", "- [ ] ", '{"score": 5} ']), max_size=20).map("".join))
+def test_the_last_verdict_counts_whatever_stands_before_it(prose: str) -> None:
+    assert find_json(without_reasoning(f'{prose}</think>{prose}\n{{"score": 8}}'), score_path("$.score")) == 8

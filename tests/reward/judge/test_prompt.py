@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,13 @@ def test_a_template_of_a_group_sees_all_responses(
 ) -> None:
     template = make_template("{% for r in responses %}\n{{ loop.index }}: {{ r }}\n{% endfor %}", group=True)
     assert template.render([make_sample("a"), make_sample("b", 1)]) == "1: a\n2: b\n"
+
+
+def test_each_prompt_has_a_fence_of_its_own(make_template: Callable[..., PromptTemplate], make_sample: Make) -> None:
+    template = make_template("<a-{{ fence }}>{{ response }}</a-{{ fence }}>")
+    prompts = {template.render([make_sample("x")]) for _ in range(20)}
+    assert len(prompts) == 20
+    assert all(re.fullmatch(r"<a-(\w{16})>x</a-\1>", prompt) for prompt in prompts)
 
 
 def test_a_response_is_never_rendered_as_a_template(

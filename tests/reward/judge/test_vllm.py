@@ -82,12 +82,14 @@ async def test_vllms_answers_are_scored_and_its_refusals_reported(
         await scorer.open()
         return scorer
 
-    # A random model: made to write digits, of which the first counts.
-    judge = await opened("hush", max_tokens=32, temperature=0, ignore_eos=True, logit_bias={"10": -100, "11": -100})
+    # A random model: made to write digits, and to end behind the first.
+    ends = {"stop_token_ids": list(range(10)), "include_stop_str_in_output": True}
+    digits = {"max_tokens": 32, "temperature": 0, "ignore_eos": True, "logit_bias": {"10": -100, "11": -100}}
+    judge = await opened("hush", **digits, **ends)
     score = await judge.score(make_sample("271828"), Attempt(60.0))
     assert score.outcome == "scored", score
-    assert score.extra["completion_tokens"] == 32
-    assert usage.tokens["completion"] == 32
+    assert score.extra["completion_tokens"] == 1
+    assert usage.tokens["completion"] == 1
     with pytest.raises(DataError, match=r"responded 400: .*maximum context length"):
         await judge.score(make_sample("1" * 500), Attempt(60.0))
     await judge.close()

@@ -170,6 +170,11 @@ async def test_an_answer_of_another_shape_is_an_infrastructure_error(
         ("nemo-gym", {"reward": "high"}, "'high', which is not a number"),
         ("plaudit", {"outcome": "scored", "score": None}, "its answer is null"),
         ("slime", b"1e999", "not finite"),
+        ("slime", str(10**30).encode(), "beyond 64 bits"),
+        ("slime", b"9" * 5000, "cannot be read"),
+        ("slime", b"[" * 100_000, "cannot be read"),
+        ("slime", b'{"score": 1, "other": ' + b"[" * 100_000, "cannot be read"),
+        ("slime", b'{"score": "\\ud800"}', "is not a number"),
         ("openrlhf", b'{"rewards": [NaN]}', "not finite"),
         ("slime", Reply(422, {"detail": "no label"}), "responded 422: no label"),
     ],
@@ -179,6 +184,17 @@ async def test_an_answer_without_a_finite_number_is_a_data_error(
 ) -> None:
     with pytest.raises(DataError, match=message):
         await ask(shape, Reply(body=answer) if not isinstance(answer, Reply) else answer)
+
+
+@pytest.mark.parametrize("answer", [b'{"\\ud800": 1}', b'{"outcome": "skipped", "reason": "\\ud800"}', b"[" * 100_000])
+@pytest.mark.parametrize("shape", ["plaudit", "slime", "openrlhf", "nemo-gym", "sandbox-fusion"])
+async def test_whatever_is_answered_the_result_can_be_stored(
+    answer: bytes, shape: ShapeName, server: Any, make_scorer: Callable[..., Any]
+) -> None:
+    server.reply = lambda request, number: Reply(body=answer)
+    scoring = await Pipeline([Stage(await make_scorer(shape), Rules(retries=0))]).score(SAMPLE)
+    assert scoring.value is None
+    msgspec.msgpack.encode(scoring)
 
 
 async def test_a_path_finds_the_score_in_any_answer(ask: Ask) -> None:

@@ -344,6 +344,10 @@ def judge(**changes: Any) -> list[dict[str, Any]]:
     return [{"name": "j", "kind": "judge", "judge": {**JUDGE, **changes}}]
 
 
+def judged(parse: dict[str, Any], **judge: Any) -> dict[str, Any]:
+    return {"name": "j", "kind": "judge", "judge": {**JUDGE, "parse": parse, **judge}}
+
+
 SCORERS: list[tuple[list[dict[str, Any]], str]] = [
     ([RULE, RULE], "spec.reward.scorers[1].name: 'first' is used twice. Give each scorer its own name"),
     (
@@ -393,11 +397,27 @@ SCORERS: list[tuple[list[dict[str, Any]], str]] = [
     ),
     (
         [{"name": "j", "kind": "judge", "judge": {**JUDGE, "parse": {}}}],
-        "spec.reward.scorers[0].judge.parse: needs exactly one of regex, jsonPath and python, but has none. Give",
+        "spec.reward.scorers[0].judge.parse: needs exactly one of jsonPath, regex and python, but has none. Give",
+    ),
+    (
+        [judged({"jsonPath": "$.a", "range": {"min": 5, "max": 1}})],
+        "spec.reward.scorers[0].judge.parse.range: has a min that is not below its max. Give the rubric's numbers",
+    ),
+    (
+        [judged({"jsonPath": "$[0]", "structured": True})],
+        "spec.reward.scorers[0].judge.parse.structured: needs a jsonPath of members: the path must begin with a member",
+    ),
+    (
+        [judged({"regex": "(a)", "structured": True})],
+        "spec.reward.scorers[0].judge.parse.structured: needs a jsonPath of members: the path must begin with a member",
+    ),
+    (
+        [judged({"jsonPath": "$.a", "structured": True}, arguments={"response_format": {"type": "text"}})],
+        "spec.reward.scorers[0].judge.parse.structured: sets response_format, which arguments set, too. Remove one",
     ),
     (
         [{"name": "j", "kind": "judge", "judge": {**JUDGE, "parse": {"regex": "a", "jsonPath": "$.b"}}}],
-        "spec.reward.scorers[0].judge.parse: needs exactly one of regex, jsonPath and python, but has regex and",
+        "spec.reward.scorers[0].judge.parse: needs exactly one of jsonPath, regex and python, but has regex and",
     ),
     (
         judge(parse={"regex": "score: [0-9]"}),

@@ -66,3 +66,18 @@ def test_validation_rewards_follow_their_step_by_data_source(tmp_path: Path) -> 
     assert printed_lines[0].split(maxsplit=1) == ["0", "validation reward: math 0.500, openai/gsm8k 0.250"]
     assert [line.split()[0] for line in printed_lines[1:]] == ["step", "1", "2", "2"]
     assert printed_lines[4].split(maxsplit=1) == ["2", "validation reward: math 0.750"]
+
+
+def test_failed_scores_are_counted_also_where_samples_have_a_reward(tmp_path: Path) -> None:
+    file, stream = tmp_path / "steps.jsonl", io.StringIO()
+    lines = StepLines(file, Console(file=stream, color_system=None, width=200))
+    counts = {
+        "mine/outcome/data_error": 20,
+        "mine/outcome/timeout": 1,
+        "mine/outcome/skipped": 3,
+        "b/outcome/scored": 64,
+    }
+    outcomes = {f"reward_pipeline/scorer/{name}": float(count) for name, count in counts.items()}
+    append_step(file, step(1, **{"reward_pipeline/masked_share": 0.0}, **outcomes))
+    lines.print_new()
+    assert stream.getvalue().splitlines()[1].endswith("generation · failed: mine 21")

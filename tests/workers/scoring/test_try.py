@@ -76,6 +76,15 @@ def test_a_function_that_raises_shows_its_reason(folder: Path, capsys: pytest.Ca
     assert out.endswith("in 0 of 2 rows; 4 of 4 samples have no score\n")
 
 
+def test_the_reason_of_each_scorer_is_shown_also_where_the_sample_has_a_reward(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tried(folder, python("exact"), python("broken", onFailure="ignore")) == 0
+    out = capsys.readouterr().out
+    assert "  1  ground truth '4': exact 1 (" in out
+    assert "      broken: KeyError: 'answer'" in out
+
+
 def test_reward_models_are_skipped_and_other_data_is_needed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = "{name: helpful, kind: model, model: {source: ./m}}"
     assert tried(folder, model, python("exact")) == 0

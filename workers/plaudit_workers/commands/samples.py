@@ -33,8 +33,11 @@ def samples(arguments: argparse.Namespace) -> int:
     files = sample_files(samples_path(arguments.run, arguments.runs_folder))
     if arguments.step is not None:
         files = _of_step(files, arguments.step)
+    if arguments.scorer and not (arguments.failed or arguments.outcome):
+        raise RefusedError("--scorer names the scorer of --outcome or --failed: give one of them, too")
     query = SampleQuery(
         outcome=FAILED if arguments.failed else arguments.outcome,
+        scorer=arguments.scorer,
         lowest=arguments.lowest_score,
         highest=arguments.highest_score,
         data_source=arguments.data_source,

@@ -143,8 +143,10 @@ def _report(number: int, trial: _Trial, scorings: Sequence[ScoringRecord]) -> li
         ]
         score = "no score" if scoring.value is None else f"{scoring.value:g}"
         lines.append(f"  {score}  {label}: {', '.join(parts)}")
+        reasons = {f"{name}: {of.reason}": None for name, of in scoring.scorers.items() if of.reason}
         if scoring.reason:
-            lines.append(f"      {scoring.reason}")
+            reasons = {scoring.reason: None} | reasons
+        lines += [f"      {reason}" for reason in reasons]
     return lines
 
 

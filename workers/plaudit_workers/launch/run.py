@@ -12,12 +12,13 @@ import contextlib
 import json
 import logging
 import os
+import re
 import secrets
 import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -287,7 +288,19 @@ class StepLines:
             header = "".join(title.rjust(width) for title, _, width, _ in _COLUMNS)
             self._console.out(header + "  waited for", style="bold")
         cells = (_cell(step.get(key), width, form) for _, key, width, form in _COLUMNS)
-        self._console.out("".join(cells) + f"  {step.get('verdict', '')}")
+        self._console.out("".join(cells) + f"  {step.get('verdict', '')}{_failed_scores(step)}")
+
+
+_FAILED_SCORES = re.compile(r"reward_pipeline/scorer/(.+)/outcome/(?!scored|skipped)\w+")
+
+
+def _failed_scores(step: Mapping[str, Any]) -> str:
+    """Return how often each scorer failed in a step, also where the sample has a reward all the same."""
+    counts: dict[str, int] = {}
+    for key, count in step.items():
+        if found := _FAILED_SCORES.fullmatch(key):
+            counts[found[1]] = counts.get(found[1], 0) + int(count)
+    return f" · failed: {', '.join(f'{name} {count}' for name, count in sorted(counts.items()))}" if counts else ""
 
 
 def _cell(value: float | None, width: int, form: str) -> str:

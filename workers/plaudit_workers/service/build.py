@@ -16,6 +16,7 @@ from typing import Any, cast
 import msgspec
 
 from plaudit_job.load import job_data, section_data
+from plaudit_job.rules.answers import answer_schema, score_path
 from plaudit_job.secrets import secret_value
 from plaudit_job.spec.rewards import JudgeSpec, PythonScorerSpec, RewardSpec, ScorerSpec
 from plaudit_job.spec.rljob import RLJob
@@ -133,6 +134,7 @@ def _rules(scorer: ScorerSpec, reward: RewardSpec) -> Rules:
         retries=reward.retries if scorer.retries is None else scorer.retries,
         timeout_s=scorer.timeout_seconds,
         on_failure=scorer.on_failure or reward.on_failure,
+        on_none=scorer.on_none,
         when=When(scorer.when.scorer, scorer.when.equals) if scorer.when is not None else None,
     )
 
@@ -164,7 +166,7 @@ def has_group_scorers(reward: RewardSpec) -> bool:
 _DIGITS = 10
 _SIZES = ("workers", "gateway", "networkPolicy")
 """Sections of ``spec.reward`` that decide where samples are scored, and not how."""
-_NOT_OF_ITS_VALUE = ("weight", "when", "limits", "cache", "retries", "timeoutSeconds", "onFailure")
+_NOT_OF_ITS_VALUE = ("weight", "when", "limits", "cache", "retries", "timeoutSeconds", "onFailure", "onNone")
 
 
 def scoring_version(job: RLJob) -> str:
@@ -363,8 +365,22 @@ def _judge_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:
         TokenEstimate(judge.arguments),
         _usage_report(scorer.name, usage, context),
         _trace_header(context),
+        limits=_judge_limits(judge),
+        schema=_judge_schema(judge, group),
     )
     return built if group else _cached(built, scorer, usage, context)
+
+
+def _judge_limits(judge: JudgeSpec) -> tuple[float, float] | None:
+    return (judge.parse.range.min, judge.parse.range.max) if judge.parse.range is not None else None
+
+
+def _judge_schema(judge: JudgeSpec, group: bool) -> Callable[[int], Mapping[str, Any]] | None:
+    """Return the schema of an answer about so many samples; None where the endpoint is asked for no form."""
+    if not judge.parse.structured:
+        return None
+    steps, limits = score_path(judge.parse.json_path), _judge_limits(judge)
+    return lambda count: answer_schema(steps, limits, count if group else None)
 
 
 def _judge_parser(name: str, judge: JudgeSpec, group: bool, context: BuildContext) -> Parser:

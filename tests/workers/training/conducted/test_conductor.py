@@ -189,11 +189,11 @@ async def test_the_heartbeat_gives_the_reason_and_time_of_the_next_try(simulatio
     assert problem.startswith("step 1 not trained: 75% of its samples have no score, next try in 600 s. mine: 12 × Val")
 
 
-@pytest.mark.parametrize("on_failure", ["ignore", "mask"])
+@pytest.mark.parametrize("on_none", ["ignore", "mask"])
 async def test_samples_that_their_scorer_skips_do_not_count_as_failed(
-    simulation: Any, make_plan: MakePlan, positions: Any, on_failure: str
+    simulation: Any, make_plan: MakePlan, positions: Any, on_none: str
 ) -> None:
-    simulation.on_failure, simulation.skipped = on_failure, {0, 1, 2}
+    simulation.on_none, simulation.skipped = on_none, {0, 1, 2}
     async with simulation.workers():
         done, policy = await simulation.train(make_plan(steps=2, retry_pauses_s=(600.0,)))
     assert done
