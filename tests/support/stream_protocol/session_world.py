@@ -17,7 +17,7 @@ from plaudit_wire.records import Sample, SampleRecord
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.stream.calls import SessionGoneError, SessionTakenError, Submission
 from plaudit_workers.stream.scripts import Scripts
-from plaudit_workers.stream.sessions import StreamSession
+from plaudit_workers.stream.sessions import StreamSession, encoded_group
 from stream_protocol.world import Worker, World, score_of
 
 ROOM = 6
@@ -39,7 +39,7 @@ class Client:
         await self.session.open()
 
     async def submit(self, group: str) -> None:
-        [answer] = await self.session.submit_many({group: self.wanted[group]})
+        [answer] = await self.session.submit_many([encoded_group(group, self.wanted[group])])
         if answer is Submission.conflict:
             self.world.violations.append(f"S1: {group} is in conflict with itself")
         if answer is Submission.returned and group not in self.written:
@@ -138,7 +138,7 @@ class SessionWorld(World):
         group = zombie.group_id("0")
         sample = Sample(group, 0, "made-up", "p", "of a zombie")
         for attempt in (
-            zombie.submit_many({group + "z": [sample]}),
+            zombie.submit_many([encoded_group(group + "z", [sample])]),
             zombie.acknowledge([(group, "0-1")]),
             zombie.end(),
         ):

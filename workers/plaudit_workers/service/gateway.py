@@ -22,14 +22,13 @@ from plaudit_wire.logs import get_logger
 from plaudit_workers.process import EXIT_DONE, HealthServer, ProcessSettings, Supervised
 from plaudit_workers.service.application import (
     LONGEST_WAIT_S,
-    MOST_BYTES,
     Application,
     GatewaySeries,
     ServiceDescription,
 )
 from plaudit_workers.service.callers import Callers
 from plaudit_workers.service.canary import Canary, CanarySeries
-from plaudit_workers.service.requests import MOST_SAMPLES
+from plaudit_workers.service.requests import MOST_BYTES, MOST_PARTS, MOST_SAMPLES
 from plaudit_workers.service.tokens import SampleRate, Tokens
 from plaudit_workers.service.worker import service_of
 from plaudit_workers.stream.scripts import Scripts
@@ -97,7 +96,12 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
 
 def application(job: RLJob, run: str, callers: Callers, tokens: Tokens) -> Application:
     """Return the application of a job's service."""
-    limits = {"samples": MOST_SAMPLES, "body_bytes": MOST_BYTES, "wait_s": LONGEST_WAIT_S}
+    limits = {
+        "samples": MOST_SAMPLES,
+        "body_bytes": MOST_BYTES,
+        "body_values": MOST_PARTS,
+        "wait_s": LONGEST_WAIT_S,
+    }
     series, spec = GatewaySeries(), job.spec.reward.gateway
     rate = SampleRate(spec.samples_per_minute and spec.samples_per_minute / max(1, spec.replicas))
     compared = CanarySeries(series.registry) if spec.canary else None

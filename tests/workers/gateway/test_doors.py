@@ -1,0 +1,119 @@
+"""Whatever a caller sends is answered in time, by a score or a typed 4xx, and nobody else is affected."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+RIGHT = {"response": "4", "ground_truth": "4"}
+OTHER = "token-of-another-caller"
+BIG = b"36893488147419103232"
+BAD = [
+    ("/v1/score", b'{"response":"4","ground_truth":' + BIG + b"}", "ground_truth: is an integer beyond 64 bits"),
+    ("/v1/score", b'{"response":"4","extra_info":{"n":[1,' + BIG + b"]}}", "extra_info.n[1]: is an integer beyond"),
+    ("/v1/score", b'{"response":"4","prompt":[{"content":' + BIG + b"}]}", "prompt[0].content: is an integer beyond"),
+    ("/v1/score", b'{"response":"4","response_tokens":' + BIG + b"}", "response_tokens: is an integer beyond 64 bits"),
+    (
+        "/v1/score",
+        b'{"response":"4","response_tokens":18446744073709551615}',
+        "response_tokens is 18446744073709551615",
+    ),
+    ("/v1/score", b'{"response":"4","max_tokens":-1}', "max_tokens is -1: Expected `int` >= 0"),
+    ("/v1/score", b'{"response":"4","finish_reason":"zzz"}', "finish_reason is 'zzz'"),
+    ("/v1/score", b'{"response":"4","ground_truth":1e999}', "Number out of range"),
+    ("/v1/score", b'{"response":"4","ground_truth":NaN}', "not JSON"),
+    ("/v1/score", b'{"response":"\\ud800"}', "not JSON"),
+    ("/v1/score", b"\xff", "not JSON"),
+    ("/v1/score", b'{"a":' + b"[" * 100_000, "nested too deeply"),
+    ("/v1/score", b'{"response":"4","extra_info":' + b'{"a":' * 70 + b"1" + b"}" * 71, "extra_info.a.a"),
+    ("/v1/score", b'{"response":"4","extra_info":' + b'{"a":' * 990 + b"1" + b"}" * 991, "nested too deeply"),
+    ("/v1/score", b'{"samples":[{"response":"4"},{"response":"4","ground_truth":' + BIG + b"}]}", "samples[1]: ground"),
+    ("/v1/groups", b'{"samples":[{"response":"4","extra_info":{"a":' + BIG + b"}}]}", "extra_info.a: is an integer"),
+    ("/v1/groups", b'{"groups":[{"samples":[{"response":"4","max_tokens":-1}]}]}', "max_tokens is -1"),
+    ("/v1/groups", b'{"samples":5}', "Expected `array`, got `int`"),
+    ("/slime", b'{"response":"4","label":' + BIG + b"}", "label: is an integer beyond 64 bits"),
+    ("/slime", b'{"response":"4","unknown":{"a":[' + BIG + b"]}}", "unknown.a[0]: is an integer beyond"),
+    ("/slime", b'{"response":[5]}', "response is [5]"),
+    ("/slime", b'{"response":"4","metadata":[1]}', "extra_info is not a mapping"),
+    ("/openrlhf", b'{"query":["4"],"prompts":5}', "prompts: give a list"),
+    ("/openrlhf", b'{"query":["4"],"labels":{"a":1}}', "labels: give a list"),
+    ("/openrlhf", b'{"query":["4",5]}', "response is 5"),
+    ("/verify", b'{"response":{"output":[{"type":"message","content":[5]}]}}', "response.output: give each message's"),
+    ("/verify", b'{"response":{"output":[]},"label":' + BIG + b"}", "label: is an integer beyond"),
+    ("/verify", b'{"response":{"output":[]},"responses_create_params":{"input":[[5]]}}', None),
+]
+MANY = [
+    ("/v1/score", b'{"response":"a","ground_truth":[' + b"[]," * (7 << 20) + b"[]]}", "262,144 values"),
+    ("/v1/score", b'{"samples":[' + b"{}," * 300_000 + b"{}]}", "262,144 values"),
+    ("/v1/score", b'{"samples":[' + b'{"response":"4"},' * 1024 + b'{"response":"4"}]}', "1,025 samples"),
+    ("/openrlhf", b'{"query":[' + b'"a",' * 300_000 + b'"a"]}', "262,144 values"),
+    ("/openrlhf", b'{"query":[' + b'"a",' * 1024 + b'"a"]}', "1,025 samples"),
+]
+
+
+async def test_every_route_refuses_what_cannot_travel_by_name(
+    start_service: Any, start_gateway: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with (
+        start_service() as service,
+        start_gateway(service) as gateway,
+        gateway.http() as http,
+        gateway.http(OTHER) as innocent,
+    ):
+        for path, body, message in BAD:
+            answer = await http.post(f"{path}?timeout=20", content=body)
+            if message is not None:
+                assert 400 <= answer.status_code < 500, (path, body[:100], answer.text)
+                assert message in answer.json()["error"]["message"], (body[:100], answer.text)
+            else:
+                assert answer.status_code in (200, 422), answer.text
+        assert (await innocent.post("/v1/score", json=RIGHT)).json()["score"] == 1.0
+        assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_a_body_of_many_values_is_refused_before_they_are_made_and_delays_nobody(
+    start_service: Any, start_gateway: Any
+) -> None:
+    async with (
+        start_service() as service,
+        start_gateway(service) as gateway,
+        gateway.http() as http,
+        gateway.http(OTHER) as innocent,
+    ):
+        bad = asyncio.gather(*(http.post(path, content=body) for path, body, _ in MANY))
+        innocents = 0
+        while not bad.done():
+            assert (await innocent.post("/v1/score", json=RIGHT)).json()["score"] == 1.0
+            innocents += 1
+        assert innocents > len(MANY)
+        for (_, _, message), answer in zip(MANY, await bad, strict=True):
+            assert answer.status_code == 413
+            assert message in answer.json()["error"]["message"]
+        text = json.dumps({"response": "[{," * 200_000, "ground_truth": "4"})  # one value, though many brackets
+        assert (await http.post("/v1/score", content=text)).json()["score"] == 0.0
+
+
+async def test_ids_with_slashes_groups_of_one_and_other_orders_of_keys(start_service: Any, start_gateway: Any) -> None:
+    async with start_service() as service, start_gateway(service) as gateway, gateway.http() as http:
+        assert (await http.post("/v1/score", json={"id": "a/b?c", **RIGHT})).status_code == 200
+        assert (await http.get("/v1/scores/a%2Fb%3Fc")).json()["id"] == "a/b?c"
+        group = (await http.post("/v1/groups", json={"id": "g", "samples": [RIGHT]})).json()
+        assert (await http.get("/v1/scores/g")).json() == group
+        assert "results" in group
+        nested = {"a": 1, "b": {"x": [{"p": 1, "q": 2}], "y": 3}}
+        other = {"b": {"y": 3, "x": [{"q": 2, "p": 1}]}, "a": 1}
+        first = await http.post("/v1/score", json={"id": "k", **RIGHT, "extra_info": nested})
+        again = await http.post("/v1/score", json={"id": "k", **RIGHT, "extra_info": other})
+        assert again.json() == first.json()
+        conflict = await http.post("/v1/score", json={"id": "k", **RIGHT, "extra_info": {"a": 2}})
+        assert conflict.status_code == 409
+        single = await http.post("/v1/score", json={"id": "g", **RIGHT})
+        assert single.status_code == 409
+
+
+async def test_metrics_need_a_token(start_service: Any, start_gateway: Any) -> None:
+    async with start_service() as service, start_gateway(service) as gateway, gateway.http("wrong") as http:
+        assert (await http.get("/metrics")).status_code == 401
