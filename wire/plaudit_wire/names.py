@@ -44,7 +44,7 @@ class Names:
         self.dead = self.prefix + "dead"
         """Stream of dead letters."""
         self.leases = self.prefix + "leases"
-        """Hash: the times of each stream's last search for lapsed leases, and of the server clock's last step."""
+        """Hash: the times of each stream's last search for lapsed leases, of the last for deadlines; the clock's steps."""
         self.state = self.prefix + "state"
         """Hash: incarnation, step, announced policy. Only the trainer writes it."""
         self.counters = self.prefix + "counters"

@@ -36,7 +36,7 @@ from plaudit_wire.records import NO_STEP, GenerationRecord, Sample, ScoringRecor
 from plaudit_wire.redis import OUTAGE
 from plaudit_workers.stream import calls as transitions
 from plaudit_workers.stream.calls import SessionGoneError, SessionTakenError, Submission, SubmittedGroup
-from plaudit_workers.stream.groups import read_entries, read_group, release_call
+from plaudit_workers.stream.groups import Deadlines, read_entries, read_group, release_call
 from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
@@ -48,7 +48,6 @@ UPKEEP_EVERY_S: Final = 1.0
 CHECK_LOSSES_EVERY_S: Final = 5.0
 _OUTAGE_PAUSE_S = 0.2
 _READ_AT_ONCE = 512
-_GROUPS_A_LOOK = 1000
 _canonical = msgspec.msgpack.Encoder(order="deterministic").encode
 _GROUP_MARK = "g"
 _NO_TENSORS = encode(Tensors(b"", b"", b"", []))
@@ -96,6 +95,7 @@ class StreamSession:
         self._epoch = 0
         self._groups_key = transport.names.session(name, "groups")
         self._results_key = transport.names.session(name, "results")
+        self.deadlines = Deadlines(transport)
         self._reader = transport.blocking_client()
         self._seen = "0"
         self._check_losses_at = 0.0
@@ -108,6 +108,7 @@ class StreamSession:
         One that is not shared is taken over: its earlier client is refused from now on, and results are read again from
         the start. A shared one is read from its newest result on.
         """
+        await self._transport.retry_through_outage(self.deadlines.overdue)  # a step before this is no step of now
         opening = transitions.open_session(self.name, self._epoch, self._keep_s, shared=self._shared)
         self._epoch = await self._transport.scripts.run(opening)
         if not self._shared:
@@ -239,14 +240,11 @@ class StreamSession:
 
     async def clean_up(self) -> None:
         """Release overdue groups and end expired sessions, including those of other clients."""
-        names, commands = self._transport.names, self._transport.commands
-        now = await self._transport.now()
-        overdue: Any = await commands.zrangebyscore(names.open, "-inf", now, start=0, num=_GROUPS_A_LOOK)
-        for member in overdue:
-            await self._release(member.decode())
-        expired: Any = await commands.zrangebyscore(names.sessions, "-inf", now)
-        for name in expired:
-            await self._end(name.decode(), None)
+        found = await self.deadlines.overdue()
+        for group in found.groups:
+            await self._release(group)
+        for name in found.sessions:
+            await self._end(name, None)
 
     async def _release(self, name: str) -> None:
         try:
