@@ -76,7 +76,7 @@ StartService = Callable[..., AbstractAsyncContextManager[Running]]
 
 @pytest.fixture
 def start_service(redis_server: RedisServer, run_name: str, tmp_path: Path) -> StartService:
-    """A service with these scorers (functions of ``REWARD``; default: ``compute_score``) and so many workers, on ``server`` if given."""
+    """A service with these scorers (functions of ``REWARD``; default: ``compute_score``), workers and Redis."""
 
     @asynccontextmanager
     async def start(

@@ -6,13 +6,12 @@ program would have on disk: the samples that it wanted scored, and the results t
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections import Counter
 from typing import Any
 
 from plaudit_metrics.sources.stream import decode_event
-from plaudit_wire.messages import Service, encode
+from plaudit_wire.messages import Service
 from plaudit_wire.records import Sample, SampleRecord
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.stream.calls import SessionGoneError, SessionTakenError, Submission
@@ -244,10 +243,11 @@ class SessionWorld(World):
             await self.take(worker, 100)
         left = [key for key in await self.keys() if b":group:" in key or b":session" in key]
         left += [name.encode() for name in (names.samples, names.groups) if await redis.xlen(name)]
-        left += [names.open.encode()] * await redis.exists(names.open)
+        for name in (names.open, names.prefix + "in_work"):
+            left += [name.encode()] * await redis.exists(name)
         if left:
             self.violations.append(f"S6: left in Redis: {left}")
 
 
 def _digest(sample: Sample) -> str:
-    return hashlib.blake2b(encode(sample), digest_size=16).hexdigest()
+    return encoded_group(sample.group, [sample]).samples[0][0]

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from functools import partialmethod
 from typing import Any
 
 import pytest
+
+from plaudit_workers.service import gateway as gateway_module
+from plaudit_workers.service.gateway import Strangers
 
 RIGHT = {"response": "4", "ground_truth": "4"}
 OTHER = "token-of-another-caller"
@@ -117,3 +122,33 @@ async def test_ids_with_slashes_groups_of_one_and_other_orders_of_keys(start_ser
 async def test_metrics_need_a_token(start_service: Any, start_gateway: Any) -> None:
     async with start_service() as service, start_gateway(service) as gateway, gateway.http("wrong") as http:
         assert (await http.get("/metrics")).status_code == 401
+
+
+async def test_connections_without_a_token_lock_nobody_out(
+    start_service: Any, start_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_module, "_HEAD_WITHIN_S", 0.5)
+    monkeypatch.setattr(gateway_module, "_MOST_CONNECTIONS", 60)
+    monkeypatch.setattr(Strangers, "__init__", partialmethod(Strangers.__init__, most=20))
+    async with start_service() as service, start_gateway(service) as gateway, gateway.http() as http:
+        host, port = gateway.url.removeprefix("http://").split(":")
+        assert (await http.post("/v1/score", json=RIGHT)).status_code == 200
+        opened = []
+        for number in range(100):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"POST /v1/score HTTP/1.1\r\nHost: x\r\n" if number % 2 else b"")
+            opened.append((reader, writer))
+        assert (await http.post("/v1/score", json=RIGHT)).status_code == 200  # on the connection that brought a token
+        async with gateway.http(OTHER) as other:
+            assert (await other.post("/v1/score", json=RIGHT)).status_code == 200
+        for reader, writer in opened:
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(reader.read(), 20) == b""  # ended: too many, or too late
+            writer.close()
+        reader, writer = await asyncio.open_connection(host, int(port))
+        with contextlib.suppress(ConnectionResetError):
+            writer.write(b"GET /v1/service HTTP/1.1\r\nLong: " + b"x" * (1 << 20))
+            await writer.drain()
+            assert await asyncio.wait_for(reader.read(), 20) == b""
+        writer.close()
+        assert (await http.post("/v1/score", json=RIGHT)).status_code == 200

@@ -39,7 +39,7 @@ SEEDED_BUGS = {
         "shared/session",
         {"local all = tonumber(redis.call('HGET', prefix .. 'in_work', owner) or 0)": "local all = own"},
     ),
-    "S4: an ended session keeps its room": ("end_session", {"if n then count_in_work(session, -n) end": ""}),
+    "S6: an ended session keeps its room": ("end_session", {"if n then count_in_work(session, -n) end": ""}),
     "S5: results go to the other session": (
         "shared/group",
         {"'XADD', session_key(g.session, 'results')": "'XADD', session_key('a', 'results')"},

@@ -58,6 +58,8 @@ from plaudit_workers.service.canary import SECONDS, Canary, CanarySeries
 from plaudit_workers.service.requests import MOST_BYTES, RefusedRequestError, RequestBody, SubmittedSamples
 from plaudit_workers.service.tokens import SampleRate, Tokens, caller_name, token_of
 
+RECOGNISED = "recognised"
+"""Entry of a connection's state: to be called once a request has brought a token."""
 _ACCEPTED_WITHIN_S = 5.0
 _QUIET_S = 15.0
 _HEADERS = [(b"content-type", b"application/json")]
@@ -390,6 +392,8 @@ class _Endpoint:
         try:
             if caller is None:
                 raise RefusedRequestError(401, "unauthorized", "give the service's token: Authorization: Bearer TOKEN")
+            if (recognised := scope.get("state", {}).get(RECOGNISED)) is not None:
+                recognised()
             caller = caller_name(caller, request.headers.get(CALLER_HEADER, ""), self._callers.names)
             answer = await self._handler(request, caller)
             await answer(scope, receive, send)
