@@ -27,6 +27,8 @@ import pathlib, time
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     if solution_str == "broken":
         raise ValueError("on purpose")
+    if solution_str == "lone":
+        raise ValueError("half of a pair: \\ud800")
     return float(solution_str == ground_truth)
 
 def slow(sample):

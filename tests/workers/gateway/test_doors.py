@@ -9,6 +9,7 @@ from functools import partialmethod
 from typing import Any
 
 import pytest
+import redis
 
 from plaudit_workers.service import gateway as gateway_module
 from plaudit_workers.service.gateway import Strangers
@@ -152,3 +153,48 @@ async def test_connections_without_a_token_lock_nobody_out(
             assert await asyncio.wait_for(reader.read(), 20) == b""
         writer.close()
         assert (await http.post("/v1/score", json=RIGHT)).status_code == 200
+
+
+async def test_a_result_that_cannot_be_stored_ends_its_sample_and_no_worker(
+    start_service: Any, start_gateway: Any
+) -> None:
+    async with start_service() as service, start_gateway(service) as gateway, gateway.http() as http:
+        samples = [{"response": "lone", "ground_truth": "4"}, RIGHT]
+        lone, right = (await http.post("/v1/score?timeout=20", json={"samples": samples})).json()["results"]
+        assert (lone["outcome"], right["score"]) == ("data_error", 1.0)
+
+
+async def test_a_group_that_redis_refuses_ends_alone(start_service: Any, start_gateway: Any) -> None:
+    async with (
+        start_service(workers=0) as service,
+        start_gateway(service, room=1) as gateway,
+        gateway.http() as http,
+        gateway.http(OTHER) as innocent,
+    ):
+        waiting = asyncio.create_task(http.post("/v1/score", json={"id": "first", **RIGHT}))
+        both = asyncio.create_task(
+            http.post("/v1/score", json={"samples": [{"id": "bad", **RIGHT}, {"id": "good", **RIGHT}]})
+        )
+        while (await http.get("/v1/scores/first")).status_code != 202:
+            await asyncio.sleep(0.01)
+        key = f"plaudit:{{{service.run}}}:group:s:http.one:bad"
+        with redis.Redis.from_url(service.server.url, password=service.server.password) as client:
+            client.set(key, "not a hash")  # each command of its submission is refused for good
+        async with service.worker():
+            assert (await waiting).status_code == 200
+            refused = await both
+            assert (refused.status_code, refused.json()["error"]["type"]) == (422, "refused")
+            assert (await http.get("/v1/scores/good?wait=20")).json()["score"] == 1.0
+            assert (await innocent.post("/v1/score", json=RIGHT)).status_code == 200
+
+
+async def test_a_result_that_this_version_cannot_read_is_typed(start_service: Any, start_gateway: Any) -> None:
+    async with start_service(workers=0) as service, start_gateway(service) as gateway, gateway.http() as http:
+        waiting = asyncio.create_task(http.post("/v1/score", json={"id": "a", **RIGHT}))
+        while (await http.get("/v1/scores/a")).status_code != 202:
+            await asyncio.sleep(0.01)
+        with redis.Redis.from_url(service.server.url, password=service.server.password) as client:
+            results = f"plaudit:{{{service.run}}}:session:http.one:results"
+            client.xadd(results, {"group": "s:http.one:a", "0": b"1.0 2.0 1\n\x81\xa7outcome\xa4later"})
+        assert (await waiting).json()["reason"].startswith("its result cannot be read")
+        assert (await http.get("/v1/service")).status_code == 200

@@ -153,6 +153,21 @@ async def test_names_of_one_token_share_its_room(start_service: Any, start_gatew
             assert {(await answer).status_code for answer in asked} == {200}
 
 
+async def test_two_gateways_go_on_when_redis_has_lost_the_session(start_service: Any, start_gateway: Any) -> None:
+    async with (
+        start_service() as service,
+        start_gateway(service) as one,
+        start_gateway(service) as two,
+        one.http() as first,
+        two.http() as second,
+    ):
+        for turn in range(3):
+            for number, http in enumerate((first, second)):
+                answer = await http.post("/v1/score?timeout=25", json={"id": f"{turn}-{number}", **RIGHT})
+                assert answer.status_code == 200
+            lose(service)
+
+
 @pytest.mark.skipif(not SteppedClock.available(), reason="needs a C compiler")
 @pytest.mark.parametrize("step_s", [5000.0, -5000.0])
 async def test_a_step_of_the_clock_gives_up_no_group(
