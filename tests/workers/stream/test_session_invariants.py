@@ -37,7 +37,7 @@ SEEDED_BUGS = {
     "S4: no bound": ("submit", {"if not has_room(session, n, tonumber(ARGV[4])) then return 'full' end": ""}),
     "S4: a bound for each name of an owner": (
         "shared/session",
-        {"local all = tonumber(redis.call('HGET', prefix .. 'in_work', owner) or 0)": "local all = own"},
+        {"local part = most / sharing": "local part = most / sharing\n  all = own"},
     ),
     "S6: an ended session keeps its room": ("end_session", {"if n then count_in_work(session, -n) end": ""}),
     "S5: results go to the other session": (

@@ -234,16 +234,16 @@ class _Bounded(asyncio.Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._late is None and self._is_idle:
-            self._await_head()
         in_head = self.cycle is None or (self.cycle.response_complete and not self.cycle.more_body)
         super().data_received(data)
         if not self._is_idle:
             self._head_has_come()
-        elif in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > _MOST_HEAD_BYTES:
-                self.transport.abort()
+            return
+        if self._late is None:
+            self._await_head()
+        self._head_bytes += len(data) if in_head else 0
+        if self._head_bytes > _MOST_HEAD_BYTES:
+            self.transport.abort()
 
     @property
     def _is_idle(self) -> bool:

@@ -278,7 +278,7 @@ def encoded_group(group: str, samples: Sequence[Sample], *, is_group: bool = Fal
     repeats a request. ``is_group`` tells a group of one from a sample by itself.
     """
     records = [encode(sample) for sample in samples]
-    digests = [digest_of(_canonical(sample)) for sample in samples]
+    digests = [_digest(sample, record) for sample, record in zip(samples, records, strict=True)]
     return SubmittedGroup(
         id=group,
         source=samples[0].data_source,
@@ -288,6 +288,12 @@ def encoded_group(group: str, samples: Sequence[Sample], *, is_group: bool = Fal
         tensors=_NO_TENSORS,
         samples=list(zip(digests, records, strict=True)),
     )
+
+
+def _digest(sample: Sample, record: bytes) -> str:
+    if sample.extra_info or sample.messages or isinstance(sample.ground_truth, dict | list):
+        return digest_of(_canonical(sample))
+    return digest_of(record[1:])  # the same without mappings: the record is the schema's version and this
 
 
 def _prompt(group: str, samples: Sequence[Sample]) -> Prompt:
