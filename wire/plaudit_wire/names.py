@@ -44,7 +44,8 @@ class Names:
         self.dead = self.prefix + "dead"
         """Stream of dead letters."""
         self.leases = self.prefix + "leases"
-        """Hash: the times of each stream's last search for lapsed leases, of the last for deadlines; the clock's steps."""
+        """Hash: the times of each stream's last search for lapsed leases and of the last look for deadlines; steps of the
+        server's clock."""
         self.state = self.prefix + "state"
         """Hash: incarnation, step, announced policy. Only the trainer writes it."""
         self.counters = self.prefix + "counters"
