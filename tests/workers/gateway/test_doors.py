@@ -10,9 +10,16 @@ from typing import Any
 
 import pytest
 import redis
+from hypothesis import given
+from hypothesis import strategies as st
 
+from plaudit_reward.endpoint.shapes import GATEWAY_SHAPES
+from plaudit_wire.messages import decode
+from plaudit_wire.records import Sample
 from plaudit_workers.service import gateway as gateway_module
 from plaudit_workers.service.gateway import Strangers
+from plaudit_workers.service.requests import RefusedRequestError, read_groups, read_samples, read_shape
+from plaudit_workers.stream.sessions import encoded_group
 
 RIGHT = {"response": "4", "ground_truth": "4"}
 OTHER = "token-of-another-caller"
@@ -58,6 +65,36 @@ MANY = [
     ("/openrlhf", b'{"query":[' + b'"a",' * 300_000 + b'"a"]}', "262,144 values"),
     ("/openrlhf", b'{"query":[' + b'"a",' * 1024 + b'"a"]}', "1,025 samples"),
 ]
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(st.characters(), max_size=5)
+KEYS = st.sampled_from(["content", "text", "type", "output", "data_source"])
+VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.lists(st.dictionaries(KEYS, SCALARS, max_size=3), max_size=2)
+VALUES |= st.dictionaries(KEYS, VALUES, max_size=3)
+FIELDS = (
+    "response prompt data_source ground_truth extra_info response_tokens max_tokens finish_reason id reward_model "
+    "samples groups query prompts labels label metadata output input type message responses_create_params verifier_metadata"
+)
+OBJECTS = st.dictionaries(st.sampled_from(FIELDS.split()), VALUES, max_size=4)
+LISTS = st.dictionaries(st.sampled_from(["samples", "groups", "query"]), st.lists(OBJECTS, max_size=2), max_size=1)
+BODIES = OBJECTS | LISTS
+
+
+@given(BODIES, st.booleans())
+def test_any_body_is_read_to_samples_that_can_be_stored_or_refused(body: Any, escaped: bool) -> None:
+    text = json.dumps(body, ensure_ascii=escaped).encode(errors="surrogatepass")
+    readers: list[Any] = [read_samples, read_groups]
+    readers += [lambda content, shape=shape: read_shape(content, shape)[1] for shape in GATEWAY_SHAPES.values()]
+    for read in readers:
+        try:
+            groups = read(text).groups
+        except RefusedRequestError as refused:
+            assert refused.status in (400, 413, 422), refused  # noqa: PT017 (either is right)
+            continue
+        for group in groups:
+            encoded = encoded_group("s:http.one:a", [each.sample("g", i) for i, each in enumerate(group.samples)])
+            for (_, record), each in zip(encoded.samples, group.samples, strict=True):
+                assert decode(record, Sample).response == each.response
 
 
 async def test_every_route_refuses_what_cannot_travel_by_name(
