@@ -73,7 +73,8 @@ VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.lists(st.dictionaries(KEYS
 VALUES |= st.dictionaries(KEYS, VALUES, max_size=3)
 FIELDS = (
     "response prompt data_source ground_truth extra_info response_tokens max_tokens finish_reason id reward_model "
-    "samples groups query prompts labels label metadata output input type message responses_create_params verifier_metadata"
+    "samples groups query prompts labels label metadata output input type message responses_create_params "
+    "verifier_metadata"
 )
 OBJECTS = st.dictionaries(st.sampled_from(FIELDS.split()), VALUES, max_size=4)
 LISTS = st.dictionaries(st.sampled_from(["samples", "groups", "query"]), st.lists(OBJECTS, max_size=2), max_size=1)
