@@ -27,6 +27,8 @@ import pathlib, time
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     if solution_str == "broken":
         raise ValueError("on purpose")
+    if solution_str == "lone":
+        raise ValueError("half of a pair: \\ud800")
     return float(solution_str == ground_truth)
 
 def slow(sample):
@@ -34,6 +36,9 @@ def slow(sample):
         time.sleep(0.01)
     time.sleep(0.05 if sample.index else 0.2)
     return float(sample.ground_truth)
+
+def long(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": float(solution_str == ground_truth), "note": "x" * 2000}
 
 def share(completions, **columns):
     return [len(c) / sum(map(len, completions)) for c in completions]
@@ -73,11 +78,15 @@ StartService = Callable[..., AbstractAsyncContextManager[Running]]
 
 @pytest.fixture
 def start_service(redis_server: RedisServer, run_name: str, tmp_path: Path) -> StartService:
-    """A service with these scorers (functions of ``REWARD``; default: ``compute_score``) and so many workers."""
+    """A service with these scorers (functions of ``REWARD``; default: ``compute_score``), workers and Redis."""
 
     @asynccontextmanager
     async def start(
-        *scorers: dict[str, Any], workers: int = 1, slots: int = 256, **reward: Any
+        *scorers: dict[str, Any],
+        workers: int = 1,
+        slots: int = 256,
+        server: RedisServer = redis_server,
+        **reward: Any,
     ) -> AsyncIterator[Running]:
         (tmp_path / "reward.py").write_text(REWARD)
         chosen = scorers or (
@@ -97,8 +106,8 @@ def start_service(redis_server: RedisServer, run_name: str, tmp_path: Path) -> S
             },
         }
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-        running = Running(run_name, redis_server, load_job(tmp_path / "job.yaml"))
-        transport = await Transport.open(RedisAddress(redis_server.url, redis_server.password), run_name)
+        running = Running(run_name, server, load_job(tmp_path / "job.yaml"))
+        transport = await Transport.open(RedisAddress(server.url, server.password), run_name)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(offering(running.job, transport))
             for number in range(workers):

@@ -44,7 +44,7 @@ class Names:
         self.dead = self.prefix + "dead"
         """Stream of dead letters."""
         self.leases = self.prefix + "leases"
-        """Hash: the times of each stream's last search for lapsed leases, and of the server clock's last step."""
+        """Hash: times of the last searches for lapsed leases and overdue deadlines, and the server clock's steps."""
         self.state = self.prefix + "state"
         """Hash: incarnation, step, announced policy. Only the trainer writes it."""
         self.counters = self.prefix + "counters"

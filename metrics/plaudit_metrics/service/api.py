@@ -43,6 +43,8 @@ _PROBES = ("/healthz", "/readyz")
 _INTERNAL = (".localhost", ".svc", ".svc.cluster.local")
 _MOST_OPEN = 500
 """Only so many of the newest samples are looked through: they are read on the event loop."""
+_OWN_MACHINE = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+"""Not all of 127.0.0.0/8: the proxy of a mesh delivers what others send from an address such as 127.0.0.6."""
 _FOREIGN = (
     "The metrics service shows prompts and responses only on its own machine. In a cluster use kubectl plaudit open, "
     "on another machine an SSH tunnel, or set PLAUDIT_METRICS_SAMPLES=all in its environment (spec.metrics.pod.env)"
@@ -257,7 +259,12 @@ class StoredSamples:
         return await self._answer(lambda: self._read(step, group, index, characters))
 
     def _check_client(self, request: Request) -> None:
-        if not self._to_all and not (request.client and ip_address(request.client.host).is_loopback):
+        if self._to_all:
+            return
+        host = request.client.host if request.client else ""
+        if host not in _OWN_MACHINE:
+            if not _is_address(host):  # of a proxy on this machine: uvicorn takes the client from X-Forwarded-For
+                raise RefusedQueryError(400, f"X-Forwarded-For: {shown(host)} is no address")
             raise RefusedQueryError(403, _FOREIGN)
 
     async def _answer(self, read: Any) -> Response:
@@ -360,8 +367,12 @@ def own_host(header: str, hosts: Collection[str]) -> bool:
     name = _without_port(header.strip().lower()).rstrip(".")
     if "*" in hosts or name in hosts or ("." not in name and ":" not in name) or name.endswith(_INTERNAL):
         return True
+    return _is_address(name)
+
+
+def _is_address(text: str) -> bool:
     try:
-        ip_address(name)
+        ip_address(text)
     except ValueError:
         return False
     return True

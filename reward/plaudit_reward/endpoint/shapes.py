@@ -209,6 +209,9 @@ def _openrlhf_rows(body: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise ValueError(f"query: give a list of texts, not {type(queries).__name__}")
     prompts = body.get("prompts") or [""] * len(queries)
     labels = body.get("labels") or [None] * len(queries)
+    for name, values in (("prompts", prompts), ("labels", labels)):
+        if not isinstance(values, list):
+            raise ValueError(f"{name}: give a list, one for each query, not {type(values).__name__}")
     if not len(queries) == len(prompts) == len(labels):
         raise ValueError(f"query, prompts, labels: {len(queries)}, {len(prompts)}, {len(labels)} of each; give as many")
     rows = []
@@ -293,6 +296,8 @@ def _output_texts(output: Sequence[Any]) -> list[str]:
         item.get("content") or [] for item in output if isinstance(item, Mapping) and item.get("type") == "message"
     ]
     parts = [part for content in contents if isinstance(content, list) for part in content]
+    if not all(isinstance(part, Mapping) for part in parts):
+        raise ValueError("response.output: give each message's content as a list of objects with text")
     return [str(part.get("text", "")) for part in parts] + [content for content in contents if isinstance(content, str)]
 
 

@@ -18,11 +18,11 @@ class SessionMachine(WatchedMachine):
         self.world = self.world_type(group_scorers, deadline_s, seed)
         self.runner.run(self.world.start(self.address, f"service-{uuid.uuid4().hex[:12]}", self.scripts))
 
-    @rule(client=st.integers(0, 1))
+    @rule(client=st.integers(0, 2))
     def a_client_is_killed_and_goes_on(self, client: int) -> None:
         self.do(self.world.clients[client].kill())
 
-    @rule(client=st.integers(0, 1))
+    @rule(client=st.integers(0, 2))
     def a_client_submits_again(self, client: int) -> None:
         chosen = self.world.clients[client]
         if chosen.wanted:
@@ -36,6 +36,10 @@ class SessionMachine(WatchedMachine):
     @rule()
     def clean_up(self) -> None:
         self.do(self.world.clean_up())
+
+    @rule(by_s=st.sampled_from([-5000.0, 60.0, 5000.0]))
+    def the_clock_steps(self, by_s: float) -> None:
+        self.do(self.world.step_clock(by_s))
 
     @rule(stream=st.sampled_from(["samples", "groups"]))
     def leases_lapse(self, stream: str) -> None:

@@ -410,7 +410,7 @@ class World:
 
         A refusal may become another refusal meanwhile: neither changes anything.
         """
-        if call.script == "claim":
+        if call.script in ("claim", "overdue"):
             first, second = sorted(first[1:]), sorted(second[1:])  # without the server's time
         lives = not call.group or await self.transport.commands.exists(self.transport.names.group(call.group))
         refusals = all(answer in (b"refused", b"duplicate") for answer in (first, second))

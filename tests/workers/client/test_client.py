@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from typing import Any
 
 import pytest
@@ -231,3 +232,35 @@ async def test_each_way_not_to_reach_a_service_has_its_message(
             assert client.service.scorers == ["right"]
         await trains.commands.unlink(*[key async for key in trains.commands.scan_iter(trains.names.prefix + "*")])
         await trains.close()
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        ({"response": "4", "ground_truth": {"n": [2**65]}}, "ground_truth.n[0]: is an integer beyond 64 bits"),
+        ({"response": "4", "response_tokens": 2**65}, "response_tokens: is an integer beyond 64 bits"),
+        ({"response": "4", "max_tokens": -1}, "max_tokens is -1"),
+        ({"response": "4", "finish_reason": "zzz"}, "finish_reason is 'zzz'"),
+        ({"response": "4", "extra_info": {"at": object()}}, "extra_info.at: is of type object"),
+        ({"response": b"4"}, "response: is bytes"),
+        (SampleInput(response="4", ground_truth=2**65), "ground_truth: is an integer beyond 64 bits"),
+        (SampleInput(response=5), "response is 5"),  # type: ignore[arg-type]
+        ("4", "it is '4'; give a mapping"),
+    ],
+)
+async def test_what_cannot_travel_is_refused_by_name_and_costs_no_other_sample(
+    start_service: Any, sample: Any, message: str
+) -> None:
+    async with start_service() as service, service.client() as client:
+        (right,) = await client.submit([{"response": "4", "ground_truth": "4"}])
+        with pytest.raises(ServiceError, match=re.escape(message)):
+            await client.submit([sample])
+        with pytest.raises(ServiceError, match=re.escape(message)):
+            await client.submit_group([sample])
+        assert [(each.id, each.score) async for each in client.results()] == [(right, 1.0)]
+
+
+async def test_half_of_a_pair_travels_as_the_replacement_character(start_service: Any) -> None:
+    async with start_service() as service, service.client() as client:
+        await client.submit([{"id": "a\ud800", "response": "4\ud800", "ground_truth": "4\ufffd"}])
+        assert [(each.id, each.score) async for each in client.results()] == [("a\ufffd", 1.0)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from plaudit_wire.records import Sample, ScoringRecord
 from plaudit_workers.service.client import Inbox
-from plaudit_workers.stream.sessions import GroupResult, SampleResult
+from plaudit_workers.stream.calls import SubmittedGroup
+from plaudit_workers.stream.sessions import GroupResult, SampleResult, encoded_group
 
 
 def group(name: str, entry: str, n: int = 1) -> GroupResult:
@@ -17,8 +18,8 @@ def take(inbox: Inbox, result: GroupResult) -> None:
     inbox.take(result.group.split(":")[2], result)
 
 
-def samples(name: str) -> list[Sample]:
-    return [Sample(f"s:a:{name}", 0, "", "", "r")]
+def samples(name: str) -> SubmittedGroup:
+    return encoded_group(f"s:a:{name}", [Sample(f"s:a:{name}", 0, "", "", "r")])
 
 
 def test_results_come_once_and_a_group_is_handled_with_its_last() -> None:

@@ -136,3 +136,16 @@ def test_unusable_arguments_are_refused_with_their_reason(
     (tmp_path / "bad.jsonl").write_text('{"response": "1"}\n{"answer": "1"}\n')
     assert main(["submit", *(argument.format(folder=tmp_path) for argument in arguments)]) == 2
     assert words in capsys.readouterr().err
+
+
+async def test_lines_with_verl_s_responses_are_scored_one_by_one(start_service: Any, tmp_path: Path) -> None:
+    samples, output = tmp_path / "samples.jsonl", tmp_path / "scores.jsonl"
+    row = {"reward_model": {"ground_truth": "4"}, "responses": ["4", "5"]}
+    samples.write_text(json.dumps(row) + "\n")
+    async with start_service() as service:
+        arguments = ["submit", str(samples), "-o", str(output), "--redis", service.server.url, "--run", service.run]
+        environment = {**os.environ, "PLAUDIT_REDIS_PASSWORD": service.server.password}
+        command = [sys.executable, "-m", "plaudit_workers.cli", *arguments]
+        running = await asyncio.create_subprocess_exec(*command, env=environment)
+        assert await running.wait() == 0
+    assert [json.loads(line)["score"] for line in output.read_text().splitlines()] == [1.0, 0.0]

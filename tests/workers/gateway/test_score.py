@@ -128,7 +128,7 @@ async def test_more_than_the_room_of_a_caller_waits_its_turn(start_service: Any,
         (
             b'{"samples": [{"response": "a"}, {"response": 5}]}',
             422,
-            "samples[1]: Expected `str`, got `int` - at `$.resp",
+            "samples[1]: response is 5: Expected `str`, got `int`",
         ),
         (b'{"response": "a", "answer": "b"}', 422, "unknown field `answer`"),
         (b'{"response": "a", "id": "a b"}', 422, "id 'a b': give at most 200 characters without spaces"),

@@ -112,7 +112,7 @@ def test_standard_input_is_scored_up_to_the_broken_line(
     assert main(["score", "--job", str(tmp_path / "job.yaml"), "--input", "-", "--output", "-"]) == 2
     shown = capfdbinary.readouterr()
     assert [json.loads(line)["score"] for line in shown.out.splitlines()] == [1.0, 0.0]
-    assert b"standard input:3: JSON is malformed" in shown.err
+    assert b"standard input:3: is not JSON (JSON is malformed" in shown.err
 
 
 @pytest.mark.parametrize(
@@ -195,6 +195,40 @@ def test_parquet_is_read_by_its_content(score: Score, tmp_path: Path, answers: d
     written = [json.loads(line)["score"] for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
     assert written == [1.0, 0.0][: len(written)]
     assert len(written) == len(answers.get("responses", [0]))
+
+
+def test_json_lines_may_have_verl_s_responses(
+    score: Score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    row = {"data_source": "openai/gsm8k", "reward_model": {"ground_truth": "4"}, "responses": ["#### 4", "#### 5"]}
+    single = {**row, "responses": "#### 4"}
+    text = gsm8k('"responses" is only a word here')
+    code, scores = score([row, single, text])
+    assert (code, [one["score"] for one in scores]) == (0, [1.0, 0.0, 1.0, 0.0])
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(json.dumps(row).encode())))
+    assert main(["score", "--job", str(tmp_path / "job.yaml"), "--input", "-", "--output", "-"]) == 0
+    assert [json.loads(line)["score"] for line in capfdbinary.readouterr().out.splitlines()] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"response": "a", "ground_truth": ' + "1" * 30 + "}", "ground_truth: is an integer beyond 64 bits"),
+        ('{"response": "a", "index": ' + "1" * 30 + "}", "index: is an integer beyond 64 bits"),
+        ('{"response": "a", "extra_info": ' + "[" * 100_000, "is nested more than 64 levels deep"),
+        ('{"response": "a", "extra_info": {"a": ' + "[" * 70 + "]" * 70 + "}}", "extra_info.a"),
+        ('{"responses": [5]}', "response is 5"),
+        ("[1]", "the line is [1], not a JSON object"),
+    ],
+)
+def test_lines_that_cannot_travel_are_refused_by_name(
+    score: Score, capsys: pytest.CaptureFixture[str], line: str, message: str
+) -> None:
+    code, scores = score([gsm8k("4"), line])
+    assert (code, scores) == (2, [])
+    shown = capsys.readouterr().err
+    assert "samples.jsonl:2: " in shown
+    assert message in shown
 
 
 def test_parquet_without_responses_names_its_columns(

@@ -6,9 +6,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from plaudit_reward.attempts import Stage
+from plaudit_reward.pipeline import Pipeline
+from plaudit_reward.scorer import Score
 from plaudit_wire.records import Sample
+from plaudit_workers.service.worker import ScoringOptions, ScoringWorker
 from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
 from plaudit_workers.stream.transport import Transport
+from scripted_scorer import ScriptedScorer
 
 Make = Callable[..., Any]
 
@@ -182,3 +187,21 @@ async def test_a_burst_is_scored_whole(make_reward: Make, make_feed: Make, run_w
         groups = await feed.ready(100)
     outcomes = {tuple(sample.scoring.outcome for sample in group.samples) for group in groups.values()}
     assert outcomes == {("scored", "data_error", "skipped", "scored")}
+
+
+async def test_a_score_that_cannot_be_stored_ends_its_sample_and_no_other(
+    make_reward: Make, make_feed: Make, transport: Transport
+) -> None:
+    reward = make_reward([{"name": "correct", "kind": "rule"}])
+    feed = make_feed(reward)
+    await feed.publish([["lone", "right"]])
+    half = ScriptedScorer("half", lambda each: Score.failed("skipped", "\ud800") if each.response == "lone" else 1.0)
+    options = ScoringOptions(consumer=ConsumerOptions(block_s=0.05))
+    worker = ScoringWorker("reward-0", transport, Pipeline([Stage(half)]), options)
+    stop = asyncio.Event()
+    running = asyncio.create_task(worker.run(stop))
+    (group,) = (await feed.ready(1)).values()
+    stop.set()
+    await running
+    assert [sample.scoring.outcome for sample in group.samples] == ["data_error", "scored"]
+    assert group.samples[0].scoring.reason.startswith("its result cannot be stored")

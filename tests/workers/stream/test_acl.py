@@ -1,6 +1,6 @@
 """The users of a run's own Redis: each role's real work is allowed it, and what is not its work is denied.
 
-The search here is the one that asserts I1-I7 and S1-S6 (test_invariants and test_session_invariants seed bugs in it).
+The search here is the one that asserts I1-I7 and S1-S7 (test_invariants and test_session_invariants seed bugs in it).
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from plaudit_wire.redis import RedisAddress
 from plaudit_workers.commands.runs import DeadLetters
 from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.stream.calls import ClaimRules, Commitment, Publication, StreamLimits, claim
-from plaudit_workers.stream.consumer import Consumer, ConsumerOptions, ServerTime, commit, publish
+from plaudit_workers.stream.consumer import Consumer, ConsumerOptions, commit, publish
+from plaudit_workers.stream.groups import ServerTime
 from plaudit_workers.stream.trainer import TrainerStreams
 from plaudit_workers.stream.transport import Transport
 from stepped_clock import SteppedClock

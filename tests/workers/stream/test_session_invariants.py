@@ -1,4 +1,4 @@
-"""The search that says that sessions keep S1-S6 (test_acl) finds a bug in each when there is one."""
+"""The search that says that sessions keep S1-S7 (test_acl) finds a bug in each when there is one."""
 
 from __future__ import annotations
 
@@ -34,11 +34,17 @@ SEEDED_BUGS = {
         "shared/session",
         {"if stored > tonumber(epoch) then return 'stale' end": ""},
     ),
-    "S4: no bound": ("submit", {"if in_work > 0 and in_work + n > tonumber(ARGV[4]) then return 'full' end": ""}),
+    "S4: no bound": ("submit", {"if not has_room(session, n, tonumber(ARGV[4])) then return 'full' end": ""}),
+    "S4: a bound for each name of an owner": (
+        "shared/session",
+        {"local part = most / sharing": "local part = most / sharing\n  all = own"},
+    ),
+    "S6: an ended session keeps its room": ("end_session", {"if n then count_in_work(session, -n) end": ""}),
     "S5: results go to the other session": (
         "shared/group",
         {"'XADD', session_key(g.session, 'results')": "'XADD', session_key('a', 'results')"},
     ),
+    "S7: deadlines stay when the clock is stepped": ("overdue", {"{open_groups, sessions}": "{sessions}"}),
     "S6: groups of an ended session stay": ("end_session", {"redis.call('UNLINK', prefix .. 'group:' .. member)": ""}),
 }
 

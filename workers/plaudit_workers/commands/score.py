@@ -30,7 +30,15 @@ from plaudit_wire.records import Outcome, Sample, ScoringRecord
 from plaudit_workers.commands.trial import show_logs
 from plaudit_workers.process import EXIT_DONE
 from plaudit_workers.service.build import build_pipeline, has_group_scorers
-from plaudit_workers.service.lines import EXPECTED, RawSample, SampleInput, SampleOutput, decode_entry, file_entries
+from plaudit_workers.service.lines import (
+    EXPECTED,
+    RawSample,
+    SampleInput,
+    SampleOutput,
+    decode_entry,
+    file_entries,
+    line_entries,
+)
 
 _STANDARD = Path("-")
 _HELD_PER_PLACE = 16
@@ -155,8 +163,11 @@ async def _entries(path: Path) -> AsyncIterator[RawSample]:
         for entry in file_entries(path, "--input"):
             yield entry
         return
+    number = 0
     while line := await asyncio.to_thread(sys.stdin.buffer.readline):
-        yield line
+        number += 1
+        for entry in line_entries(line, number):
+            yield entry
 
 
 _MAX_REPORTED = 10

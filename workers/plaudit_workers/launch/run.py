@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 from rich.console import Console
 
 from plaudit_job.secrets import reward_secrets, secret_value
@@ -67,6 +68,7 @@ _COLUMNS = (
 EXIT_INTERRUPTED = 130
 """The exit code that shells use for a program that Ctrl-C ended."""
 _PRINT_EVERY_S = 0.25
+_LOOK_AGAIN_S = 0.2
 _RESUMABLE = "the same command with --resume continues from the last checkpoint"
 _CPU_BUILD_NOTE = (
     "note: Ray has GPUs, but the installed vLLM is its CPU build, so rollouts generate on CPUs. "
@@ -197,7 +199,6 @@ class _Launch:
             tasks.append(asyncio.create_task(self._print_steps()))
         else:
             client = context.redis.of("client")
-            write_address(self._folder, client, self._gateway)
             tasks.append(asyncio.create_task(print_when_ready(self._folder, client, self._gateway, self._console)))
         ending = ProcessEnding(EXIT_DONE)
 
@@ -359,8 +360,21 @@ def write_address(folder: Path, redis: RedisAddress, gateway: GatewayAddress) ->
     write_private(folder / SERVICE_FILE, json.dumps(content))
 
 
+async def write_when_answered(folder: Path, redis: RedisAddress, gateway: GatewayAddress) -> None:
+    """Write the addresses once the gateway answers under them: who finds the file can use it."""
+    headers = {"authorization": f"Bearer {gateway.token}"}
+    async with httpx.AsyncClient(base_url=gateway.url, headers=headers, trust_env=False) as http:
+        while gateway.url:
+            with contextlib.suppress(httpx.TransportError):
+                if (await http.get("/v1/service")).status_code == httpx.codes.OK:
+                    break
+            await asyncio.sleep(_LOOK_AGAIN_S)
+    write_address(folder, redis, gateway)
+
+
 async def print_when_ready(folder: Path, redis: RedisAddress, gateway: GatewayAddress, console: Console) -> None:
-    """Print the addresses and an example once a reward worker has opened all scorers."""
+    """Write the addresses; print them and an example once a reward worker has opened all scorers."""
+    await write_when_answered(folder, redis, gateway)
     try:
         transport, service = await connect(redis, run=folder.name, job="", wait_s=_SERVICE_READY_WITHIN_S)
     except ServiceError:

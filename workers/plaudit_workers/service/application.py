@@ -20,7 +20,8 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
@@ -37,6 +38,7 @@ from plaudit_wire.messages import Service
 from plaudit_wire.redis import OUTAGE
 from plaudit_workers.service import openapi, requests
 from plaudit_workers.service.callers import (
+    Awaited,
     Callers,
     CallerSession,
     DisconnectedError,
@@ -53,11 +55,11 @@ from plaudit_workers.service.callers import (
     wait_for_all,
 )
 from plaudit_workers.service.canary import SECONDS, Canary, CanarySeries
-from plaudit_workers.service.lines import SampleInput, sample_input
-from plaudit_workers.service.requests import RefusedRequestError, RequestBody, SubmittedSamples
+from plaudit_workers.service.requests import MOST_BYTES, RefusedRequestError, RequestBody, SubmittedSamples
 from plaudit_workers.service.tokens import SampleRate, Tokens, caller_name, token_of
-from plaudit_workers.stream.transport import Transport
 
+RECOGNISED = "recognised"
+"""Entry of a connection's state: to be called once a request has brought a token."""
 _ACCEPTED_WITHIN_S = 5.0
 _QUIET_S = 15.0
 _HEADERS = [(b"content-type", b"application/json")]
@@ -92,7 +94,13 @@ class Exchange:
         self._streams = streams
         self._timeout_s = timeout_s
         self._answered = answered
-        self._awaited = [session.await_result(group) for group in body.groups]
+        self._awaited: list[Awaited] = []
+        try:
+            for group in body.groups:
+                self._awaited.append(session.await_result(group))
+        except Exception as error:  # the boundary to what callers send: it ends this request and nothing else
+            self.leave(delivered=False)
+            raise RefusedRequestError(422, "invalid_sample", f"the samples cannot be stored: {error}") from error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request; leave the wait for its results in any case."""
@@ -118,17 +126,28 @@ class Exchange:
         """
         try:
             if not await wait_for_all(self._awaited, receive, self._timeout_s):
-                ids = ", ".join(group.id for group in self._body.groups[:3])
-                message = f"not scored within {self._timeout_s:g} s; the scores wait under their ids ({ids}, …)"
-                raise RefusedRequestError(504, "not_scored_yet", message, retry_after_s=1)
+                raise RefusedRequestError(504, "not_scored_yet", self._not_scored(), retry_after_s=1)
             answers = [self._answer(position) for position in range(len(self._awaited))]
-            if conflicts := {i: a.error["message"] for i, a in enumerate(answers) if isinstance(a, MissingAnswer)}:
-                raise RefusedRequestError(409, "conflict", next(iter(conflicts.values())), samples=conflicts)
+            if missing := {i: a.error for i, a in enumerate(answers) if isinstance(a, MissingAnswer)}:
+                first = next(iter(missing.values()))
+                messages = {i: error["message"] for i, error in missing.items()}
+                status = 409 if first["type"] == "conflict" else 422
+                raise RefusedRequestError(status, first["type"], first["message"], samples=messages)
         except BaseException:
             self.leave(delivered=False)
             raise
         self._answered(self._body.groups, answers)
         return answers
+
+    def _not_scored(self) -> str:
+        """Return what becomes of the samples when time is up."""
+        named = [group.id for group in self._body.groups if group.is_named]
+        text = f"not scored within {self._timeout_s:g} s"
+        if named:
+            text += f"; scoring goes on, and the scores wait under the ids ({', '.join(named[:3])}, …)"
+        if len(named) < len(self._body.groups):
+            text += "; the scores of samples without an id are dropped: give each an id, or more time"
+        return text
 
     async def _send_all(self, receive: Receive, send: Send) -> None:
         answers = await self.answers(receive)
@@ -161,9 +180,9 @@ class ServiceDescription:
     limits: dict[str, float]
     canary: CanarySeries | None = None
 
-    async def read(self, transport: Transport, num_awaited: int) -> dict[str, Any]:
+    async def read(self, callers: Callers) -> dict[str, Any]:
         """Return the description with the service's present health."""
-        workers = [worker for worker in await transport.workers() if worker.role == "reward"]
+        workers = [worker for worker in await callers.transport.workers() if worker.role == "reward"]
         return {
             "job": self.job.metadata.name,
             "run": self.run,
@@ -177,7 +196,8 @@ class ServiceDescription:
                 "workers": len(workers),
                 "workers_ready": sum(worker.ready for worker in workers),
                 "circuits_open": sorted({judge for worker in workers for judge in worker.circuits_open}),
-                "awaited": num_awaited,
+                "awaited": callers.num_awaited,
+                "memory": await callers.memory(),
             },
         } | ({"canary": self.canary.description()} if self.canary else {})
 
@@ -214,12 +234,13 @@ class GatewaySeries:
                     self.seconds.labels(caller).observe(sample.seconds)
 
 
-MOST_BYTES = 64 << 20
-"""Bytes of a request's body."""
 LONGEST_WAIT_S = 3600.0
 """Seconds that a request waits for its results."""
 _BODY_WITHIN_S = 60.0
 _LOOK_EVERY_S = 0.2
+_READ_AT_ONCE_BYTES = 1 << 20
+"""Larger bodies are read beside the event loop, one at a time."""
+T = TypeVar("T")
 _NDJSON = "application/x-ndjson"
 Handler = Callable[[Request, str], Awaitable[Response | Exchange]]
 
@@ -242,6 +263,7 @@ class Application:
         self._rate = rate
         self._canary = canary
         self._series = series
+        self._reading = asyncio.Lock()
 
     async def close(self) -> None:
         """Close the connections to the canary."""
@@ -254,14 +276,14 @@ class Application:
             routes=[
                 Route("/v1/score", self._endpoint(self._score), methods=["POST"]),
                 Route("/v1/groups", self._endpoint(self._groups), methods=["POST"]),
-                Route("/v1/scores/{id}", self._endpoint(self._stored), methods=["GET"]),
+                Route("/v1/scores/{id:path}", self._endpoint(self._stored), methods=["GET"]),
                 Route("/v1/service", self._endpoint(self._service), methods=["GET"]),
                 *(
                     Route(path, self._endpoint(self._shaped(shape)), methods=["POST"])
                     for path, shape in GATEWAY_SHAPES.items()
                 ),
                 Route("/openapi.json", _openapi, methods=["GET"]),
-                Route("/metrics", self._metrics, methods=["GET"]),
+                Route("/metrics", self._endpoint(self._metrics), methods=["GET"]),
             ]
         )
 
@@ -269,11 +291,18 @@ class Application:
         return _Endpoint(handler, self._tokens, self._callers, self._series)
 
     async def _score(self, request: Request, caller: str) -> Exchange:
-        return self._exchange(request, caller, requests.read_samples(await _body(request)))
+        return self._exchange(request, caller, await self._read(request, requests.read_samples))
 
     async def _groups(self, request: Request, caller: str) -> Exchange:
-        body = requests.read_groups(await _body(request))
-        return self._exchange(request, caller, body, field="groups")
+        return self._exchange(request, caller, await self._read(request, requests.read_groups), field="groups")
+
+    async def _read(self, request: Request, read: Callable[[bytes], T]) -> T:
+        """Return what a request's body holds, without holding up other requests."""
+        body = await _body(request)
+        if len(body) <= _READ_AT_ONCE_BYTES:
+            return read(body)
+        async with self._reading:
+            return await asyncio.to_thread(read, body)
 
     def _exchange(self, request: Request, caller: str, body: RequestBody, field: str = "results") -> Exchange:
         session = self._callers.session(caller)
@@ -281,7 +310,7 @@ class Application:
         if wait_s > 0:
             message = "this token has submitted more samples than reward.gateway.samplesPerMinute allows"
             raise RefusedRequestError(429, "rate", message, retry_after_s=math.ceil(wait_s))
-        if session.is_full:
+        if self._callers.is_full(caller):
             raise RefusedRequestError(429, "busy", "too many samples of this token wait already", retry_after_s=1)
         return Exchange(
             session,
@@ -302,13 +331,8 @@ class Application:
         """Return the handler of a shape; its samples have no ids, so a repeat is scored again."""
 
         async def handle(request: Request, caller: str) -> Response:
-            body = requests.read_object(await _body(request))
-            try:
-                samples = [sample_input(row, SampleInput) for row in shape.rows(body)]
-            except ValueError as error:
-                raise RefusedRequestError(422, "invalid_sample", str(error)) from error
-            submitted = [SubmittedSamples(requests.new_id(), [sample]) for sample in samples]
-            exchange = self._exchange(request, caller, RequestBody(submitted, is_batch=True))
+            body, submitted = await self._read(request, partial(requests.read_shape, shape=shape))
+            exchange = self._exchange(request, caller, submitted)
             results = [
                 GatewayResult(
                     each.score, each.outcome, each.reason, {name: of.value for name, of in each.scorers.items()}
@@ -331,8 +355,8 @@ class Application:
         while True:
             is_known, result = await session.find(own_id)
             if result is not None:
-                is_group = len(result.samples) > 1
-                return Response(encode(stored_answer(own_id, result, is_group=is_group)), media_type="application/json")
+                answer = stored_answer(own_id, result, is_group=result.is_group)
+                return Response(encode(answer), media_type="application/json")
             if not is_known:
                 raise RefusedRequestError(404, "unknown_id", f"id {own_id!r} is not, or no longer, known: submit it")
             if time.monotonic() >= until:
@@ -340,14 +364,14 @@ class Application:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _service(self, request: Request, caller: str) -> Response:
-        return JSONResponse(await self._description.read(self._callers.transport, self._callers.num_awaited))
+        return JSONResponse(await self._description.read(self._callers))
 
     def metrics(self) -> bytes:
         """Return all series in Prometheus's text format."""
         self._series.awaited.set(self._callers.num_awaited)
         return generate_latest(self._series.registry)
 
-    async def _metrics(self, request: Request) -> Response:
+    async def _metrics(self, request: Request, caller: str) -> Response:
         return Response(self.metrics(), media_type="text/plain; version=0.0.4")
 
 
@@ -368,6 +392,8 @@ class _Endpoint:
         try:
             if caller is None:
                 raise RefusedRequestError(401, "unauthorized", "give the service's token: Authorization: Bearer TOKEN")
+            if (recognised := scope.get("state", {}).get(RECOGNISED)) is not None:
+                recognised()
             caller = caller_name(caller, request.headers.get(CALLER_HEADER, ""), self._callers.names)
             answer = await self._handler(request, caller)
             await answer(scope, receive, send)

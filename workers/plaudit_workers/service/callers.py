@@ -8,7 +8,6 @@ after it was delivered (the answer may have been lost on its way), else for ``ke
 from __future__ import annotations
 
 import asyncio
-import enum
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence, Set
@@ -19,12 +18,19 @@ import msgspec
 
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Service
-from plaudit_wire.records import Sample
 from plaudit_workers.process import Supervised, set_within
 from plaudit_workers.service.lines import SampleOutput
 from plaudit_workers.service.requests import SubmittedSamples
-from plaudit_workers.stream.calls import Submission
-from plaudit_workers.stream.sessions import CHECK_LOSSES_EVERY_S, KEPT_S, UPKEEP_EVERY_S, GroupResult, StreamSession
+from plaudit_workers.service.tokens import token_of
+from plaudit_workers.stream.calls import Submission, SubmittedGroup
+from plaudit_workers.stream.sessions import (
+    CHECK_LOSSES_EVERY_S,
+    KEPT_S,
+    UPKEEP_EVERY_S,
+    GroupResult,
+    StreamSession,
+    encoded_group,
+)
 from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
@@ -34,40 +40,67 @@ _DELETED_AT_ONCE = 1000
 _DELIVERED_KEPT_S = 600.0
 _DELIVERED_KEPT = 50_000
 _ROOM_PAUSE_S = 0.05
+_SHORT_OF_MEMORY = 0.9
+"""Results are deleted from this part on of the share of memory above which nothing is submitted."""
+_SESSION = "http."
+"""Sessions of callers: this and the caller's name."""
 
 
-class Missing(enum.Enum):
-    """Name the reason that a group has no result under its id."""
+@dataclass(frozen=True)
+class Missing:
+    """Hold the reason that a group has no result under its id."""
 
-    conflict = "conflict"
-    """Other samples were submitted under the id."""
+    kind: str
+    message: str
+
+
+_CONFLICT = Missing("conflict", "another sample was submitted under it. Give each sample an id of its own")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Hold the bounds of one caller at one gateway."""
+    """Hold the bounds of one token at one gateway."""
 
     queued: int = 16_384
     """Samples that wait for room in Redis; more are refused."""
     queued_bytes: int = 256 << 20
-    """Bytes of their responses and prompts, about."""
+    """Their bytes as they are stored."""
     kept_s: float = 3600.0
 
 
 class Awaited:
     """Hold one group that requests of this gateway await."""
 
-    __slots__ = ("accepted", "group", "num_bytes", "num_requests", "result", "samples", "since")
+    __slots__ = (
+        "accepted",
+        "early",
+        "encoded",
+        "is_named",
+        "is_pending",
+        "num_bytes",
+        "num_requests",
+        "result",
+        "since",
+    )
 
-    def __init__(self, group: str, samples: list[Sample]) -> None:
-        self.group = group
-        self.samples = samples
-        self.num_bytes = sum(len(sample.response) + len(sample.prompt) for sample in samples)
+    def __init__(self, encoded: SubmittedGroup, *, is_named: bool) -> None:
+        self.encoded = encoded
+        self.is_named = is_named
+        self.is_pending = False
+        """It waits for room in Redis, or for the answer to its submission."""
+        self.num_bytes = len(encoded.prompt) + sum(len(record) for _, record in encoded.samples)
         self.num_requests = 0
         self.accepted = asyncio.Event()
         """Set once Redis holds the group, or never will."""
+        self.early: GroupResult | None = None
+        """A result under its id that came while it was pending: of these samples, or of others."""
         self.result: asyncio.Future[GroupResult | Missing] = asyncio.get_running_loop().create_future()
         self.since = time.monotonic()
+
+    @property
+    def group(self) -> str:
+        """Return the group's id in the run."""
+        return self.encoded.id
 
     def resolve(self, result: GroupResult | Missing) -> None:
         """Pass the result to the requests that await it."""
@@ -77,19 +110,30 @@ class Awaited:
 
 
 class CallerSession:
-    """Submit one caller's samples, at most ``service.room``, and wait for their results. ``run`` must be running."""
+    """Submit one caller's samples, at most ``service.room``, and wait for their results. ``run`` must be running.
 
-    def __init__(self, transport: Transport, caller: str, service: Service, limits: Limits = Limits()) -> None:
+    ``make_room`` deletes results that are no longer needed; it is called while Redis's memory is too full for more.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        caller: str,
+        service: Service,
+        limits: Limits,
+        make_room: Callable[[], Awaitable[None]],
+    ) -> None:
         self._transport = transport
-        self._session = StreamSession(transport, f"http.{caller}", service, KEPT_S, shared=True)
+        self._session = StreamSession(transport, f"{_SESSION}{caller}", service, KEPT_S, shared=True)
         self._limits = limits
+        self._make_room = make_room
         self._awaited: dict[str, Awaited] = {}
         self._queue: deque[Awaited] = deque()
         self._queued = asyncio.Event()
         self._freed = asyncio.Event()
         self._delivered: deque[tuple[float, str, str]] = deque()
         self._open = asyncio.Event()
-        self._num_queued = self._queued_bytes = 0
+        self.num_queued = self._queued_bytes = 0
         self._delete_old_at = 0.0
 
     @property
@@ -97,10 +141,10 @@ class CallerSession:
         """Return the number of groups that requests await."""
         return len(self._awaited)
 
-    @property
-    def is_full(self) -> bool:
-        """Return True while so much waits for room in Redis that further requests must be refused."""
-        return self._num_queued >= self._limits.queued or self._queued_bytes >= self._limits.queued_bytes
+    def is_full(self, num_sharing: int) -> bool:
+        """Return True while this caller's part of what a token may have waiting for room in Redis is used up."""
+        queued, queued_bytes = self._limits.queued / num_sharing, self._limits.queued_bytes / num_sharing
+        return self.num_queued >= queued or self._queued_bytes >= queued_bytes
 
     async def run(self) -> None:
         """Open the session and serve it until cancelled."""
@@ -113,27 +157,34 @@ class CallerSession:
             await asyncio.Event().wait()
 
     def await_result(self, submitted: SubmittedSamples) -> Awaited:
-        """Submit a group, or join the wait for it; end it with ``leave``."""
+        """Submit a group, or join the wait for it; end it with ``leave``.
+
+        Raise what ``encoded_group`` raises: nothing that cannot be sent gets as far as the queue.
+        """
         group = self._session.group_id(submitted.id)
         samples = [sample.sample(group, index) for index, sample in enumerate(submitted.samples)]
+        encoded = encoded_group(group, samples, is_group=submitted.is_group)
         awaited = self._awaited.get(group)
         if awaited is None:
-            awaited = self._awaited[group] = Awaited(group, samples)
+            awaited = self._awaited[group] = Awaited(encoded, is_named=submitted.is_named)
             self._enqueue(awaited)
-        elif awaited.samples != samples:
-            awaited = Awaited(group, samples)
-            awaited.resolve(Missing.conflict)
+        elif awaited.encoded.digest != encoded.digest:
+            awaited = Awaited(encoded, is_named=True)
+            awaited.resolve(_CONFLICT)
             return awaited
         awaited.num_requests += 1
         return awaited
 
     def leave(self, awaited: Iterable[Awaited], *, delivered: bool) -> None:
-        """End the wait for groups; a result that was not delivered waits in Redis for its id."""
+        """End the wait for groups; a result that was not delivered waits in Redis for its id.
+
+        What still waits for room is submitted all the same, unless it has no id by which its result could be fetched.
+        """
         now = time.monotonic()
         for each in awaited:
             each.num_requests -= 1
-            if each.num_requests <= 0 and self._awaited.get(each.group) is each:
-                del self._awaited[each.group]
+            if each.num_requests <= 0 and not (each.is_pending and each.is_named):
+                self._forget(each)
             if delivered and each.result.done() and isinstance(result := each.result.result(), GroupResult):
                 self._delivered.append((now, each.group, result.entry))
 
@@ -144,52 +195,108 @@ class CallerSession:
         found = await self._session.find([group])
         return group in found or group in self._awaited, found.get(group)
 
-    def _enqueue(self, awaited: Awaited, *, first: bool = False) -> None:
-        self._queue.insert(0 if first else len(self._queue), awaited)
-        self._num_queued += len(awaited.samples)
+    async def drop_delivered(self) -> bool:
+        """Delete the oldest results that were delivered; return False if there are none."""
+        oldest = [self._delivered.popleft()[1:] for _ in range(min(_DELETED_AT_ONCE, len(self._delivered)))]
+        if oldest:
+            await self._session.keep(oldest)
+        return bool(oldest)
+
+    async def drop_older(self, than_s: float) -> bool:
+        """Delete results that are older than so many seconds, at most ``_DELETED_AT_ONCE``; return False for none."""
+        oldest = await self._session.oldest_results(than_s, _DELETED_AT_ONCE)
+        if oldest:
+            await self._session.keep(oldest)
+        return bool(oldest)
+
+    def _forget(self, awaited: Awaited) -> None:
+        self._count_out(awaited)
+        if self._awaited.get(awaited.group) is awaited:
+            del self._awaited[awaited.group]
+
+    def _enqueue(self, awaited: Awaited) -> None:
+        if awaited.is_pending:
+            return
+        awaited.is_pending = True
+        self._queue.append(awaited)
+        self.num_queued += len(awaited.encoded.samples)
         self._queued_bytes += awaited.num_bytes
         self._queued.set()
+
+    def _count_out(self, awaited: Awaited) -> None:
+        if awaited.is_pending:
+            awaited.is_pending = False
+            self.num_queued -= len(awaited.encoded.samples)
+            self._queued_bytes -= awaited.num_bytes
 
     async def _offer_forever(self) -> None:
         while True:
             await self._queued.wait()
-            batch: dict[str, Awaited] = {}
+            batch: list[Awaited] = []
             while self._queue and len(batch) < _OFFERED_AT_ONCE:
                 awaited = self._queue.popleft()
-                self._num_queued -= len(awaited.samples)
-                self._queued_bytes -= awaited.num_bytes
-                if awaited.num_requests > 0 and not awaited.result.done():
-                    batch[awaited.group] = awaited
+                if awaited.is_pending:
+                    batch.append(awaited)
             if not self._queue:
                 self._queued.clear()
             if batch:
                 await self._offer(batch)
 
-    async def _offer(self, batch: dict[str, Awaited]) -> None:
+    async def _offer(self, batch: Sequence[Awaited]) -> None:
         """Submit groups; those without room go back to the head of the queue."""
-        answers = await self._session.offer({group: each.samples for group, each in batch.items()})
-        scored, refused = [], []
-        for awaited, answer in zip(batch.values(), answers, strict=True):
+        try:
+            answers = await self._session.offer([each.encoded for each in batch])
+        except Exception as error:  # what Redis refuses for good ends the group that it refuses, not the queue
+            if len(batch) > 1:
+                for each in batch:
+                    await self._offer([each])
+                return
+            logger.error("Redis refuses a group", group=batch[0].group, error=str(error))
+            self._end(batch[0], Missing("refused", f"it cannot be submitted: {error}"))
+            return
+        scored = []
+        for awaited, answer in zip(batch, answers, strict=True):
             if answer is Submission.conflict:
-                awaited.resolve(Missing.conflict)
-            elif answer is Submission.scored:
-                scored.append(awaited.group)
-            elif answer is Submission.submitted:
-                awaited.accepted.set()
-            else:
-                refused.append(awaited)
+                self._end(awaited, _CONFLICT)
+            elif answer in (Submission.submitted, Submission.scored):
+                self._accept(awaited)
+                if answer is Submission.scored and not awaited.result.done():
+                    scored.append(awaited)
         if scored:
             await self._fetch(scored)
+        refused = [each for each in batch if each.is_pending]
         if refused:
-            for awaited in reversed(refused):
-                self._enqueue(awaited, first=True)
+            self._queue.extendleft(reversed(refused))
+            self._queued.set()
+            if Submission.memory in answers:
+                async with self._session.tolerate_outage():
+                    await self._make_room()
             await set_within(self._freed, _ROOM_PAUSE_S)
 
-    async def _fetch(self, groups: Sequence[str]) -> None:
-        found = await self._transport.retry_through_outage(lambda: self._session.find(groups))
-        for result in found.values():
+    def _accept(self, awaited: Awaited) -> None:
+        """Note that Redis holds the group, with these samples."""
+        self._count_out(awaited)
+        awaited.accepted.set()
+        if awaited.early is not None:
+            awaited.resolve(awaited.early)
+        if awaited.num_requests <= 0:
+            self._forget(awaited)
+
+    def _end(self, awaited: Awaited, missing: Missing) -> None:
+        awaited.resolve(missing)
+        self._count_out(awaited)
+        if awaited.num_requests <= 0:
+            self._forget(awaited)
+
+    async def _fetch(self, scored: Sequence[Awaited]) -> None:
+        """Take results that wait in Redis; a group whose result was deleted meanwhile is submitted again."""
+        found = await self._transport.retry_through_outage(lambda: self._session.find([each.group for each in scored]))
+        for each in scored:
+            result = found.get(each.group)
             if result is not None:
-                self._take(result)
+                each.resolve(result)
+            elif each.group not in found and each.num_requests > 0:
+                self._enqueue(each)
 
     async def _read_forever(self) -> None:
         while True:
@@ -199,7 +306,9 @@ class CallerSession:
     def _take(self, result: GroupResult) -> None:
         self._freed.set()
         awaited = self._awaited.get(result.group)
-        if awaited is not None:
+        if awaited is not None and awaited.is_pending:  # other samples may have been submitted under the id
+            awaited.early = result
+        elif awaited is not None:
             awaited.resolve(result)
 
     async def _maintain_forever(self) -> None:
@@ -220,8 +329,8 @@ class CallerSession:
             await self._session.keep(old[start : start + _DELETED_AT_ONCE])
         if now >= self._delete_old_at:
             self._delete_old_at = now + _DELETE_OLD_EVERY_S
-            while oldest := await self._session.oldest_results(self._limits.kept_s, _DELETED_AT_ONCE):
-                await self._session.keep(oldest)
+            while await self.drop_older(self._limits.kept_s):
+                pass
         if self._session.losses_due():
             await self._repair_losses()
 
@@ -231,7 +340,7 @@ class CallerSession:
         waiting = [
             each
             for each in self._awaited.values()
-            if each.accepted.is_set() and not each.result.done() and each.since < since
+            if not each.is_pending and not each.result.done() and each.since < since
         ]
         if not waiting:
             return
@@ -259,6 +368,7 @@ class Callers:
         self.service = service
         self._limits = limits or Limits()
         self._sessions: dict[str, CallerSession] = {}
+        self._making_room = asyncio.Lock()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._used_at: dict[str, float] = {}
         self._tasks = Supervised()
@@ -278,10 +388,45 @@ class Callers:
         """Return the session of a caller."""
         session = self._sessions.get(caller)
         if session is None:
-            session = self._sessions[caller] = CallerSession(self.transport, caller, self.service, self._limits)
+            session = CallerSession(self.transport, caller, self.service, self._limits, self.make_room)
+            self._sessions[caller] = session
             self._running[caller] = self._tasks.start(session.run())
         self._used_at[caller] = time.monotonic()
         return session
+
+    def is_full(self, caller: str) -> bool:
+        """Return True while so much of a caller waits for room in Redis that further requests must be refused.
+
+        Callers of one token that have anything waiting have equal parts of what the token may.
+        """
+        own, token = self.session(caller), token_of(caller)
+        of_token = [session for name, session in self._sessions.items() if token_of(name) == token]
+        return own.is_full(sum(session is own or session.num_queued > 0 for session in of_token))
+
+    async def make_room(self) -> None:
+        """Delete results, to free Redis's memory: those that were delivered, oldest first.
+
+        Once there are none, those that nobody has fetched for as long as delivered ones are kept.
+        """
+        if self._making_room.locked():
+            return
+        async with self._making_room:
+            dropped = [await session.drop_delivered() for session in list(self._sessions.values())]
+            if not any(dropped):
+                await self._drop_unfetched()
+
+    async def _drop_unfetched(self) -> None:
+        """Delete old results of all callers, also of those that this gateway has not served."""
+        known: Any = await self.transport.commands.zrangebyscore(self.transport.names.sessions, "-inf", "+inf")
+        for name in known:
+            kind, _, caller = name.decode().partition(_SESSION)
+            if not kind and caller:
+                await self.session(caller).drop_older(_DELIVERED_KEPT_S)
+
+    async def memory(self) -> dict[str, Any]:
+        """Return the used share of Redis's memory, the share above which nothing is submitted, and if it is reached."""
+        used, most = await self.transport.memory_share(), self.service.memory_share
+        return {"share": round(used, 3), "most": most, "is_short": used > most * _SHORT_OF_MEMORY}
 
     async def run(self) -> None:
         """Serve the sessions until cancelled. Raises what ends one of them."""
@@ -304,6 +449,8 @@ class Callers:
             self._end_idle()
             async with session.tolerate_outage():
                 await session.clean_up()
+                if (await self.memory())["is_short"]:
+                    await self.make_room()
 
 
 class SampleAnswer(SampleOutput, frozen=True, omit_defaults=True, kw_only=True):
@@ -337,8 +484,7 @@ encode = msgspec.json.Encoder().encode
 def answer_of(submitted: SubmittedSamples, result: GroupResult | Missing) -> GatewayAnswer:
     """Return the answer to one submitted sample or group."""
     if isinstance(result, Missing):
-        message = f"id {submitted.id!r}: another sample was submitted under it. Give each sample an id of its own"
-        return MissingAnswer(submitted.id, {"type": result.value, "message": message})
+        return MissingAnswer(submitted.id, {"type": result.kind, "message": f"id {submitted.id!r}: {result.message}"})
     return stored_answer(submitted.id, result, is_group=submitted.is_group)
 
 

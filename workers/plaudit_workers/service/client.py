@@ -18,19 +18,21 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 from redis.exceptions import AuthenticationError, ResponseError
 
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import RecordError, Service, decode
 from plaudit_wire.names import Names
-from plaudit_wire.records import Sample, ScoringRecord
+from plaudit_wire.plain import plain_text, shown
+from plaudit_wire.records import ScoringRecord
 from plaudit_wire.redis import OUTAGE, RedisAddress
 from plaudit_workers.process import set_within
 from plaudit_workers.service.callers import SampleAnswer, sample_answers
 from plaudit_workers.service.lines import SampleInput, sample_input
 from plaudit_workers.service.requests import SAMPLE_ID
-from plaudit_workers.stream.calls import SessionTakenError, Submission
+from plaudit_workers.stream.calls import SessionTakenError, Submission, SubmittedGroup
 from plaudit_workers.stream.scripts import Scripts
 from plaudit_workers.stream.sessions import (
     KEPT_S,
@@ -39,6 +41,7 @@ from plaudit_workers.stream.sessions import (
     GroupResult,
     SampleResult,
     StreamSession,
+    encoded_group,
 )
 from plaudit_workers.stream.transport import Transport
 
@@ -222,20 +225,20 @@ class RewardClient:
         try:
             items = iter(groups.items())
             while batch := dict(itertools.islice(items, _GROUPS_A_PIPELINE)):
-                left = {group: [each.sample(group, i) for i, each in enumerate(batch[group])] for group in batch}
+                left = {group: _encoded(group, samples) for group, samples in batch.items()}
                 while left:
                     if not await self._offer(left):
                         await self._change(_ROOM_PAUSE_S)
         finally:
             self._submitting -= 1
 
-    async def _offer(self, left: dict[str, list[Sample]]) -> bool:
+    async def _offer(self, left: dict[str, SubmittedGroup]) -> bool:
         """Submit the remaining groups and remove those that are accepted. Return False when there is no room now."""
         try:
-            answers = await self._session.offer(left)
+            answers = await self._session.offer(list(left.values()))
         except SessionTakenError as error:
             raise self._taken_over(error) from error
-        for (group, samples), answer in zip(list(left.items()), answers, strict=True):
+        for (group, encoded), answer in zip(list(left.items()), answers, strict=True):
             if answer is Submission.conflict:
                 raise ServiceError(
                     f"id {self._session.own_id(group)!r} was submitted in session {self.session} with another sample: "
@@ -244,7 +247,7 @@ class RewardClient:
             if answer in (Submission.submitted, Submission.scored, Submission.returned):
                 del left[group]
             if answer in (Submission.submitted, Submission.scored):
-                self._inbox.submitted(group, samples)
+                self._inbox.submitted(group, encoded)
         self._refuse_to_wait_for_memory(answers)
         return Submission.full not in answers and Submission.memory not in answers
 
@@ -315,26 +318,31 @@ class RewardClient:
 
 
 def _checked(sample: SampleLike) -> SampleInput:
-    if isinstance(sample, SampleInput):
-        return sample
+    row = msgspec.structs.asdict(sample) if isinstance(sample, SampleInput) else sample
     try:
-        return sample_input(sample, SampleInput)
+        if not isinstance(row, Mapping):
+            raise ValueError(f"it is {shown(row)}; give a mapping or a SampleInput")
+        return sample_input(row, SampleInput)
     except ValueError as error:
         raise ServiceError(f"invalid sample: {error}. See plaudit_workers.service.lines.SampleInput") from error
 
 
+def _encoded(group: str, samples: Sequence[SampleInput]) -> SubmittedGroup:
+    return encoded_group(group, [sample.sample(group, index) for index, sample in enumerate(samples)])
+
+
 def _checked_id(own: str) -> str:
-    if own and not SAMPLE_ID.fullmatch(own):
-        raise ServiceError(f"id {own!r}: give at most 200 characters without spaces")
-    return own
+    if own and not (isinstance(own, str) and SAMPLE_ID.fullmatch(own)):
+        raise ServiceError(f"id {shown(own)}: give at most 200 characters without spaces")
+    return plain_text(own)
 
 
 class Inbox:
     """Hold the groups of one session, by their ids in the run."""
 
     def __init__(self) -> None:
-        self.waiting: dict[str, list[Sample] | None] = {}
-        """Groups with their samples; None if an earlier client of the session submitted them."""
+        self.waiting: dict[str, SubmittedGroup | None] = {}
+        """Groups as they were submitted; None if an earlier client of the session submitted them."""
         self._arrived: deque[tuple[str, Result, bool]] = deque()  # group, result, True for the group's last
         self._open: dict[str, str] = {}  # group → entry of its results
         self._handled: dict[str, str] = {}
@@ -350,10 +358,10 @@ class Inbox:
         """Return the number of results that were not yielded yet."""
         return len(self._arrived)
 
-    def submitted(self, group: str, samples: list[Sample]) -> None:
+    def submitted(self, group: str, encoded: SubmittedGroup) -> None:
         """Record that the service has a group, from this call or an earlier one; its results may have arrived."""
         if group not in self._open and group not in self._done:
-            self.waiting[group] = samples
+            self.waiting[group] = encoded
 
     def take(self, own_id: str, group: GroupResult) -> None:
         """Take the results of a group; they may arrive more than once."""
@@ -403,17 +411,17 @@ class Inbox:
         """Return True if Redis still has groups that were acknowledged."""
         return not self._done.keys().isdisjoint(known)
 
-    def lost(self, groups: Iterable[str]) -> dict[str, list[Sample]]:
+    def lost(self, groups: Iterable[str]) -> dict[str, SubmittedGroup]:
         """Return the groups, lost by Redis, that this client can submit again; the others end as ``given_up``."""
-        again: dict[str, list[Sample]] = {}
+        again: dict[str, SubmittedGroup] = {}
         for group in groups:
             if group in self.waiting:
-                samples = self.waiting[group]
-                if samples is None:
+                encoded = self.waiting[group]
+                if encoded is None:
                     given_up = SampleResult(ScoringRecord("given_up", reason=_NOT_OURS), 0.0, 0)
                     self.take(group.split(":", 2)[2], GroupResult(group, "", [given_up]))
                 else:
-                    again[group] = samples
+                    again[group] = encoded
         return again
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -17,19 +19,20 @@ from plaudit_job.secrets import secret_value
 from plaudit_job.spec.rewards import CanarySpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_metrics.service.serve import HttpServer, listening_socket
-from plaudit_wire.errors import RefusedError
+from plaudit_reward.http import allow_connections
+from plaudit_wire.errors import ConfigurationError, RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_workers.process import EXIT_DONE, HealthServer, ProcessSettings, Supervised
 from plaudit_workers.service.application import (
     LONGEST_WAIT_S,
-    MOST_BYTES,
+    RECOGNISED,
     Application,
     GatewaySeries,
     ServiceDescription,
 )
 from plaudit_workers.service.callers import Callers
 from plaudit_workers.service.canary import Canary, CanarySeries
-from plaudit_workers.service.requests import MOST_SAMPLES
+from plaudit_workers.service.requests import MOST_BYTES, MOST_PARTS, MOST_SAMPLES
 from plaudit_workers.service.tokens import SampleRate, Tokens
 from plaudit_workers.service.worker import service_of
 from plaudit_workers.stream.scripts import Scripts
@@ -38,7 +41,12 @@ from plaudit_workers.stream.transport import Transport
 logger = get_logger(__name__)
 _END_WITHIN_S = 5
 _MOST_CONNECTIONS = 8192
+_MOST_STRANGERS = 1024
+"""Connections that have not brought a token yet."""
 _KEEP_ALIVE_S = 75
+_HEAD_WITHIN_S = 10.0
+"""A request's line and headers, from the connection or from their first byte on."""
+_MOST_HEAD_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,8 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     own = GatewaySettings.from_environment()
     job = load_job(settings.job_path)
     tokens = Tokens(own.tokens)
+    with contextlib.suppress(ConfigurationError):  # with fewer the connections that nobody knows end sooner
+        allow_connections(_MOST_CONNECTIONS)
     listener = listen(own)
     transport = Transport(settings.redis, settings.run, None, Scripts())
     callers = Callers(transport, service_of(job))
@@ -97,7 +107,12 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
 
 def application(job: RLJob, run: str, callers: Callers, tokens: Tokens) -> Application:
     """Return the application of a job's service."""
-    limits = {"samples": MOST_SAMPLES, "body_bytes": MOST_BYTES, "wait_s": LONGEST_WAIT_S}
+    limits = {
+        "samples": MOST_SAMPLES,
+        "body_bytes": MOST_BYTES,
+        "body_values": MOST_PARTS,
+        "wait_s": LONGEST_WAIT_S,
+    }
     series, spec = GatewaySeries(), job.spec.reward.gateway
     rate = SampleRate(spec.samples_per_minute and spec.samples_per_minute / max(1, spec.replicas))
     compared = CanarySeries(series.registry) if spec.canary else None
@@ -148,7 +163,100 @@ def _config(gateway: Application, own: GatewaySettings) -> uvicorn.Config:
         config.load()
     except (OSError, ssl.SSLError) as error:
         raise RefusedError(f"PLAUDIT_GATEWAY_TLS_CERT {own.certificate}: {error}") from error
+    config.http_protocol_class = type(
+        "BoundedProtocol", (_Bounded, config.http_protocol_class), {"strangers": Strangers()}
+    )
     return config
+
+
+class Strangers:
+    """Hold the connections that have not brought a token yet: one too many ends another, so that nobody is locked out.
+
+    The oldest ends of the address that has the most.
+    """
+
+    def __init__(self, most: int = _MOST_STRANGERS) -> None:
+        self._most = most
+        self._number = 0
+        self._by_address: dict[str, dict[Any, None]] = {}
+
+    def add(self, connection: Any) -> None:
+        """Add a new connection."""
+        self._by_address.setdefault(_address(connection), {})[connection] = None
+        self._number += 1
+        if self._number > self._most:
+            most = max(self._by_address, key=lambda address: len(self._by_address[address]))
+            oldest = next(iter(self._by_address[most]))
+            self.remove(oldest)
+            oldest.transport.abort()
+
+    def remove(self, connection: Any) -> None:
+        """Remove a connection that has brought a token or has ended."""
+        address = _address(connection)
+        of_address = self._by_address.get(address, {})
+        if connection in of_address:
+            del of_address[connection]
+            self._number -= 1
+        if not of_address:
+            self._by_address.pop(address, None)
+
+
+def _address(connection: Any) -> str:
+    return str(connection.client[0]) if connection.client else ""
+
+
+class _Bounded(asyncio.Protocol):
+    """Bound what may come before a token: uvicorn waits without a limit for the end of a request's headers.
+
+    It stands before uvicorn's protocol of a connection, whose attributes it reads.
+    """
+
+    strangers: Strangers
+    transport: Any
+    loop: Any
+    cycle: Any
+    """The newest request; None before the first."""
+
+    def __init__(self, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None) -> None:
+        state = {**app_state, RECOGNISED: lambda: self.strangers.remove(self)}
+        super().__init__(config, server_state, state, _loop)  # type: ignore[call-arg]
+        self._late: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.strangers.add(self)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_has_come()
+        self.strangers.remove(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        in_head = self.cycle is None or (self.cycle.response_complete and not self.cycle.more_body)
+        super().data_received(data)
+        if not self._is_idle:
+            self._head_has_come()
+            return
+        if self._late is None:
+            self._await_head()
+        self._head_bytes += len(data) if in_head else 0
+        if self._head_bytes > _MOST_HEAD_BYTES:
+            self.transport.abort()
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _await_head(self) -> None:
+        self._late = self.loop.call_later(_HEAD_WITHIN_S, self.transport.close)
+
+    def _head_has_come(self) -> None:
+        self._head_bytes = 0
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
 def listen(own: GatewaySettings) -> socket.socket:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
 
 from plaudit_job.data_row import extra_info_of
 from plaudit_wire.errors import RefusedError
+from plaudit_wire.plain import plain, plain_json, shown
 from plaudit_wire.records import Outcome, Sample, ScoringRecord
+
+NumTokens = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class SampleInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,11 +25,10 @@ class SampleInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     data_source: str = ""
     ground_truth: Any = None
     extra_info: dict[str, Any] = {}
-    response_tokens: int = 0
-    max_tokens: int = 0
+    response_tokens: NumTokens = 0
+    max_tokens: NumTokens = 0
     """The limit on the response's tokens; for length penalties."""
-    finish_reason: str = "stop"
-    """``stop`` or ``length``."""
+    finish_reason: Literal["stop", "length"] = "stop"
     id: str = ""
     """Id of the sample, repeated in its score; empty: a scoring service generates one."""
 
@@ -104,6 +106,8 @@ def read_samples(path: Path) -> Iterator[SampleInput]:
     for number, entry in enumerate(file_entries(path), 1):
         if not entry or not (isinstance(entry, Mapping) or entry.strip()):
             continue
+        if isinstance(entry, Mapping):  # of verl's responses: a service scores each by itself
+            entry = {name: value for name, value in entry.items() if name not in _OF_GROUPS}
         try:
             yield decode_entry(entry, SampleInput)
         except ValueError as error:
@@ -115,18 +119,22 @@ Input = TypeVar("Input", bound=SampleInput)
 
 def decode_entry(entry: RawSample, kind: type[Input]) -> Input:
     """Read the sample of a line or row; raise as ``sample_input``, also if the line is not a JSON object."""
-    row = entry if isinstance(entry, Mapping) else msgspec.json.decode(entry, type=dict[str, Any])
+    row = entry if isinstance(entry, Mapping) else plain_json(entry)
+    if not isinstance(row, Mapping):
+        raise ValueError(f"the line is {shown(row)}, not a JSON object")
     return sample_input(row, kind)
 
 
 _IGNORED = ("ability", "agent_name")
 """Columns of verl's data files that no scorer reads."""
+_OF_GROUPS = ("group", "index")
 
 
 def sample_input(row: Mapping[str, Any], kind: type[Input]) -> Input:
     """Convert a row: null means absent, verl's ``reward_model`` holds the ground truth, extra_info may be JSON text.
 
-    Raise ``ValueError`` (msgspec's error is one) for a missing or unknown field, or one of the wrong type.
+    Raise ``ValueError`` (msgspec's error is one) for a missing or unknown field, one of the wrong type, and a value
+    that cannot travel (``plaudit_wire.plain``).
     """
     fields = {name: value for name, value in row.items() if value is not None and name not in _IGNORED}
     reward_model = fields.pop("reward_model", None)
@@ -135,9 +143,16 @@ def sample_input(row: Mapping[str, Any], kind: type[Input]) -> Input:
     if "extra_info" in fields:
         try:
             fields["extra_info"] = extra_info_of(fields["extra_info"])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"extra_info {error}") from error
-    return msgspec.convert(fields, kind)
+    fields = {name: plain(value, name) for name, value in fields.items()}
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        name = str(error).rpartition("`$.")[2].rstrip("`")
+        if name not in fields:
+            raise
+        raise ValueError(f"{name} is {shown(fields[name])}: {error}") from error
 
 
 _PARQUET_MAGIC = b"PAR1"
@@ -154,11 +169,24 @@ def file_entries(path: Path, option: str = "") -> Iterator[RawSample]:
         with path.open("rb") as file:
             if file.read(len(_PARQUET_MAGIC)) != _PARQUET_MAGIC:
                 file.seek(0)
-                yield from file
+                for number, line in enumerate(file, 1):
+                    yield from line_entries(line, number)
                 return
         yield from _rows(path)
     except OSError as error:
         raise RefusedError(f"{option} {path} cannot be read: {error.strerror}".strip()) from error
+
+
+def line_entries(line: bytes, number: int) -> Iterator[RawSample]:
+    """Yield a line of JSON, or a row for each of its ``responses``. ``number`` names the line's group."""
+    if f'"{_GENERATED}"'.encode() not in line:
+        yield line
+        return
+    try:
+        row = plain_json(line)
+    except ValueError:  # whoever decodes the line reports it
+        row = None
+    yield from _responses(row, f"line-{number}") if isinstance(row, dict) else [line]
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -185,7 +213,7 @@ def _responses(row: dict[str, Any], group: str) -> Iterator[Mapping[str, Any]]:
     if responses is None or "response" in row:
         yield row
         return
-    for response in [responses] if isinstance(responses, str) else responses:
+    for response in responses if isinstance(responses, list) else [responses]:
         yield {"group": group, **row, "response": response}
 
 

@@ -11,13 +11,14 @@ from plaudit_workers.service.callers import GroupAnswer, SampleAnswer
 from plaudit_workers.service.lines import SampleInput
 
 _ERRORS = {
+    "400": "the body is not JSON",
     "401": "the token is missing or unknown",
     "409": "another sample was submitted under the id",
-    "413": "too many samples, or a body of more than 64 MiB",
+    "413": "too many samples or values, or a body of more than 64 MiB",
     "422": "a sample is invalid; the message names its field",
     "429": "too many samples of this token wait; Retry-After has the seconds",
     "503": "the service cannot be reached now; repeat with the same ids",
-    "504": "not scored in time; the score waits for its id",
+    "504": "not scored in time; scoring goes on, and the score waits for its id",
 }
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from plaudit_reward.endpoint.shapes import GatewayShape
+from plaudit_wire.plain import plain, plain_json, shown
 from plaudit_workers.service.lines import SampleInput, sample_input
 from plaudit_workers.stream.sessions import LARGEST_GROUP
 
@@ -53,6 +55,10 @@ class RefusedRequestError(Exception):
 
 MOST_SAMPLES = 1024
 """Samples of one request."""
+MOST_BYTES = 64 << 20
+"""Bytes of a request's body."""
+MOST_PARTS = 1 << 18
+"""Values in a request's body, counted by its commas and brackets: each costs far more than its bytes."""
 SAMPLE_ID = re.compile(r"[^\s:]\S{0,199}")
 
 
@@ -63,6 +69,8 @@ class SubmittedSamples:
     id: str
     samples: Sequence[SampleInput]
     is_group: bool = False
+    is_named: bool = True
+    """The caller gave the id; without it, nobody can ask for the result later."""
 
 
 @dataclass(frozen=True)
@@ -97,17 +105,18 @@ _sample_decoder = msgspec.json.Decoder(SampleInput)
 
 def read_samples(body: bytes) -> RequestBody:
     """Read the body of ``POST /v1/score``: one sample, or ``{"samples": [sample, …]}``."""
+    _check_parts(body)
     is_batch = "samples" in _decoded(_object_decoder, body)
     samples = _read_all(_decoded(_samples_decoder, body).samples if is_batch else [msgspec.Raw(body)], named=is_batch)
-    return RequestBody([SubmittedSamples(sample.id or new_id(), [sample]) for sample in samples], is_batch)
+    return RequestBody([_submitted(sample.id, [sample]) for sample in samples], is_batch)
 
 
 def read_groups(body: bytes) -> RequestBody:
     """Read the body of ``POST /v1/groups``: ``{"samples": […], "id": …}``, or ``{"groups": […]}`` of such."""
+    _check_parts(body)
     is_batch = "groups" in _decoded(_object_decoder, body)
     groups = _decoded(_groups_decoder, body).groups if is_batch else [_decoded(_group_decoder, body)]
-    if sum(len(group.samples) for group in groups) > MOST_SAMPLES:
-        raise RefusedRequestError(413, "too_many_samples", f"submit at most {MOST_SAMPLES} samples in a request")
+    _check_number(sum(len(group.samples) for group in groups))
     read, problems = [], {}
     for position, group in enumerate(groups):
         try:
@@ -119,26 +128,32 @@ def read_groups(body: bytes) -> RequestBody:
     return RequestBody(read, is_batch)
 
 
-def new_id() -> str:
-    """Return an id for a sample without one."""
-    return uuid.uuid4().hex
+def read_shape(body: bytes, shape: GatewayShape) -> tuple[dict[str, Any], RequestBody]:
+    """Read the body of a trainer's shape; return it as plain data, and its samples, which have no ids."""
+    _check_parts(body)
+    _decoded(_object_decoder, body)
+    try:
+        content: dict[str, Any] = plain_json(body, most_units=MOST_BYTES + 16 * MOST_PARTS)
+        rows = shape.rows(content)
+        _check_number(len(rows))
+        samples = [sample_input(row, SampleInput) for row in rows]
+    except ValueError as error:
+        raise RefusedRequestError(422, "invalid_sample", str(error)) from error
+    return content, RequestBody([_submitted("", [sample]) for sample in samples], is_batch=True)
 
 
-def read_object(body: bytes) -> dict[str, Any]:
-    """Read a body that is a JSON object. Raise ``RefusedRequestError``."""
-    read: dict[str, Any] = _decoded(_plain_decoder, body)
-    return read
+def _submitted(own_id: str, samples: Sequence[SampleInput], *, is_group: bool = False) -> SubmittedSamples:
+    return SubmittedSamples(own_id or uuid.uuid4().hex, samples, is_group, is_named=bool(own_id))
 
 
 def _submitted_group(group: _Group) -> SubmittedSamples:
     if not 1 <= len(group.samples) <= LARGEST_GROUP:
         raise ValueError(f"samples: the group has {len(group.samples)}; submit 1 to {LARGEST_GROUP}")
-    return SubmittedSamples(_checked_id(group.id) or new_id(), _read_all(group.samples, named=True), is_group=True)
+    return _submitted(_checked_id(group.id), _read_all(group.samples, named=True), is_group=True)
 
 
 def _read_all(samples: Sequence[msgspec.Raw], *, named: bool) -> list[SampleInput]:
-    if len(samples) > MOST_SAMPLES:
-        raise RefusedRequestError(413, "too_many_samples", f"submit at most {MOST_SAMPLES} samples in a request")
+    _check_number(len(samples))
     read, problems = [], {}
     for position, sample in enumerate(samples):
         try:
@@ -159,16 +174,57 @@ def _invalid(field: str, problems: Mapping[int, str], *, named: bool) -> Refused
 def _read_sample(raw: msgspec.Raw) -> SampleInput:
     try:
         sample = _sample_decoder.decode(raw)
-    except msgspec.DecodeError:  # null for an absent field, or verl's columns; else the same error again
-        sample = sample_input(_plain_decoder.decode(raw), SampleInput)
+    except (msgspec.DecodeError, RecursionError):  # null for an absent field, or verl's columns; else an error by name
+        sample = sample_input(_as_object(raw), SampleInput)
+    else:
+        _check_open_fields(sample)
     _checked_id(sample.id)
     return sample
 
 
+def _as_object(raw: msgspec.Raw) -> dict[str, Any]:
+    """Return a sample as a mapping of any values. Raise ``ValueError``."""
+    try:
+        return _plain_decoder.decode(raw)
+    except RecursionError:
+        raise ValueError("the sample is nested too deeply; give flatter data") from None
+
+
+def _check_open_fields(sample: SampleInput) -> None:
+    """Check the fields whose type allows anything; what JSON holds is plain but for its integers, depth and size."""
+    if sample.ground_truth is not None and type(sample.ground_truth) is not str:
+        plain(sample.ground_truth, "ground_truth")
+    if sample.extra_info:
+        plain(sample.extra_info, "extra_info")
+    if type(sample.prompt) is not str:
+        plain(sample.prompt, "prompt")
+
+
 def _checked_id(own: str) -> str:
     if own and not SAMPLE_ID.fullmatch(own):
-        raise ValueError(f"id {own[:80]!r}: give at most 200 characters without spaces")
+        raise ValueError(f"id {shown(own)}: give at most 200 characters without spaces")
     return own
+
+
+def _check_number(num_samples: int) -> None:
+    if num_samples > MOST_SAMPLES:
+        message = f"the request has {num_samples:,} samples: submit at most {MOST_SAMPLES:,} in one"
+        raise RefusedRequestError(413, "too_many_samples", message)
+
+
+def _check_parts(body: bytes) -> None:
+    """Raise ``RefusedRequestError`` for a body of more values than ``MOST_PARTS``, before any of them is made."""
+    if _num_brackets(body) <= MOST_PARTS:  # texts have commas too: look closer only where there are many
+        return
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if unescaped.count(b'"') <= 2 * MOST_PARTS and _num_brackets(b"".join(unescaped.split(b'"')[::2])) <= MOST_PARTS:
+        return
+    message = f"the body has more than {MOST_PARTS:,} values: split it, or write nested data as one text"
+    raise RefusedRequestError(413, "too_many_values", message)
+
+
+def _num_brackets(text: bytes) -> int:
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
 def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
@@ -178,3 +234,5 @@ def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
         raise RefusedRequestError(422, "invalid_body", str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RefusedRequestError(400, "invalid_json", f"the body is not JSON: {error}") from error
+    except RecursionError as error:
+        raise RefusedRequestError(400, "invalid_json", "the body is nested too deeply: give flatter data") from error

@@ -21,6 +21,7 @@ from plaudit_reward.pipeline import Pipeline
 from plaudit_sandbox.confinement import forbid_inspection
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import GroupDelivery, Service, encode
+from plaudit_wire.plain import plain_text
 from plaudit_wire.records import Sample, ScoringRecord, WorkerRecord
 from plaudit_wire.redis import OUTAGE
 from plaudit_workers.process import (
@@ -44,6 +45,8 @@ _BEAT_EVERY_S = 5.0
 _LOOK_FOR_LOST_EVERY_S = 1.0
 _LOOK_FOR_ROOM_EVERY_S = 0.05
 _GONE_PAUSE_S = 2.0
+_UNSTORABLE = (ValueError, TypeError, OverflowError)
+"""What an encoder raises; Redis's errors are others."""
 _GIVEN_UP = ScoringRecord("given_up", reason="it was not scored when its group was")
 
 
@@ -178,8 +181,11 @@ class ScoringWorker:
         self._freed.set()
 
     async def _score_sample(self, consumer: Consumer[Sample], delivery: Delivery[Sample]) -> None:
-        scoring = await self._pipeline.score(delivery.payload)
-        await commit(self._transport, delivery, self._stamped(scoring))
+        try:
+            scoring = await self._pipeline.score(delivery.payload)
+            await commit(self._transport, delivery, self._stamped(scoring))
+        except _UNSTORABLE as error:
+            await commit(self._transport, delivery, self._stamped(self._unstorable(error)))
         consumer.finished(delivery)
 
     async def _score_group(self, consumer: Consumer[GroupDelivery], delivery: Delivery[GroupDelivery]) -> None:
@@ -189,9 +195,18 @@ class ScoringWorker:
             await asyncio.sleep(_GONE_PAUSE_S)
             await consumer.hand_back([delivery])
             return
-        scorings = await self._scored_group(group)
-        await commit_group(self._transport, delivery, group, scorings)
+        try:
+            await commit_group(self._transport, delivery, group, await self._scored_group(group))
+        except _UNSTORABLE as error:
+            failed = [self._stamped(self._unstorable(error))] * len(group.samples)
+            await commit_group(self._transport, delivery, group, failed)
         consumer.finished(delivery)
+
+    def _unstorable(self, error: Exception) -> ScoringRecord:
+        """Return the end of a sample whose result cannot be stored: it ends the sample, not the worker."""
+        reason = plain_text(f"its result cannot be stored: {type(error).__name__}: {error}")[:500]
+        logger.error("a result cannot be stored", error=reason)
+        return ScoringRecord("data_error", reason=reason, worker=self._name)
 
     async def _scored_group(self, group: Group) -> list[ScoringRecord]:
         scorings = [sample.scoring or _GIVEN_UP for sample in group.samples]

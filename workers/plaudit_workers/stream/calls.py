@@ -144,6 +144,30 @@ def release(group: str, incarnation: int, scorings: Sequence[ScoringRecord] = ()
     return Call("release", arguments, lambda answer: bool(answer == b"released"), group)
 
 
+@dataclass(frozen=True)
+class Overdue:
+    """Hold the answer to a look for what is overdue."""
+
+    steady_time: float
+    """The server's clock without its steps."""
+    groups: list[str]
+    sessions: list[str]
+
+
+def overdue(expected: tuple[float, float, float] | None, count: int) -> Call[Overdue]:
+    """Look for at most ``count`` overdue groups and expired sessions.
+
+    ``expected``: the steady time that the caller expects, the earliest and the latest; None before its first look.
+    """
+    times = ("", "", "") if expected is None else tuple(f"{time:.6f}" for time in expected)
+    return Call("overdue", (*times, count), _overdue)
+
+
+def _overdue(answer: list[Any]) -> Overdue:
+    steady_time, groups, sessions = answer
+    return Overdue(float(steady_time), [each.decode() for each in groups], [each.decode() for each in sessions])
+
+
 def take_ready(incarnation: int, count: int, held: Sequence[str]) -> Call[list[tuple[str, str, int]]]:
     """Take at most ``count`` groups that this trainer does not hold; the answer has entry, group and size of each."""
     return Call("take_ready", (incarnation, count, *held), _taken_rows)

@@ -37,16 +37,12 @@ from plaudit_wire.redis import OUTAGE
 from plaudit_workers.process import Supervised, set_within
 from plaudit_workers.stream import calls as transitions
 from plaudit_workers.stream.calls import ClaimedEntry, ClaimRules, Commitment, Delivery, Publication
-from plaudit_workers.stream.groups import Group, read_entries, read_group, without_group_scorers
+from plaudit_workers.stream.groups import Group, ServerTime, read_entries, read_group, without_group_scorers
 from plaudit_workers.stream.transport import Transport
 from plaudit_workers.stream.volume import VolumeError
 
 logger = get_logger(__name__)
 T = TypeVar("T")
-_CLOCK_EARLY_S = 2.0
-_CLOCK_LATE_S = 10.0
-"""A call waits at most about 5 s before its caller gives up, so a later time is a step. Smaller steps shorten a lease
-(``LEASE_S``) to no less than two renewals."""
 _OLD_ENTRY_S = 2.0
 _CLAIMED_AT_ONCE = 64
 _READ_AT_ONCE = 8
@@ -436,30 +432,6 @@ class Leases(Generic[T]):
                 await self._transport.scripts.run(
                     transitions.hand_back(self._stream, self._worker, back, failed=failed)
                 )
-
-
-@dataclass
-class ServerTime:
-    """Predict the server's time of the next call: a time outside the prediction means that the clock was stepped.
-
-    Redis measures leases with its wall clock. A step forward by more than a lease would make the leases of living
-    workers look lapsed, a step back would keep those of dead ones alive. The script of ``claim`` acts on it. Monotonic
-    and server times in seconds, of one consumer's last call.
-    """
-
-    answered: float | None = None
-    sent: float = 0.0
-    received: float = 0.0
-
-    def expected(self, now: float) -> tuple[float, float] | None:
-        """Return the earliest and the latest server time of a call that is sent ``now``; None before any answer."""
-        if self.answered is None:
-            return None
-        return self.answered + (now - self.received) - _CLOCK_EARLY_S, self.answered + (now - self.sent) + _CLOCK_LATE_S
-
-    def observe(self, answered: float, sent: float, received: float) -> None:
-        """Record an answer."""
-        self.answered, self.sent, self.received = answered, sent, received
 
 
 async def dead_letter(transport: Transport, delivery: Delivery[Any], reason: str) -> bool:

@@ -1,11 +1,14 @@
 """Read a group from its hash (``lua/shared/group.lua`` lists its fields), for the trainer and group-scope scorers.
 
-``release_call`` releases an overdue group, for the trainer and for clients of a scoring service.
+``Deadlines`` finds overdue groups and ``release_call`` releases one, for the trainer and for clients of a scoring
+service.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, cast
 
@@ -14,7 +17,7 @@ import msgspec
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt, RecordError, SampleBody, decode, decode_body, decoder
 from plaudit_wire.records import Outcome, ScoringRecord, Stamps, read_fields
-from plaudit_workers.stream.calls import Call, release
+from plaudit_workers.stream.calls import Call, Overdue, overdue, release
 from plaudit_workers.stream.transport import Transport
 from plaudit_workers.stream.volume import LostRecordError, SpillFolder, VolumeError
 
@@ -22,6 +25,11 @@ logger = get_logger(__name__)
 Phase = Literal["open", "group_scoring", "ready", "dropped"]
 """The phase of a group; a closed group has no hash."""
 Values = Sequence[bytes | None]
+_OVERDUE_AT_ONCE = 1000
+_CLOCK_EARLY_S = 2.0
+_CLOCK_LATE_S = 10.0
+"""A call waits at most about 5 s before its caller gives up, so a later time is a step. Smaller steps shorten a lease
+(``LEASE_S``) to no less than two renewals."""
 _GROUP_FIELDS = ("phase", "admitted", "prompt", "incarnation", "terminal", "ready", "reason")
 _SAMPLE_FIELDS = ("tensors", "sample", "published", "ended")
 
@@ -160,6 +168,51 @@ def _failed(scoring: ScoringRecord, outcome: Outcome, reason: str) -> ScoringRec
 
 def _seconds(text: bytes | None) -> float | None:
     return None if text is None else float(text)
+
+
+@dataclass
+class ServerTime:
+    """Predict the server's time of the next call: a time outside the prediction means that the clock was stepped.
+
+    Redis measures leases and deadlines with its wall clock. A step forward by more than a lease would make the leases
+    of living workers look lapsed, a step back would keep those of dead ones alive. The scripts of ``claim`` and
+    ``overdue`` act on it. Monotonic and server times in seconds, of one caller's last call.
+    """
+
+    answered: float | None = None
+    sent: float = 0.0
+    received: float = 0.0
+
+    def expected(self, now: float) -> tuple[float, float] | None:
+        """Return the earliest and the latest server time of a call that is sent ``now``; None before any answer."""
+        if self.answered is None:
+            return None
+        return self.answered + (now - self.received) - _CLOCK_EARLY_S, self.answered + (now - self.sent) + _CLOCK_LATE_S
+
+    def expected_with_bounds(self, now: float) -> tuple[float, float, float] | None:
+        """Return the expected server time of a call that is sent ``now``, and its bounds; None before any answer."""
+        bounds = self.expected(now)
+        return None if bounds is None else (bounds[0] + _CLOCK_EARLY_S, *bounds)
+
+    def observe(self, answered: float, sent: float, received: float) -> None:
+        """Record an answer."""
+        self.answered, self.sent, self.received = answered, sent, received
+
+
+class Deadlines:
+    """Find what is overdue, for one caller. A step of Redis's clock moves the deadlines with it."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.time = ServerTime()
+        """Of the server's clock without its steps."""
+
+    async def overdue(self, count: int = _OVERDUE_AT_ONCE) -> Overdue:
+        """Return at most ``count`` overdue groups and as many expired sessions; raise an outage."""
+        sent = time.monotonic()
+        found = await self._transport.reads.run(overdue(self.time.expected_with_bounds(sent), count))
+        self.time.observe(found.steady_time, sent, time.monotonic())
+        return found
 
 
 def release_call(group: Group, incarnation: int) -> Call[bool]:

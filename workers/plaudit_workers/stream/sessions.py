@@ -15,19 +15,31 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
 
-from plaudit_wire.messages import PolicyVersion, Prompt, Sampling, Service, Tensors, decoder, digest_of, encode
+from plaudit_wire.logs import get_logger
+from plaudit_wire.messages import (
+    PolicyVersion,
+    Prompt,
+    RecordError,
+    Sampling,
+    Service,
+    Tensors,
+    decoder,
+    digest_of,
+    encode,
+)
 from plaudit_wire.records import NO_STEP, GenerationRecord, Sample, ScoringRecord
 from plaudit_wire.redis import OUTAGE
 from plaudit_workers.stream import calls as transitions
-from plaudit_workers.stream.calls import SessionGoneError, Submission, SubmittedGroup
-from plaudit_workers.stream.groups import read_entries, read_group, release_call
+from plaudit_workers.stream.calls import SessionGoneError, SessionTakenError, Submission, SubmittedGroup
+from plaudit_workers.stream.groups import Deadlines, read_entries, read_group, release_call
 from plaudit_workers.stream.transport import Transport
 
+logger = get_logger(__name__)
 LARGEST_GROUP: Final = 1024
 """Samples that one submitted group may have: its scores are one stream entry."""
 KEPT_S: Final = 86_400.0
@@ -36,7 +48,8 @@ UPKEEP_EVERY_S: Final = 1.0
 CHECK_LOSSES_EVERY_S: Final = 5.0
 _OUTAGE_PAUSE_S = 0.2
 _READ_AT_ONCE = 512
-_GROUPS_A_LOOK = 1000
+_canonical = msgspec.msgpack.Encoder(order="deterministic").encode
+_GROUP_MARK = "g"
 _NO_TENSORS = encode(Tensors(b"", b"", b"", []))
 _NOT_GENERATED_HERE = msgspec.msgpack.encode(
     GenerationRecord(worker="", generate_s=0.0, prompt_tokens=0, response_tokens=0, version_min=0, version_max=0)
@@ -61,6 +74,8 @@ class GroupResult:
     group: str
     entry: str
     samples: list[SampleResult]
+    is_group: bool = False
+    """It was submitted as a group; known only where it was found by its id."""
 
 
 class StreamSession:
@@ -80,6 +95,7 @@ class StreamSession:
         self._epoch = 0
         self._groups_key = transport.names.session(name, "groups")
         self._results_key = transport.names.session(name, "results")
+        self.deadlines = Deadlines(transport)
         self._reader = transport.blocking_client()
         self._seen = "0"
         self._check_losses_at = 0.0
@@ -92,6 +108,7 @@ class StreamSession:
         One that is not shared is taken over: its earlier client is refused from now on, and results are read again from
         the start. A shared one is read from its newest result on.
         """
+        await self._transport.retry_through_outage(self.deadlines.overdue)  # a step before this is no step of now
         opening = transitions.open_session(self.name, self._epoch, self._keep_s, shared=self._shared)
         self._epoch = await self._transport.scripts.run(opening)
         if not self._shared:
@@ -109,15 +126,15 @@ class StreamSession:
         """Return the session's id of a group; the inverse of ``group_id``."""
         return group.split(":", 2)[2]
 
-    async def offer(self, groups: Mapping[str, Sequence[Sample]]) -> list[Submission]:
+    async def offer(self, groups: Sequence[SubmittedGroup]) -> list[Submission]:
         """Submit groups as ``submit_many``. A session that Redis has lost is opened again; no group has room then.
 
         Raise ``SessionTakenError`` if another client has opened the session.
         """
         try:
             return await self.submit_many(groups)
-        except SessionGoneError:
-            await self._reopen()
+        except (SessionGoneError, SessionTakenError) as error:
+            await self._reopen(error)
             return [Submission.full] * len(groups)
 
     async def receive(self, take: Callable[[GroupResult], None]) -> None:
@@ -132,8 +149,8 @@ class StreamSession:
         """
         try:
             await self.acknowledge(acknowledged)
-        except SessionGoneError:  # the results are lost with it
-            await self._reopen()
+        except (SessionGoneError, SessionTakenError) as error:  # the results are lost with it
+            await self._reopen(error)
 
     def losses_due(self) -> bool:
         """Return True every five seconds, and once after Redis has lost the session: look for lost submissions now."""
@@ -151,15 +168,12 @@ class StreamSession:
             self._transport.outages.report(error)
             await asyncio.sleep(_OUTAGE_PAUSE_S)
 
-    async def submit_many(self, groups: Mapping[str, Sequence[Sample]]) -> list[Submission]:
-        """Submit groups (by their ids in the run) in one round trip; return the answers in the same order.
+    async def submit_many(self, groups: Sequence[SubmittedGroup]) -> list[Submission]:
+        """Submit groups in one round trip; return the answers in the same order.
 
         Raise ``SessionTakenError`` or ``SessionGoneError``.
         """
-        calls = [
-            transitions.submit(self.name, self._epoch, self._service, _encoded_group(group, samples))
-            for group, samples in groups.items()
-        ]
+        calls = [transitions.submit(self.name, self._epoch, self._service, group) for group in groups]
         return await self._transport.scripts.run_many(calls)
 
     async def read(self, count: int, block_s: float) -> list[GroupResult]:
@@ -189,9 +203,10 @@ class StreamSession:
         """Return the groups that the session holds, of these; None for one that is in work."""
         commands = self._transport.commands
         stored: Any = await commands.hmget(self._groups_key, groups)
-        entries = {
-            group: value.split()[1].decode() for group, value in zip(groups, stored, strict=True) if value is not None
+        known = {
+            group: value.decode().split() for group, value in zip(groups, stored, strict=True) if value is not None
         }
+        entries = {group: entry for group, (_, entry) in known.items()}
         found: dict[str, GroupResult | None] = dict.fromkeys(entries)
         ended = [entry for entry in entries.values() if entry != "-"]
         pipeline = commands.pipeline(transaction=False)
@@ -199,7 +214,11 @@ class StreamSession:
             pipeline.xrange(self._results_key, entry, entry)
         replies = await pipeline.execute() if ended else []
         results = (_group_result(entry, rows[0][1]) for entry, rows in zip(ended, replies, strict=True) if rows)
-        return found | {result.group: result for result in results}
+        return found | {
+            result.group: replace(result, is_group=known[result.group][0].startswith(_GROUP_MARK))
+            for result in results
+            if result.group in known
+        }
 
     async def groups(self) -> set[str]:
         """Return the groups that are submitted and not acknowledged."""
@@ -221,19 +240,28 @@ class StreamSession:
 
     async def clean_up(self) -> None:
         """Release overdue groups and end expired sessions, including those of other clients."""
-        names, commands = self._transport.names, self._transport.commands
-        now = await self._transport.now()
-        overdue: Any = await commands.zrangebyscore(names.open, "-inf", now, start=0, num=_GROUPS_A_LOOK)
-        for member in overdue:
-            group = await read_group(self._transport, member.decode())
-            if group is not None:
-                await self._transport.scripts.run(release_call(group, incarnation=0))
-        expired: Any = await commands.zrangebyscore(names.sessions, "-inf", now)
-        for name in expired:
-            await self._end(name.decode(), None)
+        found = await self.deadlines.overdue()
+        for group in found.groups:
+            await self._release(group)
+        for name in found.sessions:
+            await self._end(name, None)
 
-    async def _reopen(self) -> None:
-        """Open the session that Redis has lost; its submissions may be lost too."""
+    async def _release(self, name: str) -> None:
+        try:
+            group = await read_group(self._transport, name)
+        except RecordError as error:
+            logger.error("cannot read an overdue group", group=name, error=str(error))
+            return
+        if group is not None:
+            await self._transport.scripts.run(release_call(group, incarnation=0))
+
+    async def _reopen(self, error: Exception) -> None:
+        """Open the session that Redis has lost; its submissions may be lost too. Raise ``error`` if it was taken.
+
+        A shared session is never taken: another process has opened it again before this one.
+        """
+        if isinstance(error, SessionTakenError) and not self._shared:
+            raise error
         await self.open()
         self.reopened_at = time.monotonic()
         self._check_losses_at = 0.0
@@ -243,18 +271,29 @@ class StreamSession:
             pass
 
 
-def _encoded_group(group: str, samples: Sequence[Sample]) -> SubmittedGroup:
+def encoded_group(group: str, samples: Sequence[Sample], *, is_group: bool = False) -> SubmittedGroup:
+    """Return a group as it is submitted, under its id in the run; raise what msgspec raises for what cannot travel.
+
+    The digest of a sample does not depend on the order of its keys: a caller may write them in another one when it
+    repeats a request. ``is_group`` tells a group of one from a sample by itself.
+    """
     records = [encode(sample) for sample in samples]
-    digests = [digest_of(record) for record in records]
+    digests = [_digest(sample, record) for sample, record in zip(samples, records, strict=True)]
     return SubmittedGroup(
         id=group,
         source=samples[0].data_source,
-        digest=digest_of("".join(digests).encode()),
+        digest=(_GROUP_MARK if is_group else "") + digest_of("".join(digests).encode()),
         prompt=encode(_prompt(group, samples)),
         generation=_NOT_GENERATED_HERE,
         tensors=_NO_TENSORS,
         samples=list(zip(digests, records, strict=True)),
     )
+
+
+def _digest(sample: Sample, record: bytes) -> str:
+    if sample.extra_info or sample.messages or isinstance(sample.ground_truth, dict | list):
+        return digest_of(_canonical(sample))
+    return digest_of(record[1:])  # the same without mappings: the record is the schema's version and this
 
 
 def _prompt(group: str, samples: Sequence[Sample]) -> Prompt:
@@ -276,10 +315,17 @@ def _prompt(group: str, samples: Sequence[Sample]) -> Prompt:
 
 
 def _group_result(entry: str, fields: Mapping[bytes, bytes]) -> GroupResult:
-    samples = []
-    for i in range(len(fields) - 1):
-        head, _, record = fields[b"%d" % i].partition(b"\n")
+    samples = [_sample_result(fields.get(b"%d" % i, b"")) for i in range(len(fields) - 1)]
+    return GroupResult(fields.get(b"group", b"").decode(), entry, samples)
+
+
+def _sample_result(written: bytes) -> SampleResult:
+    """Return a sample's result; one that this process cannot read ends as ``infra_error``, and the others go on."""
+    head, _, record = written.partition(b"\n")
+    try:
         submitted, committed, deliveries = head.split()
         scoring = decoder(ScoringRecord).decode(record)
-        samples.append(SampleResult(scoring, float(committed) - float(submitted), max(int(deliveries), 1)))
-    return GroupResult(fields[b"group"].decode(), entry, samples)
+        return SampleResult(scoring, float(committed) - float(submitted), max(int(deliveries), 1))
+    except ValueError as error:  # msgspec's errors are ValueErrors
+        reason = f"its result cannot be read: {error}. Run the same version of Plaudit in every process"
+        return SampleResult(ScoringRecord("infra_error", reason=reason), 0.0, 1)

@@ -20,7 +20,7 @@ from plaudit_wire.records import GroupEnd, GroupRecord, StepRecord
 from plaudit_wire.redis import OUTAGE
 from plaudit_workers.stream import calls as transitions
 from plaudit_workers.stream.calls import Admission, Call, Closing, StreamLimits, take_ready
-from plaudit_workers.stream.groups import Group, read_entries, read_group, read_groups, release_call
+from plaudit_workers.stream.groups import Deadlines, Group, read_entries, read_group, read_groups, release_call
 from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
@@ -45,6 +45,7 @@ class TrainerStreams:
         self._limits = limits
         self._fence = Fence(transport)
         self._ready = TakenGroups(transport, self._fence)
+        self._deadlines = Deadlines(transport)
         self._announcement: Announcement | None = None
         self._announcing = 0  # calls under way: a difference in Redis is not a fault meanwhile
         self._closes = 0
@@ -101,10 +102,8 @@ class TrainerStreams:
 
     async def release_expired(self) -> list[str]:
         """Release overdue groups and return their ids; call it about once a second."""
-        due: Any = await self._transport.commands.zrangebyscore(
-            self._transport.names.open, "-inf", await self._transport.now()
-        )
-        groups = [await read_group(self._transport, member.decode()) for member in due]
+        due = await self._deadlines.overdue()
+        groups = [await read_group(self._transport, name) for name in due.groups]
         return [
             group.id
             for group in groups

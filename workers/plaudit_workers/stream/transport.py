@@ -255,7 +255,7 @@ class ScriptRunner:
         """Return Redis's unconverted answers to several transitions. Raises as ``run``."""
         if not calls:
             return []
-        request = _Request(calls)
+        request = _Request([self._packed(call) for call in calls])  # here: what cannot be encoded fails its caller only
         self._enqueue(request)
         return await request.done
 
@@ -320,13 +320,13 @@ class ScriptRunner:
         if self._waiting:
             await asyncio.sleep(self._waiting[0].next_pause_s())
 
-    async def _replies(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        replies = await self._pipeline([self._packed(call) for call in calls])
+    async def _replies(self, packed: Sequence[bytes]) -> list[Any]:
+        replies = await self._pipeline(packed)
         unknown = [i for i, reply in enumerate(replies) if is_missing(reply)]
         if unknown:
             parts = ("FUNCTION", "LOAD", "REPLACE", self._library.text)
             load = b"*%d\r\n%b" % (len(parts), b"".join(map(_bulk, parts)))
-            loaded, *again = await self._pipeline([load, *(self._packed(calls[i]) for i in unknown)])
+            loaded, *again = await self._pipeline([load, *(packed[i] for i in unknown)])
             for i, reply in zip(unknown, again, strict=True):
                 replies[i] = missing_error(self._library, loaded) if is_missing(reply) else reply
         return replies
@@ -354,9 +354,9 @@ class ScriptRunner:
 
 
 class _Request:
-    """Hold the calls of one caller that wait for their answers."""
+    """Hold the calls of one caller that wait for their answers, in Redis's protocol."""
 
-    def __init__(self, calls: Sequence[Call[Any]]) -> None:
+    def __init__(self, calls: Sequence[bytes]) -> None:
         self.calls = calls
         self.answers: list[Any] = [None] * len(calls)
         self.left = list(range(len(calls)))

@@ -10,7 +10,6 @@ if redis.call('HGET', about, 'opened') ~= ARGV[2] then
   local before = math.max(tonumber(redis.call('HGET', about, 'epoch') or 0), tonumber(ARGV[4]))
   local epoch = math.max(before + 1, math.floor(now * 1000000))
   redis.call('HSET', about, 'epoch', epoch, 'opened', ARGV[2], 'keep_s', ARGV[5])
-  redis.call('HSETNX', about, 'in_work', 0)
 end
 touch(ARGV[3])
 return tonumber(redis.call('HGET', about, 'epoch'))

@@ -1,10 +1,9 @@
 #!lua flags=allow-oom
 -- Submits a group of finished samples: admitted and published at once. By: client of a scoring service.
--- ARGV: group, session, epoch, room (samples that the session may have in work), memory_share, deadline_s, scoring_s,
+-- ARGV: group, session, epoch, room (samples that its owner's sessions may have in work), memory_share, deadline_s, scoring_s,
 --   scorers (1: group-scope scorers follow), source, digest of the whole, prompt, generation, tensors; then digest and
 --   sample of each index.
--- Checks: no later client; no such group, nor one that was acknowledged; room (a group that alone exceeds it may be in
---   work alone); the share of Redis's memory.
+-- Checks: no later client; no such group, nor one that was acknowledged; room (has_room); the share of Redis's memory.
 -- Changes: creates the group, adds its samples to `samples`, arms its deadline.
 -- Returns: submitted (also when it was before, and is in work) | scored (it was before, and its results wait) | returned
 --   (it was acknowledged) | conflict (other samples under the same id) | full | memory | stale | unknown.
@@ -17,8 +16,7 @@ if known then
   return digest ~= whole and 'conflict' or entry == '-' and 'submitted' or 'scored'
 end
 if redis.call('ZSCORE', session_key(session, 'returned'), id) then return 'returned' end
-local in_work = tonumber(redis.call('HGET', session_key(session), 'in_work'))
-if in_work > 0 and in_work + n > tonumber(ARGV[4]) then return 'full' end
+if not has_room(session, n, tonumber(ARGV[4])) then return 'full' end
 local memory = redis.call('INFO', 'memory')
 local limit = tonumber(string.match(memory, 'maxmemory:(%d+)'))
 if limit > 0 and tonumber(string.match(memory, 'used_memory:(%d+)')) > limit * tonumber(ARGV[5]) then return 'memory' end
@@ -33,6 +31,6 @@ for i = 0, n - 1 do
 end
 redis.call('ZADD', open_groups, stamp(now + ARGV[6]), id)
 redis.call('HSET', session_key(session, 'groups'), id, whole .. ' -')
-redis.call('HINCRBY', session_key(session), 'in_work', n)
+count_in_work(session, n)
 count('submitted')
 return 'submitted'

@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
 -- A trainer takes over the run. By: trainer, once, when it starts.
 -- ARGV: '', call, floor (the incarnation that its checkpoint knows: a FLUSHALL cannot lower it).
--- Changes: incarnation + 1; every deadline that is running starts anew, for there was no trainer to keep it.
+-- Changes: incarnation + 1; every deadline that is running starts anew, for there was no trainer to keep it, and counts as
+--   looked at now (overdue).
 -- Returns: the incarnation; for one of the last 16 calls again what it was (a copy that a slow network delivers late must
 --   not replace the trainer that came after).
 local KEPT = 16
@@ -19,4 +20,5 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', open_groups, '-inf', '(+inf'
   local allowed = f[1] == 'group_scoring' and f[3] or f[2]
   if allowed then redis.call('ZADD', open_groups, stamp(now + allowed), member) end
 end
+redis.call('HDEL', prefix .. 'leases', 'looked')
 return incarnation

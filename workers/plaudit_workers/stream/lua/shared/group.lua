@@ -111,7 +111,7 @@ local function deliver(g)
   local result = redis.call(unpack(entry))
   local digest = redis.call('HGET', group, 'admission')
   redis.call('HSET', session_key(g.session, 'groups'), id, digest .. ' ' .. result)
-  redis.call('HINCRBY', session_key(g.session), 'in_work', -g.n)
+  count_in_work(g.session, -g.n)
   redis.call('UNLINK', group)
   redis.call('ZREM', open_groups, id)
 end
