@@ -133,6 +133,7 @@ class Conductor:
 
     def _open(self, broken_off: dict[str, Any] | None) -> tuple[OpenStep, StepReport]:
         number = self._state.version.number + 1
+        self._run.clock.settle()
         if broken_off is None:
             return OpenStep(self._schedule, number), StepReport(number, self._run.clock.now())
         step = OpenStep(self._schedule, number, broken_off["accounted"], broken_off.get("replaced", 0))
