@@ -65,8 +65,14 @@ class Burn:
 
 
 BURNS = (Burn("critical", "burnCritical", "1h", "5m"), Burn("warning", "burnWarning", "6h", "30m"))
-RECENT_SAMPLES = 100
-"""Shares and means among so many of the newest samples, however old they are, hold for steps of any length."""
+FEW_SAMPLES = 50
+"""Shares are over whole steps, of small ones over as many as have so many samples."""
+MOST_SAMPLES = 4096
+"""Without steps, shares are over at most so many of the newest samples, ..."""
+RECENT_S = 900.0
+"""... in so many seconds before the newest ..."""
+IDLE_S = 1800.0
+"""... and absent when none has ended for so long."""
 LEAST_SAMPLES = 20
 """Fewer samples than this say nothing."""
 RECENT_STEPS = 10

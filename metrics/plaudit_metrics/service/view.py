@@ -43,13 +43,22 @@ class RunView:
                     new_samples.append(record)
                     self.failures.add(record.scoring)
             elif isinstance(record, GroupRecord):
-                if self.collector.add_group(record) is Arrival.new and count:
-                    self.series.count_group(record, self.collector.samples_of(record.group))
+                self._handle_group(record, count)
             else:
+                self.series.count_samples(new_samples, count=count)  # the step ends with them
+                new_samples = []
                 self._handle_step(record, count)
         self.series.count_samples(new_samples, count=count)
         if count:
             self.series.count_late(self.collector.late - late_before)
+
+    def _handle_group(self, record: GroupRecord, count: bool) -> None:
+        if self.collector.add_group(record) is not Arrival.new:
+            return
+        if count:
+            self.series.count_group(record, self.collector.samples_of(record.group))
+        else:
+            self.series.show_group(record)
 
     def _handle_step(self, record: StepRecord, count: bool) -> None:
         closed = self.collector.add_step(record, again=not count)
