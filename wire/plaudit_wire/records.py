@@ -241,7 +241,7 @@ class ScorerWork(msgspec.Struct, frozen=True):
 
     in_flight: int
     oldest_s: float
-    """Seconds since the oldest of them began, waits for limits and retries included."""
+    """Age of the oldest present attempt in seconds; waits for limits and earlier attempts are not in it."""
 
 
 class EngineStatus(msgspec.Struct, frozen=True, omit_defaults=True):
