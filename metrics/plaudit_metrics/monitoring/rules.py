@@ -25,6 +25,8 @@ THRESHOLDS: Final[Mapping[str, float]] = MappingProxyType(
         "slowFactor": 2,  # a scorer is slow if its p99 is this many times the job's latency threshold
         "stalledSteps": 3,  # times the longest of the newest steps
         "stalledSeconds": 900,  # no step is called stalled earlier
+        "firstStepSeconds": 2700,  # the first step is stalled after so long without a sample, and after four times that
+        "trainerStarts": 3,  # of a trainer within an hour
         "queueAgeSeconds": 120,  # of the oldest unread sample, and ...
         "queueAgeSteps": 0.1,  # ... as a share of the newest step
         "backlogEntries": 200,  # a smaller backlog may grow
@@ -65,7 +67,7 @@ class Burn:
 
 
 BURNS = (Burn("critical", "burnCritical", "1h", "5m"), Burn("warning", "burnWarning", "6h", "30m"))
-FEW_SAMPLES = 50
+FEW_SAMPLES = 32
 """Shares are over whole steps, of small ones over as many as have so many samples."""
 MOST_SAMPLES = 4096
 """Without steps, shares are over at most so many of the newest samples, ..."""

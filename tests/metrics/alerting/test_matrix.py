@@ -25,6 +25,8 @@ SECOND, MINUTE, ELEVEN, HALF_HOUR, LONG = LENGTHS = (1.0, 60.0, 660.0, 1800.0, 9
 SHORT = (SECOND, MINUTE, ELEVEN)
 """Three times such a step is shorter than the fault."""
 
+_BOTH_BURNS = {"RewardLatencyBurn warning": LENGTHS}
+"""The trainer hardly waits: nothing is critical."""
 SCENARIOS: dict[str, dict[str, tuple[float, ...]]] = {
     "healthy": {},
     "slow rewards": {
@@ -40,13 +42,25 @@ SCENARIOS: dict[str, dict[str, tuple[float, ...]]] = {
         "RewardLatencyBurn warning": LENGTHS,
         "StepStalled critical": SHORT,
     },
-    "dead redis": {"RedisDown critical": LENGTHS, "StepStalled critical": SHORT},
-    "dead trainer": {"NoTrainer critical": LENGTHS, "StepStalled critical": SHORT},
+    "dead redis": {"RedisDown critical": LENGTHS},
+    "clock of redis behind": {},
+    "dead trainer": {"NoTrainer critical": LENGTHS},
+    "trainer restarts": {"TrainerRestarting critical": LENGTHS},
+    "validation": {},
+    "first step": {"RewardLatencyBurn warning": LENGTHS, "RewardsUniform warning": (LONG,)},
+    "first step hangs": {"StepStalled critical": LENGTHS},
     "dead metrics pod": {"RunWithoutMetrics critical": LENGTHS},
     "suspended": {},
+    "resume": {},
+    "not starting": {"RLJobNotStarting warning": LENGTHS},
     "finished": {},
     "service": {},
     "service with a hung scorer": {"ScorerHanging critical": LENGTHS},
+    "service with a throttled judge, then idle": {
+        "JudgeBudgetExhausted warning": LENGTHS,
+        "RewardLatencyBurn critical": LENGTHS,
+        "RewardLatencyBurn warning": LENGTHS,
+    },
     "service with too much work": {"BacklogGrowing warning": LENGTHS},
     "restart": {},
     "eviction": {},
@@ -75,6 +89,16 @@ SCENARIOS: dict[str, dict[str, tuple[float, ...]]] = {
     "slow weights": {"RolloutBehind warning": LENGTHS},
     "events lost": {"EventsLost warning": LENGTHS},
     "dead letter": {"DeadLetters warning": LENGTHS},
+    "dead letter in a gap": {"DeadLetters warning": LENGTHS, "RunWithoutMetrics critical": LENGTHS},
+    "alternating 31": {"RewardStarvesTrainer warning": SHORT},  # of longer steps the fault has a single rhythm
+    "alternating 14": {},
+    **{f"{samples} samples, {share} % late": {} for samples in (16, 1024, 4096) for share in (1, 5)},
+    **{f"{samples} samples, 4 % failed": {} for samples in (64, 1024, 4096)},
+    **{f"{samples} samples, 20 % late": _BOTH_BURNS for samples in (16, 4096)},
+    **{
+        f"{samples} samples, 16 % failed": {"ScoresFailing critical": LENGTHS, "RewardLatencyBurn warning": LENGTHS}
+        for samples in (16, 64, 1024)
+    },
     "full redis": {"RedisMemoryHigh critical": LENGTHS},
     "unwritten redis": {"RedisPersistenceFailing critical": LENGTHS},
     "failed": {"RLJobFailed critical": LENGTHS},
