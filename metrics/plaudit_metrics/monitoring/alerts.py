@@ -481,7 +481,7 @@ def _failed() -> dict[str, str]:
     return {"run:plaudit_failed:ratio_10m": "avg_over_time(plaudit_recent_failed_ratio[10m])"}
 
 
-_SUM_WINDOWS = (("30m", 4), ("1h", 4), ("3h", 4), ("8h", 2))
+_SUM_WINDOWS = (("30m", 4), ("1h", 4), ("3h", 4), ("5h", 2))
 """The shortest window with so many closed steps counts. In an asynchronous schedule waits alternate from step to step."""
 
 

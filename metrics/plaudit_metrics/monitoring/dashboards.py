@@ -81,7 +81,10 @@ def _totals(board: Dashboard) -> Dashboard:
             SECONDS,
             "Age of the oldest open step of these runs.",
             bad=T["stalledSeconds"],
-        ).of(f"max(time() - plaudit_step_opened_timestamp_seconds{{{OF_RUN}}})"),
+        ).of(
+            f"max(plaudit_redis_last_seen_timestamp_seconds{{{OF_RUN}}}"
+            f" - plaudit_step_opened_timestamp_seconds{{{OF_RUN}}})"
+        ),
     )
     return with_panels(board, panels)
 
@@ -134,7 +137,10 @@ def _shares() -> Sequence[Any]:
 
 def _rates() -> Sequence[Any]:
     oldest = f'max by (run) (plaudit_stream_oldest_undelivered_seconds{{{OF_RUN}, stream="samples"}})'
-    since = f"time() - max by (run) (plaudit_step_opened_timestamp_seconds{{{OF_RUN}}})"
+    since = (
+        f"max by (run) (plaudit_redis_last_seen_timestamp_seconds{{{OF_RUN}}}"
+        f" - plaudit_step_opened_timestamp_seconds{{{OF_RUN}}})"
+    )
     samples = f"sum by (run) (rate(plaudit_samples_total{{{OF_RUN}}}[$__rate_interval]))"
     steps = f"3600 / max by (run) (plaudit_last_step_seconds{{{OF_RUN}}} > 0)"
     reward = f"max by (run) (plaudit_reward_mean{{{OF_RUN}}})"

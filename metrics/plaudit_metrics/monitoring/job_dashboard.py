@@ -88,7 +88,7 @@ def _first_screen() -> Sequence[Any]:
         ).of(newest("plaudit_last_step_masked_share")),
         Stat("Newest step", COUNT, "Number of the newest closed step.").of(newest("plaudit_step")),
         Stat("Since the last step", SECONDS, "Time since the newest step closed.").of(
-            f"time() - {newest('plaudit_step_last_closed_timestamp_seconds')}"
+            f"{newest('plaudit_redis_last_seen_timestamp_seconds')} - {newest('plaudit_step_last_closed_timestamp_seconds')}"
         ),
         Stat("Mean reward", COUNT, "Of the newest step.").of(f"avg(plaudit_reward_mean{{{OF_RUN}}})"),
         Bars(
@@ -163,7 +163,7 @@ def scorers() -> Sequence[Any]:
             SHARE,
             "Within metrics.rewardLatency.thresholdSeconds. A sample that fails fast is not in time.",
         ).of(
-            (f"1 - {newest('plaudit_recent_late_ratio')}", "newest 100 samples"),
+            (f"1 - {newest('plaudit_recent_late_ratio')}", "samples of a whole step"),
             (newest("plaudit_reward_latency_target"), "target"),
         ),
         Lines("Workers", COUNT, "Live processes by role and state.").of(
@@ -307,7 +307,11 @@ def _stages() -> Sequence[Any]:
             SECONDS,
             "Age of the open step, and the longest of the ten newest. A start of the trainer begins it anew.",
         ).of(
-            (f"time() - {newest('plaudit_step_opened_timestamp_seconds')}", "open step"),
+            (
+                f"{newest('plaudit_redis_last_seen_timestamp_seconds')}"
+                f" - {newest('plaudit_step_opened_timestamp_seconds')}",
+                "open step",
+            ),
             (newest("plaudit_recent_steps_max_seconds"), "longest of the newest steps"),
         ),
         Lines("Steps per hour", COUNT, "By the length of the newest step.").of(
