@@ -13,6 +13,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
 from plaudit_metrics.monitoring.job_dashboard import job_dashboard
 from plaudit_metrics.monitoring.panels import (
+    OLDEST_SAMPLE,
     BYTES,
     COUNT,
     OF_RUN,
@@ -136,7 +137,7 @@ def _shares() -> Sequence[Any]:
 
 
 def _rates() -> Sequence[Any]:
-    oldest = f'max by (run) (plaudit_stream_oldest_undelivered_seconds{{{OF_RUN}, stream="samples"}})'
+    oldest = f"max by (run) ({OLDEST_SAMPLE})"
     since = (
         f"max by (run) (plaudit_redis_last_seen_timestamp_seconds{{{OF_RUN}}}"
         f" - plaudit_step_opened_timestamp_seconds{{{OF_RUN}}})"
@@ -149,7 +150,7 @@ def _rates() -> Sequence[Any]:
         Lines(
             "Oldest unscored sample",
             SECONDS,
-            "Age of each run's oldest finished sample that no reward worker has taken.",
+            "Age of each run's oldest finished sample without a score, in the queue or in work.",
         ).of((oldest, "{{run}}")),
         Lines("Time since the last step", SECONDS, "Age of each run's open step.").of((since, "{{run}}")),
         Lines("Samples per second by run", PER_SECOND, "Samples of each run that ended.").of((samples, "{{run}}")),

@@ -8,6 +8,7 @@ from typing import Any
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
 from plaudit_metrics.monitoring.panels import (
+    OLDEST_SAMPLE,
     BYTES,
     COUNT,
     OF_RUN,
@@ -67,7 +68,7 @@ def _first_screen() -> Sequence[Any]:
     failures = (
         f'sum by (scorer, outcome) (increase(plaudit_score_seconds_count{{{OF_RUN}, outcome!="scored"}}[$__range]))'
     )
-    oldest = newest("plaudit_stream_oldest_undelivered_seconds", where=', stream="samples"')
+    oldest = f"max by () ({OLDEST_SAMPLE})"
     return (
         Stat(
             "Newest step waiting for rewards",
@@ -79,7 +80,7 @@ def _first_screen() -> Sequence[Any]:
         Stat(
             "Oldest unscored sample",
             SECONDS,
-            "Age of the oldest finished sample that no reward worker has taken.",
+            "Age of the oldest finished sample without a score, in the queue or in work.",
             warn=T["queueAgeSeconds"] / 4,
             bad=T["queueAgeSeconds"],
         ).of(oldest),

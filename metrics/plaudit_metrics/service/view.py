@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from plaudit_metrics.monitoring.rules import RECENT_STEPS
@@ -24,6 +25,8 @@ class RunView:
         self.kept = kept
         self.collector = Collector(kept)
         self.snapshot = RunSnapshot()
+        self.observed_s = time.monotonic()
+        """When Redis responded last (monotonic)."""
         self.queues = QueueHistory()
         self.failures = FailureCounts()
         """Of the samples that ended since the newest step closed."""
@@ -76,5 +79,6 @@ class RunView:
     def observe(self, snapshot: RunSnapshot) -> None:
         """Add a new snapshot of streams, workers and Redis."""
         self.snapshot = snapshot
+        self.observed_s = time.monotonic()
         self.queues.add(snapshot)
         self.series.show_snapshot(snapshot)

@@ -36,11 +36,12 @@ the update is no part of a wait. The threshold of a fifth is that of the alert R
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 import numpy as np
@@ -182,7 +183,7 @@ STRAGGLER_SHARE = 0.5
 """A straggler accounts for more than this share of the waiting."""
 SIDE_SHARE = 0.6
 """Generation or the reward side accounts for at least this share of the waiting."""
-_PROCESS_WAIT = re.compile(r"reward_pipeline/scorer/(.+)/wait_s/mean")
+_CALL_KEY = re.compile(r"reward_pipeline/scorer/(.+)/call_s/mean")
 HELD_SHARE = 0.5
 """Of the waits for limits, the endpoints' own pauses take at least this share."""
 _OUTCOME_KEYS = tuple(f"reward_pipeline/outcome/{outcome}" for outcome in OUTCOMES)
@@ -211,6 +212,10 @@ _EXPLANATIONS: dict[str, str] = {
     "trainer": "The trainer hardly waited: the update itself is the bottleneck.",
     "balanced": "The trainer waited about as long for generation as for rewards: neither is the only bottleneck.",
 }
+
+_READY_WAITED = (
+    "Groups were ready, and the trainer had not taken them: it waits in between for the GPUs, for weights or for Redis."
+)
 
 
 def verdict(statistics: Mapping[str, float]) -> Verdict:
@@ -260,24 +265,54 @@ def verdict_over(steps: Iterable[Mapping[str, float]]) -> Verdict:
 
 def explain(name: str, statistics: Mapping[str, float] = MappingProxyType({})) -> str:
     """Return a verdict's meaning, and its remedy by the step's figures, for people; empty for an unknown name."""
+    if name == "trainer" and statistics.get("trainer_wait_s", 0.0) >= WAITING_SHARE * statistics.get("step_s", math.inf):
+        return _READY_WAITED
     text = _EXPLANATIONS.get(name, "")
-    return " ".join(filter(None, (text, _more_processes(statistics) if name == "reward" else "")))
+    return " ".join(filter(None, (text, _slowest_scorer(statistics) if name == "reward" else "")))
 
 
-def _more_processes(statistics: Mapping[str, float]) -> str:
-    """Return a sentence on the scorer whose calls waited longest for a process, if longer than they took."""
-    waiting = []
-    for key, wait_s in statistics.items():
-        found = _PROCESS_WAIT.fullmatch(key)
-        call_s = statistics.get(f"reward_pipeline/scorer/{found[1]}/call_s/mean", 0.0) if found else 0.0
-        if found and wait_s > call_s:
-            waiting.append((wait_s, call_s, found[1]))
-    if not waiting:
+def _slowest_scorer(statistics: Mapping[str, float]) -> str:
+    """Return sentences on the scorer that held its samples longest: how long, its share, and more processes if it waited.
+
+    A sample waits for the scorer that ends last, however many others wait for their processes meanwhile.
+    """
+    held = {found[1]: _held(statistics, found[1]) for key in statistics if (found := _CALL_KEY.fullmatch(key))}
+    if not held:
         return ""
-    wait_s, call_s, scorer = max(waiting)
+    scorer = max(held, key=lambda name: held[name].slow_s)
+    slowest, all_s = held[scorer], sum(each.all_s for each in held.values())
+    share = f", {slowest.all_s / all_s:.0%} of the seconds of all scorers" if all_s > 0 else ""
+    times = f"{slowest.median_s:.2f} s at the median, {slowest.slow_s:.2f} s at the 95th percentile"
+    sentence = f"The slowest is {scorer}: {times}{share}."
+    if slowest.wait_s <= slowest.call_s:
+        return sentence
     return (
-        f"Calls of {scorer} waited {wait_s:.2f} s for a free process and took {call_s:.2f} s: raise workers.processes."
+        f"{sentence} Calls of {scorer} waited {slowest.wait_s:.2f} s for a free process and took "
+        f"{slowest.call_s:.2f} s: raise workers.processes."
     )
+
+
+class _Held(NamedTuple):
+    """Hold how long a scorer held its samples: the wait for a process and the call, in seconds."""
+
+    wait_s: float
+    call_s: float
+    median_s: float
+    slow_s: float
+    """At the 95th percentile."""
+    all_s: float
+    """Over all samples."""
+
+
+def _held(statistics: Mapping[str, float], scorer: str) -> _Held:
+    key = f"reward_pipeline/scorer/{scorer}"
+    calls = sum(statistics.get(f"{key}/outcome/{outcome}", 0.0) for outcome in OUTCOMES)
+    wait_s, call_s = (statistics.get(f"{key}/{part}_s/mean", 0.0) for part in ("wait", "call"))
+    median_s, slow_s = (
+        sum(statistics.get(f"{key}/{part}_s/{place}", mean_s) for part, mean_s in (("wait", wait_s), ("call", call_s)))
+        for place in ("p50", "p95")
+    )
+    return _Held(wait_s, call_s, median_s, slow_s, (wait_s + call_s) * calls)
 
 
 class VerdictRule(msgspec.Struct, frozen=True):

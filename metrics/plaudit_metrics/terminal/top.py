@@ -24,6 +24,7 @@ from rich.panel import Panel
 from rich.table import Column, Table
 from rich.text import Text
 
+from plaudit_metrics.service.answers import REDIS_AWAY
 from plaudit_metrics.statistics.stages import STAGES
 from plaudit_metrics.terminal.overview import OverviewSource, RunOverview, UnknownRunError, source_of
 from plaudit_wire.printable import printable
@@ -130,10 +131,15 @@ def _printable(value: Any) -> Any:
 
 
 def _verdict(overview: RunOverview) -> RenderableType:
+    text = Text()
+    if overview.open:
+        away = overview.open["waits_for"] == REDIS_AWAY
+        text.append(f"now: {overview.open['text']}\n", style="bold red" if away else "bold")
     if overview.verdict is None:
-        return Panel(Text("no step has closed yet"), title=Text(overview.run))
-    text = Text(overview.verdict["recent_verdict"], style="bold")
-    text.append(f" over the last steps · step {overview.verdict['step']}: {overview.verdict['verdict']}\n")
+        text.append("no step has closed yet")
+        return Panel(text, title=Text(overview.run))
+    text.append(f"the last steps together: {overview.verdict['recent_verdict']}", style="bold")
+    text.append(f" · step {overview.verdict['step']}: {overview.verdict['verdict']}\n")
     text.append(overview.verdict["explanation"])
     return Panel(text, title=Text(overview.run), subtitle="q quits")
 

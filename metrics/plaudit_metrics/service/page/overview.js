@@ -19,6 +19,7 @@ export class Overview {
     const overSteps = (spec) => new Chart({ x: STEP, pick: open, link: stepLink, ...spec });
     const overTime = (spec) => new Chart({ kind: "lines", x: TIME, series: queueSeries(spec.of), ...spec });
     this.verdict = element("div", { "aria-live": "polite" });
+    this.open = element("div");
     this.time = overSteps({
       title: "Where the time went",
       note: "Seconds of each step. Click a bar to open its step.",
@@ -76,7 +77,7 @@ export class Overview {
       element("div", { class: "pair" }, this.depth.node, this.age.node),
       section("In flight now", "Work that waits or is in progress, by stage, with the age of the oldest.", this.inFlight));
     this.reported = element("div", { class: "sections" });
-    this.node = element("div", { class: "sections" }, this.unscored, this.empty, this.ofSteps, report ? null : this.queues, this.rest, this.reported);
+    this.node = element("div", { class: "sections" }, this.open, this.unscored, this.empty, this.ofSteps, report ? null : this.queues, this.rest, this.reported);
   }
 
   /** Shows steps, oldest first, of which the newest is known in detail. */
@@ -95,6 +96,12 @@ export class Overview {
   /** Shows why samples of the open step have no score. */
   showUnscored(counts) {
     this.unscored.replaceChildren(unscoredPanel(counts));
+  }
+
+  /** Shows what the open step waits for now. */
+  showOpen(open) {
+    if (this.open.textContent === open.text) return;
+    this.open.replaceChildren(element("p", { class: `card now ${open.waits_for}` }, open.text[0].toUpperCase() + open.text.slice(1)));
   }
 
   /** Shows the looks at the queues, oldest first, and the workers of now. */

@@ -216,7 +216,7 @@ class RunSeries(Collector):
         naming: Naming = UNTRACED,
     ) -> None:
         self.registry = CollectorRegistry()
-        self._info = info
+        self.info = info
         self._latency_target = latency_target
         self._traces = traces
         has_steps = "trainer" in info.roles
@@ -277,11 +277,16 @@ class RunSeries(Collector):
         self._samples.know_scorers(seen.scorers)
         self._samples.show_time(seen.time)
         self._snapshot.show(seen)
-        self._phase = _phase(seen, "reward" if self._info.schedule == SERVICE else "trainer")
+        self._phase = _phase(seen, "reward" if self.info.schedule == SERVICE else "trainer")
+
+    @property
+    def opened(self) -> float | None:
+        """Return when the open step began (Redis's clock); None before a trainer has started."""
+        return max(self._advanced, self._trainer_started) or None
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families of the run itself as they are scraped."""
-        info = self._info
+        info = self.info
         staleness = "" if info.max_staleness is None else str(info.max_staleness)
         labels = ("rljob", "schedule", "max_staleness", "phase")
         of_run: Labelled = {(info.job, info.schedule, staleness, self._phase): 1}
@@ -292,8 +297,7 @@ class RunSeries(Collector):
         yield gauge_family("plaudit_reward_latency_target", promised, (), {(): self._latency_target})
         yield gauge_family("plaudit_staleness_limit", "maxStaleness of the job", (), {(): info.max_staleness})
         began = "When the open step began: the newest close of a step or validation group, or the trainer's start"
-        opened = max(self._advanced, self._trainer_started) or None
-        yield gauge_family("plaudit_step_opened_timestamp_seconds", began, (), {(): opened})
+        yield gauge_family("plaudit_step_opened_timestamp_seconds", began, (), {(): self.opened})
         started = "When the live or newest trainer began to work"
         yield gauge_family("plaudit_trainer_started_timestamp_seconds", started, (), {(): self._trainer_started or None})
 
