@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from plaudit_metrics.statistics.steps import step_statistics
 from plaudit_metrics.statistics.verdict import VERDICTS, explain, verdict, verdict_over
-from plaudit_wire.records import PAUSE, GroupRecord, SampleRecord, ScorerRecord, WaitRecord
+from plaudit_wire.records import PAUSE, REDIS, GroupRecord, SampleRecord, ScorerRecord, WaitRecord
 
 Build = Callable[..., Any]
 START = 5_000.0
@@ -106,7 +106,7 @@ ASYNCHRONOUS = {
 
 
 def test_the_timelines_cover_every_verdict_that_follows_from_stamps() -> None:
-    assert set(SYNCHRONOUS) == set(ASYNCHRONOUS) == set(VERDICTS) - {"unscored", "endpoint"}
+    assert set(SYNCHRONOUS) == set(ASYNCHRONOUS) == set(VERDICTS) - {"unscored", "endpoint", "redis"}
 
 
 @pytest.mark.parametrize("truth", SYNCHRONOUS)
@@ -200,6 +200,15 @@ def test_waits_for_an_endpoint_that_asked_for_pauses_are_not_called_a_limit_of_t
     assert verdict(step_of(sample, group, **shape, scorers=limited)) == "limiter"
     steps = [step_of(sample, group, **shape, scorers=held) for _ in range(3)]
     assert verdict_over(steps) == "endpoint"
+
+
+def test_redis_that_does_not_answer_is_a_cause_of_its_own(sample: Build, group: Build) -> None:
+    shape = SYNCHRONOUS["reward-queue"]
+    waits = [WaitRecord(100.0, 150.0, [], REDIS)]
+    figures = step_statistics([sample("g-1")], waits=waits, opened=100.0, closed=200.0)
+    assert verdict(figures) == verdict_over([figures]) == "redis"
+    assert figures["exposed_reward_s"] == 0.0
+    assert "wait/redis_s" not in step_of(sample, group, **shape)
 
 
 def of_scorer(name: str, wait_s: float, call_s: float, calls: int = 64) -> dict[str, float]:

@@ -15,20 +15,22 @@ end of its work in the rollout.
 So every sample only moves forward through the causes, and the earliest cause among many samples does too: a wait splits
 at the points in time at which the *last* awaited sample leaves each cause. No sampling, no sweep, and the parts add up
 to the wait. A wait whose cause the trainer recorded itself goes wholly to it: ``pause`` (too many samples had no score,
-so the trainer paused before it admitted their prompts again).
+so the trainer paused before it admitted their prompts again), ``redis`` (Redis did not answer it for over a second, so
+nobody could hand anything on).
 
 **The verdict.** The first rule that holds decides:
 
 1. ``unscored``: no sample has a score, or the trainer paused for a fifth of the step or more because too many had none.
-2. ``trainer``: the trainer waited for less than a fifth of the step. Faster rewards or rollouts would not help much.
-3. ``straggler``: for more than half of the waiting, a single sample or group (of at least four) was missing. More
+2. ``redis``: Redis did not answer for a fifth of the step or more.
+3. ``trainer``: the trainer waited for less than a fifth of the step. Faster rewards or rollouts would not help much.
+4. ``straggler``: for more than half of the waiting, a single sample or group (of at least four) was missing. More
    workers would not help: that sample has to become faster, or be given up sooner.
-4. ``generation`` or ``tools``: at least three fifths of the waiting was for rollouts, most of it for this part.
-5. At least three fifths of it was for the reward side: its largest cause gives the name: ``reward`` (scorers at
+5. ``generation`` or ``tools``: at least three fifths of the waiting was for rollouts, most of it for this part.
+6. At least three fifths of it was for the reward side: its largest cause gives the name: ``reward`` (scorers at
    work), ``reward-queue`` (no free reward worker), ``limiter`` (a rate or concurrency limit of the job), ``endpoint``
    (the same wait, at least half of it because the endpoint asked for a pause, as with status 429),
    ``group-scorer``; for ``ready_queue`` (the groups were ready, the trainer had not taken them) ``trainer``.
-6. ``balanced``: neither side holds three fifths.
+7. ``balanced``: neither side holds three fifths.
 
 The rules look at exposed time only, so they hold for synchronous and asynchronous schedules: time that overlaps with
 the update is no part of a wait. The threshold of a fifth is that of the alert RewardStarvesTrainer.
@@ -47,10 +49,12 @@ import msgspec
 import numpy as np
 
 from plaudit_metrics.statistics.columns import Floats, Integers, SampleColumns
-from plaudit_wire.records import OUTCOMES, PAUSE, GroupRecord, WaitRecord
+from plaudit_wire.records import OUTCOMES, PAUSE, REDIS, GroupRecord, WaitRecord
 
 CAUSES = ("generation", "tools", "sample_queue", "limiter", "score", "group_scorer", "ready_queue", PAUSE)
 """In the order of the pipeline; all but the first two are the reward side's."""
+ALL_CAUSES = (*CAUSES, REDIS)
+"""With the one that is nobody's; its figure is absent where Redis always answered."""
 ROLLOUT_CAUSES = CAUSES[:2]
 _OF_GROUPS = CAUSES[:-1]
 """Causes that follow from the stamps of the awaited groups."""
@@ -65,27 +69,27 @@ class WaitSplit:
     total_s: float
     """Sum of the waits."""
     cause_s: dict[str, float]
-    """Seconds for each of ``CAUSES``; they add up to ``total_s``."""
+    """Seconds for each of ``CAUSES``, and for ``REDIS`` if there are any; they add up to ``total_s``."""
     straggler_s: float
     """Seconds in which the trainer waited for a single sample or group (of at least four)."""
 
     @property
     def exposed_reward_s(self) -> float:
         """Return the seconds in which the trainer waited for rewards after generation had ended."""
-        return sum(seconds for cause, seconds in self.cause_s.items() if cause not in ROLLOUT_CAUSES)
+        return sum(seconds for cause, seconds in self.cause_s.items() if cause not in (*ROLLOUT_CAUSES, REDIS))
 
 
 def split_waits(samples: SampleColumns, groups: Sequence[GroupRecord], waits: Sequence[WaitRecord]) -> WaitSplit:
-    """Split the trainer's waiting, disjoint stretches of the transport's clock, over ``CAUSES`` by the rule above.
+    """Split the trainer's waiting, disjoint stretches of the transport's clock, over ``ALL_CAUSES`` by the rule above.
 
     For an awaited group without samples its record decides; a group without either is left out.
     """
     timeline = _Timeline(samples, {record.group: record for record in groups})
-    cause_s = np.zeros(len(CAUSES))
+    cause_s = np.zeros(len(ALL_CAUSES))
     straggler_s = 0.0
     for wait in waits:
-        if wait.cause in CAUSES:
-            cause_s[CAUSES.index(wait.cause)] += wait.end - wait.start
+        if wait.cause in ALL_CAUSES:
+            cause_s[ALL_CAUSES.index(wait.cause)] += wait.end - wait.start
             continue
         awaited = timeline.find(wait.awaited)
         cause_s[: len(_OF_GROUPS)] += _causes(wait, timeline.left[:, awaited])
@@ -94,7 +98,7 @@ def split_waits(samples: SampleColumns, groups: Sequence[GroupRecord], waits: Se
         straggler_s += max(by_group, by_sample)
     return WaitSplit(
         total_s=float(sum(wait.end - wait.start for wait in waits)),
-        cause_s=dict(zip(CAUSES, cause_s.tolist(), strict=True)),
+        cause_s={cause: s for cause, s in zip(ALL_CAUSES, cause_s.tolist(), strict=True) if s or cause != REDIS},
         straggler_s=straggler_s,
     )
 
@@ -165,6 +169,7 @@ def _held_by_last(wait: WaitRecord, done: Floats) -> float:
 
 Verdict = Literal[
     "unscored",
+    "redis",
     "generation",
     "tools",
     "reward",
@@ -198,9 +203,11 @@ _NAMES: dict[str, Verdict] = {
     "group_scorer": "group-scorer",
     "ready_queue": "trainer",
     PAUSE: "unscored",
+    REDIS: "redis",
 }
 _EXPLANATIONS: dict[str, str] = {
     "unscored": "Too many samples have no score: the reasons are listed by scorer. Repair the scorer that fails.",
+    "redis": "Redis did not answer, and every process of the run waited for it: look at its pod, its disk and its memory.",
     "generation": "The trainer waited for generation: add rollouts, or shorten responses.",
     "tools": "The trainer waited for the tools of agents: make them faster, or raise agent.maxConcurrentSamples.",
     "reward": "The trainer waited for scorers at work: make them faster, or hide them (maxStaleness, mini-batches).",
@@ -254,7 +261,7 @@ def verdict_over(steps: Iterable[Mapping[str, float]]) -> Verdict:
     In an asynchronous schedule steps come in bursts: one waits for two, and the next finds everything ready. A verdict
     on the second alone is "trainer"; this one weighs each step by its seconds.
     """
-    causes = (f"wait/{cause}_s" for cause in CAUSES)
+    causes = (f"wait/{cause}_s" for cause in ALL_CAUSES)
     keys = ("step_s", "trainer_wait_s", "straggler_s", *causes, *_OUTCOME_KEYS, HELD_KEY, LIMITER_KEY)
     sums = dict.fromkeys(keys, 0.0)
     for statistics in steps:
@@ -349,6 +356,14 @@ def _rules(statistics: Mapping[str, float]) -> Iterable[VerdictRule]:
         f"no score at all, or at least {WAITING_SHARE:.0%}",
         _nothing_scored(statistics) or _pauses_hold(statistics),
     )
+    if redis_s := statistics.get(f"wait/{REDIS}_s", 0.0):
+        yield VerdictRule(
+            "redis",
+            "Did Redis not answer for a fifth of the step?",
+            f"it did not answer for {_share(redis_s, step_s, 'the step')}",
+            f"at least {WAITING_SHARE:.0%}",
+            redis_s >= WAITING_SHARE * step_s,
+        )
     yield VerdictRule(
         "trainer",
         "Did the trainer wait for less than a fifth of the step?",

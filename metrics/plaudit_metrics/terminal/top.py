@@ -28,7 +28,7 @@ from plaudit_metrics.service.answers import REDIS_AWAY
 from plaudit_metrics.statistics.stages import STAGES
 from plaudit_metrics.terminal.overview import OverviewSource, RunOverview, UnknownRunError, source_of
 from plaudit_wire.printable import printable
-from plaudit_wire.records import OUTCOMES, PAUSE
+from plaudit_wire.records import OUTCOMES, PAUSE, REDIS
 
 _REFUSED = 2
 _STEPS = 10
@@ -45,6 +45,7 @@ _COLOURS = {
     "group_scorer": "dark_orange",
     "ready_queue": "cyan",
     PAUSE: "bright_magenta",
+    REDIS: "bright_red",
 }
 """Part of a step's time → its colour in the bar."""
 

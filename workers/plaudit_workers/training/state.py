@@ -281,6 +281,8 @@ _trip_s = attrgetter("trip_s")
 _RECENT_EXCHANGES = 60
 """About a minute of them."""
 _FIRST_EXCHANGES = 4
+_OUTAGE_S = 1.0
+_MOST_OUTAGES = 1000
 _DRIFT_S = 0.01
 """Two clocks drift apart by less than that in a minute."""
 _SLEW = 0.01
@@ -304,6 +306,8 @@ class ServerClock:
         self._offset_s = self._target_s = time.time() - time.monotonic()
         self._slewed_at = time.monotonic()
         self._newest = 0.0
+        self._unanswered_since: float | None = None
+        self._outages: deque[tuple[float, float]] = deque(maxlen=_MOST_OUTAGES)
 
     async def synchronise(self) -> None:
         """Ask the server; the first time more than once, since one reply alone may be late."""
@@ -320,9 +324,21 @@ class ServerClock:
 
     async def _exchange(self) -> _Exchange:
         asked = time.monotonic()
+        self._unanswered_since = self._unanswered_since or asked  # a question that failed is still unanswered
         server_s = await self._ask()
         replied = time.monotonic()
+        if replied - self._unanswered_since > _OUTAGE_S:
+            self._outages.append((self._unanswered_since, replied))
+        self._unanswered_since = None
         return _Exchange(replied - asked, server_s - (asked + replied) / 2)
+
+    def outages(self, since: float) -> list[tuple[float, float]]:
+        """Return when the server did not answer for over a second, as stretches of its clock that end after ``since``."""
+        now, asked = time.monotonic(), self._unanswered_since
+        lasting = [(asked, now)] if asked is not None and now - asked > _OUTAGE_S else []
+        offset_s = self._offset_at(now)
+        stretches = [(began + offset_s, ended + offset_s) for began, ended in (*self._outages, *lasting)]
+        return [(began, ended) for began, ended in stretches if ended > since]
 
     def settle(self) -> None:
         """Follow a Redis whose clock was set: forwards at once, backwards slowly. Call it where no duration runs."""

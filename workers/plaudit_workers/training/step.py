@@ -18,7 +18,7 @@ import msgspec
 from plaudit_metrics.statistics.steps import step_record
 from plaudit_wire.errors import JobFailedError
 from plaudit_wire.logs import get_logger
-from plaudit_wire.records import PAUSE, GroupRecord, SampleRecord, StepRecord, WaitRecord
+from plaudit_wire.records import PAUSE, REDIS, GroupRecord, SampleRecord, StepRecord, WaitRecord
 from plaudit_workers.stream.groups import Group
 from plaudit_workers.training.groups import (
     Admitter,
@@ -315,7 +315,8 @@ class StepTraining:
             await self.intake.wait(_LOOK_EVERY_S)
         if began:
             awaited = sorted(step.taken - in_hand)
-            report.waits += wait_records(began, max(began, self.run.clock.now()), awaited, self.state.paused_until)
+            ended, outages = self.run.clock.now(), self.run.clock.outages(began)
+            report.waits += without_outages(wait_records(began, ended, awaited, self.state.paused_until), outages)
         return decision
 
     def _take_ready(self, step: OpenStep, report: StepReport) -> None:
@@ -423,3 +424,21 @@ def wait_records(began: float, ended: float, awaited: list[str], paused_until: f
     if not began < paused_until <= ended:
         return [WaitRecord(began, ended, awaited)]
     return [WaitRecord(began, paused_until, [], PAUSE), WaitRecord(paused_until, ended, awaited)]
+
+
+def without_outages(waits: Sequence[WaitRecord], outages: Sequence[tuple[float, float]]) -> list[WaitRecord]:
+    """Cut out of waits the stretches in which Redis did not answer, in order and disjoint, as waits of their own."""
+    records: list[WaitRecord] = []
+    for wait in waits:
+        start = wait.start
+        for began, ended in outages:
+            began, ended = max(began, start), min(ended, wait.end)
+            if began >= ended:
+                continue
+            if start < began:
+                records.append(WaitRecord(start, began, wait.awaited, wait.cause))
+            records.append(WaitRecord(began, ended, [], REDIS))
+            start = ended
+        if start < wait.end or start == wait.start:
+            records.append(WaitRecord(start, wait.end, wait.awaited, wait.cause))
+    return records

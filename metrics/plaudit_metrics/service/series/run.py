@@ -20,7 +20,7 @@ from plaudit_metrics.service.series.collectors import UNTRACED, Labelled, Naming
 from plaudit_metrics.service.series.sample import SampleSeries
 from plaudit_metrics.service.series.snapshot import SnapshotSeries
 from plaudit_metrics.sources.snapshot import RunSnapshot
-from plaudit_metrics.statistics.verdict import CAUSES
+from plaudit_metrics.statistics.verdict import ALL_CAUSES
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
 
 _STATISTICS = {
@@ -96,7 +96,7 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[StepRecord], Labelled]
         "plaudit_last_step_wait_seconds",
         "Seconds that the trainer waited, by cause",
         ("cause",),
-        lambda step: {(cause,): step.statistics.get(f"wait/{cause}_s", 0.0) for cause in CAUSES},
+        lambda step: {(cause,): step.statistics.get(f"wait/{cause}_s", 0.0) for cause in ALL_CAUSES},
     ),
     (
         "plaudit_sample_staleness",
@@ -138,7 +138,7 @@ class StepSeries(Collector):
         self.records_late = counter("plaudit_records_late", late)
         missing = "Samples of closed steps whose events were lost"
         self.records_missing = counter("plaudit_records_missing", missing)
-        for cause in CAUSES:
+        for cause in ALL_CAUSES:
             self.wait_seconds.labels(cause)
         registry.register(self)
 
@@ -147,7 +147,7 @@ class StepSeries(Collector):
         statistics = record.statistics
         self.seconds.observe(_seconds(record))
         self.exposed_reward_seconds.observe(max(statistics.get("exposed_reward_s", 0.0), 0.0))
-        for cause in CAUSES:
+        for cause in ALL_CAUSES:
             self.wait_seconds.labels(cause).observe(max(statistics.get(f"wait/{cause}_s", 0.0), 0.0))
         self.records_missing.inc(records_missing)
         self.show(record)
