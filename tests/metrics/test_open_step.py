@@ -41,8 +41,16 @@ FAILING = WorkerRecord("trainer-0", "trainer", started=900.0, problem="step 125 
     [
         (seen(TRAINER, REWARD, streams=SCORING), "scorer", "64 calls of slow in flight, the oldest 47 s"),
         (seen(TRAINER, THROTTLED, streams=SCORING), "limiter", "64 calls of judge waiting for limits"),
-        (seen(TRAINER, REWARD, silent=SILENT), "silent-reward", "reward-1 with 16 entries in work has sent no heartbeat"),
-        (seen(TRAINER, streams=UNREAD), "reward-queue", "12 finished samples wait for a reward worker, and none is ready"),
+        (
+            seen(TRAINER, REWARD, silent=SILENT),
+            "silent-reward",
+            "reward-1 with 16 entries in work has sent no heartbeat",
+        ),
+        (
+            seen(TRAINER, streams=UNREAD),
+            "reward-queue",
+            "12 finished samples wait for a reward worker, and none is ready",
+        ),
         (seen(TRAINER, streams=PROMPTS), "generation", "8 prompts are with rollouts, the oldest for 31 s"),
         (seen(FAILING, streams=PROMPTS), "unscored", "step 125 not trained: 80% have no score"),
         (seen(TRAINER), "trainer", "the trainer is at work"),
@@ -61,7 +69,9 @@ def test_a_service_has_no_step() -> None:
 
 def test_redis_that_is_away_explains_everything_else() -> None:
     said = open_step(seen(TRAINER, REWARD, streams=SCORING), 124, 1000.0, 12.0)
-    assert said["text"] == "step 125, open for 57 s: Redis has not responded for 12 s, and every process of the run waits"
+    assert (
+        said["text"] == "step 125, open for 57 s: Redis has not responded for 12 s, and every process of the run waits"
+    )
 
 
 async def test_a_paused_redis_is_named_and_no_worker_looks_alive(run_name: str, tmp_path: Path) -> None:

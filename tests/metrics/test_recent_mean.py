@@ -24,11 +24,15 @@ GROUP = 8
 JOB, SERVICE = RunInfo("j", "on-policy", 0), RunInfo("s", "service", None)
 
 
-def sample(ended: float, *, bad: bool = False, scorer: str = "judge", step: int = 1, split: str = "train") -> SampleRecord:
+def sample(
+    ended: float, *, bad: bool = False, scorer: str = "judge", step: int = 1, split: str = "train"
+) -> SampleRecord:
     outcome, value, took_s = ("timeout", None, 60.0) if bad else ("scored", 1.0, 5.0)
     own = ScorerRecord(outcome, value, call_s=took_s, limiter_s=20.0 if bad else 0.0)
     scoring = ScoringRecord(outcome, value, scorers={scorer: own}, call_s=took_s)
-    return SampleRecord("g", 0, split, step, "d", Stamps(0.0, 0.0, ended - took_s, None, ended - took_s, ended), scoring)
+    return SampleRecord(
+        "g", 0, split, step, "d", Stamps(0.0, 0.0, ended - took_s, None, ended - took_s, ended), scoring
+    )
 
 
 def step_of(series: RunSeries, number: int, bad: int, samples: int, random: Random) -> None:

@@ -21,6 +21,11 @@ _PARTS = 16
 _VALIDATION_MIN = 24
 """Minutes between two steps in which the trainer validates."""
 _CLOCK_BEHIND_S = 1200.0
+_STANDING = (
+    *("hung scorer", "dead redis", "dead trainer", "suspended", "resume", "finished", "no rollout", "not starting"),
+    *("no reward worker", "raising function", "first step hangs", "trainer restarts"),
+)
+"""In these no step closes."""
 _FROM_THE_START = ("first step", "first step hangs")
 """These begin in the fault: there is nothing of the run before."""
 
@@ -111,9 +116,7 @@ class Run:
             yield self._series(minute, fault)
 
     def _work(self, until_s: float, fault: str) -> None:
-        standing = fault in ("hung scorer", "dead redis", "dead trainer", "suspended", "resume", "finished", "no rollout",
-                             "no reward worker", "raising function", "first step hangs", "trainer restarts",
-                             "not starting") or not self._has_begun(until_s)  # fmt: skip
+        standing = fault in _STANDING or not self._has_begun(until_s)
         if not self._has_begun(until_s) or fault == "suspended":  # after a long suspension only the new trainer counts
             self.opened_s = max(self.opened_s, until_s)
         if self.cell.scenario in ("suspended", "resume") and self.now_s < self._recovered_s + 600.0 <= until_s:
@@ -229,11 +232,7 @@ class Run:
             "plaudit_recent_late_ratio": late,
             "plaudit_recent_failed_ratio": failed,
             'plaudit_scorer_recent_failed_ratio{scorer="judge"}': failed,
-            'plaudit_limiter_recent_wait_seconds{judge="judge"}': None
-            if late is None
-            else 30.0
-            if throttled
-            else 1.0,
+            'plaudit_limiter_recent_wait_seconds{judge="judge"}': None if late is None else 30.0 if throttled else 1.0,
             'plaudit_tool_recent_failed_ratio{tool="search"}': 0.6 if fault == "broken tool" else 0.02,
             'plaudit_samples_total{outcome="scored"}': self.samples_ended + self._samples_of_open_step(),
         }
@@ -252,7 +251,10 @@ class Run:
             "plaudit_redis_up": 0.0 if fault == "dead redis" else 1.0,
             'plaudit_redeliveries_total{stream="samples"}': self._redeliveries(minute, fault),
             'plaudit_dead_letters_total{stream="samples"}': 7.0
-            + (fault == "dead letter" or (self.cell.scenario == "dead letter in a gap" and minute > self.cell.fault_min)),
+            + (
+                fault == "dead letter"
+                or (self.cell.scenario == "dead letter in a gap" and minute > self.cell.fault_min)
+            ),
             "plaudit_redis_last_seen_timestamp_seconds": None if fault == "dead redis" else self._stamp(self.now_s),
         }
 

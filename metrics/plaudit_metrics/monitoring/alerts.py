@@ -467,8 +467,8 @@ def recording_rules(windows: Windows = AS_WRITTEN) -> dict[str, Any]:
 def _late() -> dict[str, str]:
     """Return the share of late training samples over each window of the burn-rate table.
 
-    It is the mean over time of the share among the samples of a whole step, so it neither vanishes between two steps nor
-    depends on how many samples slow rewards let through.
+    It is the mean over time of the share among the samples of a whole step, so it neither vanishes between two steps
+    nor depends on how many samples slow rewards let through.
     """
     windows = dict.fromkeys(window for burn in BURNS for window in (burn.long, burn.short))
     return {
@@ -482,7 +482,7 @@ def _failed() -> dict[str, str]:
 
 
 _SUM_WINDOWS = (("30m", 4), ("1h", 4), ("3h", 4), ("5h", 2))
-"""The shortest window with so many closed steps counts. In an asynchronous schedule waits alternate from step to step."""
+"""The shortest window with so many closed steps counts: in an asynchronous schedule waits alternate."""
 
 
 def _steps() -> dict[str, str]:

@@ -13,10 +13,10 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
 from plaudit_metrics.monitoring.job_dashboard import job_dashboard
 from plaudit_metrics.monitoring.panels import (
-    OLDEST_SAMPLE,
     BYTES,
     COUNT,
     OF_RUN,
+    OLDEST_SAMPLE,
     PER_SECOND,
     SECONDS,
     SHARE,

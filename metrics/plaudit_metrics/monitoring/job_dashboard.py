@@ -8,10 +8,10 @@ from typing import Any
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
 from plaudit_metrics.monitoring.panels import (
-    OLDEST_SAMPLE,
     BYTES,
     COUNT,
     OF_RUN,
+    OLDEST_SAMPLE,
     PER_SECOND,
     SECONDS,
     SHARE,
@@ -89,7 +89,8 @@ def _first_screen() -> Sequence[Any]:
         ).of(newest("plaudit_last_step_masked_share")),
         Stat("Newest step", COUNT, "Number of the newest closed step.").of(newest("plaudit_step")),
         Stat("Since the last step", SECONDS, "Time since the newest step closed.").of(
-            f"{newest('plaudit_redis_last_seen_timestamp_seconds')} - {newest('plaudit_step_last_closed_timestamp_seconds')}"
+            f"{newest('plaudit_redis_last_seen_timestamp_seconds')}"
+            f" - {newest('plaudit_step_last_closed_timestamp_seconds')}"
         ),
         Stat("Mean reward", COUNT, "Of the newest step.").of(f"avg(plaudit_reward_mean{{{OF_RUN}}})"),
         Bars(

@@ -211,9 +211,7 @@ def rate(name: str, by: str = "", where: str = "") -> str:
     return f"sum by ({by}) (rate({name}{{{OF_RUN}{where}}}[$__rate_interval]))"
 
 
-OLDEST_SAMPLE = (
-    f'{{__name__=~"plaudit_stream_oldest_(undelivered|in_flight)_seconds", {OF_RUN}, stream="samples"}}'
-)
+OLDEST_SAMPLE = f'{{__name__=~"plaudit_stream_oldest_(undelivered|in_flight)_seconds", {OF_RUN}, stream="samples"}}'
 """Age of the oldest sample that waits for a reward worker or is in work."""
 
 

@@ -54,7 +54,7 @@ def step_timeline(
 def verdict_detail(recent: Sequence[StepRecord], *, together: bool = False) -> dict[str, Any]:
     """Return the newest step's verdict and where its time went, and the verdicts of all given steps.
 
-    ``together``: with overlapping steps the verdict of several says more, since one waits for two and the next for none.
+    ``together``: steps overlap, so one waits for two and the next for none, and the verdict of several says more.
     """
     newest = recent[-1]
     waits = {key: value for key, value in newest.statistics.items() if key.startswith("wait/")}
@@ -94,7 +94,7 @@ def open_step(seen: RunSnapshot, closed: int | None, opened: float | None, unhea
     number = None if closed is None and trainer is None else (closed or 0) + 1
     seconds = None if opened is None else max(seen.time - opened, 0.0) + unheard_s
     waits_for, facts = _waits_for(seen, trainer, unheard_s)
-    step = "" if number is None or seconds is None else f"step {number}, open for {seconds:.0f} s: "
+    step = "" if number is None or seconds is None else f"step {number}, open for {_long(seconds)}: "
     return {"step": number, "seconds": seconds, "waits_for": waits_for, "text": step + "; ".join(facts)}
 
 
@@ -108,7 +108,7 @@ _MOST_FACTS = 3
 def _waits_for(seen: RunSnapshot, trainer: WorkerRecord | None, unheard_s: float) -> tuple[str, list[str]]:
     """Return the first cause that holds, and what is known of all of them."""
     if unheard_s > _REDIS_AWAY_S:
-        return REDIS_AWAY, [f"Redis has not responded for {unheard_s:.0f} s, and every process of the run waits"]
+        return REDIS_AWAY, [f"Redis has not responded for {_long(unheard_s)}, and every process of the run waits"]
     facts = [(f"silent-{worker.role}", _silence(worker, silent_s)) for worker, silent_s in seen.silent]
     if trainer is not None and trainer.problem:
         facts.append(("unscored", trainer.problem))
@@ -116,6 +116,13 @@ def _waits_for(seen: RunSnapshot, trainer: WorkerRecord | None, unheard_s: float
     if not facts:
         facts = [("trainer", "the trainer is at work") if trainer is not None else ("nothing", "nothing is in work")]
     return facts[0][0], [text for _, text in facts[:_MOST_FACTS]]
+
+
+def _long(seconds: float) -> str:
+    """Return a duration as one says it: ``45 s``, ``12 min``, ``3.5 h``."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _silence(worker: WorkerRecord, silent_s: float) -> str:
@@ -130,7 +137,7 @@ def _of_scorers(seen: RunSnapshot) -> list[tuple[str, str]]:
     for name, work in working:
         calls = f"{work.in_flight} call{'s' if work.in_flight != 1 else ''} of {name}"
         if work.oldest_s > 0:
-            facts.append(("scorer", f"{calls} in flight, the oldest {work.oldest_s:.0f} s"))
+            facts.append(("scorer", f"{calls} in flight, the oldest {_long(work.oldest_s)}"))
         elif work.in_flight:
             facts.append(("limiter", f"{calls} waiting for limits or between two attempts"))
     return facts
@@ -142,10 +149,10 @@ def _of_queues(seen: RunSnapshot) -> list[tuple[str, str]]:
     if samples.undelivered:
         ready = sum(count for (role, state), count in seen.workers.items() if role == "reward" and state != "starting")
         workers = "a free reward worker" if ready else "a reward worker, and none is ready"
-        waited = f"the oldest for {samples.oldest_undelivered_s:.0f} s"
+        waited = f"the oldest for {_long(samples.oldest_undelivered_s)}"
         facts.append(("reward-queue", f"{samples.undelivered} finished samples wait for {workers}, {waited}"))
     if prompts.in_flight:
-        worked = f"the oldest for {prompts.oldest_in_flight_s:.0f} s"
+        worked = f"the oldest for {_long(prompts.oldest_in_flight_s)}"
         facts.append(("generation", f"{prompts.in_flight} prompts are with rollouts, {worked}"))
     if prompts.undelivered:
         facts.append(("generation", f"{prompts.undelivered} prompts wait for a rollout"))

@@ -102,7 +102,9 @@ async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
         dead_letters=_counters(counters, "dead"),
         workers=dict(Counter((worker.role, _state_of(worker)) for worker in workers)),
         worker_records=tuple(workers),
-        silent=tuple((worker, silent_s) for worker, silent_s in heard if silent_s > _SILENT_AFTER_S and worker.busy > 0),
+        silent=tuple(
+            (worker, silent_s) for worker, silent_s in heard if silent_s > _SILENT_AFTER_S and worker.busy > 0
+        ),
         judge_requests=await _of_judges(client, keys.judges),
         judge_tokens=await _of_judges(client, keys.judge_tokens),
         cache_reads={

@@ -207,7 +207,7 @@ _NAMES: dict[str, Verdict] = {
 }
 _EXPLANATIONS: dict[str, str] = {
     "unscored": "Too many samples have no score: the reasons are listed by scorer. Repair the scorer that fails.",
-    "redis": "Redis did not answer, and every process of the run waited for it: look at its pod, its disk and its memory.",
+    "redis": "Redis did not answer, and every process of the run waited: look at its pod, its disk and its memory.",
     "generation": "The trainer waited for generation: add rollouts, or shorten responses.",
     "tools": "The trainer waited for the tools of agents: make them faster, or raise agent.maxConcurrentSamples.",
     "reward": "The trainer waited for scorers at work: make them faster, or hide them (maxStaleness, mini-batches).",
@@ -272,14 +272,16 @@ def verdict_over(steps: Iterable[Mapping[str, float]]) -> Verdict:
 
 def explain(name: str, statistics: Mapping[str, float] = MappingProxyType({})) -> str:
     """Return a verdict's meaning, and its remedy by the step's figures, for people; empty for an unknown name."""
-    if name == "trainer" and statistics.get("trainer_wait_s", 0.0) >= WAITING_SHARE * statistics.get("step_s", math.inf):
+    if name == "trainer" and statistics.get("trainer_wait_s", 0.0) >= WAITING_SHARE * statistics.get(
+        "step_s", math.inf
+    ):
         return _READY_WAITED
     text = _EXPLANATIONS.get(name, "")
     return " ".join(filter(None, (text, _slowest_scorer(statistics) if name == "reward" else "")))
 
 
 def _slowest_scorer(statistics: Mapping[str, float]) -> str:
-    """Return sentences on the scorer that held its samples longest: how long, its share, and more processes if it waited.
+    """Return sentences on the scorer that held its samples longest, and on its processes if waiting for one is most.
 
     A sample waits for the scorer that ends last, however many others wait for their processes meanwhile.
     """

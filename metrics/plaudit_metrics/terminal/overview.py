@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from plaudit_metrics.service.answers import REDIS_AWAY, RECENT_STEPS, sample_details, step_summary, verdict_detail
+from plaudit_metrics.service.answers import RECENT_STEPS, REDIS_AWAY, sample_details, step_summary, verdict_detail
 from plaudit_metrics.sources.steps import FILE_NAME, ClosedStep, KeptSteps, encode_sample, read_steps
 
 _WITHIN_S = 5.0

@@ -266,7 +266,9 @@ async def test_one_fault_pages_once(alertmanager: str) -> None:
     severities = {alert.name: alert.severity for alert in ALERTS}
     alerts = [sent(scenario, *each.split()) for scenario, expected in SCENARIOS.items() for each in expected]
     alerts += [sent(run, name, severities[name]) for run, names in TOGETHER.items() for name in names]
-    expected = {scenario: {page} for scenario, page in PAGES.items()} | {run: {names[0]} for run, names in TOGETHER.items()}
+    expected = {scenario: {page} for scenario, page in PAGES.items()} | {
+        run: {names[0]} for run, names in TOGETHER.items()
+    }
     with contextlib.suppress(TimeoutError):  # it takes in what was sent one after the other
         await until_in_thread(lambda: on_call(alertmanager, alerts) == expected, within_s=20)
     assert on_call(alertmanager, alerts) == expected

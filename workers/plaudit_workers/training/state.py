@@ -333,7 +333,7 @@ class ServerClock:
         return _Exchange(replied - asked, server_s - (asked + replied) / 2)
 
     def outages(self, since: float) -> list[tuple[float, float]]:
-        """Return when the server did not answer for over a second, as stretches of its clock that end after ``since``."""
+        """Return when the server did not answer for over a second: stretches of its clock that end after ``since``."""
         now, asked = time.monotonic(), self._unanswered_since
         lasting = [(asked, now)] if asked is not None and now - asked > _OUTAGE_S else []
         offset_s = self._offset_at(now)

@@ -299,7 +299,9 @@ class RunSeries(Collector):
         began = "When the open step began: the newest close of a step or validation group, or the trainer's start"
         yield gauge_family("plaudit_step_opened_timestamp_seconds", began, (), {(): self.opened})
         started = "When the live or newest trainer began to work"
-        yield gauge_family("plaudit_trainer_started_timestamp_seconds", started, (), {(): self._trainer_started or None})
+        yield gauge_family(
+            "plaudit_trainer_started_timestamp_seconds", started, (), {(): self._trainer_started or None}
+        )
 
     describe = collect
 
