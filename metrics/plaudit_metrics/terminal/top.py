@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import select
 import sys
 import termios
@@ -25,6 +24,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from plaudit_metrics.service.answers import REDIS_AWAY
+from plaudit_metrics.statistics.columns import failures_of
 from plaudit_metrics.statistics.stages import STAGES
 from plaudit_metrics.terminal.overview import OverviewSource, RunOverview, UnknownRunError, source_of
 from plaudit_wire.printable import printable
@@ -34,7 +34,6 @@ _REFUSED = 2
 _STEPS = 10
 _SAMPLES = 5
 _BAR = 30
-_REASONS = re.compile(r"reward_pipeline/scorer/(.+)/reasons")
 _NARROW = 120
 """Columns of a terminal below which only the most important columns are shown."""
 _LETTERS = {"trainer": "T", "generation": "G", "tools": "o", "sample_queue": "q", "limiter": "L", "score": "S"}
@@ -153,7 +152,7 @@ def _verdict(overview: RunOverview) -> RenderableType:
 
 
 def _open_step_failures(failures: Mapping[str, Any]) -> list[RenderableType]:
-    if not failures.get("failures"):
+    if not failures.get("unscored"):
         return []
     share = failures["unscored"] / failures["samples"]
     lines = Text(f"since the newest step: {failures['unscored']} of {failures['samples']} samples ({share:.0%}) ")
@@ -165,8 +164,7 @@ def _open_step_failures(failures: Mapping[str, Any]) -> list[RenderableType]:
 
 def _reasons(step: Mapping[str, Any]) -> Text:
     """Return the failures of a closed step, one line a scorer."""
-    found = (_REASONS.fullmatch(key) for key in step)
-    return Text("\n").join(Text(f"{each[1]}: {step[each[0]]}", style="red") for each in found if each is not None)
+    return Text("\n").join(Text(f"{scorer}: {text}", style="red") for scorer, text in failures_of(step))
 
 
 def _steps(steps: Sequence[Mapping[str, Any]], *, wide: bool) -> Table:

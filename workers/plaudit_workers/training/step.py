@@ -208,12 +208,13 @@ class StepReport:
         self.records += records
         self.ended += zip(groups, records, strict=True)
 
-    def record(self, incarnation: int, trainer_version: int, closed: float) -> StepRecord:
+    def record(self, incarnation: int, trainer_version: int, closed: float, duplicates: int = 0) -> StepRecord:
         """Return the record of the whole step.
 
         Args:
             trainer_version: number of the version that the step's first update started from.
             closed: server's clock.
+            duplicates: publications and commits refused as such since the step before closed.
         """
         ends = [record.end for record in self.records]
         extra = {
@@ -233,6 +234,7 @@ class StepReport:
             closed=closed,
             update_s=self.update_s,
             trainer_version=trainer_version,
+            duplicates=duplicates,
             extra=join_mini_batches(self.updates) | extra | self.figures,
         )
 

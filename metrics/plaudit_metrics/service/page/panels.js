@@ -82,7 +82,7 @@ export function failureList(failures) {
 
 /** The samples that ended since the newest step closed and have no score, with the reasons. */
 export function unscoredPanel({ samples, unscored, failures }) {
-  if (failures.length === 0) return element("div");
+  if (unscored === 0) return element("div");
   return element("section", { class: "card", role: "status" },
     element("h2", {}, "Samples without a score since the newest step"),
     element("p", { class: "note" }, `${figure(unscored)} of ${figure(samples)} samples, ${share(unscored / samples)}`),
