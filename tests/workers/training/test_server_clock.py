@@ -26,13 +26,15 @@ class World:
         self.server_ahead_s = self.random.uniform(-3600, 3600)
         self.local_ahead_s = 0.0
         self.pausing = False
+        self.late_before_s = self.late_after_s = 0.0
 
     async def ask(self) -> float:
         """Redis's TIME; a paused Redis takes the question before or after its pause."""
         late_s = _PAUSE_S * self.random.random() if self.pausing else 0.0
         self.elapsed_s += self.random.uniform(1e-4, 2e-3) + (late_s if self.random.random() < 0.5 else 0.0)
+        self.elapsed_s += self.late_before_s
         server_s = self.server_s
-        self.elapsed_s += self.random.uniform(1e-4, 2e-3) + late_s
+        self.elapsed_s += self.random.uniform(1e-4, 2e-3) + late_s + self.late_after_s
         return server_s
 
     @property
@@ -91,6 +93,23 @@ def test_a_pause_of_redis_does_not_move_the_clock(seed: int) -> None:
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         asyncio.run(paused())
+
+
+def test_a_pause_of_redis_is_an_outage_and_a_busy_trainer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def asked() -> list[tuple[float, float]]:
+        world = World(1)
+        clock = world.clock(monkeypatch)
+        await clock.synchronise()
+        began = clock.now()
+        world.late_before_s, world.late_after_s = 5.0, 0.0
+        await clock.synchronise()
+        world.late_before_s, world.late_after_s = 0.0, 5.0
+        await clock.synchronise()
+        ((start, end),) = clock.outages(began)
+        assert end - start == pytest.approx(5.0, abs=0.1)
+        return clock.outages(clock.now())
+
+    assert asyncio.run(asked()) == []
 
 
 @given(st.integers(0, 2**32), st.floats(-60, 1200))

@@ -327,8 +327,10 @@ class ServerClock:
         self._unanswered_since = self._unanswered_since or asked  # a question that failed is still unanswered
         server_s = await self._ask()
         replied = time.monotonic()
-        if replied - self._unanswered_since > _OUTAGE_S:
-            self._outages.append((self._unanswered_since, replied))
+        # Not until the reply was read: this process may have been busy, while Redis had answered at once.
+        answered = min(server_s - self._offset_at(replied), replied)
+        if answered - self._unanswered_since > _OUTAGE_S:
+            self._outages.append((self._unanswered_since, answered))
         self._unanswered_since = None
         return _Exchange(replied - asked, server_s - (asked + replied) / 2)
 
