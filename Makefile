@@ -188,10 +188,11 @@ redis:
 	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null || { $(call apt,redis-server) ; } || \
 	  echo "redis-server is not installed: runs and tests use the Valkey of the environment"
 
-# Some tests of the alerts need a real Prometheus; where it is missing and cannot be installed they are skipped.
+# Some tests of the alerts need a real Prometheus and Alertmanager; where it is missing and cannot be installed they are skipped.
 promtool:
-	@command -v promtool >/dev/null || { $(call apt,prometheus) ; } || \
-	  echo "promtool is missing and cannot be installed from here: tests that need it are skipped (Debian: sudo apt-get install prometheus)"
+	@command -v promtool >/dev/null && command -v prometheus-alertmanager >/dev/null || \
+	  { $(call apt,prometheus prometheus-alertmanager) ; } || \
+	  echo "promtool is missing and cannot be installed from here: tests that need it are skipped (Debian: sudo apt-get install prometheus prometheus-alertmanager)"
 
 # The page is tested in a real Chromium; the same holds for it.
 chromium:

@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import msgspec
 
@@ -30,35 +31,59 @@ from plaudit_reward.attempts import (
     record_of,
     weighted_sum,
 )
-from plaudit_reward.scorer import ALWAYS_ROOM, GroupScorer, Score, Scorer
+from plaudit_reward.scorer import ALWAYS_ROOM, Attempt, GroupScorer, Score, Scorer
 from plaudit_wire.records import Sample, ScorerRecord, ScorerWork, ScoringRecord
+
+T = TypeVar("T")
 
 
 class CallsInFlight:
-    """Count each scorer's unfinished calls, with the age of the oldest: a hanging scorer never finishes one."""
+    """Count each scorer's unfinished calls, with the age of the oldest: a hanging scorer never finishes one.
+
+    The age is that of the present attempt, without waits for limits: a call that a throttled endpoint makes wait does
+    not hang.
+    """
 
     def __init__(self, scorers: Iterable[str] = ()) -> None:
-        self._began: dict[str, dict[object, float]] = {scorer: {} for scorer in scorers}
-        """Scorer → calls in the order in which they began (monotonic seconds)."""
+        self._calls: dict[str, set[CallInFlight]] = {scorer: set() for scorer in scorers}
 
     @contextlib.contextmanager
-    def call(self, scorer: str) -> Iterator[None]:
+    def call(self, scorer: str) -> Iterator[CallInFlight]:
         """Count one call, with its waits and retries, until the context ends."""
-        calls = self._began.setdefault(scorer, {})
-        token = object()
-        calls[token] = time.monotonic()
+        calls = self._calls.setdefault(scorer, set())
+        call = CallInFlight()
+        calls.add(call)
         try:
-            yield
+            yield call
         finally:
-            del calls[token]
+            calls.remove(call)
 
     def work(self) -> dict[str, ScorerWork]:
         """Return the work of each scorer."""
-        now = time.monotonic()
         return {
-            scorer: ScorerWork(len(calls), now - next(iter(calls.values())) if calls else 0.0)
-            for scorer, calls in self._began.items()
+            scorer: ScorerWork(len(calls), max((call.age_s for call in calls), default=0.0))
+            for scorer, calls in self._calls.items()
         }
+
+
+class CallInFlight:
+    """Hold the present attempt of a call; between two attempts there is none."""
+
+    def __init__(self) -> None:
+        self._attempt: Attempt | None = None
+
+    async def run(self, work: Awaitable[T], attempt: Attempt) -> T:
+        """Await the work of an attempt."""
+        self._attempt = attempt
+        try:
+            return await work
+        finally:
+            self._attempt = None
+
+    @property
+    def age_s(self) -> float:
+        """Return the age of the present attempt, without waits for limits."""
+        return 0.0 if self._attempt is None else self._attempt.age_s
 
 
 _STD_EPSILON = 1e-6
@@ -250,9 +275,9 @@ class GroupScoring:
         return result
 
     async def _ask(self, stage: GroupStage, samples: Sequence[Sample], values: Sequence[float]) -> list[ScorerRecord]:
-        with self._in_flight.call(stage.scorer.name):
+        with self._in_flight.call(stage.scorer.name) as call:
             ended: AttemptsResult[list[Score]] = await attempt_until_answered(
-                lambda attempt: stage.scorer.score_group(samples, values, attempt),
+                lambda attempt: call.run(stage.scorer.score_group(samples, values, attempt), attempt),
                 stage.rules.allowance(self._timeout_s),
             )
         scores = ended.result if ended.result is not None else [ended.failure()] * len(samples)
@@ -390,9 +415,10 @@ class Pipeline:
             if before.part.record.value != stage.rules.when.equals:
                 return _held_back(stage, before)
             limiter_s, retry_s, spent_s = before.limiter_s, before.retry_s, before.spent_s
-        with self._in_flight.call(stage.scorer.name):
+        with self._in_flight.call(stage.scorer.name) as call:
             ended: AttemptsResult[Score] = await attempt_until_answered(
-                lambda attempt: stage.scorer.score(sample, attempt), stage.rules.allowance(self._timeout_s - spent_s)
+                lambda attempt: call.run(stage.scorer.score(sample, attempt), attempt),
+                stage.rules.allowance(self._timeout_s - spent_s),
             )
         score = ended.result if ended.result is not None else ended.failure()
         return _Done(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 import msgspec
@@ -49,6 +51,25 @@ class Attempt:
     """The part of ``waited_s`` that the endpoint requested; the scorer adds to it."""
     queued_s: float = 0.0
     """Seconds spent waiting for a free process; the scorer adds to it. Part of the stage ``score``, not ``limiter``."""
+    began_s: float = field(default_factory=time.monotonic)
+    """When it began (monotonic)."""
+    _waits_since_s: float | None = None
+    """When its present wait for a limit began; None while it works."""
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time in the context as a wait for a limit."""
+        self._waits_since_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waited_s += time.monotonic() - self._waits_since_s
+            self._waits_since_s = None
+
+    @property
+    def age_s(self) -> float:
+        """Return the seconds since it began, without the waits for limits."""
+        return (self._waits_since_s or time.monotonic()) - self.began_s - self.waited_s
 
 
 class _AnyScorer(Protocol):

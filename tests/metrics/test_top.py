@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -89,6 +90,28 @@ def test_names_and_texts_are_neither_markup_nor_escape_sequences(capsys: pytest.
     shown = capsys.readouterr().out
     assert "[/x][bold]" in shown
     assert [each for each in shown if not each.isprintable() and each != "\n"] == []
+
+
+def test_80_columns_without_colours_can_be_read(observed_run: Any) -> None:
+    console = Console(width=80, no_color=True, record=True)
+    console.print(frame(MetricsService(observed_run.metrics).read(), width=80))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    (head,) = (number for number, line in enumerate(lines) if "where the time went" in line)
+    assert lines[head].split() == [
+        "step",
+        "reward",
+        "step",
+        "s",
+        "no",
+        "score",
+        *["where", "the", "time", "went", "waited", "for"],
+    ]
+    rows = lines[head + 1 : head + 1 + observed_run.num_steps]
+    for row in rows:
+        assert re.search(r"^ *\d+ .* [TGoqLSgrPR]{28,30} +[a-z-]+", row), row
+    legend = next(line for line in lines if "T trainer" in line)
+    assert "G generation" in legend
 
 
 @pytest.mark.parametrize(

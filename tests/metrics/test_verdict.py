@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from plaudit_metrics.statistics.steps import step_statistics
 from plaudit_metrics.statistics.verdict import VERDICTS, explain, verdict, verdict_over
-from plaudit_wire.records import PAUSE, GroupRecord, SampleRecord, ScorerRecord, WaitRecord
+from plaudit_wire.records import PAUSE, REDIS, GroupRecord, SampleRecord, ScorerRecord, WaitRecord
 
 Build = Callable[..., Any]
 START = 5_000.0
@@ -104,7 +106,7 @@ ASYNCHRONOUS = {
 
 
 def test_the_timelines_cover_every_verdict_that_follows_from_stamps() -> None:
-    assert set(SYNCHRONOUS) == set(ASYNCHRONOUS) == set(VERDICTS) - {"unscored", "endpoint"}
+    assert set(SYNCHRONOUS) == set(ASYNCHRONOUS) == set(VERDICTS) - {"unscored", "endpoint", "redis"}
 
 
 @pytest.mark.parametrize("truth", SYNCHRONOUS)
@@ -200,17 +202,56 @@ def test_waits_for_an_endpoint_that_asked_for_pauses_are_not_called_a_limit_of_t
     assert verdict_over(steps) == "endpoint"
 
 
+def test_redis_that_does_not_answer_is_a_cause_of_its_own(sample: Build, group: Build) -> None:
+    shape = SYNCHRONOUS["reward-queue"]
+    waits = [WaitRecord(100.0, 150.0, [], REDIS)]
+    figures = step_statistics([sample("g-1")], waits=waits, opened=100.0, closed=200.0)
+    assert verdict(figures) == verdict_over([figures]) == "redis"
+    assert figures["exposed_reward_s"] == 0.0
+    assert "wait/redis_s" not in step_of(sample, group, **shape)
+
+
+def of_scorer(name: str, wait_s: float, call_s: float, calls: int = 64) -> dict[str, float]:
+    """The figures of a scorer whose calls are all alike."""
+    key = f"reward_pipeline/scorer/{name}"
+    times = {f"{key}/{part}_s/{place}": s for part, s in (("wait", wait_s), ("call", call_s)) for place in PLACES}
+    return times | {f"{key}/outcome/scored": float(calls)}
+
+
+PLACES = ("p50", "p95", "mean")
+
+
 def test_a_scorer_whose_calls_wait_longer_than_they_take_is_named_with_its_remedy() -> None:
-    figures = {
-        "reward_pipeline/scorer/mine/wait_s/mean": 0.55,
-        "reward_pipeline/scorer/mine/call_s/mean": 0.05,
-        "reward_pipeline/scorer/rule/wait_s/mean": 0.01,
-        "reward_pipeline/scorer/rule/call_s/mean": 0.02,
-    }
+    figures = of_scorer("mine", 0.55, 0.05) | of_scorer("rule", 0.01, 0.02)
     assert explain("reward", figures).endswith(
         "Calls of mine waited 0.55 s for a free process and took 0.05 s: raise workers.processes."
     )
     assert explain("generation", figures) == explain("generation")
+
+
+def test_the_scorer_that_held_the_step_is_named_with_its_times_and_its_share() -> None:
+    figures = of_scorer("quick", 0.09, 0.01) | of_scorer("slow", 0.0, 1.9)
+    sentence = explain("reward", figures)
+    assert "The slowest is slow: 1.90 s at the median, 1.90 s at the 95th percentile, 95% of the seconds" in sentence
+    assert "quick" not in sentence
+    assert "processes" not in sentence
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.01, 100)), min_size=1, max_size=20))
+def test_processes_are_advised_only_for_the_slowest_and_only_where_waiting_is_most_of_it(
+    scorers: list[tuple[float, float]],
+) -> None:
+    figures: dict[str, float] = {}
+    for number, (wait_s, call_s) in enumerate(scorers):
+        figures |= of_scorer(f"s{number}", wait_s, call_s)
+    wait_s, call_s = max(scorers, key=sum)
+    assert ("raise workers.processes" in explain("reward", figures)) == (wait_s > call_s)
+
+
+@pytest.mark.parametrize("share", [0.22, 0.49])
+def test_a_trainer_that_waited_did_not_hardly_wait(share: float) -> None:
+    assert "hardly" not in explain("trainer", {"step_s": 100.0, "trainer_wait_s": 100.0 * share})
+    assert "hardly" in explain("trainer", {"step_s": 100.0, "trainer_wait_s": 19.0})
 
 
 def test_an_unknown_verdict_has_no_explanation() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from plaudit_reward.attempts import FunctionCombiner, Rules, Stage, When
 from plaudit_reward.pipeline import Pipeline
-from plaudit_reward.scorer import Score
+from plaudit_reward.scorer import Attempt, Score
 from plaudit_wire.errors import DataError, InfrastructureError, ScoreTimeoutError, ScoringError
 from plaudit_wire.records import AgentReward, Sample, ScorerWork, ScoringRecord
 from scripted_scorer import ScriptedAnswer, ScriptedScorer
@@ -251,3 +251,50 @@ async def test_the_age_of_a_scorers_oldest_unfinished_call_grows_until_it_ends(m
         task.cancel()
     await asyncio.wait(scoring)
     assert pipeline.work["hangs"] == ScorerWork(0, 0.0)
+
+
+class _Throttled(ScriptedScorer):
+    """Waits for its limit, then works; neither ends by itself."""
+
+    def __init__(self) -> None:
+        super().__init__("judge", lambda sample: 1.0)
+        self.let_in = asyncio.Event()
+        self.entered = asyncio.Event()
+
+    async def score(self, sample: Sample, attempt: Attempt) -> Score:
+        with attempt.waiting():
+            await self.let_in.wait()
+        self.entered.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_the_age_of_a_call_is_that_of_its_attempt_and_not_of_its_wait_for_a_limit(
+    make_sample: MakeSample,
+) -> None:
+    scorer = _Throttled()
+    pipeline = Pipeline([Stage(scorer)])
+    scoring = asyncio.create_task(pipeline.score(make_sample()))
+    while pipeline.work["judge"].in_flight < 1:
+        await asyncio.sleep(0)
+    waiting = pipeline.work["judge"].oldest_s
+    await asyncio.sleep(0.02)
+    assert pipeline.work["judge"] == ScorerWork(1, waiting)
+    scorer.let_in.set()
+    await scorer.entered.wait()
+    await asyncio.sleep(0.02)
+    assert pipeline.work["judge"].oldest_s > waiting
+    scoring.cancel()
+    await asyncio.wait([scoring])
+
+
+async def test_between_two_attempts_a_call_has_no_age(make_sample: MakeSample) -> None:
+    scorer = scripted("judge", InfrastructureError("busy", retry_after_s=3600.0))
+    pipeline = Pipeline([Stage(scorer)], timeout_s=7200.0)
+    scoring = asyncio.create_task(pipeline.score(make_sample()))
+    while scorer.num_calls < 1:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.02)
+    assert pipeline.work["judge"] == ScorerWork(1, 0.0)
+    scoring.cancel()
+    await asyncio.wait([scoring])

@@ -27,7 +27,7 @@ class MetricsProcess:
     def __init__(self, server: RedisServer, run: str, folder: Path, settings: Mapping[str, str] = {}) -> None:
         self.port = free_port()
         self._environment = {
-            "PATH": os.environ["PATH"],
+            **{name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ},
             "PLAUDIT_RUN": run,
             "PLAUDIT_REDIS_URL": server.url,
             "PLAUDIT_REDIS_PASSWORD": server.password,

@@ -1,19 +1,33 @@
 """Simulate the series that Prometheus scrapes from a run and from two operator pods, scrape by scrape.
 
 A run is healthy, then has a fault for a while, then recovers. The values are what the metrics service would expose: the
-gauges of the newest step change when a step closes, the shares of the newest samples when samples end.
+gauges of the newest step change when a step closes, the shares of the recent samples when samples end (by the service's
+own window), the slow and the failed ones of a step last.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from plaudit_metrics.service.series.collectors import RecentMean, RecentWindow
+
 SAMPLES_PER_STEP = 64
 LATENCY_THRESHOLD_S = 30.0
-RECENT = 100
-POD = {"pod", "instance"}
+_PARTS = 16
+"""A step's samples end in so many batches."""
+_VALIDATION_MIN = 24
+"""Minutes between two steps in which the trainer validates."""
+_CLOCK_BEHIND_S = 1200.0
+_STANDING = (
+    *("hung scorer", "dead redis", "dead trainer", "suspended", "resume", "finished", "no rollout", "not starting"),
+    *("no reward worker", "raising function", "first step hangs", "trainer restarts"),
+)
+"""In these no step closes."""
+_FROM_THE_START = ("first step", "first step hangs")
+"""These begin in the fault: there is nothing of the run before."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +76,35 @@ class Run:
     last_s: float = 0.0
     exposed_s: float = 0.0
     lengths: list[float] = field(default_factory=list)
-    recent_late: list[bool] = field(default_factory=list)
-    recent_failed: list[bool] = field(default_factory=list)
+    window: RecentWindow = field(init=False)
+    recent_late: RecentMean = field(init=False)
+    recent_failed: RecentMean = field(init=False)
     call_s: float = 5.0
+    steps: int = 0
+    seconds: float = 0.0
+    exposed_seconds: float = 0.0
+    tools_seconds: float = 0.0
+    samples_ended: int = 0
+    validating_until_s: float = 0.0
+    trainer_started_s: float = 1.0
     redelivered: int = 0
     dead: int = 0
     hanging_since: float | None = None
     service_samples: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Begin without samples."""
+        self.window = RecentWindow(has_steps=not self.cell.scenario.startswith("service"))
+        self.recent_late, self.recent_failed = RecentMean(self.window), RecentMean(self.window)
+
+    @property
+    def shares(self) -> tuple[int, float, float]:
+        """Return the samples of a step and the shares that are late and failed in the fault, by the scenario's name."""
+        found = re.fullmatch(r"(\d+) samples, (\d+) % (late|failed)", self.cell.scenario)
+        if found is None:
+            return SAMPLES_PER_STEP, 0.0, 0.0
+        share = int(found[2]) / 100
+        return int(found[1]), share, share if found[3] == "failed" else 0.0
 
     def scrapes(self) -> Iterator[dict[str, float | None]]:
         """Yield the series of each scrape; None is a scrape without that series."""
@@ -80,52 +116,107 @@ class Run:
             yield self._series(minute, fault)
 
     def _work(self, until_s: float, fault: str) -> None:
-        standing = fault in ("hung scorer", "dead redis", "dead trainer", "suspended", "finished", "no rollout",
-                             "no reward worker", "raising function")  # fmt: skip
-        if fault in ("suspended",) or (
-            self.cell.scenario == "suspended" and self.opened_s < self._recovered_s <= until_s
-        ):
+        standing = fault in _STANDING or not self._has_begun(until_s)
+        if not self._has_begun(until_s) or fault == "suspended":  # after a long suspension only the new trainer counts
             self.opened_s = max(self.opened_s, until_s)
+        if self.cell.scenario in ("suspended", "resume") and self.now_s < self._recovered_s + 600.0 <= until_s:
+            self.opened_s = self.trainer_started_s = until_s  # a new trainer has started
+        if fault == "trainer restarts" and until_s % 720.0 < until_s - self.now_s:
+            self.trainer_started_s = until_s
         if fault == "raising function" and until_s - self.opened_s >= self.cell.step_s / 2:
-            self._samples(SAMPLES_PER_STEP, late=True, failed=True)
+            self._samples(SAMPLES_PER_STEP, late=1.0, failed=1.0)
         if self.cell.scenario.startswith("service"):
-            if fault != "service with a hung scorer":
-                self._samples(SAMPLES_PER_STEP, late=False, failed=False)
-        elif not standing:
+            self._serve(fault)
+        elif not standing and not self._resumes(until_s):
             self._close_steps(until_s, fault)
         self.now_s = until_s
-        hung = fault in ("hung scorer", "service with a hung scorer")
+        hung = fault in ("hung scorer", "service with a hung scorer", "first step hangs")
         self.hanging_since = (self.hanging_since if self.hanging_since is not None else until_s) if hung else None
+        if self.cell.scenario == "first step hangs":
+            self.hanging_since = None
+
+    def _has_begun(self, now_s: float) -> bool:
+        return self.cell.scenario not in _FROM_THE_START or now_s >= self.cell.fault_min * 60.0
+
+    def _resumes(self, now_s: float) -> bool:
+        """Return True while a job that was suspended has no trainer yet, for ten minutes."""
+        resumed_s = self.cell.recovery_min * 60.0
+        return self.cell.scenario == "resume" and resumed_s <= now_s < resumed_s + 600.0
+
+    def _serve(self, fault: str) -> None:
+        if fault == "service with a throttled judge, then idle":
+            self._samples(SAMPLES_PER_STEP, late=1.0, failed=0.0)
+        elif fault != "service with a hung scorer" and "idle" not in self.cell.scenario:
+            self._samples(SAMPLES_PER_STEP, late=0.0, failed=0.0)
 
     @property
     def _recovered_s(self) -> float:
         return self.cell.recovery_min * 60.0
 
+    def _length(self, fault: str) -> tuple[float, float]:
+        """Return the seconds of the next step, and those in which its trainer waits for rewards."""
+        if fault == "slow rewards":
+            return self.cell.step_s + 85.0, 85.0
+        if fault == "first step" and self.steps == 0:
+            return self.cell.step_s, 0.1 * self.cell.step_s
+        if fault.startswith("alternating") and self.steps % 2:  # every second step waits for two
+            share = int(fault.split()[1]) / 100
+            waits_s = 2 * share * self.cell.step_s / (1 - share)
+            return self.cell.step_s + waits_s, waits_s
+        return self.cell.step_s, 0.0 if fault.startswith("alternating") else 0.05 * self.cell.step_s
+
     def _close_steps(self, until_s: float, fault: str) -> None:
-        slow = fault == "slow rewards"
-        length_s = self.cell.step_s + (85.0 if slow else 0.0)
+        length_s, exposed_s = self._length(fault)
         while self.opened_s + length_s <= until_s:
+            if self.opened_s < self.validating_until_s:
+                self.opened_s = self.validating_until_s
+                continue
             skipped = max(int((until_s - self.opened_s) / length_s) - 20, 0)  # of many equal steps the newest matter
+            skipped -= skipped % 2
+            self._count(skipped, length_s, exposed_s, fault)
             self.opened_s += skipped * length_s
             if self.opened_s + length_s < self.now_s:  # it stood still: the open step ends soon after
                 length_s, self.opened_s = until_s - self.opened_s, self.opened_s
             self.closed = self.opened_s + length_s
-            self.last_s, self.exposed_s = length_s, 85.0 if slow else 0.05 * length_s
+            self.last_s, self.exposed_s = length_s, exposed_s
             self.lengths = [*self.lengths, length_s][-10:]
-            self.call_s = 90.0 if slow else 5.0
-            self._samples(SAMPLES_PER_STEP, late=slow, failed=False)
+            self.call_s = 90.0 if fault == "slow rewards" else 5.0
+            self._count(1, length_s, exposed_s, fault)
+            count, late, failed = self.shares if fault else (self.shares[0], 0.0, 0.0)
+            late = 1.0 if fault in ("slow rewards", "first step") else late
+            self._samples(count, late=late, failed=failed)
+            self.window.close_step(count)
             self.opened_s = self.closed
-            length_s = self.cell.step_s + (85.0 if slow else 0.0)
+            if fault == "validation" and until_s - self.opened_s < self.cell.step_s:
+                self.validating_until_s = until_s + _VALIDATION_MIN * 60.0
+            length_s, exposed_s = self._length(fault)
 
-    def _samples(self, count: int, *, late: bool, failed: bool) -> None:
-        self.recent_late = [*self.recent_late, *[late] * count][-RECENT:]
-        self.recent_failed = [*self.recent_failed, *[failed] * count][-RECENT:]
+    def _count(self, steps: int, length_s: float, exposed_s: float, fault: str) -> None:
+        self.steps += steps
+        self.seconds += steps * length_s
+        self.exposed_seconds += steps * exposed_s
+        self.tools_seconds += steps * length_s * (0.5 if fault == "slow tool" else 0.05)
+
+    def _samples(self, count: int, *, late: float, failed: float) -> None:
+        """End so many samples, the late and the failed ones last."""
+        self.samples_ended += count
+        for part in range(_PARTS):
+            begin, end = (count * (part + each) // _PARTS for each in (0, 1))
+            place = self.window.add(end - begin, self.now_s)
+            for mean, share in ((self.recent_late, max(late, failed)), (self.recent_failed, failed)):
+                good = count - round(share * count)
+                mean.add(float(max(end - max(good, begin), 0)), end - begin, place)
 
     def _series(self, minute: int, fault: str) -> dict[str, float | None]:
         service = self.cell.scenario.startswith("service")
         series: dict[str, float | None] = {}
-        dead_pod = fault == "dead metrics pod" or (fault == "restart" and minute == self.cell.fault_min)
-        if not dead_pod:
+        dead_pod = (
+            fault == "dead metrics pod"
+            or (fault == "restart" and minute == self.cell.fault_min)
+            or (fault == "dead letter in a gap" and minute < self.cell.fault_min + 24)
+        )
+        if not dead_pod and self._has_begun(minute * 60.0):
+            self.window.show_time(self.now_s)
             series |= self._of_samples(fault)
             series |= self._of_process(minute, fault, service=service)
             if not service:
@@ -135,16 +226,22 @@ class Run:
         return series | self._of_operator(minute, fault)
 
     def _of_samples(self, fault: str) -> dict[str, float | None]:
-        if not self.recent_late:
-            return {}
-        late, failed = (sum(each) / len(each) for each in (self.recent_late, self.recent_failed))
+        late, failed = self.recent_late.mean, self.recent_failed.mean
+        throttled = fault == "budget" or self.cell.scenario == "service with a throttled judge, then idle"
         return {
             "plaudit_recent_late_ratio": late,
             "plaudit_recent_failed_ratio": failed,
             'plaudit_scorer_recent_failed_ratio{scorer="judge"}': failed,
-            'plaudit_limiter_recent_wait_seconds{judge="judge"}': 30.0 if fault == "budget" else 1.0,
+            'plaudit_limiter_recent_wait_seconds{judge="judge"}': None if late is None else 30.0 if throttled else 1.0,
             'plaudit_tool_recent_failed_ratio{tool="search"}': 0.6 if fault == "broken tool" else 0.02,
+            'plaudit_samples_total{outcome="scored"}': self.samples_ended + self._samples_of_open_step(),
         }
+
+    def _samples_of_open_step(self) -> float:
+        """Return how many samples of the open step have ended."""
+        if self.cell.scenario == "first step hangs" and not self.steps:
+            return 0.0
+        return float(int(self.shares[0] * min((self.now_s - self.opened_s) / self.cell.step_s, 0.9)))
 
     def _of_process(self, minute: int, fault: str, *, service: bool) -> dict[str, float | None]:
         return {
@@ -153,8 +250,17 @@ class Run:
             **({} if service else {"plaudit_staleness_limit": 1.0}),
             "plaudit_redis_up": 0.0 if fault == "dead redis" else 1.0,
             'plaudit_redeliveries_total{stream="samples"}': self._redeliveries(minute, fault),
-            'plaudit_dead_letters_total{stream="samples"}': 7.0 + (fault == "dead letter"),
+            'plaudit_dead_letters_total{stream="samples"}': 7.0
+            + (
+                fault == "dead letter"
+                or (self.cell.scenario == "dead letter in a gap" and minute > self.cell.fault_min)
+            ),
+            "plaudit_redis_last_seen_timestamp_seconds": None if fault == "dead redis" else self._stamp(self.now_s),
         }
+
+    def _stamp(self, at_s: float) -> float:
+        """Return a stamp of Redis's clock."""
+        return at_s - (_CLOCK_BEHIND_S if self.cell.scenario == "clock of redis behind" else 0.0)
 
     def _redeliveries(self, minute: int, fault: str) -> float:
         if fault == "eviction":
@@ -166,19 +272,31 @@ class Run:
         return 100.0 + self.redelivered
 
     def _of_steps(self, fault: str) -> dict[str, float | None]:
-        series: dict[str, float | None] = {"plaudit_step_opened_timestamp_seconds": self.opened_s or None}
+        opened = max(self.opened_s, self.trainer_started_s, min(self.validating_until_s, self.now_s))
+        series: dict[str, float | None] = {
+            "plaudit_step_opened_timestamp_seconds": self._stamp(opened),
+            "plaudit_trainer_started_timestamp_seconds": self._stamp(self.trainer_started_s),
+            "plaudit_step_seconds_sum": self.seconds,
+            "plaudit_step_seconds_count": float(self.steps),
+            "plaudit_step_exposed_reward_seconds_sum": self.exposed_seconds,
+            'plaudit_step_wait_seconds_sum{cause="tools"}': self.tools_seconds,
+        }
         if self.closed is None:
             return series
+        zero = fault == "first step"  # it starts without a reward
         return series | {
+            "plaudit_step": float(self.steps),
             "plaudit_last_step_seconds": self.last_s,
             "plaudit_recent_steps_max_seconds": max(self.lengths),
             "plaudit_last_step_exposed_reward_seconds": self.exposed_s,
             'plaudit_last_step_scorer_seconds{scorer="judge",statistic="p99"}': self.call_s,
-            "plaudit_reward_mean": 0.1 if fault == "collapse" else 0.8,
-            "plaudit_reward_std": 0.001
+            "plaudit_reward_mean": 0.0 if zero else 0.1 if fault == "collapse" else 0.8,
+            "plaudit_reward_std": 0.0
+            if zero
+            else 0.001
             if fault in ("equal rewards", "equal and truncated", "equal and failed")
             else 0.4,
-            "plaudit_last_step_zero_variance_share": 1.0 if fault in ("uniform", "equal rewards") else 0.3,
+            "plaudit_last_step_zero_variance_share": 1.0 if zero or fault in ("uniform", "equal rewards") else 0.3,
             "plaudit_last_step_truncated_share": 0.6 if fault in ("truncation", "equal and truncated") else 0.05,
             "plaudit_last_step_masked_share": 0.5 if fault == "equal and failed" else 0.02,
             "plaudit_last_step_logprob_mismatch": 0.45 if fault == "mismatch" else 0.15,
@@ -191,7 +309,8 @@ class Run:
         }
 
     def _of_redis(self, minute: int, fault: str, *, service: bool) -> dict[str, float | None]:
-        gone = fault in ("suspended", "finished")
+        gone = fault in ("suspended", "finished", "not starting") or self._resumes(self.now_s)
+        gone = gone or (self.cell.scenario == "resume" and fault == "resume")
         workers = {
             "trainer": 0.0 if gone or fault == "dead trainer" else 1.0,
             "rollout": 0.0 if gone or fault == "no rollout" else 4.0,
@@ -201,7 +320,8 @@ class Run:
         hanging = 0.0 if self.hanging_since is None else self.now_s - self.hanging_since
         since_fault = 60.0 * (minute - self.cell.fault_min)
         unread = since_fault if fault in ("no reward worker", "few reward workers") else 0.0
-        backlog = since_fault if fault == "service with too much work" else 8.0 * (unread > 0)
+        grows = fault in ("service with too much work", "first step")
+        backlog = since_fault if grows else 8.0 * (unread > 0)
         return {
             **{f'plaudit_workers{{role="{role}",state="busy"}}': workers[role] for role in roles},
             **{f'plaudit_workers{{role="{role}",state="starting"}}': 0.0 for role in roles},
@@ -220,13 +340,20 @@ class Run:
         }
 
     def _of_operator(self, minute: int, fault: str) -> dict[str, float | None]:
-        phase = {"suspended": "Suspended", "finished": "Complete", "failed": "Failed", "degraded": "Degraded"}.get(
-            fault, "Running"
-        )
+        phase = {
+            "suspended": "Suspended",
+            "resume": "Suspended",
+            "finished": "Complete",
+            "failed": "Failed",
+            "degraded": "Degraded",
+            "not starting": "Starting",
+        }.get(fault, "Running")
+        if not self._has_begun(minute * 60.0):
+            return {}
         series: dict[str, float | None] = {}
         for replica in ("a", "b"):  # both report every job
             of_job = f'instance="{replica}",pod="{replica}",namespace="team",name="{self.cell.run}"'
-            for each in ("Running", "Suspended", "Complete", "Failed", "Degraded"):
+            for each in ("Running", "Suspended", "Complete", "Failed", "Degraded", "Starting"):
                 key = f'plaudit_rljob_info{{{of_job},run="{self.cell.run}",phase="{each}"}}'
                 series[key] = 1.0 if each == phase else None
             holds = "True" if fault == "degraded" else "False"

@@ -38,6 +38,8 @@ CallOutcome = Literal["ok", "error", "timeout", "killed", "refused"]
 """The end of a tool call. ``error``: the tool raised. ``timeout``: it passed its limit. ``killed``: its process ended.
 ``refused``: it was never run, because the tool is unknown, its arguments are invalid or a limit was reached."""
 PAUSE: Final = "pause"
+REDIS: Final = "redis"
+"""The cause of the part of a wait in which Redis did not answer the trainer."""
 """``WaitRecord.cause``: too many samples of the step had no score, so the trainer paused before admitting their
 prompts again."""
 LIVE_WITHIN_S: Final = 20.0
@@ -216,7 +218,7 @@ class WaitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     awaited: list[str]
     """Ids of the groups that became ready and ended the wait; empty for a pause."""
     cause: str = ""
-    """``PAUSE``, or empty when the cause follows from the stamps of the awaited groups."""
+    """``PAUSE``, ``REDIS``, or empty when the cause follows from the stamps of the awaited groups."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -241,7 +243,7 @@ class ScorerWork(msgspec.Struct, frozen=True):
 
     in_flight: int
     oldest_s: float
-    """Seconds since the oldest of them began, waits for limits and retries included."""
+    """Age of the oldest present attempt in seconds; waits for limits and earlier attempts are not in it."""
 
 
 class EngineStatus(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,7 +1,8 @@
 """All alerts and recording rules, and the content of their rule files.
 
-Alerts of a run hold for steps of any length: they compare gauges of the newest step, shares of the newest samples, and
-ages, instead of rates over a window that may contain no step at all. None uses ``histogram_quantile``. Alerts of the
+Alerts of a run hold for steps of any length: they compare gauges of the newest step, shares of the samples of a whole
+step, ages, and sums over several steps, instead of rates over a window that may contain no step at all. Ages compare
+stamps of Redis's clock with each other, never with Prometheus's. None uses ``histogram_quantile``. Alerts of the
 operator, and of jobs as the operator reports them, outlive the pods of a run; every operator pod reports every job, so
 pods are aggregated away.
 
@@ -16,7 +17,11 @@ from typing import Any
 
 from plaudit_metrics.monitoring.rules import AS_WRITTEN, BURNS, THRESHOLDS, Alert, Burn, Windows
 
-_SINCE_STEP = "(time() - plaudit_step_opened_timestamp_seconds)"
+_SINCE_STEP = "(plaudit_redis_last_seen_timestamp_seconds - plaudit_step_opened_timestamp_seconds)"
+_HAS_TRAINER = "(plaudit_staleness_limit or plaudit_step_opened_timestamp_seconds)"
+"""Absent in a service: it has no steps, and nobody whose waiting would hide a late reward."""
+_TRAINER_LIVES = '(sum without (role, state) (plaudit_workers{role="trainer"}) > 0)'
+_SAMPLES_END = "(sum without (outcome) (increase(plaudit_samples_total[30m])) > 0)"
 _BACKLOG = 'plaudit_stream_undelivered{stream=~"samples|groups"}'
 _QUEUE_AGE = 'plaudit_stream_oldest_undelivered_seconds{stream="samples"}'
 _THRESHOLD = "plaudit_reward_latency_threshold_seconds"
@@ -34,14 +39,14 @@ def _without(role: str, stream: str) -> str:
 def _burn(burn: Burn) -> Alert:
     late, limit = "run:plaudit_late:ratio_", f"<{burn.factor}> * (1 - plaudit_reward_latency_target)"
     expression = f"{late}{burn.long} > {limit}\nand {late}{burn.short} > {limit}"
-    hidden = "\nunless run:plaudit_exposed_reward:ratio <= <exposedShare>"
+    exposed = f"\nand (run:plaudit_exposed_reward:ratio > <exposedShare> or ({late}{burn.long} unless {_HAS_TRAINER}))"
     return Alert(
         "RewardLatencyBurn",
         "critical" if burn.severity == "critical" else "warning",
         "{{ $labels.run }}: {{ $value | humanizePercentage }} of the rewards are late.",
         f"The error budget of the job's metrics.rewardLatency burns over <{burn.factor}> times too fast. It is "
         "critical only while the trainer waits for rewards, or without a trainer. The runbook names the slow part.",
-        expression + (hidden if burn.severity == "critical" else ""),
+        expression + (exposed if burn.severity == "critical" else ""),
         held="2m",
         panel="Samples scored within the threshold",
     )
@@ -62,7 +67,8 @@ _LATENCY = (
         "ScorerHanging",
         "critical",
         "{{ $labels.run }}: a call of scorer {{ $labels.scorer }} has not ended for {{ $value | humanizeDuration }}.",
-        "Calls that do not end are in no latency figure. Look at the scorer's endpoint or function.",
+        "Calls that do not end are in no latency figure. Waits for limits are not in this one. Look at the scorer's "
+        "endpoint or function.",
         "(plaudit_scorer_oldest_in_flight_seconds > <hangingSeconds>)\n"
         f"> ignoring (scorer) group_left () (<hangingFactor> * {_THRESHOLD})",
         held="1m",
@@ -83,8 +89,12 @@ _PROGRESS = (
         "StepStalled",
         "critical",
         "{{ $labels.run }}: no step has closed for {{ $value | humanizeDuration }}.",
-        "That is over <stalledSteps> times the longest of the newest steps.",
-        f"{_SINCE_STEP} > <stalledSeconds>\nand {_SINCE_STEP} > <stalledSteps> * plaudit_recent_steps_max_seconds",
+        "That is over <stalledSteps> times the longest of the newest steps, or far too long for a first step. No group "
+        "of a validation has ended either.",
+        f"(({_SINCE_STEP} > <stalledSeconds> and {_SINCE_STEP} > <stalledSteps> * plaudit_recent_steps_max_seconds)\n"
+        f"  or ({_SINCE_STEP} > <firstStepSeconds> unless {_SAMPLES_END} unless plaudit_recent_steps_max_seconds)\n"
+        f"  or ({_SINCE_STEP} > 4 * <firstStepSeconds> unless plaudit_recent_steps_max_seconds))\n"
+        f"and {_TRAINER_LIVES}",
         held="2m",
         panel="Time since the last step",
     ),
@@ -94,6 +104,15 @@ _PROGRESS = (
         "{{ $labels.run }}: no trainer has sent a heartbeat for five minutes.",
         "Nothing is trained. Other processes finish the open groups and wait.",
         'sum without (role, state) (plaudit_workers{role="trainer"}) == 0',
+        panel="Workers",
+    ),
+    Alert(
+        "TrainerRestarting",
+        "critical",
+        "{{ $labels.run }}: the trainer has started {{ $value }} times within an hour.",
+        "It repeats the work since its checkpoint each time. Its log says why it ends.",
+        "changes(plaudit_trainer_started_timestamp_seconds[1h]) >= <trainerStarts>",
+        held="0m",
         panel="Workers",
     ),
     Alert(
@@ -120,7 +139,9 @@ _PROGRESS = (
         "There are too few reward workers or slots, or they hang.",
         f"({_QUEUE_AGE} > <queueAgeSeconds>)\n"
         f"unless ignoring (stream) (max without (stream) ({_QUEUE_AGE})"
-        " <= <queueAgeSteps> * plaudit_last_step_seconds)",
+        " <= <queueAgeSteps> * plaudit_last_step_seconds)\n"
+        f"unless ignoring (stream) (max without (stream) ({_QUEUE_AGE}) <= <stalledSeconds>\n"
+        f"  and {_HAS_TRAINER} unless plaudit_last_step_seconds)",
         panel="Age of the oldest unread entry",
     ),
     Alert(
@@ -131,7 +152,7 @@ _PROGRESS = (
         f"({_BACKLOG} > <backlogEntries>\n"
         f"  and min_over_time({_BACKLOG}[10m]) > max_over_time({_BACKLOG}[10m] offset 20m)\n"
         f"  and deriv({_BACKLOG}[10m]) > 0)\n"
-        "unless ignoring (stream) plaudit_last_step_seconds",
+        f"unless ignoring (stream) {_HAS_TRAINER}",
         held="10m",
         panel="Queue depth",
     ),
@@ -196,8 +217,10 @@ _LEARNING = (
         "RewardVarianceCollapsed",
         "warning",
         "{{ $labels.run }}: the rewards of a step differ by a standard deviation of only {{ $value | humanize }}.",
-        "Nearly all samples have the same reward, although few responses are truncated and few have no score.",
+        "Nearly all samples have the same reward, although they differed earlier, few responses are truncated and few "
+        "have no score.",
         "avg_over_time(plaudit_reward_std[30m]) < <rewardSpread>\n"
+        "and max_over_time(plaudit_reward_std[1d]) >= <rewardSpread>\n"
         f"unless {_TRUNCATED} > <truncatedShare>\n"
         "unless avg_over_time(plaudit_last_step_masked_share[30m]) > <failedShare>",
         held="10m",
@@ -208,7 +231,9 @@ _LEARNING = (
         "warning",
         "{{ $labels.run }}: in {{ $value | humanizePercentage }} of the groups all rewards are equal.",
         "Such groups train nothing: the prompts are too easy, too hard, or a scorer returns a constant.",
-        "avg_over_time(plaudit_last_step_zero_variance_share[30m]) > <uniformShare>",
+        "avg_over_time(plaudit_last_step_zero_variance_share[30m]) > <uniformShare>\n"
+        "and (min_over_time(plaudit_last_step_zero_variance_share[1d]) <= <uniformShare>\n"
+        "  or plaudit_last_step_zero_variance_share offset 1h)",
         held="10m",
         panel="Groups that train nothing",
     ),
@@ -273,7 +298,8 @@ _TRANSPORT = (
         "warning",
         "{{ $labels.run }}: a record of {{ $labels.stream }} became a dead letter.",
         "Three workers were lost with it, or it cannot be read. `plaudit dead list` shows it.",
-        "plaudit_dead_letters_total - min_over_time(plaudit_dead_letters_total[15m]) > 0",
+        "plaudit_dead_letters_total - min_over_time(plaudit_dead_letters_total[15m]) > 0\n"
+        "or plaudit_dead_letters_total - max_over_time(plaudit_dead_letters_total[6h] offset 15m) > 0",
         held="0m",
         panel="Redeliveries, duplicates, dead letters",
     ),
@@ -359,6 +385,15 @@ OPERATOR_ALERTS: tuple[Alert, ...] = (
         where="operator",
     ),
     Alert(
+        "RLJobNotStarting",
+        "warning",
+        f"{_JOB}: the job has not started for half an hour.",
+        "`kubectl plaudit status` says what each part waits for, and the remedy.",
+        _jobs("Starting"),
+        held="30m",
+        where="operator",
+    ),
+    Alert(
         "RLJobFailed",
         "critical",
         f"{_JOB}: the job has failed.",
@@ -432,8 +467,8 @@ def recording_rules(windows: Windows = AS_WRITTEN) -> dict[str, Any]:
 def _late() -> dict[str, str]:
     """Return the share of late training samples over each window of the burn-rate table.
 
-    It is the mean over time of the share among the newest samples, so it neither vanishes between two steps nor depends
-    on how many samples slow rewards let through.
+    It is the mean over time of the share among the samples of a whole step, so it neither vanishes between two steps
+    nor depends on how many samples slow rewards let through.
     """
     windows = dict.fromkeys(window for burn in BURNS for window in (burn.long, burn.short))
     return {
@@ -446,20 +481,36 @@ def _failed() -> dict[str, str]:
     return {"run:plaudit_failed:ratio_10m": "avg_over_time(plaudit_recent_failed_ratio[10m])"}
 
 
+_SUM_WINDOWS = (("30m", 4), ("1h", 4), ("3h", 4), ("5h", 2))
+"""The shortest window with so many closed steps counts: in an asynchronous schedule waits alternate."""
+
+
 def _steps() -> dict[str, str]:
-    """Return shares of the newest step; of short steps, over half an hour."""
-    seconds = "avg_over_time(plaudit_last_step_seconds[30m])"
+    """Return shares of the time of several steps."""
     return {
-        "run:plaudit_exposed_reward:ratio": (
-            f"avg_over_time(plaudit_last_step_exposed_reward_seconds[30m]) / ({seconds} > 0)"
-        ),
-        "run:plaudit_tools_wait:ratio": (
-            f'avg_over_time(plaudit_last_step_wait_seconds{{cause="tools"}}[30m]) / ignoring (cause) ({seconds} > 0)'
-        ),
-        "run:plaudit_step_wait:ratio": (
-            f"avg_over_time(plaudit_last_step_wait_seconds[30m]) / ignoring (cause) group_left () ({seconds} > 0)"
-        ),
+        "run:plaudit_exposed_reward:ratio": _of_steps("plaudit_step_exposed_reward_seconds_sum"),
+        "run:plaudit_tools_wait:ratio": _of_steps('plaudit_step_wait_seconds_sum{cause="tools"}', "ignoring (cause)"),
+        "run:plaudit_step_wait:ratio": _of_steps("plaudit_step_wait_seconds_sum", "ignoring (cause) group_left ()"),
     }
+
+
+def _of_steps(sums: str, matching: str = "") -> str:
+    """Return a share of the steps' seconds: the sum of the parts by the sum of the whole, over several steps.
+
+    The mean of the newest step's share over time would weigh each step by the length of the next one. Where Prometheus
+    has seen fewer closes, the newest step counts, unless it is the first, in which scorers and engines start.
+    """
+    seconds, count = "plaudit_step_seconds_sum", "plaudit_step_seconds_count"
+    parts = [
+        f"increase({sums}[{window}]) / {matching} (increase({seconds}[{window}])"
+        f" and increase({count}[{window}]) > {least - 0.5:g})"
+        for window, least in _SUM_WINDOWS
+    ]
+    newest = sums.replace("plaudit_step_", "plaudit_last_step_").replace("_seconds_sum", "_seconds")
+    whole = "(avg_over_time(plaudit_last_step_seconds[30m]) > 0 unless plaudit_step <= 1)"
+    name, _, selector = newest.partition("{")
+    newest = f"{name}{'{' if selector else ''}{selector}[30m]"
+    return "\nor ".join([*parts, f"avg_over_time({newest}) / {matching} {whole}"]).replace("  ", " ")
 
 
 def _phases() -> dict[str, str]:

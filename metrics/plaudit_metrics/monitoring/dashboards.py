@@ -16,6 +16,7 @@ from plaudit_metrics.monitoring.panels import (
     BYTES,
     COUNT,
     OF_RUN,
+    OLDEST_SAMPLE,
     PER_SECOND,
     SECONDS,
     SHARE,
@@ -81,7 +82,10 @@ def _totals(board: Dashboard) -> Dashboard:
             SECONDS,
             "Age of the oldest open step of these runs.",
             bad=T["stalledSeconds"],
-        ).of(f"max(time() - plaudit_step_opened_timestamp_seconds{{{OF_RUN}}})"),
+        ).of(
+            f"max(plaudit_redis_last_seen_timestamp_seconds{{{OF_RUN}}}"
+            f" - plaudit_step_opened_timestamp_seconds{{{OF_RUN}}})"
+        ),
     )
     return with_panels(board, panels)
 
@@ -133,8 +137,11 @@ def _shares() -> Sequence[Any]:
 
 
 def _rates() -> Sequence[Any]:
-    oldest = f'max by (run) (plaudit_stream_oldest_undelivered_seconds{{{OF_RUN}, stream="samples"}})'
-    since = f"time() - max by (run) (plaudit_step_opened_timestamp_seconds{{{OF_RUN}}})"
+    oldest = f"max by (run) ({OLDEST_SAMPLE})"
+    since = (
+        f"max by (run) (plaudit_redis_last_seen_timestamp_seconds{{{OF_RUN}}}"
+        f" - plaudit_step_opened_timestamp_seconds{{{OF_RUN}}})"
+    )
     samples = f"sum by (run) (rate(plaudit_samples_total{{{OF_RUN}}}[$__rate_interval]))"
     steps = f"3600 / max by (run) (plaudit_last_step_seconds{{{OF_RUN}}} > 0)"
     reward = f"max by (run) (plaudit_reward_mean{{{OF_RUN}}})"
@@ -143,7 +150,7 @@ def _rates() -> Sequence[Any]:
         Lines(
             "Oldest unscored sample",
             SECONDS,
-            "Age of each run's oldest finished sample that no reward worker has taken.",
+            "Age of each run's oldest finished sample without a score, in the queue or in work.",
         ).of((oldest, "{{run}}")),
         Lines("Time since the last step", SECONDS, "Age of each run's open step.").of((since, "{{run}}")),
         Lines("Samples per second by run", PER_SECOND, "Samples of each run that ended.").of((samples, "{{run}}")),

@@ -11,6 +11,7 @@ from plaudit_metrics.monitoring.panels import (
     BYTES,
     COUNT,
     OF_RUN,
+    OLDEST_SAMPLE,
     PER_SECOND,
     SECONDS,
     SHARE,
@@ -67,7 +68,7 @@ def _first_screen() -> Sequence[Any]:
     failures = (
         f'sum by (scorer, outcome) (increase(plaudit_score_seconds_count{{{OF_RUN}, outcome!="scored"}}[$__range]))'
     )
-    oldest = newest("plaudit_stream_oldest_undelivered_seconds", where=', stream="samples"')
+    oldest = f"max by () ({OLDEST_SAMPLE})"
     return (
         Stat(
             "Newest step waiting for rewards",
@@ -79,7 +80,7 @@ def _first_screen() -> Sequence[Any]:
         Stat(
             "Oldest unscored sample",
             SECONDS,
-            "Age of the oldest finished sample that no reward worker has taken.",
+            "Age of the oldest finished sample without a score, in the queue or in work.",
             warn=T["queueAgeSeconds"] / 4,
             bad=T["queueAgeSeconds"],
         ).of(oldest),
@@ -88,7 +89,8 @@ def _first_screen() -> Sequence[Any]:
         ).of(newest("plaudit_last_step_masked_share")),
         Stat("Newest step", COUNT, "Number of the newest closed step.").of(newest("plaudit_step")),
         Stat("Since the last step", SECONDS, "Time since the newest step closed.").of(
-            f"time() - {newest('plaudit_step_last_closed_timestamp_seconds')}"
+            f"{newest('plaudit_redis_last_seen_timestamp_seconds')}"
+            f" - {newest('plaudit_step_last_closed_timestamp_seconds')}"
         ),
         Stat("Mean reward", COUNT, "Of the newest step.").of(f"avg(plaudit_reward_mean{{{OF_RUN}}})"),
         Bars(
@@ -163,7 +165,7 @@ def scorers() -> Sequence[Any]:
             SHARE,
             "Within metrics.rewardLatency.thresholdSeconds. A sample that fails fast is not in time.",
         ).of(
-            (f"1 - {newest('plaudit_recent_late_ratio')}", "newest 100 samples"),
+            (f"1 - {newest('plaudit_recent_late_ratio')}", "samples of a whole step"),
             (newest("plaudit_reward_latency_target"), "target"),
         ),
         Lines("Workers", COUNT, "Live processes by role and state.").of(
@@ -307,7 +309,11 @@ def _stages() -> Sequence[Any]:
             SECONDS,
             "Age of the open step, and the longest of the ten newest. A start of the trainer begins it anew.",
         ).of(
-            (f"time() - {newest('plaudit_step_opened_timestamp_seconds')}", "open step"),
+            (
+                f"{newest('plaudit_redis_last_seen_timestamp_seconds')}"
+                f" - {newest('plaudit_step_opened_timestamp_seconds')}",
+                "open step",
+            ),
             (newest("plaudit_recent_steps_max_seconds"), "longest of the newest steps"),
         ),
         Lines("Steps per hour", COUNT, "By the length of the newest step.").of(

@@ -211,6 +211,10 @@ def rate(name: str, by: str = "", where: str = "") -> str:
     return f"sum by ({by}) (rate({name}{{{OF_RUN}{where}}}[$__rate_interval]))"
 
 
+OLDEST_SAMPLE = f'{{__name__=~"plaudit_stream_oldest_(undelivered|in_flight)_seconds", {OF_RUN}, stream="samples"}}'
+"""Age of the oldest sample that waits for a reward worker or is in work."""
+
+
 def newest(name: str, by: str = "", where: str = "") -> str:
     """Return a gauge, the largest over all labels but ``by``."""
     return f"max by ({by}) ({name}{{{OF_RUN}{where}}})"

@@ -25,6 +25,8 @@ THRESHOLDS: Final[Mapping[str, float]] = MappingProxyType(
         "slowFactor": 2,  # a scorer is slow if its p99 is this many times the job's latency threshold
         "stalledSteps": 3,  # times the longest of the newest steps
         "stalledSeconds": 900,  # no step is called stalled earlier
+        "firstStepSeconds": 2700,  # the first step is stalled after so long without a sample, and after four times that
+        "trainerStarts": 3,  # of a trainer within an hour
         "queueAgeSeconds": 120,  # of the oldest unread sample, and ...
         "queueAgeSteps": 0.1,  # ... as a share of the newest step
         "backlogEntries": 200,  # a smaller backlog may grow
@@ -65,8 +67,14 @@ class Burn:
 
 
 BURNS = (Burn("critical", "burnCritical", "1h", "5m"), Burn("warning", "burnWarning", "6h", "30m"))
-RECENT_SAMPLES = 100
-"""Shares and means among so many of the newest samples, however old they are, hold for steps of any length."""
+FEW_SAMPLES = 32
+"""Shares are over whole steps, of small ones over as many as have so many samples."""
+MOST_SAMPLES = 4096
+"""Without steps, shares are over at most so many of the newest samples, ..."""
+RECENT_S = 900.0
+"""... in so many seconds before the newest ..."""
+IDLE_S = 1800.0
+"""... and absent when none has ended for so long."""
 LEAST_SAMPLES = 20
 """Fewer samples than this say nothing."""
 RECENT_STEPS = 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Collection, Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -133,7 +134,16 @@ class RunApi:
         recent = self._view.kept.newest(answers.RECENT_STEPS)
         if not recent:
             raise RefusedQueryError(404, "no step has closed yet")
-        return _json({"run": self._run} | answers.verdict_detail([step.record for step in recent]))
+        overlapping = bool(self._view.series.info.max_staleness)
+        closed = answers.verdict_detail([step.record for step in recent], together=overlapping)
+        return _json({"run": self._run, "open": self._open()} | closed)
+
+    def _open(self) -> dict[str, Any]:
+        """Return what the open step waits for."""
+        view = self._view
+        closed = next((step.record.step for step in view.kept.newest(1)), None)
+        unheard_s = time.monotonic() - view.observed_s
+        return answers.open_step(view.snapshot, closed, view.series.opened, unheard_s)
 
     async def _failures(self, _: Request) -> Response:
         counts = self._view.failures
@@ -143,8 +153,11 @@ class RunApi:
     async def _queues(self, request: Request) -> Response:
         looks = self._view.queues.after(openapi.point_in_time(request, "after"))
         looks = looks[-openapi.LOOKS.of(request) :]
-        workers = self._view.snapshot.worker_records
-        return _json({"run": self._run, "looks": [_look(seen) for seen in looks], "workers": workers})
+        opened = self._open()
+        # While Redis is away nobody knows who lives.
+        workers = () if opened["waits_for"] == answers.REDIS_AWAY else self._view.snapshot.worker_records
+        content = {"run": self._run, "open": opened, "looks": [_look(seen) for seen in looks], "workers": workers}
+        return _json(content)
 
     async def _healthz(self, _: Request) -> Response:
         return Response("ok\n", media_type="text/plain")

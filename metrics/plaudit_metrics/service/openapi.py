@@ -156,7 +156,9 @@ def document(run: str) -> dict[str, Any]:
 def _paths() -> dict[str, Any]:
     steps = _object({"run": _TEXT, "steps": _array("Step")})
     samples = _object({"run": _TEXT, "step": _INTEGER, "samples": _array("Sample")})
-    queues = _object({"run": _TEXT, "looks": _array("Look"), "workers": _array("Worker")})
+    queues = _object(
+        {"run": _TEXT, "open": _reference("OpenStep"), "looks": _array("Look"), "workers": _array("Worker")}
+    )
     after = {"type": "number", "minimum": 0, "default": 0}
     return {
         "/api/v1/steps": _get("The newest steps, oldest first", steps, NEWEST_STEPS.described(), fails=("400",)),
@@ -275,12 +277,22 @@ def _schemas() -> dict[str, Any]:
         "Verdict": _object(
             {
                 "run": _TEXT,
+                "open": _reference("OpenStep"),
                 "step": _INTEGER,
                 "verdict": verdict,
                 "explanation": _TEXT,
                 "seconds": {"type": "object", "additionalProperties": _NUMBER},
+                "together": {"type": "boolean", "description": "steps overlap: recent_verdict says more"},
                 "recent_verdict": verdict,
                 "recent": {"type": "object", "additionalProperties": _INTEGER},
+            }
+        ),
+        "OpenStep": _object(
+            {
+                "step": {"type": ["integer", "null"]},
+                "seconds": {"type": ["number", "null"], "description": "since it began; null without a trainer"},
+                "waits_for": _TEXT | {"description": "the first cause that holds, in one word"},
+                "text": _TEXT | {"description": "what it waits for, as a sentence"},
             }
         ),
         "SamplePage": _object(

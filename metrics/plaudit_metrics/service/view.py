@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from plaudit_metrics.monitoring.rules import RECENT_STEPS
@@ -24,6 +25,8 @@ class RunView:
         self.kept = kept
         self.collector = Collector(kept)
         self.snapshot = RunSnapshot()
+        self.observed_s = time.monotonic()
+        """When Redis responded last (monotonic)."""
         self.queues = QueueHistory()
         self.failures = FailureCounts()
         """Of the samples that ended since the newest step closed."""
@@ -43,13 +46,22 @@ class RunView:
                     new_samples.append(record)
                     self.failures.add(record.scoring)
             elif isinstance(record, GroupRecord):
-                if self.collector.add_group(record) is Arrival.new and count:
-                    self.series.count_group(record, self.collector.samples_of(record.group))
+                self._handle_group(record, count)
             else:
+                self.series.count_samples(new_samples, count=count)  # the step ends with them
+                new_samples = []
                 self._handle_step(record, count)
         self.series.count_samples(new_samples, count=count)
         if count:
             self.series.count_late(self.collector.late - late_before)
+
+    def _handle_group(self, record: GroupRecord, count: bool) -> None:
+        if self.collector.add_group(record) is not Arrival.new:
+            return
+        if count:
+            self.series.count_group(record, self.collector.samples_of(record.group))
+        else:
+            self.series.show_group(record)
 
     def _handle_step(self, record: StepRecord, count: bool) -> None:
         closed = self.collector.add_step(record, again=not count)
@@ -67,5 +79,6 @@ class RunView:
     def observe(self, snapshot: RunSnapshot) -> None:
         """Add a new snapshot of streams, workers and Redis."""
         self.snapshot = snapshot
+        self.observed_s = time.monotonic()
         self.queues.add(snapshot)
         self.series.show_snapshot(snapshot)

@@ -42,6 +42,8 @@ class RunSnapshot:
     workers: dict[tuple[str, str], int] = field(default_factory=dict)
     """(role, state) → live processes; state is busy, idle or starting."""
     worker_records: tuple[WorkerRecord, ...] = ()
+    silent: tuple[tuple[WorkerRecord, float], ...] = ()
+    """Processes that held work at their last heartbeat, which should have been followed by another; seconds since."""
     judge_requests: dict[tuple[str, ...], int] = field(default_factory=dict)
     """(judge, status) → requests that ended so, over all reward workers since the run began."""
     judge_tokens: dict[tuple[str, ...], int] = field(default_factory=dict)
@@ -88,7 +90,8 @@ async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
     now = float(seconds) + microseconds / 1e6
     counted: Any = await client.hgetall(keys.counters)
     counters = _texts(counted)
-    workers = await _live_workers(client, keys, now)
+    heard = await _heard_workers(client, keys, now)
+    workers = [worker for worker, silent_s in heard if silent_s <= LIVE_WITHIN_S]
     info: dict[str, Any] = await client.info()
     version = _announced_number(await client.hget(keys.state, "announced"))
     return RunSnapshot(
@@ -99,6 +102,9 @@ async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
         dead_letters=_counters(counters, "dead"),
         workers=dict(Counter((worker.role, _state_of(worker)) for worker in workers)),
         worker_records=tuple(workers),
+        silent=tuple(
+            (worker, silent_s) for worker, silent_s in heard if silent_s > _SILENT_AFTER_S and worker.busy > 0
+        ),
         judge_requests=await _of_judges(client, keys.judges),
         judge_tokens=await _of_judges(client, keys.judge_tokens),
         cache_reads={
@@ -142,12 +148,20 @@ def _age_s(entry_id: bytes | str, now: float) -> float:
     return max(now - milliseconds / 1000, 0.0)
 
 
-async def _live_workers(client: Redis, keys: Names, now: float) -> list[WorkerRecord]:
-    live: Any = await client.zrangebyscore(keys.workers, now - LIVE_WITHIN_S, "+inf")
-    if not live:
+_SILENT_AFTER_S = 8.0
+"""A heartbeat comes every five seconds."""
+_SILENT_WITHIN_S = 120.0
+"""Others have taken over its work by then."""
+
+
+async def _heard_workers(client: Redis, keys: Names, now: float) -> list[tuple[WorkerRecord, float]]:
+    """Return the processes of the newest heartbeats, with the seconds since."""
+    heard: Any = await client.zrangebyscore(keys.workers, now - _SILENT_WITHIN_S, "+inf", withscores=True)
+    if not heard:
         return []
-    encoded: Any = await client.hmget(keys.worker_records, live)
-    return [record for each in encoded if each is not None and (record := decode_worker(each)) is not None]
+    encoded: Any = await client.hmget(keys.worker_records, [name for name, _ in heard])
+    records = [None if each is None else decode_worker(each) for each in encoded]
+    return [(record, now - at) for record, (_, at) in zip(records, heard, strict=True) if record is not None]
 
 
 async def _of_judges(client: Redis, key: str) -> dict[tuple[str, ...], int]:

@@ -11,7 +11,7 @@ import math
 import re
 import struct
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -481,3 +481,11 @@ class PackedRows:
         rows = np.frombuffer(self._buffer, np.float64, added * width).reshape(added, width)
         self._columns[:, self._count : count] = rows.T
         self._count, self._filled = count, 0
+
+
+_REASONS = re.compile(r"reward_pipeline/scorer/(.+)/reasons")
+
+
+def failures_of(step: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return each scorer's failures in the figures of a step, as ``failure_labels`` wrote them."""
+    return [(found[1], str(step[key])) for key in step if (found := _REASONS.fullmatch(key))]

@@ -130,18 +130,24 @@ class BatchHistogram(Collector):
         self._exemplars: dict[tuple[str, ...], dict[int, Exemplar]] = {}
         """Label values → place of a bucket → its exemplar."""
         if not self._labels:  # starts at 0, as in Prometheus's own clients
-            self._counts[()], self._sums[()] = np.zeros(len(self._bounds) + 1, dtype=np.int64), 0.0
+            self.begin()
         registry.register(self)
 
+    def begin(self, *labels: str) -> None:
+        """Show a series at 0, so that its first values are an increase."""
+        self._counts.setdefault(labels, np.zeros(len(self._bounds) + 1, dtype=np.int64))
+        self._sums.setdefault(labels, 0.0)
+
     def observe(self, values: Floats, *labels: str, source: ExemplarSource | None = None) -> None:
-        """Count every value of the array, except NaN, under the given label values."""
-        known = values[~np.isnan(values)]
+        """Count every value of the array, except NaN, under the given label values; a negative one as 0."""
+        known = np.maximum(values[~np.isnan(values)], 0.0)  # the sum never falls
         if len(known) == 0:
             return
+        self.begin(*labels)
         positions = np.searchsorted(self._bounds, known, side="left")
         counts = np.bincount(positions, minlength=len(self._bounds) + 1)
-        self._counts[labels] = self._counts.get(labels, 0) + counts
-        self._sums[labels] = self._sums.get(labels, 0.0) + float(known.sum())
+        self._counts[labels] = self._counts[labels] + counts
+        self._sums[labels] += float(known.sum())
         if source is not None:
             self.name(values, *labels, source=source)
 

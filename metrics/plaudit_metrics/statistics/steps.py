@@ -149,7 +149,7 @@ def step_statistics(
         opened: seconds since the epoch on the transport's clock, as ``closed``.
         update_s: seconds in the update of the policy (forward, backward, optimizer).
         trainer_version: number of the policy version that the step's update started from, for the staleness.
-        duplicates: publications and commits of this step's samples that were refused as duplicates.
+        duplicates: publications and commits that were refused as duplicates since the step before closed.
     """
     columns = samples if isinstance(samples, SampleColumns) else SampleColumns.from_records(samples)
     split = split_waits(columns, groups, waits)
@@ -184,6 +184,7 @@ def step_record(
     closed: float,
     update_s: float = 0.0,
     trainer_version: int | None = None,
+    duplicates: int = 0,
     extra: dict[str, float] | None = None,
 ) -> StepRecord:
     """Build the record of a closed step: figures, verdict, failures, slowest sample. See ``step_statistics``.
@@ -199,6 +200,7 @@ def step_record(
         closed=closed,
         update_s=update_s,
         trainer_version=trainer_version,
+        duplicates=duplicates,
     )
     statistics |= {key: float(value) for key, value in (extra or {}).items() if np.isfinite(value)}
     labels: dict[str, str] = {}

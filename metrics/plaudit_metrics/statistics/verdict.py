@@ -15,20 +15,22 @@ end of its work in the rollout.
 So every sample only moves forward through the causes, and the earliest cause among many samples does too: a wait splits
 at the points in time at which the *last* awaited sample leaves each cause. No sampling, no sweep, and the parts add up
 to the wait. A wait whose cause the trainer recorded itself goes wholly to it: ``pause`` (too many samples had no score,
-so the trainer paused before it admitted their prompts again).
+so the trainer paused before it admitted their prompts again), ``redis`` (Redis did not answer it for over a second, so
+nobody could hand anything on).
 
 **The verdict.** The first rule that holds decides:
 
 1. ``unscored``: no sample has a score, or the trainer paused for a fifth of the step or more because too many had none.
-2. ``trainer``: the trainer waited for less than a fifth of the step. Faster rewards or rollouts would not help much.
-3. ``straggler``: for more than half of the waiting, a single sample or group (of at least four) was missing. More
+2. ``redis``: Redis did not answer for a fifth of the step or more.
+3. ``trainer``: the trainer waited for less than a fifth of the step. Faster rewards or rollouts would not help much.
+4. ``straggler``: for more than half of the waiting, a single sample or group (of at least four) was missing. More
    workers would not help: that sample has to become faster, or be given up sooner.
-4. ``generation`` or ``tools``: at least three fifths of the waiting was for rollouts, most of it for this part.
-5. At least three fifths of it was for the reward side: its largest cause gives the name: ``reward`` (scorers at
+5. ``generation`` or ``tools``: at least three fifths of the waiting was for rollouts, most of it for this part.
+6. At least three fifths of it was for the reward side: its largest cause gives the name: ``reward`` (scorers at
    work), ``reward-queue`` (no free reward worker), ``limiter`` (a rate or concurrency limit of the job), ``endpoint``
    (the same wait, at least half of it because the endpoint asked for a pause, as with status 429),
    ``group-scorer``; for ``ready_queue`` (the groups were ready, the trainer had not taken them) ``trainer``.
-6. ``balanced``: neither side holds three fifths.
+7. ``balanced``: neither side holds three fifths.
 
 The rules look at exposed time only, so they hold for synchronous and asynchronous schedules: time that overlaps with
 the update is no part of a wait. The threshold of a fifth is that of the alert RewardStarvesTrainer.
@@ -36,20 +38,23 @@ the update is no part of a wait. The threshold of a fifth is that of the alert R
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 import numpy as np
 
 from plaudit_metrics.statistics.columns import Floats, Integers, SampleColumns
-from plaudit_wire.records import OUTCOMES, PAUSE, GroupRecord, WaitRecord
+from plaudit_wire.records import OUTCOMES, PAUSE, REDIS, GroupRecord, WaitRecord
 
 CAUSES = ("generation", "tools", "sample_queue", "limiter", "score", "group_scorer", "ready_queue", PAUSE)
 """In the order of the pipeline; all but the first two are the reward side's."""
+ALL_CAUSES = (*CAUSES, REDIS)
+"""With the one that is nobody's; its figure is absent where Redis always answered."""
 ROLLOUT_CAUSES = CAUSES[:2]
 _OF_GROUPS = CAUSES[:-1]
 """Causes that follow from the stamps of the awaited groups."""
@@ -64,27 +69,27 @@ class WaitSplit:
     total_s: float
     """Sum of the waits."""
     cause_s: dict[str, float]
-    """Seconds for each of ``CAUSES``; they add up to ``total_s``."""
+    """Seconds for each of ``CAUSES``, and for ``REDIS`` if there are any; they add up to ``total_s``."""
     straggler_s: float
     """Seconds in which the trainer waited for a single sample or group (of at least four)."""
 
     @property
     def exposed_reward_s(self) -> float:
         """Return the seconds in which the trainer waited for rewards after generation had ended."""
-        return sum(seconds for cause, seconds in self.cause_s.items() if cause not in ROLLOUT_CAUSES)
+        return sum(seconds for cause, seconds in self.cause_s.items() if cause not in (*ROLLOUT_CAUSES, REDIS))
 
 
 def split_waits(samples: SampleColumns, groups: Sequence[GroupRecord], waits: Sequence[WaitRecord]) -> WaitSplit:
-    """Split the trainer's waiting, disjoint stretches of the transport's clock, over ``CAUSES`` by the rule above.
+    """Split the trainer's waiting, disjoint stretches of the transport's clock, over ``ALL_CAUSES`` by the rule above.
 
     For an awaited group without samples its record decides; a group without either is left out.
     """
     timeline = _Timeline(samples, {record.group: record for record in groups})
-    cause_s = np.zeros(len(CAUSES))
+    cause_s = np.zeros(len(ALL_CAUSES))
     straggler_s = 0.0
     for wait in waits:
-        if wait.cause in CAUSES:
-            cause_s[CAUSES.index(wait.cause)] += wait.end - wait.start
+        if wait.cause in ALL_CAUSES:
+            cause_s[ALL_CAUSES.index(wait.cause)] += wait.end - wait.start
             continue
         awaited = timeline.find(wait.awaited)
         cause_s[: len(_OF_GROUPS)] += _causes(wait, timeline.left[:, awaited])
@@ -93,7 +98,7 @@ def split_waits(samples: SampleColumns, groups: Sequence[GroupRecord], waits: Se
         straggler_s += max(by_group, by_sample)
     return WaitSplit(
         total_s=float(sum(wait.end - wait.start for wait in waits)),
-        cause_s=dict(zip(CAUSES, cause_s.tolist(), strict=True)),
+        cause_s={cause: s for cause, s in zip(ALL_CAUSES, cause_s.tolist(), strict=True) if s or cause != REDIS},
         straggler_s=straggler_s,
     )
 
@@ -164,6 +169,7 @@ def _held_by_last(wait: WaitRecord, done: Floats) -> float:
 
 Verdict = Literal[
     "unscored",
+    "redis",
     "generation",
     "tools",
     "reward",
@@ -182,7 +188,7 @@ STRAGGLER_SHARE = 0.5
 """A straggler accounts for more than this share of the waiting."""
 SIDE_SHARE = 0.6
 """Generation or the reward side accounts for at least this share of the waiting."""
-_PROCESS_WAIT = re.compile(r"reward_pipeline/scorer/(.+)/wait_s/mean")
+_CALL_KEY = re.compile(r"reward_pipeline/scorer/(.+)/call_s/mean")
 HELD_SHARE = 0.5
 """Of the waits for limits, the endpoints' own pauses take at least this share."""
 _OUTCOME_KEYS = tuple(f"reward_pipeline/outcome/{outcome}" for outcome in OUTCOMES)
@@ -197,9 +203,11 @@ _NAMES: dict[str, Verdict] = {
     "group_scorer": "group-scorer",
     "ready_queue": "trainer",
     PAUSE: "unscored",
+    REDIS: "redis",
 }
 _EXPLANATIONS: dict[str, str] = {
     "unscored": "Too many samples have no score: the reasons are listed by scorer. Repair the scorer that fails.",
+    "redis": "Redis did not answer, and every process of the run waited: look at its pod, its disk and its memory.",
     "generation": "The trainer waited for generation: add rollouts, or shorten responses.",
     "tools": "The trainer waited for the tools of agents: make them faster, or raise agent.maxConcurrentSamples.",
     "reward": "The trainer waited for scorers at work: make them faster, or hide them (maxStaleness, mini-batches).",
@@ -211,6 +219,10 @@ _EXPLANATIONS: dict[str, str] = {
     "trainer": "The trainer hardly waited: the update itself is the bottleneck.",
     "balanced": "The trainer waited about as long for generation as for rewards: neither is the only bottleneck.",
 }
+
+_READY_WAITED = (
+    "Groups were ready, and the trainer had not taken them: it waits in between for the GPUs, for weights or for Redis."
+)
 
 
 def verdict(statistics: Mapping[str, float]) -> Verdict:
@@ -249,7 +261,7 @@ def verdict_over(steps: Iterable[Mapping[str, float]]) -> Verdict:
     In an asynchronous schedule steps come in bursts: one waits for two, and the next finds everything ready. A verdict
     on the second alone is "trainer"; this one weighs each step by its seconds.
     """
-    causes = (f"wait/{cause}_s" for cause in CAUSES)
+    causes = (f"wait/{cause}_s" for cause in ALL_CAUSES)
     keys = ("step_s", "trainer_wait_s", "straggler_s", *causes, *_OUTCOME_KEYS, HELD_KEY, LIMITER_KEY)
     sums = dict.fromkeys(keys, 0.0)
     for statistics in steps:
@@ -260,24 +272,56 @@ def verdict_over(steps: Iterable[Mapping[str, float]]) -> Verdict:
 
 def explain(name: str, statistics: Mapping[str, float] = MappingProxyType({})) -> str:
     """Return a verdict's meaning, and its remedy by the step's figures, for people; empty for an unknown name."""
+    if name == "trainer" and statistics.get("trainer_wait_s", 0.0) >= WAITING_SHARE * statistics.get(
+        "step_s", math.inf
+    ):
+        return _READY_WAITED
     text = _EXPLANATIONS.get(name, "")
-    return " ".join(filter(None, (text, _more_processes(statistics) if name == "reward" else "")))
+    return " ".join(filter(None, (text, _slowest_scorer(statistics) if name == "reward" else "")))
 
 
-def _more_processes(statistics: Mapping[str, float]) -> str:
-    """Return a sentence on the scorer whose calls waited longest for a process, if longer than they took."""
-    waiting = []
-    for key, wait_s in statistics.items():
-        found = _PROCESS_WAIT.fullmatch(key)
-        call_s = statistics.get(f"reward_pipeline/scorer/{found[1]}/call_s/mean", 0.0) if found else 0.0
-        if found and wait_s > call_s:
-            waiting.append((wait_s, call_s, found[1]))
-    if not waiting:
+def _slowest_scorer(statistics: Mapping[str, float]) -> str:
+    """Return sentences on the scorer that held its samples longest, and on its processes if waiting for one is most.
+
+    A sample waits for the scorer that ends last, however many others wait for their processes meanwhile.
+    """
+    held = {found[1]: _held(statistics, found[1]) for key in statistics if (found := _CALL_KEY.fullmatch(key))}
+    if not held:
         return ""
-    wait_s, call_s, scorer = max(waiting)
+    scorer = max(held, key=lambda name: held[name].slow_s)
+    slowest, all_s = held[scorer], sum(each.all_s for each in held.values())
+    share = f", {slowest.all_s / all_s:.0%} of the seconds of all scorers" if all_s > 0 else ""
+    times = f"{slowest.median_s:.2f} s at the median, {slowest.slow_s:.2f} s at the 95th percentile"
+    sentence = f"The slowest is {scorer}: {times}{share}."
+    if slowest.wait_s <= slowest.call_s:
+        return sentence
     return (
-        f"Calls of {scorer} waited {wait_s:.2f} s for a free process and took {call_s:.2f} s: raise workers.processes."
+        f"{sentence} Calls of {scorer} waited {slowest.wait_s:.2f} s for a free process and took "
+        f"{slowest.call_s:.2f} s: raise workers.processes."
     )
+
+
+class _Held(NamedTuple):
+    """Hold how long a scorer held its samples: the wait for a process and the call, in seconds."""
+
+    wait_s: float
+    call_s: float
+    median_s: float
+    slow_s: float
+    """At the 95th percentile."""
+    all_s: float
+    """Over all samples."""
+
+
+def _held(statistics: Mapping[str, float], scorer: str) -> _Held:
+    key = f"reward_pipeline/scorer/{scorer}"
+    calls = sum(statistics.get(f"{key}/outcome/{outcome}", 0.0) for outcome in OUTCOMES)
+    wait_s, call_s = (statistics.get(f"{key}/{part}_s/mean", 0.0) for part in ("wait", "call"))
+    median_s, slow_s = (
+        sum(statistics.get(f"{key}/{part}_s/{place}", mean_s) for part, mean_s in (("wait", wait_s), ("call", call_s)))
+        for place in ("p50", "p95")
+    )
+    return _Held(wait_s, call_s, median_s, slow_s, (wait_s + call_s) * calls)
 
 
 class VerdictRule(msgspec.Struct, frozen=True):
@@ -314,6 +358,14 @@ def _rules(statistics: Mapping[str, float]) -> Iterable[VerdictRule]:
         f"no score at all, or at least {WAITING_SHARE:.0%}",
         _nothing_scored(statistics) or _pauses_hold(statistics),
     )
+    if redis_s := statistics.get(f"wait/{REDIS}_s", 0.0):
+        yield VerdictRule(
+            "redis",
+            "Did Redis not answer for a fifth of the step?",
+            f"it did not answer for {_share(redis_s, step_s, 'the step')}",
+            f"at least {WAITING_SHARE:.0%}",
+            redis_s >= WAITING_SHARE * step_s,
+        )
     yield VerdictRule(
         "trainer",
         "Did the trainer wait for less than a fifth of the step?",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -116,6 +115,7 @@ def _steps_of(folder: Path) -> list[StepRecord]:
 
 def _write_steps(records: Sequence[StepRecord], arguments: argparse.Namespace, output: TextIO) -> None:
     from plaudit_metrics.sources.steps import flat_step
+    from plaudit_metrics.statistics.columns import failures_of
 
     rows = [{key: value for key, value in flat_step(record).items() if key != "waits"} for record in records]
     if arguments.json:
@@ -127,7 +127,8 @@ def _write_steps(records: Sequence[StepRecord], arguments: argparse.Namespace, o
         writer.writerows(rows)
     else:
         output.write(_table(rows))
-        output.write(_reasons(records))
+        failures = failures_of(rows[-1]) if rows else ()
+        output.writelines(printable(f"{scorer}: {text}") + "\n" for scorer, text in failures)
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
@@ -136,14 +137,6 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
     widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
     lines = ("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
     return "".join(f"{line}\n" for line in lines)
-
-
-def _reasons(records: Sequence[StepRecord]) -> str:
-    """Return the newest step's failures, one line a scorer."""
-    pattern = re.compile(r"reward_pipeline/scorer/(.+)/reasons")
-    labels = records[-1].labels if records else {}
-    found = [(each[1], labels[each[0]]) for key in labels if (each := pattern.fullmatch(key)) is not None]
-    return "".join(printable(f"{name}: {text}") + "\n" for name, text in found)
 
 
 def _write_trace(folder: Path, arguments: argparse.Namespace) -> None:

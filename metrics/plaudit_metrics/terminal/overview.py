@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from plaudit_metrics.service.answers import RECENT_STEPS, sample_details, step_summary, verdict_detail
+from plaudit_metrics.service.answers import RECENT_STEPS, REDIS_AWAY, sample_details, step_summary, verdict_detail
 from plaudit_metrics.sources.steps import FILE_NAME, ClosedStep, KeptSteps, encode_sample, read_steps
 
 _WITHIN_S = 5.0
@@ -41,6 +41,8 @@ class RunOverview:
     workers: Sequence[Mapping[str, Any]] = ()
     failures: Mapping[str, Any] = field(default_factory=dict)
     """Of the samples that ended since the newest step closed; empty without a service."""
+    open: Mapping[str, Any] = field(default_factory=dict)
+    """What the open step waits for; empty without a service."""
 
 
 class OverviewSource(Protocol):
@@ -60,10 +62,13 @@ class MetricsService:
         """See ``OverviewSource.read``."""
         steps = self._get(f"steps?newest={_STEPS}")
         looks = self._get("queues")
-        streams = looks["looks"][-1]["streams"] if looks["looks"] else {}
+        away = looks["open"]["waits_for"] == REDIS_AWAY
+        streams = looks["looks"][-1]["streams"] if looks["looks"] and not away else {}
         failures = self._get("failures")
         if not steps["steps"]:
-            return RunOverview(steps["run"], streams=streams, workers=looks["workers"], failures=failures)
+            return RunOverview(
+                steps["run"], streams=streams, workers=looks["workers"], open=looks["open"], failures=failures
+            )
         newest = steps["steps"][-1]["step"]
         return RunOverview(
             steps["run"],
@@ -73,6 +78,7 @@ class MetricsService:
             streams,
             looks["workers"],
             failures,
+            looks["open"],
         )
 
     def _get(self, path: str) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import select
 import sys
 import termios
@@ -24,16 +23,22 @@ from rich.panel import Panel
 from rich.table import Column, Table
 from rich.text import Text
 
+from plaudit_metrics.service.answers import REDIS_AWAY
+from plaudit_metrics.statistics.columns import failures_of
 from plaudit_metrics.statistics.stages import STAGES
 from plaudit_metrics.terminal.overview import OverviewSource, RunOverview, UnknownRunError, source_of
 from plaudit_wire.printable import printable
-from plaudit_wire.records import OUTCOMES, PAUSE
+from plaudit_wire.records import OUTCOMES, PAUSE, REDIS
 
 _REFUSED = 2
 _STEPS = 10
 _SAMPLES = 5
 _BAR = 30
-_REASONS = re.compile(r"reward_pipeline/scorer/(.+)/reasons")
+_NARROW = 120
+"""Columns of a terminal below which only the most important columns are shown."""
+_LETTERS = {"trainer": "T", "generation": "G", "tools": "o", "sample_queue": "q", "limiter": "L", "score": "S"}
+_LETTERS |= {"group_scorer": "g", "ready_queue": "r", PAUSE: "P", REDIS: "R"}
+"""Part of a step's time → the letter that draws it: a bar can be read without colours."""
 _COLOURS = {
     "trainer": "green",
     "generation": "blue",
@@ -44,6 +49,7 @@ _COLOURS = {
     "group_scorer": "dark_orange",
     "ready_queue": "cyan",
     PAUSE: "bright_magenta",
+    REDIS: "bright_red",
 }
 """Part of a step's time → its colour in the bar."""
 
@@ -60,13 +66,13 @@ def top(arguments: argparse.Namespace) -> int:
     if console.is_terminal and sys.stdin.isatty():
         _draw(source, overview, console, max(arguments.every, 0.1))
     else:
-        console.print(frame(overview))
+        console.print(frame(overview, width=console.width))
     return 0
 
 
 def _draw(source: OverviewSource, overview: RunOverview, console: Console, every_s: float) -> None:
     """Draw until ``q`` or Ctrl-C. While the service does not respond, the last overview stays, with a message."""
-    screen = Live(frame(overview), console=console, screen=True, auto_refresh=False)
+    screen = Live(frame(overview, width=console.width), console=console, screen=True, auto_refresh=False)
     with contextlib.suppress(KeyboardInterrupt), _single_keys(), screen:
         screen.refresh()
         while not _quit_within(every_s):
@@ -75,7 +81,7 @@ def _draw(source: OverviewSource, overview: RunOverview, console: Console, every
                 overview = source.read()
             except UnknownRunError as error:
                 trouble = str(error)
-            screen.update(frame(overview, trouble), refresh=True)
+            screen.update(frame(overview, trouble, console.width), refresh=True)
 
 
 @contextlib.contextmanager
@@ -100,8 +106,10 @@ def _quit_within(seconds: float) -> bool:
     return not keys or any(key in keys for key in b"qQ\x03")
 
 
-def frame(overview: RunOverview, trouble: str = "") -> RenderableType:
-    """Return the whole view as one renderable; ``trouble`` is the reason that the overview is out of date.
+def frame(overview: RunOverview, trouble: str = "", width: int = _NARROW) -> RenderableType:
+    """Return the whole view as one renderable, for a terminal of ``width`` columns.
+
+    ``trouble`` is the reason that the overview is out of date.
 
     Names and texts come from users and their policies: control characters are replaced, and none is read as markup.
     """
@@ -111,7 +119,7 @@ def frame(overview: RunOverview, trouble: str = "") -> RenderableType:
         parts.append(Text(printable(trouble), style="bold red"))
     parts += _open_step_failures(overview.failures)
     if overview.steps:
-        parts += [_steps(overview.steps[-_STEPS:]), _last_step(overview.steps[-1])]
+        parts += [_steps(overview.steps[-_STEPS:], wide=width >= _NARROW), _last_step(overview.steps[-1])]
     if overview.streams:
         parts.append(_queues(overview))
     if overview.workers:
@@ -130,16 +138,21 @@ def _printable(value: Any) -> Any:
 
 
 def _verdict(overview: RunOverview) -> RenderableType:
+    text = Text()
+    if overview.open:
+        away = overview.open["waits_for"] == REDIS_AWAY
+        text.append(f"now: {overview.open['text']}\n", style="bold red" if away else "bold")
     if overview.verdict is None:
-        return Panel(Text("no step has closed yet"), title=Text(overview.run))
-    text = Text(overview.verdict["recent_verdict"], style="bold")
-    text.append(f" over the last steps · step {overview.verdict['step']}: {overview.verdict['verdict']}\n")
+        text.append("no step has closed yet")
+        return Panel(text, title=Text(overview.run))
+    text.append(f"the last steps together: {overview.verdict['recent_verdict']}", style="bold")
+    text.append(f" · step {overview.verdict['step']}: {overview.verdict['verdict']}\n")
     text.append(overview.verdict["explanation"])
     return Panel(text, title=Text(overview.run), subtitle="q quits")
 
 
 def _open_step_failures(failures: Mapping[str, Any]) -> list[RenderableType]:
-    if not failures.get("failures"):
+    if not failures.get("unscored"):
         return []
     share = failures["unscored"] / failures["samples"]
     lines = Text(f"since the newest step: {failures['unscored']} of {failures['samples']} samples ({share:.0%}) ")
@@ -151,29 +164,34 @@ def _open_step_failures(failures: Mapping[str, Any]) -> list[RenderableType]:
 
 def _reasons(step: Mapping[str, Any]) -> Text:
     """Return the failures of a closed step, one line a scorer."""
-    found = (_REASONS.fullmatch(key) for key in step)
-    return Text("\n").join(Text(f"{each[1]}: {step[each[0]]}", style="red") for each in found if each is not None)
+    return Text("\n").join(Text(f"{scorer}: {text}", style="red") for scorer, text in failures_of(step))
 
 
-def _steps(steps: Sequence[Mapping[str, Any]]) -> Table:
-    figures = ("step", "reward", "staleness", "step s", "exposed reward s", "no score")
-    table = Table(*map(_right, figures), "where the time went", "waited for", expand=True, box=None)
+def _steps(steps: Sequence[Mapping[str, Any]], *, wide: bool) -> Table:
+    """Return the table of steps; a narrow one leaves out staleness and the seconds that waited for rewards alone."""
+    shown = [_STEP_FIGURES[0], *(_STEP_FIGURES[1:] if wide else (_STEP_FIGURES[1], _STEP_FIGURES[3], _STEP_FIGURES[5]))]
+    table = Table(*(_right(heading) for heading, _, _ in shown), expand=True, box=None, padding=(0, 1, 0, 0))
+    table.add_column("where the time went", no_wrap=True, min_width=_BAR)
+    table.add_column("waited for", no_wrap=True, min_width=12)
     for step in steps:
-        table.add_row(
-            str(step["step"]),
-            _number(step.get("reward/mean"), "{:.3f}"),
-            _number(step.get("reward_pipeline/staleness/mean"), "{:.2f}"),
-            _number(step.get("step_s"), "{:.2f}"),
-            _number(step.get("exposed_reward_s"), "{:.2f}"),
-            _number(step.get("reward_pipeline/masked_share"), "{:.1%}"),
-            _bar(step),
-            Text(str(step.get("verdict", ""))),
-        )
+        figures = (_number(step.get(key), form) for _, key, form in shown)
+        table.add_row(*figures, _bar(step), Text(str(step.get("verdict", ""))))
     return table
 
 
+_STEP_FIGURES = (
+    ("step", "step", "{}"),
+    ("reward", "reward/mean", "{:.3f}"),
+    ("staleness", "reward_pipeline/staleness/mean", "{:.2f}"),
+    ("step s", "step_s", "{:.2f}"),
+    ("exposed reward s", "exposed_reward_s", "{:.2f}"),
+    ("no score", "reward_pipeline/masked_share", "{:.1%}"),
+)
+"""Heading, key and form of a figure."""
+
+
 def _bar(step: Mapping[str, Any]) -> Text:
-    """Return the step's time in colours: the trainer's own, then each cause of waiting."""
+    """Return the step's time in letters and colours: the trainer's own, then each cause of waiting."""
     whole_s = step.get("step_s") or step["closed"] - step["opened"]
     waits = {cause: float(step.get(f"wait/{cause}_s", 0.0)) for cause in _COLOURS if cause != "trainer"}
     parts = {"trainer": max(whole_s - sum(waits.values()), 0.0)} | waits
@@ -181,7 +199,7 @@ def _bar(step: Mapping[str, Any]) -> Text:
     for name, part_s in parts.items():
         seconds += part_s
         until = round(_BAR * seconds / whole_s) if whole_s > 0 else 0
-        bar.append("█" * (until - drawn), style=_COLOURS[name])
+        bar.append(_LETTERS[name] * (until - drawn), style=f"reverse {_COLOURS[name]}")
         drawn = max(drawn, until)
     return bar
 
@@ -189,7 +207,7 @@ def _bar(step: Mapping[str, Any]) -> Text:
 def _last_step(step: Mapping[str, Any]) -> RenderableType:
     legend = Text()
     for name, colour in _COLOURS.items():
-        legend.append("█ ", style=colour).append(f"{name.replace('_', ' ')}  ")
+        legend.append(_LETTERS[name], style=f"reverse {colour}").append(f" {name.replace('_', ' ')}  ")
     quantiles = map(_right, ("p50 s", "p95 s", "max s"))
     stages = Table("stage", *quantiles, title="stages, newest step", expand=True, box=None)
     for stage in STAGES:

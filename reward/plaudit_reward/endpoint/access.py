@@ -292,11 +292,10 @@ class EndpointAccess:
         self._circuit.check()
         began = time.monotonic()
         try:
-            passage = await self._limiter.enter(tokens)
+            with attempt.waiting():
+                passage = await self._limiter.enter(tokens)
         finally:
-            now = time.monotonic()
-            attempt.waited_s += now - began
-            attempt.held_s += self._limiter.held_s(began, now)
+            attempt.held_s += self._limiter.held_s(began, time.monotonic())
         try:
             with self._circuit.call():
                 yield passage

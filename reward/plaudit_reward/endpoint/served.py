@@ -93,13 +93,9 @@ class CallGate:
         """Let no further call begin; those under way continue."""
         self._opened.clear()
 
-    async def passed(self) -> float:
-        """Wait until calls may begin; return the seconds that this took, 0 if it is open."""
-        if self.is_open:
-            return 0.0
-        began_s = time.monotonic()
+    async def passed(self) -> None:
+        """Wait until calls may begin."""
         await self._opened.wait()
-        return time.monotonic() - began_s
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
@@ -324,14 +320,15 @@ class ServerPool:
     async def _pick(self, attempt: Attempt, began_s: float) -> Replica:
         """Wait for a server: for one that sleeps or is full as limiter wait, else within the sample's time."""
         while True:
-            attempt.waited_s += await self._gate.passed()
+            with attempt.waiting():
+                await self._gate.passed()
             now_s = time.monotonic()
             replica = self._replicas.pick(now_s)
             if replica is not None:
                 return replica
             if self._replicas.any_healthy:  # all are full
-                await self._wait(self._replicas.free_at_s() - now_s)
-                attempt.waited_s += time.monotonic() - now_s
+                with attempt.waiting():
+                    await self._wait(self._replicas.free_at_s() - now_s)
                 continue
             left_s = _left_s(attempt, began_s)
             if left_s <= 0:

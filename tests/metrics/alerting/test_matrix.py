@@ -1,12 +1,17 @@
 """Every alert × every step length × every scenario: it fires where it must, is silent elsewhere, and does not flap.
 
-promtool runs the committed rules on simulated runs, all of them side by side as in one Prometheus.
+promtool runs the committed rules on simulated runs, all of them side by side as in one Prometheus. A real Alertmanager
+then shows what a person receives of each fault.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import shutil
 import subprocess
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +19,9 @@ import pytest
 import yaml
 
 from plaudit_metrics.monitoring.alerts import ALERTS
+from plaudit_workers.launch.redis import free_port
 from simulated_series import Cell, input_series
+from waiting import until_in_thread
 
 REPOSITORY = Path(__file__).parents[3]
 RULES = [
@@ -25,6 +32,8 @@ SECOND, MINUTE, ELEVEN, HALF_HOUR, LONG = LENGTHS = (1.0, 60.0, 660.0, 1800.0, 9
 SHORT = (SECOND, MINUTE, ELEVEN)
 """Three times such a step is shorter than the fault."""
 
+_BOTH_BURNS = {"RewardLatencyBurn warning": LENGTHS}
+"""The trainer hardly waits: nothing is critical."""
 SCENARIOS: dict[str, dict[str, tuple[float, ...]]] = {
     "healthy": {},
     "slow rewards": {
@@ -40,13 +49,25 @@ SCENARIOS: dict[str, dict[str, tuple[float, ...]]] = {
         "RewardLatencyBurn warning": LENGTHS,
         "StepStalled critical": SHORT,
     },
-    "dead redis": {"RedisDown critical": LENGTHS, "StepStalled critical": SHORT},
-    "dead trainer": {"NoTrainer critical": LENGTHS, "StepStalled critical": SHORT},
+    "dead redis": {"RedisDown critical": LENGTHS},
+    "clock of redis behind": {},
+    "dead trainer": {"NoTrainer critical": LENGTHS},
+    "trainer restarts": {"TrainerRestarting critical": LENGTHS},
+    "validation": {},
+    "first step": {"RewardLatencyBurn warning": LENGTHS, "RewardsUniform warning": (LONG,)},
+    "first step hangs": {"StepStalled critical": LENGTHS},
     "dead metrics pod": {"RunWithoutMetrics critical": LENGTHS},
     "suspended": {},
+    "resume": {},
+    "not starting": {"RLJobNotStarting warning": LENGTHS},
     "finished": {},
     "service": {},
     "service with a hung scorer": {"ScorerHanging critical": LENGTHS},
+    "service with a throttled judge, then idle": {
+        "JudgeBudgetExhausted warning": LENGTHS,
+        "RewardLatencyBurn critical": LENGTHS,
+        "RewardLatencyBurn warning": LENGTHS,
+    },
     "service with too much work": {"BacklogGrowing warning": LENGTHS},
     "restart": {},
     "eviction": {},
@@ -75,6 +96,16 @@ SCENARIOS: dict[str, dict[str, tuple[float, ...]]] = {
     "slow weights": {"RolloutBehind warning": LENGTHS},
     "events lost": {"EventsLost warning": LENGTHS},
     "dead letter": {"DeadLetters warning": LENGTHS},
+    "dead letter in a gap": {"DeadLetters warning": LENGTHS, "RunWithoutMetrics critical": LENGTHS},
+    "alternating 31": {"RewardStarvesTrainer warning": SHORT},  # of longer steps the fault has a single rhythm
+    "alternating 14": {},
+    **{f"{samples} samples, {share} % late": {} for samples in (16, 1024, 4096) for share in (1, 5)},
+    **{f"{samples} samples, 4 % failed": {} for samples in (64, 1024, 4096)},
+    **{f"{samples} samples, 20 % late": _BOTH_BURNS for samples in (16, 4096)},
+    **{
+        f"{samples} samples, 16 % failed": {"ScoresFailing critical": LENGTHS, "RewardLatencyBurn warning": LENGTHS}
+        for samples in (16, 64, 1024)
+    },
     "full redis": {"RedisMemoryHigh critical": LENGTHS},
     "unwritten redis": {"RedisPersistenceFailing critical": LENGTHS},
     "failed": {"RLJobFailed critical": LENGTHS},
@@ -161,3 +192,83 @@ def run_matrix(promtool: str, tmp_path: Path, rules: list[str], step_s: float) -
 def test_every_alert_of_a_run_fires_in_a_scenario() -> None:
     fired = {alert.split()[0] for alerts in SCENARIOS.values() for alert in alerts}
     assert {alert.name for alert in ALERTS if not alert.name.startswith("Operator")} == fired
+
+
+CONFIGURATION = REPOSITORY / "metrics" / "alerts" / "alertmanager.yaml"
+PAGES = {
+    "slow rewards": "RewardLatencyBurn",
+    "hung scorer": "ScorerHanging",
+    "raising function": "ScoresFailing",
+    "dead redis": "RedisDown",
+    "dead trainer": "NoTrainer",
+    "trainer restarts": "TrainerRestarting",
+    "first step hangs": "StepStalled",
+    "dead metrics pod": "RunWithoutMetrics",
+    "service with a hung scorer": "ScorerHanging",
+    "service with a throttled judge, then idle": "RewardLatencyBurn",
+    "no rollout": "NoReadyRollout",
+    "no reward worker": "NoRewardWorkers",
+    "open circuit": "JudgeCircuitOpen",
+    "mismatch": "LogprobMismatch",
+    "dead letter in a gap": "RunWithoutMetrics",
+    "full redis": "RedisMemoryHigh",
+    "unwritten redis": "RedisPersistenceFailing",
+    "failed": "RLJobFailed",
+    **{f"{samples} samples, 16 % failed": "ScoresFailing" for samples in (16, 64, 1024)},
+}
+"""Scenario → the only page; the others wake nobody."""
+TOGETHER = {
+    "redis is down for long": ("RedisDown", "StepStalled", "NoTrainer", "RewardLatencyBurn", "NoReadyRollout"),
+    "a judge that is not called": ("JudgeCircuitOpen", "ScoresFailing", "StepStalled", "RewardLatencyBurn"),
+    "a trainer that starts and dies": ("TrainerRestarting", "NoTrainer", "StepStalled"),
+    "a failed job": ("RLJobFailed", "NoTrainer", "StepStalled", "NoReadyRollout"),
+    "reward workers are gone": ("NoRewardWorkers", "StepStalled", "RewardLatencyBurn"),
+    "a scorer hangs": ("ScorerHanging", "StepStalled", "RewardLatencyBurn"),
+}
+"""Critical alerts that one fault of a real run raises together, the page first."""
+
+
+@pytest.fixture(scope="module")
+def alertmanager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    program = shutil.which("alertmanager") or shutil.which("prometheus-alertmanager")
+    if program is None:
+        pytest.skip("Alertmanager is not installed (Debian: apt-get install prometheus-alertmanager)")
+    folder, port = tmp_path_factory.mktemp("alertmanager"), free_port()
+    command = [program, f"--config.file={CONFIGURATION}", f"--storage.path={folder}"]
+    command += [f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address="]
+    with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        yield f"http://127.0.0.1:{port}/api/v2/alerts"
+        process.kill()
+
+
+def sent(scenario: str, alert: str, severity: str) -> dict[str, Any]:
+    labels = {"alertname": alert, "severity": severity, "run": scenario, "namespace": "team", "cluster": "one"}
+    return {"labels": labels | ({"name": scenario} if alert.startswith(("RLJob", "RunWithout")) else {})}
+
+
+def on_call(address: str, alerts: list[dict[str, Any]]) -> dict[str, set[str]]:
+    """Send the alerts; return what reaches the person on call, by run. Nothing while Alertmanager starts."""
+    request = urllib.request.Request(address, json.dumps(alerts).encode(), {"Content-Type": "application/json"})
+    try:
+        urllib.request.urlopen(request, timeout=5).close()
+        with urllib.request.urlopen(address, timeout=5) as answer:
+            found = json.load(answer)
+    except OSError:
+        return {}
+    pages: dict[str, set[str]] = {}
+    for each in found:
+        if each["receivers"] == [{"name": "on-call"}] and not each["status"]["inhibitedBy"]:
+            pages.setdefault(each["labels"]["run"], set()).add(each["labels"]["alertname"])
+    return pages
+
+
+async def test_one_fault_pages_once(alertmanager: str) -> None:
+    severities = {alert.name: alert.severity for alert in ALERTS}
+    alerts = [sent(scenario, *each.split()) for scenario, expected in SCENARIOS.items() for each in expected]
+    alerts += [sent(run, name, severities[name]) for run, names in TOGETHER.items() for name in names]
+    expected = {scenario: {page} for scenario, page in PAGES.items()} | {
+        run: {names[0]} for run, names in TOGETHER.items()
+    }
+    with contextlib.suppress(TimeoutError):  # it takes in what was sent one after the other
+        await until_in_thread(lambda: on_call(alertmanager, alerts) == expected, within_s=20)
+    assert on_call(alertmanager, alerts) == expected

@@ -287,6 +287,71 @@ def test_an_outlier_is_named_and_does_not_flatten_the_chart_and_negative_rewards
     assert tab.complaints == []
 
 
+_INK = """(() => {
+  const canvas = document.querySelector('figure.chart canvas');
+  const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+  let drawn = 0;
+  for (let at = 3; at < data.length; at += 4) drawn += data[at] > 200;
+  return drawn / (canvas.width * canvas.height);
+})()"""
+"""Share of the first chart that is painted."""
+
+
+def test_500_steps_and_20_scorers_can_be_read_on_a_screen_and_on_a_phone(
+    make_site: Callable[[Sequence[str]], Site], tab: Tab
+) -> None:
+    site = make_site(["generation"])
+    record: StepRecord = site.builder.steps[-1][0]
+    values = {f"reward_pipeline/scorer/s{number}/value/mean": 10.0**-number for number in range(20)}
+    length_s = record.closed - record.opened
+    steps = [
+        msgspec.structs.replace(
+            record,
+            step=number,
+            opened=record.closed + number * length_s,
+            closed=record.closed + (number + (9 if number % 25 == 0 else 1)) * length_s,
+            statistics=record.statistics | values,
+            waits=[],
+        )
+        for number in range(2, 501)
+    ]
+    site.publish(steps)
+    for width in (1280, 390):
+        tab.look_like(width, 900)
+        tab.open(site.url)
+        tab.until("document.querySelector('#verdict')?.innerText.startsWith('Step 500')")
+        assert tab.ask(_INK) > 0.2
+        tab.ask("document.querySelector('#count').value = 500")
+        tab.ask("document.querySelector('#count').dispatchEvent(new Event('change'))")
+        tab.until("document.querySelector('figure.chart .note:not([hidden]) + .note')?.innerText.endsWith('more.')")
+        assert tab.ask(_INK) > 0.2
+        assert tab.ask("document.querySelectorAll('#values figure').length") == 22  # with those of the run
+        assert tab.ask("document.documentElement.scrollWidth") <= width
+        if folder := os.environ.get("PLAUDIT_PICTURES"):
+            (Path(folder) / f"steps-{width}.png").write_bytes(tab.picture(3000))
+    assert [text for text in tab.complaints if "getImageData" not in text] == []  # this test reads the canvas
+
+
+def test_the_open_step_says_what_it_waits_for_before_everything_else(
+    make_site: Callable[[Sequence[str]], Site], tab: Tab
+) -> None:
+    site = make_site(["generation"])
+    hanging = WorkerRecord("reward-0", "reward", 64, 64, scorers={"slow": ScorerWork(64, 47.0)})
+    site.redis.hset(site.keys.worker_records, hanging.worker, msgspec.msgpack.encode(hanging))
+    for width in (1280, 390):
+        tab.look_like(width, 900)
+        tab.open(site.url)
+        tab.until(
+            "document.querySelector('#content .now')?.innerText.includes('64 calls of slow in flight, the oldest 47 s')"
+        )
+        assert "open for" in tab.text(".now")
+        above = "document.querySelector('.now').getBoundingClientRect().top < document.querySelector('#verdict')"
+        tab.until(f"{above}?.getBoundingClientRect().top")
+        if folder := os.environ.get("PLAUDIT_PICTURES"):
+            (Path(folder) / f"open-{width}.png").write_bytes(tab.picture(1200))
+    assert tab.complaints == []
+
+
 def test_work_in_flight_is_shown_by_stage_with_its_age(make_site: Callable[[Sequence[str]], Site], tab: Tab) -> None:
     site = make_site(["generation"])
     site.queue("samples", 3)

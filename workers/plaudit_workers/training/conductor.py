@@ -133,6 +133,7 @@ class Conductor:
 
     def _open(self, broken_off: dict[str, Any] | None) -> tuple[OpenStep, StepReport]:
         number = self._state.version.number + 1
+        self._run.clock.settle()
         if broken_off is None:
             return OpenStep(self._schedule, number), StepReport(number, self._run.clock.now())
         step = OpenStep(self._schedule, number, broken_off["accounted"], broken_off.get("replaced", 0))
@@ -200,18 +201,24 @@ class RunRecords:
         self._run = run
         self._state = state
         self._thread = thread
+        self._duplicates: int | None = None
+        """Refused in the whole run until the newest step closed; None before this trainer's first one."""
 
     async def step(self, report: StepReport, closed: float) -> None:
         """Write a step that closed then (server's clock): its line, samples, record for the metrics, the ledger."""
         if failed := list(failed_samples([group for group, _ in report.ended])):
             reasons = failure_reasons(failed)
             logger.warning("samples without a score", step=report.step, count=len(failed), reasons=reasons)
-        record = await asyncio.to_thread(self._write, report, closed)
+        counters = await self._run.transport.retry_through_outage(self._run.streams.counters)
+        refused = counters["duplicates"]
+        known = self._duplicates if self._duplicates is not None else 0 if self._state.incarnation == 1 else refused
+        self._duplicates = refused
+        record = await asyncio.to_thread(self._write, report, closed, refused - known)
         await self._run.streams.record_step(record)
         await self.ledger()
 
-    def _write(self, report: StepReport, closed: float) -> StepRecord:
-        record = report.record(self._state.incarnation, max(report.step - 1, 0), closed)
+    def _write(self, report: StepReport, closed: float, duplicates: int) -> StepRecord:
+        record = report.record(self._state.incarnation, max(report.step - 1, 0), closed, max(duplicates, 0))
         self._run.sinks.write(record, self._store(report))
         return record
 

@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.rollout import SamplingSpec
+from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement, PolicyVersion, Sampling
 from plaudit_workers.files import whole_file
 from plaudit_workers.stream.trainer import StaleIncarnationError, TrainerStreams
@@ -24,6 +27,7 @@ from plaudit_workers.stream.transport import Transport
 from plaudit_workers.training.schedule import Positions, Schedule, TrainerLedger
 from plaudit_workers.training.sinks import Sinks
 
+logger = get_logger(__name__)
 OrderSnapshot = dict[str, Any]
 """Plain data: JSON can hold it."""
 LINEAGE_FILE = "incarnations.json"
@@ -259,11 +263,38 @@ def _sampling(section: SamplingSpec) -> Sampling:
     )
 
 
-class ServerClock:
-    """Estimate the clock of Redis's host: an offset to the monotonic clock, renewed about every second.
+@dataclass(frozen=True)
+class _Exchange:
+    """Hold one question for the server's time."""
 
-    Waits and closings are stamped with it, so that they fit what the stream scripts stamped; a Redis that is away for
-    a while does not stop it.
+    trip_s: float
+    """Seconds until the reply: the error of ``offset_s`` is at most half of them."""
+    offset_s: float
+    """The server's clock less this host's monotonic one; the reply counts for the middle of the round trip."""
+
+    def contradicts(self, other: _Exchange) -> bool:
+        """Return True if both can be right only when one of the clocks was set between them."""
+        return abs(self.offset_s - other.offset_s) > (self.trip_s + other.trip_s) / 2 + _DRIFT_S
+
+
+_trip_s = attrgetter("trip_s")
+_RECENT_EXCHANGES = 60
+"""About a minute of them."""
+_FIRST_EXCHANGES = 4
+_OUTAGE_S = 1.0
+_MOST_OUTAGES = 1000
+_DRIFT_S = 0.01
+"""Two clocks drift apart by less than that in a minute."""
+_SLEW = 0.01
+"""The clock loses at most this share of a second each second, so that no duration is off by more."""
+
+
+class ServerClock:
+    """Estimate the clock of Redis's host: an offset to the monotonic clock, which never falls.
+
+    Waits and closings are stamped with it, so that they fit what the stream scripts stamped. The offset is that of the
+    fastest of the newest round trips, as in NTP: a paused Redis, which replies late, does not move it. When Redis's
+    clock itself is set, the offset stays until ``settle``, so that no duration contains the jump.
 
     Args:
         ask: returns the server's seconds since the epoch.
@@ -271,17 +302,68 @@ class ServerClock:
 
     def __init__(self, ask: Callable[[], Awaitable[float]]) -> None:
         self._ask = ask
-        self._offset_s = time.time() - time.monotonic()
+        self._exchanges: deque[_Exchange] = deque(maxlen=_RECENT_EXCHANGES)
+        self._offset_s = self._target_s = time.time() - time.monotonic()
+        self._slewed_at = time.monotonic()
+        self._newest = 0.0
+        self._unanswered_since: float | None = None
+        self._outages: deque[tuple[float, float]] = deque(maxlen=_MOST_OUTAGES)
 
     async def synchronise(self) -> None:
-        """Ask the server; its reply counts for the middle of the round trip."""
+        """Ask the server; the first time more than once, since one reply alone may be late."""
+        if not self._exchanges:
+            self._exchanges += [await self._exchange() for _ in range(_FIRST_EXCHANGES)]
+            self._offset_s = self._target_s = min(self._exchanges, key=_trip_s).offset_s
+            return
+        exchange, known = await self._exchange(), min(self._exchanges, key=_trip_s)
+        if exchange.contradicts(known):
+            self._exchanges.clear()
+        elif exchange.trip_s < known.trip_s and abs(self._target_s - known.offset_s) <= known.trip_s / 2:
+            self._move(exchange.offset_s)  # the same clock, known better
+        self._exchanges.append(exchange)
+
+    async def _exchange(self) -> _Exchange:
         asked = time.monotonic()
-        server = await self._ask()
-        self._offset_s = server - (asked + time.monotonic()) / 2
+        self._unanswered_since = self._unanswered_since or asked  # a question that failed is still unanswered
+        server_s = await self._ask()
+        replied = time.monotonic()
+        # Not until the reply was read: this process may have been busy, while Redis had answered at once.
+        answered = min(server_s - self._offset_at(replied), replied)
+        if answered - self._unanswered_since > _OUTAGE_S:
+            self._outages.append((self._unanswered_since, answered))
+        self._unanswered_since = None
+        return _Exchange(replied - asked, server_s - (asked + replied) / 2)
+
+    def outages(self, since: float) -> list[tuple[float, float]]:
+        """Return when the server did not answer for over a second: stretches of its clock that end after ``since``."""
+        now, asked = time.monotonic(), self._unanswered_since
+        lasting = [(asked, now)] if asked is not None and now - asked > _OUTAGE_S else []
+        offset_s = self._offset_at(now)
+        stretches = [(began + offset_s, ended + offset_s) for began, ended in (*self._outages, *lasting)]
+        return [(began, ended) for began, ended in stretches if ended > since]
+
+    def settle(self) -> None:
+        """Follow a Redis whose clock was set: forwards at once, backwards slowly. Call it where no duration runs."""
+        best = min(self._exchanges, key=_trip_s, default=None)
+        if best is None or abs(best.offset_s - self._target_s) <= best.trip_s / 2 + _DRIFT_S:
+            return
+        logger.warning("the clock of Redis was set", seconds=round(best.offset_s - self._target_s, 3))
+        self._move(best.offset_s)
+
+    def _move(self, offset_s: float) -> None:
+        """Take an offset: a larger one at once, a smaller one slowly."""
+        now = time.monotonic()
+        self._offset_s = max(self._offset_at(now), offset_s)
+        self._target_s, self._slewed_at = offset_s, now
+
+    def _offset_at(self, monotonic_s: float) -> float:
+        return max(self._offset_s - _SLEW * (monotonic_s - self._slewed_at), self._target_s)
 
     def now(self) -> float:
-        """Return seconds since the epoch on the server's clock."""
-        return time.monotonic() + self._offset_s
+        """Return seconds since the epoch on the server's clock; never less than before."""
+        monotonic_s = time.monotonic()
+        self._newest = max(self._newest, monotonic_s + self._offset_at(monotonic_s))
+        return self._newest
 
 
 @dataclass

@@ -18,7 +18,7 @@ import msgspec
 from plaudit_metrics.statistics.steps import step_record
 from plaudit_wire.errors import JobFailedError
 from plaudit_wire.logs import get_logger
-from plaudit_wire.records import PAUSE, GroupRecord, SampleRecord, StepRecord, WaitRecord
+from plaudit_wire.records import PAUSE, REDIS, GroupRecord, SampleRecord, StepRecord, WaitRecord
 from plaudit_workers.stream.groups import Group
 from plaudit_workers.training.groups import (
     Admitter,
@@ -208,12 +208,13 @@ class StepReport:
         self.records += records
         self.ended += zip(groups, records, strict=True)
 
-    def record(self, incarnation: int, trainer_version: int, closed: float) -> StepRecord:
+    def record(self, incarnation: int, trainer_version: int, closed: float, duplicates: int = 0) -> StepRecord:
         """Return the record of the whole step.
 
         Args:
             trainer_version: number of the version that the step's first update started from.
             closed: server's clock.
+            duplicates: publications and commits refused as such since the step before closed.
         """
         ends = [record.end for record in self.records]
         extra = {
@@ -233,6 +234,7 @@ class StepReport:
             closed=closed,
             update_s=self.update_s,
             trainer_version=trainer_version,
+            duplicates=duplicates,
             extra=join_mini_batches(self.updates) | extra | self.figures,
         )
 
@@ -315,7 +317,8 @@ class StepTraining:
             await self.intake.wait(_LOOK_EVERY_S)
         if began:
             awaited = sorted(step.taken - in_hand)
-            report.waits += wait_records(began, max(began, self.run.clock.now()), awaited, self.state.paused_until)
+            ended, outages = self.run.clock.now(), self.run.clock.outages(began)
+            report.waits += without_outages(wait_records(began, ended, awaited, self.state.paused_until), outages)
         return decision
 
     def _take_ready(self, step: OpenStep, report: StepReport) -> None:
@@ -423,3 +426,21 @@ def wait_records(began: float, ended: float, awaited: list[str], paused_until: f
     if not began < paused_until <= ended:
         return [WaitRecord(began, ended, awaited)]
     return [WaitRecord(began, paused_until, [], PAUSE), WaitRecord(paused_until, ended, awaited)]
+
+
+def without_outages(waits: Sequence[WaitRecord], outages: Sequence[tuple[float, float]]) -> list[WaitRecord]:
+    """Cut out of waits the stretches in which Redis did not answer, in order and disjoint, as waits of their own."""
+    records: list[WaitRecord] = []
+    for wait in waits:
+        start = wait.start
+        for began, ended in outages:
+            began, ended = max(began, start), min(ended, wait.end)
+            if began >= ended:
+                continue
+            if start < began:
+                records.append(WaitRecord(start, began, wait.awaited, wait.cause))
+            records.append(WaitRecord(began, ended, [], REDIS))
+            start = ended
+        if start < wait.end or start == wait.start:
+            records.append(WaitRecord(start, wait.end, wait.awaited, wait.cause))
+    return records

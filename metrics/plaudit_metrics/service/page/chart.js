@@ -15,7 +15,9 @@ const MOST_TOLD = 500;
 const FONT = "12px system-ui, sans-serif";
 const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
 const TIMES_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600];
-const MOST_ROWS_WITH_GAPS = 150;
+const LEAST_BAR_WITH_GAP = 5;
+const AXIS = 56;
+const MOST_NAMED = 3;
 
 export class Chart {
   /**
@@ -56,6 +58,7 @@ export class Chart {
       this.host,
       this.table.node,
     );
+    this.gap = this.#gap();
     new ResizeObserver(() => this.#fit()).observe(this.host);
     onTheme(() => this.#draw());
   }
@@ -66,8 +69,13 @@ export class Chart {
     this.host.setAttribute("aria-label", this.#summary());
     this.table.refresh();
     this.#findOutliers();
-    if (this.plot === null) this.#draw();
+    if (this.plot === null || this.gap !== this.#gap()) this.#draw();
     else this.plot.setData(this.#data());
+  }
+
+  /** Pixels between two bars: a stroke of a pixel would cover narrow ones. */
+  #gap() {
+    return (this.host.clientWidth - AXIS) / (this.rows.length || 1) >= LEAST_BAR_WITH_GAP ? 1 : 0;
   }
 
   /** A few rows far above the others are cut off, and named, so that they do not flatten the chart. */
@@ -80,7 +88,10 @@ export class Chart {
     this.top = usualTop(heights);
     const far = this.top === null ? [] : this.rows.map((row, at) => [row, heights[at]]).filter(([, height]) => height > this.top);
     this.beyond.hidden = far.length === 0;
-    this.beyond.textContent = `Beyond the axis: ${far.map(([row, height]) => `${x.label.toLowerCase()} ${x.words(x.value(row))} (${words(height)})`).join(", ")}.`;
+    const named = [...far].sort(([, one], [, other]) => other - one).slice(0, MOST_NAMED)
+      .map(([row, height]) => `${x.label.toLowerCase()} ${x.words(x.value(row))} (${words(height)})`);
+    const more = far.length > MOST_NAMED ? ` and ${far.length - MOST_NAMED} more` : "";
+    this.beyond.textContent = `Beyond the axis: ${named.join(", ")}${more}.`;
   }
 
   #range(low, high) {
@@ -146,7 +157,7 @@ export class Chart {
     return {
       width: this.host.clientWidth,
       height: this.host.clientHeight,
-      padding: [8, x.time ? 30 : 8, 0, 0],
+      padding: [8, x.time ? 30 : 20, 0, 0],
       legend: { show: false },
       scales: {
         x: { time: Boolean(x.time), range: ends },
@@ -154,7 +165,7 @@ export class Chart {
       },
       axes: [
         { ...axis, grid: { show: false }, size: 28, space: x.time ? 80 : 50, incrs: x.time ? TIMES_S : WHOLE, values: (_, ticks) => ticks.map(x.words) },
-        { ...axis, size: 56, space: 36, values: (_, ticks) => ticks.map(mark[unit]) },
+        { ...axis, size: AXIS, space: 36, values: (_, ticks) => ticks.map(mark[unit]) },
       ],
       cursor: {
         x: kind === "lines",
@@ -171,7 +182,7 @@ export class Chart {
 
   #bars() {
     const paths = uPlot.paths.bars({ size: [0.78, 56] });
-    const width = this.rows.length > MOST_ROWS_WITH_GAPS ? 0 : 1;
+    const width = (this.gap = this.#gap());
     const surface = resolved("--card");
     return this.spec.series
       .map(({ color }) => ({ paths, fill: resolved(color), stroke: surface, width, points: { show: false } }))
@@ -201,7 +212,7 @@ export class Chart {
   }
 
   #fit() {
-    if (this.plot === null) this.#draw();
+    if (this.plot === null || (this.host.clientWidth > 0 && this.gap !== this.#gap())) this.#draw();
     else if (this.host.clientWidth > 0) this.plot.setSize({ width: this.host.clientWidth, height: this.host.clientHeight });
   }
 

@@ -74,6 +74,7 @@ async function ask() {
 }
 
 function showNews({ queues, unscored }) {
+  overview.showOpen(queues.open);
   overview.showUnscored(unscored);
   if (queues.looks[0]?.time < state.looks.at(-1)?.time) state.looks = [];
   state.looks.push(...queues.looks);

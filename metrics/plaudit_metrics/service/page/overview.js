@@ -11,6 +11,7 @@ const STEP = { label: "Step", value: (step) => step.step, words: String };
 const TIME = { label: "At", value: (look) => look.time, words: clock, time: true };
 const CHOICES = [30, 60, 150, 500];
 const SLOWEST = 10;
+const MOST_LINES = 6;
 
 export class Overview {
   /** @param {function(number): void} choose called with how many steps are to be shown */
@@ -19,6 +20,7 @@ export class Overview {
     const overSteps = (spec) => new Chart({ x: STEP, pick: open, link: stepLink, ...spec });
     const overTime = (spec) => new Chart({ kind: "lines", x: TIME, series: queueSeries(spec.of), ...spec });
     this.verdict = element("div", { "aria-live": "polite" });
+    this.open = element("div");
     this.time = overSteps({
       title: "Where the time went",
       note: "Seconds of each step. Click a bar to open its step.",
@@ -32,13 +34,13 @@ export class Overview {
       series: [{ key: "reward", label: "mean", color: "--generation", value: (step) => step["reward/mean"], band: deviation("reward") }],
     });
     this.validation = keyedChart("validation", (sources) => overSteps({
-      title: "Validation reward", note: "Mean of each data source, at the steps with a validation.", kind: "lines", unit: "figure",
+      title: "Validation reward", note: "Mean of each data source, at the steps with a validation.", kind: "lines", unit: "figure", ...ofOne(sources, "Validation reward of the data source."),
       series: sources.map((source, index) => ({
         key: source, label: source, color: seriesColor(index), value: (step) => step[`val/${source}/reward`],
       })),
     }), "val/", "/reward");
     this.values = keyedChart("values", (scorers) => overSteps({
-      title: "Values of the scorers", note: "Mean of the step.", kind: "lines", unit: "figure",
+      title: "Values of the scorers", note: "Mean of the step.", kind: "lines", unit: "figure", ...ofOne(scorers, "Value of the scorer, mean of the step."),
       series: scorers.map((scorer, index) => ({
         key: scorer, label: scorer, color: seriesColor(index), value: (step) => step[`reward_pipeline/scorer/${scorer}/value/mean`],
       })),
@@ -76,7 +78,7 @@ export class Overview {
       element("div", { class: "pair" }, this.depth.node, this.age.node),
       section("In flight now", "Work that waits or is in progress, by stage, with the age of the oldest.", this.inFlight));
     this.reported = element("div", { class: "sections" });
-    this.node = element("div", { class: "sections" }, this.unscored, this.empty, this.ofSteps, report ? null : this.queues, this.rest, this.reported);
+    this.node = element("div", { class: "sections" }, this.open, this.unscored, this.empty, this.ofSteps, report ? null : this.queues, this.rest, this.reported);
   }
 
   /** Shows steps, oldest first, of which the newest is known in detail. */
@@ -95,6 +97,12 @@ export class Overview {
   /** Shows why samples of the open step have no score. */
   showUnscored(counts) {
     this.unscored.replaceChildren(unscoredPanel(counts));
+  }
+
+  /** Shows what the open step waits for now. */
+  showOpen(open) {
+    if (this.open.textContent === open.text) return;
+    this.open.replaceChildren(element("p", { class: `card now ${open.waits_for}` }, open.text[0].toUpperCase() + open.text.slice(1)));
   }
 
   /** Shows the looks at the queues, oldest first, and the workers of now. */
@@ -167,12 +175,24 @@ function keyedChart(id, build, before, after) {
     if (found.length === 0) return;
     if (names !== found.join("\n")) {
       names = found.join("\n");
-      chart = build(found);
+      chart = found.length > MOST_LINES ? multiples(found, build) : build(found);
       node.replaceChildren(chart.node);
     }
     chart.update(steps.filter((step) => namesOf([step]).length > 0));
   };
   return { node, update };
+}
+
+/** Small charts, one for each name, each with an axis of its own: more lines could not be told apart. */
+function multiples(names, build) {
+  const charts = names.map((name) => build(Object.assign([name], { apart: true })));
+  const node = element("div", { class: "multiples" }, charts.map((chart) => chart.node));
+  return { node, update: (rows) => charts.forEach((chart) => chart.update(rows)) };
+}
+
+/** What a chart of one among many is called. */
+function ofOne(names, note) {
+  return names.apart ? { title: names[0], note, height: 90 } : {};
 }
 
 function seriesColor(index) {

@@ -16,6 +16,7 @@ export const CAUSES = [
   named("group_scorer", "group scorers"),
   named("ready_queue", "ready queue"),
   named("pause", "pause: too many without a score"),
+  named("redis", "Redis did not answer"),
 ];
 
 /** Of a sample, in their order. */
@@ -57,6 +58,7 @@ export const QUEUES = [
 /** What a step with this verdict waited for. */
 export const VERDICTS = {
   unscored: { words: "scores: too many samples have none", color: "--pause" },
+  redis: { words: "Redis, which did not answer", color: "--redis" },
   generation: { words: "generation", color: "--generation" },
   tools: { words: "tools of agents", color: "--tools" },
   reward: { words: "scorers", color: "--score" },

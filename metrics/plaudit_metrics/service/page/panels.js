@@ -14,14 +14,15 @@ export function causeSeconds(step, cause) {
 
 /** The verdict in words, where the step's seconds went, and the figures one asks for first. */
 export function verdictPanel(step, { recent = null, reasoned = false } = {}) {
-  const { words, color } = verdictOf(step.verdict);
+  const together = recent?.together ?? false; // of steps that overlap, one waits for two
+  const { words, color } = verdictOf(together ? recent.recent_verdict : step.verdict);
   const why = details("Why this verdict", () => reasons(step.reasoning ?? [])).node;
   why.open = reasoned;
   return element(
     "section",
     { class: "card verdict", "aria-labelledby": "verdict", style: { "--accent": `var(${color})` } },
-    element("h2", { id: "verdict" }, element("span", {}, `Step ${step.step} waited for`), " ", element("strong", {}, words)),
-    element("p", { class: "advice" }, step.explanation ?? ""),
+    element("h2", { id: "verdict" }, element("span", {}, together ? "The last steps together waited for" : `Step ${step.step} waited for`), " ", element("strong", {}, words)),
+    element("p", { class: "advice" }, (together ? recent.explanation : step.explanation) ?? ""),
     element("h3", { class: "hidden" }, "Where its time went"),
     partition(CAUSES, (cause) => causeSeconds(step, cause), "share of the step"),
     figures(step),
@@ -81,7 +82,7 @@ export function failureList(failures) {
 
 /** The samples that ended since the newest step closed and have no score, with the reasons. */
 export function unscoredPanel({ samples, unscored, failures }) {
-  if (failures.length === 0) return element("div");
+  if (unscored === 0) return element("div");
   return element("section", { class: "card", role: "status" },
     element("h2", {}, "Samples without a score since the newest step"),
     element("p", { class: "note" }, `${figure(unscored)} of ${figure(samples)} samples, ${share(unscored / samples)}`),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +14,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
-from plaudit_metrics.monitoring.rules import LEAST_SAMPLES, RECENT_SAMPLES
+from plaudit_metrics.monitoring.rules import FEW_SAMPLES, IDLE_S, LEAST_SAMPLES, MOST_SAMPLES, RECENT_S
 from plaudit_metrics.statistics.columns import Integers, ToolCalls, tool_name
 from plaudit_metrics.statistics.stages import BatchHistogram
 from plaudit_wire.logs import drawn, sample_ids
-from plaudit_wire.records import EngineStatus, SampleRecord
+from plaudit_wire.records import CallOutcome, EngineStatus, SampleRecord
 
 Labelled = Mapping[tuple[str, ...], float | None]
 """Label values → value; None: the series is absent."""
@@ -65,49 +66,103 @@ def gauge_family(name: str, documentation: str, labels: Sequence[str], values: L
     return family
 
 
-class RecentMean:
-    """Compute the mean of at least the newest ``size`` values; of batches, the oldest are dropped whole.
+class RecentWindow:
+    """Say which samples are recent: those of a whole step, or of a service those of a quarter of an hour.
 
-    A rate over a window of time is undefined between two steps that are further apart than the window. This is not.
-    Fewer than ``least`` values have no mean.
+    The slow and the failed samples of a step end last. So any part of a step is a biased sample of it, and a rate over
+    a window of time is undefined between two steps that are further apart. While the first step is open, all its
+    samples are recent. Without steps, the quarter of an hour ends with the newest sample, so that a pause does not
+    change the figure; a service that has been idle for longer has none.
     """
 
-    def __init__(self, size: int, least: int = 1) -> None:
-        self._size = size
-        self._least = least
-        self._batches: deque[tuple[float, int]] = deque()
+    def __init__(self, *, has_steps: bool, most: int | None = MOST_SAMPLES, idle_s: float = IDLE_S) -> None:
+        self._has_steps = has_steps
+        self._size = None if has_steps else most
+        self._idle_s = idle_s
+        self._samples = 0
+        self._newest = self._now = 0.0
+
+    def add(self, samples: int, at: float) -> tuple[int, float]:
+        """Count samples that ended then (seconds since the epoch); return their place for ``is_recent``."""
+        self._samples += samples
+        self._newest = max(self._newest, at)
+        return self._samples, at
+
+    def close_step(self, samples: int) -> None:
+        """Note the samples of a step that has closed; of small steps several together are recent."""
+        if self._has_steps and samples > 0:
+            self._size = samples * -(-FEW_SAMPLES // samples)
+
+    def show_time(self, now: float) -> None:
+        """Note that it is now this late, by the clock of the samples' stamps."""
+        self._now = max(self._now, now)
+
+    @property
+    def is_idle(self) -> bool:
+        """Return True when no sample is recent, because there are no steps and the newest is too old."""
+        return not self._has_steps and self._now - self._newest > self._idle_s
+
+    def holds(self, place: tuple[int, float], newer: int) -> bool:
+        """Return True if the samples of this place are recent; ``newer`` are the values that came after them."""
+        number, at = place
+        if self._size is not None and number <= self._samples - self._size:
+            return False
+        return self._has_steps or at >= self._newest - RECENT_S or newer < LEAST_SAMPLES
+
+
+class RecentMean:
+    """Compute the mean of the recent values; fewer than ``LEAST_SAMPLES`` have none. Batches are dropped whole."""
+
+    def __init__(self, window: RecentWindow) -> None:
+        self._window = window
+        self._batches: deque[tuple[tuple[int, float], float, int]] = deque()
         self._total = 0.0
         self._count = 0
 
-    def add(self, total: float, count: int) -> None:
-        """Add a batch: the sum and the number of its values."""
-        if count <= 0:
-            return
-        self._batches.append((total, count))
-        self._total += total
-        self._count += count
-        while self._count - self._batches[0][1] >= self._size:
-            oldest_total, oldest_count = self._batches.popleft()
-            self._total -= oldest_total
-            self._count -= oldest_count
+    def add(self, total: float, count: int, place: tuple[int, float]) -> None:
+        """Add a batch: the sum and the number of its values, and their place in the window."""
+        if count > 0:
+            self._batches.append((place, total, count))
+            self._total += total
+            self._count += count
+        self._drop()
+
+    def _drop(self) -> None:
+        while self._batches:
+            place, total, count = self._batches[0]
+            if self._window.holds(place, self._count - count):
+                return
+            self._batches.popleft()
+            self._total -= total
+            self._count -= count
 
     @property
     def mean(self) -> float | None:
         """Return the mean; None with too few values."""
-        return self._total / self._count if self._count >= self._least else None
+        self._drop()
+        if self._window.is_idle or self._count < LEAST_SAMPLES:
+            return None
+        return max(self._total, 0.0) / self._count
 
 
 class RecentMeans(Collector):
-    """Expose the means of the newest values by label values; those of too few are absent."""
+    """Expose the means of the recent values by label values; those of too few are absent."""
 
-    def __init__(self, name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
+    def __init__(
+        self, name: str, documentation: str, labels: Sequence[str], window: RecentWindow, registry: CollectorRegistry
+    ) -> None:
         self._family = (name, documentation, labels)
+        self._window = window
         self._means: dict[tuple[str, ...], RecentMean] = {}
         registry.register(self)
 
-    def add(self, total: float, count: int, *labels: str) -> None:
-        """Add a batch: the sum and the number of its values."""
-        self._means.setdefault(labels, RecentMean(RECENT_SAMPLES, LEAST_SAMPLES)).add(total, count)
+    def add(self, total: float, count: int, place: tuple[int, float], *labels: str) -> None:
+        """Add a batch: the sum and the number of its values, and their place in the window."""
+        self._means.setdefault(labels, RecentMean(self._window)).add(total, count, place)
+
+    def forget(self) -> None:
+        """Forget all values."""
+        self._means.clear()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the family as it is scraped."""
@@ -202,14 +257,14 @@ _FAILED = ("error", "timeout", "killed")
 class ToolSeries:
     """Count the calls of tools. Names beyond ``MOST_TOOLS`` count as ``unknown``."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, window: RecentWindow) -> None:
         self._names: set[str] = set()
         seconds = "Seconds of a tool's calls, refused ones excluded"
         self.call_seconds = BatchHistogram("plaudit_tool_call_seconds", seconds, ["tool"], registry)
         ends = "Calls of a tool, by how they ended"
         self.calls = Counter("plaudit_tool_calls", ends, ["tool", "outcome"], registry=registry)
-        failed = "Share of a tool's newest calls that raised, timed out or lost their process"
-        self._recent_failed = RecentMeans("plaudit_tool_recent_failed_ratio", failed, ["tool"], registry)
+        failed = "Share of a tool's recent calls that raised, timed out or lost their process"
+        self._recent_failed = RecentMeans("plaudit_tool_recent_failed_ratio", failed, ["tool"], window, registry)
 
     def count(self, tools: Mapping[str, ToolCalls]) -> None:
         """Count the calls of a batch of samples."""
@@ -219,10 +274,22 @@ class ToolSeries:
             for outcome, number in calls.outcomes.items():
                 self.calls.labels(name, outcome).inc(number)
 
-    def remember(self, tools: Mapping[str, ToolCalls]) -> None:
-        """Update the shares among the newest calls; call it before ``count``."""
+    def remember(self, tools: Mapping[str, ToolCalls], place: tuple[int, float]) -> None:
+        """Update the shares among the recent calls; call it before ``count``."""
         for given, calls in tools.items():
             name = tool_name(given, self._names)
-            self._names.add(name)
+            self._know(name)
             failed = sum(calls.outcomes[outcome] for outcome in _FAILED)
-            self._recent_failed.add(float(failed), len(calls.run_s), name)
+            self._recent_failed.add(float(failed), len(calls.run_s), place, name)
+
+    def _know(self, name: str) -> None:
+        """Begin the tool's counters at 0."""
+        if name not in self._names:
+            self._names.add(name)
+            self.call_seconds.begin(name)
+            for outcome in get_args(CallOutcome):
+                self.calls.labels(name, outcome)
+
+    def forget(self) -> None:
+        """Forget the recent calls."""
+        self._recent_failed.forget()

@@ -20,7 +20,7 @@ from plaudit_metrics.service.series.collectors import UNTRACED, Labelled, Naming
 from plaudit_metrics.service.series.sample import SampleSeries
 from plaudit_metrics.service.series.snapshot import SnapshotSeries
 from plaudit_metrics.sources.snapshot import RunSnapshot
-from plaudit_metrics.statistics.verdict import CAUSES
+from plaudit_metrics.statistics.verdict import ALL_CAUSES
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
 
 _STATISTICS = {
@@ -83,15 +83,20 @@ def _tool_seconds(step: StepRecord) -> Labelled:
     return seconds
 
 
+def _seconds(step: StepRecord) -> float:
+    """Return the step's length; a trainer of another release may have stamped its close before its beginning."""
+    return max(step.closed - step.opened, 0.0)
+
+
 _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[StepRecord], Labelled]], ...] = (
     ("plaudit_step", "Number", (), lambda step: {(): step.step}),
     ("plaudit_step_last_closed_timestamp_seconds", "When it was closed", (), lambda step: {(): step.closed}),
-    ("plaudit_last_step_seconds", "Seconds", (), lambda step: {(): step.closed - step.opened}),
+    ("plaudit_last_step_seconds", "Seconds", (), lambda step: {(): _seconds(step)}),
     (
         "plaudit_last_step_wait_seconds",
         "Seconds that the trainer waited, by cause",
         ("cause",),
-        lambda step: {(cause,): step.statistics.get(f"wait/{cause}_s", 0.0) for cause in CAUSES},
+        lambda step: {(cause,): step.statistics.get(f"wait/{cause}_s", 0.0) for cause in ALL_CAUSES},
     ),
     (
         "plaudit_sample_staleness",
@@ -133,24 +138,24 @@ class StepSeries(Collector):
         self.records_late = counter("plaudit_records_late", late)
         missing = "Samples of closed steps whose events were lost"
         self.records_missing = counter("plaudit_records_missing", missing)
-        for cause in CAUSES:
+        for cause in ALL_CAUSES:
             self.wait_seconds.labels(cause)
         registry.register(self)
 
     def count(self, record: StepRecord, *, records_missing: int) -> None:
         """Count a closed step."""
         statistics = record.statistics
-        self.seconds.observe(record.closed - record.opened)
-        self.exposed_reward_seconds.observe(statistics.get("exposed_reward_s", 0.0))
-        for cause in CAUSES:
-            self.wait_seconds.labels(cause).observe(statistics.get(f"wait/{cause}_s", 0.0))
+        self.seconds.observe(_seconds(record))
+        self.exposed_reward_seconds.observe(max(statistics.get("exposed_reward_s", 0.0), 0.0))
+        for cause in ALL_CAUSES:
+            self.wait_seconds.labels(cause).observe(max(statistics.get(f"wait/{cause}_s", 0.0), 0.0))
         self.records_missing.inc(records_missing)
         self.show(record)
         self._missing_share = records_missing / record.num_samples if record.num_samples else 0.0
 
     def show(self, record: StepRecord) -> None:
         """Show a step as the newest without counting it."""
-        self._lengths_s.append(record.closed - record.opened)
+        self._lengths_s.append(_seconds(record))
         self._newest = record
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -171,6 +176,8 @@ class StepSeries(Collector):
 
 
 TRACE_RESULTS = ("sent", "failed", "dropped")
+VALIDATION_FIRST = 0
+"""The number of the step that holds the validation before the first one; it trains nothing and has no length."""
 SERVICE = "service"
 """The schedule of a job without a trainer: it only scores, and closes no steps."""
 
@@ -209,13 +216,14 @@ class RunSeries(Collector):
         naming: Naming = UNTRACED,
     ) -> None:
         self.registry = CollectorRegistry()
-        self._info = info
+        self.info = info
         self._latency_target = latency_target
         self._traces = traces
-        self._samples = SampleSeries(self.registry, latency_threshold_s, naming)
+        has_steps = "trainer" in info.roles
+        self._samples = SampleSeries(self.registry, latency_threshold_s, naming, has_steps=has_steps)
         self._steps = StepSeries(self.registry)
-        self._snapshot = SnapshotSeries(self.registry, info.roles)
-        self._last_closed = self._trainer_started = 0.0
+        self._snapshot = SnapshotSeries(self.registry, info.roles, has_steps=has_steps)
+        self._advanced = self._trainer_started = 0.0
         self._phase = "unknown"
         self.registry.register(self)
 
@@ -226,19 +234,30 @@ class RunSeries(Collector):
     def count_group(self, record: GroupRecord, samples: Sequence[SampleRecord]) -> None:
         """Count a closed group, and the waits of its samples for each other, for group scorers and for the trainer."""
         self._samples.count_group(record, samples)
+        self.show_group(record)
+
+    def show_group(self, record: GroupRecord) -> None:
+        """Show that the trainer has closed a group: while it validates, this is how it advances."""
+        if record.split == "validation":
+            self._advanced = max(self._advanced, record.closed)
 
     def count_step(self, record: StepRecord, *, records_missing: int, slowest: SampleRecord | None = None) -> None:
         """Count a closed step; exemplars name its slowest sample."""
+        self._advanced = max(self._advanced, record.closed)
+        if record.step == VALIDATION_FIRST:
+            return
         self._steps.count(record, records_missing=records_missing)
-        self._show_opened(record.closed, 0.0)
+        self._samples.close_step(record)
         if slowest is not None:
             self._samples.name_slowest(slowest, record.closed)
 
     def restore_steps(self, records: Iterable[StepRecord]) -> None:
         """Show the newest of the steps that were closed before this process started, oldest first."""
         for record in records:
-            self._steps.show(record)
-            self._show_opened(record.closed, 0.0)
+            self._advanced = max(self._advanced, record.closed)
+            if record.step != VALIDATION_FIRST:
+                self._steps.show(record)
+                self._samples.close_step(record)
 
     def count_late(self, count: int) -> None:
         """Count records that arrived after their step was closed."""
@@ -251,17 +270,23 @@ class RunSeries(Collector):
 
     def show_snapshot(self, seen: RunSnapshot) -> None:
         """Show streams, workers and Redis as the snapshot has them."""
+        if 0 < self._trainer_started < seen.trainer_started:
+            self._samples.forget_recent()
+            self._snapshot.forget_recent()
+        self._trainer_started = max(self._trainer_started, seen.trainer_started)
+        self._samples.know_scorers(seen.scorers)
+        self._samples.show_time(seen.time)
         self._snapshot.show(seen)
-        self._show_opened(0.0, seen.trainer_started)
-        self._phase = _phase(seen, "reward" if self._info.schedule == SERVICE else "trainer")
+        self._phase = _phase(seen, "reward" if self.info.schedule == SERVICE else "trainer")
 
-    def _show_opened(self, last_closed: float, trainer_started: float) -> None:
-        self._last_closed = max(self._last_closed, last_closed)
-        self._trainer_started = max(self._trainer_started, trainer_started)
+    @property
+    def opened(self) -> float | None:
+        """Return when the open step began (Redis's clock); None before a trainer has started."""
+        return max(self._advanced, self._trainer_started) or None
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families of the run itself as they are scraped."""
-        info = self._info
+        info = self.info
         staleness = "" if info.max_staleness is None else str(info.max_staleness)
         labels = ("rljob", "schedule", "max_staleness", "phase")
         of_run: Labelled = {(info.job, info.schedule, staleness, self._phase): 1}
@@ -271,9 +296,12 @@ class RunSeries(Collector):
         promised = "Share of samples promised within the threshold"
         yield gauge_family("plaudit_reward_latency_target", promised, (), {(): self._latency_target})
         yield gauge_family("plaudit_staleness_limit", "maxStaleness of the job", (), {(): info.max_staleness})
-        began = "When the open step began: the newest close, or the start of the trainer if that is later"
-        opened = max(self._last_closed, self._trainer_started) or None
-        yield gauge_family("plaudit_step_opened_timestamp_seconds", began, (), {(): opened})
+        began = "When the open step began: the newest close of a step or validation group, or the trainer's start"
+        yield gauge_family("plaudit_step_opened_timestamp_seconds", began, (), {(): self.opened})
+        started = "When the live or newest trainer began to work"
+        yield gauge_family(
+            "plaudit_trainer_started_timestamp_seconds", started, (), {(): self._trainer_started or None}
+        )
 
     describe = collect
 

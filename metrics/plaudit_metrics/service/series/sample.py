@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from plaudit_metrics.service.series.collectors import UNTRACED, NamedSamples, Naming, RecentMeans, ToolSeries
+from plaudit_metrics.service.series.collectors import (
+    UNTRACED,
+    NamedSamples,
+    Naming,
+    RecentMeans,
+    RecentWindow,
+    ToolSeries,
+)
 from plaudit_metrics.statistics.columns import SampleColumns
-from plaudit_metrics.statistics.stages import BatchHistogram, group_stage_seconds, sample_stage_seconds
-from plaudit_wire.records import OUTCOMES, GroupRecord, SampleRecord
+from plaudit_metrics.statistics.stages import STAGES, BatchHistogram, group_stage_seconds, sample_stage_seconds
+from plaudit_wire.records import OUTCOMES, GroupRecord, SampleRecord, StepRecord
+
+Flags = NDArray[np.bool_]
 
 _MISMATCH_BUCKETS = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 _TOKEN_BUCKETS = tuple(float(1 << power) for power in range(4, 18))
@@ -21,15 +31,28 @@ _IN_TIME = np.array([outcome in ("scored", "skipped") for outcome in OUTCOMES])
 
 
 class SampleSeries:
-    """Count the series of samples and groups; a sample scored within the threshold after publication is in time."""
+    """Count the series of samples and groups; a sample scored within the threshold after publication is in time.
 
-    def __init__(self, registry: CollectorRegistry, latency_threshold_s: float, naming: Naming = UNTRACED) -> None:
+    ``has_steps``: a trainer closes steps; then the recent samples are its training samples alone.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        latency_threshold_s: float,
+        naming: Naming = UNTRACED,
+        *,
+        has_steps: bool = True,
+    ) -> None:
         self._latency_threshold_s = latency_threshold_s
         self._naming = naming
+        self._has_steps = has_steps
+        self._scorers: set[str] = set()
+        self._window = RecentWindow(has_steps=has_steps)
         self._declare_durations(registry)
         self._declare_counts(registry)
         self._declare_recent(registry)
-        self._tools = ToolSeries(registry)
+        self._tools = ToolSeries(registry, self._window)
 
     def _declare_durations(self, registry: CollectorRegistry) -> None:
         histogram = partial(BatchHistogram, registry=registry)
@@ -41,6 +64,8 @@ class SampleSeries:
         self.limiter_wait_seconds = histogram("plaudit_limiter_wait_seconds", waits, ["judge"])
         mismatch = "Mean difference of the rollout's and the trainer's log-probabilities, by a sample's weights"
         self.logprob_mismatch = histogram("plaudit_logprob_mismatch", mismatch, [], buckets=_MISMATCH_BUCKETS)
+        for stage in STAGES:
+            self.stage_seconds.begin(stage)
         tokens = "Tokens of the responses"
         self.response_tokens = histogram("plaudit_response_tokens", tokens, [], buckets=_TOKEN_BUCKETS)
 
@@ -64,21 +89,49 @@ class SampleSeries:
             self.latency_good.labels(split)
 
     def _declare_recent(self, registry: CollectorRegistry) -> None:
-        means = partial(RecentMeans, registry=registry)
-        late = "Share of late samples among the newest training samples, however old they are"
+        means = partial(RecentMeans, window=self._window, registry=registry)
+        late = "Share of late samples among the recent training samples: those of a whole step"
         self._recent_late = means("plaudit_recent_late_ratio", late, [])
-        failed = "Share of the newest samples whose scoring failed"
+        failed = "Share of the recent samples whose scoring failed"
         self._recent_failed = means("plaudit_recent_failed_ratio", failed, [])
-        calls = "Share of a scorer's newest calls that failed"
+        calls = "Share of a scorer's recent calls that failed"
         self._recent_scorer_failed = means("plaudit_scorer_recent_failed_ratio", calls, ["scorer"])
-        waits = "Mean wait of a scorer's newest calls for limits"
+        waits = "Mean wait of a scorer's recent calls for limits"
         self._recent_limiter_wait = means("plaudit_limiter_recent_wait_seconds", waits, ["judge"])
+
+    def know_scorers(self, names: Iterable[str]) -> None:
+        """Begin the counters of these scorers at 0."""
+        for name in set(names) - self._scorers:
+            self._scorers.add(name)
+            self.limiter_wait_seconds.begin(name)
+            for outcome in OUTCOMES:
+                self.score_seconds.begin(name, outcome)
+
+    def close_step(self, record: StepRecord) -> None:
+        """Note the length of a step that has closed, in samples."""
+        self._window.close_step(record.num_samples)
+
+    def show_time(self, now: float) -> None:
+        """Note that it is now this late (seconds since the epoch, Redis's clock)."""
+        self._window.show_time(now)
+
+    def forget_recent(self) -> None:
+        """Forget what is known of the recent samples: a trainer has started, after a repair or on other settings."""
+        for means in (
+            self._recent_late,
+            self._recent_failed,
+            self._recent_scorer_failed,
+            self._recent_limiter_wait,
+            self._tools,
+        ):
+            means.forget()
 
     def count_samples(self, records: Sequence[SampleRecord], *, count: bool = True) -> None:
         """Count samples that became terminal; without ``count`` only what is known of the newest samples changes."""
         if not records:
             return
         columns = SampleColumns.from_records(records)
+        self.know_scorers(columns.scorers)
         mismatches = np.array(
             [each.generation.logprob_mismatch for each in records if each.generation is not None], dtype=np.float64
         )
@@ -86,7 +139,7 @@ class SampleSeries:
         latency_s = columns.committed - columns.published
         in_time = (latency_s <= self._latency_threshold_s) & _IN_TIME[columns.outcome]
         published = ~np.isnan(columns.published)
-        self._remember(columns, ~in_time[published & in_training])
+        self._remember(records, columns, in_training, ~in_time[published & in_training])
         if not count:
             return
         for split, of_split in (("train", in_training), ("validation", ~in_training)):
@@ -116,15 +169,24 @@ class SampleSeries:
         self.preemptions.inc(int(columns.num_preempted[known].sum()))
         self._tools.count(columns.turns.tools)
 
-    def _remember(self, columns: SampleColumns, late: np.ndarray) -> None:
-        """Update the shares among the newest samples."""
-        self._recent_late.add(float(late.sum()), len(late))
-        self._recent_failed.add(float(_FAILED[columns.outcome].sum()), len(columns))
+    def _remember(
+        self, records: Sequence[SampleRecord], columns: SampleColumns, in_training: Flags, late: Flags
+    ) -> None:
+        """Update the shares among the recent samples."""
+        if self._has_steps and not in_training.all():
+            records = [record for record, trains in zip(records, in_training, strict=True) if trains]
+            columns = SampleColumns.from_records(records)
+        if not records:
+            return
+        ended = max(record.stamps.committed or record.stamps.admitted for record in records)
+        place = self._window.add(len(records), ended)
+        self._recent_late.add(float(late.sum()), len(late), place)
+        self._recent_failed.add(float(_FAILED[columns.outcome].sum()), len(columns), place)
         for name, scorer in columns.scorers.items():
             asked = len(scorer.outcome)
-            self._recent_scorer_failed.add(float(_FAILED[scorer.outcome].sum()), asked, name)
-            self._recent_limiter_wait.add(float(scorer.limiter_s.sum()), asked, name)
-        self._tools.remember(columns.turns.tools)
+            self._recent_scorer_failed.add(float(_FAILED[scorer.outcome].sum()), asked, place, name)
+            self._recent_limiter_wait.add(float(scorer.limiter_s.sum()), asked, place, name)
+        self._tools.remember(columns.turns.tools, place)
 
     def count_group(self, record: GroupRecord, samples: Sequence[SampleRecord]) -> None:
         """Count a closed group, and the waits of its samples for each other, for group scorers and for the trainer."""

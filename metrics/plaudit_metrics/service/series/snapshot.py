@@ -5,17 +5,20 @@ While Redis does not respond they are absent: an old depth or an old list of wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from plaudit_metrics.monitoring.rules import LEAST_SAMPLES, RECENT_SAMPLES
+from plaudit_metrics.monitoring.rules import IDLE_S
 from plaudit_metrics.service.series.collectors import (
     CopiedCounts,
     Labelled,
     RecentMean,
+    RecentWindow,
     counter_family,
     engine_gauges,
     gauge_family,
@@ -23,6 +26,8 @@ from plaudit_metrics.service.series.collectors import (
 from plaudit_metrics.sources.snapshot import WORKER_STATES, RunSnapshot
 
 _FAILED_STATUSES = ("timeout", "unreachable", "429")
+_STATUSES = ("200", *_FAILED_STATUSES, "500", "502", "503", "504")
+"""Counted from 0 on for each judge, so that the first failures show as an increase."""
 _CACHED = "cached"
 """The status of samples that needed no request, because an equal one was scored before."""
 _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[RunSnapshot], Labelled]], ...] = (
@@ -105,14 +110,19 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[RunSnapshot], Mappin
         "plaudit_judge_requests",
         "Requests to a judge, by how they ended",
         ("judge", "status"),
-        lambda seen: seen.judge_requests,
+        lambda seen: _from_zero(seen.judge_requests, _judges(seen), _STATUSES),
     ),
-    ("plaudit_judge_tokens", "Tokens that a judge read and wrote", ("judge", "kind"), lambda seen: seen.judge_tokens),
+    (
+        "plaudit_judge_tokens",
+        "Tokens that a judge read and wrote",
+        ("judge", "kind"),
+        lambda seen: _from_zero(seen.judge_tokens, _judges(seen), ("prompt", "completion")),
+    ),
     (
         "plaudit_score_cache_reads",
         "Samples looked up in a scorer's cache: hit, or miss and then scored",
         ("scorer", "result"),
-        lambda seen: seen.cache_reads,
+        lambda seen: _from_zero(seen.cache_reads, {scorer for scorer, _ in seen.cache_reads}, ("hit", "miss")),
     ),
 )
 """The same of a counter, whose values stay while Redis does not respond."""
@@ -123,10 +133,22 @@ def _of_streams(seen: RunSnapshot, counts: Mapping[str, int]) -> Mapping[tuple[s
     return {(stream,): count for stream, count in {**dict.fromkeys(seen.streams, 0), **counts}.items()}
 
 
+def _judges(seen: RunSnapshot) -> set[str]:
+    return {judge for judge, _ in (*seen.judge_requests, *seen.judge_tokens)}
+
+
+def _from_zero(
+    counts: Mapping[tuple[str, ...], float], names: Iterable[str], ends: Iterable[str]
+) -> Mapping[tuple[str, ...], float]:
+    """Return counts by name and end, with 0 for the ends that have not been counted."""
+    return {**dict.fromkeys(itertools.product(names, ends), 0), **counts}
+
+
 class SnapshotSeries(Collector):
     """Show streams, workers, judges and Redis; of ``roles`` those without a live process are 0, not absent."""
 
-    def __init__(self, registry: CollectorRegistry, roles: tuple[str, ...] = ()) -> None:
+    def __init__(self, registry: CollectorRegistry, roles: tuple[str, ...] = (), *, has_steps: bool = True) -> None:
+        self._has_steps = has_steps
         self._roles = roles
         self._seen: RunSnapshot | None = None
         """The newest snapshot; None while Redis does not respond."""
@@ -134,7 +156,7 @@ class SnapshotSeries(Collector):
         self._counts = {name: CopiedCounts() for name, *_ in _COUNTERS}
         self._judge_requests: dict[str, tuple[int, int]] | None = None
         """Judge → failed and all requests, at the last snapshot."""
-        self._judge_recent: dict[str, RecentMean] = {}
+        self._judge_recent: dict[str, tuple[RecentWindow, RecentMean]] = {}
         registry.register(self)
 
     def show_redis_down(self) -> None:
@@ -160,8 +182,20 @@ class SnapshotSeries(Collector):
         self._judge_requests = counts
         for judge, (failed, total) in counts.items():
             failed_before, total_before = before.get(judge, (0, 0))
-            recent = self._judge_recent.setdefault(judge, RecentMean(RECENT_SAMPLES, LEAST_SAMPLES))
-            recent.add(max(failed - failed_before, 0), total - total_before)
+            window, recent = self._judge_recent.get(judge) or self._begin_judge(judge)
+            window.show_time(seen.time)
+            if (added := total - total_before) > 0:
+                recent.add(max(failed - failed_before, 0), added, window.add(added, seen.time))
+
+    def _begin_judge(self, judge: str) -> tuple[RecentWindow, RecentMean]:
+        """Begin a judge's window: a judge's requests are recent by time, with steps too, since a sample has several."""
+        window = RecentWindow(has_steps=False, most=None, idle_s=math.inf if self._has_steps else IDLE_S)
+        self._judge_recent[judge] = window, RecentMean(window)
+        return self._judge_recent[judge]
+
+    def forget_recent(self) -> None:
+        """Forget what is known of the recent requests to judges."""
+        self._judge_recent.clear()
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families as they are scraped; their names do not depend on a snapshot."""
@@ -175,8 +209,8 @@ class SnapshotSeries(Collector):
             yield gauge_family(name, documentation, labels, values(seen) if seen else {})
         processes = self._processes(seen) if seen else {}
         yield gauge_family("plaudit_workers", "Live processes", ("role", "state"), processes)
-        failed = "Share of a judge's newest requests that ended with 429, 5xx, a timeout or no connection"
-        ratios: Labelled = {(judge,): recent.mean for judge, recent in self._judge_recent.items()} if seen else {}
+        failed = "Share of a judge's recent requests that ended with 429, 5xx, a timeout or no connection"
+        ratios: Labelled = {(judge,): recent.mean for judge, (_, recent) in self._judge_recent.items()} if seen else {}
         yield gauge_family("plaudit_judge_recent_failed_ratio", failed, ("judge",), ratios)
         yield from engine_gauges(seen.engines if seen else ())
 

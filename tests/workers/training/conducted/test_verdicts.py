@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import msgspec
@@ -14,6 +17,7 @@ from plaudit_metrics.sources.stream import decode_event
 from plaudit_metrics.statistics.verdict import verdict_over
 from plaudit_wire.names import Names
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
+from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.training.state import RunPlan
 
 STEPS = 4
@@ -81,3 +85,30 @@ async def feed(simulation: Any, collector: Collector) -> None:
                 collector.add_group(group)
             case StepRecord() as step:
                 collector.add_step(msgspec.structs.replace(step, statistics={}))
+
+
+async def test_a_pause_of_redis_is_named_in_the_steps_record_and_no_interval_is_negative(
+    simulation: Any, redis_server: RedisServer, make_plan: Callable[..., RunPlan]
+) -> None:
+    assert redis_server.pid is not None
+    simulation.update_s = lambda groups: 0.02
+    stop = asyncio.Event()
+    async with simulation.workers():
+        trainer = asyncio.create_task(simulation.train(make_plan(steps=100_000), stop))
+        await simulation.until_steps(3)
+        os.kill(redis_server.pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(3.0)  # the fault itself
+        finally:
+            os.kill(redis_server.pid, signal.SIGCONT)
+        await simulation.until_steps(len(simulation.steps()) + 3)
+        stop.set()
+        await trainer
+    steps = simulation.steps()
+    assert [step.verdict for step in steps].count("redis") == 1
+    assert sum(step.statistics.get("wait/redis_s", 0.0) for step in steps) == pytest.approx(3.0, abs=1.5)
+    for earlier, later in pairwise(steps):
+        assert earlier.opened <= earlier.closed <= later.opened
+    assert all(wait.start <= wait.end for step in steps for wait in step.waits)
+    whole_s = steps[-1].closed - steps[0].opened
+    assert sum(step.statistics["step_s"] for step in steps) <= whole_s

@@ -1,0 +1,100 @@
+"""What the open step waits for, as the API, ``plaudit top`` and the page say it while it lasts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from metrics_process import MetricsProcess
+from plaudit_metrics.service.answers import open_step
+from plaudit_metrics.sources.snapshot import RunSnapshot, StreamDepth
+from plaudit_metrics.terminal.overview import MetricsService
+from plaudit_metrics.terminal.top import frame
+from plaudit_wire.records import ScorerWork, WorkerRecord
+from plaudit_workers.launch.redis import RedisServer
+from waiting import until
+
+TRAINER = WorkerRecord("trainer-0", "trainer", started=900.0)
+REWARD = WorkerRecord("reward-0", "reward", 64, 64, scorers={"quick": ScorerWork(0, 0.0), "slow": ScorerWork(64, 47.0)})
+SCORING = {"samples": StreamDepth(in_flight=64, oldest_in_flight_s=47.0)}
+PROMPTS = {"prompts": StreamDepth(in_flight=8, oldest_in_flight_s=31.0)}
+UNREAD = {"samples": StreamDepth(undelivered=12, oldest_undelivered_s=30.0)}
+
+
+def seen(*workers: WorkerRecord, streams: dict[str, StreamDepth] | None = None, **more: Any) -> RunSnapshot:
+    states = {("reward", "busy"): sum(worker.role == "reward" for worker in workers)}
+    return RunSnapshot(time=1045.0, worker_records=workers, workers=states, streams=streams or {}, **more)
+
+
+SILENT = ((WorkerRecord("reward-1", "reward", 16, 16), 11.0),)
+THROTTLED = WorkerRecord("reward-0", "reward", 64, 64, scorers={"judge": ScorerWork(64, 0.0)})
+FAILING = WorkerRecord("trainer-0", "trainer", started=900.0, problem="step 125 not trained: 80% have no score")
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "waits_for", "text"),
+    [
+        (seen(TRAINER, REWARD, streams=SCORING), "scorer", "64 calls of slow in flight, the oldest 47 s"),
+        (seen(TRAINER, THROTTLED, streams=SCORING), "limiter", "64 calls of judge waiting for limits"),
+        (
+            seen(TRAINER, REWARD, silent=SILENT),
+            "silent-reward",
+            "reward-1 with 16 entries in work has sent no heartbeat",
+        ),
+        (
+            seen(TRAINER, streams=UNREAD),
+            "reward-queue",
+            "12 finished samples wait for a reward worker, and none is ready",
+        ),
+        (seen(TRAINER, streams=PROMPTS), "generation", "8 prompts are with rollouts, the oldest for 31 s"),
+        (seen(FAILING, streams=PROMPTS), "unscored", "step 125 not trained: 80% have no score"),
+        (seen(TRAINER), "trainer", "the trainer is at work"),
+    ],
+)
+def test_the_open_step_says_what_it_waits_for(snapshot: RunSnapshot, waits_for: str, text: str) -> None:
+    said = open_step(snapshot, 124, 1000.0, 0.0)
+    assert said["waits_for"] == waits_for
+    assert said["text"].startswith(f"step 125, open for 45 s: {text}")
+
+
+def test_a_service_has_no_step() -> None:
+    said = open_step(seen(REWARD, streams=SCORING), None, None, 0.0)
+    assert (said["step"], said["text"]) == (None, "64 calls of slow in flight, the oldest 47 s")
+
+
+def test_redis_that_is_away_explains_everything_else() -> None:
+    said = open_step(seen(TRAINER, REWARD, streams=SCORING), 124, 1000.0, 12.0)
+    assert (
+        said["text"] == "step 125, open for 57 s: Redis has not responded for 12 s, and every process of the run waits"
+    )
+
+
+async def test_a_paused_redis_is_named_and_no_worker_looks_alive(run_name: str, tmp_path: Path) -> None:
+    server = RedisServer(tmp_path / "redis")
+    server.start()
+    service = MetricsProcess(server, run_name, tmp_path / "run", {})
+    await service.start()
+    try:
+        await until(lambda: service.get("queues"), within_s=30)
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGSTOP)
+
+        async def named() -> bool:
+            return bool((await service.get("queues"))["open"]["waits_for"] == "redis")
+
+        await until(named, within_s=30, every_s=0.2)
+        queues = await service.get("queues")
+        assert queues["workers"] == []
+        console = Console(width=100, record=True)
+        overview = MetricsService(f"http://127.0.0.1:{service.port}").read()
+        console.print(frame(overview))
+        assert "now: Redis has not responded" in console.export_text()
+    finally:
+        os.kill(server.pid or 0, signal.SIGCONT)
+        await service.kill()
+        server.stop()
