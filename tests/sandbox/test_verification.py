@@ -113,7 +113,10 @@ def test_rewards_are_read_as_harbor_reads_them(
         ("echo nan > /logs/verifier/reward.txt", "reward.txt holds 'nan' and no finite number"),
         ("echo '[1]' > /logs/verifier/reward.json", "reward.json is no object of numbers with 'reward' among them"),
         ("echo '{\"reward\": true}' > /logs/verifier/reward.json", "reward.json is no object of numbers"),
-        ("echo '{\"reward\": 1e999}' > /logs/verifier/reward.json", "reward.json.reward: is inf, which JSON cannot hold"),
+        (
+            "echo '{\"reward\": 1e999}' > /logs/verifier/reward.json",
+            "reward.json.reward: is inf, which JSON cannot hold",
+        ),
         ("printf '%0.s[' $(seq 99999) > /logs/verifier/reward.json", "reward.json:"),
         ("ln -s /etc/passwd /logs/verifier/reward.txt", "reward.txt is no file"),
         ("mkfifo /logs/verifier/reward.txt", "reward.txt is no file"),
