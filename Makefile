@@ -48,14 +48,14 @@ check: install ## format, lint, types, import order, generated files
 	$(BIN)/python -m plaudit_metrics.generate --check
 
 test: install promtool chromium ## the tests of every part, against real Redis, child processes, Prometheus, Chromium (8 minutes)
-	$(TESTS) $(OF_PARTS) -m "not engines and not bench"
+	$(TESTS) $(OF_PARTS) -m "not engines and not bench and not broken"
 
 test-engines: install ## the tests that start vLLM, Ray, served models, or a trainer on several ranks (minutes)
 	$(TESTS) $(OF_PARTS) -m engines
 
-# The shortened benchmarks lie beside the tests of their parts.
-e2e-local: install ## whole runs on this machine: kills, outages, the examples, a model that learns; shortened benchmarks (minutes)
-	$(TESTS) tests/e2e $(shell grep -rl --include 'test_*.py' --exclude-dir e2e 'pytest.mark.bench' tests)
+# The shortened benchmarks and the broken runs lie beside the tests of their parts.
+e2e-local: install promtool ## whole runs on this machine: kills, outages, alerts, the examples, a model that learns; shortened benchmarks (minutes)
+	$(TESTS) tests/e2e $(shell grep -rlE --include 'test_*.py' --exclude-dir e2e 'pytest.mark.(bench|broken)' tests)
 
 cluster-up: cluster-packages ## a real Kubernetes on this machine, for tests (root; its first build takes minutes)
 	@tests/cluster/cluster up --nodes 2 --gpus-per-node 4

@@ -187,6 +187,7 @@ def _docstrings(model: type) -> dict[str, str]:
         and isinstance(field.target, ast.Name)
         and isinstance(text, ast.Expr)
         and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
     }
 
 
