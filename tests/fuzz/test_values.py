@@ -61,6 +61,15 @@ def test_what_a_function_returns_is_a_score_or_its_samples_failure(house: House,
 
 
 @quietly
+@given(st.binary(min_size=1, max_size=40) | st.sampled_from([b"\0" * 4, b"\xff" * 8, b"\0\0\0\1\xc0"]))
+def test_frames_that_no_child_would_send_cost_the_sample_that_wrote_them(house: House, frame: bytes) -> None:
+    with house.holding():
+        answer = house.score(response="4", ground_truth=frame.hex(), data_source="scribbled")
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["outcome"] in {*OUTCOMES, "poison"}
+
+
+@quietly
 @given(JUDGED)
 def test_what_a_judge_answers_is_a_score_or_its_samples_failure(house: House, reply: Reply) -> None:
     with house.holding():

