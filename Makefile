@@ -19,7 +19,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo wheels check test test-engines e2e-local cluster-up cluster-build cluster-down cluster-packages e2e e2e-controllers e2e-alerts controllers-build plugin chart chart-push images images-gpu trainers-build e2e-trainers trainers-requirements bench bench-operator generate requirements redis promtool chromium clean
+.PHONY: help install demo wheels check test fuzz test-engines e2e-local cluster-up cluster-build cluster-down cluster-packages e2e e2e-controllers e2e-alerts controllers-build plugin chart chart-push images images-gpu trainers-build e2e-trainers trainers-requirements bench bench-operator generate requirements redis promtool chromium clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,14 +48,21 @@ check: install ## format, lint, types, import order, generated files
 	$(BIN)/python -m plaudit_metrics.generate --check
 
 test: install promtool chromium ## the tests of every part, against real Redis, child processes, Prometheus, Chromium (8 minutes)
-	$(TESTS) $(OF_PARTS) -m "not engines and not bench"
+	$(TESTS) $(OF_PARTS) -m "not engines and not bench and not broken"
+
+MINUTES ?= 10
+fuzz: install ## random input at each door for a time (MINUTES, 10): an hour a door with MINUTES=60
+	@for door in $$($(BIN)/pytest --collect-only -q tests/fuzz | grep ::); do \
+	  end=$$(($$(date +%s) + 60 * $(MINUTES))); echo "== $$door"; \
+	  while [ $$(date +%s) -lt $$end ]; do PLAUDIT_EXAMPLES=200 $(BIN)/pytest -q --timeout 3600 "$$door" || exit 1; done; \
+	done
 
 test-engines: install ## the tests that start vLLM, Ray, served models, or a trainer on several ranks (minutes)
 	$(TESTS) $(OF_PARTS) -m engines
 
-# The shortened benchmarks lie beside the tests of their parts.
-e2e-local: install ## whole runs on this machine: kills, outages, the examples, a model that learns; shortened benchmarks (minutes)
-	$(TESTS) tests/e2e $(shell grep -rl --include 'test_*.py' --exclude-dir e2e 'pytest.mark.bench' tests)
+# The shortened benchmarks and the broken runs lie beside the tests of their parts.
+e2e-local: install promtool ## whole runs on this machine: kills, outages, alerts, the examples, a model that learns; shortened benchmarks (minutes)
+	$(TESTS) tests/e2e $(shell grep -rlE --include 'test_*.py' --exclude-dir e2e 'pytest.mark.(bench|broken)' tests)
 
 cluster-up: cluster-packages ## a real Kubernetes on this machine, for tests (root; its first build takes minutes)
 	@tests/cluster/cluster up --nodes 2 --gpus-per-node 4

@@ -51,6 +51,7 @@ ROOMS = {
     "tests/reward/judge/test_vllm.py": "judge behind vLLM",
     "tests/workers/scoring/test_served.py": "served judge",
     "tests/workers/launch/test_supervisor.py": "Ray",
+    "tests/fuzz/": "doors",
     "tests/metrics/page/": "page",
     "tests/workers/training/conducted/test_conductor.py": "conductor",
     "tests/workers/training/conducted/test_resume.py": "resumed runs",

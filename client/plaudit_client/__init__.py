@@ -2,7 +2,8 @@
 
 ::
 
-    async with RewardClient("http://127.0.0.1:8710", token="…") as client:
+    service = json.loads(Path("runs/<run>/service.json").read_text())
+    async with RewardClient(service["url"], service["token"]) as client:
         result = await client.score({"data_source": "openai/gsm8k", "response": "#### 4", "ground_truth": "4"})
         print(result.score, result.outcome)
 

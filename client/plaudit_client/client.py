@@ -12,13 +12,17 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import logging
+import math
+import os
 import random
+import socket
 import ssl
 import time
 import uuid
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,16 +38,20 @@ from plaudit_client.result import (
     result_of,
 )
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_RETRY_AFTER_S = 0.1, 5.0, 60.0
 SCORE, GROUPS = "/v1/score", "/v1/groups"
 _FIELDS = {SCORE: b"samples", GROUPS: b"groups"}
 _STREAM = {"content-type": "application/json", "accept": "application/x-ndjson"}
 _MOST_ITEMS, _MOST_BYTES = 256, 4 << 20
 _MOST_REQUESTS = 256
 """Open requests of one event loop; further samples wait and share the next ones."""
-_MOST_UNDER_WAY = 2048
+MOST_UNDER_WAY = 2048
+_MOST_LINE_BYTES = 64 << 20
+_CONNECT_S, _WARN_AFTER_S, _WARN_EVERY_S = 5.0, 5.0, 60.0
+_LOG = logging.getLogger("plaudit_client")
 _QUIET_S = 60.0
 """The service sends an empty line at least every 15 s: a connection that is quiet for longer is dead."""
+SERVICE_FILE = "runs/<run>/service.json"
 SampleMapping = Mapping[str, Any]
 """``response``, and optionally ``prompt`` (text or chat messages), ``data_source``, ``ground_truth``, ``extra_info``,
 ``response_tokens``, ``max_tokens``, ``finish_reason``, ``id``."""
@@ -60,16 +68,18 @@ class RewardClient:
     process. Samples without one get a random id.
 
     Args:
-        url: as in ``runs/<run>/service.json``, for example ``http://127.0.0.1:8710``; ``ValueError`` if it is none.
+        url: as in ``runs/<run>/service.json``; ``ValueError`` if it is none. A service that cannot be reached is
+            logged as a warning after 5 s, and once a minute.
         token: empty: none is sent; ``ValueError`` if no HTTP header can carry it.
         timeout_s: seconds that a call waits for a result, through restarts of the service.
         ca_file: certificates of the authority that signed the service's, for ``https://``; empty: the system's.
     """
 
     def __init__(self, url: str, token: str = "", *, timeout_s: float = 1800.0, ca_file: str = "") -> None:
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"url {url!r}: give the service's address, for example http://127.0.0.1:8710")
+        _check_url(url)
         _check_token(token)
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s {timeout_s!r}: give the seconds that a call waits for a result, above 0")
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
         self._token = token
@@ -148,7 +158,10 @@ class RewardClient:
         item = Item(GROUPS, own, body, self.timeout_s)
         self._batches().add((item,))
         answer = await item.answer
-        return [_result(each, index) for index, each in enumerate(answer["results"])]
+        results = answer.get("results")
+        if not isinstance(results, list) or len(results) != len(samples):
+            raise ProtocolError(f"the service sent {answer!r:.200}, which is no result of a group of {len(samples)}")
+        return [_result(each, index) for index, each in enumerate(results)]
 
     async def service(self) -> dict[str, Any]:
         """Return the service's description: job, scorers, versions, limits, health (``GET /v1/service``).
@@ -176,7 +189,7 @@ class RewardClient:
         done: asyncio.Queue[tuple[int, Item]],
     ) -> None:
         started = []
-        while len(open_items) < _MOST_UNDER_WAY and (following := next(numbered, None)) is not None:
+        while len(open_items) < MOST_UNDER_WAY and (following := next(numbered, None)) is not None:
             index, sample = following
             try:
                 item = self._sample_item(sample)
@@ -195,7 +208,9 @@ class RewardClient:
     def _batches(self) -> Batches:
         loop = asyncio.get_running_loop()
         if loop not in self._by_loop:
-            self._by_loop[loop] = Batches(self._http())
+            for ended in [each for each in self._by_loop if each.is_closed()]:
+                del self._by_loop[ended]  # a program that calls asyncio.run for each step
+            self._by_loop[loop] = Batches(self._http(), self.timeout_s)
         return self._by_loop[loop]
 
     def _http(self) -> httpx.AsyncClient:
@@ -204,10 +219,19 @@ class RewardClient:
         return httpx.AsyncClient(
             base_url=self.url,
             headers={"authorization": f"Bearer {self._token}"} if self._token else {},
-            timeout=httpx.Timeout(10.0, read=_QUIET_S, write=_QUIET_S),
+            timeout=httpx.Timeout(_CONNECT_S, read=_QUIET_S, write=_QUIET_S),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0),
             verify=context,
         )
+
+
+def _check_url(url: str) -> None:
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError) as error:
+        raise ValueError(f"url {url!r}: {error}; the url of a local service is in {SERVICE_FILE}") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host or not 0 < (parsed.port or 80) < 1 << 16:
+        raise ValueError(f"url {url!r}: give http://HOST:PORT; that of a local service is in {SERVICE_FILE}")
 
 
 def _check_token(token: str) -> None:
@@ -234,30 +258,41 @@ def _result(answer: Mapping[str, Any], index: int = 0) -> Result:
 class Batches:
     """Send the requests of one event loop over ``http``, which ``close`` closes."""
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
+    def __init__(self, http: httpx.AsyncClient, timeout_s: float) -> None:
         self._http = http
+        self._open: set[Item] = set()
         self._waiting: deque[Item] = deque()
         self._sender: asyncio.Task[None] | None = None
         self._requests: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
         self._num_failures = 0
         self._not_before = 0.0
+        self._outage = Outage(str(http.base_url).rstrip("/"), timeout_s)
 
     def add(self, items: Iterable[Item]) -> None:
         """Send these items soon, with all others that wait then."""
-        self._waiting.extend(items)
-        if self._sender is None or self._sender.done():
-            self._sender = asyncio.create_task(self._send_all())
+        for item in items:
+            self._open.add(item)
+            item.answer.add_done_callback(functools.partial(self._leave, item))
+            self._waiting.append(item)
+        self._wake()
 
     async def close(self) -> None:
         """Close the connections. Callers that still wait get ``UnavailableError``."""
+        for item in list(self._open):  # a request that is cancelled before it began passes nothing on
+            item.fail(UnavailableError("the client was closed"))
         tasks = [*self._requests, *([self._sender] if self._sender else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for item in self._waiting:
-            item.fail(UnavailableError("the client was closed"))
         await self._http.aclose()
+
+    def _leave(self, item: Item, _: object) -> None:
+        self._open.discard(item)
+
+    def _wake(self) -> None:
+        if self._waiting and (self._sender is None or self._sender.done()):
+            self._sender = asyncio.create_task(self._send_all())
 
     async def _send_all(self) -> None:
         while self._waiting:
@@ -269,11 +304,15 @@ class Batches:
             if items:
                 accepted = asyncio.Event()
                 request = asyncio.create_task(self._request(items, accepted))
+                loop = asyncio.get_running_loop()
+                expiry = loop.call_at(max(item.expires_at for item in items), request.cancel)  # nobody waits any longer
                 self._requests.add(request)
-                request.add_done_callback(self._end)
+                request.add_done_callback(functools.partial(self._end, expiry, accepted))
                 await accepted.wait()
 
-    def _end(self, request: asyncio.Task[None]) -> None:
+    def _end(self, expiry: asyncio.TimerHandle, accepted: asyncio.Event, request: asyncio.Task[None]) -> None:
+        expiry.cancel()
+        accepted.set()
         self._requests.discard(request)
         self._ended.set()
 
@@ -302,6 +341,7 @@ class Batches:
     async def _request(self, items: list[Item], accepted: asyncio.Event) -> None:
         """Send items and pass on their answers; those without one are sent again."""
         left = {item.id: item for item in items}
+        began = time.monotonic()
         try:
             bodies = b",".join(item.body for item in items)
             content = b'{"' + _FIELDS[items[0].path] + b'":[' + bodies + b"]}"
@@ -311,59 +351,112 @@ class Batches:
                     await self._read(response, left)
                 else:
                     await response.aread()
-                    self._refused(response, items, left)
+                    self._refused(response, items, left, began)
         except (httpx.TransportError, httpx.StreamError) as error:
-            self._failed(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, left.values())
+            self._failed(self._outage.problem_of(error), left.values(), began)
         except RewardError as error:
-            for item in left.values():
-                item.fail(error)
+            _fail_all(items, error)
+        except Exception as error:  # an answer that cannot be read is no reason to ask for it again
+            _fail_all(items, ProtocolError(f"the answer cannot be read: {type(error).__name__}: {error}"))
         finally:
             self._again(left.values())
-            accepted.set()
 
     async def _read(self, response: httpx.Response, left: dict[str, Item]) -> None:
-        num_sent = len(left)
+        num_sent, began = len(left), time.monotonic()
         async for line in _lines(response):
             try:
                 answer = json.loads(line)
+                message = answer["error"]["message"] if "error" in answer else None
                 item = left.pop(answer["id"], None)
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ProtocolError(f"the service sent {line[:200]!r}, which is no result") from error
             if item is None or item.answer.done():
                 continue
-            if "error" in answer:
-                item.fail(InvalidSampleError(str(answer["error"]["message"])))
+            if message is not None:
+                item.fail(InvalidSampleError(str(message)))
             else:
                 item.answer.set_result(answer)
         if len(left) < num_sent:
             self._num_failures = 0
+            self._outage.end()
         if left:
-            self._failed("the service ended the answer early", left.values())
+            self._failed(f"{self._outage.url} ended the answer early", left.values(), began)
 
-    def _refused(self, response: httpx.Response, items: list[Item], left: dict[str, Item]) -> None:
+    def _refused(self, response: httpx.Response, items: list[Item], left: dict[str, Item], began: float) -> None:
         answer = refusal(response.status_code, response.headers, response.content, len(items), self._num_failures)
         for position, error in answer.errors.items():
-            if 0 <= position < len(items):
-                left.pop(items[position].id).fail(error)
+            left.pop(items[position].id).fail(error)
         for item in left.values():
             item.alone = item.alone or answer.alone
             item.problem = answer.message
         if answer.pause_s is not None:
             self._num_failures += 1
             self._not_before = max(self._not_before, time.monotonic() + answer.pause_s)
+            self._outage.note(f"{self._outage.url} answers with {answer.message}", began)
 
-    def _failed(self, problem: str, items: Iterable[Item]) -> None:
+    def _failed(self, problem: str, items: Iterable[Item], began: float) -> None:
         """Wait before the next request; record the problem for the error of those whose time ends."""
         self._not_before = time.monotonic() + pause_after(self._num_failures)
         self._num_failures += 1
+        self._outage.note(problem, began)
         for item in items:
             item.problem = problem
 
     def _again(self, items: Iterable[Item]) -> None:
-        waiting = [item for item in items if not item.answer.done()]
-        if waiting:
-            self._waiting.extendleft(reversed(waiting))
-            self.add(())
+        self._waiting.extendleft(reversed([item for item in items if not item.answer.done()]))
+        self._wake()
+
+
+def _fail_all(items: Iterable[Item], error: RewardError) -> None:
+    for item in items:
+        item.fail(type(error)(*error.args))
+
+
+class Outage:
+    """Warn while no request to a service succeeds: after 5 s, and once a minute."""
+
+    def __init__(self, url: str, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.url = url
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._began: float | None = None
+        self._warned_at = -math.inf
+
+    def problem_of(self, error: Exception) -> str:
+        """Say what a failed request means, with the system's own reason."""
+        if isinstance(error, httpx.ConnectTimeout):
+            return f"cannot reach {self.url}: no connection within {_CONNECT_S:g} s"
+        if isinstance(error, httpx.ConnectError):
+            return f"cannot reach {self.url}: {_reason(error)}"
+        return f"{self.url} broke the connection: {_reason(error)}"
+
+    def note(self, problem: str, began: float) -> None:
+        """Note a failure of a request that ``began`` then."""
+        if self._began is None:
+            self._began = began
+        now = self._clock()
+        if now - self._began >= _WARN_AFTER_S and now - self._warned_at >= _WARN_EVERY_S:
+            self._warned_at = now
+            where = f"The address of a local service is in {SERVICE_FILE}"
+            _LOG.warning("%s; waiting up to %g s. %s", problem, self._timeout_s, where)
+
+    def end(self) -> None:
+        """Note that the service has given a result."""
+        self._began = None
+
+
+def _reason(error: BaseException) -> str:
+    """Return the system's reason for a failed connection, which stands at the end of the chain of causes."""
+    cause: BaseException | None = error
+    while cause is not None:
+        group = getattr(cause, "exceptions", None)  # of the addresses of one name
+        cause = group[0] if group else cause
+        if isinstance(cause, (ssl.SSLError, socket.gaierror)):
+            return str(cause.strerror)
+        if isinstance(cause, OSError) and cause.errno is not None:
+            return os.strerror(cause.errno).lower()
+        cause = cause.__cause__ or cause.__context__
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
@@ -371,6 +464,10 @@ async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
     rest = b""
     async for chunk in response.aiter_bytes():
         *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > _MOST_LINE_BYTES:
+            raise ProtocolError(
+                f"the service sent a line of more than {_MOST_LINE_BYTES >> 20} MiB, which is no result"
+            )
         for line in lines:
             if line:
                 yield line
@@ -379,7 +476,7 @@ async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
 class Item:
     """Hold one sample or group, as JSON, whose ``answer`` fails with ``UnavailableError`` after ``timeout_s``."""
 
-    __slots__ = ("_expiry", "alone", "answer", "body", "id", "path", "problem")
+    __slots__ = ("_expiry", "alone", "answer", "body", "expires_at", "id", "path", "problem")
 
     def __init__(self, path: str, id: str, body: bytes, timeout_s: float) -> None:  # noqa: A002 (the field's name)
         loop = asyncio.get_running_loop()
@@ -388,6 +485,7 @@ class Item:
         self.alone = False
         self.problem = "the service has not scored it yet"
         self._expiry = loop.call_later(timeout_s, self._expire, timeout_s)
+        self.expires_at = self._expiry.when()
         self.answer.add_done_callback(lambda _: self._expiry.cancel())
 
     def _expire(self, timeout_s: float) -> None:
@@ -427,9 +525,9 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, num_sent: int,
     if status in (408, 425, 429) or status >= 500:
         return Refusal(pause_s=_pause_s(headers, num_failures), message=f"status {status}: {message}")
     if status in (409, 410, 413, 422):
-        named = error.get("samples")
-        if isinstance(named, dict) and named:
-            return Refusal({int(i): InvalidSampleError(str(each)) for i, each in named.items()}, message=message)
+        named = {i: InvalidSampleError(str(each)) for i, each in _samples_of(error).items() if i < num_sent}
+        if named:
+            return Refusal(named, message=message)
         return _refuse_all(1, InvalidSampleError(message)) if num_sent == 1 else Refusal(alone=True, message=message)
     return _refuse_all(num_sent, ProtocolError(f"{message}. Is the URL that of a Plaudit reward service?"))
 
@@ -451,11 +549,21 @@ def _error_of(body: bytes) -> Mapping[str, Any]:
     return error if isinstance(error, dict) else {}
 
 
+def _samples_of(error: Mapping[str, Any]) -> dict[int, Any]:
+    """Return what the service says of samples, by their position in the request."""
+    named = error.get("samples")
+    items = named.items() if isinstance(named, dict) else ()
+    return {int(position): each for position, each in items if position.isascii() and position.isdigit()}
+
+
 def _pause_s(headers: Mapping[str, str], num_failures: int) -> float:
     try:
-        return max(float(headers["retry-after"]), 0.0) * random.uniform(1.0, 1.2)
+        asked_s = float(headers["retry-after"])
     except (KeyError, ValueError):
+        asked_s = math.nan
+    if not math.isfinite(asked_s):
         return pause_after(num_failures)
+    return min(max(asked_s, FIRST_PAUSE_S), LONGEST_RETRY_AFTER_S) * random.uniform(1.0, 1.2)
 
 
 def encode_sample(sample: Mapping[str, Any], id: str = "") -> bytes:  # noqa: A002 (the field's name)

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,9 +85,12 @@ class Result:
 
 def result_of(answer: Mapping[str, Any], index: int = 0) -> Result:
     """Convert a result of the service. Raises ``KeyError`` or ``TypeError`` if it is not one."""
+    score = answer["score"]
+    if score is not None and not -sys.float_info.max <= score <= sys.float_info.max:
+        raise TypeError(f"score {score!r:.40} is no finite number")
     return Result(
         id=answer["id"],
-        score=answer["score"],
+        score=score,
         outcome=answer["outcome"],
         reason=answer["reason"],
         scorers={name: ScorerResult(**scorer) for name, scorer in answer["scorers"].items()},

@@ -7,6 +7,10 @@ That part and the schema follow from the models: names, types, ranges, defaults 
 from __future__ import annotations
 
 import argparse
+import ast
+import functools
+import inspect
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,10 +147,53 @@ def reward_service_schema() -> dict[str, Any]:
 
 def _schema(model: type[Section]) -> dict[str, Any]:
     schema = model.model_json_schema(by_alias=True, schema_generator=_WithoutNulls)
-    for section in schema["$defs"].values():
+    models = {each.__name__: each for each in _sections_below(Section)}
+    for name, section in (*schema["$defs"].items(), (model.__name__, schema)):
+        if name in models:
+            _describe(models[name], section)
         _tidy(section)
-    _tidy(schema)
     return schema
+
+
+def _sections_below(model: type[Section]) -> Iterator[type[Section]]:
+    for each in model.__subclasses__():
+        yield each
+        yield from _sections_below(each)
+
+
+def _describe(model: type[Section], section: dict[str, Any]) -> None:
+    """Describe each field by its docstring.
+
+    Pydantic's ``use_attribute_docstrings`` would read the sources at the start of every process.
+    """
+    texts = {name: text for each in reversed(model.__mro__) for name, text in _docstrings(each).items()}
+    for name, field in model.model_fields.items():
+        written = field.alias or name
+        described = section["properties"][written]
+        if name in texts and "description" not in described:
+            section["properties"][written] = dict(sorted({**described, "description": texts[name]}.items()))
+
+
+@functools.cache
+def _docstrings(model: type) -> dict[str, str]:
+    """Return the texts below the fields that a section declares itself."""
+    if not issubclass(model, Section):
+        return {}
+    body = next(each.body for each in _classes(model.__module__) if each.name == model.__name__)
+    return {
+        field.target.id: text.value.value
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+
+
+@functools.cache
+def _classes(module: str) -> list[ast.ClassDef]:
+    return [each for each in ast.parse(inspect.getsource(sys.modules[module])).body if isinstance(each, ast.ClassDef)]
 
 
 class _WithoutNulls(GenerateJsonSchema):

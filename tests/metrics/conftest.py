@@ -255,10 +255,12 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def prometheus_runs_only_here() -> Iterator[None]:
-    """Suspends the Prometheus of the session while tests of other parts run."""
-    for server in _prometheus:
-        server.resume()
+def prometheus_runs_where_it_is_used(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Suspends the Prometheus of the session while files of tests run that ask it nothing."""
+    here = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
+    if any({"prometheus", "observed_run"} & {*item.fixturenames} for item in here):
+        for server in _prometheus:
+            server.resume()
     yield
     for server in _prometheus:
         server.suspend()

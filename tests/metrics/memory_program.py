@@ -21,8 +21,10 @@ from plaudit_wire.records import (
     StepRecord,
 )
 
+REASON = {"112": "a reason of some length"}.get(sys.argv[1], "a long reason " * 50)
+"""Long ones, so that few samples fill what a service keeps."""
 GENERATION = GenerationRecord("rollout-12345", 2.0, 300, 900, 3, 3, engine_queue_s=0.25, logprob_mismatch=1e-6)
-SCORERS = {name: ScorerRecord("scored", 0.5, "a reason of some length", call_s=1.0) for name in ("rule", "judge")}
+SCORERS = {name: ScorerRecord("scored", 0.5, REASON, call_s=1.0) for name in ("rule", "judge")}
 SCORING = ScoringRecord("scored", 0.5, scorers=SCORERS, call_s=1.0, worker="reward-12345")
 SAMPLES_OF_GROUP = 16
 

@@ -36,6 +36,8 @@ class Cell:
 
     step_s: float
     scenario: str
+    coarse: bool = False
+    """Fewer scrapes, where promtool computes every series anew for each."""
 
     @property
     def run(self) -> str:
@@ -58,7 +60,7 @@ class Cell:
     @property
     def interval_min(self) -> int:
         """Minutes between two scrapes: fewer points of the long runs, so that promtool is quick."""
-        return 5 if self.step_s > 3600 else 2
+        return 5 if self.coarse or self.step_s > 3600 else 2
 
     def _minutes(self, steps: float) -> int:
         """Return so many steps in minutes, as whole scrapes."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from plaudit_client.blocking import SyncRewardClient
-from plaudit_client.client import RewardClient
+from plaudit_client.client import SERVICE_FILE, RewardClient
 from plaudit_client.result import Result
 
 URL, TOKEN, CA_FILE, TIMEOUT = "PLAUDIT_URL", "PLAUDIT_TOKEN", "PLAUDIT_CA_FILE", "PLAUDIT_TIMEOUT_SECONDS"
@@ -42,14 +42,22 @@ def _service(url: str, token: str, timeout_s: float) -> dict[str, Any]:
     if not url:
         raise ValueError(
             f"no reward service: give url, or set {URL} (and {TOKEN}) in the environment of the processes that score; "
-            "runs/<run>/service.json of the service has both"
+            f"{SERVICE_FILE} of the service has both"
         )
     return {
         "url": url,
         "token": token or os.environ.get(TOKEN, ""),
-        "timeout_s": timeout_s or float(os.environ.get(TIMEOUT, "1800")),
+        "timeout_s": timeout_s or _timeout_s(),
         "ca_file": os.environ.get(CA_FILE, ""),
     }
+
+
+def _timeout_s() -> float:
+    given = os.environ.get(TIMEOUT, "1800")
+    try:
+        return float(given)
+    except ValueError:
+        raise ValueError(f"{TIMEOUT} is {given!r}: give the seconds that a sample waits for its result") from None
 
 
 _client = functools.cache(RewardClient)
@@ -86,6 +94,14 @@ class MissingScores:
 
 
 _OF_THIS_PROCESS = MissingScores()
+
+
+def _begin_anew() -> None:
+    global _OF_THIS_PROCESS
+    _OF_THIS_PROCESS = MissingScores()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def note(result: Result) -> Result:

@@ -4,7 +4,8 @@
 
     from plaudit_client.adapters.skyrl import register
 
-    register(url="http://127.0.0.1:8710", token="…")    # in the trainer's Ray task; then environment.env_class=plaudit
+    service = json.loads(Path("runs/<run>/service.json").read_text())
+    register(url=service["url"], token=service["token"])  # in the trainer's Ray task; environment.env_class=plaudit
 
 SkyRL accepts numbers only: a sample without a score raises, unless ``on_failure`` names a number.
 """

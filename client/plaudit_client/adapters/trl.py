@@ -4,7 +4,7 @@
 
     from plaudit_client.adapters.trl import reward
 
-    trainer = GRPOTrainer(reward_funcs=reward("http://127.0.0.1:8710", token="…"), …)
+    trainer = GRPOTrainer(reward_funcs=reward(), …)  # PLAUDIT_URL and PLAUDIT_TOKEN say where the service is
 
 A sample without a score is None: TRL leaves it out of its group's mean and trains nothing on it. A service that cannot
 be reached within the client's time raises, and ends the training.

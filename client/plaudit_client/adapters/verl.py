@@ -3,8 +3,8 @@
 ::
 
     reward.custom_reward_function.path=pkg://plaudit_client.adapters.verl
-    +reward.custom_reward_function.reward_kwargs.url=http://127.0.0.1:8710
-    +reward.custom_reward_function.reward_kwargs.token=…
+    +reward.custom_reward_function.reward_kwargs.url=$PLAUDIT_URL
+    +reward.custom_reward_function.reward_kwargs.token=$PLAUDIT_TOKEN
 
 verl accepts numbers only. A sample without a score raises, and ends the step, unless ``reward_kwargs.on_failure`` names
 a number; ``scored`` (1 or 0) and ``outcome`` among the extra columns then say which samples those are.

@@ -4,7 +4,7 @@
 
     reward.reward_manager.source=importlib reward.reward_manager.name=PlauditRewardManager
     reward.reward_manager.module.path=pkg://plaudit_client.adapters.verl_manager
-    +reward.reward_kwargs.url=http://127.0.0.1:8710 +reward.reward_kwargs.token=…
+    +reward.reward_kwargs.url=$PLAUDIT_URL +reward.reward_kwargs.token=$PLAUDIT_TOKEN
 
 Samples without a score are treated as ``verl`` treats them (``+reward.reward_kwargs.on_failure``).
 """

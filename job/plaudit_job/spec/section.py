@@ -29,7 +29,7 @@ class Section(BaseModel):
         validate_by_name=True,
         validate_by_alias=True,
         serialize_by_alias=True,
-        use_attribute_docstrings=True,
+        defer_build=True,  # every process imports all sections, and few read a job
     )
 
 

@@ -132,8 +132,8 @@ def expected(cell: Cell) -> set[str]:
     return {alert for alert, lengths in SCENARIOS[cell.scenario].items() if cell.step_s in lengths}
 
 
-def matrix_test(step_s: float) -> dict[str, Any]:
-    cells = [Cell(step_s, scenario) for scenario in SCENARIOS]
+def matrix_test(step_s: float, coarse: bool) -> dict[str, Any]:
+    cells = [Cell(step_s, scenario, coarse) for scenario in SCENARIOS]
     interval = f"{cells[0].interval_min}m"
     end, whole = f"{cells[0].end_min}m", f"[{cells[0].end_min}m:{interval}]"
     begins = f"({firing()}) unless ({firing(f' offset {interval}')})"
@@ -166,7 +166,7 @@ def test_grafanas_rules_fire_where_prometheus_rules_do(promtool: str, tmp_path: 
     groups = yaml.safe_load((REPOSITORY / "metrics" / "alerts" / "grafana.yaml").read_text())["groups"]
     file = tmp_path / "grafana.yaml"
     file.write_text(yaml.safe_dump({"groups": [as_prometheus_has_it(group) for group in groups]}))
-    run_matrix(promtool, tmp_path, [str(file)], MINUTE)
+    run_matrix(promtool, tmp_path, [str(file)], MINUTE, coarse=True)
 
 
 def as_prometheus_has_it(group: dict[str, Any]) -> dict[str, Any]:
@@ -182,8 +182,8 @@ def as_prometheus_has_it(group: dict[str, Any]) -> dict[str, Any]:
     return {"name": group["name"], "rules": rules}
 
 
-def run_matrix(promtool: str, tmp_path: Path, rules: list[str], step_s: float) -> None:
-    file, test = tmp_path / "matrix.yaml", matrix_test(step_s)
+def run_matrix(promtool: str, tmp_path: Path, rules: list[str], step_s: float, coarse: bool = False) -> None:
+    file, test = tmp_path / "matrix.yaml", matrix_test(step_s, coarse)
     file.write_text(yaml.safe_dump({"rule_files": rules, "evaluation_interval": test["interval"], "tests": [test]}))
     ended = subprocess.run([promtool, "test", "rules", str(file)], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr

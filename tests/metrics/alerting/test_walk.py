@@ -38,7 +38,10 @@ from scoring_service import StartService, start_service
 from simulated_run import Simulation, make_plan
 from waiting import until_in_thread
 
-pytestmark = pytest.mark.skipif(not shutil.which("jq"), reason="jq is not installed (Debian: apt-get install jq)")
+pytestmark = [
+    pytest.mark.broken,
+    pytest.mark.skipif(not shutil.which("jq"), reason="jq is not installed (Debian: apt-get install jq)"),
+]
 
 __all__ = ["start_service"]
 

@@ -79,6 +79,7 @@ def test_a_side_that_runs_out_of_memory_is_a_result():
     assert measured(case(), "TRL", side, 1) == {"out_of_memory": "CUDA out of memory. Tried to allocate 9.3 GiB."}
 
 
+@pytest.mark.bench
 def test_the_script_runs_without_the_packages_that_read_a_job(tmp_path):
     written = tmp_path / "figures.json"
     options = ["--size", "tiny", "--length", "32", "--steps", "1", "--json", str(written)]
