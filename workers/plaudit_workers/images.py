@@ -113,19 +113,8 @@ def _num_placeholders(prompt: str | Sequence[dict[str, Any]]) -> int:
 
 
 def with_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages whose contents are lists of parts wherever they have an image, as chat templates expect them.
-
-    Image parts become ``{"type": "image"}``: a template that looks for keys must not find Arrow's nulls.
-    """
+    """Return messages whose contents are lists of parts wherever they have an image, as chat templates expect them."""
     return [{**message, "content": _content(message["content"])} for message in messages]
-
-
-def without_files(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages as they are written, without the files or addresses in their image parts."""
-    return [
-        message if isinstance(message["content"], str) else {**message, "content": _parts(message["content"])}
-        for message in messages
-    ]
 
 
 def _content(content: Any) -> Any:
@@ -137,15 +126,7 @@ def _parts(content: Any) -> list[dict[str, Any]]:
     if not isinstance(content, list):
         pieces = re.split(f"({re.escape(PLACEHOLDER)})", str(content))
         return [{"type": "image"} if piece == PLACEHOLDER else _text_part(piece) for piece in pieces if piece]
-    return [_plain_part(part) for part in content]
-
-
-def _plain_part(part: Any) -> dict[str, Any]:
-    if not isinstance(part, dict):
-        return _text_part(str(part))
-    if part.get("type") == "image":
-        return {"type": "image"}
-    return {key: value for key, value in part.items() if value is not None}
+    return content
 
 
 def _text_part(text: str) -> dict[str, Any]:

@@ -175,19 +175,18 @@ def test_a_bad_row_is_named_by_the_preflight_and_by_the_trainer(tmp_path, vision
     path = write_rows(tmp_path / "a.parquet", [{**row}])
     problem = data_problem("spec.data.train.path", str(path), ImagesSpec())
     assert problem is not None
-    assert problem.message.startswith(f"{path} row 1: {complaint}")
+    assert problem.message.startswith(f"{path}: row 1: {complaint}")
     assert problem.remedy == remedy
     with pytest.raises(RefusedError) as refused:
         load(path, processor(vision_model, tmp_path), vision_model)
-    words = complaint.removeprefix("column images ")
-    assert str(refused.value).startswith(f"data file {path}, row 1: column 'images' {words}")
+    assert str(refused.value).startswith(f"data file {path}: row 1: {complaint}")
     assert str(refused.value).endswith(remedy)
 
 
 def test_videos_are_refused_beside_images(tmp_path, vision_model):
     path = write_rows(tmp_path / "a.parquet", [vision_row(0, [IMAGE]) | {"videos": ["a.mp4"]}])
     assert "has column videos" in str(data_problem("data", str(path), ImagesSpec()))
-    with pytest.raises(RefusedError, match=r"has column 'videos'\. Prompts have text and images"):
+    with pytest.raises(RefusedError, match=r"has column videos\. Prompts have text and images"):
         load(path, processor(vision_model, tmp_path), vision_model)
 
 

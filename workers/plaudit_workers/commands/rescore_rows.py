@@ -22,13 +22,16 @@ import pyarrow.parquet
 import plaudit_client
 from plaudit_job.spec.rljob import RLJob
 from plaudit_metrics.sources.sample_schema import LATER_SCORER_INPUT, SCORER_INPUT, scorer_input
-from plaudit_wire.errors import RefusedError
+from plaudit_wire.errors import RefusedError, described
+from plaudit_wire.plain import plain
 from plaudit_wire.records import Outcome, Sample, ScorerRecord, ScoringRecord
 from plaudit_workers.commands.score import scored_in_order
+from plaudit_workers.data_files import parquet_rows
 from plaudit_workers.service.build import build_pipeline, scoring_version
 from plaudit_workers.service.client import ServiceError
 
 _ROWS_AT_A_TIME = 256
+_FROM_JSON = ("ground_truth", "extra_info", "messages")
 
 
 class StoredSample(NamedTuple):
@@ -42,15 +45,25 @@ class StoredSample(NamedTuple):
 
 def stored_groups(files: Iterable[Path]) -> Iterator[list[StoredSample]]:
     """Yield the samples of one group after the other, without those that were never generated."""
-    rows = (row for file in files for row in _rows(file))
-    for _, group in itertools.groupby(rows, lambda row: (row["step"], row["group"])):
-        stored = [
-            StoredSample(row["step"], scorer_input(row), row["outcome"] or "given_up", row["score"])
-            for row in group
-            if row["response"] is not None
-        ]
-        if stored:
-            yield stored
+    rows = (stored for file in files for stored in _stored(file))
+    for _, group in itertools.groupby(rows, lambda stored: (stored.step, stored.sample.group)):
+        yield list(group)
+
+
+def _stored(file: Path) -> Iterator[StoredSample]:
+    for number, row in enumerate(_rows(file), 1):
+        if row["response"] is None:
+            continue
+        try:
+            sample = scorer_input(row)
+            judged = {name: plain(getattr(sample, name), name) for name in _FROM_JSON}
+        except (ValueError, TypeError, RecursionError) as error:
+            raise RefusedError(
+                f"{file}, row {number} is no stored sample ({described(error)}). Give the samples folder of a run"
+            ) from error
+        yield StoredSample(
+            row["step"], msgspec.structs.replace(sample, **judged), row["outcome"] or "given_up", row["score"]
+        )
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
@@ -62,8 +75,7 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
                     f"{file} does not hold stored samples: it lacks the columns {', '.join(sorted(missing))}"
                 )
             added = [name for name in LATER_SCORER_INPUT if name in opened.schema_arrow.names]
-            for batch in opened.iter_batches(_ROWS_AT_A_TIME, columns=SCORER_INPUT + added):
-                yield from batch.to_pylist()
+            yield from parquet_rows(file, opened, SCORER_INPUT + added, _ROWS_AT_A_TIME)
     except (pyarrow.ArrowException, OSError) as error:
         raise RefusedError(f"{file} cannot be read: {error}. Give the samples folder of a run") from error
 

@@ -18,20 +18,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from plaudit_job.data_row import IMAGES_COLUMN, REQUIRED_COLUMNS, extra_info_of
+from plaudit_job.data_row import IMAGES_COLUMN, REQUIRED_COLUMNS, DataRow, data_row
 from plaudit_job.load import load_job
 from plaudit_job.problem import JobError
 from plaudit_job.spec.rewards import RewardSpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.errors import RefusedError
+from plaudit_wire.plain import plain_text
 from plaudit_wire.records import Sample, ScoringRecord
-from plaudit_workers.images import without_files
-from plaudit_workers.launch.checks import data_problem, data_rows
+from plaudit_workers.data_files import raw_rows
+from plaudit_workers.launch.checks import data_problem
 from plaudit_workers.process import EXIT_DONE, model_servers
 from plaudit_workers.service.build import build_pipeline
 from plaudit_workers.service.lines import SampleInput
 
-_COLUMNS = (*REQUIRED_COLUMNS, "extra_info", "response", "responses")
 _SHOWN_CHARACTERS = 60
 
 
@@ -92,20 +92,23 @@ def _trials(job: RLJob, data: Path | None, num_rows: int) -> list[_Trial]:
     images = job.spec.data.images if job.spec.trains else None
     if problem := data_problem(field, path, images):
         raise JobError([problem])
-    rows = islice(data_rows(path, (*_COLUMNS, *([IMAGES_COLUMN] if images else []))), num_rows)
-    return [_trial(f"row-{number}", row, job) for number, row in enumerate(rows, 1)]
+    columns = (*REQUIRED_COLUMNS, "extra_info", "response", "responses", *([IMAGES_COLUMN] if images else []))
+    rows = islice(raw_rows(Path(path), columns), num_rows)
+    return [
+        _trial(f"row-{number}", data_row(row, images=images is not None), row, job)
+        for number, row in enumerate(rows, 1)
+    ]
 
 
-def _trial(group: str, row: dict[str, Any], job: RLJob) -> _Trial:
-    extra_info = extra_info_of(row.get("extra_info"))
-    source, answer = _answer(row, extra_info)
+def _trial(group: str, row: DataRow, columns: dict[str, Any], job: RLJob) -> _Trial:
+    source, answer = _answer(row, columns)
     samples = [
         SampleInput(
             response=response,
-            prompt=row["prompt"] if isinstance(row["prompt"], str) else without_files(row["prompt"]),
-            data_source=str(row["data_source"]),
-            ground_truth=row["reward_model"]["ground_truth"],
-            extra_info=extra_info,
+            prompt=row.prompt,
+            data_source=row.data_source,
+            ground_truth=row.ground_truth,
+            extra_info=row.extra_info,
             response_tokens=len(response.split()),
             max_tokens=job.spec.rollout.sampling.max_tokens,
         ).sample(group, index)
@@ -114,18 +117,18 @@ def _trial(group: str, row: dict[str, Any], job: RLJob) -> _Trial:
     return _Trial(source, samples)
 
 
-def _answer(row: dict[str, Any], extra_info: dict[str, Any]) -> tuple[str, str]:
-    responses = row.get("responses")
+def _answer(row: DataRow, columns: dict[str, Any]) -> tuple[str, str]:
+    responses = columns.get("responses")
     candidates = (
-        ("response", row.get("response")),
+        ("response", columns.get("response")),
         ("responses[0]", responses[0] if isinstance(responses, list) and responses else responses),
-        ("extra_info.answer", extra_info.get("answer")),
-        ("extra_info.solution", extra_info.get("solution")),
+        ("extra_info.answer", row.extra_info.get("answer")),
+        ("extra_info.solution", row.extra_info.get("solution")),
     )
     for source, value in candidates:
         if isinstance(value, str) and value:
-            return source, value
-    truth = row["reward_model"]["ground_truth"]
+            return source, plain_text(value)
+    truth = row.ground_truth
     return "ground truth", truth if isinstance(truth, str) else json.dumps(truth)
 
 

@@ -10,7 +10,9 @@ import msgspec
 
 from plaudit_job.data_row import extra_info_of
 from plaudit_wire.errors import RefusedError
+from plaudit_wire.plain import PlainDataError, plain, plain_json, shown
 from plaudit_wire.records import Outcome, Sample, ScoringRecord
+from plaudit_workers.data_files import BYTE_ORDER_MARK, parquet_rows
 
 
 class SampleInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,8 +116,10 @@ Input = TypeVar("Input", bound=SampleInput)
 
 
 def decode_entry(entry: RawSample, kind: type[Input]) -> Input:
-    """Read the sample of a line or row; raise as ``sample_input``, also if the line is not a JSON object."""
-    row = entry if isinstance(entry, Mapping) else msgspec.json.decode(entry, type=dict[str, Any])
+    """Read the sample of a line or row; raise as ``sample_input``, also for a value that cannot travel."""
+    row = plain(entry) if isinstance(entry, Mapping) else plain_json(entry.removeprefix(BYTE_ORDER_MARK))
+    if not isinstance(row, dict):
+        raise PlainDataError(f"is {shown(row)}", "write one JSON object a line")
     return sample_input(row, kind)
 
 
@@ -133,10 +137,7 @@ def sample_input(row: Mapping[str, Any], kind: type[Input]) -> Input:
     if isinstance(reward_model, Mapping):
         fields.setdefault("ground_truth", reward_model.get("ground_truth"))
     if "extra_info" in fields:
-        try:
-            fields["extra_info"] = extra_info_of(fields["extra_info"])
-        except ValueError as error:
-            raise ValueError(f"extra_info {error}") from error
+        fields["extra_info"] = extra_info_of(fields["extra_info"])
     return msgspec.convert(fields, kind)
 
 
@@ -170,11 +171,8 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
             names = opened.schema_arrow.names
             _refuse_without_responses(path, names)
             columns = [name for name in (*_COLUMNS, _GENERATED) if name in names]
-            number = 0
-            for batch in opened.iter_batches(_ROWS_AT_A_TIME, columns=columns):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield from _responses(row, f"row-{number}")
+            for number, row in enumerate(parquet_rows(path, opened, columns, _ROWS_AT_A_TIME), 1):
+                yield from _responses(row, f"row-{number}")
     except pyarrow.ArrowException as error:
         raise RefusedError(f"{path} is a damaged Parquet file: {error}") from error
 
@@ -185,7 +183,7 @@ def _responses(row: dict[str, Any], group: str) -> Iterator[Mapping[str, Any]]:
     if responses is None or "response" in row:
         yield row
         return
-    for response in [responses] if isinstance(responses, str) else responses:
+    for response in responses if isinstance(responses, list) else [responses]:
         yield {"group": group, **row, "response": response}
 
 
