@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from plaudit_reward.rules import string_rules, symbolic_rules
 from plaudit_reward.rules.rule import FunctionRule, Rule
 from plaudit_reward.scorer import ALWAYS_ROOM, Attempt, Score, Scorer
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
+from plaudit_wire.plain import shown
 from plaudit_wire.records import Sample
 
 _WARM_UP = ("The answer is \\boxed{\\sqrt{x} + 1}", "1 + \\sqrt{x}")
@@ -60,9 +61,19 @@ def rule_of(data_source: str) -> str | None:
     return next((rule for prefix, rule in PREFIXES.items() if data_source.startswith(prefix)), None)
 
 
-def unknown_sources(data_sources: Iterable[str]) -> list[str]:
-    """Return the data sources without a rule, sorted; a job with such data is refused."""
-    return sorted({source for source in data_sources if rule_of(source) is None})
+_NEED_TEXT = (*("geo3k", "gsm8k", "gsm8k_flexible", "math_dapo", "math_reward", "math_verify", "prime_math"),)
+
+
+def ground_truth_problem(rule: str, arguments: Mapping[str, Any], ground_truth: Any) -> str | None:
+    """Return why a rule cannot score by this ground truth; None if it can.
+
+    Args:
+        arguments: The rule's, as the job gives them.
+    """
+    del arguments
+    if rule in _NEED_TEXT and not (isinstance(ground_truth, str) and ground_truth.strip()):
+        return f"ground_truth is {shown(ground_truth)}; {rule} needs it as text"
+    return None
 
 
 def known_rule_of(data_source: str) -> str:
