@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import struct
 import sys
 import time
@@ -277,3 +279,38 @@ def test_a_full_disk_is_reported(tmp_path, small_files_only):
     sinks = Sinks(tmp_path)
     with small_files_only(100), pytest.raises(RefusedError, match=r"no room to append to .*steps\.jsonl"):
         sinks.write(record(1, **{f"figure/{number}": 0.5 for number in range(100)}))
+
+
+def helper_of_wandb(pid):
+    """The process that sends for wandb, found as a child of this one."""
+    status = {int(path.parent.name): path.read_text() for path in Path("/proc").glob("[0-9]*/status")}
+    return max(own for own, text in status.items() if f"\nPPid:\t{pid}\n" in text and "Name:\twandb-core\n" in text)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_helper_process_that_dies_or_hangs_costs_its_figures_alone(tmp_path, monkeypatch, caplog, sent):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    (tmp_path / "demo-1").mkdir()
+    sinks = Sinks(tmp_path / "demo-1", ["wandb", "tensorboard"], patience_s=1.0)
+    helper = helper_of_wandb(os.getpid())
+    os.kill(helper, sent)
+    for step in (1, 2, 3):
+        sinks.write(record(step, **{"reward/mean": step / 4}))
+    sinks.close()
+    if sent == signal.SIGSTOP:
+        os.kill(helper, signal.SIGKILL)
+    assert [step.step for step in read_steps(tmp_path / "demo-1" / "steps.jsonl")] == [1, 2, 3]
+    events = EventAccumulator(str(tmp_path / "demo-1" / "tensorboard"))
+    events.Reload()
+    assert len(events.Scalars("reward/mean")) == 3
+    lost = [entry for entry in caplog.records if entry.getMessage() == "a sink did not receive all steps"]
+    assert [entry.fields["sink"] for entry in lost] == ["wandb"]
+
+
+def test_a_sink_whose_folder_is_gone_costs_its_figures_alone(tmp_path, caplog):
+    (tmp_path / "tensorboard").write_text("a file where the folder belongs")
+    sinks = Sinks(tmp_path, ["tensorboard"])
+    sinks.write(record(1, **{"reward/mean": 0.5}))
+    sinks.close()
+    assert [step.step for step in read_steps(tmp_path / "steps.jsonl")] == [1]
+    assert "a sink loses figures; the run goes on without them" in caplog.text
