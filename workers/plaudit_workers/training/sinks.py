@@ -251,7 +251,12 @@ class WeightsAndBiases:
 
     def abandon(self) -> None:
         """Begin to end the helper process: at the end of this one, wandb would wait for it without bound."""
-        threading.Thread(target=self._wandb.teardown, name="wandb teardown", daemon=True).start()
+
+        def teardown() -> None:
+            with contextlib.suppress(Exception):
+                self._wandb.teardown()
+
+        threading.Thread(target=teardown, name="wandb teardown", daemon=True).start()
 
 
 class MLflow:
