@@ -105,6 +105,8 @@ class Progress:
     def __init__(self, output: Path | None, samples: str, version: str) -> None:
         self._path = None if output is None else output.with_name(f"{output.name}.progress")
         self._head = _Head(samples, version, uuid.uuid4().hex[:12])
+        self._scored_by = ""
+        """Version of the service's scoring, which its results carry."""
         if self._path is not None:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,13 +148,25 @@ class Progress:
             raise RefusedError(
                 f"{self._path} has the scores of other samples than those stored now. Delete it to score all anew"
             )
+        self._check_version(kept.scorings)
         return kept.scorings
 
     def keep(self, name: str, scorings: list[ScoringRecord]) -> None:
-        """Append the scorings of the next unit."""
+        """Append the scorings of the next unit; raise ``RefusedError`` if the service scores otherwise than before."""
+        self._check_version(scorings)
         if self._path is not None:
             self._file.write(msgspec.json.encode(_Line(name, scorings)) + b"\n")
             self._file.flush()
+
+    def _check_version(self, scorings: list[ScoringRecord]) -> None:
+        for scoring in scorings:
+            if self._scored_by and scoring.version not in ("", self._scored_by):
+                raise RefusedError(
+                    f"the service's scorers have changed: samples so far were scored by version {self._scored_by}, now "
+                    f"it is {scoring.version}. "
+                    + ("Start again" if self._path is None else f"Delete {self._path} to score all samples anew")
+                )
+            self._scored_by = self._scored_by or scoring.version
 
     def _read_head(self, path: Path) -> None:
         line = self._file.readline()

@@ -50,6 +50,7 @@ _MOST_TABLES = 50
 """Tables that the tag names: its length is limited. Older ones stay among the artifacts."""
 _LAST_SENDING_S = 120.0
 """Seconds that the run's end waits for pending requests."""
+_BEGUN_WITHIN_S = 1.0
 _MOST_WAITING = 1000
 """Steps that wait for a sink."""
 
@@ -146,7 +147,7 @@ class _OwnThread:
             call = self._calls.get()
             try:
                 call()
-            except Exception as error:  # of the sink's package, its server or its helper process
+            except BaseException as error:  # of the sink's package; wandb exits if its helper process was killed
                 self._lose(described(error))
 
     def _close(self) -> None:
@@ -253,10 +254,12 @@ class WeightsAndBiases:
         """Begin to end the helper process: at the end of this one, wandb would wait for it without bound."""
 
         def teardown() -> None:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(BaseException):
                 self._wandb.teardown()
 
-        threading.Thread(target=teardown, name="wandb teardown", daemon=True).start()
+        thread = threading.Thread(target=teardown, name="wandb teardown", daemon=True)
+        thread.start()
+        thread.join(_BEGUN_WITHIN_S)
 
 
 class MLflow:
