@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import itertools
 import uuid
 from collections import deque
@@ -115,6 +116,7 @@ class Progress:
             except OSError as error:
                 raise RefusedError(f"--output {output}: {self._path} cannot be written: {error.strerror}") from error
             try:
+                self._lock(output)
                 self._read_head(self._path)
             except RefusedError:
                 self._file.close()
@@ -157,6 +159,16 @@ class Progress:
         if self._path is not None:
             self._file.write(msgspec.json.encode(_Line(name, scorings)) + b"\n")
             self._file.flush()
+
+    def _lock(self, output: Path) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RefusedError(
+                f"--output {output}: another rescore is writing it. Wait for it, or name another --output"
+            ) from None
+        except OSError:  # a volume without locks
+            return
 
     def _check_version(self, scorings: list[ScoringRecord]) -> None:
         for scoring in scorings:
