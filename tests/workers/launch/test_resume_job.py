@@ -160,7 +160,9 @@ def test_one_program_holds_the_folder_of_a_run_until_it_ends_however_it_ends(
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        held = rf"run {folder.name} is running \(pid {holder.pid} on .*, http://127\.0\.0\.1:8710/\); stop it there first"
+        held = (
+            rf"run {folder.name} is running \(pid {holder.pid} on .*, http://127\.0\.0\.1:8710/\); stop it there first"
+        )
         job_file(run.folder, steps=3)
         with pytest.raises(RefusedError, match=held):
             run(resume=True)

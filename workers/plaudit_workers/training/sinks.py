@@ -93,9 +93,7 @@ class Sinks:
                 f"{', '.join(SINKS)} (steps.jsonl is always written)"
             )
         self._file = StepsFile(run_folder)
-        self._sinks = [
-            _OwnThread(name, SINKS[name](run_folder, settings), patience_s) for name in dict.fromkeys(names)
-        ]
+        self._sinks = [_OwnThread(name, SINKS[name](run_folder, settings), patience_s) for name in dict.fromkeys(names)]
 
     def write(self, record: StepRecord, samples: Path | None = None) -> None:
         """Write one step, and its stored samples if they are kept, to every sink, ``steps.jsonl`` first."""
