@@ -197,8 +197,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"reward.scorers": [{"name": "world", "kind": "environment"}]},
-        "spec.rollout.agent.kind: is singleTurn: no environment gives the reward that scorer 'world' (kind environment) "
-        "passes on, so it would skip every sample. Choose agent kind environment, tools, endpoint or custom, or remove",
+        "spec.rollout.agent.kind: is singleTurn: no environment gives the reward that scorer 'world' (kind environment)"
+        " passes on, so it would skip every sample. Choose agent kind environment, tools, endpoint or custom",
     ),
     (
         {"rollout.agent": {"kind": "tools"}},

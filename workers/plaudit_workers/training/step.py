@@ -403,8 +403,8 @@ class StepTraining:
         ((reason, count),) = Counter(scoring.reason for scoring in scorings).most_common(1)
         self.state.problem = f"step {step.step} not trained: its scorers skipped every sample. {count} × {reason}"
         raise JobFailedError(
-            f"{self.state.problem}. It was so in {self._skipped_steps} steps in a row. A sample needs a scorer that gives "
-            "it a value: fix the scorers, or the agent that they depend on, then continue with --resume"
+            f"{self.state.problem}. It was so in {self._skipped_steps} steps in a row. A sample needs a scorer that "
+            "gives it a value: fix the scorers, or the agent that they depend on, then continue with --resume"
         )
 
     def _dropped(self, report: StepReport, reason: str = "", *, again: bool = False) -> GroupEnding:
