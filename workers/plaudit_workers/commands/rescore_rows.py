@@ -116,7 +116,7 @@ class Progress:
             except OSError as error:
                 raise RefusedError(f"--output {output}: {self._path} cannot be written: {error.strerror}") from error
             try:
-                self._lock(output)
+                self._lock(self._path)
                 self._read_head(self._path)
             except RefusedError:
                 self._file.close()
@@ -160,12 +160,12 @@ class Progress:
             self._file.write(msgspec.json.encode(_Line(name, scorings)) + b"\n")
             self._file.flush()
 
-    def _lock(self, output: Path) -> None:
+    def _lock(self, path: Path) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RefusedError(
-                f"--output {output}: another rescore is writing it. Wait for it, or name another --output"
+                f"{path} belongs to a rescore that is under way. Wait for it, or name another --output"
             ) from None
         except OSError:  # a volume without locks
             return
