@@ -1,19 +1,20 @@
-"""Check the columns of one data row (verl's names) and read ``extra_info``.
+"""Turn one row of a data file (verl's columns) into plain data, or say which column is wrong and what to write.
 
-The preflight checks every row with these functions before a run; the trainer, ``plaudit score`` and ``plaudit submit``
-read rows with them.
+``plaudit validate`` and ``plaudit try`` read rows through ``data_row``, and so does the trainer: what one refuses, all
+refuse. Further columns are ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from plaudit_wire.plain import PlainDataError, plain, plain_json, plain_text, shown
+
 REQUIRED_COLUMNS = ("data_source", "prompt", "reward_model")
-"""Columns that every row must have; ``extra_info`` is optional, further columns are ignored."""
+"""Columns that every row must have; ``extra_info`` is optional."""
 IMAGES_COLUMN = "images"
 """The column that is read where a job sets ``data.images``."""
 MEDIA_REMEDIES = {
@@ -32,32 +33,50 @@ REMEDIES = {
 }
 
 
-def extra_info_of(value: Any) -> dict[str, Any]:
-    """Return ``extra_info`` as a mapping: null and empty text are empty, other text is parsed as JSON.
+class DataRow(msgspec.Struct, frozen=True, array_like=True):
+    """Hold one row as plain data."""
 
-    Raise ``ValueError`` for anything else.
+    data_source: str
+    prompt: str | list[dict[str, Any]]
+    """Text, or chat messages; an image in them is ``{"type": "image"}``."""
+    ground_truth: Any
+    extra_info: dict[str, Any]
+
+
+def data_row(row: Mapping[str, Any], *, images: bool = False) -> DataRow:
+    """Return a row as Parquet or JSON lines gave it as plain data.
+
+    Args:
+        images: The job reads images.
+
+    Raises:
+        PlainDataError: A column is wrong, or has a part that cannot travel; ``where`` begins with the column.
+    """
+    source, reward_model = row.get("data_source"), row.get("reward_model")
+    if not isinstance(source, str):
+        raise _wrong("data_source", source)
+    if not isinstance(reward_model, Mapping) or "ground_truth" not in reward_model:
+        raise _wrong("reward_model", reward_model)
+    return DataRow(
+        plain_text(source),
+        _prompt(row.get("prompt"), ("text", "image") if images else ("text",)),
+        plain(reward_model["ground_truth"], "reward_model.ground_truth"),
+        extra_info_of(row.get("extra_info")),
+    )
+
+
+def extra_info_of(value: Any) -> dict[str, Any]:
+    """Return ``extra_info`` as a mapping of plain data: null and empty text are empty, other text is read as JSON.
+
+    Raise ``PlainDataError`` for anything else.
     """
     if isinstance(value, str | bytes) and value:
-        try:
-            value = msgspec.json.decode(value)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"is text but not JSON ({error})") from error
-    if not value:
-        return {}
-    if not isinstance(value, dict):
-        raise ValueError("is not a mapping")
-    return value
-
-
-def is_prompt(value: Any, kinds: Collection[str] = ("text",)) -> bool:
-    """Return True for text, and for a non-empty list of messages with role and content of these kinds."""
-    if isinstance(value, str):
-        return True
-    is_list = isinstance(value, list) and len(value) > 0
-    return is_list and all(
-        isinstance(message, dict) and {"role", "content"} <= message.keys() and _has_kinds(message["content"], kinds)
-        for message in value
-    )
+        read = plain_json(value, "extra_info")
+    else:
+        read = plain(value or None, "extra_info")
+    if not isinstance(read or {}, dict):
+        raise _wrong("extra_info", value)
+    return read or {}
 
 
 def refused_media(images: bool) -> dict[str, str]:
@@ -65,31 +84,41 @@ def refused_media(images: bool) -> dict[str, str]:
     return {column: remedy for column, remedy in MEDIA_REMEDIES.items() if not (images and column == IMAGES_COLUMN)}
 
 
-def _has_kinds(content: Any, kinds: Collection[str]) -> bool:
-    """Return False for contents with a part of another type: an image, a video or audio."""
-    parts = content if isinstance(content, list) else []
-    return all(not isinstance(part, dict) or (part.get("type") or "text") in kinds for part in parts)
+def _prompt(value: Any, kinds: tuple[str, ...]) -> str | list[dict[str, Any]]:
+    if isinstance(value, str):
+        return plain_text(value)
+    if not isinstance(value, list) or not value:
+        raise _wrong("prompt", value)
+    messages: list[dict[str, Any]] = plain(
+        [_message(message, kinds, f"prompt[{number}]") for number, message in enumerate(value)], "prompt"
+    )
+    return messages
 
 
-def has_ground_truth(value: Any) -> bool:
-    """Return True for a mapping with ``ground_truth``, which may be null."""
-    return isinstance(value, dict) and "ground_truth" in value
+def _message(message: Any, kinds: tuple[str, ...], where: str) -> dict[str, Any]:
+    """Return a message without the nulls that a table has in place of keys that only other messages have."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise _wrong("prompt", message, where)
+    content = message.get("content")
+    if isinstance(content, list):
+        content = [_part(part, kinds, f"{where}.content[{number}]") for number, part in enumerate(content)]
+    elif not isinstance(content, str) and (content is not None or not message.get("tool_calls")):
+        raise _wrong("prompt", content, f"{where}.content")
+    kept = {key: value for key, value in message.items() if value is not None}
+    return {**kept, "content": content}
 
 
-def is_extra_info(value: Any) -> bool:
-    """Return True for a value that ``extra_info_of`` accepts."""
-    try:
-        extra_info_of(value)
-    except ValueError:
-        return False
-    return True
+def _part(part: Any, kinds: tuple[str, ...], where: str) -> dict[str, Any]:
+    """Return a part of a content: text, or an image without its file, which is in another column."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    kind = (part.get("type") or "text") if isinstance(part, Mapping) else None
+    if kind not in kinds or (kind == "text" and not isinstance(part.get("text"), str)):
+        raise _wrong("prompt", part, where)
+    if kind == "image":
+        return {"type": "image"}
+    return {key: value for key, value in part.items() if value is not None}
 
 
-CHECKS: dict[str, Callable[[Any], bool]] = {
-    "prompt": is_prompt,
-    "reward_model": has_ground_truth,
-    "extra_info": is_extra_info,
-}
-"""By column; a row without ``extra_info`` counts as null."""
-CHECKS_WITH_IMAGES = CHECKS | {"prompt": partial(is_prompt, kinds=("text", "image"))}
-"""The same for a job that reads images."""
+def _wrong(column: str, value: Any, where: str = "") -> PlainDataError:
+    return PlainDataError(f"is {shown(value)}", REMEDIES[column], where or column)

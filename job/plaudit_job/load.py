@@ -29,6 +29,7 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.reader import ReaderError
 from ruamel.yaml.representer import RoundTripRepresenter
 from ruamel.yaml.resolver import VersionedResolver
+from ruamel.yaml.scanner import RoundTripScanner, ScannerError
 
 from plaudit_job.fields import Location, field_at, field_name, null_problem, problem_of, resolve_paths, section_of
 from plaudit_job.problem import JobError, Problem, is_within
@@ -36,11 +37,15 @@ from plaudit_job.rules.job import rule_problems
 from plaudit_job.spec.reward_service import document_model, job_of
 from plaudit_job.spec.rljob import TRAINING_SECTIONS, RLJob
 from plaudit_job.spec.section import Section, choices
+from plaudit_wire.plain import MOST_LEVELS, PlainDataError, plain
 
 _NOT_IN_YAML = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 """Characters that JSON may hold as they are, and YAML only escaped, or in another sense."""
 _YAML_1_1 = VersionedResolver(version="1.1")
 _TEXT = "tag:yaml.org,2002:str"
+_MOST_BYTES = 1 << 20
+_MOST_UNITS = 4 << 20
+"""Size of a job as ``plain`` counts it: an alias (``*name``) counts as often as it is used."""
 _ROUNDS = 20
 """Most passes; each finds every error that one pass of pydantic can see."""
 
@@ -99,7 +104,11 @@ def _located(problems: Sequence[Problem], document: Document) -> list[Problem]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise JobError([Problem("", f"has more than {_MOST_BYTES >> 20} MiB", "Give the path of a job file")], path)
+        return content.decode("utf-8")
     except FileNotFoundError as error:
         raise JobError([Problem("", "no such file", "Give the path of a job file")], path) from error
     except UnicodeDecodeError as error:
@@ -233,7 +242,11 @@ class Document:
 
     def __init__(self, text: str, path: Path | str = "") -> None:
         self._tree = _parse(text, path)
-        self.data: dict[str, Any] = _without_positions(self._tree)
+        try:
+            self.data: dict[str, Any] = plain(self._tree, most_units=_MOST_UNITS)
+        except PlainDataError as error:
+            problem = Problem(error.where, error.complaint, f"{error.remedy[0].upper()}{error.remedy[1:]}")
+            raise JobError(_located([problem], self), path) from None
 
     def line(self, location: Location) -> int | None:
         """Return the line of a part (from 1), or of the nearest enclosing part; None for the root."""
@@ -254,7 +267,7 @@ class Document:
 
 def _parse(text: str, path: Path | str) -> CommentedMap:
     try:
-        tree = YAML(typ="rt").load(text)
+        tree = _reader().load(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         message = " ".join(part for part in (error.context, error.problem) if part)
@@ -270,24 +283,24 @@ def _parse(text: str, path: Path | str) -> CommentedMap:
     return tree
 
 
+def _reader() -> YAML:
+    yaml = YAML(typ="rt")
+    yaml.Scanner = _Scanner
+    return yaml
+
+
+class _Scanner(RoundTripScanner):
+    """Refuse deep brackets at once: the time that ruamel.yaml needs grows with the square of their depth."""
+
+    def fetch_flow_collection_start(self, *arguments: Any, **named: Any) -> None:
+        """Begin a list or mapping in brackets."""
+        if self.flow_level >= MOST_LEVELS:
+            raise ScannerError(None, None, f"nested more than {MOST_LEVELS} levels deep", self.reader.get_mark())
+        super().fetch_flow_collection_start(*arguments, **named)
+
+
 def _syntax(message: str, line: int | None) -> Problem:
     return Problem("", f"not valid YAML: {message}", "Fix the syntax (indentation, quotes, brackets)", line)
-
-
-def _without_positions(node: Any) -> Any:
-    """Return dictionaries, lists and scalars without the attributes of the round-trip loader."""
-    if isinstance(node, CommentedMap):
-        return {_scalar(key): _without_positions(value) for key, value in node.items()}
-    if isinstance(node, CommentedSeq):
-        return [_without_positions(value) for value in node]
-    return _scalar(node)
-
-
-def _scalar(value: Any) -> Any:
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    return value
 
 
 def dump_job(job: RLJob) -> str:

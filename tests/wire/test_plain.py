@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders import make_sample
+from plaudit_wire.messages import RecordError, encode
 from plaudit_wire.plain import MOST_LEVELS, PlainDataError, plain, plain_json, plain_text
 
 ANYTHING = st.recursive(
@@ -126,3 +128,9 @@ def test_types_of_other_libraries_become_python_s_own() -> None:
 
 def test_halves_of_a_surrogate_pair_are_replaced_and_pairs_joined() -> None:
     assert plain({"a\ud800": "b\udfff, \ud83d\ude00"}) == {"a\ufffd": "b\ufffd, 😀"}
+
+
+@pytest.mark.parametrize("value", [2**64, "\ud800", object()])
+def test_a_record_with_what_passed_no_gate_is_a_typed_error(value: Any) -> None:
+    with pytest.raises(RecordError, match="a Sample that cannot be encoded: "):
+        encode(make_sample(extra_info={"x": value}))

@@ -17,6 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from plaudit_wire.printable import printable
+
+_SHOWN_CHARACTERS = 300
+
 
 class ScoringError(Exception):
     """The base of errors while a reward is set up or computed."""
@@ -70,3 +74,13 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def described(error: BaseException) -> str:
+    """Return the type and the first line of an error of other people's code, for a message."""
+    try:
+        text = str(error).strip()
+    except Exception:  # the error's own code
+        text = ""
+    first = printable(next(iter(text.splitlines()), ""))[:_SHOWN_CHARACTERS]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

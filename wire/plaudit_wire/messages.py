@@ -30,7 +30,7 @@ _decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
 
 
 class RecordError(Exception):
-    """A record that this version cannot read: another schema version, or damaged."""
+    """A record that cannot be encoded, or that this version cannot read: another schema version, or damaged."""
 
 
 class SchemaVersionError(RecordError):
@@ -45,8 +45,11 @@ def decoder(kind: type[Record]) -> msgspec.msgpack.Decoder[Record]:
 
 
 def encode(record: msgspec.Struct) -> bytes:
-    """Encode a record for a stream or a hash."""
-    return _VERSION_BYTE + _encoder.encode(record)
+    """Encode a record for a stream or a hash; raise ``RecordError`` for a part that passed no gate (``plain``)."""
+    try:
+        return _VERSION_BYTE + _encoder.encode(record)
+    except (OverflowError, RecursionError, TypeError, ValueError) as error:
+        raise RecordError(f"a {type(record).__name__} that cannot be encoded: {error}") from error
 
 
 def digest_of(data: bytes) -> str:

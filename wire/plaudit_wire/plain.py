@@ -78,16 +78,20 @@ def plain(value: Any, name: str = "", *, most_units: int = MOST_UNITS) -> Any:
 
 def plain_json(text: str | bytes, name: str = "", *, most_units: int = MOST_UNITS) -> Any:
     """Return what a JSON text holds, as ``plain`` does. Raise ``PlainDataError``, also where it is not JSON."""
+    return plain(json_value(text, name), name, most_units=most_units)
+
+
+def json_value(text: str | bytes, name: str = "") -> Any:
+    """Return what a JSON text holds, for a reader that judges parts of it by ``plain``; raise ``PlainDataError``."""
     try:
         try:
-            value = msgspec.json.decode(text)
+            return msgspec.json.decode(text)
         except msgspec.DecodeError:  # the slower reader knows halves of surrogate pairs, and says what is wrong better
-            value = json.loads(text, parse_constant=_not_json)
+            return json.loads(text, parse_constant=_not_json)
     except RecursionError:
         raise PlainDataError(f"is nested more than {MOST_LEVELS} levels deep", "give flatter data", name) from None
     except (ValueError, MemoryError) as error:  # msgspec's errors, and text that cannot be encoded, are ValueErrors
         raise PlainDataError(f"is not JSON ({error})", "give one JSON value", name) from None
-    return plain(value, name, most_units=most_units)
 
 
 def _not_json(name: str) -> float:

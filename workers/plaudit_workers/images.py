@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from plaudit_wire.errors import RefusedError
+from plaudit_wire.errors import RefusedError, described
 from plaudit_workers.files import whole_file
 
 if TYPE_CHECKING:
@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 PLACEHOLDER = "<image>"
 MOST_BYTES = 32 << 20
 """Bytes of an image file."""
-MOST_PIXELS = 1 << 26
-"""Width times height of an image."""
+MOST_PIXELS = 1 << 25
+"""Width times height of an image: a little above 7680 x 4320."""
+MOST_SCALED_PIXELS = 1 << 24
+"""The same as the model reads it; as numbers these take 400 MB."""
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Pillow's other decoders start programs (EPS) or are rarely used, and so rarely tested."""
 _ORIENTATION = 0x0112
@@ -113,19 +115,8 @@ def _num_placeholders(prompt: str | Sequence[dict[str, Any]]) -> int:
 
 
 def with_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages whose contents are lists of parts wherever they have an image, as chat templates expect them.
-
-    Image parts become ``{"type": "image"}``: a template that looks for keys must not find Arrow's nulls.
-    """
+    """Return messages whose contents are lists of parts wherever they have an image, as chat templates expect them."""
     return [{**message, "content": _content(message["content"])} for message in messages]
-
-
-def without_files(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages as they are written, without the files or addresses in their image parts."""
-    return [
-        message if isinstance(message["content"], str) else {**message, "content": _parts(message["content"])}
-        for message in messages
-    ]
 
 
 def _content(content: Any) -> Any:
@@ -137,15 +128,7 @@ def _parts(content: Any) -> list[dict[str, Any]]:
     if not isinstance(content, list):
         pieces = re.split(f"({re.escape(PLACEHOLDER)})", str(content))
         return [{"type": "image"} if piece == PLACEHOLDER else _text_part(piece) for piece in pieces if piece]
-    return [_plain_part(part) for part in content]
-
-
-def _plain_part(part: Any) -> dict[str, Any]:
-    if not isinstance(part, dict):
-        return _text_part(str(part))
-    if part.get("type") == "image":
-        return {"type": "image"}
-    return {key: value for key, value in part.items() if value is not None}
+    return content
 
 
 def _text_part(text: str) -> dict[str, Any]:
@@ -160,7 +143,10 @@ def image_size(content: bytes) -> tuple[int, int]:
     """Return the height and width of a decoded image in pixels, from its header alone; raise ``ImageError``."""
     image = _opened(content)
     width, height = image.size
-    turned = image.getexif().get(_ORIENTATION, 1) >= _FIRST_TURNED
+    try:
+        turned = image.getexif().get(_ORIENTATION, 1) >= _FIRST_TURNED
+    except Exception as error:
+        raise _undecodable(error) from error
     return (width, height) if turned else (height, width)
 
 
@@ -175,9 +161,13 @@ def decode_image(content: bytes) -> Image:
             return upright.convert("RGB")  # type: ignore[no-any-return]
         layers = upright.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers).convert("RGB")
-    # Decoders fail with many types, SyntaxError and struct.error among them.
     except Exception as error:
-        raise ImageError(f"cannot be decoded ({error})", "Write the file again") from error
+        raise _undecodable(error) from error
+
+
+def _undecodable(error: Exception) -> ImageError:
+    """Return the error for what a decoder raises: many types, SyntaxError and struct.error among them."""
+    return ImageError(f"cannot be decoded ({described(error)})", "Write the file again")
 
 
 def _opened(content: bytes) -> Image:
@@ -370,5 +360,15 @@ class ImageProcessor:
         return self.pixels_of(decode_image(self.store.read(digest)))
 
     def _tokens_of(self, size: tuple[int, int]) -> int:
+        """Return the tokens of an image of this height and width; refuse it if the processor leaves it too large."""
         counted = self._processor._get_num_multimodal_tokens(image_sizes=[size])
-        return int(counted["num_image_tokens"][0])
+        num_tokens = int(counted["num_image_tokens"][0])
+        of_images = self._processor.image_processor
+        pixels = num_tokens * (int(of_images.merge_size) * int(of_images.patch_size)) ** 2
+        if pixels > MOST_SCALED_PIXELS:
+            raise ImageError(
+                f"has an image of {size[1]} x {size[0]} pixels, which the model's processor scales to {pixels:,}, more "
+                f"than {MOST_SCALED_PIXELS:,}",
+                "Set data.images.maxPixels, or make it smaller",
+            )
+        return num_tokens

@@ -170,6 +170,15 @@ def _sampling(spec: Spec) -> Iterator[Problem]:
 
 def _agent(spec: Spec) -> Iterator[Problem]:
     agent = spec.rollout.agent
+    names = list(spec.reward.environment_weights)
+    if names and agent.kind == "singleTurn":
+        yield Problem(
+            "spec.rollout.agent.kind",
+            f"is singleTurn: no environment gives the reward that scorer {names[0]!r} (kind environment) passes on, so "
+            "it would skip every sample",
+            "Choose agent kind environment, tools, endpoint or custom, or remove the scorer",
+            also=("spec.reward.scorers",),
+        )
     if agent.kind == "tools" and not agent.tools:
         yield Problem(
             "spec.rollout.agent.tools", "is empty; kind tools requires it", "List the tools: [{path: …, function: …}]"

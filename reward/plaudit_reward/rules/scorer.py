@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -59,11 +59,6 @@ def rule_of(data_source: str) -> str | None:
     if data_source in SOURCES:
         return SOURCES[data_source]
     return next((rule for prefix, rule in PREFIXES.items() if data_source.startswith(prefix)), None)
-
-
-def unknown_sources(data_sources: Iterable[str]) -> list[str]:
-    """Return the data sources without a rule, sorted; a job with such data is refused."""
-    return sorted({source for source in data_sources if rule_of(source) is None})
 
 
 def known_rule_of(data_source: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from plaudit_reward.attempts import Rules, Stage
 from plaudit_reward.pipeline import Pipeline
-from plaudit_reward.rules.scorer import PREFIXES, RULES, SOURCES, RuleScorer, rule_of, unknown_sources
+from plaudit_reward.rules.scorer import PREFIXES, RULES, SOURCES, RuleScorer, rule_of
 from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.records import Sample
 
@@ -57,10 +57,6 @@ async def test_an_unknown_source_is_a_data_error_with_a_remedy(open_rule: OpenRu
     scoring = await (await open_rule()).score(make_sample(data_source="copy"))
     assert scoring.outcome == "data_error"
     assert re.search(r"'copy'.*known sources: DigitalLearningGmbH.* and aime…\..*kind: python", scoring.reason or "")
-
-
-def test_unknown_sources_are_found_before_anything_runs() -> None:
-    assert unknown_sources({"openai/gsm8k", "copy", "bpps", "aime_2025"}) == ["bpps", "copy"]
 
 
 async def test_a_named_rule_scores_any_source(open_rule: OpenRule, make_sample: MakeSample) -> None:

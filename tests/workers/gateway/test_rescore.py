@@ -17,7 +17,9 @@ import pyarrow.parquet
 import pytest
 
 from plaudit_metrics.sources.sample_schema import COLUMNS
+from plaudit_wire.records import ScoringRecord
 from plaudit_workers.cli import EXIT_REFUSED, main
+from plaudit_workers.commands.rescore_rows import Progress, scorers_of_service
 
 TOKEN = "token-of-one-caller"
 RIGHT, WRONG = "4", "5"
@@ -72,6 +74,27 @@ async def test_a_service_with_group_scorers_gets_whole_groups(
         assert await asyncio.to_thread(main, ["rescore", str(stored), "--url", gateway.url, "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert (summary["scored_both"], summary["mean_after"]) == (60, 0.25)
+
+
+async def test_scores_of_two_versions_of_a_service_are_never_mixed(
+    start_service: Any, start_gateway: Any, stored: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("PLAUDIT_TOKEN", TOKEN)
+    output = stored.with_name("again.jsonl")
+    async with start_service() as service, start_gateway(service) as gateway:
+        async with scorers_of_service(gateway.url, TOKEN) as scorers:
+            head = scorers.version
+        kept = output.with_name("again.jsonl.progress")
+        with Progress(output, str(stored), head) as progress:
+            progress.keep("1/g0/0", [ScoringRecord("scored", 1.0, version="earlier")])
+            unfinished = kept.read_bytes()
+        kept.write_bytes(unfinished)  # as after a kill
+        command = ["rescore", str(stored), "--url", gateway.url, "-o", str(output)]
+        assert await asyncio.to_thread(main, command) == EXIT_REFUSED
+    refused = capsys.readouterr().err
+    assert "the service's scorers have changed: samples so far were scored by version earlier, now it is " in refused
+    assert f"Delete {output}.progress to score all samples anew" in refused
+    assert not output.exists()
 
 
 COUNTED = """

@@ -196,6 +196,11 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.rollout.sampling.temperature: with 0, all samples of a group are the same and nothing is learned.",
     ),
     (
+        {"reward.scorers": [{"name": "world", "kind": "environment"}]},
+        "spec.rollout.agent.kind: is singleTurn: no environment gives the reward that scorer 'world' (kind environment)"
+        " passes on, so it would skip every sample. Choose agent kind environment, tools, endpoint or custom",
+    ),
+    (
         {"rollout.agent": {"kind": "tools"}},
         "spec.rollout.agent.tools: is empty; kind tools requires it. List the tools: [{path: …, function: …}]",
     ),

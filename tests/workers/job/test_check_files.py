@@ -210,7 +210,7 @@ def test_a_function_may_come_about_in_many_ways(folder: Path, told: Callable[...
         ([*[ROW] * 20, {**ROW, "prompt": None}], "row 21: column prompt is None. Give each prompt as messages"),
         (
             [{**ROW, "extra_info": "{'a': 1}"}],
-            "row 1: column extra_info is \"{'a': 1}\". Give a mapping, the JSON text of",
+            "row 1: column extra_info is not JSON (JSON is malformed: object keys must be strings (byte 1)). Give",
         ),
         ([{"data_source": "a", "prompt": "b"}], "lacks column reward_model (it has data_source, prompt). Rows need"),
         ([{"question": "a"}], "lacks columns data_source, prompt, reward_model (it has question). Rows need"),
@@ -221,7 +221,7 @@ def test_a_parquet_file_with_wrong_columns_is_reported(
 ) -> None:
     pa.parquet.write_table(pa.Table.from_pylist(rows or [ROW]).slice(0, len(rows)), folder / "data" / "train.parquet")
     (problem,) = told()
-    assert problem.startswith(f"spec.data.train.path: data/train.parquet {words}")
+    assert problem.startswith(f"spec.data.train.path: data/train.parquet: {words}")
 
 
 @pytest.mark.parametrize("extra_info", [None, "", "null", '{"a": 1}', {"a": 1}])
@@ -236,9 +236,9 @@ def test_extra_info_may_be_json_text_or_null(folder: Path, told: Callable[..., l
     ("text", "words"),
     [
         ("", "has no rows"),
-        ("{not json}\n", "is not JSON in line 1: "),
-        ("[1]\n", "has no JSON object in line 1"),
-        (json.dumps(ROW) + '\n{"prompt": "a"}\n', "lacks columns data_source, reward_model in line 2 (it has prompt)"),
+        ("{not json}\n", "line 1: is not JSON (JSON is malformed"),
+        ("[1]\n", "line 1: is no JSON object. Write one JSON object a line"),
+        (json.dumps(ROW) + '\n{"prompt": "a"}\n', "line 2: lacks columns data_source, reward_model (it has prompt)"),
         (json.dumps({**ROW, "reward_model": {}}) + "\n", "row 1: column reward_model is {}. Give each row"),
     ],
 )
@@ -247,15 +247,15 @@ def test_a_jsonl_file_with_wrong_rows_is_reported(
 ) -> None:
     (folder / "rows.jsonl").write_text(text)
     (said,) = told(data__train={"path": "rows.jsonl"})
-    assert said.startswith(f"spec.data.train.path: rows.jsonl {words}")
+    assert said.startswith(f"spec.data.train.path: rows.jsonl: {words}")
 
 
 def test_other_data_files_are_reported(folder: Path, told: Callable[..., list[str]]) -> None:
     (folder / "rows.csv").write_text("a,b")
     (folder / "broken.parquet").write_text("no parquet")
     assert "ends with '.csv'. Give a .parquet or a .jsonl file" in told(data__train={"path": "rows.csv"})[0]
-    assert "broken.parquet is not a Parquet file" in told(data__train={"path": "broken.parquet"})[0]
-    assert "data is a folder" in told(data__train={"path": "data"})[0]
+    assert "broken.parquet: is not a Parquet file" in told(data__train={"path": "broken.parquet"})[0]
+    assert "data: is a folder" in told(data__train={"path": "data"})[0]
 
 
 def test_a_data_source_without_a_rule_is_reported_before_sample_10000(
@@ -271,6 +271,20 @@ def test_a_data_source_without_a_rule_is_reported_before_sample_10000(
             f"spec.data.train.path: {path} has data_source 'my/task', for which scorer 'correct' has no rule. Name a "
             "rule in the scorer (rule: gsm8k), or score it with a function (kind: python)"
         ]
+
+
+def test_rows_whose_truth_a_rule_cannot_use_are_counted_by_rule(folder: Path, told: Callable[..., list[str]]) -> None:
+    truths = [("openai/gsm8k", "2"), ("openai/gsm8k", None), ("math_dapo", " "), ("openai/gsm8k", 3)]
+    rows = [{**ROW, "data_source": source, "reward_model": {"ground_truth": truth}} for source, truth in truths]
+    (folder / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    by_source, fmt = {"name": "correct", "kind": "rule"}, {"name": "form", "kind": "rule", "rule": "format"}
+    scorers = [by_source, {**fmt, "ruleArguments": {"pattern": "x"}}]
+    said = told(reward__scorers=scorers, data__train={"path": "rows.jsonl"})
+    assert [line.split(": ground")[0].removeprefix("spec.data.train.path: rows.jsonl: ") for line in said] == [
+        "2 rows have ground truths that rule gsm8k of scorer 'correct' cannot use; the first is row 2",
+        "1 row has a ground truth that rule math_dapo of scorer 'correct' cannot use; the first is row 3",
+    ]
+    assert all(line.endswith("Mend or remove these rows, or name another rule") for line in said)
 
 
 def test_agents_tools_and_combinations_are_looked_into(folder: Path, told: Callable[..., list[str]]) -> None:

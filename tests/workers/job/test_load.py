@@ -12,6 +12,8 @@ from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.errors import RefusedError
 from plaudit_workers.launch.checks import check_files
 
+BILLION_LAUGHS = "a0: &a0 x\na:\n" + "".join(f" - &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
+
 
 def test_a_short_job_is_filled_with_defaults(small_job: str, write_job: Callable[..., Path]) -> None:
     spec = load_job(write_job(small_job)).spec
@@ -72,7 +74,10 @@ def test_validation_uses_the_length_of_training_by_default(
         ("a: 1\na: 2\n", 2, "not valid YAML"),
         ("a: 1\n---\nb: 2\n", 2, "not valid YAML"),
         ("a: \x07", None, "not valid YAML"),
-        ("a: " + "[" * 300 + "]" * 300, None, "nested too deeply"),
+        (BILLION_LAUGHS, 3, "is larger than 4 Mi characters"),
+        ("a: " + "[" * 5000, 1, "nested more than 64 levels deep"),
+        ("a: 1\nb: [1, " + "9" * 40 + "]\n", 2, "is an integer beyond 64 bits"),
+        ("- " * 5000, None, "nested too deeply"),
     ],
 )
 def test_a_file_that_is_no_job_is_reported_in_one_sentence(

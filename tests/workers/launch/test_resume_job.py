@@ -1,9 +1,13 @@
 """``plaudit run --resume``: which run, what may differ, and a run that has finished."""
 
 import argparse
+import contextlib
 import io
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,8 @@ from rich.console import Console
 
 from plaudit_job.problem import JobError
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.launch.preflight import prepare
+from plaudit_workers.cli import main
+from plaudit_workers.launch.preflight import RunLock, prepare
 
 
 def job_file(folder: Path, **algorithm: Any) -> Path:
@@ -51,10 +56,11 @@ class Prepared:
             | {"address": None, "resume": False, "accept_changes": False, **options}
         )
         try:
-            prepared = prepare(arguments, Console(file=stream, width=200))
+            with contextlib.ExitStack() as stack:
+                prepared = prepare(arguments, Console(file=stream, width=200), stack)
         finally:
             self.printed = stream.getvalue()
-        return prepared[1] if prepared else None
+        return prepared.folder if prepared else None
 
 
 @pytest.fixture
@@ -131,3 +137,44 @@ def test_a_broken_field_hides_no_problem_of_the_files(run: Prepared) -> None:
     with pytest.raises(JobError) as refused:
         run()
     assert {problem.field for problem in refused.value.problems} >= {"spec.algorithm.stpes", "spec.data.train.path"}
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from plaudit_workers.launch.preflight import RunLock
+lock = RunLock(Path(sys.argv[1]), "running")
+lock.show("http://127.0.0.1:8710/")
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_one_program_holds_the_folder_of_a_run_until_it_ends_however_it_ends(
+    run: Prepared, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run()
+    assert folder is not None
+    before = (folder / "job.yaml").read_bytes()
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        held = (
+            rf"run {folder.name} is running \(pid {holder.pid} on .*, http://127\.0\.0\.1:8710/\); stop it there first"
+        )
+        job_file(run.folder, steps=3)
+        with pytest.raises(RefusedError, match=held):
+            run(resume=True)
+        assert (folder / "job.yaml").read_bytes() == before
+        job, output = str(run.folder / "job.yaml"), folder / "again.jsonl"
+        (folder / "samples" / "step-000001-i1.parquet").touch()
+        assert main(["rescore", str(folder), "--job", job, "-o", str(output)]) == 2
+        assert "stop it there first" in capsys.readouterr().err
+        os.kill(holder.pid, signal.SIGKILL)
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert run(resume=True) == folder
+    with RunLock(folder, "running"):
+        pass

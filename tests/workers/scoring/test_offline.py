@@ -270,3 +270,37 @@ def test_a_closed_pipe_ends_the_command_without_a_traceback(score: Score, tmp_pa
         assert "Traceback" not in done.stderr
         assert "BrokenPipe" not in done.stderr
         assert done.stdout.strip() == "141"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (gsm8k("4", 10**30), "ground_truth: is an integer beyond 64 bits ("),
+        (gsm8k("4", extra_info=json.dumps({"n": [1, 2**64]})), "extra_info.n[1]: is an integer beyond 64 bits ("),
+        ('{"response": "4", "ground_truth": NaN}', "is not JSON ("),
+        ("[" * 100_000, "is nested more than 64 levels deep; give flatter data"),
+        ("[1]", "is [1]; write one JSON object a line"),
+    ],
+)
+def test_what_cannot_travel_is_refused_by_line(
+    score: Score, capsys: pytest.CaptureFixture[str], line: Any, words: str
+) -> None:
+    code, scores = score([gsm8k("4"), line, gsm8k("4")])
+    assert (code, scores) == (2, [])
+    assert f"samples.jsonl:2: {words}" in capsys.readouterr().err
+
+
+def test_a_byte_order_mark_is_no_part_of_a_sample(score: Score) -> None:
+    code, scores = score(["\ufeff" + json.dumps(gsm8k("4"))])
+    assert (code, [one["score"] for one in scores]) == (0, [1.0])
+
+
+def test_responses_of_another_type_are_refused_by_row(
+    score: Score, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    score([])  # writes the job
+    table = pyarrow.table({"responses": [1], "extra_info": pyarrow.array([b"{}"], pyarrow.binary())})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    arguments = ["--job", str(tmp_path / "job.yaml"), "--input", str(tmp_path / "rows.parquet")]
+    assert main(["score", *arguments, "--output", str(tmp_path / "o.jsonl")]) == 2
+    assert "rows.parquet:1: " in capsys.readouterr().err

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import plaudit_workers.images
 from plaudit_job.spec.algorithm import ModelSpec
 from plaudit_job.spec.rollout import ImagesSpec, TrainDataSpec
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.images import ImageProcessor, ImageStore, decode_image, image_size
+from plaudit_workers.images import ImageError, ImageProcessor, ImageStore, decode_image, image_size
 from plaudit_workers.launch.checks import data_problem
 from plaudit_workers.tokenizer import ChatTemplate
 from plaudit_workers.training.data import PromptData
@@ -175,19 +176,18 @@ def test_a_bad_row_is_named_by_the_preflight_and_by_the_trainer(tmp_path, vision
     path = write_rows(tmp_path / "a.parquet", [{**row}])
     problem = data_problem("spec.data.train.path", str(path), ImagesSpec())
     assert problem is not None
-    assert problem.message.startswith(f"{path} row 1: {complaint}")
+    assert problem.message.startswith(f"{path}: row 1: {complaint}")
     assert problem.remedy == remedy
     with pytest.raises(RefusedError) as refused:
         load(path, processor(vision_model, tmp_path), vision_model)
-    words = complaint.removeprefix("column images ")
-    assert str(refused.value).startswith(f"data file {path}, row 1: column 'images' {words}")
+    assert str(refused.value).startswith(f"data file {path}: row 1: {complaint}")
     assert str(refused.value).endswith(remedy)
 
 
 def test_videos_are_refused_beside_images(tmp_path, vision_model):
     path = write_rows(tmp_path / "a.parquet", [vision_row(0, [IMAGE]) | {"videos": ["a.mp4"]}])
     assert "has column videos" in str(data_problem("data", str(path), ImagesSpec()))
-    with pytest.raises(RefusedError, match=r"has column 'videos'\. Prompts have text and images"):
+    with pytest.raises(RefusedError, match=r"has column videos\. Prompts have text and images"):
         load(path, processor(vision_model, tmp_path), vision_model)
 
 
@@ -231,5 +231,32 @@ def test_transparent_images_lie_on_white_and_turned_ones_stand_upright():
 def test_an_image_of_too_many_pixels_is_refused_by_its_header():
     file = io.BytesIO()
     Image.new("1", (10_000, 10_000)).save(file, "PNG")
-    with pytest.raises(ValueError, match=r"has 10000 x 10000 pixels, more than 67,108,864\. Make it smaller"):
+    with pytest.raises(ValueError, match=r"has 10000 x 10000 pixels, more than 33,554,432\. Make it smaller"):
         decode_image(file.getvalue())
+
+
+def test_what_the_decoder_raises_over_a_header_is_the_rows_refusal(tmp_path, vision_model):
+    file = io.BytesIO()
+    tags = Image.Exif()
+    tags[0x0112] = 6
+    Image.new("RGB", (8, 4)).save(file, "TIFF", exif=tags)
+    content = file.getvalue()
+    refused = set()
+    for place in range(min(len(content), 200)):
+        for byte in (0, 1, 0x7F, 0xFF):
+            broken = content[:place] + bytes([byte]) + content[place + 1 :]
+            for read in (image_size, decode_image):
+                try:
+                    read(broken)
+                except ImageError as error:
+                    refused.add(str(error).split(" (")[0])
+    assert "cannot be decoded" in refused
+
+
+def test_an_image_that_stays_too_large_for_the_model_is_refused_by_row(tmp_path, vision_model, monkeypatch):
+    monkeypatch.setattr(plaudit_workers.images, "MOST_SCALED_PIXELS", 4 * 28 * 28)
+    path = write_rows(tmp_path / "a.parquet", [vision_row(0, [IMAGE])])
+    with pytest.raises(
+        RefusedError, match=r"row 1: column images has an image of .* more than 3,136\. Set data\.images"
+    ):
+        load(path, processor(vision_model, tmp_path), vision_model)

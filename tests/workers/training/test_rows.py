@@ -1,15 +1,24 @@
-"""Prompts of a measured difficulty: which are kept, and that their order is that of every start."""
+"""Rows of data files as others write them, and prompts of a measured difficulty."""
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import functools
 import json
+import math
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from pydantic import ValidationError
 from transformers import AutoTokenizer
 
+from builders import make_prompt
 from plaudit_job.spec.rollout import PassRateSpec, TrainDataSpec
 from plaudit_wire.errors import RefusedError
+from plaudit_wire.messages import encode
+from plaudit_workers.launch.checks import data_problem
 from plaudit_workers.tokenizer import ChatTemplate
 from plaudit_workers.training.data import PromptData
 
@@ -60,3 +69,139 @@ def test_bounds_without_any_prompt_are_refused(write, template):
         PromptData.load(section, template, seed=0)
     with pytest.raises(ValidationError, match=r"min 0\.8 is above max 0\.2"):
         PassRateSpec(min=0.8, max=0.2)
+
+
+def parquet(path, extra_infos, truths=None, prompts=None):
+    """Write rows as Arrow types them; a column is an Arrow array or Python values."""
+    number = len(extra_infos)
+    truths = truths or ["1"] * number
+    columns = {
+        "data_source": ["a"] * number,
+        "prompt": prompts or [f"{n}=" for n in range(number)],
+        "reward_model": [{"ground_truth": truth} for truth in truths],
+        "extra_info": extra_infos,
+    }
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+NOON = datetime.datetime(2026, 1, 2, 12, tzinfo=datetime.UTC)
+READ = {
+    "integers of 64 bits": ([{"n": 2**63 - 1}], {"n": 2**63 - 1}),
+    "unsigned": (pyarrow.array([{"n": 2**64 - 1}], pyarrow.struct({"n": pyarrow.uint64()})), {"n": 2**64 - 1}),
+    "a time": ([{"t": NOON}], {"t": "2026-01-02T12:00:00+00:00"}),
+    "a decimal": ([{"p": decimal.Decimal("1.20")}], {"p": "1.20"}),
+    "a day": ([{"d": datetime.date(2026, 1, 2)}], {"d": "2026-01-02"}),
+    "half a float": (pyarrow.array([{"x": 1.5}], pyarrow.struct({"x": pyarrow.float16()})), {"x": 1.5}),
+    "NaN": ([{"x": math.nan}], {"x": None}),
+    "a map": (pyarrow.array([[("k", 1)]], pyarrow.map_(pyarrow.string(), pyarrow.int64())), {"k": 1}),
+    "categories": (
+        pyarrow.StructArray.from_arrays([pyarrow.array(["x"]).dictionary_encode()], ["c"]),
+        {"c": "x"},
+    ),
+    "JSON as bytes": ([b'{"n": [1, null]}'], {"n": [1, None]}),
+    "null": (pyarrow.array([None], pyarrow.null()), {}),
+}
+
+
+@pytest.mark.parametrize(("column", "extra_info"), READ.values(), ids=READ)
+def test_what_parquet_can_hold_is_read_as_plain_data(tmp_path, template, column, extra_info):
+    path = parquet(tmp_path / "train.parquet", column)
+    assert data_problem("data", str(path)) is None
+    row = PromptData.load(TrainDataSpec(path=str(path)), template, 0).prompt_at(0)
+    assert row.extra_info == extra_info
+    encode(make_prompt(extra_info=row.extra_info, ground_truth=row.ground_truth))
+
+
+NANOSECONDS = pyarrow.array([1], pyarrow.timestamp("ns"))
+DEEP = functools.reduce(lambda inner, _: [inner], range(100), 1)
+JSON_ROW = '{{"data_source": "a", "prompt": "1=", "reward_model": {{"ground_truth": {}}}, "extra_info": {}}}'
+REFUSED_TABLES = {
+    "an integer in JSON text": (
+        ['{"n": [0, 12345678901234567890123]}'],
+        "row 1: column extra_info.n[1] is an integer beyond 64 bits (12345678901234567890123). Write it as text",
+    ),
+    "bytes": ([{"b": b"\xff\x00"}], "row 1: column extra_info.b is bytes: b'\\xff\\x00'. Write text, such as base64"),
+    "infinity": ([{"x": 0.5}, {"x": math.inf}], "row 2: column extra_info.x is inf, which JSON cannot hold"),
+    "nanoseconds": (
+        pyarrow.StructArray.from_arrays([NANOSECONDS], ["t"]),
+        "row 1: column extra_info cannot be read (ValueError: ",
+    ),
+    "text that is no UTF-8": (
+        pyarrow.StructArray.from_arrays([pyarrow.array([b"\xff"]).view(pyarrow.string())], ["s"]),
+        "row 1: column extra_info cannot be read (UnicodeDecodeError: ",
+    ),
+    "a list": ([[1]], "row 1: column extra_info is [1]. Give a mapping"),
+    "deep JSON text": ([json.dumps(DEEP)], "levels deep. Give flatter data"),
+}
+REFUSED_LINES = {
+    "a truth beyond 64 bits": (
+        JSON_ROW.format(10**30, "{}"),
+        "row 1: column reward_model.ground_truth is an integer beyond 64 bits",
+    ),
+    "half of a pair": (JSON_ROW.format('"\\ud800"', "{}"), "line 1: is not JSON"),
+    "NaN": (JSON_ROW.format("NaN", "{}"), "null in place of NaN"),
+    "an object over many lines": (json.dumps({"data_source": "a"}, indent=1), "one JSON object a line, as jq -c does"),
+    "an array": ("[1]", "line 1: is no JSON object"),
+    "a deep row": ("[" * 100_000, "line 1: is nested more than 64 levels deep"),
+    "a deep truth": (JSON_ROW.format(json.dumps(DEEP), "{}"), "is nested more than 64 levels deep. Give flatter data"),
+    "no source": (JSON_ROW.format(1, "{}").replace('"a"', "null"), "row 1: column data_source is None"),
+    "contents of null": (
+        JSON_ROW.format(1, "{}").replace('"1="', '[{"role": "user", "content": null}]'),
+        "row 1: column prompt[0].content is None. Give each prompt as messages",
+    ),
+    "a number as contents": (
+        JSON_ROW.format(1, "{}").replace('"1="', '[{"role": "user", "content": 5}]'),
+        "row 1: column prompt[0].content is 5",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"), [*REFUSED_TABLES.values(), *REFUSED_LINES.values()], ids=[*REFUSED_TABLES, *REFUSED_LINES]
+)
+def test_what_the_trainer_refuses_validate_finds(tmp_path, template, rows, words):
+    if isinstance(rows, str):
+        path = tmp_path / "train.jsonl"
+        path.write_text(rows + "\n")
+    else:
+        path = parquet(tmp_path / "train.parquet", rows)
+    problem = data_problem("data", str(path))
+    with pytest.raises(RefusedError) as refused:
+        PromptData.load(TrainDataSpec(path=str(path)), template, 0)
+    assert problem is not None
+    assert words in str(problem)
+    assert str(refused.value) == f"data file {path}: {str(problem).removeprefix(f'data: {path}: ')}"
+
+
+def test_the_nulls_of_a_table_are_no_keys_of_messages(tmp_path, template):
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+    messages = [{"role": "user", "content": "1="}, call, {"role": "tool", "content": "2", "name": "f"}]
+    template.tokenizer.chat_template = "{% for m in messages %}{{ m.keys() | sort }}{% endfor %}"
+    path = parquet(tmp_path / "train.parquet", [None], prompts=[messages])
+    row = PromptData.load(TrainDataSpec(path=str(path)), template, 0).prompt_at(0)
+    assert row.messages == messages
+    assert row.prompt_text == "['content', 'role']['content', 'role', 'tool_calls']['content', 'name', 'role']"
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path, template):
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + JSON_ROW.format(1, "{}").encode() + b"\r\n\r\n")
+    assert data_problem("data", str(path)) is None
+    assert len(PromptData.load(TrainDataSpec(path=str(path)), template, 0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("template_text", "error"),
+    [
+        ("{{ messages[0].content + 1 }}", "TypeError"),
+        ("{{ messages[0].content[0].text | length + messages.x.y }}", "UndefinedError"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+    ],
+)
+def test_whatever_a_chat_template_raises_is_the_rows_refusal(tmp_path, template, template_text, error):
+    template.tokenizer.chat_template = template_text
+    parts = [{"role": "user", "content": [{"type": "text", "text": "1="}]}]
+    path = parquet(tmp_path / "train.parquet", [None], prompts=[parts])
+    with pytest.raises(RefusedError, match=rf"row 1: the chat template refuses these messages \({error}: "):
+        PromptData.load(TrainDataSpec(path=str(path)), template, 0)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import struct
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -277,3 +280,50 @@ def test_a_full_disk_is_reported(tmp_path, small_files_only):
     sinks = Sinks(tmp_path)
     with small_files_only(100), pytest.raises(RefusedError, match=r"no room to append to .*steps\.jsonl"):
         sinks.write(record(1, **{f"figure/{number}": 0.5 for number in range(100)}))
+
+
+HELPER = """
+import logging, os, signal, subprocess, sys
+from pathlib import Path
+from plaudit_wire.records import StepRecord
+from plaudit_workers.training.sinks import Sinks
+
+logging.basicConfig(level=logging.WARNING)
+sinks = Sinks(Path(sys.argv[1]), ["wandb", "tensorboard"], patience_s=1.0)
+listed = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "pid=,comm="], capture_output=True, text=True).stdout
+helper = next(int(line.split()[0]) for line in listed.splitlines() if "wandb-core" in line)
+os.kill(helper, int(sys.argv[2]))
+Path(sys.argv[1], "helper").write_text(str(helper))
+for step in (1, 2, 3):
+    sinks.write(StepRecord(step, 1, 10.0, 12.5, 16, 4, {"reward/mean": step / 4}, verdict="balanced"))
+sinks.close()
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_helper_process_that_dies_or_hangs_costs_its_figures_alone(tmp_path, sent):
+    (tmp_path / "demo-1").mkdir()
+    program = [sys.executable, "-c", HELPER, str(tmp_path / "demo-1"), str(int(sent))]
+    with (tmp_path / "printed").open("w+") as printed:  # a pipe would wait for the helper
+        done = subprocess.run(
+            program, env={**os.environ, "WANDB_MODE": "offline"}, stdout=printed, stderr=printed, check=False
+        )
+    log = (tmp_path / "printed").read_text().splitlines()
+    if sent == signal.SIGSTOP:
+        os.kill(int((tmp_path / "demo-1" / "helper").read_text()), signal.SIGKILL)
+    assert done.returncode == 0
+    assert "WARNING:plaudit_workers.training.sinks:a sink loses figures; the run goes on without them" in log
+    assert "Traceback" not in "".join(log)
+    assert [step.step for step in read_steps(tmp_path / "demo-1" / "steps.jsonl")] == [1, 2, 3]
+    events = EventAccumulator(str(tmp_path / "demo-1" / "tensorboard"))
+    events.Reload()
+    assert len(events.Scalars("reward/mean")) == 3
+
+
+def test_a_sink_whose_folder_is_gone_costs_its_figures_alone(tmp_path, caplog):
+    (tmp_path / "tensorboard").write_text("a file where the folder belongs")
+    sinks = Sinks(tmp_path, ["tensorboard"])
+    sinks.write(record(1, **{"reward/mean": 0.5}))
+    sinks.close()
+    assert [step.step for step in read_steps(tmp_path / "steps.jsonl")] == [1]
+    assert "a sink loses figures; the run goes on without them" in caplog.text

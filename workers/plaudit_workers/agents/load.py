@@ -21,6 +21,7 @@ from ruamel.yaml.error import YAMLError
 
 from plaudit_reward.functions.function import import_user_file
 from plaudit_wire.errors import ConfigurationError
+from plaudit_wire.plain import plain
 from plaudit_workers.agents.environment import Environment, SkyRLEnvironment, TRLEnvironment
 from plaudit_workers.agents.functions import (
     LoadedTool,
@@ -143,9 +144,9 @@ def _load_verl_tools(source: VerlTools) -> list[LoadedTool]:
     if folder not in sys.path:
         sys.path.append(folder)  # a class may be in a file beside the YAML file
     try:
-        content = YAML(typ="safe").load(Path(source.path).read_text(encoding="utf-8"))
+        content = plain(YAML(typ="safe").load(Path(source.path).read_text(encoding="utf-8")))
         entries = list(content["tools"])
-    except (OSError, YAMLError, KeyError, TypeError) as error:
+    except (OSError, YAMLError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"{source.path} is not a tool configuration in verl's format (tools: [{{class_name: …, config: …, "
             f"tool_schema: …}}]): {type(error).__name__}: {error}"

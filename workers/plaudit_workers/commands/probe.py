@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from plaudit_job.data_row import DataRow
 from plaudit_job.load import load_job
 from plaudit_job.spec.rewards import RewardSpec, ScorerSpec
 from plaudit_job.spec.rljob import RLJob
@@ -100,10 +101,19 @@ def probe(arguments: argparse.Namespace) -> int:
     return EXIT_FAILED if leaks else EXIT_DONE
 
 
-def _rows(job: RLJob, reward: RewardSpec, data: Path | None, num_rows: int) -> list[ProbedRow]:
+@dataclass(frozen=True)
+class _DataRow:
+    """One row: what a probe sees of it, its data, and the right response that the data holds (empty for none)."""
+
+    probed: ProbedRow
+    data: DataRow
+    answer: str
+
+
+def _rows(job: RLJob, reward: RewardSpec, data: Path | None, num_rows: int) -> list[_DataRow]:
     """Return the first rows of the data, each with the answers of the others."""
     read = list(first_rows(job, data, num_rows + _MOST_OTHERS))
-    answers = [answers_in(row["reward_model"]["ground_truth"]) for row in read]
+    answers = [answers_in(row.data.ground_truth) for row in read]
     verdicts = [
         verdict
         for scorer in reward.scorers
@@ -114,20 +124,20 @@ def _rows(job: RLJob, reward: RewardSpec, data: Path | None, num_rows: int) -> l
     found = []
     for row, own in zip(read[:num_rows], answers, strict=False):
         others = dict.fromkeys(each[0] for each in answers if each and each[0] not in own)
-        tests = _tests(row["reward_model"]["ground_truth"])
+        tests = _tests(row.data.ground_truth)
         is_code = "code" in rules or (tests is not None and None in rules)
-        found.append(
-            ProbedRow(
-                row=row,
-                prompt=row_sample(job, row, "", "", 0).prompt,
-                answers=() if is_code else own,
-                others=() if is_code else list(others)[:_MOST_OTHERS],
-                most_tokens=job.spec.rollout.sampling.max_tokens if job.spec.trains else 256,
-                is_code=is_code,
-                function=str((tests or {}).get("fn_name") or ""),
-                verdicts=verdicts,
-            )
+        source, answer = right_answer(row)
+        probed = ProbedRow(
+            row=row.columns,
+            prompt=row_sample(job, row.data, "", "", 0).prompt,
+            answers=() if is_code else own,
+            others=() if is_code else list(others)[:_MOST_OTHERS],
+            most_tokens=job.spec.rollout.sampling.max_tokens if job.spec.trains else 256,
+            is_code=is_code,
+            function=str((tests or {}).get("fn_name") or ""),
+            verdicts=verdicts,
         )
+        found.append(_DataRow(probed, row.data, "" if is_code and source == "ground truth" else answer))
     return found
 
 
@@ -192,8 +202,8 @@ def _own_probe(path: Path, name: str, function: Any) -> RewardProbe:
 
 
 def _affordable(
-    rows: Sequence[ProbedRow], probes: Sequence[RewardProbe], reward: RewardSpec, most_requests: int
-) -> Sequence[ProbedRow]:
+    rows: Sequence[_DataRow], probes: Sequence[RewardProbe], reward: RewardSpec, most_requests: int
+) -> Sequence[_DataRow]:
     """Announce what the probes cost at most; leave out rows that would cost more requests than allowed."""
     if not rows:
         raise RefusedError("the data has no rows: there is nothing to probe")
@@ -218,21 +228,20 @@ def _asks(scorer: ScorerSpec) -> bool:
     return scorer.kind in _ASKING_KINDS or (scorer.python is not None and scorer.python.serve is not None)
 
 
-def _num_texts(row: ProbedRow, probes: Sequence[RewardProbe]) -> int:
-    _, answer = right_answer(row.row)
-    candidates = right_responses(row, answer)
-    known = replace(row, right=candidates[0][0] if candidates else "")
+def _num_texts(row: _DataRow, probes: Sequence[RewardProbe]) -> int:
+    candidates = right_responses(row.probed, row.answer)
+    known = replace(row.probed, right=candidates[0][0] if candidates else "")
     return len(candidates) + sum(len(texts_of(each, known)) for each in probes) + _EQUAL_RESPONSES
 
 
 async def _probe(
-    job: RLJob, reward: RewardSpec, probes: Sequence[RewardProbe], rows: Sequence[ProbedRow]
+    job: RLJob, reward: RewardSpec, probes: Sequence[RewardProbe], rows: Sequence[_DataRow]
 ) -> list[ProbeResult]:
     pipeline = await build_pipeline(reward, "probe")
-    places = asyncio.Semaphore(reward.workers.max_concurrent_samples)
+    probing = _Probing(job, pipeline, asyncio.Semaphore(reward.workers.max_concurrent_samples))
     try:
-        known = await asyncio.gather(*(_with_right(job, pipeline, places, row, n) for n, row in enumerate(rows)))
-        scored = await asyncio.gather(*(_probed(job, pipeline, places, row, probes, n) for n, row in enumerate(known)))
+        known = await asyncio.gather(*(probing.with_right(row, number) for number, row in enumerate(rows)))
+        scored = await asyncio.gather(*(probing.probed(row, probes, number) for number, row in enumerate(known)))
     finally:
         await pipeline.close()
     results = _results(probes, scored)
@@ -241,60 +250,53 @@ async def _probe(
     return results
 
 
-async def _with_right(
-    job: RLJob, pipeline: Pipeline, places: asyncio.Semaphore, row: ProbedRow, number: int
-) -> ProbedRow:
-    """Return the row with the right response that earns most."""
-    source, answer = right_answer(row.row)
-    candidates = right_responses(row, "" if source == "ground truth" and row.is_code else answer)
-    scored = await _scores(job, pipeline, places, row, [text for text, _ in candidates], f"right-{number}")
-    best = max(
-        (each for each in zip(candidates, scored, strict=True) if each[1].scoring.value is not None),
-        key=lambda each: each[1].scoring.value or 0.0,
-        default=None,
-    )
-    if best is None:
-        return row
-    (text, form), _ = best
-    return replace(row, right=text, form=form)
+class _Probing:
+    """Scores the texts of rows."""
 
+    def __init__(self, job: RLJob, pipeline: Pipeline, places: asyncio.Semaphore) -> None:
+        self._job = job
+        self._pipeline = pipeline
+        self._places = places
 
-async def _probed(
-    job: RLJob,
-    pipeline: Pipeline,
-    places: asyncio.Semaphore,
-    row: ProbedRow,
-    probes: Sequence[RewardProbe],
-    number: int,
-) -> dict[str, list[_Scored]]:
-    """Return the scored texts of a row by probe; the right response is scored beside them."""
-    named = [(_RIGHT, row.right)] if row.right else []
-    named += [(each.name, text) for each in probes for text in texts_of(each, row)]
-    scored = await _scores(job, pipeline, places, row, [text for _, text in named], f"probe-{number}")
-    if pipeline.scores_groups:
-        equal = await _scores(job, pipeline, places, row, [""] * _EQUAL_RESPONSES, f"equal-{number}")
-        named += [(_EQUAL, "")] * len(equal)
-        scored += equal
-    found: dict[str, list[_Scored]] = {}
-    for (name, _), each in zip(named, scored, strict=True):
-        found.setdefault(name, []).append(each)
-    return found
+    async def with_right(self, row: _DataRow, number: int) -> _DataRow:
+        """Return the row with the right response that earns most."""
+        candidates = right_responses(row.probed, row.answer)
+        scored = await self._scores(row.data, [text for text, _ in candidates], f"right-{number}")
+        best = max(
+            (each for each in zip(candidates, scored, strict=True) if each[1].scoring.value is not None),
+            key=lambda each: each[1].scoring.value or 0.0,
+            default=None,
+        )
+        if best is None:
+            return row
+        (text, form), _ = best
+        return replace(row, probed=replace(row.probed, right=text, form=form))
 
+    async def probed(self, row: _DataRow, probes: Sequence[RewardProbe], number: int) -> dict[str, list[_Scored]]:
+        """Return the scored texts of a row by probe; the right response is scored beside them."""
+        named = [(_RIGHT, row.probed.right)] if row.probed.right else []
+        named += [(each.name, text) for each in probes for text in texts_of(each, row.probed)]
+        scored = await self._scores(row.data, [text for _, text in named], f"probe-{number}")
+        if self._pipeline.scores_groups:
+            equal = await self._scores(row.data, [""] * _EQUAL_RESPONSES, f"equal-{number}")
+            named += [(_EQUAL, "")] * len(equal)
+            scored += equal
+        found: dict[str, list[_Scored]] = {}
+        for (name, _), each in zip(named, scored, strict=True):
+            found.setdefault(name, []).append(each)
+        return found
 
-async def _scores(
-    job: RLJob, pipeline: Pipeline, places: asyncio.Semaphore, row: ProbedRow, texts: Sequence[str], group: str
-) -> list[_Scored]:
-    """Score texts as one group."""
-    samples = [row_sample(job, row.row, text, group, index) for index, text in enumerate(texts)]
+    async def _scores(self, data: DataRow, texts: Sequence[str], group: str) -> list[_Scored]:
+        """Score texts as one group."""
+        samples = [row_sample(self._job, data, text, group, index) for index, text in enumerate(texts)]
+        scorings: Sequence[ScoringRecord] = await asyncio.gather(*map(self._score, samples))
+        if self._pipeline.scores_groups and samples:
+            scorings = await self._pipeline.score_group(samples, scorings)
+        return [_Scored(text, scoring) for text, scoring in zip(texts, scorings, strict=True)]
 
-    async def score(sample: Sample) -> ScoringRecord:
-        async with places:
-            return await pipeline.score(sample)
-
-    scorings: Sequence[ScoringRecord] = await asyncio.gather(*map(score, samples))
-    if pipeline.scores_groups and samples:
-        scorings = await pipeline.score_group(samples, scorings)
-    return [_Scored(text, scoring) for text, scoring in zip(texts, scorings, strict=True)]
+    async def _score(self, sample: Sample) -> ScoringRecord:
+        async with self._places:
+            return await self._pipeline.score(sample)
 
 
 def _results(probes: Sequence[RewardProbe], rows: Sequence[Mapping[str, list[_Scored]]]) -> list[ProbeResult]:

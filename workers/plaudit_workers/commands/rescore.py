@@ -14,7 +14,7 @@ import os
 import random
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from plaudit_job.load import load_job
-from plaudit_metrics.sources.sample_schema import COLUMNS, REAL, SCORER_COLUMNS, TEXT, scorer_column
+from plaudit_metrics.sources.sample_schema import COLUMNS, FOLDER, REAL, SCORER_COLUMNS, TEXT, scorer_column
 from plaudit_metrics.statistics.columns import Failure, FailureCounts
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import ScoringRecord
@@ -41,6 +41,7 @@ from plaudit_workers.commands.rescore_rows import (
 from plaudit_workers.commands.samples import sample_files, samples_path
 from plaudit_workers.commands.trial import show_logs
 from plaudit_workers.files import whole_file
+from plaudit_workers.launch.preflight import RunLock
 from plaudit_workers.process import EXIT_DONE
 
 _RESPONSE_CHARACTERS = 200
@@ -75,10 +76,19 @@ def rescore(arguments: argparse.Namespace) -> int:
 
                 await _rescore(scorers, files, progress, compare)
 
-    asyncio.run(score())
+    with ExitStack() as stack:
+        if run := _run_folder(arguments.output):
+            stack.enter_context(RunLock(run, "being rescored into its folder"))
+        asyncio.run(score())
     summary = msgspec.structs.replace(comparison.summary(), failures=failures.failures())
     print(msgspec.json.encode(summary).decode() if arguments.json else readable(summary))
     return EXIT_DONE
+
+
+def _run_folder(output: Path | None) -> Path | None:
+    """Return the folder of the run that an output lies in; None if it lies elsewhere."""
+    parents = output.resolve().parents if output else ()
+    return next((folder for folder in parents if (folder / "job.yaml").exists() and (folder / FOLDER).is_dir()), None)
 
 
 async def _rescore(scorers: StoredScorers, files: Iterable[Path], progress: Progress, on_scored: OnScored) -> None:

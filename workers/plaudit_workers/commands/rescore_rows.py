@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import itertools
 import uuid
 from collections import deque
@@ -22,13 +23,16 @@ import pyarrow.parquet
 import plaudit_client
 from plaudit_job.spec.rljob import RLJob
 from plaudit_metrics.sources.sample_schema import LATER_SCORER_INPUT, SCORER_INPUT, scorer_input
-from plaudit_wire.errors import RefusedError
+from plaudit_wire.errors import RefusedError, described
+from plaudit_wire.plain import plain
 from plaudit_wire.records import Outcome, Sample, ScorerRecord, ScoringRecord
 from plaudit_workers.commands.score import scored_in_order
+from plaudit_workers.data_files import parquet_rows
 from plaudit_workers.service.build import build_pipeline, scoring_version
 from plaudit_workers.service.client import ServiceError
 
 _ROWS_AT_A_TIME = 256
+_FROM_JSON = ("ground_truth", "extra_info", "messages")
 
 
 class StoredSample(NamedTuple):
@@ -42,15 +46,25 @@ class StoredSample(NamedTuple):
 
 def stored_groups(files: Iterable[Path]) -> Iterator[list[StoredSample]]:
     """Yield the samples of one group after the other, without those that were never generated."""
-    rows = (row for file in files for row in _rows(file))
-    for _, group in itertools.groupby(rows, lambda row: (row["step"], row["group"])):
-        stored = [
-            StoredSample(row["step"], scorer_input(row), row["outcome"] or "given_up", row["score"])
-            for row in group
-            if row["response"] is not None
-        ]
-        if stored:
-            yield stored
+    rows = (stored for file in files for stored in _stored(file))
+    for _, group in itertools.groupby(rows, lambda stored: (stored.step, stored.sample.group)):
+        yield list(group)
+
+
+def _stored(file: Path) -> Iterator[StoredSample]:
+    for number, row in enumerate(_rows(file), 1):
+        if row["response"] is None:
+            continue
+        try:
+            sample = scorer_input(row)
+            judged = {name: plain(getattr(sample, name), name) for name in _FROM_JSON}
+        except (ValueError, TypeError, RecursionError) as error:
+            raise RefusedError(
+                f"{file}, row {number} is no stored sample ({described(error)}). Give the samples folder of a run"
+            ) from error
+        yield StoredSample(
+            row["step"], msgspec.structs.replace(sample, **judged), row["outcome"] or "given_up", row["score"]
+        )
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
@@ -62,8 +76,7 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
                     f"{file} does not hold stored samples: it lacks the columns {', '.join(sorted(missing))}"
                 )
             added = [name for name in LATER_SCORER_INPUT if name in opened.schema_arrow.names]
-            for batch in opened.iter_batches(_ROWS_AT_A_TIME, columns=SCORER_INPUT + added):
-                yield from batch.to_pylist()
+            yield from parquet_rows(file, opened, SCORER_INPUT + added, _ROWS_AT_A_TIME)
     except (pyarrow.ArrowException, OSError) as error:
         raise RefusedError(f"{file} cannot be read: {error}. Give the samples folder of a run") from error
 
@@ -93,6 +106,8 @@ class Progress:
     def __init__(self, output: Path | None, samples: str, version: str) -> None:
         self._path = None if output is None else output.with_name(f"{output.name}.progress")
         self._head = _Head(samples, version, uuid.uuid4().hex[:12])
+        self._scored_by = ""
+        """Version of the service's scoring, which its results carry."""
         if self._path is not None:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,6 +116,7 @@ class Progress:
             except OSError as error:
                 raise RefusedError(f"--output {output}: {self._path} cannot be written: {error.strerror}") from error
             try:
+                self._lock(self._path)
                 self._read_head(self._path)
             except RefusedError:
                 self._file.close()
@@ -134,13 +150,35 @@ class Progress:
             raise RefusedError(
                 f"{self._path} has the scores of other samples than those stored now. Delete it to score all anew"
             )
+        self._check_version(kept.scorings)
         return kept.scorings
 
     def keep(self, name: str, scorings: list[ScoringRecord]) -> None:
-        """Append the scorings of the next unit."""
+        """Append the scorings of the next unit; raise ``RefusedError`` if the service scores otherwise than before."""
+        self._check_version(scorings)
         if self._path is not None:
             self._file.write(msgspec.json.encode(_Line(name, scorings)) + b"\n")
             self._file.flush()
+
+    def _lock(self, path: Path) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RefusedError(
+                f"{path} belongs to a rescore that is under way. Wait for it, or name another --output"
+            ) from None
+        except OSError:  # a volume without locks
+            return
+
+    def _check_version(self, scorings: list[ScoringRecord]) -> None:
+        for scoring in scorings:
+            if self._scored_by and scoring.version not in ("", self._scored_by):
+                raise RefusedError(
+                    f"the service's scorers have changed: samples so far were scored by version {self._scored_by}, now "
+                    f"it is {scoring.version}. "
+                    + ("Start again" if self._path is None else f"Delete {self._path} to score all samples anew")
+                )
+            self._scored_by = self._scored_by or scoring.version
 
     def _read_head(self, path: Path) -> None:
         line = self._file.readline()

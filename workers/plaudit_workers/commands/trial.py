@@ -16,23 +16,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from plaudit_job.data_row import IMAGES_COLUMN, REQUIRED_COLUMNS, extra_info_of
+from plaudit_job.data_row import IMAGES_COLUMN, REQUIRED_COLUMNS, DataRow, data_row
 from plaudit_job.load import load_job
 from plaudit_job.problem import JobError
 from plaudit_job.spec.rewards import RewardSpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.errors import RefusedError
+from plaudit_wire.plain import plain_text
 from plaudit_wire.records import Sample, ScoringRecord
-from plaudit_workers.images import without_files
-from plaudit_workers.launch.checks import data_problem, data_rows
+from plaudit_workers.data_files import raw_rows
+from plaudit_workers.launch.checks import data_problem
 from plaudit_workers.process import EXIT_DONE, model_servers
 from plaudit_workers.service.build import build_pipeline
 from plaudit_workers.service.lines import SampleInput
 
-_COLUMNS = (*REQUIRED_COLUMNS, "extra_info", "response", "responses")
 _SHOWN_CHARACTERS = 60
+
+
+class TriedRow(NamedTuple):
+    """One row of the data, and its columns as the file gives them."""
+
+    data: DataRow
+    columns: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ def reward_without_servers(reward: RewardSpec) -> RewardSpec:
     return reward.model_copy(update={"scorers": scorers})
 
 
-def first_rows(job: RLJob, data: Path | None, num_rows: int) -> Iterator[dict[str, Any]]:
+def first_rows(job: RLJob, data: Path | None, num_rows: int) -> Iterator[TriedRow]:
     """Yield the first rows of the job's training data, or of another file. Raise ``JobError`` for unusable data."""
     if data is None and not job.spec.trains:
         raise RefusedError("the job has no training data: give some with --data FILE")
@@ -94,41 +101,43 @@ def first_rows(job: RLJob, data: Path | None, num_rows: int) -> Iterator[dict[st
     images = job.spec.data.images if job.spec.trains else None
     if problem := data_problem(field, path, images):
         raise JobError([problem])
-    return islice(data_rows(path, (*_COLUMNS, *([IMAGES_COLUMN] if images else []))), num_rows)
+    columns = (*REQUIRED_COLUMNS, "extra_info", "response", "responses", *([IMAGES_COLUMN] if images else []))
+    for row in islice(raw_rows(Path(path), columns), num_rows):
+        yield TriedRow(data_row(row, images=images is not None), row)
 
 
-def _trial(group: str, row: dict[str, Any], job: RLJob) -> _Trial:
+def _trial(group: str, row: TriedRow, job: RLJob) -> _Trial:
     source, answer = right_answer(row)
-    return _Trial(source, [row_sample(job, row, text, group, index) for index, text in enumerate((answer, ""))])
+    return _Trial(source, [row_sample(job, row.data, text, group, index) for index, text in enumerate((answer, ""))])
 
 
-def row_sample(job: RLJob, row: Mapping[str, Any], response: str, group: str, index: int) -> Sample:
+def row_sample(job: RLJob, row: DataRow, response: str, group: str, index: int) -> Sample:
     """Return a response to a row as a sample for the scorers."""
     return SampleInput(
         response=response,
-        prompt=row["prompt"] if isinstance(row["prompt"], str) else without_files(row["prompt"]),
-        data_source=str(row["data_source"]),
-        ground_truth=row["reward_model"]["ground_truth"],
-        extra_info=extra_info_of(row.get("extra_info")),
+        prompt=row.prompt,
+        data_source=row.data_source,
+        ground_truth=row.ground_truth,
+        extra_info=row.extra_info,
         response_tokens=len(response.split()),
         max_tokens=job.spec.rollout.sampling.max_tokens,
     ).sample(group, index)
 
 
-def right_answer(row: Mapping[str, Any]) -> tuple[str, str]:
+def right_answer(row: TriedRow) -> tuple[str, str]:
     """Return the row's answer, by the order in the module's docstring, after the name of its origin."""
-    responses = row.get("responses")
-    extra_info = extra_info_of(row.get("extra_info"))
+    data, columns = row
+    responses = columns.get("responses")
     candidates = (
-        ("response", row.get("response")),
+        ("response", columns.get("response")),
         ("responses[0]", responses[0] if isinstance(responses, list) and responses else responses),
-        ("extra_info.answer", extra_info.get("answer")),
-        ("extra_info.solution", extra_info.get("solution")),
+        ("extra_info.answer", data.extra_info.get("answer")),
+        ("extra_info.solution", data.extra_info.get("solution")),
     )
     for source, value in candidates:
         if isinstance(value, str) and value:
-            return source, value
-    truth = row["reward_model"]["ground_truth"]
+            return source, plain_text(value)
+    truth = data.ground_truth
     return "ground truth", truth if isinstance(truth, str) else json.dumps(truth)
 
 

@@ -5,35 +5,24 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from plaudit_job.checks import python_problems
-from plaudit_job.data_row import (
-    CHECKS,
-    CHECKS_WITH_IMAGES,
-    IMAGES_COLUMN,
-    REMEDIES,
-    REQUIRED_COLUMNS,
-    extra_info_of,
-    refused_media,
-)
+from plaudit_job.data_row import IMAGES_COLUMN, extra_info_of
 from plaudit_job.fields import is_hub_id
 from plaudit_job.problem import Problem
-from plaudit_job.spec.rewards import RewardModelSpec, ServedModelSpec
+from plaudit_job.spec.rewards import RewardModelSpec, ScorerSpec, ServedModelSpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.rollout import ImagesSpec
 from plaudit_reward.endpoint.judge import PromptTemplate
-from plaudit_reward.rules.scorer import unknown_sources
+from plaudit_reward.rules.scorer import ground_truth_problem, rule_of
 from plaudit_wire.errors import ConfigurationError
+from plaudit_workers.data_files import NumberedRow, RowError, checked_rows, raw_rows
 from plaudit_workers.images import ImageError, row_files
 
-_ROWS_AT_A_TIME = 4096
-_ROWS_WITH_IMAGES = 64
-_NEEDED_COLUMNS = "Rows need data_source, prompt (messages or text) and reward_model: {ground_truth: …}"
 _REWARD_CLASS = re.compile(r"(ForRewardModeling|(For(Process)?)?RewardModel)$")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -93,8 +82,9 @@ def hub_cache(source: str) -> Path:
 
 def _data(job: RLJob) -> Iterator[Problem]:
     for field, path in data_files(job).items():
-        problem = data_problem(field, path, job.spec.data.images)
-        yield from [problem] if problem else _routes(job, field, path)
+        rules = _RuleChecks(job.spec.reward.scorers)
+        problem = data_problem(field, path, job.spec.data.images, rules.add)
+        yield from [problem] if problem else rules.problems(field, path)
 
 
 def data_files(job: RLJob) -> dict[str, str]:
@@ -104,25 +94,46 @@ def data_files(job: RLJob) -> dict[str, str]:
     return {"spec.data.train.path": data.train.path, **validation}
 
 
-def _routes(job: RLJob, field: str, path: str) -> Iterator[Problem]:
-    """Report data sources without a rule now, not at sample 10,000."""
-    by_source = [scorer.name for scorer in job.spec.reward.scorers if scorer.kind == "rule" and scorer.rule is None]
-    if not by_source:
-        return
-    sources = data_sources(path)
-    wrong = [source for source in sources if not isinstance(source, str)]
-    if wrong:
-        yield Problem(
-            field, f"{path} has data_source {wrong[0]!r}, which is not text", REMEDIES["data_source"].capitalize()
-        )
-        return
-    unknown = unknown_sources(sources)
-    if unknown:
-        yield Problem(
-            field,
-            f"{path} has data_source {', '.join(map(repr, unknown))}, for which scorer {by_source[0]!r} has no rule",
-            "Name a rule in the scorer (rule: gsm8k), or score it with a function (kind: python)",
-        )
+class _RuleChecks:
+    """Find the rows that the job's rules cannot score now, not at sample 10,000."""
+
+    def __init__(self, scorers: Sequence[ScorerSpec]) -> None:
+        self._scorers = [scorer for scorer in scorers if scorer.kind == "rule"]
+        self._unknown: set[str] = set()
+        self._first: dict[tuple[str, str], tuple[int, str]] = {}
+        """Scorer and rule → number and problem of the first row whose ground truth that rule cannot use."""
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def add(self, row: NumberedRow) -> None:
+        """Look at one row."""
+        for scorer in self._scorers:
+            rule = scorer.rule or rule_of(row.row.data_source)
+            if rule is None:
+                self._unknown.add(row.row.data_source)
+                continue
+            arguments = scorer.rule_arguments if scorer.rule else scorer.rule_arguments.get(rule, {})
+            if problem := ground_truth_problem(rule, arguments, row.row.ground_truth):
+                self._counts[scorer.name, rule] += 1
+                self._first.setdefault((scorer.name, rule), (row.number, problem))
+
+    def problems(self, field: str, path: str) -> Iterator[Problem]:
+        """Report sources without a rule, then rows by rule."""
+        if self._unknown:
+            name = next(scorer.name for scorer in self._scorers if scorer.rule is None)
+            yield Problem(
+                field,
+                f"{path} has data_source {', '.join(map(repr, sorted(self._unknown)))}, for which scorer {name!r} has "
+                "no rule",
+                "Name a rule in the scorer (rule: gsm8k), or score it with a function (kind: python)",
+            )
+        for (name, rule), count in self._counts.items():
+            number, problem = self._first[name, rule]
+            rows = "1 row has a ground truth" if count == 1 else f"{count:,} rows have ground truths"
+            yield Problem(
+                field,
+                f"{path}: {rows} that rule {rule} of scorer {name!r} cannot use; the first is row {number}: {problem}",
+                "Mend or remove these rows, or name another rule",
+            )
 
 
 def _scorers(job: RLJob) -> Iterator[Problem]:
@@ -244,114 +255,38 @@ def _file_exists(field: str, path: str) -> Iterator[Problem]:
         yield Problem(field, f"there is no file {path}", _RELATIVE)
 
 
-class _RowError(Exception):
-    """Report a file or a row that is not what the columns promise: the complaint, and the remedy."""
-
-    def __init__(self, complaint: str, remedy: str = _NEEDED_COLUMNS) -> None:
-        super().__init__(complaint)
-        self.remedy = remedy
-
-
-def data_problem(field: str, path: str, images: ImagesSpec | None = None) -> Problem | None:
-    """Return the first problem of a data file, or None."""
-    file = Path(path)
-    if not os.path.isfile(file):
-        message = f"{path} is a folder" if os.path.isdir(file) else f"there is no file {path}"
-        return Problem(field, message, "Write the data first, or correct the path: it is relative to the job file")
-    if file.suffix not in _READERS:
-        return Problem(field, f"{path} ends with {file.suffix!r}", "Give a .parquet or a .jsonl file")
-    num_rows = 0
+def data_problem(
+    field: str, path: str, images: ImagesSpec | None = None, look: Callable[[NumberedRow], None] | None = None
+) -> Problem | None:
+    """Return the first problem of a data file, or None; ``look`` is called with every row before it."""
+    if not os.path.exists(path):
+        return Problem(field, f"there is no file {path}", f"Write the data first. {_RELATIVE}")
     try:
-        columns = (*REQUIRED_COLUMNS, "extra_info", *([IMAGES_COLUMN] if images else []))
-        for num_rows, row in enumerate(data_rows(path, columns), 1):  # counted
-            _check_row(num_rows, row, images=images is not None)
+        for row in checked_rows(Path(path), images=images is not None):
             if images:
-                _check_images(num_rows, row, file.parent, images)
-    except _RowError as error:
-        return Problem(field, f"{path} {error}", error.remedy)
-    except OSError as error:
-        return Problem(field, f"cannot read {path}: {error.strerror or error}", "Write the file again")
-    return None if num_rows else Problem(field, f"{path} has no rows", _NEEDED_COLUMNS)
+                _check_images(Path(path), row, images)
+            if look:
+                look(row)
+    except RowError as error:
+        return Problem(field, f"{path}: {error.complaint}", error.remedy)
+    return None
 
 
-def data_sources(path: str) -> set[Any]:
-    """Return the data sources of all rows of a file without problems."""
-    return {row["data_source"] for row in data_rows(path, ("data_source",))}
+def _check_images(path: Path, row: NumberedRow, images: ImagesSpec) -> None:
+    try:
+        row_files(row.row.prompt, row.images, path.parent, images.max_per_prompt)
+    except ImageError as error:
+        complaint = f"row {row.number}: column {IMAGES_COLUMN} {error.complaint}"
+        raise RowError(path, complaint, error.remedy) from error
 
 
 def shared_extra_info(path: str) -> set[str]:
     """Return the keys of ``extra_info`` that every row of a file without problems has."""
     shared: set[str] | None = None
-    for row in data_rows(path, ("extra_info",)):
+    for row in raw_rows(Path(path), ("extra_info",)):
         keys = extra_info_of(row.get("extra_info")).keys()
         shared = set(keys) if shared is None else shared & keys
     return shared or set()
-
-
-def data_rows(path: str, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file without problems; a column that the file does not have is missing in them."""
-    return _READERS[Path(path).suffix](Path(path), columns)
-
-
-def _parquet_rows(file: Path, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        with pyarrow.parquet.ParquetFile(file) as opened:
-            names = opened.schema_arrow.names
-            _refuse_columns(names, columns)
-            at_a_time = _ROWS_WITH_IMAGES if IMAGES_COLUMN in columns else _ROWS_AT_A_TIME
-            for batch in opened.iter_batches(at_a_time, columns=[name for name in columns if name in names]):
-                yield from batch.to_pylist()
-    except pyarrow.ArrowException as error:
-        raise _RowError(f"is not a Parquet file ({error})", "Write the file again") from error
-
-
-def _jsonl_rows(file: Path, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    decode = msgspec.json.Decoder().decode
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise _RowError(f"is not JSON in line {number}: {error}") from error
-            if not isinstance(row, dict):
-                raise _RowError(f"has no JSON object in line {number}")
-            _refuse_columns(list(row), columns, f" in line {number}")
-            yield row
-
-
-_READERS = {".parquet": _parquet_rows, ".jsonl": _jsonl_rows}
-
-
-def _refuse_columns(names: list[str], columns: tuple[str, ...], place: str = "") -> None:
-    missing = [name for name in REQUIRED_COLUMNS if name in columns and name not in names]
-    if missing:
-        noun = "column" if len(missing) == 1 else "columns"
-        raise _RowError(f"lacks {noun} {', '.join(missing)}{place} (it has {', '.join(names) or 'none'})")
-    media = [(name, remedy) for name, remedy in refused_media(IMAGES_COLUMN in columns).items() if name in names]
-    if media and "prompt" in columns:
-        name, remedy = media[0]
-        raise _RowError(f"has column {name}{place}", remedy)
-
-
-def _check_row(number: int, row: dict[str, Any], *, images: bool) -> None:
-    for column, is_valid in (CHECKS_WITH_IMAGES if images else CHECKS).items():
-        value = row.get(column)
-        if not is_valid(value):
-            shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
-            remedy = REMEDIES[column]
-            raise _RowError(f"row {number}: column {column} is {shown}", remedy[0].upper() + remedy[1:])
-
-
-def _check_images(number: int, row: dict[str, Any], folder: Path, images: ImagesSpec) -> None:
-    try:
-        row_files(row["prompt"], row.get(IMAGES_COLUMN), folder, images.max_per_prompt)
-    except ImageError as error:
-        raise _RowError(f"row {number}: column {IMAGES_COLUMN} {error.complaint}", error.remedy) from error
 
 
 def writes_no_text(architecture: str) -> bool:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import fcntl
 import json
 import os
 import secrets
+import socket
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -62,26 +65,82 @@ _FIELDS_WITHOUT_MEANING = (
 _RESPONSE_WITHIN_S = 5.0
 _HUB = "https://huggingface.co"
 _LOCAL = "If it is a folder, write its path with ./ or /"
+_LOCK_FILE = "run.lock"
 PARTS = ("samples", "checkpoints", "weights", "logs")
 
 
-def prepare(arguments: argparse.Namespace, console: Console) -> tuple[RLJob, Path] | None:
+class Prepared(NamedTuple):
+    """Hold a run that can start."""
+
+    job: RLJob
+    folder: Path
+    lock: RunLock
+
+
+def prepare(arguments: argparse.Namespace, console: Console, stack: ExitStack) -> Prepared | None:
     """Load and check the job and make (or find) its run's folder with the resolved ``job.yaml`` in it.
 
     Return None when the run to resume has finished. Raise ``RefusedError`` for anything that would make the run fail
     later and can be found out now.
+
+    Args:
+        stack: closes the lock of the run's folder.
     """
     job = _with_steps(_loaded(arguments), arguments.steps)
     runs = Path(arguments.runs_folder)
-    resumed = resumed_run(runs, job.metadata.name, arguments.run) if arguments.resume else None
-    if resumed and _is_finished(job, resumed, console):
-        return None
-    _refuse_problems(job, arguments, console)
-    if resumed:
-        _report_changes(job, resumed, console, accepted=arguments.accept_changes)
-    folder = resumed or new_run(runs, job.metadata.name, arguments.run)
+    folder = resumed_run(runs, job.metadata.name, arguments.run) if arguments.resume else None
+    if folder is None:
+        _refuse_problems(job, arguments, console)
+        folder = new_run(runs, job.metadata.name, arguments.run)
+        lock = stack.enter_context(RunLock(folder, _RUNNING))
+    else:
+        lock = stack.enter_context(RunLock(folder, _RUNNING))
+        if _is_finished(job, folder, console):
+            return None
+        _refuse_problems(job, arguments, console)
+        _report_changes(job, folder, console, accepted=arguments.accept_changes)
     (folder / "job.yaml").write_text(dump_job(job))
-    return job, folder
+    return Prepared(job, folder, lock)
+
+
+_RUNNING = "running"
+
+
+class RunLock(AbstractContextManager["RunLock"]):
+    """Hold the folder of a run: one program at a time starts, continues or writes into it.
+
+    The kernel releases the lock when its process ends, however it ends. A volume without locks has none.
+
+    Args:
+        state: what the run is meanwhile, such as ``running``.
+    """
+
+    def __init__(self, folder: Path, state: str) -> None:
+        self._state = state
+        try:
+            self._file = (folder / _LOCK_FILE).open("a+", encoding="utf-8")
+        except OSError as error:
+            raise RefusedError(f"{folder} cannot be written: {error.strerror}") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.seek(0)
+            holder = self._file.read()
+            self._file.close()
+            raise RefusedError(f"run {folder.name} is {holder or state}; stop it there first") from None
+        except OSError:
+            pass
+        self.show()
+
+    def show(self, page: str = "") -> None:
+        """Write who holds the folder, and the address of the run's page, for those who meet the lock."""
+        self._file.truncate(0)
+        self._file.write(f"{self._state} (pid {os.getpid()} on {socket.gethostname()}{page and f', {page}'})")
+        self._file.flush()
+
+    def __exit__(self, *_: object) -> None:
+        self._file.truncate(0)
+        self._file.close()
 
 
 def _loaded(arguments: argparse.Namespace) -> RLJob:

@@ -93,6 +93,7 @@ class RedisServer:
         """Start the server, wait until it responds, with its data loaded, and load the functions of the run."""
         program = server_program()
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)  # its append-only files hold prompts and scores
         configuration = self.folder / "redis.conf"
         write_private(configuration, self._configuration())
         if self._access:
@@ -102,6 +103,7 @@ class RedisServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C on the terminal is for the program that started it
+            umask=0o077,
             preexec_fn=end_program_with_us(),
         )
         self._wait_until_ready()

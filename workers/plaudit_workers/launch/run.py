@@ -29,7 +29,6 @@ from rich.console import Console
 
 from plaudit_job.secrets import reward_secrets, secret_value
 from plaudit_job.spec.rewards import GatewaySpec
-from plaudit_job.spec.rljob import RLJob
 from plaudit_metrics.sources.steps import read_steps
 from plaudit_metrics.statistics.stages import validation_rewards
 from plaudit_wire.errors import RefusedError
@@ -38,7 +37,7 @@ from plaudit_workers.launch.code_checks import ignored
 from plaudit_workers.launch.gpu_shares import share_gpus
 from plaudit_workers.launch.live import Interrupt, LiveMessages, print_live, reported_wait
 from plaudit_workers.launch.plan import TOKENS_FOLDER, LaunchSettings, ProcessPlan, Role, plan_processes
-from plaudit_workers.launch.preflight import prepare
+from plaudit_workers.launch.preflight import Prepared, prepare
 from plaudit_workers.launch.redis import free_port, write_private
 from plaudit_workers.launch.served_models import own_address
 from plaudit_workers.launch.supervisor import (
@@ -81,13 +80,13 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(stderr=arguments.json, highlight=False)  # standard output then holds JSON only
     logging.getLogger("plaudit_workers").setLevel(logging.ERROR)
     try:
-        prepared = prepare(arguments, console)
-        if prepared is None:
-            return EXIT_DONE
-        job, folder = prepared
-        for problem in ignored(job):
-            console.out(str(problem), style="yellow")
-        ending = asyncio.run(_Launch(job, folder, arguments, console).run())
+        with contextlib.ExitStack() as stack:
+            prepared = prepare(arguments, console, stack)
+            if prepared is None:
+                return EXIT_DONE
+            for problem in ignored(prepared.job):
+                console.out(str(problem), style="yellow")
+            ending = asyncio.run(_Launch(prepared, arguments, console).run())
     except RefusedError as error:
         ending = ProcessEnding(EXIT_REFUSED, str(error))
     except _RayNotUpError:
@@ -109,9 +108,8 @@ class _RayNotUpError(Exception):
 class _Launch:
     """Run a job once, from its Redis to its summary."""
 
-    def __init__(self, job: RLJob, folder: Path, arguments: argparse.Namespace, console: Console) -> None:
-        self._job = job
-        self._folder = folder
+    def __init__(self, prepared: Prepared, arguments: argparse.Namespace, console: Console) -> None:
+        self._job, self._folder, self._lock = job, folder, _ = prepared
         self._address: str | None = arguments.address
         self._console = console
         self._lines = StepLines(folder / "steps.jsonl", console, as_json=arguments.json)
@@ -192,6 +190,7 @@ class _Launch:
     ) -> ProcessEnding:
         """Start everything, print what happens until the run ends, stop everything in any case."""
         url = f"http://127.0.0.1:{context.metrics_port}"
+        self._lock.show(f"{url}/")
         self._console.out(f"run {self._folder.name} · live at {url}/")
         messages = LiveMessages([(role, plan.name) for role, each in plans.items() for plan in each])
         tasks = [asyncio.create_task(print_live(url, messages, self._console))]

@@ -17,6 +17,8 @@ import contextlib
 import importlib
 import logging
 import os
+import re
+import secrets
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +29,7 @@ from typing import Any
 import msgspec
 import ray
 import ray.exceptions
+from ray._private import worker as ray_worker
 from ray._raylet import Config  # type: ignore[attr-defined]
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -34,7 +37,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import configure_logs, get_logger
 from plaudit_workers.launch.plan import ProcessPlan, Role
-from plaudit_workers.launch.redis import free_port
+from plaudit_workers.launch.redis import free_port, write_private
 from plaudit_workers.launch.served_models import own_address
 from plaudit_workers.process import (
     EXIT_CRASHED,
@@ -59,6 +62,8 @@ _NODE_ANSWERS_WITHIN_S = 60.0
 _LOOPBACK = "127.0.0.1"
 _LOG_TAIL_BYTES = 256 << 10
 _ERROR_LEVELS = ("error", "critical")
+_PLACE = re.compile(r'^\s*File "([^"]+)", line (\d+), in (\S+)', re.MULTILINE)
+"""A frame of a traceback."""
 
 # Ray runs its workers at the lowest priority by default; a rollout must not yield to every other program. Whoever
 # reaches a Ray without a token runs code as this user, and some of its ports listen on every address of the machine.
@@ -176,12 +181,14 @@ class Supervisor:
             rendezvous |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
             ranks.append(asyncio.wrap_future(self._actors[plan.name].run.remote(rendezvous).future()))
         try:
-            endings = await asyncio.gather(*ranks)
+            for ended in asyncio.as_completed(ranks):
+                code, message = await ended
+                if code:  # the others would wait for this rank
+                    return ProcessEnding(code, f"trainer: {message}")
         finally:
             for rank_task in ranks:
                 rank_task.cancel()
-        code, message = max(endings)
-        return ProcessEnding(code, f"trainer: {message}" if message else "")
+        return ProcessEnding(EXIT_DONE)
 
     async def _back(self, plan: ProcessPlan) -> None:
         """Wait until Ray has restarted the process of a dead actor."""
@@ -315,9 +322,13 @@ def connect_to_ray(address: str | None, *, num_cpus: float) -> None:
     ``num_cpus`` is what all processes of the job request; a laptop with fewer cores shares them.
     """
     options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+    # Of every process that dies, Ray says on standard output that its memory may be the cause. The supervisor says what
+    # the process's log says.
+    ray_worker.print_to_stdstream = lambda *_, **__: None
     if address is None:
         for name, value in _OF_A_LOCAL_RAY.items():
             os.environ.setdefault(name, value)
+        _keep_token_private(os.environ)
         Config.initialize("")  # Ray read its environment when it was imported
         _start(num_cpus=max(os.cpu_count() or 1, int(num_cpus) + 1), _node_ip_address=_LOOPBACK, **options)
         return
@@ -329,6 +340,18 @@ def connect_to_ray(address: str | None, *, num_cpus: float) -> None:
             f"--address {address}: no Ray cluster responds there ({error}). Is 'ray start' running, and does "
             "~/.ray/auth_token or RAY_AUTH_TOKEN hold its token?"
         ) from error
+
+
+def _keep_token_private(environment: Mapping[str, str]) -> None:
+    """Write Ray's token before Ray does, which would let every user of the machine read it; close an older one."""
+    if environment["RAY_AUTH_MODE"] != "token" or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & environment.keys():
+        return
+    token = Path.home() / ".ray" / "auth_token"
+    with contextlib.suppress(OSError):  # Ray says what is wrong with the folder
+        if not token.exists():
+            write_private(token, secrets.token_hex(32))
+        token.parent.chmod(0o700)
+        token.chmod(0o600)
 
 
 def _start(**options: Any) -> None:
@@ -390,7 +413,7 @@ def _bundle(plan: ProcessPlan) -> dict[str, float]:
 
 
 def last_error(log: Path) -> str:
-    """Return the newest error in a log of JSON lines: the last line of its traceback, or its message and error field.
+    """Return the newest error in a log of JSON lines: the end of its traceback, or its message and error field.
 
     Empty when the last 256 KiB hold no error, or when there is no log. Lines of libraries, which are no JSON, do not
     count.
@@ -413,7 +436,9 @@ def _error(line: bytes) -> str:
         return ""
     traceback = str(fields.get("traceback") or "").strip()
     if traceback:
-        return traceback.splitlines()[-1]
+        places = _PLACE.findall(traceback)
+        where = f" ({Path(places[-1][0]).name}:{places[-1][1]} in {places[-1][2]})" if places else ""
+        return traceback.splitlines()[-1] + where
     message, error = fields.get("message", ""), fields.get("error")
     return f"{message}: {error}" if error else str(message)
 

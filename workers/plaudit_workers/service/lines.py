@@ -10,8 +10,9 @@ import msgspec
 
 from plaudit_job.data_row import extra_info_of
 from plaudit_wire.errors import RefusedError
-from plaudit_wire.plain import plain, plain_json, shown
+from plaudit_wire.plain import PlainDataError, plain, plain_json, shown
 from plaudit_wire.records import Outcome, Sample, ScoringRecord
+from plaudit_workers.data_files import BYTE_ORDER_MARK, parquet_rows
 
 NumTokens = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
@@ -119,9 +120,9 @@ Input = TypeVar("Input", bound=SampleInput)
 
 def decode_entry(entry: RawSample, kind: type[Input]) -> Input:
     """Read the sample of a line or row; raise as ``sample_input``, also if the line is not a JSON object."""
-    row = entry if isinstance(entry, Mapping) else plain_json(entry)
+    row = entry if isinstance(entry, Mapping) else plain_json(entry.removeprefix(BYTE_ORDER_MARK))
     if not isinstance(row, Mapping):
-        raise ValueError(f"the line is {shown(row)}, not a JSON object")
+        raise PlainDataError(f"is {shown(row)}", "write one JSON object a line")
     return sample_input(row, kind)
 
 
@@ -141,10 +142,7 @@ def sample_input(row: Mapping[str, Any], kind: type[Input]) -> Input:
     if isinstance(reward_model, Mapping):
         fields.setdefault("ground_truth", reward_model.get("ground_truth"))
     if "extra_info" in fields:
-        try:
-            fields["extra_info"] = extra_info_of(fields["extra_info"])
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"extra_info {error}") from error
+        fields["extra_info"] = extra_info_of(fields["extra_info"])
     fields = {name: plain(value, name) for name, value in fields.items()}
     try:
         return msgspec.convert(fields, kind)
@@ -198,11 +196,8 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
             names = opened.schema_arrow.names
             _refuse_without_responses(path, names)
             columns = [name for name in (*_COLUMNS, _GENERATED) if name in names]
-            number = 0
-            for batch in opened.iter_batches(_ROWS_AT_A_TIME, columns=columns):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield from _responses(row, f"row-{number}")
+            for number, row in enumerate(parquet_rows(path, opened, columns, _ROWS_AT_A_TIME), 1):
+                yield from _responses(row, f"row-{number}")
     except pyarrow.ArrowException as error:
         raise RefusedError(f"{path} is a damaged Parquet file: {error}") from error
 

@@ -12,7 +12,7 @@ resume                      The state that a trainer takes over; the protocol of
 backend, scripted           That backend with torch, and a stand-in without a model.
 checkpoint, publish,        The backend's files: states to continue from, weights to sample with, whole models to
 export                      take away.
-data, rows                  The prompts of a data file.
+data                        The prompts of a data file.
 sinks, stored_samples       The figures and the samples of a step, written for people.
 model                       The policy on one rank: ``batch`` → ``packing`` → ``policy_model`` with ``losses``.
 ==========================  ===========================================================================================

@@ -13,18 +13,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 import numpy as np
-from jinja2 import TemplateError
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from plaudit_job.data_row import IMAGES_COLUMN, extra_info_of
-from plaudit_job.spec.rollout import DataSpec, TrainDataSpec
-from plaudit_wire.errors import RefusedError
+from plaudit_job.data_row import IMAGES_COLUMN, DataRow
+from plaudit_job.spec.rollout import DataSpec, PassRateSpec, TrainDataSpec
+from plaudit_wire.errors import RefusedError, described
 from plaudit_wire.logs import get_logger
-from plaudit_workers.images import ImageError, ImageProcessor, row_files, with_parts, without_files
+from plaudit_wire.plain import shown
+from plaudit_workers.data_files import NumberedRow, RowError, checked_rows
+from plaudit_workers.images import ImageError, ImageProcessor, row_files, with_parts
 from plaudit_workers.tokenizer import ChatTemplate
-from plaudit_workers.training.rows import Rows, image_column, read_rows, within_pass_rate
 from plaudit_workers.training.state import PromptRow
 
 logger = get_logger(__name__)
@@ -32,6 +33,8 @@ _AT_A_TIME = 64
 _THREADS = 4
 """Each file is flushed to the disk: one thread would wait for the disk most of the time."""
 _TOKENIZED_AT_ONCE = 1024
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(DataRow)
 
 
 class PromptData:
@@ -89,15 +92,12 @@ class PromptData:
             template: makes text of messages; without one their contents are joined by line ends.
         """
         path = Path(section.path)
-        rows = read_rows(path, images=images is not None)
-        prompts = rows.column("prompt")
-        digests = [()] * len(rows) if images is None else store_images(path, rows, images)
-        texts = [
-            _text(path, number, prompt, template, images=bool(digests[number - 1]))
-            for number, prompt in enumerate(prompts, start=1)
-        ]
-        untemplated = [template.tokenizer.chat_template is None or isinstance(prompt, str) for prompt in prompts]
-        prompt_ids = _tokenize(texts, untemplated, template.tokenizer)
+        rows, digests = read_rows(path, images)
+        texts, untemplated = [], []
+        for number, row in enumerate(rows):
+            texts.append(_text(path, number + 1, row.prompt, template, images=bool(digests[number])))
+            untemplated.append(template.tokenizer.chat_template is None or isinstance(row.prompt, str))
+        prompt_ids = _tokenize(path, texts, untemplated, template.tokenizer)
         lengths = [ids.size for ids in prompt_ids]
         if images is not None:
             lengths = expanded_lengths(path, prompt_ids, digests, images)
@@ -128,16 +128,15 @@ class PromptData:
         """Return the prompt that is admitted as number ``position`` (from 0); epoch: ``position // len(self)``."""
         number = self.row_at(position)
         row = self._rows[number]
-        text, prompt = self._texts[number], row["prompt"]
         return PromptRow(
             row=number,
-            data_source=str(row["data_source"]),
-            prompt_text=text or "",
+            data_source=row.data_source,
+            prompt_text=self._texts[number] or "",
             prompt_ids=self._prompt_ids[number].astype("<i4").tobytes(),
-            messages=[] if isinstance(prompt, str) else without_files(prompt),
+            messages=[] if isinstance(row.prompt, str) else row.prompt,
             images=self._images[number],
-            ground_truth=row["reward_model"]["ground_truth"],
-            extra_info=extra_info_of(row.get("extra_info")),
+            ground_truth=row.ground_truth,
+            extra_info=row.extra_info,
         )
 
     def row_at(self, position: int) -> int:
@@ -154,6 +153,77 @@ class PromptData:
         return self._kept[np.argsort(bits.random_raw(len(self)), kind="stable")]
 
 
+class Rows(Sequence[DataRow]):
+    """Hold the rows of a file encoded, which is small, and shows that each can travel."""
+
+    def __init__(self) -> None:
+        self._encoded: list[bytes] = []
+
+    def append(self, row: DataRow) -> None:
+        """Add a row."""
+        self._encoded.append(_encoder.encode(row))
+
+    def __len__(self) -> int:
+        """Return their number."""
+        return len(self._encoded)
+
+    def __getitem__(self, number: Any) -> Any:
+        """Return one row."""
+        return _decoder.decode(self._encoded[number])
+
+
+def read_rows(path: Path, images: ImageProcessor | None) -> tuple[Rows, list[tuple[str, ...]]]:
+    """Read and check every row of a file, and store its images; return the rows, and the digests of each row's images.
+
+    Raise ``RowError`` for the first row that is wrong.
+    """
+    rows, digests = Rows(), list[tuple[str, ...]]()
+
+    def store(numbered: NumberedRow) -> tuple[str, ...]:
+        return () if images is None else _stored_images(path, numbered, images)
+
+    numbered = checked_rows(path, images=images is not None)
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="images") as threads:
+        while part := list(islice(numbered, _AT_A_TIME)):
+            for each in part:
+                rows.append(each.row)
+            digests += map(store, part) if images is None else threads.map(store, part)
+    return rows, digests
+
+
+def _stored_images(path: Path, numbered: NumberedRow, images: ImageProcessor) -> tuple[str, ...]:
+    try:
+        files = row_files(numbered.row.prompt, numbered.images, path.parent, images.settings.max_per_prompt)
+        return tuple(images.add(content) for content in files)
+    except ImageError as error:
+        raise _refusal(path, numbered.number, error.complaint, error.remedy) from error
+    except ValueError as error:  # of the processor, for sizes that it does not scale
+        complaint = f"has an image that the model's processor refuses ({error})"
+        raise _refusal(path, numbered.number, complaint, "Change its size, or remove the row") from error
+
+
+def within_pass_rate(path: Path, rows: Rows, section: PassRateSpec) -> list[bool]:
+    """Return for each row whether its pass rate is within the bounds, which count as within (``data.train.passRate``).
+
+    The choice depends on the file and the job alone, so a resumed run has the same prompts at the same positions.
+    """
+    return [
+        section.min <= _pass_rate(path, number, row.extra_info.get(section.field), section.field) <= section.max
+        for number, row in enumerate(rows, 1)
+    ]
+
+
+def _pass_rate(path: Path, number: int, value: Any, field: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise RowError(
+            path,
+            f"row {number}: extra_info[{field!r}] is {shown(value)}; data.train.passRate requires a number from 0 to 1 "
+            "in every row",
+            "Write it, name another field, or remove passRate",
+        )
+    return float(value)
+
+
 def _text(path: Path, number: int, prompt: str | list[dict[str, Any]], template: ChatTemplate, *, images: bool) -> str:
     if isinstance(prompt, str):
         return prompt
@@ -161,45 +231,29 @@ def _text(path: Path, number: int, prompt: str | list[dict[str, Any]], template:
         return "\n".join(str(message["content"]) for message in prompt)
     try:
         return template.render(with_parts(prompt) if images else prompt, generate=True)
-    except TemplateError as error:
-        raise RefusedError(
-            f"data file {path}, row {number}: the chat template refuses these messages ({error}); mend them, or name "
-            "another template with model.chatTemplate"
-        ) from error
+    # Beside its own errors, a template raises those of its expressions, such as a TypeError for a content of parts.
+    except Exception as error:
+        complaint = f"row {number}: the chat template refuses these messages ({described(error)})"
+        raise RowError(path, complaint, "Mend them, or name another template with model.chatTemplate") from error
 
 
-def _tokenize(texts: list[str], untemplated: list[bool], tokenizer: PreTrainedTokenizerBase) -> list[NDArray[np.int32]]:
+def _tokenize(
+    path: Path, texts: list[str], untemplated: list[bool], tokenizer: PreTrainedTokenizerBase
+) -> list[NDArray[np.int32]]:
     """Return token ids of each text. A chat template writes its own special tokens; other text gets the tokenizer's."""
     found: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * len(texts)
     for special in (True, False):
         numbers = [number for number, plain in enumerate(untemplated) if plain is special]
         for start in range(0, len(numbers), _TOKENIZED_AT_ONCE):
             part = numbers[start : start + _TOKENIZED_AT_ONCE]
-            encoded = tokenizer([texts[number] for number in part], add_special_tokens=special)["input_ids"]
-            for number, ids in zip(part, encoded, strict=True):
-                found[number] = np.array(ids, dtype=np.int32)
-    return found
-
-
-def store_images(path: Path, rows: Rows, images: ImageProcessor) -> list[tuple[str, ...]]:
-    """Store every image of a file; return the digests of each row's."""
-    numbered = enumerate(zip(rows.column("prompt"), image_column(path, rows), strict=True), 1)
-    found: list[tuple[str, ...]] = []
-
-    def store(row: tuple[int, tuple[Any, Any]]) -> tuple[str, ...]:
-        number, (prompt, value) = row
-        try:
-            files = row_files(prompt, value, path.parent, images.settings.max_per_prompt)
-            return tuple(images.add(content) for content in files)
-        except ImageError as error:
-            raise _refusal(path, number, error.complaint, error.remedy) from error
-        except ValueError as error:  # of the processor, for sizes that it does not scale
-            complaint = f"has an image that the model's processor refuses ({error})"
-            raise _refusal(path, number, complaint, "Change its size, or remove the row") from error
-
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="images") as threads:
-        while part := list(islice(numbered, _AT_A_TIME)):
-            found += threads.map(store, part)
+            try:
+                encoded = tokenizer([texts[number] for number in part], add_special_tokens=special)["input_ids"]
+                ids = [np.array(each, dtype=np.int32) for each in encoded]
+            except Exception as error:  # of the tokenizer's own code
+                complaint = f"rows {part[0] + 1} to {part[-1] + 1}: the tokenizer refuses one ({described(error)})"
+                raise RowError(path, complaint, "Mend the texts, or name another tokenizer") from error
+            for number, each in zip(part, ids, strict=True):
+                found[number] = each
     return found
 
 
@@ -222,5 +276,5 @@ def expanded_lengths(
     return lengths
 
 
-def _refusal(path: Path, number: int, complaint: str, remedy: str) -> RefusedError:
-    return RefusedError(f"data file {path}, row {number}: column {IMAGES_COLUMN!r} {complaint}. {remedy}")
+def _refusal(path: Path, number: int, complaint: str, remedy: str) -> RowError:
+    return RowError(path, f"row {number}: column {IMAGES_COLUMN} {complaint}", remedy)

@@ -8,11 +8,15 @@ its stored samples.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
+import queue
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -21,7 +25,7 @@ from plaudit_job.spec.rljob import RLJob
 from plaudit_metrics.sources.samples import UnreadableFileError
 from plaudit_metrics.sources.search import few_samples
 from plaudit_metrics.sources.steps import FILE_NAME, append_step, decode_step
-from plaudit_wire.errors import RefusedError
+from plaudit_wire.errors import RefusedError, described
 from plaudit_wire.logs import get_logger
 from plaudit_wire.records import StepRecord
 from plaudit_workers.files import is_full
@@ -46,27 +50,41 @@ _MOST_TABLES = 50
 """Tables that the tag names: its length is limited. Older ones stay among the artifacts."""
 _LAST_SENDING_S = 120.0
 """Seconds that the run's end waits for pending requests."""
+_BEGUN_WITHIN_S = 1.0
+_MOST_WAITING = 1000
+"""Steps that wait for a sink."""
 
 
 class Sink(Protocol):
-    """Receive the figures of closed steps."""
+    """Receive the figures of closed steps, in a thread of its own. It may raise, and take its time."""
 
     def write(self, record: StepRecord, samples: Path | None = None) -> None:
-        """Write one step; on return it is on disk or queued for sending.
+        """Write one step.
 
         Args:
             samples: its stored samples, of which some sinks show a few; None: they are not kept.
         """
 
     def close(self) -> None:
-        """Close the sink; called once."""
+        """Send what is left and close the sink; called once."""
+
+    def abandon(self) -> None:
+        """Let the process end while another call has not returned."""
 
 
 class Sinks:
-    """Hold all sinks of a run."""
+    """Hold all sinks of a run. Whatever befalls one of ``trainer.sinks`` costs its figures, never the run.
+
+    Args:
+        patience_s: seconds that the run's end waits for what is not sent yet.
+    """
 
     def __init__(
-        self, run_folder: Path, names: Sequence[str] = (), settings: Configuration = MappingProxyType({})
+        self,
+        run_folder: Path,
+        names: Sequence[str] = (),
+        settings: Configuration = MappingProxyType({}),
+        patience_s: float = _LAST_SENDING_S,
     ) -> None:
         unknown = [name for name in names if name not in SINKS]
         if unknown:
@@ -74,13 +92,12 @@ class Sinks:
                 f"trainer.sinks names {', '.join(unknown)}, which this version cannot write to; it knows "
                 f"{', '.join(SINKS)} (steps.jsonl is always written)"
             )
-        self._sinks: list[Sink] = [
-            StepsFile(run_folder),
-            *(SINKS[name](run_folder, settings) for name in dict.fromkeys(names)),
-        ]
+        self._file = StepsFile(run_folder)
+        self._sinks = [_OwnThread(name, SINKS[name](run_folder, settings), patience_s) for name in dict.fromkeys(names)]
 
     def write(self, record: StepRecord, samples: Path | None = None) -> None:
         """Write one step, and its stored samples if they are kept, to every sink, ``steps.jsonl`` first."""
+        self._file.write(record)
         for sink in self._sinks:
             sink.write(record, samples)
 
@@ -90,13 +107,64 @@ class Sinks:
             sink.close()
 
 
+class _OwnThread:
+    """Call a sink in a thread of its own, one step after another: one that is slow, or away, holds up no step."""
+
+    def __init__(self, name: str, sink: Sink, patience_s: float) -> None:
+        self._name = name
+        self._sink = sink
+        self._patience_s = patience_s
+        self._calls: queue.Queue[Callable[[], None]] = queue.Queue(_MOST_WAITING)
+        self._lost = 0
+        # A daemon: a sink that never returns must not hold up the end of the process.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def write(self, record: StepRecord, samples: Path | None) -> None:
+        """Queue one step."""
+        try:
+            self._calls.put_nowait(partial(self._sink.write, record, samples))
+        except queue.Full:
+            self._lose("it is behind by so many steps that no more are queued")
+
+    def close(self) -> None:
+        """Wait for what is queued, as long as ``patience_s``, and close the sink."""
+        deadline = time.monotonic() + self._patience_s
+        with contextlib.suppress(queue.Full):
+            self._calls.put(self._close, timeout=self._patience_s)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            self._lose(f"it did not take what was left within {self._patience_s:g} s")
+            self._sink.abandon()
+        if self._lost:
+            logger.warning("a sink did not receive all steps", sink=self._name, lost=self._lost)
+
+    def _run(self) -> None:
+        call: Callable[[], None] | None = None
+        while call != self._close:
+            call = self._calls.get()
+            try:
+                call()
+            except BaseException as error:  # of the sink's package; wandb exits if its helper process was killed
+                self._lose(described(error))
+
+    def _close(self) -> None:
+        self._sink.close()
+
+    def _lose(self, reason: str) -> None:
+        """Count a step that the sink does not have, and log the first of them."""
+        self._lost += 1
+        if self._lost == 1:
+            logger.warning("a sink loses figures; the run goes on without them", sink=self._name, error=reason)
+
+
 class StepsFile:
     """Append steps to ``steps.jsonl``."""
 
     def __init__(self, run_folder: Path) -> None:
         self._path = run_folder / FILE_NAME
 
-    def write(self, record: StepRecord, _: Path | None = None) -> None:
+    def write(self, record: StepRecord) -> None:
         """Append one step to the file."""
         try:
             append_step(self._path, record)
@@ -104,9 +172,6 @@ class StepsFile:
             if is_full(error):
                 raise RefusedError(f"no room to append to {self._path}; make room, then start again") from error
             raise
-
-    def close(self) -> None:
-        """Do nothing: every step is on disk already."""
 
 
 class TensorBoard:
@@ -133,6 +198,9 @@ class TensorBoard:
         """Write what is left and close the file."""
         if self._writer is not None:
             self._writer.close()
+
+    def abandon(self) -> None:
+        """Do nothing: its files are written by threads that end with the process."""
 
 
 class WeightsAndBiases:
@@ -161,7 +229,7 @@ class WeightsAndBiases:
                 f"trainer.sinks names wandb, which refuses: {error}. Set WANDB_API_KEY, or WANDB_MODE=offline, or take "
                 "it out of the list"
             ) from error
-        self._table_of: Any = wandb.Table
+        self._wandb: Any = wandb
         self._newest = newest_written(run_folder)
 
     def write(self, record: StepRecord, samples: Path | None = None) -> None:
@@ -170,12 +238,26 @@ class WeightsAndBiases:
             return
         shown: dict[str, Any] = {}
         if table := sample_table(samples):
-            shown["samples"] = self._table_of(columns=table.columns, data=table.rows, allow_mixed_types=True)
+            shown["samples"] = self._wandb.Table(columns=table.columns, data=table.rows, allow_mixed_types=True)
         self._run.log(record.statistics | shown, step=record.step, commit=True)  # else it waits for the next step
 
     def close(self) -> None:
-        """Wait until everything is sent."""
-        self._run.finish()
+        """Wait until everything is sent, and end the helper process."""
+        try:
+            self._run.finish()
+        finally:
+            self._wandb.teardown()
+
+    def abandon(self) -> None:
+        """Begin to end the helper process: at the end of this one, wandb would wait for it without bound."""
+
+        def teardown() -> None:
+            with contextlib.suppress(BaseException):
+                self._wandb.teardown()
+
+        thread = threading.Thread(target=teardown, name="wandb teardown", daemon=True)
+        thread.start()
+        thread.join(_BEGUN_WITHIN_S)
 
 
 class MLflow:
@@ -183,9 +265,8 @@ class MLflow:
 
     A resume finds the run by that tag; the job's configuration is logged when it is created. Set up by MLflow's own
     variables: ``MLFLOW_TRACKING_URI`` (a server; or a folder, with ``MLFLOW_ALLOW_FILE_STORE=true``) and
-    ``MLFLOW_EXPERIMENT_NAME`` (default ``plaudit``). A thread sends the steps one after another: a server that is slow
-    or away holds up no step. (MLflow's own queue has ten threads, which lose points of a file store that they write at
-    once, and keep no order.)
+    ``MLFLOW_EXPERIMENT_NAME`` (default ``plaudit``). MLflow's own queue has ten threads, which lose points of a file
+    store that they write at once, and keep no order: the steps are sent without it.
     """
 
     def __init__(self, run_folder: Path, settings: Configuration) -> None:
@@ -198,8 +279,6 @@ class MLflow:
         self._metric: Any = mlflow.entities.Metric
         self._param: Any = mlflow.entities.Param
         self._error: Any = mlflow.exceptions.MlflowException
-        self._sender = ThreadPoolExecutor(1, "mlflow")
-        self._sending: set[Future[None]] = set()
         try:
             self._client = mlflow.MlflowClient()
             self._run_id = self._run_of(run_folder.name, settings)
@@ -235,10 +314,9 @@ class MLflow:
         metrics = [self._metric(name, value, milliseconds, record.step) for name, value in record.statistics.items()]
         for start in range(0, len(metrics), _MOST_AT_ONCE):
             batch = metrics[start : start + _MOST_AT_ONCE]
-            self._sending.add(self._sender.submit(self._client.log_batch, self._run_id, batch))
+            self._client.log_batch(self._run_id, batch)
         if table := sample_table(samples):
-            self._sending.add(self._sender.submit(self._send_table, record.step, table))
-        self._tell_failed()
+            self._send_table(record.step, table)
 
     def _send_table(self, step: int, table: SampleTable) -> None:
         """Send a table as MLflow stores its own, and name the newest ones where its pages look for tables."""
@@ -248,22 +326,11 @@ class MLflow:
         self._client.set_tag(self._run_id, _TABLES_TAG, json.dumps(self._tables))
 
     def close(self) -> None:
-        """Wait for pending requests, then log and drop them."""
-        wait(self._sending, _LAST_SENDING_S)
-        self._sender.shutdown(wait=False, cancel_futures=True)
-        self._tell_failed()
-        if self._sending:
-            logger.warning("mlflow did not receive all steps", requests=len(self._sending))
-        try:
-            self._client.set_terminated(self._run_id)
-        except self._error as error:
-            logger.warning("cannot report the end of the run to mlflow", error=str(error))
+        """Report the end of the run."""
+        self._client.set_terminated(self._run_id)
 
-    def _tell_failed(self) -> None:
-        for done in [sending for sending in self._sending if sending.done() and not sending.cancelled()]:
-            self._sending.remove(done)
-            if error := done.exception():
-                logger.warning("mlflow did not receive all steps", error=str(error))
+    def abandon(self) -> None:
+        """Do nothing: no thread or process of MLflow waits."""
 
 
 SINKS: dict[str, Callable[[Path, Configuration], Sink]] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -37,6 +38,8 @@ from plaudit_workers.training.turns import BackgroundTasks, Turns
 
 logger = get_logger(__name__)
 _LOOK_EVERY_S = 1.0
+_MOST_SKIPPED_STEPS = 3
+"""By chance, a step of few samples may have none with a score."""
 
 
 @dataclass(frozen=True)
@@ -279,6 +282,8 @@ class StepTraining:
     background: BackgroundTasks
     turns: Turns
     stop: asyncio.Event
+    _skipped_steps: int = 0
+    """Steps in a row of which every sample was skipped."""
 
     async def train(self, step: OpenStep, report: StepReport) -> bool:
         """Train on the step's groups as they become ready; return False if ``stop`` was set before the end.
@@ -297,6 +302,7 @@ class StepTraining:
             elif isinstance(decision, Over):
                 self._end(decision.dropped, report, self._dropped(report))
                 step.ended(decision.dropped)
+                self._refuse_skipped(step, report)
                 return True
             else:
                 return False
@@ -387,6 +393,22 @@ class StepTraining:
                 f"(reward.maxFailedShare is {step.schedule.max_failed_share:.0%}). {reasons}. Fix the scorers or their "
                 "data, then continue with --resume"
             )
+
+    def _refuse_skipped(self, step: OpenStep, report: StepReport) -> None:
+        """Fail the job when its scorers skip every sample of step after step, or of all of its steps."""
+        scorings = [sample.scoring for sample in report.samples if sample.scoring is not None]
+        if report.updates or not scorings or any(scoring.outcome != "skipped" for scoring in scorings):
+            self._skipped_steps = 0
+            return
+        self._skipped_steps += 1
+        if self._skipped_steps < min(_MOST_SKIPPED_STEPS, step.schedule.steps):
+            return
+        ((reason, count),) = Counter(scoring.reason for scoring in scorings).most_common(1)
+        self.state.problem = f"step {step.step} not trained: its scorers skipped every sample. {count} × {reason}"
+        raise JobFailedError(
+            f"{self.state.problem}. It was so in {self._skipped_steps} steps in a row. A sample needs a scorer that "
+            "gives it a value: fix the scorers, or the agent that they depend on, then continue with --resume"
+        )
 
     def _dropped(self, report: StepReport, reason: str = "", *, again: bool = False) -> GroupEnding:
         return GroupEnding("dropped", report.step, self.run.clock.now(), reason, again)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, MutableMapping
+import traceback
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path
 
 from plaudit_job.spec.rljob import RLJob
-from plaudit_wire.errors import RefusedError
+from plaudit_wire.errors import JobFailedError, RefusedError, StoppedError, described
 from plaudit_wire.logs import get_logger
 from plaudit_workers.agents.processes import described_tools
 from plaudit_workers.job_start import await_environments, load_training_job
-from plaudit_workers.process import EXIT_DONE, HealthServer, ProcessSettings, exit_when_stopped
+from plaudit_workers.process import EXIT_DONE, RESTARTED, HealthServer, ProcessSettings, exit_when_stopped
 from plaudit_workers.service.build import has_group_scorers
 from plaudit_workers.stream.calls import StreamLimits
 from plaudit_workers.stream.trainer import StaleIncarnationError, TrainerStreams, expire_run, keep_run
 from plaudit_workers.stream.transport import Transport
-from plaudit_workers.training.state import RunPlan
+from plaudit_workers.training.state import Lineage, RunPlan
 
 logger = get_logger(__name__)
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -61,12 +64,35 @@ def ranks(environment: Mapping[str, str], expected: int) -> tuple[int, int]:
     return rank, world_size
 
 
+@contextmanager
+def prepared(what: str, run_folder: Path) -> Iterator[None]:
+    """Refuse the job for whatever escapes while a part of the run is prepared: a restart would meet it again.
+
+    Two kinds of error escape as they are: those of a trainer that begins anew, since what fails now was possible
+    before, and those of the network between ranks, whose cause is another rank.
+    """
+    try:
+        yield
+    except (RefusedError, JobFailedError, StoppedError):
+        raise
+    except Exception as error:
+        begins_anew = RESTARTED in os.environ or Lineage.read(run_folder / "checkpoints").newest > 0
+        if begins_anew or type(error).__module__.startswith("torch.distributed"):
+            raise
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}"
+        raise RefusedError(
+            f"{what} cannot be prepared: {described(error)} ({where}). Mend what it names, then start again"
+        ) from error
+
+
 async def _follow(job: RLJob, settings: ProcessSettings, rank: int, world_size: int) -> int:
     from plaudit_workers.images import ImageProcessor
     from plaudit_workers.training.model.policy_model import build_model
 
-    images = ImageProcessor.of_job(job, settings.run_folder)
-    model = await asyncio.to_thread(build_model, job, rank, world_size, images)
+    with prepared("the model", settings.run_folder):
+        images = ImageProcessor.of_job(job, settings.run_folder)
+        model = await asyncio.to_thread(build_model, job, rank, world_size, images)
     await asyncio.to_thread(model.follow)
     return EXIT_DONE
 
@@ -87,14 +113,21 @@ async def _conduct(
     plan = RunPlan.from_job(job)
     if job.spec.rollout.agent.environment:
         await await_environments(job)  # it describes its tools
-    template = ChatTemplate.of_model(job.spec.model, await described_tools(job))
-    images = ImageProcessor.of_job(job, settings.run_folder)
-    if images is not None:
-        images.give_template(template, job.spec.model)
-    data = PromptData.for_training(job.spec.data, template, job.spec.seed, images)
-    validation_data = PromptData.for_validation(job.spec.data, template, images)
-    sinks = Sinks(settings.run_folder, job.spec.trainer.sinks, configuration(job))
-    model = await asyncio.to_thread(build_model, job, 0, world_size, images)
+    with prepared("the tools of spec.rollout.agent", settings.run_folder):
+        tools = await described_tools(job)
+    with prepared("the chat template and the images' processor of spec.model", settings.run_folder):
+        template = ChatTemplate.of_model(job.spec.model, tools)
+        images = ImageProcessor.of_job(job, settings.run_folder)
+        if images is not None:
+            images.give_template(template, job.spec.model)
+    with prepared(f"the rows of {job.spec.data.train.path}", settings.run_folder):
+        data = PromptData.for_training(job.spec.data, template, job.spec.seed, images)
+    with prepared("the rows of spec.data.validation", settings.run_folder):
+        validation_data = PromptData.for_validation(job.spec.data, template, images)
+    with prepared("the sinks of spec.trainer.sinks", settings.run_folder):
+        sinks = Sinks(settings.run_folder, job.spec.trainer.sinks, configuration(job))
+    with prepared("the model", settings.run_folder):
+        model = await asyncio.to_thread(build_model, job, 0, world_size, images)
     run = RunContext(
         plan=plan,
         folder=settings.run_folder,

@@ -174,6 +174,20 @@ async def test_a_step_in_which_every_score_is_a_data_error_fails_the_job_at_once
     assert "step not trained" in caplog.text
 
 
+async def test_a_job_whose_scorers_skip_every_sample_fails_with_the_reason(
+    simulation: Any, make_plan: MakePlan, positions: Any
+) -> None:
+    simulation.skipped = set(range(100))
+    words = r"step 2 not trained: its scorers skipped every sample\. 16 × .* returned None\. .* 2 steps in a row"
+    async with simulation.workers():
+        with pytest.raises(JobFailedError, match=words):
+            await simulation.train(make_plan(steps=2))
+        simulation.skipped = set(range(8))
+        done, policy = await simulation.train(make_plan(steps=4))
+    assert done
+    assert sorted(position for update in positions(policy) for position in update) == list(range(8, 16))
+
+
 async def test_the_heartbeat_gives_the_reason_and_time_of_the_next_try(simulation: Any, make_plan: MakePlan) -> None:
     simulation.broken = {0, 1, 2}
     transport = await simulation.open()
