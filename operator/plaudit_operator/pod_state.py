@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, conditions_of, holds, seconds
@@ -76,8 +76,18 @@ def ended_at(pod: Object, container: str) -> float | None:
     return next((seconds(ended.get("finishedAt")) for ended in _terminated(pod, container)), None)
 
 
+def is_held_by_sidecar(pod: Object, container: str) -> bool:
+    """Return True if a container ended for good and another one, which is no native sidecar, keeps the pod running."""
+    others = [status for status in _statuses(pod) if status["name"] != container]
+    return any(_terminated(pod, container)) and any("terminated" not in each.get("state", {}) for each in others)
+
+
+def _statuses(pod: Object) -> Sequence[Object]:
+    return pod.get("status", {}).get("containerStatuses") or ()
+
+
 def _terminated(pod: Object, container: str) -> Iterator[Object]:
-    for status in pod.get("status", {}).get("containerStatuses") or []:
+    for status in _statuses(pod):
         ended = status.get("state", {}).get("terminated")
         if status["name"] == container and ended:
             yield ended

@@ -31,6 +31,7 @@ _LOST_NODE_TOLERATIONS = [
 _STARTS_WITHIN_S = 300
 """No process is killed before its first successful probe: on a busy node imports alone take a minute."""
 _READ_ONLY = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+_PREPARE_NAME = "prepare"
 _PREPARE = """\
 import json, os, signal, socket, sys, time
 from urllib.parse import urlsplit
@@ -131,7 +132,34 @@ def pod_template(context: JobContext, process: RolePod) -> Manifest:
     together = _in_one_domain(context, process.role, pod.topology)
     for layer in (together, affinity, _group_membership(context, process.role), pod.template):
         template = strategic_merge(template, layer)
-    return template
+    sidecars = _with_sidecars(template["spec"], process, native=context.settings.native_sidecars)
+    return {**template, "spec": {**template["spec"], **sidecars}}
+
+
+def _with_sidecars(spec: Manifest, process: RolePod, *, native: bool) -> Manifest:
+    """Return the containers of a pod: those that ``pod.template`` adds are restricted, and native sidecars if it ends.
+
+    A plain sidecar would keep such a pod running, and its Job unfinished, after the process has ended.
+    """
+    own = {process.role, *(container["name"] for container in process.init_containers), _PREPARE_NAME}
+    lists = {
+        field: [each if each.get("name") in own else _restricted(each) for each in spec[field]]
+        for field in ("containers", "initContainers")
+        if spec.get(field)
+    }
+    added = [each for each in lists["containers"] if each.get("name") != process.role]
+    if native and added and process.restart_policy == "Never":
+        lists["containers"] = [each for each in lists["containers"] if each not in added]
+        first = lists.get("initContainers", [])
+        lists["initContainers"] = [*first, *({**each, "restartPolicy": "Always"} for each in added)]
+    return lists
+
+
+def _restricted(container: Manifest) -> Manifest:
+    """Return a container with what Pod Security ``restricted`` asks for, where it says nothing itself."""
+    context = {"allowPrivilegeEscalation": False, **(container.get("securityContext") or {})}
+    context["capabilities"] = {"drop": ["ALL"], **(context.get("capabilities") or {})}
+    return {**container, "securityContext": context}
 
 
 def _container(context: JobContext, process: RolePod) -> Manifest:
@@ -162,7 +190,7 @@ def _prepare(context: JobContext, process: RolePod) -> Manifest:
     for name in ("ports", "readinessProbe", "livenessProbe", "startupProbe", "envFrom"):
         container.pop(name, None)
     container["resources"] = small_container(context)["resources"]
-    return container | {"name": "prepare", "command": ["python3", "-c", _PREPARE]}
+    return container | {"name": _PREPARE_NAME, "command": ["python3", "-c", _PREPARE]}
 
 
 def small_container(context: JobContext) -> Manifest:

@@ -16,7 +16,7 @@ from typing import Any
 
 from plaudit_operator import policies
 from plaudit_operator.actions import EmitEvent, Manifest, Plan, chooses_rollouts, earliest, hurry, with_deletion_costs
-from plaudit_operator.attempts import pods_missing
+from plaudit_operator.attempts import pods_missing, present_attempt
 from plaudit_operator.cache import Cache, Key, trimmed
 from plaudit_operator.names import FIELD_MANAGER, LABEL_RUN, SELECTOR, run_id
 from plaudit_operator.observed import Object, Observed, timestamp
@@ -128,7 +128,7 @@ class Reconciler:
         """Read the progress of a running job at most every 10 s, and again when the trainer is done."""
         if observed.ended or not observed.status.get("startTime"):
             return {}
-        done = any((job.get("status") or {}).get("completionTime") for job in observed.jobs_of("trainer"))
+        done = present_attempt(observed).verdict == "done"
         now = self._clock()
         with self._lock:
             if not done and now - self._asked.get(observed.uid, 0.0) < PROGRESS_EVERY_S * 0.9:
