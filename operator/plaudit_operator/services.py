@@ -118,12 +118,13 @@ def referenced(job_object: Object) -> list[str]:
 
 def token_secrets(observed: Observed) -> tuple[tuple[str, str], ...]:
     """Return the name of the Secret with the tokens of each service that exists, by the service's name."""
-    return tuple((name, _token_secret(service)) for name, service in sorted(observed.services.items()))
+    return tuple(sorted(observed.services.items()))
 
 
-def _token_secret(service: Object) -> str:
-    metadata, gateway = service["metadata"], (service["spec"].get("reward") or {}).get("gateway") or {}
-    return str(gateway.get("tokenSecret") or names.gateway_secret(metadata["name"], metadata["uid"]))
+def token_secret(service: Object, run_uid: str) -> str:
+    """Return the name of the Secret with the tokens of a service."""
+    gateway = (service["spec"].get("reward") or {}).get("gateway") or {}
+    return str(gateway.get("tokenSecret") or names.gateway_secret(service["metadata"]["name"], run_uid))
 
 
 def resolved(admitted: Admitted, namespace: str, present: Mapping[str, str]) -> Admitted | RefusedJob:

@@ -27,6 +27,8 @@ class JobContext:
     name: str
     namespace: str
     uid: str
+    run_uid: str
+    """Names the run and its Secrets; not ``uid`` if the job has adopted the objects of an earlier one."""
     admitted: Admitted
     settings: OperatorSettings
 
@@ -58,7 +60,7 @@ class JobContext:
     @property
     def run(self) -> str:
         """Return the id of the run."""
-        return names.run_id(self.name, self.uid)
+        return names.run_id(self.name, self.run_uid)
 
     @property
     def run_folder(self) -> str:

@@ -44,6 +44,7 @@ def config_map(context: JobContext, templates: Templates) -> Manifest:
         "images.json": _json(asdict(context.settings.images)),
         "files.json": _json([{"key": f.key, "path": f.path, "sha256": f.digest} for f in context.files]),
         **_mutable_fields(context),
+        **_run(context),
         **({"services.json": _json(context.admitted.services)} if context.admitted.services else {}),
         **{f.key: f.content for f in context.files},
     }
@@ -121,6 +122,14 @@ def _mutable_fields(context: JobContext) -> dict[str, str]:
     return {MUTABLE_FIELDS: written[MUTABLE_FIELDS]} if MUTABLE_FIELDS in written else {}
 
 
+def _run(context: JobContext) -> dict[str, str]:
+    """Record what the run began with, unless an earlier operator did not: an upgrade writes nothing."""
+    written = context.admitted.written
+    if written and names.RUN_KEY not in written:
+        return {}
+    return {names.RUN_KEY: written.get(names.RUN_KEY) or _json({"kind": context.admitted.kind, "uid": context.run_uid})}
+
+
 def _for_processes(job: Manifest) -> Manifest:
     """Leave out what only controllers read: a suspension rewrites no file, and old processes meet no new field."""
     return {**job, "spec": {name: value for name, value in job["spec"].items() if name not in _FOR_CONTROLLERS}}
@@ -195,7 +204,7 @@ def _redis_files(context: JobContext, role: str) -> dict[str, SecretKey | Config
     """Return the keys of the password and certificates of a role by their file names."""
     transport = context.spec.transport
     if not transport.url:
-        return {_PASSWORD: SecretKey(name=names.redis_secret(context.name, context.uid), key=role)}
+        return {_PASSWORD: SecretKey(name=names.redis_secret(context.name, context.run_uid), key=role)}
     tls = transport.tls or TlsSpec()
     whole = tls.certificate_secret and tls.key_secret
     given = {

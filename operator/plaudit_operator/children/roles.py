@@ -125,7 +125,7 @@ def has_gateway(context: JobContext) -> bool:
 def gateway_template(context: JobContext) -> Manifest:
     """Return the pod template of the gateways."""
     gateway = context.spec.reward.gateway
-    secret_name = gateway.token_secret or names.gateway_secret(context.name, context.uid)
+    secret_name = gateway.token_secret or names.gateway_secret(context.name, context.run_uid)
     token = gateway.canary.service.token_secret if gateway.canary else None
     # A gateway reads its settings only once, at its start. Those of an RLJob never change. Those of a RewardService are
     # no part of its revision, so its other pods stay.
@@ -177,7 +177,7 @@ def makes_gateway_secret(context: JobContext) -> bool:
 
 def gateway_secret(context: JobContext) -> Manifest:
     """Return the Secret with the token of one caller, created once; a person may add keys for further callers."""
-    metadata = context.metadata(names.gateway_secret(context.name, context.uid), GATEWAY_ROLE)
+    metadata = context.metadata(names.gateway_secret(context.name, context.run_uid), GATEWAY_ROLE)
     data = {FIRST_CALLER: secrets.token_urlsafe(32)}
     return context.manifest(SECRET, metadata, type="Opaque", stringData=data)
 

@@ -56,7 +56,7 @@ def template(context: JobContext) -> Manifest:
         joins_run=False,
         extra_mounts=({"name": "data", "mountPath": "/data"}, {**_FOLDER, "readOnly": True}, redis_mount()),
         extra_volumes=(
-            redis_volume([secret_source(names.redis_secret(context.name, context.uid), USERS_FILE, PROBE, ADMIN)]),
+            redis_volume([secret_source(names.redis_secret(context.name, context.run_uid), USERS_FILE, PROBE, ADMIN)]),
             {"name": _FOLDER["name"], "emptyDir": {}},
         ),
         init_containers=(_write_functions(context),),
@@ -124,7 +124,7 @@ def secret(context: JobContext) -> Manifest:
 
     It is created once: the operator may create Secrets, but neither read nor change them.
     """
-    metadata = context.metadata(names.redis_secret(context.name, context.uid), ROLE)
+    metadata = context.metadata(names.redis_secret(context.name, context.run_uid), ROLE)
     passwords = {user: secrets.token_urlsafe(32) for user in users(trains=context.spec.trains)}
     data = passwords | {USERS_FILE: acl_file(context.run, passwords), KEDA_USERNAME: "keda"}
     return context.manifest(SECRET, metadata, type="Opaque", stringData=data)

@@ -18,21 +18,22 @@ from plaudit_operator import policies
 from plaudit_operator.actions import EmitEvent, Manifest, Plan, chooses_rollouts, earliest, hurry, with_deletion_costs
 from plaudit_operator.attempts import pods_missing, present_attempt
 from plaudit_operator.cache import Cache, Key, trimmed
-from plaudit_operator.names import FIELD_MANAGER, LABEL_RUN, SELECTOR, run_id
+from plaudit_operator.names import FIELD_MANAGER, LABEL_RUN, SELECTOR
 from plaudit_operator.observed import Object, Observed, timestamp
 from plaudit_operator.planning.apply import ApplyResults, AwaitedError, carry_out
 from plaudit_operator.planning.plan import PROGRESS_EVERY_S, plan
+from plaudit_operator.pod_state import is_leaving
 from plaudit_operator.runtime.kinds import CONFIG_MAP, EVENT, POD, REWARD_SERVICE, kind_of
 from plaudit_operator.runtime.kube import ApiServer, ConflictError, KubeError, NotFoundError
-from plaudit_operator.services import needs_files, referenced
+from plaudit_operator.services import needs_files, referenced, token_secret
 from plaudit_operator.settings import OperatorSettings
 from plaudit_operator.status.progress import ProgressReader
-from plaudit_operator.status.status import transitions
+from plaudit_operator.status.status import failing_status, transitions
 from plaudit_wire.backoff import backoff_s
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
-_REFUSED_AGAIN_AFTER_S = 30.0
+_REFUSED_AGAIN_AFTER_S = 8.0
 _AWAITED_S = 1.0
 _PAUSE_S = 10.0
 _LONGEST_PAUSE_S = 300.0
@@ -73,26 +74,39 @@ class Reconciler:
 
     def reconcile(self, key: Key) -> ReconcileResult:
         """Bring one job closer to its spec; raise ``KubeError`` if a retry is needed."""
-        observed = self._observe(key)
-        hurried = hurry(observed.earlier_pods if observed else self._cache.pods(key))
-        for deletion in hurried:
-            self._kube.delete(POD, key.namespace, deletion.name, deletion.uid, deletion.grace_s)
+        try:
+            observed = self._observe(key)
+        except KubeError as error:
+            self._report_unread(key, error)
+            raise
         if observed is None:
+            hurried = hurry(self._cache.pods(key))
+            for deletion in hurried:
+                self._kube.delete(POD, key.namespace, deletion.name, deletion.uid, deletion.grace_s)
             return ReconcileResult(None, len(hurried))
         now = self._clock()
         wanted = plan(observed, self._settings, now)
+        # Garbage collection deletes the pods of a job that is being deleted in the foreground.
+        leaving = (*observed.pods, *observed.earlier_pods) if is_leaving(observed.job) else observed.earlier_pods
         if chooses_rollouts(observed, wanted.actions):
             busy = self._services.busy(observed.name, observed.namespace)
             wanted = replace(wanted, actions=with_deletion_costs(observed, wanted.actions, busy))
-        outcome = carry_out(self._kube, self._pool, observed, wanted.actions)
-        if outcome.refusals:
-            # The planner turns refusals into conditions.
-            wanted = replace(plan(replace(observed, refusals=outcome.refusals), self._settings, now), actions=[])
+        outcome = carry_out(self._kube, self._pool, observed, wanted.actions, hurry(leaving))
+        if outcome.refusals or outcome.failed:
+            # The planner turns them into conditions.
+            seen = replace(observed, refusals=outcome.refusals, failures=outcome.failed)
+            wanted = replace(plan(seen, self._settings, now), actions=[])
         writes = outcome.calls + self._report(observed, wanted)
-        if wanted.delete_job:
-            self._kube.delete(kind_of(observed.job["kind"]), observed.namespace, observed.name, observed.uid)
-            writes += 1
         return ReconcileResult(_again(wanted, outcome), writes)
+
+    def _report_unread(self, key: Key, error: KubeError) -> None:
+        """Report that something which a decision needs could not be read."""
+        observed = self._cache.observed(key)
+        if observed is None or is_leaving(observed.job) or policies.is_managed_elsewhere(observed):
+            return
+        observed = replace(observed, failures={("API", "server"): str(error)})
+        with contextlib.suppress(KubeError):  # the first error is the one to repeat for
+            self._report(observed, Plan(failing_status(observed, self._clock())))
 
     def _observe(self, key: Key) -> Observed | None:
         observed = self._cache.observed(key)
@@ -109,12 +123,12 @@ class Reconciler:
                 observed = replace(observed, files=self._kube.get(CONFIG_MAP, observed.namespace, source))
         if services := referenced(observed.job):
             keys = (Key(observed.namespace, name, REWARD_SERVICE.kind) for name in services)
-            found = {key.name: service for key in keys if (service := self._cache.find(key)) is not None}
-            observed = replace(observed, services=found)
+            found = {key: service for key in keys if (service := self._cache.find(key)) is not None}
+            secrets = {key.name: token_secret(service, self._cache.run_uid(key)) for key, service in found.items()}
+            observed = replace(observed, services=secrets)
         if not observed.ended and pods_missing(observed):
             # A late watch event must not turn a disruption of an attempt into a crash.
-            run = run_id(observed.name, observed.uid)
-            pods, _ = self._kube.list(POD, observed.namespace, f"{SELECTOR},{LABEL_RUN}={run}")
+            pods, _ = self._kube.list(POD, observed.namespace, f"{SELECTOR},{LABEL_RUN}={observed.run}")
             observed = replace(observed, pods=tuple(trimmed(POD, pod) for pod in pods))
         look = Look() if observed.ended else self._refusals.look(observed, self._clock())
         return replace(

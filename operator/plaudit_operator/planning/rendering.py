@@ -63,6 +63,7 @@ class _Key:
     name: str
     namespace: str
     uid: str
+    run_uid: str
     spec: str
     config: str
     files: str
@@ -108,7 +109,7 @@ def rendering(observed: Observed, settings: OperatorSettings) -> Rendering | Ref
     digests = (version, digest(observed.files.get("data")) if observed.files else "")
     spec = digest(observed.job["spec"])
     state = (spec, *digests, settings, awaited(observed), token_secrets(observed))
-    key = _Key(observed.name, observed.namespace, observed.uid, *state)
+    key = _Key(observed.name, observed.namespace, observed.uid, observed.run_uid, *state)
     data: Mapping[str, str] = (config or {}).get("data") or {}
     if (packed := _kept.get(key)) is not None:
         return packed.unpacked(data)
@@ -130,7 +131,7 @@ def _render(key: _Key, observed: Observed, config: Object | None) -> Rendering |
     if isinstance(admitted, RefusedJob):
         return admitted
     settings = replace(key.settings, images=Images(**admitted.images)) if admitted.images else key.settings
-    context = JobContext(key.name, key.namespace, key.uid, admitted, settings)
+    context = JobContext(key.name, key.namespace, key.uid, key.run_uid, admitted, settings)
     templates = frozen_templates(context)
     suspended = context.spec.suspend
     waits: GangWait = "" if suspended else key.waits

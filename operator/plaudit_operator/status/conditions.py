@@ -94,7 +94,7 @@ def phase(conditions: Sequence[Mapping[str, Any]], *, started: bool) -> str:
         if holds.get(kind):
             return kind
     if not holds.get(ConditionType.ADMITTED, False):
-        return "Pending" if holds.get(ConditionType.SPEC_VALID) else "Invalid"
+        return "Invalid" if holds.get(ConditionType.SPEC_VALID) is False else "Pending"
     return "Running" if started else "Starting"
 
 

@@ -24,8 +24,16 @@ from plaudit_operator.children import transport
 from plaudit_operator.children.context import JobContext
 from plaudit_operator.children.job_config import REVISED_ROLES
 from plaudit_operator.children.roles import ROLLOUT_ROLE, has_gateway, rollout_groups
-from plaudit_operator.names import NEEDED, ConditionType, Reason, run_id
-from plaudit_operator.observed import NO_SUCH_KIND, Object, Observed, gpu_seconds, labels, timestamp
+from plaudit_operator.names import NEEDED, ConditionType, Reason
+from plaudit_operator.observed import (
+    NO_SUCH_KIND,
+    OF_EARLIER_JOB,
+    Object,
+    Observed,
+    gpu_seconds,
+    labels,
+    timestamp,
+)
 from plaudit_operator.pod_state import is_leaving, is_over, is_scheduled
 from plaudit_operator.policies import GangWait
 from plaudit_operator.runtime.kinds import POD_GROUP, RLJOB
@@ -44,6 +52,10 @@ _NO_GANGS = (
     "scheduling.gang is native, but this cluster does not serve PodGroup of scheduling.k8s.io: nothing was started. "
     "Set gang: none in a new job, or have an administrator turn on the feature gates GenericWorkload and "
     "GangScheduling (docs/kubernetes/scheduling.md)"
+)
+_RETRIES = (
+    "The operator repeats the call every few seconds. If this stays, look at the API server and at the admission "
+    "webhooks of the cluster: kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations"
 )
 _EVENT_TYPES = {
     (ConditionType.SPEC_VALID, "True"): "Normal",
@@ -82,6 +94,23 @@ class JobEnd:
     condition: str
     reason: str
     message: str
+
+
+def unadmitted_status(observed: Observed, reason: str, message: str, now: float) -> Status:
+    """Return the status of a job whose objects cannot be made; the rest of it stays as it was."""
+    return _finished(observed, {}, [Condition.of(ConditionType.ADMITTED, False, reason, message)], now)
+
+
+def failing_status(observed: Observed, now: float) -> Status:
+    """Return the status of a job of which a call failed before anything could be decided."""
+    return _finished(observed, {}, [_admitted(observed)], now)
+
+
+def cleanup_status(observed: Observed, now: float) -> Status:
+    """Return the status of an ended job, which reports calls that fail while its objects are deleted."""
+    if not (observed.refusals or observed.failures) and observed.condition(ConditionType.ADMITTED)["status"] == "True":
+        return dict(observed.status)
+    return _finished(observed, {}, [_admitted(observed)], now)
 
 
 def refused_status(observed: Observed, refused: RefusedJob, now: float) -> Status:
@@ -152,7 +181,7 @@ def _finished(observed: Observed, fields: Status, current: list[Condition], now:
         **observed.status,
         **fields,
         "observedGeneration": generation,
-        "run": run_id(observed.name, observed.uid),
+        "run": observed.run,
         "conditions": conditions,
     }
     if observed.job["kind"] == RLJOB.kind:
@@ -165,10 +194,16 @@ def _progress(observed: Observed) -> Status:
 
 
 def _admitted(observed: Observed) -> Condition:
+    problems = {**observed.failures, **observed.refusals}
+    if not problems:
+        held = "the job has ended" if observed.ended else "all objects of the job exist"
+        return Condition.of(ConditionType.ADMITTED, True, Reason.ADMITTED, held)
+    message = "; ".join(f"{kind} {name}: {why}" for (kind, name), why in sorted(problems.items()))
     if not observed.refusals:
-        return Condition.of(ConditionType.ADMITTED, True, Reason.ADMITTED, "all objects of the job exist")
+        if all(OF_EARLIER_JOB in why for why in problems.values()):
+            return Condition.of(ConditionType.ADMITTED, False, Reason.AWAITING_DELETION, message)
+        return Condition.of(ConditionType.ADMITTED, False, Reason.CALL_FAILED, f"{message}. {_RETRIES}")
     reason = Reason.REFUSED_BY_CLUSTER
-    message = "; ".join(f"{kind} {name}: {why}" for (kind, name), why in sorted(observed.refusals.items()))
     if any("is not this job's" in why for why in observed.refusals.values()):
         reason = Reason.NAME_TAKEN
     elif any(kind == POD_GROUP.kind and NO_SUCH_KIND in why for (kind, _), why in observed.refusals.items()):
