@@ -157,17 +157,17 @@ def outliving_trainer(manifest: Manifest, observed: Observed) -> Manifest:
 def left_behind(observed: Observed) -> list[Object]:
     """Return the children of an earlier job of this name that have no controller any more, and stay.
 
-    Redis of a deleted job has none either, but goes with the trainer's pod.
+    Redis of a job that was deleted with all it owns has none either for a while, and goes with the trainer's pod.
     """
-    pods = {pod["metadata"]["uid"] for pod in (*observed.pods, *observed.earlier_pods) if not is_leaving(pod)}
-    return [
-        child
-        for child in observed.children.values()
-        if child["kind"] in _CHILDREN_KINDS
-        and labels(child).get(names.MANAGED_BY) == names.FIELD_MANAGER
-        and not (owner_uid(child) or is_leaving(child))
-        and all(owner["uid"] in pods for owner in child["metadata"].get("ownerReferences") or [])
-    ]
+    free = [child for child in observed.children.values() if _is_free(child)]
+    bare = [child for child in free if not child["metadata"].get("ownerReferences")]
+    config = observed.children.get(("ConfigMap", names.job_config(observed.name)))
+    return free if config in bare or observed.run_uid != observed.uid else bare
+
+
+def _is_free(child: Object) -> bool:
+    ours = child["kind"] in _CHILDREN_KINDS and labels(child).get(names.MANAGED_BY) == names.FIELD_MANAGER
+    return ours and not owner_uid(child) and not is_leaving(child)
 
 
 def adoption(observed: Observed) -> list[Patch]:
