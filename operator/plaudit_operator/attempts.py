@@ -229,8 +229,19 @@ class ReplicaDecision:
     """Seconds until the next pause is over."""
 
 
-def decide_replicas(observed: Observed, group: str, count: int, policy: BackoffSpec, now: float) -> ReplicaDecision:
-    """Return the changes that bring a group (empty in a job without groups) closer to ``count`` running replicas."""
+def never_ran(job: Object, pods: Sequence[Object], template: str) -> bool:
+    """Return True if a Job is to be replaced: none of its pods ran, and its pod template is not that of this digest."""
+    made_from = annotations_of(job).get(names.TEMPLATE, template)
+    return made_from != template and not pod_state.is_leaving(job) and not any(map(pod_state.has_run, pods))
+
+
+def decide_replicas(
+    observed: Observed, group: str, template: str, count: int, policy: BackoffSpec, now: float
+) -> ReplicaDecision:
+    """Return the changes that bring a group (empty in a job without groups) closer to ``count`` running replicas.
+
+    ``template`` is the digest of the group's frozen pod template.
+    """
     decision = ReplicaDecision()
     jobs = [job for job in observed.jobs_of("rollout") if group_of(job) == group and replica_of(job) >= 0]
     pods = [pod for pod in observed.pods_of("rollout") if group_of(pod) == group and replica_of(pod) >= 0]
@@ -246,6 +257,8 @@ def decide_replicas(observed: Observed, group: str, count: int, policy: BackoffS
                 decision.starts.append(ReplicaAttempt(replica))
         elif _has_ended(newest, own_pods):
             decision.starts.append(_next_attempt(newest, policy, now))
+        elif never_ran(newest, own_pods, template):
+            decision.changes.append(Delete.of("Job", newest))
         elif newest["spec"].get("suspend"):
             earlier_pods = [pod for pod in own_pods if attempt_of(pod) < attempt_of(newest)]
             _resume(decision, newest, [*own_jobs, *earlier_pods], policy, now)

@@ -76,6 +76,20 @@ def ended_at(pod: Object, container: str) -> float | None:
     return next((seconds(ended.get("finishedAt")) for ended in _terminated(pod, container)), None)
 
 
+def has_run(pod: Object) -> bool:
+    """Return True if a container of the pod ran, but for those before its process."""
+    states = [status.get(state, {}) for status in _statuses(pod) for state in ("state", "lastState")]
+    if not states:
+        return pod.get("status", {}).get("phase") in ("Running", "Succeeded")
+    return any("running" in state or "terminated" in state for state in states)
+
+
+def lacks_image(pod: Object) -> bool:
+    """Return True if an image of the pod cannot be pulled."""
+    waiting = (status.get("state", {}).get("waiting") or {} for status in _containers(pod))
+    return any(each.get("reason") in _IMAGE_REASONS for each in waiting)
+
+
 def is_held_by_sidecar(pod: Object, container: str) -> bool:
     """Return True if a container ended for good and another one, which is no native sidecar, keeps the pod running."""
     others = [status for status in _statuses(pod) if status["name"] != container]

@@ -66,7 +66,11 @@ def admit_service(service: Object, config: Object | None, files: Object | None) 
         kept = _in_effect(service, data, accepted)
         message = f"edit rejected, the service keeps revision {kept.revision}: {edited.message}"
         return replace(kept, reason=edited.reason, message=message)
-    return _revised(replace(edited, templates=msgspec.json.decode(data["templates.json"]), written=data))
+    edited = _revised(replace(edited, templates=msgspec.json.decode(data["templates.json"]), written=data))
+    if edited.templates.get("reward", {}).get("inputs") != edited.revision:
+        return edited
+    kept = _in_effect(service, data, accepted)  # images change with the revision only
+    return replace(edited, images=kept.images, platform=kept.platform)
 
 
 def _in_effect(service: Object, data: Mapping[str, str], accepted: Mapping[str, Any]) -> Admitted:
@@ -130,11 +134,12 @@ def token_secret(service: Object, run_uid: str) -> str:
 def resolved(admitted: Admitted, namespace: str, present: Mapping[str, str]) -> Admitted | RefusedJob:
     """Return the job with addresses in place of names.
 
-    ``present`` has the Secrets of the services that exist now, by name; those that were found at admission stay.
+    ``present`` has the Secrets of the services that exist now, by name. A service that was created again has another
+    one; that of a service that is gone stays.
     """
     secrets: dict[str, str] = {}
     for name in referenced({"spec": admitted.current}):
-        secret = admitted.services.get(name) or present.get(name)
+        secret = present.get(name) or admitted.services.get(name)
         if secret is None:
             missing = f"service.name: there is no RewardService {name!r} in namespace {namespace!r}"
             remedy = "Create it, or give url and tokenSecret of one elsewhere"

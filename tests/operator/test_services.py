@@ -339,3 +339,34 @@ def test_changed_settings_of_the_gateway_replace_gateways_only(settings: dict[st
     edit(world, lambda spec: spec["reward"].update(gateway={**before, "replicas": 2}))
     world.settle()
     assert deployment(world, "gateway")["spec"]["template"] == templates[1]["spec"]["template"]
+
+
+@pytest.mark.parametrize("as_canary", [False, True])
+def test_a_job_follows_a_service_that_is_deleted_and_created_again(as_canary: bool):
+    job = job_that_uses(name="job")
+    if as_canary:
+        canary = {"service": {"name": "job"}, "share": 0.5}
+        job["spec"] = {"reward": {"scorers": [RULE], "gateway": {"canary": canary}}}
+    world = running()
+    world.cluster.put(job)
+    user = World(cluster=world.cluster, key=Key("default", "user"))
+    user.settle()
+    world.cluster.remove("RewardService", "job")
+    user.settle()
+    again = copy.deepcopy(service())
+    again["metadata"]["uid"] = "cafe0123456789"
+    world.cluster.put(again)
+    world.settle()
+    user.relist()
+    user.settle()
+    template = deployment_of(user, "user-gateway" if as_canary else "user-reward")["spec"]["template"]
+    mounted = {volume["secret"]["secretName"] for volume in template["spec"]["volumes"] if "secret" in volume}
+    assert "job-gateway-cafe0123" in mounted
+    assert world.cluster.find("Secret", "job-gateway-cafe0123")
+    config = user.cluster.find("ConfigMap", "user-job")
+    assert config
+    assert "job-gateway-cafe0123" in config["data"]["job.yaml"]
+    assert user.status["phase"] == "Running"
+    writes = user.cluster.writes
+    user.settle()
+    assert user.cluster.writes == writes

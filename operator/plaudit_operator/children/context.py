@@ -31,6 +31,8 @@ class JobContext:
     """Names the run and its Secrets; not ``uid`` if the job has adopted the objects of an earlier one."""
     admitted: Admitted
     settings: OperatorSettings
+    served_revision: str = ""
+    """The revision of a RewardService that is rolled out; empty while one is being rolled out."""
 
     @property
     def job(self) -> RLJob:

@@ -162,6 +162,12 @@ def _restricted(container: Manifest) -> Manifest:
     return {**container, "securityContext": context}
 
 
+def images_of(template: Manifest) -> set[str]:
+    """Return the images of a pod template."""
+    spec = template["spec"]
+    return {str(each["image"]) for each in (*spec["containers"], *(spec.get("initContainers") or ()))}
+
+
 def _container(context: JobContext, process: RolePod) -> Manifest:
     container: Manifest = {
         **small_container(context),

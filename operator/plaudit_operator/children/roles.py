@@ -155,6 +155,14 @@ def gateway_template(context: JobContext) -> Manifest:
     return pod_template(context, process)
 
 
+def token_secrets(context: JobContext, role: str) -> set[str]:
+    """Return the Secrets with the tokens by which the pods of a role call the RewardServices that the job names."""
+    reward = context.spec.reward
+    holders = list(reward.scorers) if role == REWARD_ROLE else [reward.gateway.canary]
+    services = [holder.service for holder in holders if holder is not None and holder.service is not None]
+    return {service.token_secret.name for service in services if service.token_secret is not None}
+
+
 def gateway_settings(context: JobContext) -> dict[str, Any]:
     """Return the section as the user wrote it, without the number of gateways."""
     own = context.admitted.current["reward"].get("gateway") or {}
@@ -406,11 +414,11 @@ def rollout_job(
     context: JobContext, group: RolloutGroup, template: Manifest, attempt: ReplicaAttempt, *, suspend: bool
 ) -> Manifest:
     """Return the Job of one attempt of a replica; ``template`` is the group's frozen pod template."""
-    name = names.rollout_job(context.name, group.name, attempt.replica, attempt.number)
+    frozen, name = digest(template), names.rollout_job(context.name, group.name, attempt.replica, attempt.number)
     labels = {names.LABEL_REPLICA: str(attempt.replica), names.LABEL_ATTEMPT: str(attempt.number)}
     template = _of_attempt(context, template, ROLLOUT_ROLE, name, labels, leader="PLAUDIT_REPLICA_LEADER")
     metadata = context.metadata(name, ROLLOUT_ROLE, **group.labels, **labels)
-    metadata["annotations"] = {names.SHORT_ATTEMPTS: str(attempt.short_attempts)}
+    metadata["annotations"] = {names.SHORT_ATTEMPTS: str(attempt.short_attempts), names.TEMPLATE: frozen}
     return _indexed_job(context, metadata, template, group.spec.pods_per_replica, suspend=suspend)
 
 
@@ -454,9 +462,10 @@ def trainer_service(context: JobContext) -> Manifest:
 def trainer_job(context: JobContext, template: Manifest, attempt: int, *, suspend: bool) -> Manifest:
     """Return the Job of one attempt; ``template`` is the trainer's frozen pod template."""
     name, labels = names.trainer_job(context.name, attempt), {names.LABEL_ATTEMPT: str(attempt)}
-    leader = "MASTER_ADDR" if context.spec.trainer.ranks > 1 else ""
+    frozen, leader = digest(template), "MASTER_ADDR" if context.spec.trainer.ranks > 1 else ""
     template = _of_attempt(context, template, TRAINER_ROLE, name, labels, leader=leader)
     metadata = context.metadata(name, TRAINER_ROLE, **labels)
+    metadata["annotations"] = {names.TEMPLATE: frozen}
     return _indexed_job(context, metadata, template, context.spec.trainer.pods, suspend=suspend)
 
 

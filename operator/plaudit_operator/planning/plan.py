@@ -25,8 +25,8 @@ from plaudit_operator.actions import (
     scale_actions,
     suspend_job,
 )
-from plaudit_operator.admission import RefusedJob
-from plaudit_operator.attempts import TrainerAttempt, decide_replicas, exhausted, present_attempt
+from plaudit_operator.admission import RefusedJob, digest
+from plaudit_operator.attempts import TrainerAttempt, decide_replicas, exhausted, never_ran, present_attempt
 from plaudit_operator.children import transport
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.roles import (
@@ -217,8 +217,8 @@ def _replicas(rendered: Rendering, observed: Observed, now: float) -> tuple[list
         if not group.spans_pods:
             continue
         count = 0 if rendered.suspended else group.spec.replicas
-        decision = decide_replicas(observed, group.name, count, policy, now)
         template = rendered.templates[group.child]["template"]
+        decision = decide_replicas(observed, group.name, digest(template), count, policy, now)
         for attempt in decision.starts:
             # The number of an attempt is kept by its Job: the next one is made before the one before is deleted.
             made = rollout_job(context, group, template, attempt, suspend=attempt.number > 0)
@@ -246,8 +246,10 @@ def _trainer_actions(
     for pod in pods:
         if attempt_of(pod) < attempt.number and not is_leaving(pod):
             yield Delete.of("Pod", pod, grace_s=_GRACE_OF_A_BROKEN_RANK_S)
-    if attempt.verdict == "absent" and not (earlier or pods or rendered.suspended or pauses):
-        template = rendered.templates["trainer"]["template"]
+    template = rendered.templates["trainer"]["template"]
+    if attempt.job is not None and never_ran(attempt.job, pods, digest(template)):
+        yield Delete.of("Job", attempt.job)
+    elif attempt.verdict == "absent" and not (earlier or pods or rendered.suspended or pauses):
         yield Create(trainer_job(rendered.context, template, attempt.number, suspend=False))
     if attempt.job is not None and bool(attempt.job["spec"].get("suspend")) != rendered.suspended:
         yield suspend_job(attempt.job, suspend=rendered.suspended)
