@@ -31,6 +31,9 @@ _LOST_NODE_TOLERATIONS = [
 _STARTS_WITHIN_S = 300
 """No process is killed before its first successful probe: on a busy node imports alone take a minute."""
 _READ_ONLY = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+_SHARED = ("cpu", "memory", "ephemeral-storage")
+_SMALL_REQUESTS = {"cpu": "10m", "memory": "32Mi"}
+_SMALL_LIMITS = {"memory": "128Mi"}
 _PREPARE_NAME = "prepare"
 _PREPARE = """\
 import json, os, signal, socket, sys, time
@@ -170,7 +173,7 @@ def images_of(template: Manifest) -> set[str]:
 
 def _container(context: JobContext, process: RolePod) -> Manifest:
     container: Manifest = {
-        **small_container(context),
+        **restricted_container(context),
         "name": process.role,
         "image": process.pod.image or process.image,
         "command": process.command,
@@ -195,20 +198,32 @@ def _prepare(context: JobContext, process: RolePod) -> Manifest:
     container = _container(context, process)
     for name in ("ports", "readinessProbe", "livenessProbe", "startupProbe", "envFrom"):
         container.pop(name, None)
-    container["resources"] = small_container(context)["resources"]
+    container["resources"] = small_resources(process.pod)
     return container | {"name": _PREPARE_NAME, "command": ["python3", "-c", _PREPARE]}
 
 
-def small_container(context: JobContext) -> Manifest:
-    """Return the fields of a container that runs a short program of ours before a process starts."""
-    fields: Manifest = {
-        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}},
-        "securityContext": _READ_ONLY,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-    }
+def restricted_container(context: JobContext) -> Manifest:
+    """Return the fields that all containers of ours have."""
+    fields: Manifest = {"securityContext": _READ_ONLY, "terminationMessagePolicy": "FallbackToLogsOnError"}
     if context.settings.images.pull_policy:
         fields["imagePullPolicy"] = context.settings.images.pull_policy
     return fields
+
+
+def small_resources(pod: PodSpec) -> Manifest:
+    """Return the resources of a short program of ours that runs before a process starts: those of the process.
+
+    They cost nothing, because a pod needs the larger of the two, and quotas ask for them of every container. What the
+    role does not ask for is small.
+    """
+    requests, limits = (
+        {name: amount for name, amount in amounts.items() if name in _SHARED}
+        for amounts in (pod.resources.requests, pod.resources.limits)
+    )
+    given = {*requests, *limits}
+    small_requests = {name: amount for name, amount in _SMALL_REQUESTS.items() if name not in given}
+    small_limits = {name: amount for name, amount in _SMALL_LIMITS.items() if name not in given}
+    return {"requests": small_requests | requests, "limits": small_limits | limits}
 
 
 def _environment(context: JobContext, process: RolePod) -> list[Manifest]:
