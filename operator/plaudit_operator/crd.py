@@ -266,6 +266,8 @@ def _reward_service() -> dict[str, Any]:
 def _root(description: str, spec: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
     name_rule = "self.metadata.name.size() <= 40 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')"
     name_message = "metadata.name must be at most 40 of a-z, 0-9 and '-', for example my-job"
+    letter_rule = "oldSelf.hasValue() || self.metadata.name.matches('^[a-z]')"
+    letter_message = "metadata.name must begin with a-z: Services have its name, for example job-7b instead of 7b-job"
     return {
         "description": description,
         "type": "object",
@@ -277,7 +279,11 @@ def _root(description: str, spec: dict[str, Any], status: dict[str, Any]) -> dic
             "spec": spec,
             "status": status,
         },
-        "x-kubernetes-validations": [{"rule": name_rule, "message": name_message}],
+        "x-kubernetes-validations": [
+            {"rule": name_rule, "message": name_message},
+            # An object that an earlier definition accepted has to stay changeable.
+            {"rule": letter_rule, "message": letter_message, "optionalOldSelf": True},
+        ],
     }
 
 

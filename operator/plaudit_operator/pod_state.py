@@ -47,6 +47,8 @@ def _waiting(status: Object, pod: Object, now: float) -> tuple[str, str] | None:
         return Reason.IMAGE_PULL, f"image {status.get('image', '')}: {why or reason}"
     if reason == "CreateContainerConfigError":
         return Reason.CONFIG_MISSING, message
+    if reason in ("CreateContainerError", "RunContainerError"):
+        return Reason.CRASHING, f"{status['name']} cannot start: {message}"
     created = seconds(pod["metadata"].get("creationTimestamp"))
     slow = created is not None and now - created > _STARTS_WITHIN_S
     if reason == "ContainerCreating" and is_scheduled(pod) and slow:
