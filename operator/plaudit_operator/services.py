@@ -63,14 +63,19 @@ def admit_service(service: Object, config: Object | None, files: Object | None) 
         return _in_effect(service, data, accepted)
     edited = _edited(service, accepted, files)
     if isinstance(edited, RefusedJob):
-        kept = _in_effect(service, data, accepted)
-        message = f"edit rejected, the service keeps revision {kept.revision}: {edited.message}"
-        return replace(kept, reason=edited.reason, message=message)
+        return without_edit(service, data, edited)
     edited = _revised(replace(edited, templates=msgspec.json.decode(data["templates.json"]), written=data))
     if edited.templates.get("reward", {}).get("inputs") != edited.revision:
         return edited
     kept = _in_effect(service, data, accepted)  # images change with the revision only
     return replace(edited, images=kept.images, platform=kept.platform)
+
+
+def without_edit(service: Object, data: Mapping[str, str], refused: RefusedJob) -> Admitted:
+    """Return the service as it is in effect, with the reason why its present edit is rejected."""
+    kept = _in_effect(service, data, msgspec.json.decode(data["current.json"]))
+    message = f"edit rejected, the service keeps revision {kept.revision}: {refused.message}"
+    return replace(kept, reason=refused.reason, message=message)
 
 
 def _in_effect(service: Object, data: Mapping[str, str], accepted: Mapping[str, Any]) -> Admitted:

@@ -370,3 +370,48 @@ def test_a_job_follows_a_service_that_is_deleted_and_created_again(as_canary: bo
     writes = user.cluster.writes
     user.settle()
     assert user.cluster.writes == writes
+
+
+def grow_beyond_a_config_map(world: World) -> str:
+    code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "large", "namespace": "default"}}
+    world.cluster.put({**code, "data": {"reward.py": "def compute_score(*_): ...\n", "big.txt": "x" * (1 << 20)}})
+    edit(world, lambda spec: spec.update(files={"configMap": "large"}))
+    return "big.txt 1,024 KiB"
+
+
+def name_a_service_that_is_missing(world: World) -> str:
+    edit(
+        world,
+        lambda spec: spec["reward"]["scorers"].append({"name": "far", "kind": "service", "service": {"name": "no"}}),
+    )
+    return "there is no RewardService 'no'"
+
+
+@pytest.mark.parametrize("worsen", [grow_beyond_a_config_map, name_a_service_that_is_missing])
+def test_an_edit_that_cannot_be_rendered_is_rejected_as_a_new_one_is_and_the_service_goes_on(worsen: Any):
+    world = running()
+    revision, before = world.status["revision"], deployment(world)["spec"]["template"]
+    words = worsen(world)
+    world.settle()
+    valid = world.condition("SpecValid")
+    assert valid["status"] == "False"
+    assert valid["message"].startswith(f"edit rejected, the service keeps revision {revision}: ")
+    assert words in valid["message"]
+    assert (world.status["phase"], world.condition("Admitted")["status"]) == ("Running", "True")
+    assert deployment(world)["spec"]["template"] == before
+
+
+def test_gateways_pause_before_they_end_and_pods_of_a_service_are_spread_over_nodes(world: World):
+    for role in ("gateway", "reward"):
+        spec = deployment(world, role)["spec"]["template"]["spec"]
+        [constraint] = spec["topologySpreadConstraints"]
+        assert (constraint["topologyKey"], constraint["whenUnsatisfiable"]) == (
+            "kubernetes.io/hostname",
+            "ScheduleAnyway",
+        )
+        selected = constraint["labelSelector"]["matchLabels"].items()
+        assert selected <= labels(deployment(world, role)["spec"]["template"]).items()
+    gateway = deployment(world, "gateway")["spec"]["template"]["spec"]
+    assert gateway["containers"][0]["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "8"]
+    assert gateway["terminationGracePeriodSeconds"] == 38
+    assert all("lifecycle" not in container for container in gateway["initContainers"])

@@ -84,6 +84,8 @@ class RolePod:
     """Secrets that the process reads as files, ``<secrets folder>/<name>/<key>``."""
     joins_run: bool = True
     """True if it connects to the run's Redis and uses the run's folder."""
+    before_stop: list[str] = field(default_factory=list)
+    """Command that runs before SIGTERM is sent."""
     restart_policy: str = "Always"
     pod_fields: Manifest = field(default_factory=dict)
     """Additional fields of the pod's spec."""
@@ -185,6 +187,8 @@ def _container(context: JobContext, process: RolePod) -> Manifest:
         container["envFrom"] = process.pod.env_from
     if process.ports:
         container["ports"] = [{"name": name, "containerPort": port} for name, port in process.ports.items()]
+    if process.before_stop:
+        container["lifecycle"] = {"preStop": {"exec": {"command": process.before_stop}}}
     if process.probe:
         container["readinessProbe"] = {**process.probe, "periodSeconds": 3, "timeoutSeconds": 3, "failureThreshold": 3}
     if process.liveness:
@@ -196,7 +200,7 @@ def _container(context: JobContext, process: RolePod) -> Manifest:
 
 def _prepare(context: JobContext, process: RolePod) -> Manifest:
     container = _container(context, process)
-    for name in ("ports", "readinessProbe", "livenessProbe", "startupProbe", "envFrom"):
+    for name in ("ports", "lifecycle", "readinessProbe", "livenessProbe", "startupProbe", "envFrom"):
         container.pop(name, None)
     container["resources"] = small_resources(process.pod)
     return container | {"name": _PREPARE_NAME, "command": ["python3", "-c", _PREPARE]}
@@ -385,6 +389,18 @@ def _in_one_domain(context: JobContext, role: str, topology: TopologySpec) -> Ma
         terms["preferred"] = {"weight": 100, "podAffinityTerm": terms["preferred"]}
     affinity = {f"{kind}DuringSchedulingIgnoredDuringExecution": [term] for kind, term in terms.items()}
     return {"spec": {"affinity": {"podAffinity": affinity}}}
+
+
+def spread(context: JobContext, role: str) -> Manifest:
+    """Return the fields of a pod's spec that spread the pods of a role over nodes, as far as there is room."""
+    constraint = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {**context.labels(role), names.LABEL_RUN: context.run}},
+        "matchLabelKeys": ["pod-template-hash"],  # of a roll-out count the new pods only
+    }
+    return {"topologySpreadConstraints": [constraint]}
 
 
 _GROUPED_ROLES = ("trainer", "rollout", "model", "redis")

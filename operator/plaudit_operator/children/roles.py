@@ -37,7 +37,15 @@ from plaudit_operator import names
 from plaudit_operator.admission import digest
 from plaudit_operator.attempts import ReplicaAttempt
 from plaudit_operator.children.context import Frozen, JobContext, Manifest
-from plaudit_operator.children.pod import SECRETS_FOLDER, RolePod, deployment, http_probe, pod_template, service
+from plaudit_operator.children.pod import (
+    SECRETS_FOLDER,
+    RolePod,
+    deployment,
+    http_probe,
+    pod_template,
+    service,
+    spread,
+)
 from plaudit_operator.runtime.kinds import JOB, SECRET
 from plaudit_operator.services import FIRST_CALLER
 
@@ -54,6 +62,9 @@ _CLIENT_KEPT_S = 86_400
 _LAST_UPDATE_WITHIN_S = 600
 """Time that the trainer has after SIGTERM to finish its update and write a checkpoint."""
 _DIGITS = 10
+_LEAVES_AFTER_S = 8
+_PAUSE = ["sleep", str(_LEAVES_AFTER_S)]
+"""A gateway that ends accepts calls until the nodes have learnt that it leaves: seconds after its deletion."""
 _ALL_ADDRESSES = "0.0.0.0"  # noqa: S104
 _HEALTH_PORT = {"PLAUDIT_HEALTH_PORT": str(names.HEALTH_PORT)}
 _RANK = {"fieldRef": {"fieldPath": f"metadata.annotations['{names.COMPLETION_INDEX}']"}}
@@ -145,7 +156,9 @@ def gateway_template(context: JobContext) -> Manifest:
         ports={"http": names.GATEWAY_PORT, "health": names.HEALTH_PORT},
         probe=http_probe("/readyz", "health"),
         liveness=http_probe("/healthz", "health"),
-        grace_s=30,
+        grace_s=30 + _LEAVES_AFTER_S,
+        pod_fields=spread(context, GATEWAY_ROLE),
+        before_stop=_PAUSE,
         labels={**context.uses_labels, **settings},
         secrets=(token,) if token else (),
         # The whole Secret: each key that a person adds is a further caller.
@@ -319,6 +332,7 @@ def reward_template(context: JobContext) -> Manifest:
         probe=http_probe("/readyz", "health"),
         liveness=http_probe("/healthz", "health"),
         grace_s=60,
+        pod_fields={} if context.spec.trains else spread(context, REWARD_ROLE),
         secrets=tuple(secret for _, secret in reward_secrets(context.spec.reward)),
         labels=context.uses_labels,
     )

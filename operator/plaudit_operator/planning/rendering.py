@@ -25,7 +25,7 @@ from plaudit_operator.platform import beyond_a_node, platform_of
 from plaudit_operator.pod_state import has_run, lacks_image
 from plaudit_operator.policies import GangWait, awaited
 from plaudit_operator.runtime.threads import Latest
-from plaudit_operator.services import admit_service, is_service, resolved, token_secrets
+from plaudit_operator.services import admit_service, is_service, resolved, token_secrets, without_edit
 from plaudit_operator.settings import Images, OperatorSettings
 
 _KEPT = 1024
@@ -137,19 +137,29 @@ def _is_restored_by(data: Mapping[str, str], admitted: Admitted) -> bool:
 
 
 def _render(key: _Key, observed: Observed, config: Object | None) -> Rendering | RefusedJob:
-    admitted = (admit_service if is_service(observed.job) else admit)(observed.job, config, observed.files)
-    if not isinstance(admitted, RefusedJob):
-        admitted = resolved(admitted, key.namespace, dict(key.services))
+    service = is_service(observed.job)
+    admitted = (admit_service if service else admit)(observed.job, config, observed.files)
     if isinstance(admitted, RefusedJob):
         return admitted
-    admitted = _without_thawed(admitted, key)
+    rendered = _rendered(key, admitted)
+    if isinstance(rendered, RefusedJob) and service and admitted.written:
+        return _rendered(key, without_edit(observed.job, admitted.written, rendered))
+    return rendered
+
+
+def _rendered(key: _Key, admitted: Admitted) -> Rendering | RefusedJob:
+    found = resolved(admitted, key.namespace, dict(key.services))
+    if isinstance(found, RefusedJob):
+        return found
+    admitted = _without_thawed(found, key)
     settings = replace(key.settings, images=Images(**admitted.images)) if admitted.images else key.settings
     context = JobContext(key.name, key.namespace, key.uid, key.run_uid, admitted, settings, key.served_revision)
     templates = frozen_templates(context)
     suspended = context.spec.suspend
     waits: GangWait = "" if suspended else key.waits
     children = [_marked(child) for child in manifests(context, templates, suspended=suspended, waits=bool(waits))]
-    if not admitted.written and (refused := _refusal(context, children)):
+    edited = context.revision and admitted.written.get("current.json") != job_config.as_json(admitted.current)
+    if (edited or not admitted.written) and (refused := _refusal(context, children)):
         return refused
     gang = gang_deployments(context, templates)
     return Rendering(context, templates, children, fixed_replicas(context), waits, gang)
@@ -205,7 +215,7 @@ def _without_thawed(admitted: Admitted, key: _Key) -> Admitted:
 
 
 def _refusal(context: JobContext, children: Sequence[Manifest]) -> RefusedJob | None:
-    """Return why a new job cannot run on this platform; a job that was admitted is never refused."""
+    """Return why a new job, or an edit of a service, cannot run here; what was admitted is never refused."""
     if problems := list(beyond_a_node(context.spec, context.platform)):
         return RefusedJob(Reason.INVALID, "; ".join(map(str, problems)))
     config = next(child for child in children if child["kind"] == "ConfigMap")

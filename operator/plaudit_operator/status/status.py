@@ -275,7 +275,8 @@ def _role(kind: str, roles: list[RoleState], rest: _Rest, *, ready: str = Reason
 
 def _suspended(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest) -> Condition:
     if rest == "queue":
-        look = f"kubectl describe workloads.kueue.x-k8s.io {context.run} shows its position"
+        exists = f"kubectl get localqueues --namespace {context.namespace} has to list it"
+        look = f"{exists}, and kubectl describe workloads.kueue.x-k8s.io {context.run} shows the job's position"
         message = f"waiting in queue {context.spec.scheduling.queue_name!r}; {look}"
         return Condition.of(ConditionType.SUSPENDED, True, Reason.QUEUED, message)
     if rest != "suspended":

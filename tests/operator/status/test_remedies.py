@@ -11,8 +11,8 @@ from world import World, rljob
 from plaudit_operator.cache import Key
 
 SCHEDULER = {
-    '0/2 nodes are available: persistentvolumeclaim "shared" not found. not found': "Create the PersistentVolumeClaim shared",
-    "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found": "its StorageClass must exist",
+    '0/2 nodes are available: persistentvolumeclaim "shared" not found.': "Create the PersistentVolumeClaim shared",
+    "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims.": "its StorageClass must exist",
     "0/4 nodes are available: 4 node(s) had volume node affinity conflict.": "where the volume is",
     "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.": "Add nodes, or lower spec.rollout.pod.resources",
     "0/2 nodes are available: 2 node(s) had untolerated taint {gpu: }.": "change its nodeSelector or tolerations",
@@ -25,8 +25,8 @@ REFUSALS = {
     "maximum cpu usage per Container is 2, but limit is 4": "LimitRange allows",
     "cpu max limit to request ratio per Container is 2, but provided ratio is 4.0": "LimitRange allows",
     'violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false': "out of spec.rollout.pod.template",
-    'Internal error occurred: failed calling webhook "validate.kyverno.svc-fail": refused': "validate.kyverno.svc-fail does not answer",
-    'admission webhook "validation.gatekeeper.sh" denied the request: [team] no label': "policy of validation.gatekeeper.sh",
+    'Internal error occurred: failed calling webhook "validate.kyverno.svc": refused': "kyverno.svc does not answer",
+    'admission webhook "validation.gatekeeper.sh" denied the request: no label': "policy of validation.gatekeeper.sh",
     "ValidatingAdmissionPolicy 'labels' with binding 'all' denied request: no label": "Meet the policy labels",
     'error looking up service account default/reader: serviceaccount "reader" not found': "Create the service account",
     "no PriorityClass with name high was found": "Create the PriorityClass high",
