@@ -16,7 +16,7 @@ from typing import Any
 from plaudit_operator import names
 from plaudit_operator.observed import annotations_of, labels, owner_uid, timestamp
 from plaudit_operator.runtime.kinds import Kind
-from plaudit_operator.runtime.kube import AlreadyExistsError, ConflictError, NotFoundError
+from plaudit_operator.runtime.kube import AlreadyExistsError, ConflictError, KubeError, NotFoundError
 
 Object = dict[str, Any]
 START = 1_780_000_000.0
@@ -107,10 +107,14 @@ class ClusterModel:
             self._store("MODIFIED", present)
 
     def delete(self, kind: Kind, namespace: str, name: str, uid: str, grace_s: int | None = None) -> None:
-        with _Call(self, f"delete {kind.kind} {name}"):
-            present = self.objects.get((kind.kind, namespace, name))
-            if present is not None and present["metadata"]["uid"] == uid:
-                self.remove(kind.kind, name)
+        try:
+            with _Call(self, f"delete {kind.kind} {name}"):
+                present = self.objects.get((kind.kind, namespace, name))
+                if present is not None and present["metadata"]["uid"] == uid:
+                    self.remove(kind.kind, name)
+        except KubeError as error:  # as ``ApiServer`` does
+            if error.status not in (404, 409):
+                raise
 
     # What a test does to the cluster
 

@@ -128,7 +128,10 @@ def _create(kube: ApiServer, observed: Observed, action: Create) -> None:
 def _expect_own(kube: ApiServer, observed: Observed, manifest: dict[str, Any]) -> None:
     """Raise unless the object of this name belongs to the job and the cache merely does not show it yet."""
     kind, name = kind_of(manifest["kind"]), manifest["metadata"]["name"]
-    present = kube.get(kind, observed.namespace, name)
+    try:
+        present = kube.get(kind, observed.namespace, name)
+    except NotFoundError as error:
+        raise ConflictError(f"{kind.kind} {name} was there and is gone: {error}", 409) from error
     if owner_uid(present) == observed.uid:
         return
     owners = present["metadata"].get("ownerReferences") or []

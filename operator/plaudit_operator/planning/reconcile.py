@@ -15,7 +15,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plaudit_operator import policies
-from plaudit_operator.actions import EmitEvent, Manifest, Plan, chooses_rollouts, earliest, hurry, with_deletion_costs
+from plaudit_operator.actions import (
+    Delete,
+    EmitEvent,
+    Manifest,
+    Plan,
+    chooses_rollouts,
+    earliest,
+    hurry,
+    with_deletion_costs,
+)
 from plaudit_operator.attempts import pods_missing, present_attempt
 from plaudit_operator.cache import Cache, Key, trimmed
 from plaudit_operator.names import FIELD_MANAGER, LABEL_RUN, SELECTOR
@@ -34,6 +43,7 @@ from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
 _REFUSED_AGAIN_AFTER_S = 8.0
+_LOOK_AGAIN_S = 8.0
 _AWAITED_S = 1.0
 _PAUSE_S = 10.0
 _LONGEST_PAUSE_S = 300.0
@@ -91,13 +101,18 @@ class Reconciler:
         if chooses_rollouts(observed, wanted.actions):
             busy = self._services.busy(observed.name, observed.namespace)
             wanted = replace(wanted, actions=with_deletion_costs(observed, wanted.actions, busy))
-        outcome = carry_out(self._kube, self._pool, observed, wanted.actions, hurry(leaving))
+        actions = wanted.actions
+        outcome = carry_out(self._kube, self._pool, observed, actions, hurry(leaving))
         if outcome.refusals or outcome.failed:
             # The planner turns them into conditions.
             seen = replace(observed, refusals=outcome.refusals, failures=outcome.failed)
             wanted = replace(plan(seen, self._settings, now), actions=[])
-        writes = outcome.calls + self._report(observed, wanted)
-        return ReconcileResult(_again(wanted, outcome), writes)
+        # A deletion answers the same whether or not there was an object: look whether it is gone.
+        look_s = _LOOK_AGAIN_S if any(isinstance(action, Delete) for action in actions) else None
+        reported = self._report(observed, wanted)
+        if reported is None:  # the object is gone, as its watch will say
+            reported, look_s = 1, _LOOK_AGAIN_S
+        return ReconcileResult(earliest(_again(wanted, outcome), look_s), outcome.calls + reported)
 
     def _report_unread(self, key: Key, error: KubeError) -> None:
         """Report that something which a decision needs could not be read."""
@@ -150,8 +165,8 @@ class Reconciler:
             self._asked[observed.uid] = now
         return self._services.read(observed.name, observed.namespace)
 
-    def _report(self, observed: Observed, wanted: Plan) -> int:
-        """Write the status if it changed, then emit events; return the number of writes."""
+    def _report(self, observed: Observed, wanted: Plan) -> int | None:
+        """Write the status if it changed, then emit events; return the number of writes, None if there is no object."""
         changes = status_changes(observed.status, wanted.status)
         if not changes:
             return 0
@@ -160,7 +175,7 @@ class Reconciler:
         try:
             self._kube.patch(kind_of(observed.job["kind"]), observed.namespace, observed.name, body, "status")
         except NotFoundError:
-            return 1
+            return None
         events = list(transitions(observed.status, wanted.status))
         for event in events:
             try:

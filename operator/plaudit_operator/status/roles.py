@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from plaudit_operator import names
 from plaudit_operator.attempts import TrainerAttempt, group_of, replica_of
 from plaudit_operator.children import roles, transport
+from plaudit_operator.children.all import fixed_replicas
 from plaudit_operator.children.context import JobContext
 from plaudit_operator.children.roles import RolloutGroup
 from plaudit_operator.names import Reason
@@ -78,16 +79,16 @@ def role_states(
 
     The name of a reward model is ``model/<scorer>``, that of an environment ``environment/<name>``.
     """
-    states = {}
+    states, least = {}, _least(context)
     if transport.managed(context):
         owner = observed.child("StatefulSet", context.role_object("redis"))
-        states["transport"] = _of_workload("transport", observed, owner, observed.pods_of("redis"), now)
+        states["transport"] = _of_workload(least, "transport", observed, owner, observed.pods_of("redis"), now)
     if context.spec.trains:
-        states["rollout"] = _rollouts(context, observed, now)
+        states["rollout"] = _rollouts(context, least, observed, now)
         states["trainer"] = _trainer(context, observed, attempt, now)
-    states["reward"] = _of_deployment(context, observed, "reward", now)
+    states["reward"] = _of_deployment(context, least, observed, "reward", now)
     if roles.has_gateway(context):
-        states["gateway"] = _of_deployment(context, observed, "gateway", now)
+        states["gateway"] = _of_deployment(context, least, observed, "gateway", now)
     scorers, environments = context.spec.reward.model_scorers, context.spec.environments
     servers = [(f"model/{s.name}", roles.model_object(context, s), roles.model_labels(context, s)) for s in scorers]
     servers += [
@@ -96,27 +97,42 @@ def role_states(
     ]
     for name, object_name, own in servers:
         pods = [pod for pod in observed.pods_of(name.partition("/")[0]) if own.items() <= labels(pod).items()]
-        states[name] = _of_workload(name, observed, observed.child("Deployment", object_name), pods, now)
-    states["metrics"] = _of_deployment(context, observed, "metrics", now)
+        states[name] = _of_workload(least, name, observed, observed.child("Deployment", object_name), pods, now)
+    states["metrics"] = _of_deployment(context, least, observed, "metrics", now)
     return {name: replace(role, remedy=_remedy(role, context)) for name, role in states.items()}
 
 
-def _of_deployment(context: JobContext, observed: Observed, role: str, now: float) -> RoleState:
+def _of_deployment(
+    context: JobContext, least: Mapping[str, int], observed: Observed, role: str, now: float
+) -> RoleState:
     owner = observed.child("Deployment", context.role_object(role))
-    return _of_workload(role, observed, owner, observed.pods_of(role), now)
+    return _of_workload(least, role, observed, owner, observed.pods_of(role), now)
 
 
-def _of_workload(role: str, observed: Observed, owner: Object | None, pods: list[Object], now: float) -> RoleState:
+def _of_workload(
+    least: Mapping[str, int], role: str, observed: Observed, owner: Object | None, pods: list[Object], now: float
+) -> RoleState:
     if owner is None:
         return RoleState(role, 1, 0, 0, 0)
     status = owner.get("status") or {}
     desired, ready = int(owner["spec"].get("replicas", 1)), int(status.get("readyReplicas", 0))
+    desired = max(desired, least.get(owner["metadata"]["name"], 0))  # it may still have to be scaled up
     reason, problem = _problem(pods, _refusal(observed, owner), now)
     restarts, held = sum(map(restarts_of, pods)), sum(not is_over(pod) for pod in pods)
     return RoleState(role, desired, ready, int(status.get("updatedReplicas", 0)), restarts, held, reason, problem)
 
 
-def _rollouts(context: JobContext, observed: Observed, now: float) -> RoleState:
+def _least(context: JobContext) -> dict[str, int]:
+    """Return the pods that each Deployment has to have while the job is not suspended, by name."""
+    if context.spec.suspend:
+        return {}
+    scaling = context.spec.reward.workers.autoscaling
+    scaled = 0 if scaling is None else max(int(scaling.provider == "hpa"), scaling.min_replicas)
+    counts = fixed_replicas(context).items()
+    return {context.role_object("redis"): 1} | {name: scaled if count is None else count for name, count in counts}
+
+
+def _rollouts(context: JobContext, least: Mapping[str, int], observed: Observed, now: float) -> RoleState:
     """Return the state of the rollouts of all groups together."""
     states = []
     for group in roles.rollout_groups(context):
@@ -125,7 +141,7 @@ def _rollouts(context: JobContext, observed: Observed, now: float) -> RoleState:
             states.append(_of_replicas(context, observed, group, pods, now))
         else:
             owner = observed.child("Deployment", names.rollout_object(context.name, group.name))
-            states.append(_of_workload("rollout", observed, owner, pods, now))
+            states.append(_of_workload(least, "rollout", observed, owner, pods, now))
     # The first group that has a problem explains it.
     with_problem = next((state for state in states if state.problem), states[-1])
     counts = ("desired", "ready", "updated", "restarts", "held")
