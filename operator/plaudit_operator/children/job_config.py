@@ -120,8 +120,9 @@ def _job_file(context: JobContext) -> str:
 def _with_tokens(context: JobContext, spec: Manifest) -> Manifest:
     """Return a resolved spec with the Secrets of services that were created again."""
     reward = context.spec.reward
-    holders = [*reward.scorers, *([reward.gateway.canary] if reward.gateway.canary else [])]
-    services = (holder.service for holder in holders if holder.service is not None)
+    canary = reward.gateway.canary
+    called = [*(scorer.service for scorer in reward.scorers), canary.service if canary else None]
+    services = [service for service in called if service is not None]
     tokens = {service.url: service.token_secret.name for service in services if service.token_secret is not None}
     spec = copy.deepcopy(spec)
     written = [*spec["reward"]["scorers"], (spec["reward"].get("gateway") or {}).get("canary") or {}]

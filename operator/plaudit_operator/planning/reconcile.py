@@ -9,16 +9,18 @@ import contextlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plaudit_operator import policies
 from plaudit_operator.actions import (
+    Action,
     Delete,
     EmitEvent,
     Manifest,
+    Patch,
     Plan,
     chooses_rollouts,
     earliest,
@@ -101,7 +103,11 @@ class Reconciler:
         if chooses_rollouts(observed, wanted.actions):
             busy = self._services.busy(observed.name, observed.namespace)
             wanted = replace(wanted, actions=with_deletion_costs(observed, wanted.actions, busy))
-        actions = wanted.actions
+        try:
+            actions = wanted.actions if self._may_adopt(observed, wanted.actions) else []
+        except KubeError as error:
+            self._report_unread(key, error)
+            raise
         outcome = carry_out(self._kube, self._pool, observed, actions, hurry(leaving))
         if outcome.refusals or outcome.failed:
             # The planner turns them into conditions.
@@ -113,6 +119,17 @@ class Reconciler:
         if reported is None:  # the object is gone, as its watch will say
             reported, look_s = 1, _LOOK_AGAIN_S
         return ReconcileResult(earliest(_again(wanted, outcome), look_s), outcome.calls + reported)
+
+    def _may_adopt(self, observed: Observed, actions: Sequence[Action]) -> bool:
+        """Return False if the job is being deleted, of which its watch may tell later than of the orphans."""
+        if not any(isinstance(action, Patch) and "ownerReferences" in action.body["metadata"] for action in actions):
+            return True
+        metadata = observed.job["metadata"]
+        try:
+            present = self._kube.get(kind_of(observed.job["kind"]), observed.namespace, observed.name)["metadata"]
+        except NotFoundError:
+            return False
+        return present["uid"] == metadata["uid"] and "deletionTimestamp" not in present
 
     def _report_unread(self, key: Key, error: KubeError) -> None:
         """Report that something which a decision needs could not be read."""
