@@ -160,18 +160,21 @@ def left_behind(observed: Observed) -> list[Object]:
     Redis of a job that was deleted with all it owns has none either for a while, and goes with the trainer's pod.
     """
     free = [child for child in observed.children.values() if _is_free(child)]
+    if not free:
+        return free
     bare = [child for child in free if not child["metadata"].get("ownerReferences")]
     config = observed.children.get(("ConfigMap", names.job_config(observed.name)))
     return free if config in bare or observed.run_uid != observed.uid else bare
 
 
 def _is_free(child: Object) -> bool:
-    ours = child["kind"] in _CHILDREN_KINDS and labels(child).get(names.MANAGED_BY) == names.FIELD_MANAGER
-    return ours and not owner_uid(child) and not is_leaving(child)
+    if owner_uid(child) or is_leaving(child):
+        return False
+    return child["kind"] in _CHILDREN_KINDS and labels(child).get(names.MANAGED_BY) == names.FIELD_MANAGER
 
 
-def adoption(observed: Observed) -> list[Patch]:
-    """Return the changes that make the job the owner of what an earlier one left behind, as far as it is of its run."""
+def adoption(observed: Observed, left: Sequence[Object]) -> list[Patch]:
+    """Return the changes that make the job the owner of what an earlier one ``left``, as far as it is of its run."""
     owner = {"apiVersion": observed.job["apiVersion"], "kind": observed.job["kind"], "name": observed.name}
     owner |= {"uid": observed.uid, "controller": True, "blockOwnerDeletion": True}
     config = observed.children.get(("ConfigMap", names.job_config(observed.name)))
@@ -179,7 +182,7 @@ def adoption(observed: Observed) -> list[Patch]:
     run = names.run_id(observed.name, inherited.get("uid", observed.run_uid))
     return [
         Patch(child["kind"], child["metadata"]["name"], {"metadata": _owned(child, owner)})
-        for child in left_behind(observed)
+        for child in left
         if run_of_template(child) in ("", run)
     ]
 

@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from plaudit_job.spec.reward_service import FIXED_SECTIONS
 from plaudit_job.spec.rljob import LifecycleSpec
 from plaudit_operator import names
-from plaudit_operator.actions import left_behind
 from plaudit_operator.admission import frozen_changes
 from plaudit_operator.names import CONTROLLER, ConditionType, Reason
 from plaudit_operator.observed import (
@@ -112,17 +111,16 @@ def is_managed_elsewhere(observed: Observed) -> bool:
     return observed.job["spec"].get("managedBy", "") not in ("", CONTROLLER)
 
 
-def inherited_problem(observed: Observed) -> str:
-    """Return why the job cannot adopt what an earlier one of its name left behind; empty if it can, or need not.
+def inherited_problem(observed: Observed, left: Sequence[Object]) -> str:
+    """Return why the job cannot adopt what an earlier one of its name ``left``; empty if it can, or need not.
 
     It needs the ConfigMap that says of which run the objects are, and from which spec they were made.
     """
     config = observed.children.get(("ConfigMap", names.job_config(observed.name)))
-    left = left_behind(observed)
-    if not left or (config is not None and owner_uid(config) == observed.uid):
+    if config is not None and owner_uid(config) == observed.uid:
         return ""
     changed: list[str] | None = None
-    if config in left and recorded_run(config).get("kind") == observed.job["kind"]:
+    if config is not None and config in left and recorded_run(config).get("kind") == observed.job["kind"]:
         changed = _changed_since(observed.job, config)
         if not changed:
             return ""

@@ -20,6 +20,7 @@ from plaudit_operator.actions import (
     adoption,
     cleanup_actions,
     earliest,
+    left_behind,
     lost_pods,
     outliving_trainer,
     scale_actions,
@@ -82,17 +83,26 @@ def plan(observed: Observed, settings: OperatorSettings, now: float) -> Plan:
         return Plan(dict(observed.status))  # garbage collection deletes the children
     if observed.ended:
         return _after_the_end(observed, now)
-    if problem := inherited_problem(observed):
-        return Plan(unadmitted_status(observed, Reason.NAME_TAKEN, problem, now), requeue_after_s=_LOOK_AGAIN_S)
-    if adopted := adoption(observed):
-        if observed.failures or observed.refusals:
-            return Plan(failing_status(observed, now))
-        return Plan(dict(observed.status), list(adopted), _AFTER_A_COUNT_S)
+    if inheriting := _inheriting(observed, now):
+        return inheriting
     rendered = rendering(observed, settings)
     if isinstance(rendered, RefusedJob):
         wait = _LOOK_AGAIN_S if rendered.reason in _LACKS_OTHERS else None
         return Plan(refused_status(observed, rendered, now), requeue_after_s=wait)
     return _alive(rendered, observed, now)
+
+
+def _inheriting(observed: Observed, now: float) -> Plan | None:
+    """Return the plan of a job that finds objects of an earlier one of its name; None if it need not look at them."""
+    left = left_behind(observed)
+    if not left:
+        return None
+    if problem := inherited_problem(observed, left):
+        return Plan(unadmitted_status(observed, Reason.NAME_TAKEN, problem, now), requeue_after_s=_LOOK_AGAIN_S)
+    adopted = adoption(observed, left)
+    if adopted and (observed.failures or observed.refusals):
+        return Plan(failing_status(observed, now))
+    return Plan(dict(observed.status), list(adopted), _AFTER_A_COUNT_S) if adopted else None
 
 
 def _after_the_end(observed: Observed, now: float) -> Plan:

@@ -171,16 +171,14 @@ def _thawed(observed: Observed, data: Mapping[str, str], settings: OperatorSetti
     As soon as a pod of the job ran, only those are left whose image cannot be pulled: a job does not mix two releases.
     A job that ran as a whole keeps all; a service lives on, and its images may vanish.
     """
-    if "images.json" not in data:
+    started, served = "startTime" in observed.status, _served(observed)
+    if "images.json" not in data or (started and not is_service(observed.job)):
         return frozenset()
     other_images = msgspec.json.decode(data["images.json"]) != asdict(settings.images)
     platform = platform_of(settings.job_defaults, observed.namespace)
     if not other_images and data.get("platform.json") in (None, job_config.as_json(platform)):
         return frozenset()
     templates = msgspec.json.decode(data["templates.json"])
-    started, served = "startTime" in observed.status, _served(observed)
-    if started and not is_service(observed.job):
-        return frozenset()
     own = {child: _pods_of(frozen["template"], observed.pods) for child, frozen in templates.items()}
     if not started and not any(has_run(pod) for pods in own.values() for pod in pods):
         return frozenset(templates)
