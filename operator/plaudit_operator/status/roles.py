@@ -16,7 +16,7 @@ from plaudit_operator.children.roles import RolloutGroup
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed, attempt_of, conditions_of, labels
 from plaudit_operator.pod_state import is_over, is_ready, is_running, problem_of, restarts_of
-from plaudit_operator.policies import without_pod_name
+from plaudit_operator.policies import awaited, without_pod_name
 
 _PODS = {
     "rollout": "spec.rollout.pod",
@@ -79,7 +79,7 @@ def role_states(
 
     The name of a reward model is ``model/<scorer>``, that of an environment ``environment/<name>``.
     """
-    states, least = {}, _least(context)
+    states, least = {}, _least(context, observed)
     if transport.managed(context):
         owner = observed.child("StatefulSet", context.role_object("redis"))
         states["transport"] = _of_workload(least, "transport", observed, owner, observed.pods_of("redis"), now)
@@ -122,14 +122,18 @@ def _of_workload(
     return RoleState(role, desired, ready, int(status.get("updatedReplicas", 0)), restarts, held, reason, problem)
 
 
-def _least(context: JobContext) -> dict[str, int]:
-    """Return the pods that each Deployment has to have while the job is not suspended, by name."""
+def _least(context: JobContext, observed: Observed) -> dict[str, int]:
+    """Return the pods that Redis and each Deployment have to have while the job is not suspended, by name."""
     if context.spec.suspend:
         return {}
     scaling = context.spec.reward.workers.autoscaling
     scaled = 0 if scaling is None else max(int(scaling.provider == "hpa"), scaling.min_replicas)
-    counts = fixed_replicas(context).items()
-    return {context.role_object("redis"): 1} | {name: scaled if count is None else count for name, count in counts}
+    counts = fixed_replicas(context)
+    if awaited(observed):  # these roles start after the group
+        counts.pop(context.role_object("reward"))
+    return {context.role_object("redis"): 1} | {
+        name: scaled if count is None else count for name, count in counts.items()
+    }
 
 
 def _rollouts(context: JobContext, least: Mapping[str, int], observed: Observed, now: float) -> RoleState:
