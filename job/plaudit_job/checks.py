@@ -81,6 +81,9 @@ def kubernetes_problems(job: RLJob) -> list[Problem]:
                 "Name a claim that many pods can mount (ReadWriteMany)",
             )
         )
+    if job.metadata.name[0].isdigit():
+        problem = f"{job.metadata.name!r} begins with a digit; Services have its name, which must begin with a letter"
+        problems.append(Problem("metadata.name", problem, f"Name it job-{job.metadata.name}, or such"))
     return [*problems, *_cpu_of_scaled_workers(job)]
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import signal
 import sys
+from dataclasses import replace
 
 from plaudit_operator.names import FIELD_MANAGER
 from plaudit_operator.operator import Operator
 from plaudit_operator.runtime.health import ControllerHealthServer, MetricsAccess
-from plaudit_operator.runtime.kube import ApiServer
+from plaudit_operator.runtime.kube import ApiServer, KubeError
 from plaudit_operator.settings import OperatorSettings, OperatorSettingsError
 from plaudit_operator.status.progress import ProgressReader
 from plaudit_wire.logs import configure_logs
 
+_NATIVE_SIDECARS = (1, 29)
 _COLLECT_EVERY = 20_000
 """Objects. A look at a job makes thousands and leaves no cycles: collections at the default of 700 were a third of the
 operator's CPU."""
@@ -29,6 +32,8 @@ def main() -> int:
     configure_logs(None, worker=settings.identity, level=settings.log_level)
     progress = ProgressReader()
     kube = ApiServer(FIELD_MANAGER)
+    with contextlib.suppress(KubeError):  # an API server that is away now is of a version that the chart supports
+        settings = replace(settings, native_sidecars=kube.version() >= _NATIVE_SIDECARS)
     operator = Operator(kube, settings, progress)
     access = MetricsAccess(kube.review).allows if settings.metrics_authentication else None
     for number in (signal.SIGTERM, signal.SIGINT):

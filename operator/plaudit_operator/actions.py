@@ -9,6 +9,9 @@ first pod as a second owner: an object is collected when all of its owners are g
 shortened from ten minutes to two, so that GPUs are free soon. To keep the last steps of a longer update, suspend a job
 before deleting it.
 
+**Orphans**, of a job that was deleted with ``--cascade=orphan`` and created again: the new job adopts them with their
+run, whose processes do not notice, if its spec is the one that they were made from.
+
 **A lost node** keeps its pods: StatefulSet and Job pods stay Terminating until it is back. Pods of the trainer,
 rollouts and reward models there are deleted by force, without their grace period: the run's incarnation fences
 processes that still run, and a queue counts a pod until it is gone. Pods on a reachable node keep their grace period.
@@ -29,7 +32,7 @@ from typing import Any
 
 from plaudit_job.spec.rljob import Spec
 from plaudit_operator import names
-from plaudit_operator.observed import Object, Observed, attempt_of, labels, seconds
+from plaudit_operator.observed import Object, Observed, attempt_of, labels, owner_uid, recorded_run, seconds
 from plaudit_operator.pod_state import evicted_since, is_disrupted, is_leaving, is_node_lost, is_over
 from plaudit_operator.runtime.kinds import CHILDREN
 
@@ -40,6 +43,7 @@ _OUTLIVING = ("StatefulSet", "Service")
 _AFTER_GRACE_S = 30.0
 _AFTER_LOSS_S = 15.0
 """Grace period before pods are deleted by force: a node that returns within it ends its pods itself."""
+_CHILDREN_KINDS = {kind.kind for kind in CHILDREN}
 _FORCED_ROLES = ("trainer", "rollout", "model")
 
 
@@ -115,8 +119,6 @@ class Plan:
     status: Manifest
     actions: list[Action] = field(default_factory=list)
     requeue_after_s: float | None = None
-    delete_job: bool = False
-    """True to delete the RLJob itself, whose ``ttlSecondsAfterFinished`` has passed."""
 
 
 def earliest(*waits: float | None) -> float | None:
@@ -150,6 +152,51 @@ def outliving_trainer(manifest: Manifest, observed: Observed) -> Manifest:
     owner = {"apiVersion": "v1", "kind": "Pod", "name": first["name"], "uid": first["uid"]}
     metadata = manifest["metadata"]
     return {**manifest, "metadata": {**metadata, "ownerReferences": [*metadata["ownerReferences"], owner]}}
+
+
+def left_behind(observed: Observed) -> list[Object]:
+    """Return the children of an earlier job of this name that have no controller any more, and stay.
+
+    Redis of a job that was deleted with all it owns has none either for a while, and goes with the trainer's pod.
+    """
+    free = [child for child in observed.children.values() if _is_free(child)]
+    if not free:
+        return free
+    bare = [child for child in free if not child["metadata"].get("ownerReferences")]
+    config = observed.children.get(("ConfigMap", names.job_config(observed.name)))
+    return free if config in bare or observed.run_uid != observed.uid else bare
+
+
+def _is_free(child: Object) -> bool:
+    if owner_uid(child) or is_leaving(child):
+        return False
+    return child["kind"] in _CHILDREN_KINDS and labels(child).get(names.MANAGED_BY) == names.FIELD_MANAGER
+
+
+def adoption(observed: Observed, left: Sequence[Object]) -> list[Patch]:
+    """Return the changes that make the job the owner of what an earlier one ``left``, as far as it is of its run."""
+    owner = {"apiVersion": observed.job["apiVersion"], "kind": observed.job["kind"], "name": observed.name}
+    owner |= {"uid": observed.uid, "controller": True, "blockOwnerDeletion": True}
+    config = observed.children.get(("ConfigMap", names.job_config(observed.name)))
+    inherited = recorded_run(config) if config is not None and owner_uid(config) != observed.uid else {}
+    run = names.run_id(observed.name, inherited.get("uid", observed.run_uid))
+    return [
+        Patch(child["kind"], child["metadata"]["name"], {"metadata": _owned(child, owner)})
+        for child in left
+        if run_of_template(child) in ("", run)
+    ]
+
+
+def _owned(child: Object, owner: Manifest) -> Manifest:
+    metadata = child["metadata"]
+    expected = {key: metadata[key] for key in ("uid", "resourceVersion")}
+    return {**expected, "ownerReferences": [*(metadata.get("ownerReferences") or []), owner]}
+
+
+def run_of_template(child: Object) -> str:
+    """Return the run whose pods an object makes; empty if it makes none."""
+    template = (child.get("spec") or {}).get("template") or {}
+    return str((template.get("metadata") or {}).get("labels", {}).get(names.LABEL_RUN, ""))
 
 
 def hurry(pods: Iterable[Object]) -> list[Delete]:

@@ -149,7 +149,14 @@ def _files(job: RLJob, source: Object | None) -> tuple[JobFile, ...] | RefusedJo
         message = f"spec.files.configMap: ConfigMap {wanted.config_map!r} does not exist in this namespace. Create it"
         return RefusedJob(Reason.FILES_MISSING, message)
     data: Mapping[str, str] = source.get("data") or {}
-    items = [(item.key, item.path) for item in wanted.items] or [(key, key) for key in sorted(data)]
+    binary = source.get("binaryData") or {}
+    items = [(item.key, item.path) for item in wanted.items] or [(key, key) for key in sorted({*data, *binary})]
+    if found := [key for key, _ in items if key in binary]:
+        message = (
+            f"spec.files: {', '.join(found)} of ConfigMap {wanted.config_map!r} is binary; a job carries text only"
+        )
+        remedy = "Put it on the shared volume and give its absolute path, and list the other keys in spec.files.items"
+        return RefusedJob(Reason.FILES_INVALID, f"{message}. {remedy}")
     if missing := [key for key, _ in items if key not in data]:
         message = f"spec.files: ConfigMap {wanted.config_map!r} has no key {', '.join(missing)}. Add it"
         return RefusedJob(Reason.FILES_MISSING, message)

@@ -9,6 +9,8 @@ attempt fails with its first pod, and Kubernetes then ends the others. The Job o
 before that, so that the count of attempts is kept; it is resumed once all pods before it are gone and its pause is
 over.
 
+The end of the container ``trainer`` or ``rollout`` ends the attempt in its pod, whatever sidecars still run there.
+
 **Back-off**, of the trainer and of each replica: attempts that end early without progress follow each other more and
 more slowly. An attempt is short if it closed no step and ran for less than ``backoff.resetAfterSeconds``. With the
 defaults:
@@ -57,9 +59,13 @@ def present_attempt(observed: Observed, rules: Sequence[FailureRuleSpec] = ()) -
     job = jobs.get(number)
     if job is None:
         return TrainerAttempt(number, "absent")
-    if holds(job, "Complete"):
+    pods = [pod for pod in observed.pods_of("trainer") if attempt_of(pod) == number]
+    held = [pod for pod in pods if pod_state.is_held_by_sidecar(pod, "trainer")]
+    codes = {code for pod in held for code, _ in pod_state.exit_of(pod, "trainer")}
+    ended = len(held) + sum(map(pod_state.is_over, pods)) == job["spec"].get("completions", 1)
+    if holds(job, "Complete") or (codes == {0} and ended):
         return TrainerAttempt(number, "done", Reason.TRAINER_DONE, "the trainer finished its last step", job)
-    if holds(job, "Failed", "FailureTarget"):
+    if holds(job, "Failed", "FailureTarget") or codes - {0}:
         return _failed(observed, number, job, rules)
     return TrainerAttempt(number, "running", job=job)
 
@@ -223,8 +229,19 @@ class ReplicaDecision:
     """Seconds until the next pause is over."""
 
 
-def decide_replicas(observed: Observed, group: str, count: int, policy: BackoffSpec, now: float) -> ReplicaDecision:
-    """Return the changes that bring a group (empty in a job without groups) closer to ``count`` running replicas."""
+def never_ran(job: Object, pods: Sequence[Object], template: str) -> bool:
+    """Return True if a Job is to be replaced: none of its pods ran, and its pod template is not that of this digest."""
+    made_from = annotations_of(job).get(names.TEMPLATE, template)
+    return made_from != template and not pod_state.is_leaving(job) and not any(map(pod_state.has_run, pods))
+
+
+def decide_replicas(
+    observed: Observed, group: str, template: str, count: int, policy: BackoffSpec, now: float
+) -> ReplicaDecision:
+    """Return the changes that bring a group (empty in a job without groups) closer to ``count`` running replicas.
+
+    ``template`` is the digest of the group's frozen pod template.
+    """
     decision = ReplicaDecision()
     jobs = [job for job in observed.jobs_of("rollout") if group_of(job) == group and replica_of(job) >= 0]
     pods = [pod for pod in observed.pods_of("rollout") if group_of(pod) == group and replica_of(pod) >= 0]
@@ -238,17 +255,21 @@ def decide_replicas(observed: Observed, group: str, count: int, policy: BackoffS
         if newest is None:
             if not own_pods:
                 decision.starts.append(ReplicaAttempt(replica))
-        elif _has_ended(newest):
+        elif _has_ended(newest, own_pods):
             decision.starts.append(_next_attempt(newest, policy, now))
+        elif never_ran(newest, own_pods, template):
+            decision.changes.append(Delete.of("Job", newest))
         elif newest["spec"].get("suspend"):
             earlier_pods = [pod for pod in own_pods if attempt_of(pod) < attempt_of(newest)]
             _resume(decision, newest, [*own_jobs, *earlier_pods], policy, now)
     return decision
 
 
-def _has_ended(job: Object) -> bool:
+def _has_ended(job: Object, pods: Sequence[Object]) -> bool:
     """Return True if a pod of the attempt ended, well or badly: the others cannot go on without it."""
     status = job.get("status") or {}
+    if any(pod_state.is_held_by_sidecar(pod, "rollout") for pod in pods if attempt_of(pod) == attempt_of(job)):
+        return True
     over = holds(job, "Failed", "FailureTarget", "Complete", "SuccessCriteriaMet")
     return over or bool(status.get("failed") or status.get("succeeded"))
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from plaudit_operator import names
-from plaudit_operator.observed import Object, Observed, labels
+from plaudit_operator.observed import Object, Observed, labels, run_uid
 from plaudit_operator.pod_state import FIRST_DELETION, deletion_requested_at
 from plaudit_operator.runtime.kinds import OWNERS, RLJOB, Kind
 
@@ -79,6 +79,14 @@ class Cache:
             kept = self._jobs.get(key)
         return None if kept is None else _DECODER.decode(kept)
 
+    def run_uid(self, key: Key) -> str:
+        """Return the uid that names the run of an object that a user created; empty if the object is unknown."""
+        config = ("ConfigMap", names.job_config(key.name))
+        with self._lock:
+            job, kept = self._jobs.get(key), self._children.get(key[:2], {}).get(config)
+        children = {} if kept is None else {config: _DECODER.decode(kept)}
+        return "" if job is None else run_uid(_DECODER.decode(job), children)
+
     def observed(self, key: Key) -> Observed | None:
         """Return the objects of a job; None if the job is unknown."""
         with self._lock:
@@ -90,7 +98,7 @@ class Cache:
         job = _DECODER.decode(kept)
         children = {name: _DECODER.decode(child) for name, child in kept_children.items()}
         jobs = (job, *map(_DECODER.decode, others))
-        run, *of_others = (names.run_id(key.name, each["metadata"]["uid"]) for each in jobs)
+        run, *of_others = (names.run_id(key.name, run_uid(each, children)) for each in jobs)
         pods = [item for (kind, _), item in children.items() if kind == "Pod"]
         own = tuple(pod for pod in pods if labels(pod).get(names.LABEL_RUN) == run)
         earlier = tuple(pod for pod in pods if labels(pod).get(names.LABEL_RUN) not in (run, *of_others))

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -15,6 +16,15 @@ from plaudit_operator import names
 Object = Mapping[str, Any]
 NO_SUCH_KIND = "this cluster has no"
 """Prefix of a refusal if the cluster does not serve a child's kind."""
+
+OF_EARLIER_JOB = "of an earlier job of this name"
+"""Part of the message about an object that garbage collection has not deleted yet."""
+
+
+def delete_command(namespace: str, objects: Iterable[tuple[str, str]]) -> str:
+    """Return the command that deletes objects, given by kind and name."""
+    listed = " ".join(f"{kind.lower()}/{name}" for kind, name in objects)
+    return f"kubectl delete --namespace {namespace} {listed}"
 
 
 @dataclass(frozen=True)
@@ -28,8 +38,8 @@ class Observed:
     """Pods with the job's labels, trimmed to the fields that the planner reads."""
     files: Object | None = None
     """The ConfigMap that ``spec.files`` names; looked up only before admission."""
-    services: Mapping[str, Object] = field(default_factory=dict)
-    """The RewardServices that its scorers refer to, as far as they exist, by name."""
+    services: Mapping[str, str] = field(default_factory=dict)
+    """Secrets with the tokens of the RewardServices that its scorers refer to, as far as they exist, by name."""
     progress: Mapping[str, Any] = field(default_factory=dict)
     """``status.progress`` from the metrics service; empty if it was not read or did not respond."""
     refused_pods: Mapping[tuple[str, str], str] = field(default_factory=dict)
@@ -40,6 +50,8 @@ class Observed:
     """Pods of earlier jobs of the same name."""
     refusals: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Errors of children that could not be written last time, by kind and name."""
+    failures: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """Errors of other calls that failed last time and are repeated, by kind and name of the object."""
 
     @property
     def name(self) -> str:
@@ -55,6 +67,16 @@ class Observed:
     def uid(self) -> str:
         """Return the job's uid."""
         return str(self.job["metadata"]["uid"])
+
+    @property
+    def run_uid(self) -> str:
+        """Return the uid that names the job's run and its Secrets."""
+        return run_uid(self.job, self.children)
+
+    @property
+    def run(self) -> str:
+        """Return the id of the run."""
+        return names.run_id(self.name, self.run_uid)
 
     @property
     def status(self) -> Object:
@@ -87,6 +109,20 @@ class Observed:
     def pods_of(self, role: str) -> list[Object]:
         """Return the pods of a role."""
         return [pod for pod in self.pods if labels(pod).get(names.LABEL_ROLE) == role]
+
+
+def run_uid(job: Object, children: Mapping[tuple[str, str], Object]) -> str:
+    """Return the uid that names a job's run: its own, or that of the job whose objects it has adopted."""
+    metadata = job["metadata"]
+    config = children.get(("ConfigMap", names.job_config(metadata["name"])))
+    adopted = recorded_run(config) if config is not None and owner_uid(config) == metadata["uid"] else {}
+    return str(adopted.get("uid") or metadata["uid"])
+
+
+def recorded_run(config: Object) -> dict[str, str]:
+    """Return kind and uid of the object that a run began with; empty if an earlier operator did not record them."""
+    recorded: dict[str, str] = json.loads((config.get("data") or {}).get(names.RUN_KEY, "{}"))
+    return recorded
 
 
 def labels(item: Object) -> Mapping[str, str]:

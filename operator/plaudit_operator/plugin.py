@@ -28,7 +28,7 @@ from plaudit_wire.printable import printable
 Object = Mapping[str, Any]
 RESOURCE = "rljobs.plaudit.dev"
 SERVICES = "rewardservices.plaudit.dev"
-ROLES = ("trainer", "rollout", "reward", "gateway", "model", "metrics", "redis")
+ROLES = ("trainer", "rollout", "reward", "gateway", "model", "environment", "metrics", "redis")
 _ALL = "all"
 _MOST_STREAMS = "1000"
 """kubectl follows only five pods by default."""

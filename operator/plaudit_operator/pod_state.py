@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, conditions_of, holds, seconds
@@ -47,6 +47,8 @@ def _waiting(status: Object, pod: Object, now: float) -> tuple[str, str] | None:
         return Reason.IMAGE_PULL, f"image {status.get('image', '')}: {why or reason}"
     if reason == "CreateContainerConfigError":
         return Reason.CONFIG_MISSING, message
+    if reason in ("CreateContainerError", "RunContainerError"):
+        return Reason.CRASHING, f"{status['name']} cannot start: {message}"
     created = seconds(pod["metadata"].get("creationTimestamp"))
     slow = created is not None and now - created > _STARTS_WITHIN_S
     if reason == "ContainerCreating" and is_scheduled(pod) and slow:
@@ -76,8 +78,32 @@ def ended_at(pod: Object, container: str) -> float | None:
     return next((seconds(ended.get("finishedAt")) for ended in _terminated(pod, container)), None)
 
 
+def has_run(pod: Object) -> bool:
+    """Return True if a container of the pod ran, but for those before its process."""
+    states = [status.get(state, {}) for status in _statuses(pod) for state in ("state", "lastState")]
+    if not states:
+        return pod.get("status", {}).get("phase") in ("Running", "Succeeded")
+    return any("running" in state or "terminated" in state for state in states)
+
+
+def lacks_image(pod: Object) -> bool:
+    """Return True if an image of the pod cannot be pulled."""
+    waiting = (status.get("state", {}).get("waiting") or {} for status in _containers(pod))
+    return any(each.get("reason") in _IMAGE_REASONS for each in waiting)
+
+
+def is_held_by_sidecar(pod: Object, container: str) -> bool:
+    """Return True if a container ended for good and another one, which is no native sidecar, keeps the pod running."""
+    others = [status for status in _statuses(pod) if status["name"] != container]
+    return any(_terminated(pod, container)) and any("terminated" not in each.get("state", {}) for each in others)
+
+
+def _statuses(pod: Object) -> Sequence[Object]:
+    return pod.get("status", {}).get("containerStatuses") or ()
+
+
 def _terminated(pod: Object, container: str) -> Iterator[Object]:
-    for status in pod.get("status", {}).get("containerStatuses") or []:
+    for status in _statuses(pod):
         ended = status.get("state", {}).get("terminated")
         if status["name"] == container and ended:
             yield ended

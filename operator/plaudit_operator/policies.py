@@ -14,21 +14,36 @@ objects that lack pods.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from plaudit_job.spec.reward_service import FIXED_SECTIONS
 from plaudit_job.spec.rljob import LifecycleSpec
 from plaudit_operator import names
+from plaudit_operator.admission import frozen_changes
 from plaudit_operator.names import CONTROLLER, ConditionType, Reason
-from plaudit_operator.observed import Object, Observed, holds, labels, owner_uid, seconds
+from plaudit_operator.observed import (
+    Object,
+    Observed,
+    delete_command,
+    holds,
+    labels,
+    owner_uid,
+    recorded_run,
+    seconds,
+)
 from plaudit_operator.pod_state import is_gated, is_leaving, is_over, is_scheduled
+from plaudit_operator.runtime.kinds import RLJOB
 
 GangWait = Literal["", "room", "queue"]
 """The reason to wait: none (empty), room for the whole group, or the queue."""
 REASON_OF_EVENTS = "FailedCreate"
 FIRST_LOOK_AFTER_S = 5.0
+_NAMED = 3
+"""Objects that a message names before the command that names all."""
 _PODS_WITHIN_S = 3.0
 """Time from the creation of an object until its pods usually exist."""
 
@@ -94,6 +109,40 @@ def awaited(observed: Observed) -> GangWait:
 def is_managed_elsewhere(observed: Observed) -> bool:
     """Return True if ``spec.managedBy`` (immutable) gives the job to another controller, such as MultiKueue's."""
     return observed.job["spec"].get("managedBy", "") not in ("", CONTROLLER)
+
+
+def inherited_problem(observed: Observed, left: Sequence[Object]) -> str:
+    """Return why the job cannot adopt what an earlier one of its name ``left``; empty if it can, or need not.
+
+    It needs the ConfigMap that says of which run the objects are, and from which spec they were made.
+    """
+    config = observed.children.get(("ConfigMap", names.job_config(observed.name)))
+    if config is not None and owner_uid(config) == observed.uid:
+        return ""
+    changed: list[str] | None = None
+    if config is not None and config in left and recorded_run(config).get("kind") == observed.job["kind"]:
+        changed = _changed_since(observed.job, config)
+        if not changed:
+            return ""
+    objects = [(child["kind"], child["metadata"]["name"]) for child in left]
+    differs = f"whose spec was another ({', '.join(changed)})" if changed else "whose spec is not known"
+    named = ", ".join(f"{kind} {name}" for kind, name in objects[:_NAMED])
+    more = f" and {len(objects) - _NAMED} more" if len(objects) > _NAMED else ""
+    problem = f"{named}{more} are left from an earlier job of this name, {differs}, and its processes may still run"
+    return f"{problem}. Rename the job, or delete them: {delete_command(observed.namespace, objects)}"
+
+
+def _changed_since(job_object: Object, config: Object) -> list[str]:
+    """Return the fields of a job that differ from those that its inherited ConfigMap was written from."""
+    data = config["data"]
+    if job_object["kind"] == RLJOB.kind:
+        return frozen_changes(json.loads(data["spec.json"]), job_object["spec"])
+    accepted = json.loads(data["current.json"])
+    return [f"spec.{name}" for name in FIXED_SECTIONS if _section(job_object["spec"], name) != _section(accepted, name)]
+
+
+def _section(spec: Object, name: str) -> Object:
+    return spec.get(name) or {}
 
 
 def is_in_use(observed: Observed, child: Object, revision: str) -> bool:

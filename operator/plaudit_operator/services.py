@@ -63,10 +63,19 @@ def admit_service(service: Object, config: Object | None, files: Object | None) 
         return _in_effect(service, data, accepted)
     edited = _edited(service, accepted, files)
     if isinstance(edited, RefusedJob):
-        kept = _in_effect(service, data, accepted)
-        message = f"edit rejected, the service keeps revision {kept.revision}: {edited.message}"
-        return replace(kept, reason=edited.reason, message=message)
-    return _revised(replace(edited, templates=msgspec.json.decode(data["templates.json"]), written=data))
+        return without_edit(service, data, edited)
+    edited = _revised(replace(edited, templates=msgspec.json.decode(data["templates.json"]), written=data))
+    if edited.templates.get("reward", {}).get("inputs") != edited.revision:
+        return edited
+    kept = _in_effect(service, data, accepted)  # images change with the revision only
+    return replace(edited, images=kept.images, platform=kept.platform)
+
+
+def without_edit(service: Object, data: Mapping[str, str], refused: RefusedJob) -> Admitted:
+    """Return the service as it is in effect, with the reason why its present edit is rejected."""
+    kept = _in_effect(service, data, msgspec.json.decode(data["current.json"]))
+    message = f"edit rejected, the service keeps revision {kept.revision}: {refused.message}"
+    return replace(kept, reason=refused.reason, message=message)
 
 
 def _in_effect(service: Object, data: Mapping[str, str], accepted: Mapping[str, Any]) -> Admitted:
@@ -118,22 +127,24 @@ def referenced(job_object: Object) -> list[str]:
 
 def token_secrets(observed: Observed) -> tuple[tuple[str, str], ...]:
     """Return the name of the Secret with the tokens of each service that exists, by the service's name."""
-    return tuple((name, _token_secret(service)) for name, service in sorted(observed.services.items()))
+    return tuple(sorted(observed.services.items()))
 
 
-def _token_secret(service: Object) -> str:
-    metadata, gateway = service["metadata"], (service["spec"].get("reward") or {}).get("gateway") or {}
-    return str(gateway.get("tokenSecret") or names.gateway_secret(metadata["name"], metadata["uid"]))
+def token_secret(service: Object, run_uid: str) -> str:
+    """Return the name of the Secret with the tokens of a service."""
+    gateway = (service["spec"].get("reward") or {}).get("gateway") or {}
+    return str(gateway.get("tokenSecret") or names.gateway_secret(service["metadata"]["name"], run_uid))
 
 
 def resolved(admitted: Admitted, namespace: str, present: Mapping[str, str]) -> Admitted | RefusedJob:
     """Return the job with addresses in place of names.
 
-    ``present`` has the Secrets of the services that exist now, by name; those that were found at admission stay.
+    ``present`` has the Secrets of the services that exist now, by name. A service that was created again has another
+    one; that of a service that is gone stays.
     """
     secrets: dict[str, str] = {}
     for name in referenced({"spec": admitted.current}):
-        secret = admitted.services.get(name) or present.get(name)
+        secret = present.get(name) or admitted.services.get(name)
         if secret is None:
             missing = f"service.name: there is no RewardService {name!r} in namespace {namespace!r}"
             remedy = "Create it, or give url and tokenSecret of one elsewhere"

@@ -65,6 +65,9 @@ class OperatorSettings:
     network_policies: bool = True
     """``PLAUDIT_NETWORK_POLICIES``: ``false`` creates no policies."""
 
+    native_sidecars: bool = True
+    """The cluster restarts and ends sidecars among ``initContainers`` (Kubernetes 1.29); asked of its API server."""
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> OperatorSettings:
         """Read the settings; raise ``OperatorSettingsError`` for a variable that is missing or malformed."""

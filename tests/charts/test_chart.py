@@ -89,9 +89,10 @@ def test_every_value_has_a_comment():
     assert sum(line.lstrip().startswith("#") for line in lines) > 20
 
 
-def test_every_file_of_metrics_that_the_chart_hands_on_is_there():
-    for path in ("rules/plaudit.yaml", "alerts/run.yaml", "alerts/operator.yaml", "dashboards/operator.json"):
+def test_a_copy_of_the_charts_folder_is_whole():
+    for path in ("rules/plaudit.yaml", "alerts/chart.yaml", "alerts/chart-grafana.yaml", "dashboards/operator.json"):
         assert (CHART / "files" / path).is_file(), path
+    assert not [path for path in CHART.rglob("*") if path.is_symlink()]
 
 
 def test_the_examples_for_artifact_hub_are_valid_jobs():

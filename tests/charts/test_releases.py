@@ -62,3 +62,57 @@ def test_each_release_has_a_lease_of_its_own_and_may_use_no_other(releases: list
         roles = [item for item in release if item["kind"] == "Role"]
         rules = [rule for role in roles for rule in role["rules"] if rule["resources"] == ["leases"]]
         assert [rule["resourceNames"] for rule in rules if "create" not in rule["verbs"]] == [[lease_of(release)]]
+
+
+@pytest.fixture(scope="module")
+def helm(path_with_cluster: str) -> str:
+    found = shutil.which("helm", path=path_with_cluster)
+    if found is None:
+        pytest.skip("helm is not installed, nor built for the test cluster (make cluster-up)")
+    return found
+
+
+VALUES = """
+plaudit:
+  enabled: true
+  images: {operator: o:1, worker: w:1, gpu: g:1, redis: r:1, pullSecret: registry}
+  imagePullSecrets: [mirror, {name: other}]
+  nameOverride: rl
+  podLabels: {sidecar.istio.io/inject: "false"}
+  commonLabels: {team: platform}
+  serviceAccount: {annotations: {eks.amazonaws.com/role-arn: role}}
+  monitoring: {monitors: true, rules: true, dashboards: true, grafanaAlerts: true}
+"""
+PARENT = """
+apiVersion: v2
+name: platform
+version: 1.0.0
+dependencies: [{name: plaudit, version: 0.1.0, condition: plaudit.enabled}]
+"""
+
+
+def test_a_copy_of_the_chart_in_an_umbrella_takes_the_usual_values(helm: str, tmp_path: Path):
+    shutil.copytree(CHART, tmp_path / "charts" / "plaudit", symlinks=True)
+    (tmp_path / "Chart.yaml").write_text(PARENT)
+    (tmp_path / "values.yaml").write_text(VALUES)
+    found = objects(helm, "template", "up", tmp_path, "--namespace", "plaudit")
+    by_kind = {item["kind"]: item for item in found}
+    pod = by_kind["Deployment"]["spec"]["template"]
+    assert by_kind["Deployment"]["metadata"]["name"] == by_kind["ServiceAccount"]["metadata"]["name"] == "rl"
+    assert pod["spec"]["imagePullSecrets"] == [{"name": name} for name in ("registry", "mirror", "other")]
+    assert pod["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
+    assert by_kind["ServiceAccount"]["metadata"]["annotations"] == {"eks.amazonaws.com/role-arn": "role"}
+    plain = [item for item in found if "helm.sh/hook" not in item["metadata"].get("annotations", {})]
+    assert {item["metadata"]["labels"]["team"] for item in plain} == {"platform"}
+    assert {"PrometheusRule", "ConfigMap"} <= set(by_kind)
+    off = objects(helm, "template", "up", tmp_path, "--set", "plaudit.enabled=false")
+    assert off == []
+
+
+def test_every_container_of_helm_test_has_cpu_and_memory(helm: str):
+    found = objects(helm, "template", "up", CHART, "--show-only", "templates/tests/job.yaml")
+    job, pod = (next(item for item in found if item["kind"] == kind) for kind in ("RLJob", "Pod"))
+    spec = job["spec"]
+    pods = [spec["reward"]["workers"]["pod"], spec["reward"]["gateway"]["pod"], spec["metrics"]["pod"]]
+    pods += [spec["transport"]["managed"]["pod"], *pod["spec"]["containers"]]
+    assert all({"cpu", "memory"} <= set(each["resources"]["limits"]) for each in pods)

@@ -40,6 +40,8 @@ def test_names_are_bounded(definition: Cluster):
     job = rljob()
     job["metadata"]["name"] = "a" * 41
     assert "at most 40 of a-z, 0-9 and" in definition.apply(job, dry_run=True).stderr
+    job["metadata"]["name"] = "7b-job"
+    assert "must begin with a-z" in definition.apply(job, dry_run=True).stderr
 
 
 CHANGES: list[tuple[str, bool]] = [

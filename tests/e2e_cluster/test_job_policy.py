@@ -50,6 +50,11 @@ def container(**context: Any) -> dict[str, Any]:
     return with_spec(containers=[{"name": "trainer", "securityContext": context}])
 
 
+def apparmor(profile: str | None) -> dict[str, Any]:
+    annotations = {"container.apparmor.security.beta.kubernetes.io/trainer": profile}
+    return with_pod({"template": {"metadata": {"annotations": annotations}}})
+
+
 PRIVILEGED = {"name": "trainer", "securityContext": {"privileged": True}}
 REJECTED = {
     "a privileged container": (container(privileged=True), "privileges"),
@@ -100,9 +105,40 @@ REJECTED = {
         "belong to the operator",
     ),
     "no gate": (with_spec(schedulingGates=[]), "belong to the operator"),
+    "Kueue's count": (
+        with_pod({"template": {"metadata": {"annotations": {"kueue.x-k8s.io/pod-group-total-count": "1"}}}}),
+        "belong to the operator",
+    ),
+    "no annotation of Kueue": (
+        with_pod({"template": {"metadata": {"annotations": {"kueue.x-k8s.io/pod-suspending-parent": None}}}}),
+        "belong to the operator",
+    ),
+    "an SELinux type": (with_spec(securityContext={"seLinuxOptions": {"type": "spc_t", "level": "s0"}}), "privileges"),
+    "an SELinux type of a container": (container(seLinuxOptions={"type": "spc_t"}), "privileges"),
+    "an SELinux role": (container(seLinuxOptions={"role": "system_r"}), "privileges"),
+    "no AppArmor by annotation": (apparmor("unconfined"), "privileges"),
+    "an annotation of AppArmor taken out": (apparmor(None), "privileges"),
+    "other capabilities dropped": (container(capabilities={"drop": ["NET_RAW"]}), "privileges"),
+    "a probe of the node": (
+        with_spec(containers=[{"name": "trainer", "livenessProbe": {"httpGet": {"host": "127.0.0.1", "port": 10255}}}]),
+        "its node",
+    ),
+    "a hook of the node": (
+        with_spec(
+            containers=[
+                {"name": "mine", "image": "x:1", "lifecycle": {"preStop": {"tcpSocket": {"host": "a", "port": 1}}}}
+            ]
+        ),
+        "its node",
+    ),
 }
 ACCEPTED = {
     "nothing": JOB,
+    "a bare sidecar, which gets the restricted fields": with_spec(containers=[{"name": "mine", "image": "x:1"}]),
+    "an SELinux level": container(seLinuxOptions={"level": "s0:c1,c2"}),
+    "a profile of AppArmor": apparmor("localhost/mine"),
+    "no probes": with_spec(containers=[{"name": "trainer", "livenessProbe": None, "lifecycle": None}]),
+    "a probe of its own pod": with_spec(containers=[{"name": "trainer", "livenessProbe": {"httpGet": {"port": 8080}}}]),
     "what a pod needs": with_pod(
         {
             "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
@@ -179,3 +215,26 @@ def test_a_training_job_of_the_suite_is_accepted(policy: Cluster):
     policy.until("the policy", lambda: create(policy, with_spec(hostPID=True)).returncode != 0, 60)
     done = create(policy, job)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_job_older_than_the_policy_can_be_suspended_labelled_and_deleted_but_not_made_worse(policy: Cluster):
+    install(policy, exemptNamespaces=[NAMESPACE])
+    old = with_spec(hostNetwork=True)
+    old["metadata"]["finalizers"] = ["plaudit.dev/test"]
+    policy.until("exemption", lambda: create(policy, old).returncode == 0, 60)
+    policy.kubectl("create", "-f", "-", text=json.dumps(old))
+    install(policy)
+    policy.until("the policy", lambda: create(policy, with_spec(hostPID=True)).returncode != 0, 60)
+    here = ("--namespace", NAMESPACE)
+
+    def patch(body: dict[str, Any]) -> int:
+        done = policy.kubectl(*here, "patch", "rlj/job", "--type=merge", "-p", json.dumps(body), check=False)
+        return done.returncode
+
+    assert patch({"spec": {"suspend": True}}) == 0
+    assert patch({"spec": {"suspend": None}}) == 0
+    assert patch({"metadata": {"labels": {"team": "a"}}}) == 0
+    assert patch({"spec": {"rollout": {"replicas": 3}}}) != 0
+    policy.kubectl(*here, "delete", "rlj/job", "--cascade=foreground", "--wait=false")
+    assert patch({"metadata": {"finalizers": None}}) == 0
+    policy.until("deletion", lambda: "job" not in policy.kubectl(*here, "get", "rlj").stdout, 60)

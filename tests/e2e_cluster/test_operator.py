@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -125,6 +126,76 @@ def test_a_stranger_keeps_its_name(leader: OperatorProcess, definition: Cluster)
     found = definition.get("service", "taken-redis", NAMESPACE)
     assert "ownerReferences" not in found["metadata"]
     definition.kubectl("--namespace", NAMESPACE, "delete", "rlj/taken", "service/taken-redis")
+
+
+def uids(cluster: Cluster, name: str) -> dict[tuple[str, str], tuple[str, str]]:
+    """Return uid and controller's uid of the objects with the label of a job."""
+    found = cluster.kubectl("--namespace", NAMESPACE, "get", KINDS, "-l", f"plaudit.dev/job={name}", "-o", "json")
+    return {
+        (item["kind"], item["metadata"]["name"]): (
+            item["metadata"]["uid"],
+            next(
+                (owner["uid"] for owner in item["metadata"].get("ownerReferences", []) if owner.get("controller")), ""
+            ),
+        )
+        for item in json.loads(found.stdout)["items"]
+    }
+
+
+def test_what_an_orphaning_deletion_left_is_adopted_and_a_deletion_in_the_foreground_takes_it_along(
+    leader: OperatorProcess, definition: Cluster
+):
+    def admitted() -> bool:
+        return definition.condition("rlj", "left", NAMESPACE, "Admitted").get("status") == "True"
+
+    make(definition, "left")
+    definition.until("children", lambda: admitted() and len(children(definition, "left")) == 16, 60)
+    run, before = status(definition, "left")["run"], uids(definition, "left")
+    kubectl = partial(definition.kubectl, "--namespace", NAMESPACE)
+    kubectl("delete", "rlj/left", "--cascade=orphan")
+    assert {key: owner for key, (_, owner) in uids(definition, "left").items() if owner} == {}
+    make(definition, "left")
+    definition.until("adoption", admitted, 60)
+    owner = definition.get("rlj", "left", NAMESPACE)["metadata"]["uid"]
+    assert uids(definition, "left") == {key: (uid, owner) for key, (uid, _) in before.items()}
+    assert status(definition, "left")["run"] == run
+    kubectl("delete", "rlj/left", "--cascade=foreground", "--timeout=60s")
+    assert uids(definition, "left") == {}
+
+
+def test_a_webhook_that_does_not_answer_is_in_the_condition_and_all_is_well_once_it_is_gone(
+    leader: OperatorProcess, definition: Cluster
+):
+    here = {"kubernetes.io/metadata.name": NAMESPACE}
+    webhook = {
+        "name": "validate.example.dev",
+        "clientConfig": {"service": {"name": "none", "namespace": NAMESPACE}},
+        "namespaceSelector": {"matchLabels": here},
+        "rules": [
+            {"apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["deployments"]}
+        ],
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+    }
+    head = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration"}
+    assert definition.apply({**head, "metadata": {"name": "failing"}, "webhooks": [webhook]}).returncode == 0
+    definition.until("the webhook", lambda: _refused_by_webhook(definition), 60)
+    make(definition, "hooked")
+
+    def told() -> bool:
+        found = definition.condition("rlj", "hooked", NAMESPACE, "Admitted")
+        return found.get("reason") == "CallFailed" and "validate.example.dev" in found["message"]
+
+    definition.until("CallFailed", told, 60)
+    definition.kubectl("delete", "validatingwebhookconfiguration/failing")
+    well = partial(definition.condition, "rlj", "hooked", NAMESPACE, "Admitted")
+    definition.until("all is well", lambda: well().get("status") == "True", 60)
+    assert len(children(definition, "hooked")) == 16
+
+
+def _refused_by_webhook(cluster: Cluster) -> bool:
+    trial = ["create", "deployment", "trial", "--image=x:1", "--dry-run=server"]
+    return cluster.kubectl("--namespace", NAMESPACE, *trial, check=False).returncode != 0
 
 
 def test_a_typo_in_a_pod_template_is_refused_with_its_field(leader: OperatorProcess, definition: Cluster):

@@ -9,14 +9,14 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from typing import Any
 
 from plaudit_operator import names
 from plaudit_operator.observed import annotations_of, labels, owner_uid, timestamp
 from plaudit_operator.runtime.kinds import Kind
-from plaudit_operator.runtime.kube import AlreadyExistsError, ConflictError, NotFoundError
+from plaudit_operator.runtime.kube import AlreadyExistsError, ConflictError, KubeError, NotFoundError
 
 Object = dict[str, Any]
 START = 1_780_000_000.0
@@ -107,10 +107,14 @@ class ClusterModel:
             self._store("MODIFIED", present)
 
     def delete(self, kind: Kind, namespace: str, name: str, uid: str, grace_s: int | None = None) -> None:
-        with _Call(self, f"delete {kind.kind} {name}"):
-            present = self.objects.get((kind.kind, namespace, name))
-            if present is not None and present["metadata"]["uid"] == uid:
-                self.remove(kind.kind, name)
+        try:
+            with _Call(self, f"delete {kind.kind} {name}"):
+                present = self.objects.get((kind.kind, namespace, name))
+                if present is not None and present["metadata"]["uid"] == uid:
+                    self.remove(kind.kind, name)
+        except KubeError as error:  # as ``ApiServer`` does
+            if error.status not in (404, 409):
+                raise
 
     # What a test does to the cluster
 
@@ -166,6 +170,8 @@ class ClusterModel:
             count = int(owner["spec"]["replicas"])
             if owner["kind"] == "Deployment" and self._is_rolling(owner, count):
                 count += 1
+            elif owner["kind"] == "StatefulSet":
+                self._replace(pod for pod in self._pods_of(owner) if not self._is_updated(owner, pod))
             ready = self._run_pods(owner, count)
             updated = sum(self._is_updated(owner, pod) for pod in self._pods_of(owner))
             status = {"replicas": count, "readyReplicas": ready, "updatedReplicas": updated}
@@ -176,6 +182,11 @@ class ClusterModel:
 
     def _is_rolling(self, owner: Object, count: int) -> bool:
         """Removes a pod of an earlier template once there is a running one more; whether such pods are left."""
+        self._replace(
+            pod
+            for pod in self._pods_of(owner)
+            if not self._is_updated(owner, pod) and pod["status"].get("phase") != "Running"
+        )
         pods = self._pods_of(owner)
         outdated = [pod for pod in pods if not self._is_updated(owner, pod)]
         if outdated and len(pods) > count and all(pod["status"].get("phase") == "Running" for pod in pods):
@@ -183,7 +194,12 @@ class ClusterModel:
         return bool(outdated)
 
     def _is_updated(self, owner: Object, pod: Object) -> bool:
-        return labels(pod) == labels(owner["spec"]["template"])
+        template = owner["spec"]["template"]
+        return labels(pod) == labels(template) and _images(pod) == _images(template)
+
+    def _replace(self, pods: Iterable[Object]) -> None:
+        for pod in list(pods):
+            self.remove("Pod", pod["metadata"]["name"])
 
     def _pods_of(self, owner: Object) -> list[Object]:
         return [pod for pod in self.of_kind("Pod") if owner_uid(pod) == owner["metadata"]["uid"]]
@@ -283,6 +299,11 @@ class ClusterModel:
         self.objects[key] = item
         self.events[item["kind"]].append((event, copy.deepcopy(item)))
         return copy.deepcopy(item)
+
+
+def _images(item: Object) -> list[str]:
+    spec = item["spec"]
+    return [container["image"] for container in (*spec.get("initContainers", ()), *spec["containers"])]
 
 
 def _owners(item: Object) -> set[str]:

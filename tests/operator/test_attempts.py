@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ from plaudit_job.spec.rljob import BackoffSpec
 from plaudit_operator import names
 from plaudit_operator.attempts import pause_s
 from plaudit_operator.names import ConditionType
-from plaudit_operator.observed import labels
+from plaudit_operator.observed import labels, timestamp
 
 
 def test_the_pause_doubles_up_to_five_minutes():
@@ -323,3 +324,86 @@ def test_gpus_of_all_pods_are_counted():
     world = with_replicas()
     roles = {role["name"]: role["gpus"] for role in world.status["cost"]["roles"]}
     assert roles["rollout"] == 32
+
+
+SIDECAR = {"name": "proxy", "image": "proxy:1"}
+
+
+def end_beside_sidecar(world: World, role: str, code: int, message: str = "", *, pods: int = 99) -> None:
+    """The container of a role ends in its pods, or in the first of them, in which an injected sidecar runs on."""
+    running = [pod for pod in world.cluster.of_kind("Pod") if labels(pod)[names.LABEL_ROLE] == role]
+    for pod in running[:pods]:
+        ended = {"exitCode": code, "message": message, "finishedAt": timestamp(world.cluster.now)}
+        proxy = {"name": "proxy", "state": {"running": {}}, "restartCount": 0}
+        statuses = [{"name": role, "state": {"terminated": ended}, "restartCount": 0}, proxy]
+        pod = copy.deepcopy(pod)
+        pod["status"] |= {"containerStatuses": statuses, "conditions": [{"type": "PodScheduled", "status": "True"}]}
+        world.cluster.put(pod)
+
+
+@pytest.mark.parametrize("cleanup", ["All", "None"])
+def test_a_trainer_that_ends_beside_a_sidecar_completes_the_job_and_holds_nothing(cleanup: str):
+    world = settled(lifecycle={"cleanup": cleanup})
+    world.closed_step = 3
+    world.cluster.now += 1
+    end_beside_sidecar(world, "trainer", 0)
+    world.settle()
+    assert (world.status["phase"], world.status["progress"]["step"]) == ("Complete", 3)
+    assert "trainer" not in world.cluster.roles()
+
+
+def test_a_trainer_that_fails_beside_a_sidecar_restarts_at_once_and_in_the_end_fails_the_job():
+    world = settled(lifecycle={"failurePolicy": {"maxRestarts": 1}})
+    end_beside_sidecar(world, "trainer", 1, "boom")
+    world.settle()
+    assert (world.status["restarts"], world.status["phase"]) == (1, "Running")
+    end_beside_sidecar(world, "trainer", 1, "boom")
+    world.settle()
+    assert world.condition(ConditionType.FAILED)["message"].startswith(
+        "attempt 1 of the trainer exited with code 1: boom"
+    )
+    assert "trainer" not in world.cluster.roles()
+
+
+def test_of_several_ranks_all_have_to_end_well_beside_their_sidecars():
+    world = settled(trainer={"ranks": 2, "ranksPerPod": 1, "strategy": "fsdp2"})
+    end_beside_sidecar(world, "trainer", 0, pods=1)
+    world.settle()
+    assert world.status["phase"] == "Running"
+    end_beside_sidecar(world, "trainer", 0)
+    world.settle()
+    assert world.status["phase"] == "Complete"
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_rank_of_a_replica_that_ends_beside_a_sidecar_restarts_the_replica(code: int):
+    world = with_replicas()
+    end_beside_sidecar(world, "rollout", code, pods=1)
+    world.settle()
+    assert sorted(job["metadata"]["name"] for job in rollout_jobs(world)) == ["job-rollout-0-1", "job-rollout-1-0"]
+    assert world.status["phase"] == "Running"
+
+
+def test_sidecars_of_pods_that_end_are_native_where_the_cluster_has_them():
+    pod = {"template": {"spec": {"containers": [SIDECAR]}}}
+    job = rljob(trainer={"pod": pod}, rollout={**ROLLOUT, "pod": pod})
+    job["spec"]["reward"]["workers"]["pod"] = pod
+    for native in (True, False):
+        world = World(job)
+        world.settings = replace(world.settings, native_sidecars=native)
+        world.start_operator()
+        world.settle()
+        for name, kind, ends in [
+            ("job-trainer-0", "Job", True),
+            ("job-rollout-0-0", "Job", True),
+            ("job-reward", "Deployment", False),
+        ]:
+            owner = world.cluster.find(kind, name)
+            assert owner
+            spec = owner["spec"]["template"]["spec"]
+            assert [c["name"] for c in spec["containers"]][1:] == ([] if native and ends else ["proxy"])
+            sidecar = (spec["initContainers"] if native and ends else spec["containers"])[-1]
+            assert sidecar.get("restartPolicy") == ("Always" if native and ends else None)
+            assert (sidecar["name"], sidecar["image"]) == ("proxy", "proxy:1")
+            restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+            assert sidecar["securityContext"] == restricted

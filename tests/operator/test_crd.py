@@ -61,7 +61,7 @@ def test_it_is_small_enough_for_kubectl_apply():
 
 def test_the_charts_template_holds_no_other_templates():
     text = chart_template()
-    assert text.count("{{") == 4
+    assert text.count("{{") == 5
     assert "{{- if .Values.crds.install }}" in text
 
 

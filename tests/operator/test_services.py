@@ -339,3 +339,79 @@ def test_changed_settings_of_the_gateway_replace_gateways_only(settings: dict[st
     edit(world, lambda spec: spec["reward"].update(gateway={**before, "replicas": 2}))
     world.settle()
     assert deployment(world, "gateway")["spec"]["template"] == templates[1]["spec"]["template"]
+
+
+@pytest.mark.parametrize("as_canary", [False, True])
+def test_a_job_follows_a_service_that_is_deleted_and_created_again(as_canary: bool):
+    job = job_that_uses(name="job")
+    if as_canary:
+        canary = {"service": {"name": "job"}, "share": 0.5}
+        job["spec"] = {"reward": {"scorers": [RULE], "gateway": {"canary": canary}}}
+    world = running()
+    world.cluster.put(job)
+    user = World(cluster=world.cluster, key=Key("default", "user"))
+    user.settle()
+    world.cluster.remove("RewardService", "job")
+    user.settle()
+    again = copy.deepcopy(service())
+    again["metadata"]["uid"] = "cafe0123456789"
+    world.cluster.put(again)
+    world.settle()
+    user.relist()
+    user.settle()
+    template = deployment_of(user, "user-gateway" if as_canary else "user-reward")["spec"]["template"]
+    mounted = {volume["secret"]["secretName"] for volume in template["spec"]["volumes"] if "secret" in volume}
+    assert "job-gateway-cafe0123" in mounted
+    assert world.cluster.find("Secret", "job-gateway-cafe0123")
+    config = user.cluster.find("ConfigMap", "user-job")
+    assert config
+    assert "job-gateway-cafe0123" in config["data"]["job.yaml"]
+    assert user.status["phase"] == "Running"
+    writes = user.cluster.writes
+    user.settle()
+    assert user.cluster.writes == writes
+
+
+def grow_beyond_a_config_map(world: World) -> str:
+    code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "large", "namespace": "default"}}
+    world.cluster.put({**code, "data": {"reward.py": "def compute_score(*_): ...\n", "big.txt": "x" * (1 << 20)}})
+    edit(world, lambda spec: spec.update(files={"configMap": "large"}))
+    return "big.txt 1,024 KiB"
+
+
+def name_a_service_that_is_missing(world: World) -> str:
+    edit(
+        world,
+        lambda spec: spec["reward"]["scorers"].append({"name": "far", "kind": "service", "service": {"name": "no"}}),
+    )
+    return "there is no RewardService 'no'"
+
+
+@pytest.mark.parametrize("worsen", [grow_beyond_a_config_map, name_a_service_that_is_missing])
+def test_an_edit_that_cannot_be_rendered_is_rejected_as_a_new_one_is_and_the_service_goes_on(worsen: Any):
+    world = running()
+    revision, before = world.status["revision"], deployment(world)["spec"]["template"]
+    words = worsen(world)
+    world.settle()
+    valid = world.condition("SpecValid")
+    assert valid["status"] == "False"
+    assert valid["message"].startswith(f"edit rejected, the service keeps revision {revision}: ")
+    assert words in valid["message"]
+    assert (world.status["phase"], world.condition("Admitted")["status"]) == ("Running", "True")
+    assert deployment(world)["spec"]["template"] == before
+
+
+def test_gateways_pause_before_they_end_and_pods_of_a_service_are_spread_over_nodes(world: World):
+    for role in ("gateway", "reward"):
+        spec = deployment(world, role)["spec"]["template"]["spec"]
+        [constraint] = spec["topologySpreadConstraints"]
+        assert (constraint["topologyKey"], constraint["whenUnsatisfiable"]) == (
+            "kubernetes.io/hostname",
+            "ScheduleAnyway",
+        )
+        selected = constraint["labelSelector"]["matchLabels"].items()
+        assert selected <= labels(deployment(world, role)["spec"]["template"]).items()
+    gateway = deployment(world, "gateway")["spec"]["template"]["spec"]
+    assert gateway["containers"][0]["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "8"]
+    assert gateway["terminationGracePeriodSeconds"] == 38
+    assert all("lifecycle" not in container for container in gateway["initContainers"])

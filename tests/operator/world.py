@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 from cluster_model import ClusterModel, Inline
@@ -162,3 +163,34 @@ def reject(world: World) -> None:
                 "message": "Resources cannot be allocated with Topology locality",
             }
             world.cluster.put(refused)
+
+
+def suspend(world: World, value: bool) -> None:
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=value))
+
+
+def lose_a_rollout(world: World) -> None:
+    pod = [pod for pod in world.cluster.of_kind("Pod") if "rollout" in pod["metadata"]["name"]][-1]
+    world.cluster.remove("Pod", pod["metadata"]["name"])
+
+
+SCRIPT: list[Callable[[World], None]] = [
+    lambda world: None,
+    lambda world: world.cluster.end_trainer(1, "boom"),
+    lambda world: world.cluster.edit("RLJob", "job", lambda job: job["spec"]["rollout"].update(replicas=3)),
+    lose_a_rollout,
+    lambda world: suspend(world, True),
+    lambda world: suspend(world, False),
+    lambda world: world.cluster.end_trainer(137, disrupted=True),
+]
+"""What happens to a job; the operator has time to follow after each."""
+
+SPANS_PODS = {"replicas": 2, "podsPerReplica": 2, "engine": {"tensorParallelSize": 2}}
+JOBS: list[dict[str, Any]] = [
+    {},
+    {"scheduling": {"gang": "native"}},
+    {"scheduling": {"queueName": "team"}},
+    {"rollout": SPANS_PODS},
+    {"rollout": SPANS_PODS, "scheduling": {"gang": "native"}},
+]
+"""How a job gets its place in the cluster, and rollouts of one pod or of two."""

@@ -4,6 +4,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "plaudit.selector" -}}
@@ -17,13 +20,26 @@ app.kubernetes.io/component: operator
 {{ merge (deepCopy (.Values.jobDefaults | default dict)) (dict "runAsUser" (int .Values.runAsUser)) | toJson }}
 {{- end }}
 
+{{- /* Secrets by which the chart's own pods pull their images. */ -}}
+{{- define "plaudit.pullSecrets" -}}
+{{- $names := list }}
+{{- range concat (list .Values.images.pullSecret) (.Values.imagePullSecrets | default list) }}
+{{- with kindIs "map" . | ternary (get (kindIs "map" . | ternary . dict) "name") . }}
+{{- $names = append $names . }}
+{{- end }}
+{{- end }}
+{{- range uniq $names }}
+- name: {{ . }}
+{{- end }}
+{{- end }}
+
 {{- /* Namespaces that the operator watches, separated by commas; empty: all. */ -}}
 {{- define "plaudit.watched" -}}
 {{ concat (compact (list .Values.watchNamespace)) (.Values.watchNamespaces | default list) | uniq | join "," }}
 {{- end }}
 
 {{- define "plaudit.name" -}}
-{{ printf "%s-operator" .Release.Name | trunc 50 | trimSuffix "-" }}
+{{ .Values.nameOverride | default (printf "%s-operator" .Release.Name) | trunc 50 | trimSuffix "-" }}
 {{- end }}
 
 {{/* Groups of alerts with the thresholds, severities, durations and runbook of the values, without disabled ones. */}}

@@ -9,7 +9,12 @@ from typing import Any
 from plaudit_operator import names
 from plaudit_operator.admission import digest
 from plaudit_operator.children import autoscaling, job_config, network_policies, pod, roles, transport
-from plaudit_operator.children.context import JobContext, Manifest, Templates
+from plaudit_operator.children.context import Frozen, JobContext, Manifest, Templates
+
+_RENEWED = ("metrics", "redis")
+"""Children of a RewardService that take new images with a revision; its models would load anew, and keep theirs."""
+_RENEWS = "renews"
+"""Mark of a template that waits for the revision to serve."""
 
 
 def frozen_templates(context: JobContext) -> Templates:
@@ -19,11 +24,32 @@ def frozen_templates(context: JobContext) -> Templates:
     differently: an upgrade restarts nothing.
     """
     before = context.admitted.templates
-    templates = {}
+    revised = "reward" in before and bool(context.revision) and before["reward"]["inputs"] != context.revision
+    templates: dict[str, Frozen] = {}
     for child, inputs, render in _templates(context):
         kept = before.get(child)
-        templates[child] = kept if kept and kept["inputs"] == inputs else {"inputs": inputs, "template": render()}
+        if kept is None or kept["inputs"] != inputs or _is_outdated(context, child, kept):
+            templates[child] = {"inputs": inputs, "template": render()}
+        elif revised and child in _RENEWED and pod.images_of(kept["template"]) != pod.images_of(render()):
+            templates[child] = {**kept, _RENEWS: True}
+        else:
+            templates[child] = kept
     return templates
+
+
+def _is_outdated(context: JobContext, child: str, kept: Frozen) -> bool:
+    """Return True if a template has to change although the user's part of the spec did not.
+
+    The images of a revision that serves are good, also for the children that every revision shares. A service that a
+    job calls was created again and has another Secret.
+    """
+    if _RENEWS in kept:
+        return context.served_revision == context.revision
+    if child not in job_config.REVISED_ROLES:
+        return False
+    tokens = set(context.admitted.services.values()) & roles.token_secrets(context, child)
+    volumes = kept["template"]["spec"]["volumes"]
+    return not tokens <= {(volume.get("secret") or {}).get("secretName") for volume in volumes}
 
 
 def _templates(context: JobContext) -> Iterator[tuple[str, str, Callable[[], Manifest]]]:

@@ -64,7 +64,7 @@ def _references(context: JobContext) -> dict[str, Sequence[Manifest]]:
     """Return the keys of Secrets and ConfigMaps with KEDA's password, user and certificates."""
     transport = context.spec.transport
     if not transport.url:
-        own = names.redis_secret(context.name, context.uid)
+        own = names.redis_secret(context.name, context.run_uid)
         keys = {"username": SecretKey(name=own, key=KEDA_USERNAME), "password": SecretKey(name=own, key="keda")}
         return {"secretTargetRef": [_reference(parameter, key) for parameter, key in keys.items()]}
     tls = transport.tls or TlsSpec()

@@ -27,8 +27,12 @@ class JobContext:
     name: str
     namespace: str
     uid: str
+    run_uid: str
+    """Names the run and its Secrets; not ``uid`` if the job has adopted the objects of an earlier one."""
     admitted: Admitted
     settings: OperatorSettings
+    served_revision: str = ""
+    """The revision of a RewardService that is rolled out; empty while one is being rolled out."""
 
     @property
     def job(self) -> RLJob:
@@ -58,7 +62,7 @@ class JobContext:
     @property
     def run(self) -> str:
         """Return the id of the run."""
-        return names.run_id(self.name, self.uid)
+        return names.run_id(self.name, self.run_uid)
 
     @property
     def run_folder(self) -> str:

@@ -6,6 +6,7 @@ the Secrets and ConfigMaps that they name.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -37,14 +38,15 @@ def config_map(context: JobContext, templates: Templates) -> Manifest:
     """Return the ConfigMap of the resolved job, its files and the frozen pod templates."""
     data = {
         "job.yaml": _job_file(context),
-        "spec.json": _json(context.admitted.spec),
-        "current.json": _json(context.admitted.current),
-        "templates.json": _json(templates),
-        "platform.json": _json(context.platform),
-        "images.json": _json(asdict(context.settings.images)),
-        "files.json": _json([{"key": f.key, "path": f.path, "sha256": f.digest} for f in context.files]),
+        "spec.json": as_json(context.admitted.spec),
+        "current.json": as_json(context.admitted.current),
+        "templates.json": as_json(templates),
+        "platform.json": as_json(context.platform),
+        "images.json": as_json(asdict(context.settings.images)),
+        "files.json": as_json([{"key": f.key, "path": f.path, "sha256": f.digest} for f in context.files]),
         **_mutable_fields(context),
-        **({"services.json": _json(context.admitted.services)} if context.admitted.services else {}),
+        **_run(context),
+        **({"services.json": as_json(context.admitted.services)} if context.admitted.services else {}),
         **{f.key: f.content for f in context.files},
     }
     return context.manifest(CONFIG_MAP, context.metadata(names.job_config(context.name), "job"), data=data)
@@ -103,7 +105,8 @@ def _job_file(context: JobContext) -> str:
     admitted the job, and an edit changes only mutable fields in it.
     """
     written, current = context.admitted.written, context.admitted.current
-    if "job.yaml" in written and written["current.json"] == _json(current):
+    same_services = written.get("services.json", "{}") == as_json(context.admitted.services)
+    if "job.yaml" in written and written["current.json"] == as_json(current) and same_services:
         return written["job.yaml"]
     if "job.yaml" not in written or context.revision:
         return dump_json(_for_processes(job_data(context.job)))
@@ -111,14 +114,39 @@ def _job_file(context: JobContext) -> str:
     spec = overlaid(resolved["spec"], current)
     if MUTABLE_FIELDS in written:
         spec = known_to(msgspec.json.decode(written[MUTABLE_FIELDS]), spec)
-    return dump_json(_for_processes({**resolved, "spec": spec}))
+    return dump_json(_for_processes({**resolved, "spec": spec if same_services else _with_tokens(context, spec)}))
+
+
+def _with_tokens(context: JobContext, spec: Manifest) -> Manifest:
+    """Return a resolved spec with the Secrets of services that were created again."""
+    reward = context.spec.reward
+    canary = reward.gateway.canary
+    called = [*(scorer.service for scorer in reward.scorers), canary.service if canary else None]
+    services = [service for service in called if service is not None]
+    tokens = {service.url: service.token_secret.name for service in services if service.token_secret is not None}
+    spec = copy.deepcopy(spec)
+    written = [*spec["reward"]["scorers"], (spec["reward"].get("gateway") or {}).get("canary") or {}]
+    for service in (holder.get("service") or {} for holder in written):
+        if service.get("url") in tokens:
+            service["tokenSecret"]["name"] = tokens[service["url"]]
+    return spec
 
 
 def _mutable_fields(context: JobContext) -> dict[str, str]:
     written = context.admitted.written
     if not written:
-        return {MUTABLE_FIELDS: _json(mutable_fields())}
+        return {MUTABLE_FIELDS: as_json(mutable_fields())}
     return {MUTABLE_FIELDS: written[MUTABLE_FIELDS]} if MUTABLE_FIELDS in written else {}
+
+
+def _run(context: JobContext) -> dict[str, str]:
+    """Record what the run began with, unless an earlier operator did not: an upgrade writes nothing."""
+    written = context.admitted.written
+    if written and names.RUN_KEY not in written:
+        return {}
+    return {
+        names.RUN_KEY: written.get(names.RUN_KEY) or as_json({"kind": context.admitted.kind, "uid": context.run_uid})
+    }
 
 
 def _for_processes(job: Manifest) -> Manifest:
@@ -134,7 +162,8 @@ def service_account(context: JobContext) -> Manifest:
     return context.manifest(SERVICE_ACCOUNT, metadata, automountServiceAccountToken=False)
 
 
-def _json(data: Any) -> str:
+def as_json(data: Any) -> str:
+    """Return plain data as it is written into a ConfigMap."""
     return msgspec.json.encode(data, order="sorted").decode()
 
 
@@ -195,7 +224,7 @@ def _redis_files(context: JobContext, role: str) -> dict[str, SecretKey | Config
     """Return the keys of the password and certificates of a role by their file names."""
     transport = context.spec.transport
     if not transport.url:
-        return {_PASSWORD: SecretKey(name=names.redis_secret(context.name, context.uid), key=role)}
+        return {_PASSWORD: SecretKey(name=names.redis_secret(context.name, context.run_uid), key=role)}
     tls = transport.tls or TlsSpec()
     whole = tls.certificate_secret and tls.key_secret
     given = {

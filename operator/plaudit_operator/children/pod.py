@@ -31,6 +31,10 @@ _LOST_NODE_TOLERATIONS = [
 _STARTS_WITHIN_S = 300
 """No process is killed before its first successful probe: on a busy node imports alone take a minute."""
 _READ_ONLY = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+_SHARED = ("cpu", "memory", "ephemeral-storage")
+_SMALL_REQUESTS = {"cpu": "10m", "memory": "32Mi"}
+_SMALL_LIMITS = {"memory": "128Mi"}
+_PREPARE_NAME = "prepare"
 _PREPARE = """\
 import json, os, signal, socket, sys, time
 from urllib.parse import urlsplit
@@ -80,6 +84,8 @@ class RolePod:
     """Secrets that the process reads as files, ``<secrets folder>/<name>/<key>``."""
     joins_run: bool = True
     """True if it connects to the run's Redis and uses the run's folder."""
+    before_stop: list[str] = field(default_factory=list)
+    """Command that runs before SIGTERM is sent."""
     restart_policy: str = "Always"
     pod_fields: Manifest = field(default_factory=dict)
     """Additional fields of the pod's spec."""
@@ -131,12 +137,45 @@ def pod_template(context: JobContext, process: RolePod) -> Manifest:
     together = _in_one_domain(context, process.role, pod.topology)
     for layer in (together, affinity, _group_membership(context, process.role), pod.template):
         template = strategic_merge(template, layer)
-    return template
+    sidecars = _with_sidecars(template["spec"], process, native=context.settings.native_sidecars)
+    return {**template, "spec": {**template["spec"], **sidecars}}
+
+
+def _with_sidecars(spec: Manifest, process: RolePod, *, native: bool) -> Manifest:
+    """Return the containers of a pod: those that ``pod.template`` adds are restricted, and native sidecars if it ends.
+
+    A plain sidecar would keep such a pod running, and its Job unfinished, after the process has ended.
+    """
+    own = {process.role, *(container["name"] for container in process.init_containers), _PREPARE_NAME}
+    lists = {
+        field: [each if each.get("name") in own else _restricted(each) for each in spec[field]]
+        for field in ("containers", "initContainers")
+        if spec.get(field)
+    }
+    added = [each for each in lists["containers"] if each.get("name") != process.role]
+    if native and added and process.restart_policy == "Never":
+        lists["containers"] = [each for each in lists["containers"] if each not in added]
+        first = lists.get("initContainers", [])
+        lists["initContainers"] = [*first, *({**each, "restartPolicy": "Always"} for each in added)]
+    return lists
+
+
+def _restricted(container: Manifest) -> Manifest:
+    """Return a container with what Pod Security ``restricted`` asks for, where it says nothing itself."""
+    context = {"allowPrivilegeEscalation": False, **(container.get("securityContext") or {})}
+    context["capabilities"] = {"drop": ["ALL"], **(context.get("capabilities") or {})}
+    return {**container, "securityContext": context}
+
+
+def images_of(template: Manifest) -> set[str]:
+    """Return the images of a pod template."""
+    spec = template["spec"]
+    return {str(each["image"]) for each in (*spec["containers"], *(spec.get("initContainers") or ()))}
 
 
 def _container(context: JobContext, process: RolePod) -> Manifest:
     container: Manifest = {
-        **small_container(context),
+        **restricted_container(context),
         "name": process.role,
         "image": process.pod.image or process.image,
         "command": process.command,
@@ -148,6 +187,8 @@ def _container(context: JobContext, process: RolePod) -> Manifest:
         container["envFrom"] = process.pod.env_from
     if process.ports:
         container["ports"] = [{"name": name, "containerPort": port} for name, port in process.ports.items()]
+    if process.before_stop:
+        container["lifecycle"] = {"preStop": {"exec": {"command": process.before_stop}}}
     if process.probe:
         container["readinessProbe"] = {**process.probe, "periodSeconds": 3, "timeoutSeconds": 3, "failureThreshold": 3}
     if process.liveness:
@@ -159,22 +200,34 @@ def _container(context: JobContext, process: RolePod) -> Manifest:
 
 def _prepare(context: JobContext, process: RolePod) -> Manifest:
     container = _container(context, process)
-    for name in ("ports", "readinessProbe", "livenessProbe", "startupProbe", "envFrom"):
+    for name in ("ports", "lifecycle", "readinessProbe", "livenessProbe", "startupProbe", "envFrom"):
         container.pop(name, None)
-    container["resources"] = small_container(context)["resources"]
-    return container | {"name": "prepare", "command": ["python3", "-c", _PREPARE]}
+    container["resources"] = small_resources(process.pod)
+    return container | {"name": _PREPARE_NAME, "command": ["python3", "-c", _PREPARE]}
 
 
-def small_container(context: JobContext) -> Manifest:
-    """Return the fields of a container that runs a short program of ours before a process starts."""
-    fields: Manifest = {
-        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}},
-        "securityContext": _READ_ONLY,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-    }
+def restricted_container(context: JobContext) -> Manifest:
+    """Return the fields that all containers of ours have."""
+    fields: Manifest = {"securityContext": _READ_ONLY, "terminationMessagePolicy": "FallbackToLogsOnError"}
     if context.settings.images.pull_policy:
         fields["imagePullPolicy"] = context.settings.images.pull_policy
     return fields
+
+
+def small_resources(pod: PodSpec) -> Manifest:
+    """Return the resources of a short program of ours that runs before a process starts: those of the process.
+
+    They cost nothing, because a pod needs the larger of the two, and quotas ask for them of every container. What the
+    role does not ask for is small.
+    """
+    requests, limits = (
+        {name: amount for name, amount in amounts.items() if name in _SHARED}
+        for amounts in (pod.resources.requests, pod.resources.limits)
+    )
+    given = {*requests, *limits}
+    small_requests = {name: amount for name, amount in _SMALL_REQUESTS.items() if name not in given}
+    small_limits = {name: amount for name, amount in _SMALL_LIMITS.items() if name not in given}
+    return {"requests": small_requests | requests, "limits": small_limits | limits}
 
 
 def _environment(context: JobContext, process: RolePod) -> list[Manifest]:
@@ -336,6 +389,18 @@ def _in_one_domain(context: JobContext, role: str, topology: TopologySpec) -> Ma
         terms["preferred"] = {"weight": 100, "podAffinityTerm": terms["preferred"]}
     affinity = {f"{kind}DuringSchedulingIgnoredDuringExecution": [term] for kind, term in terms.items()}
     return {"spec": {"affinity": {"podAffinity": affinity}}}
+
+
+def spread(context: JobContext, role: str) -> Manifest:
+    """Return the fields of a pod's spec that spread the pods of a role over nodes, as far as there is room."""
+    constraint = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {**context.labels(role), names.LABEL_RUN: context.run}},
+        "matchLabelKeys": ["pod-template-hash"],  # of a roll-out count the new pods only
+    }
+    return {"topologySpreadConstraints": [constraint]}
 
 
 _GROUPED_ROLES = ("trainer", "rollout", "model", "redis")

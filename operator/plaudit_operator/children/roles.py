@@ -37,7 +37,15 @@ from plaudit_operator import names
 from plaudit_operator.admission import digest
 from plaudit_operator.attempts import ReplicaAttempt
 from plaudit_operator.children.context import Frozen, JobContext, Manifest
-from plaudit_operator.children.pod import SECRETS_FOLDER, RolePod, deployment, http_probe, pod_template, service
+from plaudit_operator.children.pod import (
+    SECRETS_FOLDER,
+    RolePod,
+    deployment,
+    http_probe,
+    pod_template,
+    service,
+    spread,
+)
 from plaudit_operator.runtime.kinds import JOB, SECRET
 from plaudit_operator.services import FIRST_CALLER
 
@@ -54,6 +62,9 @@ _CLIENT_KEPT_S = 86_400
 _LAST_UPDATE_WITHIN_S = 600
 """Time that the trainer has after SIGTERM to finish its update and write a checkpoint."""
 _DIGITS = 10
+_LEAVES_AFTER_S = 8
+_PAUSE = ["sleep", str(_LEAVES_AFTER_S)]
+"""A gateway that ends accepts calls until the nodes have learnt that it leaves: seconds after its deletion."""
 _ALL_ADDRESSES = "0.0.0.0"  # noqa: S104
 _HEALTH_PORT = {"PLAUDIT_HEALTH_PORT": str(names.HEALTH_PORT)}
 _RANK = {"fieldRef": {"fieldPath": f"metadata.annotations['{names.COMPLETION_INDEX}']"}}
@@ -125,7 +136,7 @@ def has_gateway(context: JobContext) -> bool:
 def gateway_template(context: JobContext) -> Manifest:
     """Return the pod template of the gateways."""
     gateway = context.spec.reward.gateway
-    secret_name = gateway.token_secret or names.gateway_secret(context.name, context.uid)
+    secret_name = gateway.token_secret or names.gateway_secret(context.name, context.run_uid)
     token = gateway.canary.service.token_secret if gateway.canary else None
     # A gateway reads its settings only once, at its start. Those of an RLJob never change. Those of a RewardService are
     # no part of its revision, so its other pods stay.
@@ -145,7 +156,9 @@ def gateway_template(context: JobContext) -> Manifest:
         ports={"http": names.GATEWAY_PORT, "health": names.HEALTH_PORT},
         probe=http_probe("/readyz", "health"),
         liveness=http_probe("/healthz", "health"),
-        grace_s=30,
+        grace_s=30 + _LEAVES_AFTER_S,
+        pod_fields=spread(context, GATEWAY_ROLE),
+        before_stop=_PAUSE,
         labels={**context.uses_labels, **settings},
         secrets=(token,) if token else (),
         # The whole Secret: each key that a person adds is a further caller.
@@ -153,6 +166,14 @@ def gateway_template(context: JobContext) -> Manifest:
         extra_mounts=({"name": "tokens", "mountPath": TOKENS_FOLDER, "readOnly": True},),
     )
     return pod_template(context, process)
+
+
+def token_secrets(context: JobContext, role: str) -> set[str]:
+    """Return the Secrets with the tokens by which the pods of a role call the RewardServices that the job names."""
+    reward = context.spec.reward
+    holders = list(reward.scorers) if role == REWARD_ROLE else [reward.gateway.canary]
+    services = [holder.service for holder in holders if holder is not None and holder.service is not None]
+    return {service.token_secret.name for service in services if service.token_secret is not None}
 
 
 def gateway_settings(context: JobContext) -> dict[str, Any]:
@@ -177,7 +198,7 @@ def makes_gateway_secret(context: JobContext) -> bool:
 
 def gateway_secret(context: JobContext) -> Manifest:
     """Return the Secret with the token of one caller, created once; a person may add keys for further callers."""
-    metadata = context.metadata(names.gateway_secret(context.name, context.uid), GATEWAY_ROLE)
+    metadata = context.metadata(names.gateway_secret(context.name, context.run_uid), GATEWAY_ROLE)
     data = {FIRST_CALLER: secrets.token_urlsafe(32)}
     return context.manifest(SECRET, metadata, type="Opaque", stringData=data)
 
@@ -311,6 +332,7 @@ def reward_template(context: JobContext) -> Manifest:
         probe=http_probe("/readyz", "health"),
         liveness=http_probe("/healthz", "health"),
         grace_s=60,
+        pod_fields={} if context.spec.trains else spread(context, REWARD_ROLE),
         secrets=tuple(secret for _, secret in reward_secrets(context.spec.reward)),
         labels=context.uses_labels,
     )
@@ -406,11 +428,11 @@ def rollout_job(
     context: JobContext, group: RolloutGroup, template: Manifest, attempt: ReplicaAttempt, *, suspend: bool
 ) -> Manifest:
     """Return the Job of one attempt of a replica; ``template`` is the group's frozen pod template."""
-    name = names.rollout_job(context.name, group.name, attempt.replica, attempt.number)
+    frozen, name = digest(template), names.rollout_job(context.name, group.name, attempt.replica, attempt.number)
     labels = {names.LABEL_REPLICA: str(attempt.replica), names.LABEL_ATTEMPT: str(attempt.number)}
     template = _of_attempt(context, template, ROLLOUT_ROLE, name, labels, leader="PLAUDIT_REPLICA_LEADER")
     metadata = context.metadata(name, ROLLOUT_ROLE, **group.labels, **labels)
-    metadata["annotations"] = {names.SHORT_ATTEMPTS: str(attempt.short_attempts)}
+    metadata["annotations"] = {names.SHORT_ATTEMPTS: str(attempt.short_attempts), names.TEMPLATE: frozen}
     return _indexed_job(context, metadata, template, group.spec.pods_per_replica, suspend=suspend)
 
 
@@ -454,9 +476,10 @@ def trainer_service(context: JobContext) -> Manifest:
 def trainer_job(context: JobContext, template: Manifest, attempt: int, *, suspend: bool) -> Manifest:
     """Return the Job of one attempt; ``template`` is the trainer's frozen pod template."""
     name, labels = names.trainer_job(context.name, attempt), {names.LABEL_ATTEMPT: str(attempt)}
-    leader = "MASTER_ADDR" if context.spec.trainer.ranks > 1 else ""
+    frozen, leader = digest(template), "MASTER_ADDR" if context.spec.trainer.ranks > 1 else ""
     template = _of_attempt(context, template, TRAINER_ROLE, name, labels, leader=leader)
     metadata = context.metadata(name, TRAINER_ROLE, **labels)
+    metadata["annotations"] = {names.TEMPLATE: frozen}
     return _indexed_job(context, metadata, template, context.spec.trainer.pods, suspend=suspend)
 
 

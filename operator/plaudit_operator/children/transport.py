@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 
+from plaudit_job.spec.pod import PodSpec
 from plaudit_operator import names
 from plaudit_operator.children.context import Frozen, JobContext, Manifest
 from plaudit_operator.children.job_config import REDIS_FOLDER, redis_mount, redis_volume, secret_source
-from plaudit_operator.children.pod import RolePod, pod_template, service, small_container
+from plaudit_operator.children.pod import RolePod, pod_template, restricted_container, service, small_resources
 from plaudit_operator.runtime.kinds import SECRET, STATEFUL_SET
 from plaudit_wire.redis_access import ADMIN, PROBE, acl_file, users
 
@@ -44,11 +45,12 @@ def template(context: JobContext) -> Manifest:
     transport = context.spec.transport.managed
     limits = {"memory": transport.memory, **transport.pod.resources.limits}
     resources = transport.pod.resources.model_copy(update={"limits": limits})
+    pod = transport.pod.model_copy(update={"resources": resources})
     process = RolePod(
         role=ROLE,
         image=transport.image or context.settings.images.redis,
         command=["sh", "-c", _START],
-        pod=transport.pod.model_copy(update={"resources": resources}),
+        pod=pod,
         environment={"REDIS_CONFIGURATION": _configuration(context)},
         ports={"redis": names.REDIS_PORT},
         probe={"exec": {"command": ["sh", "-c", _PING]}},
@@ -56,22 +58,23 @@ def template(context: JobContext) -> Manifest:
         joins_run=False,
         extra_mounts=({"name": "data", "mountPath": "/data"}, {**_FOLDER, "readOnly": True}, redis_mount()),
         extra_volumes=(
-            redis_volume([secret_source(names.redis_secret(context.name, context.uid), USERS_FILE, PROBE, ADMIN)]),
+            redis_volume([secret_source(names.redis_secret(context.name, context.run_uid), USERS_FILE, PROBE, ADMIN)]),
             {"name": _FOLDER["name"], "emptyDir": {}},
         ),
-        init_containers=(_write_functions(context),),
+        init_containers=(_write_functions(context, pod),),
     )
     return pod_template(context, process)
 
 
-def _write_functions(context: JobContext) -> Manifest:
+def _write_functions(context: JobContext, pod: PodSpec) -> Manifest:
     """Return the container that writes the functions' code: as of the image whose processes call them."""
     return {
         "name": "functions",
         "image": context.settings.images.worker,
         "command": ["python3", "-m", "plaudit_workers.stream.libraries", _FUNCTIONS],
         "volumeMounts": [_FOLDER],
-        **small_container(context),
+        **restricted_container(context),
+        "resources": small_resources(pod),
     }
 
 
@@ -124,7 +127,7 @@ def secret(context: JobContext) -> Manifest:
 
     It is created once: the operator may create Secrets, but neither read nor change them.
     """
-    metadata = context.metadata(names.redis_secret(context.name, context.uid), ROLE)
+    metadata = context.metadata(names.redis_secret(context.name, context.run_uid), ROLE)
     passwords = {user: secrets.token_urlsafe(32) for user in users(trains=context.spec.trains)}
     data = passwords | {USERS_FILE: acl_file(context.run, passwords), KEDA_USERNAME: "keda"}
     return context.manifest(SECRET, metadata, type="Opaque", stringData=data)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
 from plaudit_operator.actions import Action, Apply, Create, Delete, Patch, Scale
 from plaudit_operator.names import DELETION_COST, LABEL_JOB
-from plaudit_operator.observed import NO_SUCH_KIND, Observed, labels, owner_uid
+from plaudit_operator.observed import NO_SUCH_KIND, OF_EARLIER_JOB, Observed, delete_command, labels, owner_uid
 from plaudit_operator.runtime.kinds import POD, kind_of
-from plaudit_operator.runtime.kube import AlreadyExistsError, ApiServer, InvalidError, KubeError, NotFoundError
+from plaudit_operator.runtime.kube import (
+    AlreadyExistsError,
+    ApiServer,
+    ConflictError,
+    InvalidError,
+    KubeError,
+    NotFoundError,
+)
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
@@ -26,6 +34,8 @@ class ApplyResults:
     """Why an object cannot be written, by kind and name. A retry does not help."""
     failures: list[KubeError] = field(default_factory=list)
     """Errors for which a retry helps."""
+    failed: dict[ChildKey, str] = field(default_factory=dict)
+    """Their messages, by kind and name, without conflicts: these only show that the cache is behind."""
     calls: int = 0
 
 
@@ -33,14 +43,26 @@ class AwaitedError(KubeError):
     """An object of an earlier job of the same name exists until garbage collection deletes it."""
 
 
-def carry_out(kube: ApiServer, pool: Executor, observed: Observed, actions: list[Action]) -> ApplyResults:
-    """Carry out actions. A failure does not stop the others, unless it is of an action with ``first``."""
+def carry_out(
+    kube: ApiServer, pool: Executor, observed: Observed, actions: Sequence[Action], of_others: Sequence[Delete] = ()
+) -> ApplyResults:
+    """Carry out actions. A failure does not stop the others, unless it is of an action with ``first``.
+
+    ``of_others``, the deletions of pods of earlier jobs, depend on nothing.
+    """
     outcome = ApplyResults()
+    for deletion in of_others:
+        _note(outcome, deletion, _try(kube, observed, deletion))
+    failed_before = len(outcome.failures)
     first = [action for action in actions if isinstance(action, Create | Apply) and action.first]
     rest = [action for action in actions if action not in first]
     for urgent in first:
         _note(outcome, urgent, _try(kube, observed, urgent))
-    if outcome.refusals or outcome.failures:
+        if len(outcome.failures) > failed_before:
+            break  # the others would only wait for the same answer
+    if outcome.refusals or len(outcome.failures) > failed_before:
+        if not outcome.refusals and any(isinstance(action, Create) for action in rest):  # they do not exist yet
+            outcome.failed[_key(urgent)] = str(outcome.failures[-1])
         return outcome
     results = pool.map(lambda action: _try(kube, observed, action), rest)
     for action, error in zip(rest, results, strict=True):
@@ -59,6 +81,8 @@ def _note(outcome: ApplyResults, action: Action, error: KubeError | None) -> Non
         outcome.refusals[key] = f"{NO_SUCH_KIND} {key[0]}: {error}"
     else:
         outcome.failures.append(error)
+        if isinstance(action, Create) or not isinstance(error, ConflictError):
+            outcome.failed[key] = str(error)
 
 
 def _key(action: Action) -> ChildKey:
@@ -104,18 +128,20 @@ def _create(kube: ApiServer, observed: Observed, action: Create) -> None:
 def _expect_own(kube: ApiServer, observed: Observed, manifest: dict[str, Any]) -> None:
     """Raise unless the object of this name belongs to the job and the cache merely does not show it yet."""
     kind, name = kind_of(manifest["kind"]), manifest["metadata"]["name"]
-    present = kube.get(kind, observed.namespace, name)
+    try:
+        present = kube.get(kind, observed.namespace, name)
+    except NotFoundError as error:
+        raise ConflictError(f"{kind.kind} {name} was there and is gone: {error}", 409) from error
     if owner_uid(present) == observed.uid:
         return
     owners = present["metadata"].get("ownerReferences") or []
     of_earlier_job = any(owner["kind"] == observed.job["kind"] and owner["name"] == observed.name for owner in owners)
     # Redis of a deleted job has lost this owner, and stays until its trainer's pod is gone.
-    orphaned = not owner_uid(present) and labels(present).get(LABEL_JOB) == observed.name
-    if of_earlier_job or orphaned:
-        raise AwaitedError(f"{kind.kind} {name} of an earlier job is not deleted yet")
-    raise AlreadyExistsError(
-        f"a {kind.kind} named {name} exists and is not this job's; rename the job or delete that object"
-    )
+    follows = not owner_uid(present) and labels(present).get(LABEL_JOB) == observed.name and owners
+    if of_earlier_job or follows:
+        raise AwaitedError(f"it is {OF_EARLIER_JOB}; the job goes on once Kubernetes has deleted it")
+    remedy = f"rename the job or delete that object: {delete_command(observed.namespace, [(kind.kind, name)])}"
+    raise AlreadyExistsError(f"a {kind.kind} named {name} exists and is not this job's; {remedy}")
 
 
 def _set_deletion_cost(kube: ApiServer, observed: Observed, pod: str, cost: int) -> None:

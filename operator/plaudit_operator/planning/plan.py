@@ -17,15 +17,17 @@ from plaudit_operator.actions import (
     Create,
     Delete,
     Plan,
+    adoption,
     cleanup_actions,
     earliest,
+    left_behind,
     lost_pods,
     outliving_trainer,
     scale_actions,
     suspend_job,
 )
-from plaudit_operator.admission import RefusedJob
-from plaudit_operator.attempts import TrainerAttempt, decide_replicas, exhausted, present_attempt
+from plaudit_operator.admission import RefusedJob, digest
+from plaudit_operator.attempts import TrainerAttempt, decide_replicas, exhausted, never_ran, present_attempt
 from plaudit_operator.children import transport
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.roles import (
@@ -40,14 +42,29 @@ from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import Observed, attempt_of, owner_uid
 from plaudit_operator.planning.rendering import Rendering, rendering
 from plaudit_operator.pod_state import is_leaving
-from plaudit_operator.policies import Deadline, is_in_use, is_managed_elsewhere, next_deadline, time_left_s
+from plaudit_operator.policies import (
+    Deadline,
+    inherited_problem,
+    is_in_use,
+    is_managed_elsewhere,
+    next_deadline,
+    time_left_s,
+)
 from plaudit_operator.runtime.kinds import CHILDREN
 from plaudit_operator.settings import OperatorSettings
 from plaudit_operator.status.roles import RoleState, role_states
-from plaudit_operator.status.status import JobEnd, ended_status, refused_status, status
+from plaudit_operator.status.status import (
+    JobEnd,
+    cleanup_status,
+    ended_status,
+    failing_status,
+    refused_status,
+    status,
+    unadmitted_status,
+)
 
 PROGRESS_EVERY_S = 10.0
-_LOOK_FOR_OTHERS_EVERY_S = 15.0
+_LOOK_AGAIN_S = 8.0
 _LACKS_OTHERS = (Reason.FILES_MISSING, Reason.FILES_INVALID, Reason.SERVICE_MISSING)
 """Reasons that pass when another object is created or changed, which the operator does not watch for this job."""
 _AFTER_A_COUNT_S = 1.0
@@ -66,22 +83,34 @@ def plan(observed: Observed, settings: OperatorSettings, now: float) -> Plan:
         return Plan(dict(observed.status))  # garbage collection deletes the children
     if observed.ended:
         return _after_the_end(observed, now)
+    if inheriting := _inheriting(observed, now):
+        return inheriting
     rendered = rendering(observed, settings)
     if isinstance(rendered, RefusedJob):
-        wait = _LOOK_FOR_OTHERS_EVERY_S if rendered.reason in _LACKS_OTHERS else None
+        wait = _LOOK_AGAIN_S if rendered.reason in _LACKS_OTHERS else None
         return Plan(refused_status(observed, rendered, now), requeue_after_s=wait)
     return _alive(rendered, observed, now)
 
 
+def _inheriting(observed: Observed, now: float) -> Plan | None:
+    """Return the plan of a job that finds objects of an earlier one of its name; None if it need not look at them."""
+    left = left_behind(observed)
+    if not left:
+        return None
+    if problem := inherited_problem(observed, left):
+        return Plan(unadmitted_status(observed, Reason.NAME_TAKEN, problem, now), requeue_after_s=_LOOK_AGAIN_S)
+    adopted = adoption(observed, left)
+    if adopted and (observed.failures or observed.refusals):
+        return Plan(failing_status(observed, now))
+    return Plan(dict(observed.status), list(adopted), _AFTER_A_COUNT_S) if adopted else None
+
+
 def _after_the_end(observed: Observed, now: float) -> Plan:
     """Return the plan of an ended job: it creates nothing."""
-    left = time_left_s(observed, now)
-    return Plan(
-        dict(observed.status),
-        actions=cleanup_actions(observed),
-        requeue_after_s=left if left and left > 0 else None,
-        delete_job=left is not None and left <= 0,
-    )
+    left, actions = time_left_s(observed, now), cleanup_actions(observed)
+    if left is not None and left <= 0:
+        actions.append(Delete.of(observed.job["kind"], observed.job))
+    return Plan(cleanup_status(observed, now), actions, left if left and left > 0 else None)
 
 
 def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
@@ -111,7 +140,7 @@ def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
         deadline.left_s if deadline else None,
         pause_s or None,
         observed.look_for_refusals_after_s,
-        _LOOK_FOR_OTHERS_EVERY_S if context.admitted.reason in _LACKS_OTHERS else None,
+        _LOOK_AGAIN_S if context.admitted.reason in _LACKS_OTHERS else None,
         PROGRESS_EVERY_S if report["phase"] in ("Running", "Degraded") else None,
     )
     return Plan(report, actions, wait)
@@ -198,8 +227,8 @@ def _replicas(rendered: Rendering, observed: Observed, now: float) -> tuple[list
         if not group.spans_pods:
             continue
         count = 0 if rendered.suspended else group.spec.replicas
-        decision = decide_replicas(observed, group.name, count, policy, now)
         template = rendered.templates[group.child]["template"]
+        decision = decide_replicas(observed, group.name, digest(template), count, policy, now)
         for attempt in decision.starts:
             # The number of an attempt is kept by its Job: the next one is made before the one before is deleted.
             made = rollout_job(context, group, template, attempt, suspend=attempt.number > 0)
@@ -227,8 +256,10 @@ def _trainer_actions(
     for pod in pods:
         if attempt_of(pod) < attempt.number and not is_leaving(pod):
             yield Delete.of("Pod", pod, grace_s=_GRACE_OF_A_BROKEN_RANK_S)
-    if attempt.verdict == "absent" and not (earlier or pods or rendered.suspended or pauses):
-        template = rendered.templates["trainer"]["template"]
+    template = rendered.templates["trainer"]["template"]
+    if attempt.job is not None and never_ran(attempt.job, pods, digest(template)):
+        yield Delete.of("Job", attempt.job)
+    elif attempt.verdict == "absent" and not (earlier or pods or rendered.suspended or pauses):
         yield Create(trainer_job(rendered.context, template, attempt.number, suspend=False))
     if attempt.job is not None and bool(attempt.job["spec"].get("suspend")) != rendered.suspended:
         yield suspend_job(attempt.job, suspend=rendered.suspended)

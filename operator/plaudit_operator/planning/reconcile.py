@@ -9,30 +9,43 @@ import contextlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plaudit_operator import policies
-from plaudit_operator.actions import EmitEvent, Manifest, Plan, chooses_rollouts, earliest, hurry, with_deletion_costs
-from plaudit_operator.attempts import pods_missing
+from plaudit_operator.actions import (
+    Action,
+    Delete,
+    EmitEvent,
+    Manifest,
+    Patch,
+    Plan,
+    chooses_rollouts,
+    earliest,
+    hurry,
+    with_deletion_costs,
+)
+from plaudit_operator.attempts import pods_missing, present_attempt
 from plaudit_operator.cache import Cache, Key, trimmed
-from plaudit_operator.names import FIELD_MANAGER, LABEL_RUN, SELECTOR, run_id
+from plaudit_operator.names import FIELD_MANAGER, LABEL_RUN, SELECTOR
 from plaudit_operator.observed import Object, Observed, timestamp
 from plaudit_operator.planning.apply import ApplyResults, AwaitedError, carry_out
 from plaudit_operator.planning.plan import PROGRESS_EVERY_S, plan
+from plaudit_operator.pod_state import is_leaving
 from plaudit_operator.runtime.kinds import CONFIG_MAP, EVENT, POD, REWARD_SERVICE, kind_of
 from plaudit_operator.runtime.kube import ApiServer, ConflictError, KubeError, NotFoundError
-from plaudit_operator.services import needs_files, referenced
+from plaudit_operator.services import needs_files, referenced, token_secret
 from plaudit_operator.settings import OperatorSettings
 from plaudit_operator.status.progress import ProgressReader
-from plaudit_operator.status.status import transitions
+from plaudit_operator.status.status import failing_status, transitions
 from plaudit_wire.backoff import backoff_s
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
-_REFUSED_AGAIN_AFTER_S = 30.0
+_REFUSED_AGAIN_AFTER_S = 8.0
+_LOOK_AGAIN_S = 8.0
 _AWAITED_S = 1.0
 _PAUSE_S = 10.0
 _LONGEST_PAUSE_S = 300.0
@@ -73,26 +86,59 @@ class Reconciler:
 
     def reconcile(self, key: Key) -> ReconcileResult:
         """Bring one job closer to its spec; raise ``KubeError`` if a retry is needed."""
-        observed = self._observe(key)
-        hurried = hurry(observed.earlier_pods if observed else self._cache.pods(key))
-        for deletion in hurried:
-            self._kube.delete(POD, key.namespace, deletion.name, deletion.uid, deletion.grace_s)
+        try:
+            observed = self._observe(key)
+        except KubeError as error:
+            self._report_unread(key, error)
+            raise
         if observed is None:
+            hurried = hurry(self._cache.pods(key))
+            for deletion in hurried:
+                self._kube.delete(POD, key.namespace, deletion.name, deletion.uid, deletion.grace_s)
             return ReconcileResult(None, len(hurried))
         now = self._clock()
         wanted = plan(observed, self._settings, now)
+        # Garbage collection deletes the pods of a job that is being deleted in the foreground.
+        leaving = (*observed.pods, *observed.earlier_pods) if is_leaving(observed.job) else observed.earlier_pods
         if chooses_rollouts(observed, wanted.actions):
             busy = self._services.busy(observed.name, observed.namespace)
             wanted = replace(wanted, actions=with_deletion_costs(observed, wanted.actions, busy))
-        outcome = carry_out(self._kube, self._pool, observed, wanted.actions)
-        if outcome.refusals:
-            # The planner turns refusals into conditions.
-            wanted = replace(plan(replace(observed, refusals=outcome.refusals), self._settings, now), actions=[])
-        writes = outcome.calls + self._report(observed, wanted)
-        if wanted.delete_job:
-            self._kube.delete(kind_of(observed.job["kind"]), observed.namespace, observed.name, observed.uid)
-            writes += 1
-        return ReconcileResult(_again(wanted, outcome), writes)
+        try:
+            actions = wanted.actions if self._may_adopt(observed, wanted.actions) else []
+        except KubeError as error:
+            self._report_unread(key, error)
+            raise
+        outcome = carry_out(self._kube, self._pool, observed, actions, hurry(leaving))
+        if outcome.refusals or outcome.failed:
+            # The planner turns them into conditions.
+            seen = replace(observed, refusals=outcome.refusals, failures=outcome.failed)
+            wanted = replace(plan(seen, self._settings, now), actions=[])
+        # A deletion answers the same whether or not there was an object: look whether it is gone.
+        look_s = _LOOK_AGAIN_S if any(isinstance(action, Delete) for action in actions) else None
+        reported = self._report(observed, wanted)
+        if reported is None:  # the object is gone, as its watch will say
+            reported, look_s = 1, _LOOK_AGAIN_S
+        return ReconcileResult(earliest(_again(wanted, outcome), look_s), outcome.calls + reported)
+
+    def _may_adopt(self, observed: Observed, actions: Sequence[Action]) -> bool:
+        """Return False if the job is being deleted, of which its watch may tell later than of the orphans."""
+        if not any(isinstance(action, Patch) and "ownerReferences" in action.body["metadata"] for action in actions):
+            return True
+        metadata = observed.job["metadata"]
+        try:
+            present = self._kube.get(kind_of(observed.job["kind"]), observed.namespace, observed.name)["metadata"]
+        except NotFoundError:
+            return False
+        return present["uid"] == metadata["uid"] and "deletionTimestamp" not in present
+
+    def _report_unread(self, key: Key, error: KubeError) -> None:
+        """Report that something which a decision needs could not be read."""
+        observed = self._cache.observed(key)
+        if observed is None or is_leaving(observed.job) or policies.is_managed_elsewhere(observed):
+            return
+        observed = replace(observed, failures={("API", "server"): str(error)})
+        with contextlib.suppress(KubeError):  # the first error is the one to repeat for
+            self._report(observed, Plan(failing_status(observed, self._clock())))
 
     def _observe(self, key: Key) -> Observed | None:
         observed = self._cache.observed(key)
@@ -109,12 +155,12 @@ class Reconciler:
                 observed = replace(observed, files=self._kube.get(CONFIG_MAP, observed.namespace, source))
         if services := referenced(observed.job):
             keys = (Key(observed.namespace, name, REWARD_SERVICE.kind) for name in services)
-            found = {key.name: service for key in keys if (service := self._cache.find(key)) is not None}
-            observed = replace(observed, services=found)
+            found = {key: service for key in keys if (service := self._cache.find(key)) is not None}
+            secrets = {key.name: token_secret(service, self._cache.run_uid(key)) for key, service in found.items()}
+            observed = replace(observed, services=secrets)
         if not observed.ended and pods_missing(observed):
             # A late watch event must not turn a disruption of an attempt into a crash.
-            run = run_id(observed.name, observed.uid)
-            pods, _ = self._kube.list(POD, observed.namespace, f"{SELECTOR},{LABEL_RUN}={run}")
+            pods, _ = self._kube.list(POD, observed.namespace, f"{SELECTOR},{LABEL_RUN}={observed.run}")
             observed = replace(observed, pods=tuple(trimmed(POD, pod) for pod in pods))
         look = Look() if observed.ended else self._refusals.look(observed, self._clock())
         return replace(
@@ -128,7 +174,7 @@ class Reconciler:
         """Read the progress of a running job at most every 10 s, and again when the trainer is done."""
         if observed.ended or not observed.status.get("startTime"):
             return {}
-        done = any((job.get("status") or {}).get("completionTime") for job in observed.jobs_of("trainer"))
+        done = present_attempt(observed).verdict == "done"
         now = self._clock()
         with self._lock:
             if not done and now - self._asked.get(observed.uid, 0.0) < PROGRESS_EVERY_S * 0.9:
@@ -136,8 +182,8 @@ class Reconciler:
             self._asked[observed.uid] = now
         return self._services.read(observed.name, observed.namespace)
 
-    def _report(self, observed: Observed, wanted: Plan) -> int:
-        """Write the status if it changed, then emit events; return the number of writes."""
+    def _report(self, observed: Observed, wanted: Plan) -> int | None:
+        """Write the status if it changed, then emit events; return the number of writes, None if there is no object."""
         changes = status_changes(observed.status, wanted.status)
         if not changes:
             return 0
@@ -146,7 +192,7 @@ class Reconciler:
         try:
             self._kube.patch(kind_of(observed.job["kind"]), observed.namespace, observed.name, body, "status")
         except NotFoundError:
-            return 1
+            return None
         events = list(transitions(observed.status, wanted.status))
         for event in events:
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import msgspec
 
@@ -18,12 +18,14 @@ from plaudit_operator.admission import Admitted, RefusedJob, admit, digest, with
 from plaudit_operator.children import job_config
 from plaudit_operator.children.all import fixed_replicas, frozen_templates, gang_deployments, manifests
 from plaudit_operator.children.context import JobContext, Manifest, Templates
-from plaudit_operator.names import Reason
-from plaudit_operator.observed import Object, Observed
-from plaudit_operator.platform import beyond_a_node
+from plaudit_operator.children.pod import images_of
+from plaudit_operator.names import ConditionType, Reason
+from plaudit_operator.observed import Object, Observed, labels
+from plaudit_operator.platform import beyond_a_node, platform_of
+from plaudit_operator.pod_state import has_run, lacks_image
 from plaudit_operator.policies import GangWait, awaited
 from plaudit_operator.runtime.threads import Latest
-from plaudit_operator.services import admit_service, is_service, resolved, token_secrets
+from plaudit_operator.services import admit_service, is_service, resolved, token_secrets, without_edit
 from plaudit_operator.settings import Images, OperatorSettings
 
 _KEPT = 1024
@@ -63,10 +65,13 @@ class _Key:
     name: str
     namespace: str
     uid: str
+    run_uid: str
     spec: str
     config: str
     files: str
     settings: OperatorSettings
+    thawed: frozenset[str]
+    served_revision: str
     waits: GangWait
     services: tuple[tuple[str, str], ...]
 
@@ -107,9 +112,17 @@ def rendering(observed: Observed, settings: OperatorSettings) -> Rendering | Ref
     version = str(config["metadata"].get("resourceVersion", "")) if config else ""
     digests = (version, digest(observed.files.get("data")) if observed.files else "")
     spec = digest(observed.job["spec"])
-    state = (spec, *digests, settings, awaited(observed), token_secrets(observed))
-    key = _Key(observed.name, observed.namespace, observed.uid, *state)
     data: Mapping[str, str] = (config or {}).get("data") or {}
+    state = (
+        spec,
+        *digests,
+        settings,
+        _thawed(observed, data, settings),
+        _served(observed),
+        awaited(observed),
+        token_secrets(observed),
+    )
+    key = _Key(observed.name, observed.namespace, observed.uid, observed.run_uid, *state)
     if (packed := _kept.get(key)) is not None:
         return packed.unpacked(data)
     rendered = _render(key, observed, config)
@@ -124,25 +137,83 @@ def _is_restored_by(data: Mapping[str, str], admitted: Admitted) -> bool:
 
 
 def _render(key: _Key, observed: Observed, config: Object | None) -> Rendering | RefusedJob:
-    admitted = (admit_service if is_service(observed.job) else admit)(observed.job, config, observed.files)
-    if not isinstance(admitted, RefusedJob):
-        admitted = resolved(admitted, key.namespace, dict(key.services))
+    service = is_service(observed.job)
+    admitted = (admit_service if service else admit)(observed.job, config, observed.files)
     if isinstance(admitted, RefusedJob):
         return admitted
+    rendered = _rendered(key, admitted)
+    if isinstance(rendered, RefusedJob) and service and admitted.written:
+        return _rendered(key, without_edit(observed.job, admitted.written, rendered))
+    return rendered
+
+
+def _rendered(key: _Key, admitted: Admitted) -> Rendering | RefusedJob:
+    found = resolved(admitted, key.namespace, dict(key.services))
+    if isinstance(found, RefusedJob):
+        return found
+    admitted = _without_thawed(found, key)
     settings = replace(key.settings, images=Images(**admitted.images)) if admitted.images else key.settings
-    context = JobContext(key.name, key.namespace, key.uid, admitted, settings)
+    context = JobContext(key.name, key.namespace, key.uid, key.run_uid, admitted, settings, key.served_revision)
     templates = frozen_templates(context)
     suspended = context.spec.suspend
     waits: GangWait = "" if suspended else key.waits
     children = [_marked(child) for child in manifests(context, templates, suspended=suspended, waits=bool(waits))]
-    if not admitted.written and (refused := _refusal(context, children)):
+    edited = context.revision and admitted.written.get("current.json") != job_config.as_json(admitted.current)
+    if (edited or not admitted.written) and (refused := _refusal(context, children)):
         return refused
     gang = gang_deployments(context, templates)
     return Rendering(context, templates, children, fixed_replicas(context), waits, gang)
 
 
+def _thawed(observed: Observed, data: Mapping[str, str], settings: OperatorSettings) -> frozenset[str]:
+    """Return the children whose templates are not to be kept, because none of their pods ever ran.
+
+    As soon as a pod of the job ran, only those are left whose image cannot be pulled: a job does not mix two releases.
+    A job that ran as a whole keeps all; a service lives on, and its images may vanish.
+    """
+    started, served = "startTime" in observed.status, _served(observed)
+    if "images.json" not in data or (started and not is_service(observed.job)):
+        return frozenset()
+    other_images = msgspec.json.decode(data["images.json"]) != asdict(settings.images)
+    platform = platform_of(settings.job_defaults, observed.namespace)
+    if not other_images and data.get("platform.json") in (None, job_config.as_json(platform)):
+        return frozenset()
+    templates = msgspec.json.decode(data["templates.json"])
+    own = {child: _pods_of(frozen["template"], observed.pods) for child, frozen in templates.items()}
+    if not started and not any(has_run(pod) for pods in own.values() for pod in pods):
+        return frozenset(templates)
+    lacking = {child for child, pods in own.items() if any(map(lacks_image, pods)) and not any(map(has_run, pods))}
+    return frozenset(lacking - set(job_config.REVISED_ROLES) if served else lacking)
+
+
+def _served(observed: Observed) -> str:
+    """Return the revision of a service that is rolled out; empty if none is."""
+    rolled_out = observed.condition(ConditionType.ROLLED_OUT).get("status") == "True"
+    return str(observed.status.get("revision", "")) if rolled_out else ""
+
+
+def _pods_of(template: Manifest, pods: Sequence[Object]) -> list[Object]:
+    own = template["metadata"]["labels"].items()
+    return [pod for pod in pods if own <= labels(pod).items()]
+
+
+def _without_thawed(admitted: Admitted, key: _Key) -> Admitted:
+    """Return what was admitted with templates that have to be rendered anew, and with the images for them."""
+    if not key.thawed or not admitted.images:
+        return admitted
+    kept = {child: frozen for child, frozen in admitted.templates.items() if child not in key.thawed}
+    used = {image for frozen in kept.values() for image in images_of(frozen["template"])}
+    images = {
+        name: admitted.images.get(name, image) if admitted.images.get(name) in used else image
+        for name, image in asdict(key.settings.images).items()
+    }
+    thawed = {child: {**admitted.templates[child], "inputs": ""} for child in key.thawed}
+    platform = admitted.platform if kept else None
+    return replace(admitted, templates={**kept, **thawed}, images=images, platform=platform)
+
+
 def _refusal(context: JobContext, children: Sequence[Manifest]) -> RefusedJob | None:
-    """Return why a new job cannot run on this platform; a job that was admitted is never refused."""
+    """Return why a new job, or an edit of a service, cannot run here; what was admitted is never refused."""
     if problems := list(beyond_a_node(context.spec, context.platform)):
         return RefusedJob(Reason.INVALID, "; ".join(map(str, problems)))
     config = next(child for child in children if child["kind"] == "ConfigMap")

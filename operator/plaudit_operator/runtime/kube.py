@@ -219,6 +219,12 @@ class ApiServer:
             if error.status not in (404, 409):
                 raise
 
+    def version(self) -> tuple[int, int]:
+        """Return the version of Kubernetes, such as ``(1, 30)``."""
+        found = self._request("GET", "/version")
+        major, minor = (int(found[part].rstrip("+")) for part in ("major", "minor"))
+        return major, minor
+
     def review(self, path: str, body: Object) -> Object:
         """Post a review (of a token, of an access), which is answered and not stored."""
         return self._request("POST", path, {}, body)

@@ -30,7 +30,8 @@ _LOOK_FOR_OPTIONAL_KIND_EVERY_S = 60.0
 _LOOK_FOR_KIND_EVERY_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 15.0
 _FIRST_BACKOFF_S = 0.05
-_LONGEST_BACKOFF_S = 60.0
+_LONGEST_BACKOFF_S = 8.0
+"""Short: all is well within ten seconds after the API server, or a webhook, is well again."""
 
 
 class Store(Protocol[K_co]):

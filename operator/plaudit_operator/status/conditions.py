@@ -94,7 +94,7 @@ def phase(conditions: Sequence[Mapping[str, Any]], *, started: bool) -> str:
         if holds.get(kind):
             return kind
     if not holds.get(ConditionType.ADMITTED, False):
-        return "Pending" if holds.get(ConditionType.SPEC_VALID) else "Invalid"
+        return "Invalid" if holds.get(ConditionType.SPEC_VALID) is False else "Pending"
     return "Running" if started else "Starting"
 
 
@@ -151,14 +151,15 @@ def _why(condition: _Reported) -> tuple[str, str]:
     return condition["reason"], condition["message"]
 
 
-def healthy() -> Condition:
-    """Return the condition of a job without trouble, or that is still starting."""
-    return Condition.of(ConditionType.DEGRADED, False, Reason.HEALTHY, "all pods are ready")
+def healthy(reason: str = Reason.HEALTHY, message: str = "all pods are ready") -> Condition:
+    """Return the condition of a job without trouble; of one that does not run, give why not."""
+    return Condition.of(ConditionType.DEGRADED, False, reason, message)
 
 
 def degraded(observed: Observed, roles: Mapping[str, RoleState], admitted: Condition, now: float) -> Condition:
     """Return the condition of a job that ran before; ``admitted`` is the condition of that type."""
-    missing = [role for role in roles.values() if not role.is_ready]
+    # Work does not wait for the metrics service: its start degrades nothing.
+    missing = [role for role in roles.values() if not role.is_ready and (role.problem or role.name != "metrics")]
     redis_lost = any(evicted_since(pod) is not None for pod in observed.pods_of("redis"))
     if redis_lost and any(role.name == "transport" for role in missing):
         message = (

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from plaudit_operator import names
 from plaudit_operator.attempts import TrainerAttempt, group_of, replica_of
 from plaudit_operator.children import roles, transport
+from plaudit_operator.children.all import fixed_replicas
 from plaudit_operator.children.context import JobContext
 from plaudit_operator.children.roles import RolloutGroup
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed, attempt_of, conditions_of, labels
 from plaudit_operator.pod_state import is_over, is_ready, is_running, problem_of, restarts_of
-from plaudit_operator.policies import without_pod_name
+from plaudit_operator.policies import awaited, without_pod_name
 
 _PODS = {
     "rollout": "spec.rollout.pod",
@@ -77,16 +79,16 @@ def role_states(
 
     The name of a reward model is ``model/<scorer>``, that of an environment ``environment/<name>``.
     """
-    states = {}
+    states, least = {}, _least(context, observed)
     if transport.managed(context):
         owner = observed.child("StatefulSet", context.role_object("redis"))
-        states["transport"] = _of_workload("transport", observed, owner, observed.pods_of("redis"), now)
+        states["transport"] = _of_workload(least, "transport", observed, owner, observed.pods_of("redis"), now)
     if context.spec.trains:
-        states["rollout"] = _rollouts(context, observed, now)
+        states["rollout"] = _rollouts(context, least, observed, now)
         states["trainer"] = _trainer(context, observed, attempt, now)
-    states["reward"] = _of_deployment(context, observed, "reward", now)
+    states["reward"] = _of_deployment(context, least, observed, "reward", now)
     if roles.has_gateway(context):
-        states["gateway"] = _of_deployment(context, observed, "gateway", now)
+        states["gateway"] = _of_deployment(context, least, observed, "gateway", now)
     scorers, environments = context.spec.reward.model_scorers, context.spec.environments
     servers = [(f"model/{s.name}", roles.model_object(context, s), roles.model_labels(context, s)) for s in scorers]
     servers += [
@@ -95,27 +97,46 @@ def role_states(
     ]
     for name, object_name, own in servers:
         pods = [pod for pod in observed.pods_of(name.partition("/")[0]) if own.items() <= labels(pod).items()]
-        states[name] = _of_workload(name, observed, observed.child("Deployment", object_name), pods, now)
-    states["metrics"] = _of_deployment(context, observed, "metrics", now)
-    return {name: replace(role, remedy=_remedy(role.reason, name, context.name)) for name, role in states.items()}
+        states[name] = _of_workload(least, name, observed, observed.child("Deployment", object_name), pods, now)
+    states["metrics"] = _of_deployment(context, least, observed, "metrics", now)
+    return {name: replace(role, remedy=_remedy(role, context)) for name, role in states.items()}
 
 
-def _of_deployment(context: JobContext, observed: Observed, role: str, now: float) -> RoleState:
+def _of_deployment(
+    context: JobContext, least: Mapping[str, int], observed: Observed, role: str, now: float
+) -> RoleState:
     owner = observed.child("Deployment", context.role_object(role))
-    return _of_workload(role, observed, owner, observed.pods_of(role), now)
+    return _of_workload(least, role, observed, owner, observed.pods_of(role), now)
 
 
-def _of_workload(role: str, observed: Observed, owner: Object | None, pods: list[Object], now: float) -> RoleState:
+def _of_workload(
+    least: Mapping[str, int], role: str, observed: Observed, owner: Object | None, pods: list[Object], now: float
+) -> RoleState:
     if owner is None:
         return RoleState(role, 1, 0, 0, 0)
     status = owner.get("status") or {}
     desired, ready = int(owner["spec"].get("replicas", 1)), int(status.get("readyReplicas", 0))
+    desired = max(desired, least.get(owner["metadata"]["name"], 0))  # it may still have to be scaled up
     reason, problem = _problem(pods, _refusal(observed, owner), now)
     restarts, held = sum(map(restarts_of, pods)), sum(not is_over(pod) for pod in pods)
     return RoleState(role, desired, ready, int(status.get("updatedReplicas", 0)), restarts, held, reason, problem)
 
 
-def _rollouts(context: JobContext, observed: Observed, now: float) -> RoleState:
+def _least(context: JobContext, observed: Observed) -> dict[str, int]:
+    """Return the pods that Redis and each Deployment have to have while the job is not suspended, by name."""
+    if context.spec.suspend:
+        return {}
+    scaling = context.spec.reward.workers.autoscaling
+    scaled = 0 if scaling is None else max(int(scaling.provider == "hpa"), scaling.min_replicas)
+    counts = fixed_replicas(context)
+    if awaited(observed):  # these roles start after the group
+        counts.pop(context.role_object("reward"))
+    return {context.role_object("redis"): 1} | {
+        name: scaled if count is None else count for name, count in counts.items()
+    }
+
+
+def _rollouts(context: JobContext, least: Mapping[str, int], observed: Observed, now: float) -> RoleState:
     """Return the state of the rollouts of all groups together."""
     states = []
     for group in roles.rollout_groups(context):
@@ -124,7 +145,7 @@ def _rollouts(context: JobContext, observed: Observed, now: float) -> RoleState:
             states.append(_of_replicas(context, observed, group, pods, now))
         else:
             owner = observed.child("Deployment", names.rollout_object(context.name, group.name))
-            states.append(_of_workload("rollout", observed, owner, pods, now))
+            states.append(_of_workload(least, "rollout", observed, owner, pods, now))
     # The first group that has a problem explains it.
     with_problem = next((state for state in states if state.problem), states[-1])
     counts = ("desired", "ready", "updated", "restarts", "held")
@@ -183,18 +204,109 @@ def _problem(pods: list[Object], refused: str, now: float) -> tuple[str, str]:
     return min(problems, key=lambda problem: problem[0] == Reason.WAITING_FOR_ROOM, default=("", ""))
 
 
-def _remedy(reason: str, role: str, job: str) -> str:
+def _remedy(role: RoleState, context: JobContext) -> str:
     """Return the end of a condition's message: a sentence; empty if there is nothing to do but wait."""
-    other = "the environment's pod" if role.startswith("environment/") else "the scorer's model.pod"
-    pod = _PODS.get(role, other)
-    limit = "spec.transport.managed.memory" if role == "transport" else f"{pod}.resources.limits.memory"
-    logs = {"transport": "redis"}.get(role, role.partition("/")[0])
+    other = "the environment's pod" if role.name.startswith("environment/") else "the scorer's model.pod"
+    pod = _PODS.get(role.name, other)
+    if role.reason in _EXPLAINED and (told := remedy_of(role.problem, pod)):
+        return told
+    limit = "spec.transport.managed.memory" if role.name == "transport" else f"{pod}.resources.limits.memory"
+    logs = {"transport": "redis"}.get(role.name, role.name.partition("/")[0])
+    where = " or apply another revision" if context.revision else " in a new job"
     sentences = {
         Reason.UNSCHEDULABLE: f"Add nodes, or lower {pod}.resources, or change its nodeSelector or tolerations",
-        Reason.IMAGE_PULL: f"Correct the chart's images and images.pullSecret, or set {pod}.image in a new job",
-        Reason.CONFIG_MISSING: "Create it; the pods then start without further action",
-        Reason.OUT_OF_MEMORY: f"Raise {limit} in a new job",
-        Reason.CRASHING: f"See kubectl plaudit logs {job} {logs}",
-        Reason.REFUSED_BY_CLUSTER: "Raise the namespace's quota or lower the pod's resources; the operator retries",
+        Reason.IMAGE_PULL: f"Correct the chart's images and images.pullSecret, or set {pod}.image{where}",
+        Reason.CONFIG_MISSING: f"Create what kubectl describe pod --selector plaudit.dev/job={context.name} names",
+        Reason.OUT_OF_MEMORY: f"Raise {limit}{where}",
+        Reason.CRASHING: f"See kubectl plaudit logs {context.name} {logs}",
+        Reason.REFUSED_BY_CLUSTER: f"Change what the message names in {pod}, or have the policy changed",
     }
-    return sentences.get(reason, "")
+    return sentences.get(role.reason, "")
+
+
+_EXPLAINED = (
+    Reason.UNSCHEDULABLE,
+    Reason.CONFIG_MISSING,
+    Reason.REFUSED_BY_CLUSTER,
+    Reason.IMAGE_PULL,
+    Reason.CRASHING,
+)
+_REMEDIES = tuple(
+    (re.compile(pattern), remedy)
+    for pattern, remedy in (
+        # the scheduler
+        (r'persistentvolumeclaim "([^"]+)" not found', "Create the PersistentVolumeClaim {0}; the pods then start"),
+        (
+            r"unbound immediate PersistentVolumeClaims",
+            "See kubectl describe pvc: its StorageClass must exist and provision volumes, or a cluster default must",
+        ),
+        (
+            r"volume node affinity conflict|find available persistent volumes",
+            "Add nodes where the volume is (its zone), or use a claim of a StorageClass that any node can mount",
+        ),
+        # a quota, a LimitRange
+        (r"must specify ([a-z.-]+)", "Set {0} in {pod}.resources: a quota of the namespace counts it"),
+        (r"exceeded quota", "Raise the namespace's quota or lower {pod}.resources; Kubernetes retries"),
+        (
+            r"(?:maximum|minimum) [a-z-]+ usage per|max limit to request ratio",
+            "Change {pod}.resources to what the namespace's LimitRange allows, or have that changed",
+        ),
+        # admission
+        (
+            r"violates PodSecurity",
+            "Take what the message names out of {pod}.template, or use a namespace with another pod-security label",
+        ),
+        (
+            r'failed calling webhook "([^"]+)"',
+            "The admission webhook {0} does not answer: restart it, or have an administrator remove its configuration",
+        ),
+        (
+            r'admission webhook "([^"]+)" denied',
+            "Meet the policy of {0} by {pod}, or have it exempt the pods of jobs (plaudit.dev/job)",
+        ),
+        (
+            r"ValidatingAdmissionPolicy '([^']+)'",
+            "Meet the policy {0} by {pod}, or have it exempt the pods of jobs (plaudit.dev/job)",
+        ),
+        (
+            r'serviceaccount "([^"]+)" not found',
+            "Create the service account that {pod}.serviceAccountName names; the pods then start",
+        ),
+        (
+            r"no PriorityClass with name ([^ ]+) was found",
+            "Create the PriorityClass {0}, or name another in {pod}.priorityClassName",
+        ),
+        (
+            r'(?i)runtimeclass(?:\.node\.k8s\.io)? "([^"]+)" not found',
+            "Create the RuntimeClass {0}, or correct the chart's jobDefaults.runtimeClassName or {pod}.template",
+        ),
+        # the kubelet
+        (
+            r"couldn't find key ([^ ]+) in (?:Secret|ConfigMap) ([^ ]+)",
+            "Add the key {0} to {1}; the pods then start",
+        ),
+        (r'(secret|configmap) "([^"]+)" not found', "Create the {0} {1}; the pods then start"),
+        (
+            r"runAsNonRoot and image will run as root|non-numeric user",
+            "Build the image with a numeric USER other than 0, or set the chart's runAsUser",
+        ),
+        (
+            r"ErrImageNeverPull|is not present with pull policy of Never",
+            "Load the image into the nodes, or change the chart's images.pullPolicy",
+        ),
+        (
+            r"executable file not found|no such file or directory: unknown",
+            "Build {pod}.image from Plaudit's image of the same version, which has what the role runs",
+        ),
+    )
+)
+"""What helps against the messages of scheduler, quota, admission and kubelet, the first that applies; ``{pod}`` is the
+role's section. Wordings of Kubernetes 1.30 to 1.36."""
+
+
+def remedy_of(message: str, pod: str) -> str:
+    """Return what helps against a message of the cluster, as a sentence; empty if it is not known."""
+    for pattern, remedy in _REMEDIES:
+        if found := pattern.search(message):
+            return remedy.format(*(group or "" for group in found.groups()), pod=pod)
+    return ""

@@ -24,8 +24,16 @@ from plaudit_operator.children import transport
 from plaudit_operator.children.context import JobContext
 from plaudit_operator.children.job_config import REVISED_ROLES
 from plaudit_operator.children.roles import ROLLOUT_ROLE, has_gateway, rollout_groups
-from plaudit_operator.names import NEEDED, ConditionType, Reason, run_id
-from plaudit_operator.observed import NO_SUCH_KIND, Object, Observed, gpu_seconds, labels, timestamp
+from plaudit_operator.names import NEEDED, ConditionType, Reason
+from plaudit_operator.observed import (
+    NO_SUCH_KIND,
+    OF_EARLIER_JOB,
+    Object,
+    Observed,
+    gpu_seconds,
+    labels,
+    timestamp,
+)
 from plaudit_operator.pod_state import is_leaving, is_over, is_scheduled
 from plaudit_operator.policies import GangWait
 from plaudit_operator.runtime.kinds import POD_GROUP, RLJOB
@@ -44,6 +52,17 @@ _NO_GANGS = (
     "scheduling.gang is native, but this cluster does not serve PodGroup of scheduling.k8s.io: nothing was started. "
     "Set gang: none in a new job, or have an administrator turn on the feature gates GenericWorkload and "
     "GangScheduling (docs/kubernetes/scheduling.md)"
+)
+_HAS_ENDED = "the job has ended"
+_ROLE_OF = {
+    ConditionType.TRANSPORT_READY: "transport",
+    ConditionType.ROLLOUT_READY: "rollout",
+    ConditionType.REWARD_READY: "reward",
+    ConditionType.TRAINER_RUNNING: "trainer",
+}
+_RETRIES = (
+    "The operator repeats the call every few seconds. If this stays, look at the API server and at the admission "
+    "webhooks of the cluster: kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations"
 )
 _EVENT_TYPES = {
     (ConditionType.SPEC_VALID, "True"): "Normal",
@@ -84,6 +103,23 @@ class JobEnd:
     message: str
 
 
+def unadmitted_status(observed: Observed, reason: str, message: str, now: float) -> Status:
+    """Return the status of a job whose objects cannot be made; the rest of it stays as it was."""
+    return _finished(observed, {}, [Condition.of(ConditionType.ADMITTED, False, reason, message)], now)
+
+
+def failing_status(observed: Observed, now: float) -> Status:
+    """Return the status of a job of which a call failed before anything could be decided."""
+    return _finished(observed, {}, [_admitted(observed)], now)
+
+
+def cleanup_status(observed: Observed, now: float) -> Status:
+    """Return the status of an ended job, which reports calls that fail while its objects are deleted."""
+    if not (observed.refusals or observed.failures) and observed.condition(ConditionType.ADMITTED)["status"] == "True":
+        return dict(observed.status)
+    return _finished(observed, {}, [_admitted(observed)], now)
+
+
 def refused_status(observed: Observed, refused: RefusedJob, now: float) -> Status:
     """Return the status of a job that cannot run as written."""
     current = [
@@ -97,11 +133,38 @@ def ended_status(observed: Observed, ending: JobEnd, now: float) -> Status:
     """Return the status at a job's end; ``merged`` keeps the conditions from before."""
     current = [
         Condition.of(ending.condition, True, ending.reason, ending.message),
-        Condition.of(ConditionType.TRAINER_RUNNING, False, ending.reason, ending.message),
-        healthy(),
+        Condition.of(ConditionType.ADMITTED, True, Reason.ADMITTED, _HAS_ENDED),
+        *_ended_roles(observed, ending),
+        healthy(ending.reason, _HAS_ENDED),
     ]
-    ended = _finished(observed, _progress(observed) | {"completionTime": timestamp(now)}, current, now)
+    fields = _progress(observed) | {"completionTime": timestamp(now)} | _left_roles(observed)
+    ended = _finished(observed, fields, current, now)
     return _with_cost(observed.status, ended, {}, now)
+
+
+def _ended_roles(observed: Observed, ending: JobEnd) -> Iterator[Condition]:
+    """Yield the conditions of the roles whose pods go with the job, as ``lifecycle.cleanup`` says."""
+    kept = _kept_roles(observed)
+    for kind, role in _ROLE_OF.items():
+        if observed.condition(kind) and role not in kept:
+            yield Condition.of(kind, False, ending.reason, ending.message)
+
+
+def _left_roles(observed: Observed) -> Status:
+    """Return the fields with the pods of each role after the end."""
+    kept = _kept_roles(observed)
+    gone = {"desired": 0, "ready": 0, "updated": 0}
+    reports = observed.status.get("roles") or []
+    counts = {name: count if name in kept else "0/0" for name, count in (observed.status.get("replicas") or {}).items()}
+    left: Status = {"roles": [role if role["name"] in kept else {**role, **gone} for role in reports]}
+    return left | ({"replicas": counts} if counts else {})
+
+
+def _kept_roles(observed: Observed) -> set[str]:
+    policy = (observed.job["spec"].get("lifecycle") or {}).get("cleanup", "All")
+    if policy == "None":
+        return {role["name"] for role in observed.status.get("roles") or []} - {"trainer"}
+    return {"transport"} if policy == "KeepTransport" else set()
 
 
 def status(
@@ -136,10 +199,11 @@ def status(
         fields.setdefault("startTime", observed.status.get("startTime") or timestamp(now))
     started = "startTime" in {**observed.status, **fields}
     works = started and rest not in ("suspended", "queue")
-    current.append(degraded(observed, roles, admitted, now) if works else healthy())
+    at_rest = _RESTS.get(rest) or (Reason.STARTING, "not all pods of the job have run yet")
+    current.append(degraded(observed, roles, admitted, now) if works else healthy(*at_rest))
     if context.revision:
         fields["revision"] = context.revision
-        current.append(_rolled_out(context, observed, roles))
+        current.append(_rolled_out(context, observed, roles, suspended=suspended))
     report = _finished(observed, fields, current, now)
     return _with_cost(observed.status, report, _held_gpus(context, observed), now)
 
@@ -152,7 +216,7 @@ def _finished(observed: Observed, fields: Status, current: list[Condition], now:
         **observed.status,
         **fields,
         "observedGeneration": generation,
-        "run": run_id(observed.name, observed.uid),
+        "run": observed.run,
         "conditions": conditions,
     }
     if observed.job["kind"] == RLJOB.kind:
@@ -165,10 +229,16 @@ def _progress(observed: Observed) -> Status:
 
 
 def _admitted(observed: Observed) -> Condition:
+    problems = {**observed.failures, **observed.refusals}
+    if not problems:
+        held = _HAS_ENDED if observed.ended else "all objects of the job exist"
+        return Condition.of(ConditionType.ADMITTED, True, Reason.ADMITTED, held)
+    message = "; ".join(f"{kind} {name}: {why}" for (kind, name), why in sorted(problems.items()))
     if not observed.refusals:
-        return Condition.of(ConditionType.ADMITTED, True, Reason.ADMITTED, "all objects of the job exist")
+        if all(OF_EARLIER_JOB in why for why in problems.values()):
+            return Condition.of(ConditionType.ADMITTED, False, Reason.AWAITING_DELETION, message)
+        return Condition.of(ConditionType.ADMITTED, False, Reason.CALL_FAILED, f"{message}. {_RETRIES}")
     reason = Reason.REFUSED_BY_CLUSTER
-    message = "; ".join(f"{kind} {name}: {why}" for (kind, name), why in sorted(observed.refusals.items()))
     if any("is not this job's" in why for why in observed.refusals.values()):
         reason = Reason.NAME_TAKEN
     elif any(kind == POD_GROUP.kind and NO_SUCH_KIND in why for (kind, _), why in observed.refusals.items()):
@@ -187,8 +257,8 @@ def _ready(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest) -> 
         yield Condition.of(ConditionType.TRANSPORT_READY, True, Reason.EXTERNAL, message)
     if context.spec.trains:
         yield _role(ConditionType.ROLLOUT_READY, [roles["rollout"]], together)
-    needed = ("reward", "gateway") if context.revision else ("reward",)
-    scoring = [role for name, role in roles.items() if name in needed or name.startswith("model/")]
+    needed = ("reward", "gateway", "model", "environment")
+    scoring = [role for name, role in roles.items() if name.partition("/")[0] in needed]
     yield _role(ConditionType.REWARD_READY, scoring, rest)
     if context.spec.trains:
         yield _role(ConditionType.TRAINER_RUNNING, [roles["trainer"]], together, ready=Reason.RUNNING)
@@ -205,7 +275,8 @@ def _role(kind: str, roles: list[RoleState], rest: _Rest, *, ready: str = Reason
 
 def _suspended(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest) -> Condition:
     if rest == "queue":
-        look = f"kubectl describe workloads.kueue.x-k8s.io {context.run} shows its position"
+        exists = f"kubectl get localqueues --namespace {context.namespace} has to list it"
+        look = f"{exists}, and kubectl describe workloads.kueue.x-k8s.io {context.run} shows the job's position"
         message = f"waiting in queue {context.spec.scheduling.queue_name!r}; {look}"
         return Condition.of(ConditionType.SUSPENDED, True, Reason.QUEUED, message)
     if rest != "suspended":
@@ -274,10 +345,24 @@ def _exposed_gpu_s(before: Mapping[str, Any], report: Mapping[str, Any], trainer
     return max(0, round(steps * float(progress.get("exposedRewardSeconds") or 0.0) * trainer_gpus))
 
 
-def _rolled_out(context: JobContext, observed: Observed, roles: Mapping[str, RoleState]) -> Condition:
-    """Return the condition ``RolledOut``: all reward workers and gateways of a service are of its present revision."""
+def _rolled_out(
+    context: JobContext, observed: Observed, roles: Mapping[str, RoleState], *, suspended: bool
+) -> Condition:
+    """Return the condition ``RolledOut``: all reward workers and gateways of a service are of its present revision.
+
+    It becomes true once they are ready, and stays so when one of them fails later.
+    """
+    before = observed.condition(ConditionType.ROLLED_OUT).get("status")
+    served = before == "True" and observed.status.get("revision") == context.revision
+    if suspended and not served:
+        return Condition.of(ConditionType.ROLLED_OUT, False, *_RESTS["suspended"])
     deployments = {role: observed.child("Deployment", context.role_object(role)) for role in REVISED_ROLES}
-    behind = {role: found for role, found in deployments.items() if not _is_current(found, context.revision)}
+    deployments = {role: found for role, found in deployments.items() if role in roles}
+    behind = {
+        role: found
+        for role, found in deployments.items()
+        if not _is_current(found, context.revision) or not (served or roles[role].is_ready)
+    }
     if not behind:
         message = f"all pods are of revision {context.revision}"
         return Condition.of(ConditionType.ROLLED_OUT, True, Reason.ROLLED_OUT, message)
@@ -310,7 +395,11 @@ def _part(role: str, deployment: Object | None, roles: Mapping[str, RoleState], 
     status = (deployment or {}).get("status") or {}
     updated = int(status.get("updatedReplicas", 0)) if deployment and _revision(deployment) == revision else 0
     state = roles[role]
-    parts = [f"{role}: {updated} of {state.desired} pods are of revision {revision}", state.problem, state.remedy]
+    parts = [
+        f"{role}: {updated} of {state.desired} pods are of revision {revision}, {state.ready} are ready",
+        state.problem,
+        state.remedy,
+    ]
     return ". ".join(part for part in parts if part)
 
 

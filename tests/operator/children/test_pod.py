@@ -295,3 +295,42 @@ def test_pod_template_is_merged_as_kubernetes_merges():
         ],
         "tolerations": [{"key": "other"}],
     }
+
+
+def every_role(pod: dict[str, Any]) -> dict[str, Any]:
+    """A job all of whose roles have these fields of their pods."""
+    job = rljob(trainer={"pod": pod}, metrics={"pod": pod}, transport={"managed": {"pod": pod}})
+    job["spec"]["rollout"]["pod"] = pod
+    job["spec"]["reward"]["workers"]["pod"] = pod
+    job["spec"]["reward"]["scorers"].append({**MODEL, "model": {**MODEL["model"], "pod": pod}})
+    job["spec"]["environments"] = [{"name": "shop", "image": "shop:1", "port": 80, "pod": pod}]
+    return job
+
+
+def test_resources_of_a_role_reach_every_container_of_its_pods():
+    asked = {
+        "requests": {"cpu": "2", "ephemeral-storage": "1Gi"},
+        "limits": {"cpu": "4", "memory": "1Gi", "ephemeral-storage": "2Gi"},
+    }
+    world = World(every_role({"resources": asked}))
+    world.settle()
+    seen = set()
+    for name, template in templates(world):
+        for container in [*template["spec"]["containers"], *template["spec"].get("initContainers", [])]:
+            resources = container["resources"]
+            assert asked["requests"].items() <= resources["requests"].items(), (name, container["name"])
+            assert asked["limits"].items() <= resources["limits"].items(), (name, container["name"])
+            assert "nvidia.com/gpu" not in resources["limits"] or container["name"] in ("trainer", "rollout", "model")
+            seen.add(container["name"])
+    assert {"prepare", "functions"} <= seen
+
+
+def test_small_containers_are_small_where_a_role_asks_for_nothing(world: World):
+    asked = {}
+    for _, template in templates(world):
+        asked |= {each["name"]: each["resources"] for each in template["spec"].get("initContainers", [])}
+    assert asked["prepare"] == {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}}
+    large = World(rljob(metrics={"pod": {"resources": {"requests": {"memory": "1Gi"}}}}))
+    large.settle()
+    found = dict(templates(large))["job-metrics"]["spec"]["initContainers"][0]["resources"]
+    assert found == {"requests": {"cpu": "10m", "memory": "1Gi"}, "limits": {}}

@@ -13,7 +13,7 @@ import pytest
 from cluster_model import ClusterModel
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from world import World, rljob, settled
+from world import JOBS, SCRIPT, World, rljob, settled
 
 from plaudit_operator.runtime.kube import ApiUnavailableError, ConflictError, GoneError
 
@@ -54,43 +54,11 @@ def the_end(world: World) -> dict[str, Any]:
     }
 
 
-def suspend(world: World, value: bool) -> None:
-    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=value))
-
-
-def lose_a_rollout(world: World) -> None:
-    pod = [pod for pod in world.cluster.of_kind("Pod") if "rollout" in pod["metadata"]["name"]][-1]
-    world.cluster.remove("Pod", pod["metadata"]["name"])
-
-
-SCRIPT: list[Callable[[World], None]] = [
-    lambda world: None,
-    lambda world: world.cluster.end_trainer(1, "boom"),
-    lambda world: world.cluster.edit("RLJob", "job", lambda job: job["spec"]["rollout"].update(replicas=3)),
-    lose_a_rollout,
-    lambda world: suspend(world, True),
-    lambda world: suspend(world, False),
-    lambda world: world.cluster.end_trainer(137, disrupted=True),
-]
-"""What happens to a job; the operator has time to follow after each."""
-
-
 def live(world: World, each: Callable[[World], None]) -> None:
     """The script, with ``each`` as the operator's work after every event of it."""
     for happens in SCRIPT:
         happens(world)
         each(world)
-
-
-SPANS_PODS = {"replicas": 2, "podsPerReplica": 2, "engine": {"tensorParallelSize": 2}}
-JOBS: list[dict[str, Any]] = [
-    {},
-    {"scheduling": {"gang": "native"}},
-    {"scheduling": {"queueName": "team"}},
-    {"rollout": SPANS_PODS},
-    {"rollout": SPANS_PODS, "scheduling": {"gang": "native"}},
-]
-"""How a job gets its place in the cluster, and rollouts of one pod or of two."""
 
 
 @cache

@@ -419,7 +419,9 @@ def test_a_job_deleted_and_made_again_under_its_name_waits_for_the_old_ones_chil
     for _ in range(3):
         world.deliver()
         world.reconcile()
-    assert "job-redis" not in world.condition(ConditionType.ADMITTED).get("message", "")
+    admitted = world.condition(ConditionType.ADMITTED)
+    assert (admitted["status"], admitted["reason"]) == ("False", "AwaitingDeletion")
+    assert "Service job-redis" in admitted["message"]
     world.cluster.remove("Service", "job-redis")
     world.settle()
     assert world.status["phase"] == "Running"
@@ -436,7 +438,7 @@ def test_unusable_reward_code_is_reported_before_any_pod_starts_and_checked_agai
         again = world.reconcile()
         world.deliver()
         assert again
-        assert again.again_after_s == 15
+        assert again.again_after_s == 8
         assert world.condition(ConditionType.SPEC_VALID)["reason"] == "FilesInvalid"
         assert words in world.condition(ConditionType.SPEC_VALID)["message"]
         assert not world.children() - {("ConfigMap", "code")}

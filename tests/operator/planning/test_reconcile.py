@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 from cluster_model import ClusterModel
 from world import World, rljob, settled
 
@@ -12,6 +13,7 @@ from plaudit_operator.cache import Key
 from plaudit_operator.names import ConditionType
 from plaudit_operator.observed import timestamp
 from plaudit_operator.runtime.kinds import Kind
+from plaudit_operator.runtime.kube import ApiUnavailableError
 
 
 class Quota(ClusterModel):
@@ -159,3 +161,74 @@ def test_a_trainer_that_ends_soon_anyway_is_left_alone():
     world = leaving(30)
     delete_job(world)
     assert world.cluster.calls == []
+
+
+def test_a_job_that_is_deleted_in_the_foreground_does_not_hold_its_gpus_for_ten_minutes_either():
+    world = leaving(600)
+    job = copy.deepcopy(world.job)
+    job["metadata"] |= {"deletionTimestamp": timestamp(world.cluster.now), "finalizers": ["foregroundDeletion"]}
+    world.cluster.put(job)
+    world.deliver()
+    world.reconcile()
+    (call,) = world.cluster.calls
+    assert call.startswith("delete Pod job-trainer-0")
+
+
+WEBHOOK = "Internal error occurred: failed calling webhook validate.kyverno.svc-fail: connection refused"
+
+
+@pytest.mark.parametrize(
+    ("failing", "job", "named"),
+    [
+        ("create Deployment job-reward", {}, "Deployment job-reward"),
+        ("create ConfigMap job-job", {}, "ConfigMap job-job"),
+        ("create Secret", {}, "Secret job-redis-"),
+        ("create Job", {}, "Job job-trainer-0"),
+        ("get ConfigMap code", {"files": {"configMap": "code"}}, "API server"),
+    ],
+)
+def test_a_call_that_fails_is_in_the_condition_after_one_look_and_soon_all_is_well(
+    failing: str, job: dict[str, Any], named: str
+):
+    world = World(rljob(**job))
+    code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code", "namespace": "default"}}
+    world.cluster.put({**code, "data": {"reward.py": "def compute_score(*_): ...\n"}})
+
+    def fail(call: str) -> None:
+        if call.startswith(failing):
+            raise ApiUnavailableError(WEBHOOK, 500)
+
+    world.cluster.before = fail
+    world.deliver()
+    assert world.reconcile() is None
+    admitted = world.condition(ConditionType.ADMITTED)
+    assert (admitted["status"], admitted["reason"]) == ("False", "CallFailed")
+    assert f"{named}" in admitted["message"]
+    assert WEBHOOK in admitted["message"]
+    assert world.status["phase"] == "Pending"
+    world.cluster.before = lambda call: None
+    world.settle()
+    assert world.condition(ConditionType.ADMITTED)["status"] == "True"
+    assert world.status["phase"] == "Running"
+
+
+def test_a_deletion_that_fails_at_the_end_is_reported():
+    world = settled()
+
+    def fail(call: str) -> None:
+        if call == "delete Deployment job-reward":
+            raise ApiUnavailableError(WEBHOOK, 500)
+
+    world.cluster.before = fail
+    world.cluster.end_trainer(0)
+    world.cluster.run_controllers()
+    for _ in range(3):
+        world.deliver()
+        world.reconcile()
+    admitted = world.condition(ConditionType.ADMITTED)
+    assert admitted["message"].startswith(f"Deployment job-reward: {WEBHOOK}")
+    assert world.status["phase"] == "Complete"
+    world.cluster.before = lambda call: None
+    world.settle()
+    assert world.condition(ConditionType.ADMITTED)["message"] == "the job has ended"
+    assert {kind for kind, _ in world.children()} == {"Secret"}

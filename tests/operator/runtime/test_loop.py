@@ -138,7 +138,7 @@ def test_failures_wait_longer_each_time_and_success_forgets_them():
         assert queue.take(0) == "a"
         pauses.append(queue.failed("a"))
     assert pauses == sorted(pauses)
-    assert pauses[-1] == 60
+    assert pauses[-1] == 8
     clock.now += 1000
     queue.take(0)
     queue.done("a")

@@ -1,12 +1,14 @@
-"""GPU time of a job, by role, over attempts and restarts, without a write at rest; what its scale subresource reads."""
+"""What a status says: GPU time by role, what the scale subresource reads, when a service is ready, what is left."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from cluster_model import ClusterModel
 from world import World, rljob, settled
 
+from plaudit_operator.cache import Key
 from plaudit_operator.crd import custom_resource_definition
 from plaudit_operator.observed import gpu_seconds
 from plaudit_operator.plugin import summary
@@ -122,3 +124,88 @@ def test_a_scaled_job_reports_as_many_rollouts_as_were_asked_for(pods: int):
     world.settle()
     assert at(world.job, paths["statusReplicasPath"]) == 1
     assert world.status["phase"] == "Running"
+
+
+class Slow(ClusterModel):
+    """A cluster in which the pods of some roles do not become ready."""
+
+    slow: tuple[str, ...] = ()
+
+    def _start(self, pod: dict[str, Any]) -> bool:
+        return pod["metadata"]["labels"]["plaudit.dev/role"] not in self.slow and super()._start(pod)
+
+
+RULE = {"name": "right", "kind": "rule", "rule": "gsm8k"}
+
+
+def slow_world(kind: str, *slow: str, **spec: Any) -> World:
+    cluster = Slow()
+    cluster.slow = slow
+    cluster.put({**rljob(), "kind": kind, "spec": {"reward": {"scorers": [RULE], "gateway": {"replicas": 2}}} | spec})
+    world = World(cluster=cluster, key=Key("default", "job", kind))
+    world.settle()
+    return world
+
+
+@pytest.mark.parametrize("slow", ["reward", "gateway"])
+@pytest.mark.parametrize("kind", ["RLJob", "RewardService"])
+def test_a_service_is_ready_and_rolled_out_when_its_workers_and_gateways_are(kind: str, slow: str):
+    world = slow_world(kind, slow)
+    assert (world.status["phase"], world.condition("Ready")["status"]) == ("Starting", "False")
+    assert "startTime" not in world.status
+    degraded = world.condition("Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("False", "Starting")
+    assert degraded["message"] == "not all pods of the job have run yet"
+    if kind == "RewardService":
+        rolled = world.condition("RolledOut")
+        assert (rolled["status"], rolled["reason"]) == ("False", "RollingOut")
+        assert "0 are ready" in rolled["message"]
+    world.cluster.slow = ()
+    world.settle()
+    assert (world.status["phase"], world.condition("Ready")["status"]) == ("Running", "True")
+    assert world.condition("Degraded")["message"] == "all pods are ready"
+    if kind == "RewardService":
+        assert world.condition("RolledOut")["status"] == "True"
+        pod = next(pod for pod in world.cluster.of_kind("Pod") if f"job-{slow}" in pod["metadata"]["name"])
+        world.cluster.slow = (slow,)
+        world.cluster.remove("Pod", pod["metadata"]["name"])
+        world.settle()
+        assert world.status["phase"] == "Degraded"
+        assert world.condition("RolledOut")["status"] == "True"
+
+
+def test_a_suspended_service_is_not_rolled_out_before_it_ran():
+    world = slow_world("RewardService", suspend=True)
+    assert world.condition("RolledOut")["reason"] == "SuspendedByUser"
+    world.cluster.edit("RewardService", "job", lambda item: item["spec"].update(suspend=False))
+    world.settle()
+    world.cluster.edit("RewardService", "job", lambda item: item["spec"].update(suspend=True))
+    world.settle()
+    assert world.condition("RolledOut")["status"] == "True"
+
+
+def test_a_job_is_not_degraded_because_metrics_start_last():
+    cluster = Slow()
+    cluster.slow = ("metrics",)
+    cluster.put(rljob())
+    world = World(cluster=cluster)
+    world.settle()
+    assert world.status["phase"] == "Running"
+
+
+@pytest.mark.parametrize(
+    ("cleanup", "kept"),
+    [("All", set()), ("KeepTransport", {"transport"}), ("None", {"transport", "rollout", "reward", "metrics"})],
+)
+def test_an_ended_job_reports_the_pods_that_are_left(cleanup: str, kept: set[str]):
+    world = settled(lifecycle={"cleanup": cleanup})
+    world.cluster.end_trainer(0)
+    world.settle()
+    roles = {role["name"]: role for role in world.status["roles"]}
+    assert {name for name, role in roles.items() if role["ready"]} == kept
+    assert {name for name, role in roles.items() if role["desired"]} == kept
+    assert (world.status["replicas"]["reward"] != "0/0") == ("reward" in kept)
+    for condition, role in [("TransportReady", "transport"), ("RolloutReady", "rollout"), ("RewardReady", "reward")]:
+        assert (world.condition(condition)["status"] == "True") == (role in kept)
+    assert world.condition("Admitted")["message"] == world.condition("Degraded")["message"] == "the job has ended"
+    assert world.condition("Ready")["status"] == "True"

@@ -1,0 +1,131 @@
+"""Messages of the scheduler, quotas, admission and the kubelet, and the remedy that a condition adds to each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cluster_model import ClusterModel
+from world import World, rljob
+
+from plaudit_operator.cache import Key
+
+SCHEDULER = {
+    '0/2 nodes are available: persistentvolumeclaim "shared" not found.': "Create the PersistentVolumeClaim shared",
+    "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims.": "its StorageClass must exist",
+    "0/4 nodes are available: 4 node(s) had volume node affinity conflict.": "where the volume is",
+    "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.": "Add nodes, or lower spec.rollout.pod.resources",
+    "0/2 nodes are available: 2 node(s) had untolerated taint {gpu: }.": "change its nodeSelector or tolerations",
+    "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.": "change its nodeSelector",
+}
+REFUSALS = {
+    "exceeded quota: team, requested: pods=1, used: pods=4, limited: pods=4": "Raise the namespace's quota",
+    "failed quota: team: must specify limits.cpu for: prepare,rollout": "Set limits.cpu in spec.rollout.pod.resources",
+    "failed quota: team: must specify requests.ephemeral-storage for: rollout": "Set requests.ephemeral-storage in",
+    "maximum cpu usage per Container is 2, but limit is 4": "LimitRange allows",
+    "cpu max limit to request ratio per Container is 2, but provided ratio is 4.0": "LimitRange allows",
+    'violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false': "out of spec.rollout.pod.template",
+    'Internal error occurred: failed calling webhook "validate.kyverno.svc": refused': "kyverno.svc does not answer",
+    'admission webhook "validation.gatekeeper.sh" denied the request: no label': "policy of validation.gatekeeper.sh",
+    "ValidatingAdmissionPolicy 'labels' with binding 'all' denied request: no label": "Meet the policy labels",
+    'error looking up service account default/reader: serviceaccount "reader" not found': "Create the service account",
+    "no PriorityClass with name high was found": "Create the PriorityClass high",
+    'pod rejected: RuntimeClass "gvisor" not found': "Create the RuntimeClass gvisor",
+}
+KUBELET = {
+    ("CreateContainerConfigError", 'secret "hub" not found'): "Create the secret hub",
+    ("CreateContainerConfigError", 'configmap "settings" not found'): "Create the configmap settings",
+    ("CreateContainerConfigError", "couldn't find key token in Secret default/hub"): "Add the key token to default/hub",
+    ("CreateContainerConfigError", "container has runAsNonRoot and image will run as root (pod: x)"): "a numeric USER",
+    ("ErrImagePull", "rpc error: not found"): "set spec.rollout.pod.image in a new job",
+    ("InvalidImageName", 'couldn\'t parse image name "A:"'): "set spec.rollout.pod.image in a new job",
+    ("ErrImageNeverPull", 'Container image "x:1" is not present with pull policy of Never'): "images.pullPolicy",
+    ("RunContainerError", 'exec: "python3": executable file not found in $PATH: unknown'): "from Plaudit's image",
+}
+
+
+class Troubled(ClusterModel):
+    """A cluster whose rollouts do not start."""
+
+    def __init__(self, status: dict[str, Any] | None, refusal: str = "") -> None:
+        super().__init__()
+        self.status, self.refusal = status, refusal
+
+    def _run_pods(self, owner: dict[str, Any], count: int) -> int:
+        if owner["metadata"]["name"] != "job-rollout" or not self.refusal:
+            return super()._run_pods(owner, count)
+        text = f'pods "job-rollout-x-y" is forbidden: {self.refusal}'
+        failing = [{"type": "ReplicaFailure", "status": "True", "message": text}]
+        self.edit("Deployment", "job-rollout", lambda item: item.update(status={"conditions": failing}))
+        return 0
+
+    def _set_status(self, item: dict[str, Any], status: dict[str, Any]) -> None:
+        if self.refusal and item["metadata"]["name"] == "job-rollout":
+            return
+        super()._set_status(item, status)
+
+    def _start(self, pod: dict[str, Any]) -> bool:
+        if self.status is None or pod["metadata"]["labels"]["plaudit.dev/role"] != "rollout":
+            return super()._start(pod)
+        self._set_status(pod, self.status)
+        return False
+
+
+def message_of(cluster: Troubled) -> tuple[str, str]:
+    cluster.put(rljob())
+    world = World(cluster=cluster)
+    world.settle()
+    condition = world.condition("RolloutReady")
+    return condition["reason"], condition["message"]
+
+
+@pytest.mark.parametrize("message", SCHEDULER)
+def test_what_the_scheduler_says(message: str):
+    waits = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    reason, told = message_of(Troubled({"phase": "Pending", "conditions": [waits]}))
+    assert reason == "Unschedulable"
+    assert message in told
+    assert SCHEDULER[message] in told
+
+
+@pytest.mark.parametrize("message", REFUSALS)
+def test_what_a_quota_or_an_admission_policy_says(message: str):
+    reason, told = message_of(Troubled(None, message))
+    assert reason == "RefusedByCluster"
+    assert message in told
+    assert REFUSALS[message] in told
+
+
+@pytest.mark.parametrize("case", KUBELET)
+def test_what_the_kubelet_says(case: tuple[str, str]):
+    reason, message = case
+    state = {"waiting": {"reason": reason, "message": message}}
+    status = {"name": "rollout", "image": "x:1", "state": state}
+    bound = [{"type": "PodScheduled", "status": "True"}]
+    found, told = message_of(Troubled({"phase": "Pending", "conditions": bound, "containerStatuses": [status]}))
+    assert found in ("SecretOrConfigMissing", "ImagePullFailed", "Crashing")
+    assert message in told
+    assert KUBELET[case] in told
+
+
+def test_binary_files_are_refused_by_name():
+    world = World(rljob(files={"configMap": "code"}))
+    code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code", "namespace": "default"}}
+    world.cluster.put({**code, "data": {"a.py": "x = 1\n"}, "binaryData": {"vocab.bin": "AAEC"}})
+    world.settle()
+    valid = world.condition("SpecValid")
+    assert (valid["status"], valid["reason"]) == ("False", "FilesInvalid")
+    assert "vocab.bin of ConfigMap 'code' is binary" in valid["message"]
+    listed = rljob(files={"configMap": "code", "items": [{"key": "a.py", "path": "a.py"}]})
+    world = World(listed)
+    world.cluster.put({**code, "data": {"a.py": "x = 1\n"}, "binaryData": {"vocab.bin": "AAEC"}})
+    world.settle()
+    assert world.status["phase"] == "Running"
+
+
+def test_a_name_that_begins_with_a_digit_is_refused():
+    job = rljob()
+    job["metadata"]["name"] = "7b"
+    world = World(job, key=Key("default", "7b"))
+    world.settle()
+    assert "metadata.name: '7b' begins with a digit" in world.condition("SpecValid")["message"]
