@@ -79,8 +79,11 @@ def arguments_of(text: str) -> list[Any]:
 def _call_function(source: str, name: str, arguments: list[Any]) -> None:
     _remove_modules()
     sys.stdout = _Discard()
-    module = _module("tmp_sol", PREAMBLE + source)
-    holder = module.Solution() if "class Solution" in source else module
+    in_class = "class Solution" in source
+    # Without the next line an empty program would pass where the preamble has such a name, as it has operator.add.
+    forget = "" if in_class else f"globals().pop({name!r}, None)"
+    module = _module("tmp_sol", f"{PREAMBLE.rstrip()}; {forget}\n{source}")
+    holder = module.Solution() if in_class else module
     result = getattr(holder, name)(*arguments)
     _write(encode_result(result))
 

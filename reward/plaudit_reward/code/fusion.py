@@ -103,7 +103,8 @@ class FusionBackend:
     ) -> CaseResult:
         code = program
         if function is not None:
-            code = f"{PREAMBLE}\n{program}\n\n{_CALL.replace('FUNCTION', repr(function))}"
+            forget = "" if "class Solution" in program else f"globals().pop({function!r}, None)"  # as program.py does
+            code = f"{PREAMBLE}{forget}\n{program}\n\n{_CALL.replace('FUNCTION', repr(function))}"
         assert case.expected is not None
         executed = await self._execute(code, case.stdin, _bounded(limits, case.expected), timer)
         if executed.ending != "finished":

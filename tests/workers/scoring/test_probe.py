@@ -170,7 +170,7 @@ def test_a_scorer_of_groups_is_probed_with_a_group_of_equals(folder: Path, capsy
 
 def test_programs_are_probed_by_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = {"inputs": ["1 2\n", "5 7\n"], "outputs": ["3\n", "12\n"]}
-    named = {"fn_name": "total", "inputs": ["1\n2", "5\n7"], "outputs": ["3", "12"]}
+    named = {"fn_name": "add", "inputs": ["1\n2", "5\n7"], "outputs": ["3", "12"]}
     write_rows(
         [
             {
@@ -179,9 +179,9 @@ def test_programs_are_probed_by_programs(folder: Path, capsys: pytest.CaptureFix
                 "answer": "```python\nprint(sum(map(int, input().split())))\n```",
             },
             {
-                "question": "Write total(a, b).",
+                "question": "Write add(a, b).",
                 "truth": json.dumps(named),
-                "answer": "```python\ndef total(a, b):\n    return a + b\n```",
+                "answer": "```python\ndef add(a, b):\n    return a + b\n```",
             },
         ]
     )
