@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import subprocess
 import time
@@ -113,6 +114,16 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
         with redis.Redis.from_url(server.url, password=server.password) as client:
             client.config_set("hz", 200)  # by default a read that waits 1 ms for an entry takes up to 100 ms
         yield server
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Take back what commands such as ``plaudit try`` do to the root logger for the rest of their process."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture

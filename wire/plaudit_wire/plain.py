@@ -15,6 +15,7 @@ able to encode, send, store, show and decode what goes past the door, so that no
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import decimal
 import json
@@ -86,8 +87,10 @@ def json_value(text: str | bytes, name: str = "") -> Any:
     try:
         try:
             return msgspec.json.decode(text)
-        except msgspec.DecodeError:  # the slower reader knows halves of surrogate pairs, and says what is wrong better
-            return json.loads(text, parse_constant=_not_json)
+        except msgspec.DecodeError as error:
+            with contextlib.suppress(ValueError):  # the slower reader knows halves of surrogate pairs
+                return json.loads(text, parse_constant=_not_json)
+            raise error
     except RecursionError:
         raise PlainDataError(f"is nested more than {MOST_LEVELS} levels deep", "give flatter data", name) from None
     except (ValueError, MemoryError) as error:  # msgspec's errors, and text that cannot be encoded, are ValueErrors

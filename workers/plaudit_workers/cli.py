@@ -270,7 +270,7 @@ COMMANDS: dict[str, Subcommand] = {
     ),
     "tasks": Subcommand(
         f"{_HERE}.tasks:check_tasks",
-        "run the tests of Harbor tasks without an agent and on their solution",
+        "check Harbor tasks: after nothing, and after their solution",
         _tasks_arguments,
     ),
     "rescore": Subcommand(

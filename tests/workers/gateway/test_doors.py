@@ -50,7 +50,7 @@ BAD = [
     ("/slime", b'{"response":"4","label":' + BIG + b"}", "label: is an integer beyond 64 bits"),
     ("/slime", b'{"response":"4","unknown":{"a":[' + BIG + b"]}}", "unknown.a[0]: is an integer beyond"),
     ("/slime", b'{"response":[5]}', "response is [5]"),
-    ("/slime", b'{"response":"4","metadata":[1]}', "extra_info is not a mapping"),
+    ("/slime", b'{"response":"4","metadata":[1]}', "extra_info: is [1]; give a mapping"),
     ("/openrlhf", b'{"query":["4"],"prompts":5}', "prompts: give a list"),
     ("/openrlhf", b'{"query":["4"],"labels":{"a":1}}', "labels: give a list"),
     ("/openrlhf", b'{"query":["4",5]}', "response is 5"),

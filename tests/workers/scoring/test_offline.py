@@ -218,7 +218,7 @@ def test_json_lines_may_have_verl_s_responses(
         ('{"response": "a", "extra_info": ' + "[" * 100_000, "is nested more than 64 levels deep"),
         ('{"response": "a", "extra_info": {"a": ' + "[" * 70 + "]" * 70 + "}}", "extra_info.a"),
         ('{"responses": [5]}', "response is 5"),
-        ("[1]", "the line is [1], not a JSON object"),
+        ("[1]", "is [1]; write one JSON object a line"),
     ],
 )
 def test_lines_that_cannot_travel_are_refused_by_name(
