@@ -77,4 +77,4 @@ def test_only_mutable_fields_change(definition: Cluster):
 
 def test_kubectl_explains_fields(definition: Cluster):
     said = definition.kubectl("explain", "rlj.spec.reward.scorers.onFailure").stdout
-    assert "What it means when this scorer has no value" in " ".join(said.split())
+    assert "How a failure of this scorer counts" in " ".join(said.split())
