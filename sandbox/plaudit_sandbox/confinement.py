@@ -95,12 +95,12 @@ def keep_apart(*, hides: bool = False) -> bool:
     return True
 
 
-def hide_neighbours(own: Path) -> bool:
-    """Take from this thread, and all that it starts, the files in the folders beside ``own``.
+def hide_neighbours(own: Path, hidden: Iterable[Path] = ()) -> bool:
+    """Take from this thread, and all that it starts, the files in the folders beside ``own`` and in ``hidden``.
 
-    Landlock knows only what is allowed: everything that exists but ``own``'s siblings. So in the folders above ``own``
-    nothing new can be made. Listing and executing stay allowed everywhere; nothing can be mounted. Returns False where
-    there is no Landlock.
+    Landlock knows only what is allowed: everything that exists but these. So in the folders above them nothing new can
+    be made. Listing and executing stay allowed everywhere; nothing can be mounted. Returns False where there is no
+    Landlock.
     """
     version = abi()
     if not version:
@@ -110,13 +110,15 @@ def hide_neighbours(own: Path) -> bool:
     ruleset = _ruleset(handled, None)
     own = own.resolve()
     _allow(ruleset, own, handled, of_file)
-    for folder in own.parent.parents:
-        on_the_way = own.parent.relative_to(folder).parts[0]
+    refused = {own.parent, *(path.resolve() for path in hidden)}
+    on_the_way = {folder for path in refused for folder in path.parents} - refused
+    for folder in on_the_way:
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name != on_the_way:
+                path = Path(entry.path)
+                if path not in refused and path not in on_the_way:
                     with contextlib.suppress(OSError):  # of a file system without rules: it stays refused
-                        _allow(ruleset, Path(entry.path), handled, of_file)
+                        _allow(ruleset, path, handled, of_file)
     _restrict_by(ruleset)
     return True
 

@@ -550,6 +550,7 @@ if given["extra_info"]["looks"]:
             attempt((other / "prompt.json").unlink),
             attempt(os.rename, other / "prompt.json", here / "stolen"),
         ],
+        "run": attempt((meeting.parent / "run" / "redis.json").read_text),
         "own": [attempt(Path("a").write_text, "abc"), attempt(os.rename, "a", "b"), os.environ["TMPDIR"] == str(here)],
         "elsewhere": [attempt((meeting / "seen").write_text, "abc"), attempt(os.rename, meeting / "seen", "seen")],
     }
@@ -570,6 +571,9 @@ async def test_a_program_sees_neither_its_answer_nor_other_samples(
     meeting.mkdir()
     folders.mkdir()
     monkeypatch.setenv("TMPDIR", str(folders))
+    monkeypatch.setenv("PLAUDIT_RUN_FOLDER", str(tmp_path / "run"))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "redis.json").write_text("the password")
 
     async def one(*, looks: bool):
         engine = ScriptedEngine(Script(Constant(0.0), turns=["It is a."]), tokenizer=tokenizer)
@@ -584,6 +588,7 @@ async def test_a_program_sees_neither_its_answer_nor_other_samples(
     seen = json.loads(looked.reward.reason)
     assert (seen["keys"], seen["answer"]) == (0, None)
     assert seen["other"] == ["PermissionError"] * 4
+    assert seen["run"] == "PermissionError"
     assert seen["own"] == ["3", "None", True]
     assert seen["elsewhere"] == ["3", "None"]
     assert not list(folders.glob("*/*"))

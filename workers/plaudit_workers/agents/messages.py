@@ -282,6 +282,8 @@ class RunAgentProgram(msgspec.Struct, frozen=True, tag="RunProgram"):
     """Variables beside those of the process."""
     folder: str
     """Its working directory, of this sample alone."""
+    hidden: list[str] = []
+    """Folders that it must not read."""
 
 
 class ProgramEnded(msgspec.Struct, frozen=True, tag=True):

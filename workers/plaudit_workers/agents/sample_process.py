@@ -177,7 +177,7 @@ def _run_program(program: RunnableProgram, order: RunAgentProgram) -> ProgramEnd
     os.chdir(order.folder)
     os.environ.update(order.environment)
     Path(_PROMPT_FILE).write_text(json.dumps(order.document, ensure_ascii=False), encoding="utf-8")
-    hide_neighbours(Path(order.folder))
+    hide_neighbours(Path(order.folder), map(Path, order.hidden))
     if program.function is None:
         return _run_command(program.command)
 

@@ -99,7 +99,7 @@ class EndpointAgent:
             async with asyncio.timeout(self._limit_s):
                 process = await self._processes.fork()
                 document = _document(prompt, ground_truth=self._ground_truth)
-                order = RunAgentProgram(document, {**self._environment(key), "TMPDIR": folder}, folder)
+                order = RunAgentProgram(document, {**self._environment(key), "TMPDIR": folder}, folder, _hidden())
                 return await _end(process, order, session)
         except TimeoutError:
             reason = f"the program took longer than {self._limit_s:g} s"
@@ -175,6 +175,12 @@ def _make_folder() -> str:
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():  # somebody else's
         shared = Path(tempfile.mkdtemp(prefix="plaudit-programs-", dir=place))
     return tempfile.mkdtemp(prefix="sample-", dir=shared)
+
+
+def _hidden() -> list[str]:
+    """Return the run's folder: under ``plaudit run`` it holds Redis's password, and it holds answers of all samples."""
+    run_folder = os.environ.get("PLAUDIT_RUN_FOLDER")
+    return [run_folder] if run_folder else []
 
 
 def _document(prompt: Prompt, *, ground_truth: bool) -> dict[str, Any]:
