@@ -265,6 +265,8 @@ def test_a_standby_takes_over_when_the_leader_dies_and_an_upgrade_changes_nothin
     standby = start("two", PLAUDIT_IMAGE_WORKER="localhost/newer:2", PLAUDIT_JOB_DEFAULTS='{"runAsUser": 2000}')
     assert not standby.leads
     leader.kill()
+    ran = '{"status": {"startTime": "2026-01-01T00:00:00Z"}}'  # a job of which nothing ran would take the new image
+    definition.kubectl("-n", NAMESPACE, "patch", "rlj", "stays", "--subresource=status", "--type=merge", "-p", ran)
     definition.until("takeover", lambda: standby.leads, 60)
     make(definition, "next")
     definition.until("children of the next", lambda: len(children(definition, "next")) == 16, 60)
