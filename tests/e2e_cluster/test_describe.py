@@ -91,7 +91,7 @@ def test_a_secret_that_is_not_there(told: Callable[..., str], installed: Cluster
         "RewardReady",
         "SecretOrConfigMissing",
         'secret "not-there" not found',
-        "Create it; the pods then start without further action",
+        "Create the secret not-there; the pods then start",
     )
     where = ("--namespace", NAMESPACE)
     installed.kubectl(*where, "create", "secret", "generic", "not-there", "--from-literal=token=x")
