@@ -251,6 +251,8 @@ def _bare_truth(given: Quantity, truth: Scalar) -> str | None:
     """Compare with a truth without unit: the question names it. A percentage is a ratio, or a percentage above 1."""
     if not given.unit.spelled:
         return None
+    if given.unit == DEGREE and _names_pi(truth.node) and not _names_pi(given.node):
+        return _bare_given(truth, given)
     if given.unit == PERCENT:
         ratio = same_node(_times(given.node, given.unit.factor), truth.node)
         value = exact(truth.node)
@@ -482,6 +484,8 @@ def _matrices(given: Matrix, truth: Matrix) -> str | None:
 
 
 def _named(given: Named, truth: Named) -> str | None:
+    if COMPOUND_NAME in (given.name, truth.name):  # their relations are compared
+        return None
     functions = {"y", "f(x)"}
     if given.name and truth.name and given.name != truth.name and {given.name, truth.name} - functions:
         ours, theirs = _equation(given), _equation(truth)

@@ -164,7 +164,7 @@ def _known_words(plain: str) -> list[Value]:
         return [] if words == "no" else [_EMPTY]
     if plain in ("ℝ", "x ∈ℝ") or (WORD in plain and _REALS_WORDS.fullmatch(words)):
         return [Region((_LINE,))]
-    if words in ("infinity", "positive infinity", "infinite"):
+    if words in ("infinity", "positive infinity", "infinite", "infinitely many"):
         return [Scalar(_INFINITY)]
     if words in ("negative infinity", "minus infinity"):
         return [Scalar(Node("neg", (_INFINITY,)))]
@@ -259,7 +259,7 @@ def _region_of(reading: Reading) -> Region | None:
 def _number_with_commas(plain: str) -> str:
     r"""Return the text without the thousands separators of its only number; empty if it has none."""
     found = re.fullmatch(
-        r"(?P<before>[^\d,()\[\]]*)(?P<number>\d{1,3}(?:,\d{3})+)(?P<after>(?:\.\d+)?(?:[^\d,].*)?)", plain, re.DOTALL
+        r"(?P<before>[^\d,()\[\]]*)(?P<number>\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d{2})+,\d{3})(?P<after>(?:\.\d+)?(?:[^\d,].*)?)", plain, re.DOTALL
     )
     if found is None or ("," in found["after"].replace(", ", " ") and not found["after"].lstrip().startswith(WORD)):
         return ""
@@ -269,7 +269,7 @@ def _number_with_commas(plain: str) -> str:
 _RELATION = re.compile("([=≠<>≤≥∈≈])")
 _FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤"}
 _NAME = re.compile(
-    rf"\s*(?:\\frac\{{\s*d[^{{}}]{{0,9}}\}}\{{\s*d[^{{}}]{{1,9}}\}}|[A-Za-z]|\\[a-zA-Z]+\s*|{WORD}[^{WORD_END}]*{WORD_END}\s*)"
+    rf"\s*(?:\\frac\{{\s*d[^{{}}]{{0,9}}\}}\{{\s*d[^{{}}]{{1,9}}\}}|(?:\\(?:vec|hat|bar|overrightarrow))?\{{[A-Za-z]+\}}|[A-Za-z]|\\[a-zA-Z]+\s*|{WORD}[^{WORD_END}]*{WORD_END}\s*)"
     rf"(?:_\{{?\w+\}}?|'|\^\{{?-1\}}?|\([\w\\, ]{{1,20}}\)|{WORD}[^{WORD_END}]*{WORD_END}|[A-Z]{{1,3}})*\s*"
 )
 
@@ -288,19 +288,21 @@ def _relations(plain: str) -> list[Value]:
     if "∈" in signs:
         return [Named(sides[0].strip(), _read(sides[1]))] if len(sides) == 2 else []
     if all(sign in "=≈" for sign in signs):
-        return _equation(sides)
+        return _equation(sides, signs)
     if any(sign in "=≈" for sign in signs):
         return []
     return _inequality([side.strip() for side in sides], signs)
 
 
-def _equation(sides: list[str]) -> list[Value]:
+def _equation(sides: list[str], signs: list[str]) -> list[Value]:
     name, last = sides[0].strip(), sides[-1]
     if _tuple_of_names(name) and len(sides) == 2:
         return [Named("", _read(last))]
     if _NAME.fullmatch(name) and not _contains(last, name):
         return [Named(re.sub(r"\s", "", words_of(name)) if WORD in name else name.replace(" ", ""), _read(last))]
     nodes = [parsed(side) for side in sides]
+    if "≈" in signs and not symbols(nodes[-2]):
+        return [value for side in sides[-2:] for value in _read(side)[:-1]]
     if len(nodes) > 2 or not any(symbols(node) for node in nodes):
         return [*_read(last)[:-1]]
     relation = Relation("=", nodes[0], nodes[1])
@@ -443,10 +445,16 @@ _MATRIX = re.compile(
 )
 
 
+_FACTOR = re.compile(r"((?!\\begin)[^&=,]+?)(?:\\cdot|\*)?\s*(?=[(\[]?\s*\\begin)")
+
+
 def _matrix(plain: str) -> list[Value]:
     bare = plain
     if plain[:1] in "([" and plain[-1:] in ")]" and "\\begin" in plain and _closes(plain) == len(plain) - 1:
         bare = plain[1:-1].strip()
+    factor = _FACTOR.match(bare)
+    if factor is not None:
+        return _multiple(factor[1], bare[factor.end() :])
     found = _MATRIX.fullmatch(bare)
     if found is None or "\\begin" in found["inside"]:
         return []
@@ -454,8 +462,24 @@ def _matrix(plain: str) -> list[Value]:
     if found["kind"] in ("cases", "align", "aligned", "gathered"):
         return list(_read(", ".join(row.replace("&", " ").strip(" ,") for row in rows)))[:-1]
     cells = tuple(tuple(_read(cell) for cell in row.split("&")) for row in rows)
+    if len(cells) == len(cells[0]) == 1:
+        return list(cells[0])[:-1]
     kind = "determinant" if found["kind"] in ("vmatrix", "Vmatrix") else "matrix"
-    return [Matrix(kind, cells)] if cells else []
+    return [Matrix(kind, cells)]
+
+
+def _multiple(factor: str, matrix: str) -> list[Value]:
+    r"""Read ``\frac12 \begin{pmatrix}…`` as the matrix whose items are multiplied."""
+    scalar = parsed({"": "1", "-": "-1", "+": "1"}.get(factor.strip(" *"), factor.strip(" *")))
+    values = []
+    for found in _matrix(matrix):
+        items = found.rows if isinstance(found, Matrix) and found.kind == "matrix" else ()
+        nodes = [[next((value.node for value in item if isinstance(value, Scalar)), None) for item in row] for row in items]
+        if nodes and all(node is not None for row in nodes for node in row):
+            values.append(
+                Matrix("matrix", tuple(tuple((Scalar(Node("*", (scalar, node))),) for node in row) for row in nodes))
+            )
+    return [*values]
 
 
 _BASED = re.compile(rf"\(?\s*([0-9A-Za-z]+)\s*\)?\s*_\s*\{{?\s*(?:{WORD})?([a-z]+|\d{{1,2}})(?:{WORD_END})?\s*\}}?")
@@ -464,7 +488,7 @@ _BASE_NAMES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7,
 
 def _numeral(plain: str) -> list[Value]:
     found = _BASED.fullmatch(plain)
-    if found is None or not any(sign.isdigit() for sign in found[1]):
+    if found is None or not (any(sign.isdigit() for sign in found[1]) or (len(found[1]) > 1 and found[2].isdigit())):
         return []
     base = int(found[2]) if found[2].isdigit() else _BASE_NAMES.get(found[2], 0)
     digits = found[1].upper().lstrip("0") or "0"
@@ -479,6 +503,8 @@ _TIME = re.compile(
 
 
 def _time(plain: str) -> list[Value]:
+    if hour := {"noon": 12, "midnight": 0}.get(words_of(plain)):
+        return [Clock(hour * 3600, "")]
     found = _TIME.fullmatch(plain.replace(f"{WORD}at{WORD_END}", ""))
     if found is None or (found[2] is None and (found[4] or "hours").startswith("hours")):
         return []
@@ -504,15 +530,15 @@ _TAIL = re.compile(
     rf"(?:(?:/|\\cdot)\s*(?=[A-Za-z{WORD}]))?(?:(?<=/)\s*[a-zA-Z](?:\s*\^\s*\{{?\s*-?\d\s*\}}?)?\s*)?)+)\Z"
 )
 _COMPOUND = re.compile(
-    rf"(?P<number>-?(?:\d+(?:\.\d+)?|\d*\\frac\{{\d+\}}\{{\d+\}}))\s*{WORD}(?P<unit>[^{WORD_END}]+){WORD_END}[\s,]*"
+    rf"(?P<number>-?(?:\d+(?:\.\d+)?|\d*\\frac\{{\d+\}}\{{\d+\}}))\s*(?:{WORD}(?P<unit>[^{WORD_END}]+){WORD_END}|(?P<letter>[hms])(?![A-Za-z]))[\s,]*"
 )
 _NO_UNIT = re.compile(
     r"(?i)(?<![a-z])(?:or|and|not|no|if|when|where|unless|except|any|anything|every|all|multiples?|than|least|most|but|"
     r"is|are|for|because|since|then|mod|modulo)(?![a-z])"
 )
 _ABOUT = re.compile(
-    rf"(?i)^(?:{WORD}(?:(?:the |my )?(?:final |correct )?(?:answer|result|value)(?: is)?|about|"
-    rf"approximately|approx|roughly|exactly|around|only|is|equals|there are|there is){WORD_END}|≈)\s*"
+    rf"(?i)^(?:{WORD}(?:(?:the |my )?(?:final |correct )?(?:answer|result|value)(?: is)?:?|about|"
+    rf"approximately|approx|roughly|exactly|around|only|is|equals|there are|there is){WORD_END}:?|≈)\s*"
 )
 
 
@@ -526,7 +552,7 @@ def _compound(plain: str) -> list[Value]:
     parts = list(_COMPOUND.finditer(plain))
     if len(parts) < 2 or "".join(part[0] for part in parts) != plain:
         return []
-    units = [unit_of(re.sub(r"\band\b", "", part["unit"])) for part in parts]
+    units = [unit_of(re.sub(r"\band\b", "", part["unit"] or part["letter"])) for part in parts]
     first = units[0]
     if (
         first is None
