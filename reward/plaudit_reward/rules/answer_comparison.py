@@ -370,7 +370,7 @@ def _unordered(given: tuple[Reading, ...], truth: tuple[Reading, ...]) -> bool:
         return False
     left = list(given)
     for item in truth:
-        found = next((index for index, candidate in enumerate(left) if equal(candidate, item)), None)
+        found = next((index for index, candidate in enumerate(left) if _same_item(candidate, item)), None)
         if found is None:
             return False
         del left[found]
@@ -378,7 +378,13 @@ def _unordered(given: tuple[Reading, ...], truth: tuple[Reading, ...]) -> bool:
 
 
 def _ordered(given: tuple[Reading, ...], truth: tuple[Reading, ...]) -> bool:
-    return len(given) == len(truth) and all(equal(a, b) for a, b in zip(given, truth, strict=True))
+    return len(given) == len(truth) and all(_same_item(a, b) for a, b in zip(given, truth, strict=True))
+
+
+def _same_item(given: Reading, truth: Reading) -> bool:
+    """Compare two items of a group, where a set of one element is not the element."""
+    sets = [any(isinstance(value, Bracketed) and value.kind == "set" for value in item) for item in (given, truth)]
+    return sets[0] == sets[1] and equal(given, truth) is not None
 
 
 def _distinct(items: tuple[Reading, ...]) -> tuple[Reading, ...]:

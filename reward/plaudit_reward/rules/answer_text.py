@@ -320,11 +320,11 @@ def _mark(found: re.Match[str]) -> str:
         return word
     if not word.isascii():
         return f"{WORD}{word}{WORD_END}"
-    if lower in _FUNCTION_NAMES:
+    counted = before[-1:].isdigit() or before[-1:] in ("}", ")", "¤", "°")
+    if lower in _FUNCTION_NAMES and not (counted and word in UNITS):
         return word if lower != "mod" else f"{WORD}{word}{WORD_END}"
     if len(word) > 2 and all(len(part) < 3 or _PRODUCT.fullmatch(part) for part in word.split("-")) and "-" in word:
         return word
-    counted = before[-1:].isdigit() or before[-1:] in ("}", ")", "¤", "°")
     spaced = found.start() > 0 and found.string[found.start() - 1].isspace()
     if len(word) == 2:
         unit = (counted and word in UNITS) or (lower in UNITS and counted and spaced)

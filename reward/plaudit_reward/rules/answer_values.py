@@ -56,6 +56,8 @@ _EMPTY_WORDS = re.compile(
 _REALS_WORDS = re.compile(
     r"(x can be )?(all|any|every|set of|set of all)? ?(the )?reals?( numbers?| values?)?( of [a-z])?|ℝ"
 )
+_EXCEPT = re.compile(rf"{WORD}([^{WORD_END}]*?),? (?:except|but|other than|excluding)(?: for)?{WORD_END}\s*(?:[a-z]\s*=)?(.+)")
+_CHOICES = re.compile("(?=[A-J]{2,6}\\Z)A?B?C?D?E?F?G?H?I?J?")
 _CHOICE = re.compile(
     r"\(?(?:(?i:option|choice|answer)\s*:?\s*)?(?:\(\s*([A-Ja-j])\s*\)|\[([A-J])\]|([A-J])\s*(?=[.):]|\Z))\s*[.):]*\s*(.*)",
     re.DOTALL,
@@ -96,7 +98,7 @@ def _read(plain: str) -> Reading:
             found += [value for value in reader(plain) if value not in found]
             if found and isinstance(found[-1], Based):
                 break
-        except (NotAnExpressionError, RecursionError):
+        except (NotAnExpressionError, NoValueError, RecursionError):
             continue
     return (*found, _spelled(plain))
 
@@ -109,7 +111,7 @@ def _spelled(plain: str) -> Words:
     if _ONLY_WORDS.fullmatch(plain):
         return Words(words_of(plain))
     bare = re.sub(r"\s+", "", plain.replace(WORD, "").replace(WORD_END, ""))
-    return Words(re.sub(r"\{(\w)\}", r"\1", bare), is_prose=False)
+    return Words(re.sub(r"\{(\w)\}|(?<=\d)(?:st|nd|rd|th)\b", r"\1", bare), is_prose=False)
 
 
 def _without_braces(plain: str) -> str:
@@ -162,6 +164,9 @@ def _known_words(plain: str) -> list[Value]:
     words = words_of(plain)
     if plain == "∅" or re.fullmatch(r"⦃\s*⦄", plain) or (WORD in plain and _EMPTY_WORDS.fullmatch(words)):
         return [] if words == "no" else [_EMPTY]
+    excepted = _EXCEPT.fullmatch(plain)
+    if excepted and _REALS_WORDS.fullmatch(words_of(excepted[1])):
+        return [Region((_LINE,), (Bracketed("set", tuple(_read(part) for part in split(excepted[2], ",", ("and",)))),))]
     if plain in ("ℝ", "x ∈ℝ") or (WORD in plain and _REALS_WORDS.fullmatch(words)):
         return [Region((_LINE,))]
     if words in ("infinity", "positive infinity", "infinite", "infinitely many"):
@@ -174,6 +179,8 @@ def _known_words(plain: str) -> list[Value]:
 def _choice(plain: str) -> list[Value]:
     bare = re.sub(f"^{WORD}\\s*(?:option|choice|answer)\\s*{WORD_END}", "", plain, flags=re.IGNORECASE)
     bare = bare.replace(WORD, "").replace(WORD_END, "") if bare.count(WORD) == 1 and bare.startswith(WORD) else bare
+    if _CHOICES.fullmatch(bare):
+        return [Several(tuple((Choice(letter, ()),) for letter in bare))]
     found = _CHOICE.fullmatch(bare.strip())
     if found is None:
         return []
@@ -302,7 +309,9 @@ def _equation(sides: list[str], signs: list[str]) -> list[Value]:
         return [Named(re.sub(r"\s", "", words_of(name)) if WORD in name else name.replace(" ", ""), _read(last))]
     nodes = [parsed(side) for side in sides]
     if "≈" in signs and not symbols(nodes[-2]):
-        return [value for side in sides[-2:] for value in _read(side)[:-1]]
+        values = [numeric(node) for node in nodes[-2:]]
+        about = abs(values[0] - values[1]) <= abs(values[0]) / 20
+        return [value for side in sides[-2:] for value in _read(side)[:-1]] if about else []
     if len(nodes) > 2 or not any(symbols(node) for node in nodes):
         return [*_read(last)[:-1]]
     relation = Relation("=", nodes[0], nodes[1])
@@ -503,7 +512,7 @@ _TIME = re.compile(
 
 
 def _time(plain: str) -> list[Value]:
-    if hour := {"noon": 12, "midnight": 0}.get(words_of(plain)):
+    if WORD in plain and (hour := {"noon": 12, "midnight": 0}.get(words_of(plain))) is not None:
         return [Clock(hour * 3600, "")]
     found = _TIME.fullmatch(plain.replace(f"{WORD}at{WORD_END}", ""))
     if found is None or (found[2] is None and (found[4] or "hours").startswith("hours")):
