@@ -327,10 +327,20 @@ def _texts(given: Words, truth: Words) -> str | None:
     synonyms = next((names for names in _SYNONYMS if truth.text in names), None)
     if synonyms and given.text in synonyms:
         return "words of the same meaning"
-    first = given.text.split(",")[0].split(" ")[0].strip(" .,")
-    if truth.text in ("yes", "no", "true", "false") and first == truth.text:
-        return "the same text"
-    return None
+    verdict = _verdict(given.text)
+    reasoned = re.match(r"\w+ (?:because|since|as|it|they|this|that)\b", truth.text)
+    same = verdict and verdict == (_verdict(truth.text) if reasoned else truth.text)
+    return "the same verdict" if same else None
+
+
+_OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
+
+
+def _verdict(text: str) -> str:
+    """Return the yes, no, true or false with which a text begins, unless it names the opposite or a doubt too."""
+    first, *others = re.findall(r"[\w']+", text) or [""]
+    doubts = {_OPPOSITES.get(first), "or", "maybe", "perhaps"} & set(others)
+    return first if first in _OPPOSITES and not doubts else ""
 
 
 _SYNONYMS = (

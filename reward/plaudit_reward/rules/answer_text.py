@@ -170,6 +170,7 @@ _FUNCTION_NAMES = frozenset(
     ]
 )
 _LETTERS = re.compile(r"[A-Za-z]+")
+_MINUS = re.compile(rf"{WORD}(?i:minus|negative){WORD_END}\s*(?=[\d\\(])")
 _OTHER_SCRIPTS = "\u0400-\u04ff\u0600-\u06ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _PLAIN_WORD = re.compile(
     rf"(?<![\\A-Za-z\x02])[A-Za-z]{{2,}}(?:'[a-z]{{1,2}}(?![A-Za-z])|-[A-Za-z]{{2,}})*|[{_OTHER_SCRIPTS}]+"
@@ -244,6 +245,7 @@ def plain_text(text: str) -> str:
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", "°", text.replace("<=", "≤").replace(">=", "≥").replace("!=", "≠"))
     text = _numbers(text)
     text = _UNIT_FRACTION.sub(r"\1/\2", _marked_words(text))
+    text = _MINUS.sub("-", text)
     return _trimmed(re.sub(r"\s+", " ", text))
 
 

@@ -110,7 +110,7 @@ def _spelled(plain: str) -> Words:
     """Return the words, or the signs of a formula."""
     if _ONLY_WORDS.fullmatch(plain):
         return Words(words_of(plain))
-    bare = re.sub(r"\s+", "", plain.replace(WORD, "").replace(WORD_END, ""))
+    bare = re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", plain.replace(WORD, "").replace(WORD_END, ""))
     return Words(re.sub(r"\{(\w)\}|(?<=\d)(?:st|nd|rd|th)\b", r"\1", bare), is_prose=False)
 
 
@@ -472,7 +472,7 @@ def _matrix(plain: str) -> list[Value]:
         return list(_read(", ".join(row.replace("&", " ").strip(" ,") for row in rows)))[:-1]
     cells = tuple(tuple(_read(cell) for cell in row.split("&")) for row in rows)
     if len(cells) == len(cells[0]) == 1:
-        return list(cells[0])[:-1]
+        return list(cells[0][0])[:-1]
     kind = "determinant" if found["kind"] in ("vmatrix", "Vmatrix") else "matrix"
     return [Matrix(kind, cells)]
 

@@ -25,7 +25,11 @@ class FinalAnswer(NamedTuple):
 MOST_CHARACTERS = 100_000
 """Of a longer response the end is read."""
 _TURN_END = re.compile(r"(?:<\|[\w-]{1,30}\|>|</s>|<eos>|<end_of_turn>)\Z")
-_THOUGHT = re.compile(r"</(?:think|thinking|thought|reasoning)>|<\|/think\|>|◁/think▷", re.IGNORECASE)
+_THOUGHT = re.compile(
+    r"</(?:think|thinking|thought|reasoning|seed:think)>|<\|(?:/think|end_of_thought)\|>|◁/think▷|\[/THINK\]"
+    r"|<\|channel\|>final<\|message\|>|(?<![a-z])assistantfinal",
+    re.IGNORECASE,
+)
 _BOX = re.compile(r"(?:\\+|/)(?:boxed|f(?:rame)?box)\s*(?=\S)|(?<![A-Za-z\\])boxed(?=\{)")
 _BOX_END = re.compile(r"\\[)\]]|\n\s*\n|\$|<\|")
 _BETWEEN_BOXES = re.compile(r"[\s$\\()\[\]*]{0,20}(?:,|;|and|or|,\s*and|,\s*or)?[\s$\\()\[\]*]{0,20}")
@@ -48,6 +52,7 @@ _FORMULA = re.compile(
     re.DOTALL,
 )
 _FORMULAS_JOINED = re.compile(r"\s*(?:,?\s*and|,?\s*or|,|;)\s*")
+_NUMBERS_JOINED = re.compile(r",?\s+(?:and|or)\s+|,\s+")
 _BOLD = re.compile(r"\*\*(?P<bold>[^*\n]{1,200})\*\*")
 _NUMBER = re.compile(
     r"(?<![A-Za-z0-9.^_])[-−]?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[/:]\d+)*(?:\s?\\?%|°)?|(?<![\w.])[-−]?\.\d+"
@@ -132,7 +137,14 @@ def _unmarked(text: str) -> FinalAnswer | None:
     ):
         return FinalAnswer(_LABEL.sub("", whole), "whole response")
     numbers = list(_NUMBER.finditer(whole))
-    return FinalAnswer(numbers[-1][0], "last number") if numbers else None
+    if not numbers:
+        return None
+    begin = numbers[-1]
+    for number in reversed(numbers[:-1]):
+        if not _NUMBERS_JOINED.fullmatch(whole, number.end(), begin.start()):
+            break
+        begin = number
+    return FinalAnswer(whole[begin.start() : numbers[-1].end()], "last number")
 
 
 def _last_box(text: str) -> tuple[range, FinalAnswer] | None:
