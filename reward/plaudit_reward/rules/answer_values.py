@@ -186,7 +186,7 @@ def _choice(plain: str) -> list[Value]:
         return []
     letter = found[1] or found[2] or found[3]
     says = found[4].strip()
-    if found[1] and found[1].islower() and says:
+    if (found[1] and found[1].islower() and says) or re.match(r"\(\s*[A-J]\s*\)", says):
         return []
     return [Choice(letter.upper(), _read(plain_text(says)) if says else ())]
 

@@ -30,7 +30,7 @@ _THOUGHT = re.compile(
     r"|<\|channel\|>final<\|message\|>|(?<![a-z])assistantfinal",
     re.IGNORECASE,
 )
-_BOX = re.compile(r"(?:\\+|/)(?:boxed|f(?:rame)?box)\s*(?=\S)|(?<![A-Za-z\\])boxed(?=\{)")
+_BOX = re.compile(r"(?:(?<!\\)\\+|/)(?:boxed|f(?:rame)?box)\s*(?=\S)|(?<![A-Za-z\\])boxed(?=\{)")
 _BOX_END = re.compile(r"\\[)\]]|\n\s*\n|\$|<\|")
 _BETWEEN_BOXES = re.compile(r"[\s$\\()\[\]*]{0,20}(?:,|;|and|or|,\s*and|,\s*or)?[\s$\\()\[\]*]{0,20}")
 _BARE_BOX = re.compile(r"\\[A-Za-z]+(?:\{[^{}]*\})*|[^\s$\\{}]+")
