@@ -131,6 +131,8 @@ _UNIT_POWERS = re.compile(r"[A-Za-z]+(?:\^(?:-?\d|\{-?\d\}))?(?:\s*(?:/|\\cdot|\
 _UNIT_FRACTION = re.compile(
     rf"\\frac\s*\{{\s*({WORD}[^{WORD_END}]*{WORD_END})\s*\}}\s*\{{\s*({WORD}[^{WORD_END}]*{WORD_END}(?:\^\{{?\d\}}?)?)\s*\}}"
 )
+_OHM = re.compile(r"(?<=\d)(?:\\[ ,;:]|[\s~])*\\Omega(?![a-zA-Z])")
+_MICRO = re.compile(r"\\mu\s*(\\(?:text|mathrm)\{)")
 _CURRENCY_NAMES = re.compile(r"(?<![A-Za-z])(?:(USD|US(?=¤))|(Rs\.?|INR)|(EUR)|(GBP))\s*(?=¤?\d)")
 _FUNCTION_NAMES = frozenset(
     [
@@ -232,6 +234,7 @@ def plain_text(text: str) -> str:
     text = _OVER.sub(lambda found: f"\\{'frac' if found[2] == 'over' else 'binom'}{{{found[1]}}}{{{found[3]}}}", text)
     text = _CURRENCY_NAMES.sub(lambda found: "¤₹€£"[(found.lastindex or 1) - 1], text).replace("¤¤", "¤")
     text = _DECIMAL_COMMA.sub(r"\1.", text)
+    text = _OHM.sub(r"\\text{ohm}", _MICRO.sub(r"\1μ", text))
     text = _words_of_commands(_THIN.sub("", text))
     text = text.replace("\\(", " ").replace("\\)", " ").replace("\\[", " ").replace("\\]", " ")
     text = text.replace("\\{", "⦃").replace("\\}", "⦄").replace("\\|", "|")
@@ -277,7 +280,7 @@ def _words_of_commands(text: str) -> str:
     r"""Mark what stands in ``\text{…}`` as words, unless it is mathematics."""
 
     def words(found: re.Match[str]) -> str:
-        inside = found[1]
+        inside = _SPACES.sub(" ", found[1])
         bare = inside.strip()
         if _MATH_IN_TEXT.fullmatch(bare) or (bare.startswith("(") and len(bare) <= 3):
             return f" {inside} "

@@ -178,6 +178,7 @@ def _known_words(plain: str) -> list[Value]:
 
 def _choice(plain: str) -> list[Value]:
     bare = re.sub(f"^{WORD}\\s*(?:option|choice|answer)\\s*{WORD_END}", "", plain, flags=re.IGNORECASE)
+    bare = re.sub(f"{WORD}\\s*(?:选项|项|option|choice)\\s*{WORD_END}$", "", bare)
     bare = bare.replace(WORD, "").replace(WORD_END, "") if bare.count(WORD) == 1 and bare.startswith(WORD) else bare
     if _CHOICES.fullmatch(bare):
         return [Several(tuple((Choice(letter, ()),) for letter in bare))]
@@ -276,7 +277,7 @@ def _number_with_commas(plain: str) -> str:
 _RELATION = re.compile("([=≠<>≤≥∈≈])")
 _FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤"}
 _NAME = re.compile(
-    rf"\s*(?:\\frac\{{\s*d[^{{}}]{{0,9}}\}}\{{\s*d[^{{}}]{{1,9}}\}}|(?:\\(?:vec|hat|bar|overrightarrow))?\{{[A-Za-z]+\}}|[A-Za-z]|\\[a-zA-Z]+\s*|{WORD}[^{WORD_END}]*{WORD_END}\s*)"
+    rf"\s*(?:\\frac\{{\s*d[^{{}}]{{0,9}}\}}\{{\s*d[^{{}}]{{1,9}}\}}|(?:\\(?:vec|hat|bar|overrightarrow))?\{{[A-Za-z]+\}}|[A-Za-z]|m?\\[a-zA-Z]+\s*|{WORD}[^{WORD_END}]*{WORD_END}\s*)"
     rf"(?:_\{{?\w+\}}?|'|\^\{{?-1\}}?|\([\w\\, ]{{1,20}}\)|{WORD}[^{WORD_END}]*{WORD_END}|[A-Z]{{1,3}})*\s*"
 )
 
@@ -547,7 +548,7 @@ _NO_UNIT = re.compile(
 )
 _ABOUT = re.compile(
     rf"(?i)^(?:{WORD}(?:(?:the |my )?(?:final |correct )?(?:answer|result|value)(?: is)?:?|about|"
-    rf"approximately|approx|roughly|exactly|around|only|is|equals|there are|there is){WORD_END}:?|≈)\s*"
+    rf"approximately|approx|roughly|exactly|around|only|is|it is|it's|equals|there are|there is){WORD_END}:?|≈)\s*"
 )
 
 
@@ -634,7 +635,10 @@ def _letter_unit(head: str) -> list[Value]:
     unit = unit_of(found[2] + (found[3] or "")) if found else None
     if found is None or unit is None or unit.dimension is None:
         return []
-    return [Quantity(parsed(found[1].strip()), unit._replace(spelled=False))]
+    try:
+        return [Quantity(parsed(found[1].strip()), unit._replace(spelled=False))]
+    except NotAnExpressionError:  # a variable, such as the last one of x + m
+        return []
 
 
 def _counted(words: str) -> list[Value]:

@@ -37,14 +37,16 @@ _BARE_BOX = re.compile(r"\\[A-Za-z]+(?:\{[^{}]*\})*|[^\s$\\{}]+")
 _TAG = "<answer>"
 _HASHES = re.compile(r"(?m)####[ \t]*(.*)$")
 _STRONG = re.compile(
-    r"(?i)(?<![a-z])(?:(?:final\s+|correct\s+)?answers?(?:\s+(?:is|are))?|réponse|respuesta|resposta|risposta|antwort|"
-    r"ответ|答案(?:是|为)?|答え(?:は)?|(?:정|최종\s*)?답(?:은)?)[ \t]*(?:\*\*|__)?[ \t]*[:：=][ \t]*(?:\*\*|__)?"
-    r"|(?:\*\*|\#)\s*final\s+answer\s*(?:\*\*)?\s*\n|(?:故|应|所以)选[:：]?\s*"
+    r"(?i)(?<![a-z])(?:(?:final\s+|correct\s+)?answers?(?:\s+(?:is|are))?|"
+    r"(?:réponse|respuesta|resposta|risposta)(?:\s+finale?)?|antwort|"
+    r"ответ|答案(?:是|为)?|答え(?:は)?|(?:정|최종\s*)?답(?:은)?)[ \t]*(?:\*\*|__)?[ \t]*[:：=–—][ \t]*(?:\*\*|__)?|(?<![a-z])ans[.:]\s"
+    r"|(?:\*\*|\#)\s*final\s+answer\s*(?:\*\*)?\s*\n|(?:故|应|所以|因此)选择?[:：]?\s*"
 )
 _SPOKEN = re.compile(
     r"(?i)(?<![a-z])(?:(?:answers?|result|solutions?|value|total)(?:\s+(?:to|of|for)[^.\n]{1,80}?)?"
     r"|(?:the\s+)?(?:correct|right)\s+(?:option|choice))\s+(?:is|are|equals|(?:would|must|should|could|may|might|can)\s+be)"
-    r"(?:\s+(?:therefore|thus|then|simply|just|exactly|approximately|about))?\s*[:：]?\s*|答案(?:是|为)\s*|答えは\s*"
+    r"(?:\s+(?:therefore|thus|then|simply|just|exactly|approximately|about))?\s*[:：]?\s*|答案(?:是|为)\s*|答えは\s*|답은\s*"
+    r"|(?<![a-z])(?:option|choice)\s+(?=[*(]*[A-J][*)]*\s+is\s+(?:the\s+)?(?:correct|right|best|answer))"
     r"|(?<![a-z])(?:(?:actually|rather|instead),?\s+(?:it|that)(?:['’]s|\s+is)|(?:it|that)\s+should\s+be)\s+(?=[*_]*[-−$\\\d])"
 )
 _FORMULA = re.compile(
@@ -59,11 +61,12 @@ _NUMBER = re.compile(
 )
 _NUMBER_THEN_WORDS = re.compile(r"([-−]?[$€£]?\d[\d,]*(?:\.\d+)?%?)\s+(?:[a-z]+\s+){2,}")
 _SENTENCE_END = re.compile(
-    r",\s+(?:not|and not|that is)\s|,?\s+(?:because|since|as|so that|which|where)\s"
+    r",\s+(?:not|that is)\s|,?\s+and not\s|\s\((?:since|because|as|which|where|i\.e\.)\s"
+    r"|\**\s+is\s+(?:the\s+)?(?:correct|right|best)\b|,?\s+(?:because|since|as|so that|which|where)\s"
     r"|(?<!\b[ap]\.m)(?<!\d\.)[.!?](?=\s+[A-Z\W]|\s*\Z)(?!\.)"
     r"|(?<=\d)\.(?=\s|\Z)|\n|<\|"
 )
-_LABEL = re.compile(r"[A-Za-z][a-z]{2,20}:\s+")
+_LABEL = re.compile(r"[A-Za-z][a-z]{2,20}:\s+|[\u3040-\u9fff]+[,，:：]?\s*(?=[A-Za-z\d\\$-].*\d)")
 _MOST_WHOLE = 200
 _UNMARKED_CHARACTERS = 5_000
 
@@ -71,6 +74,7 @@ _UNMARKED_CHARACTERS = 5_000
 def final_answer(response: str) -> FinalAnswer | None:
     """Return the response's final answer; None where it gives none, or leaves its last box empty."""
     text = response[-MOST_CHARACTERS:].rstrip()
+    text = text.replace("<|begin_of_box|>", "\\boxed{").replace("<|end_of_box|>", "}")
     while ending := _TURN_END.search(text, max(0, len(text) - 40)):
         text = text[: ending.start()].rstrip()
     text = behind_thoughts(text)
