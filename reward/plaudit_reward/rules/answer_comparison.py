@@ -70,7 +70,10 @@ def equal(given: Reading, truth: Reading) -> str | None:
 def _same(given: Value, truth: Value) -> str | None:
     for kinds, compare in _COMPARISONS:
         if isinstance(given, kinds[0]) and isinstance(truth, kinds[1]):
-            return compare(given, truth)
+            try:
+                return compare(given, truth)
+            except NoValueError:  # too large to compute
+                return None
     return None
 
 
@@ -225,6 +228,8 @@ def _quantities(given: Quantity, truth: Quantity) -> str | None:
 def _same_words(ours: Unit, theirs: Unit) -> bool:
     if ours.words & theirs.words:
         return True
+    if ours.dimension or theirs.dimension:
+        return (ours.words | theirs.words) <= {"unit"}
     return any(unit.dimension is None and unit.words <= GENERIC | _STEMS for unit in (ours, theirs))
 
 
@@ -410,7 +415,14 @@ def _several(given: Several, truth: Several) -> str | None:
     if isinstance(ours, dict) and isinstance(theirs, dict):
         same = ours.keys() == theirs.keys() and all(equal(ours[name], theirs[name]) for name in ours)
         return "the same value of each name" if same else None
+    if _have_own_names(truth) and ours is None:
+        return "the same values, in order" if _ordered(given.items, truth.items) else None
     return "the same answers" if _unordered(_bare(given.items), _bare(truth.items)) else None
+
+
+def _have_own_names(several: Several) -> bool:
+    """Return True for the values of different variables, and not for the roots ``x_1`` and ``x_2``."""
+    return len({name.partition("_")[0] for name in _values(several) or {}}) > 1
 
 
 def _values(several: Several) -> dict[str, Reading] | None:
@@ -455,7 +467,8 @@ def _several_truth(given: Bracketed, truth: Several) -> str | None:
     if values is not None and given.kind == "tuple":
         return "the same tuple" if _ordered(given.items, tuple(values[name] for name in sorted(values))) else None
     if given.kind == "set":
-        return "the same set" if _unordered(_distinct(given.items), _distinct(_bare(truth.items))) else None
+        same = not _have_own_names(truth) and _unordered(_distinct(given.items), _distinct(_bare(truth.items)))
+        return "the same set" if same else None
     return f"the same {given.kind}" if _ordered(given.items, truth.items) else None
 
 

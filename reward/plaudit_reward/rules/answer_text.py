@@ -52,7 +52,10 @@ _SIGNS = {
 }
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
-_THIN = re.compile(r"(?<=\d)(?:\s*(?:\\[,!;: ]|[\u2009\u202f\u00a0]|\{,\}|\{\\,\}|,\s*\\!|\\(?:text|mathrm)\{,\}|\\thinspace\b)\s*)+(?=\d)")
+_THIN = re.compile(
+    r"(?<=\d)(?:\s*(?:\\[,!;: ]|[\u2009\u202f\u00a0]|\{,\}|\{\\,\}|,\s*\\!|\\(?:text|mathrm)\{,\}|"
+    r"\\thinspace\b)\s*)+(?=\d)"
+)
 _DECIMAL_COMMA = re.compile(r"(?<![\d,}])(\d+)\{,\}(?!\d{3}(?!\d))(?=\d)(?!\d*\{,\})")
 _SPACES = re.compile(
     r"(?<!\\)\\[,!;: ]|~|\\(?:q?quad|thinspace|hspace\*?\{[^{}]*\}|hfill|noindent|limits|nolimits)(?![a-zA-Z])"
@@ -127,7 +130,9 @@ _MATH_IN_TEXT = re.compile(r"[\s\d.,+\-*/^=()\[\]%:;$]*")
 _OVER = re.compile(r"(?:\{|\A)([^{}]*)\\(over|choose)(?![a-zA-Z])([^{}]*)(?:\}|\Z)")
 _TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
 _THOUSANDS = re.compile(r"(?<![\w.'])\d{1,3}(?:(?:'\d{3})+|(?:_\d{3})+|(?:\.\d{3}){2,})(?![\w'])")
-_UNIT_POWERS = re.compile(r"[A-Za-z]+(?:\^(?:-?\d|\{-?\d\}))?(?:\s*(?:/|\\cdot|\s)\s*[A-Za-z]+(?:\^(?:-?\d|\{-?\d\}))?)*")
+_UNIT_POWERS = re.compile(
+    r"[A-Za-z]+(?:\^(?:-?\d|\{-?\d\}))?(?:\s*(?:/|\\cdot|\s)\s*[A-Za-z]+(?:\^(?:-?\d|\{-?\d\}))?)*"
+)
 _UNIT_FRACTION = re.compile(
     rf"\\frac\s*\{{\s*({WORD}[^{WORD_END}]*{WORD_END})\s*\}}\s*\{{\s*({WORD}[^{WORD_END}]*{WORD_END}(?:\^\{{?\d\}}?)?)\s*\}}"
 )

@@ -56,7 +56,9 @@ _EMPTY_WORDS = re.compile(
 _REALS_WORDS = re.compile(
     r"(x can be )?(all|any|every|set of|set of all)? ?(the )?reals?( numbers?| values?)?( of [a-z])?|ℝ"
 )
-_EXCEPT = re.compile(rf"{WORD}([^{WORD_END}]*?),? (?:except|but|other than|excluding)(?: for)?{WORD_END}\s*(?:[a-z]\s*=)?(.+)")
+_EXCEPT = re.compile(
+    rf"{WORD}([^{WORD_END}]*?),? (?:except|but|other than|excluding)(?: for)?{WORD_END}\s*(?:[a-z]\s*=)?(.+)"
+)
 _CHOICES = re.compile("(?=[A-J]{2,6}\\Z)A?B?C?D?E?F?G?H?I?J?")
 _CHOICE = re.compile(
     r"\(?(?:(?i:option|choice|answer)\s*:?\s*)?(?:\(\s*([A-Ja-j])\s*\)|\[([A-J])\]|([A-J])\s*(?=[.):]|\Z))\s*[.):]*\s*(.*)",
@@ -267,7 +269,9 @@ def _region_of(reading: Reading) -> Region | None:
 def _number_with_commas(plain: str) -> str:
     r"""Return the text without the thousands separators of its only number; empty if it has none."""
     found = re.fullmatch(
-        r"(?P<before>[^\d,()\[\]]*)(?P<number>\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d{2})+,\d{3})(?P<after>(?:\.\d+)?(?:[^\d,].*)?)", plain, re.DOTALL
+        r"(?P<before>[^\d,()\[\]]*)(?P<number>\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d{2})+,\d{3})(?P<after>(?:\.\d+)?(?:[^\d,].*)?)",
+        plain,
+        re.DOTALL,
     )
     if found is None or ("," in found["after"].replace(", ", " ") and not found["after"].lstrip().startswith(WORD)):
         return ""
@@ -484,7 +488,9 @@ def _multiple(factor: str, matrix: str) -> list[Value]:
     values = []
     for found in _matrix(matrix):
         items = found.rows if isinstance(found, Matrix) and found.kind == "matrix" else ()
-        nodes = [[next((value.node for value in item if isinstance(value, Scalar)), None) for item in row] for row in items]
+        nodes = [
+            [next((value.node for value in item if isinstance(value, Scalar)), None) for item in row] for row in items
+        ]
         if nodes and all(node is not None for row in nodes for node in row):
             values.append(
                 Matrix("matrix", tuple(tuple((Scalar(Node("*", (scalar, node))),) for node in row) for row in nodes))
@@ -572,9 +578,9 @@ def _compound(plain: str) -> list[Value]:
         return []
     total: Node | None = None
     for part, unit in zip(parts, units, strict=True):
-        item = Node("*", (number(unit.factor if unit else 1), parsed(part["number"])))
+        item = Node("*", (number(unit.factor / first.factor if unit else 1), parsed(part["number"])))
         total = item if total is None else Node("+", (total, item))
-    return [Quantity(total, Unit(first.dimension, Fraction(1)))] if total is not None else []
+    return [Quantity(total, first)] if total is not None else []
 
 
 def _simple_quantity(plain: str) -> list[Value]:

@@ -39,7 +39,8 @@ _HASHES = re.compile(r"(?m)####[ \t]*(.*)$")
 _STRONG = re.compile(
     r"(?i)(?<![a-z])(?:(?:final\s+|correct\s+)?answers?(?:\s+(?:is|are))?|"
     r"(?:réponse|respuesta|resposta|risposta)(?:\s+finale?)?|antwort|"
-    r"ответ|答案(?:是|为)?|答え(?:は)?|(?:정|최종\s*)?답(?:은)?)[ \t]*(?:\*\*|__)?[ \t]*[:：=–—][ \t]*(?:\*\*|__)?|(?<![a-z])ans[.:]\s"
+    r"ответ|答案(?:是|为)?|答え(?:は)?|(?:정|최종\s*)?답(?:은)?)[ \t]*(?:\*\*|__)?[ \t]*[:：=–—][ \t]*(?:\*\*|__)?"
+    r"|(?<![a-z])ans[.:]\s"
     r"|(?:\*\*|\#)\s*final\s+answer\s*(?:\*\*)?\s*\n|(?:故|应|所以|因此)选择?[:：]?\s*"
 )
 _SPOKEN = re.compile(
