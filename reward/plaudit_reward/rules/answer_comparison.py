@@ -415,8 +415,8 @@ def _several(given: Several, truth: Several) -> str | None:
     if isinstance(ours, dict) and isinstance(theirs, dict):
         same = ours.keys() == theirs.keys() and all(equal(ours[name], theirs[name]) for name in ours)
         return "the same value of each name" if same else None
-    if _have_own_names(truth) and ours is None:
-        return "the same values, in order" if _ordered(given.items, truth.items) else None
+    if (_have_own_names(truth) and ours is None) or (_have_own_names(given) and theirs is None):
+        return "the same values" if _ordered(given.items, truth.items) else None
     return "the same answers" if _unordered(_bare(given.items), _bare(truth.items)) else None
 
 
@@ -458,7 +458,8 @@ def _several_given(given: Several, truth: Bracketed) -> str | None:
     if values is not None and truth.kind == "tuple":
         return "the same tuple" if _ordered(tuple(values[name] for name in sorted(values)), truth.items) else None
     if truth.kind == "set":
-        return "the same set" if _unordered(_distinct(_bare(given.items)), _distinct(truth.items)) else None
+        same = not _have_own_names(given) and _unordered(_distinct(_bare(given.items)), _distinct(truth.items))
+        return "the same set" if same else None
     return f"the same {truth.kind}" if _ordered(given.items, truth.items) else None
 
 

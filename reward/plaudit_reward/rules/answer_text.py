@@ -362,7 +362,10 @@ def words_of(text: str) -> str:
     """Return the text in small letters, without signs and articles, with single blanks."""
     text = text.replace(WORD, " ").replace(WORD_END, " ").casefold()
     text = re.sub(r"[^\w+\-*/^=<>≤≥≠∈∪∅…|'%°]+", " ", text)
-    return " ".join(word for word in text.split() if word not in ("a", "an", "the"))
+    words = text.split()
+    # The a of "a, b" is a letter, not an article.
+    articles = {i for i, word in enumerate(words[:-1]) if word == "a" and len(words[i + 1]) > 1}
+    return " ".join(word for i, word in enumerate(words) if i not in articles and word not in ("an", "the"))
 
 
 _ONES = [

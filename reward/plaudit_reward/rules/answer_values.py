@@ -293,6 +293,8 @@ def _relations(plain: str) -> list[Value]:
         return [Named(named[1] or named[3], _read(named[2] or named[4]))]
     if "\\begin" in plain or not _RELATION.search(plain):
         return []
+    if sum(bool(_RELATION.search(part)) for part in split(plain, ",;", ("and", "or"))) > 1:
+        return []  # several relations
     sides = split(plain, "=≠<>≤≥∈≈")
     signs = [plain[sum(len(side) + 1 for side in sides[: index + 1]) - 1] for index in range(len(sides) - 1)]
     if not signs or any(not side.strip() for side in sides):
