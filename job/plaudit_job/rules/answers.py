@@ -66,8 +66,11 @@ def value_at(document: Any, steps: list[Step]) -> Any:
 
 _TAGS = ("think", "thinking", "thought", "reasoning", "seed:think")
 _OPEN, _CLOSE = (
-    "(?:" + "|".join([rf"<{end}(?:{'|'.join(_TAGS)})>", rf"\[{end}THINK\]", rf"◁{end}think▷"]) + ")"
-    for end in ("", "/")
+    "(?:" + "|".join([rf"<{end}(?:{'|'.join(_TAGS)})>", rf"\[{end}THINK\]", rf"◁{end}think▷", *others]) + ")"
+    for end, *others in (
+        ("", r"<\|begin_of_thought\|>", r"<\|channel\|>analysis<\|message\|>"),
+        ("/", r"<\|end_of_thought\|>", r"<\|channel\|>final<\|message\|>"),
+    )
 )
 _REASONING = re.compile(rf"(?is){_OPEN}(?:(?!{_OPEN}).)*?{_CLOSE}")
 _TAG = re.compile(rf"(?i)(?P<open>{_OPEN})|{_CLOSE}")

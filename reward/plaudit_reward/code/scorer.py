@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import textwrap
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -59,7 +60,10 @@ class LocalBackend:
         """Return the last block of Python; the whole response, up to a fence, where it has none."""
         _, fence, block = response.rpartition("```python")
         program = None if fence else last_block(response)
-        return block.partition("```")[0] if program is None else program
+        if program is not None:
+            return program
+        program = block.partition("```")[0]
+        return textwrap.dedent(program) if self._as_script else program  # a block of a list is indented
 
     async def run(
         self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: SampleTimer

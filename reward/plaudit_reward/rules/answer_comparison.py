@@ -70,7 +70,10 @@ def equal(given: Reading, truth: Reading) -> str | None:
 def _same(given: Value, truth: Value) -> str | None:
     for kinds, compare in _COMPARISONS:
         if isinstance(given, kinds[0]) and isinstance(truth, kinds[1]):
-            return compare(given, truth)
+            try:
+                return compare(given, truth)
+            except NoValueError:  # too large to compute
+                return None
     return None
 
 
@@ -225,6 +228,8 @@ def _quantities(given: Quantity, truth: Quantity) -> str | None:
 def _same_words(ours: Unit, theirs: Unit) -> bool:
     if ours.words & theirs.words:
         return True
+    if ours.dimension or theirs.dimension:
+        return (ours.words | theirs.words) <= {"unit"}
     return any(unit.dimension is None and unit.words <= GENERIC | _STEMS for unit in (ours, theirs))
 
 
@@ -251,6 +256,8 @@ def _bare_truth(given: Quantity, truth: Scalar) -> str | None:
     """Compare with a truth without unit: the question names it. A percentage is a ratio, or a percentage above 1."""
     if not given.unit.spelled:
         return None
+    if given.unit == DEGREE and _names_pi(truth.node) and not _names_pi(given.node):
+        return _bare_given(truth, given)
     if given.unit == PERCENT:
         ratio = same_node(_times(given.node, given.unit.factor), truth.node)
         value = exact(truth.node)
@@ -325,10 +332,20 @@ def _texts(given: Words, truth: Words) -> str | None:
     synonyms = next((names for names in _SYNONYMS if truth.text in names), None)
     if synonyms and given.text in synonyms:
         return "words of the same meaning"
-    first = given.text.split(",")[0].split(" ")[0].strip(" .,")
-    if truth.text in ("yes", "no", "true", "false") and first == truth.text:
-        return "the same text"
-    return None
+    verdict = _verdict(given.text)
+    reasoned = re.match(r"\w+ (?:because|since|as|it|they|this|that)\b", truth.text)
+    same = verdict and verdict == (_verdict(truth.text) if reasoned else truth.text)
+    return "the same verdict" if same else None
+
+
+_OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
+
+
+def _verdict(text: str) -> str:
+    """Return the yes, no, true or false with which a text begins, unless it names the opposite or a doubt too."""
+    first, *others = re.findall(r"[\w']+", text) or [""]
+    doubts = {_OPPOSITES.get(first), "or", "maybe", "perhaps"} & set(others)
+    return first if first in _OPPOSITES and not doubts else ""
 
 
 _SYNONYMS = (
@@ -368,7 +385,7 @@ def _unordered(given: tuple[Reading, ...], truth: tuple[Reading, ...]) -> bool:
         return False
     left = list(given)
     for item in truth:
-        found = next((index for index, candidate in enumerate(left) if equal(candidate, item)), None)
+        found = next((index for index, candidate in enumerate(left) if _same_item(candidate, item)), None)
         if found is None:
             return False
         del left[found]
@@ -376,7 +393,13 @@ def _unordered(given: tuple[Reading, ...], truth: tuple[Reading, ...]) -> bool:
 
 
 def _ordered(given: tuple[Reading, ...], truth: tuple[Reading, ...]) -> bool:
-    return len(given) == len(truth) and all(equal(a, b) for a, b in zip(given, truth, strict=True))
+    return len(given) == len(truth) and all(_same_item(a, b) for a, b in zip(given, truth, strict=True))
+
+
+def _same_item(given: Reading, truth: Reading) -> bool:
+    """Compare two items of a group, where a set of one element is not the element."""
+    sets = [any(isinstance(value, Bracketed) and value.kind == "set" for value in item) for item in (given, truth)]
+    return sets[0] == sets[1] and equal(given, truth) is not None
 
 
 def _distinct(items: tuple[Reading, ...]) -> tuple[Reading, ...]:
@@ -392,7 +415,14 @@ def _several(given: Several, truth: Several) -> str | None:
     if isinstance(ours, dict) and isinstance(theirs, dict):
         same = ours.keys() == theirs.keys() and all(equal(ours[name], theirs[name]) for name in ours)
         return "the same value of each name" if same else None
+    if (_have_own_names(truth) and ours is None) or (_have_own_names(given) and theirs is None):
+        return "the same values" if _ordered(given.items, truth.items) else None
     return "the same answers" if _unordered(_bare(given.items), _bare(truth.items)) else None
+
+
+def _have_own_names(several: Several) -> bool:
+    """Return True for the values of different variables, and not for the roots ``x_1`` and ``x_2``."""
+    return len({name.partition("_")[0] for name in _values(several) or {}}) > 1
 
 
 def _values(several: Several) -> dict[str, Reading] | None:
@@ -428,7 +458,8 @@ def _several_given(given: Several, truth: Bracketed) -> str | None:
     if values is not None and truth.kind == "tuple":
         return "the same tuple" if _ordered(tuple(values[name] for name in sorted(values)), truth.items) else None
     if truth.kind == "set":
-        return "the same set" if _unordered(_distinct(_bare(given.items)), _distinct(truth.items)) else None
+        same = not _have_own_names(given) and _unordered(_distinct(_bare(given.items)), _distinct(truth.items))
+        return "the same set" if same else None
     return f"the same {truth.kind}" if _ordered(given.items, truth.items) else None
 
 
@@ -437,7 +468,8 @@ def _several_truth(given: Bracketed, truth: Several) -> str | None:
     if values is not None and given.kind == "tuple":
         return "the same tuple" if _ordered(given.items, tuple(values[name] for name in sorted(values))) else None
     if given.kind == "set":
-        return "the same set" if _unordered(_distinct(given.items), _distinct(_bare(truth.items))) else None
+        same = not _have_own_names(truth) and _unordered(_distinct(given.items), _distinct(_bare(truth.items)))
+        return "the same set" if same else None
     return f"the same {given.kind}" if _ordered(given.items, truth.items) else None
 
 
@@ -482,6 +514,8 @@ def _matrices(given: Matrix, truth: Matrix) -> str | None:
 
 
 def _named(given: Named, truth: Named) -> str | None:
+    if COMPOUND_NAME in (given.name, truth.name):  # their relations are compared
+        return None
     functions = {"y", "f(x)"}
     if given.name and truth.name and given.name != truth.name and {given.name, truth.name} - functions:
         ours, theirs = _equation(given), _equation(truth)

@@ -52,16 +52,20 @@ _SIGNS = {
 }
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
-_THIN = re.compile(r"(?<=\d)(?:\s*(?:\\[,!;: ]|[\u2009\u202f\u00a0]|\{,\}|\{\\,\}|,\s*\\!|\\thinspace\b)\s*)+(?=\d)")
+_THIN = re.compile(
+    r"(?<=\d)(?:\s*(?:\\[,!;: ]|[\u2009\u202f\u00a0]|\{,\}|\{\\,\}|,\s*\\!|\\(?:text|mathrm)\{,\}|"
+    r"\\thinspace\b)\s*)+(?=\d)"
+)
+_DECIMAL_COMMA = re.compile(r"(?<![\d,}])(\d+)\{,\}(?!\d{3}(?!\d))(?=\d)(?!\d*\{,\})")
 _SPACES = re.compile(
     r"(?<!\\)\\[,!;: ]|~|\\(?:q?quad|thinspace|hspace\*?\{[^{}]*\}|hfill|noindent|limits|nolimits)(?![a-zA-Z])"
 )
 _LEFT_OUT = re.compile(
     r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|scriptstyle|large|Large|normalsize|mathstrut|boldmath|"
-    r"mathop|ensuremath|strut|rm|bf|it|sf|tt)(?![a-zA-Z])\.?|\\(?:label|tag|phantom)\*?\{[^{}]*\}"
+    r"mathop|ensuremath|strut|rm|bf|it|sf|tt)(?![a-zA-Z])\.?|\\(?:label|tag|phantom)\*?\{[^{}]*\}|\\(?:text)?color\{[^{}]*\}"
 )
 _COMMANDS = {
-    **dict.fromkeys(("dfrac", "tfrac", "cfrac"), "\\frac"),
+    **dict.fromkeys(("dfrac", "tfrac", "cfrac", "nicefrac", "sfrac"), "\\frac"),
     **dict.fromkeys(("dbinom", "tbinom"), "\\binom"),
     **dict.fromkeys(("le", "leq", "leqslant"), "≤"),
     **dict.fromkeys(("ge", "geq", "geqslant"), "≥"),
@@ -111,10 +115,10 @@ _COMMANDS = {
 }
 _COMMAND = re.compile(r"\\([a-zA-Z]+)(?![a-zA-Z])[ ]?")
 _TEXTS = re.compile(
-    r"\\(?:text(?:bf|it|rm|sf|tt|up|normal)?|mbox|hbox|mathrm|mathsf|mathtt|operatorname\*?)\s*\{([^{}]*)\}"
+    r"\\(?:text(?:bf|it|rm|sf|tt|up|normal)?|mbox|hbox|mathrm|mathsf|mathtt|operatorname\*?)\s*\{((?:[^{}]|\^\{-?\d\})*)\}"
 )
 _BOLD = re.compile(
-    r"\\(?:mathbf|boldsymbol|bm|mathit|mathnormal|mathcal|mathscr|underline|color\{[^{}]*\}|textcolor\{[^{}]*\}|"
+    r"\\(?:mathbf|boldsymbol|bm|mathit|mathnormal|mathcal|mathscr|underline|"
     r"cancel|emph|boxed|fbox|uline)\s*(?=\{)"
 )
 _BLACKBOARD = re.compile(r"\\mathbb\s*\{?\s*([A-Z])\s*\}?")
@@ -123,7 +127,18 @@ _RECURRING = re.compile(r"(?<!\d)(\d{0,40})\.(\d{0,40}?)(\d{1,6}?)\3{2,}\d{0,5}\
 _BRACKETED_RECURRING = re.compile(r"(?<![\d)])(\d*\.\d*)\((\d+)\)")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3})((?: \d{3})+)(?![\d]| *\\?/)")
 _MATH_IN_TEXT = re.compile(r"[\s\d.,+\-*/^=()\[\]%:;$]*")
-_OVER = re.compile(r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}")
+_OVER = re.compile(r"(?:\{|\A)([^{}]*)\\(over|choose)(?![a-zA-Z])([^{}]*)(?:\}|\Z)")
+_TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
+_THOUSANDS = re.compile(r"(?<![\w.'])\d{1,3}(?:(?:'\d{3})+|(?:_\d{3})+|(?:\.\d{3}){2,})(?![\w'])")
+_UNIT_POWERS = re.compile(
+    r"[A-Za-z]+(?:\^(?:-?\d|\{-?\d\}))?(?:\s*(?:/|\\cdot|\s)\s*[A-Za-z]+(?:\^(?:-?\d|\{-?\d\}))?)*"
+)
+_UNIT_FRACTION = re.compile(
+    rf"\\frac\s*\{{\s*({WORD}[^{WORD_END}]*{WORD_END})\s*\}}\s*\{{\s*({WORD}[^{WORD_END}]*{WORD_END}(?:\^\{{?\d\}}?)?)\s*\}}"
+)
+_OHM = re.compile(r"(?<=\d)(?:\\[ ,;:]|[\s~])*\\Omega(?![a-zA-Z])")
+_MICRO = re.compile(r"\\mu\s*(\\(?:text|mathrm)\{)")
+_CURRENCY_NAMES = re.compile(r"(?<![A-Za-z])(?:(USD|US(?=¤))|(Rs\.?|INR)|(EUR)|(GBP))\s*(?=¤?\d)")
 _FUNCTION_NAMES = frozenset(
     [
         "sin",
@@ -161,7 +176,12 @@ _FUNCTION_NAMES = frozenset(
         "bmod",
     ]
 )
-_PLAIN_WORD = re.compile(r"(?<![\\A-Za-z\x02])[A-Za-z]{2,}(?:'[a-z]{1,2}(?![A-Za-z])|-[A-Za-z]{2,})*")
+_LETTERS = re.compile(r"[A-Za-z]+")
+_MINUS = re.compile(rf"{WORD}(?i:minus|negative){WORD_END}\s*(?=[\d\\(])")
+_OTHER_SCRIPTS = "\u0400-\u04ff\u0600-\u06ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_PLAIN_WORD = re.compile(
+    rf"(?<![\\A-Za-z\x02])[A-Za-z]{{2,}}(?:'[a-z]{{1,2}}(?![A-Za-z])|-[A-Za-z]{{2,}})*|[{_OTHER_SCRIPTS}]+"
+)
 _SHORT_WORDS = frozenset(
     [
         "or",
@@ -216,7 +236,10 @@ _PRODUCT = re.compile(r"[abcdkmnpqrstuvwxyz]{3,4}")
 def plain_text(text: str) -> str:
     """Return the answer in the one spelling that this module's first lines describe."""
     text = _without_dollars(_unicode(text.strip()))
-    text = _OVER.sub(r"\\frac{\1}{\2}", text)
+    text = _OVER.sub(lambda found: f"\\{'frac' if found[2] == 'over' else 'binom'}{{{found[1]}}}{{{found[3]}}}", text)
+    text = _CURRENCY_NAMES.sub(lambda found: "¤₹€£"[(found.lastindex or 1) - 1], text).replace("¤¤", "¤")
+    text = _DECIMAL_COMMA.sub(r"\1.", text)
+    text = _OHM.sub(r"\\text{ohm}", _MICRO.sub(r"\1μ", text))
     text = _words_of_commands(_THIN.sub("", text))
     text = text.replace("\\(", " ").replace("\\)", " ").replace("\\[", " ").replace("\\]", " ")
     text = text.replace("\\{", "⦃").replace("\\}", "⦄").replace("\\|", "|")
@@ -229,7 +252,8 @@ def plain_text(text: str) -> str:
     text = text.replace("\\%", "%").replace("**", "^") if not text.startswith("**") else text.strip("*")
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", "°", text.replace("<=", "≤").replace(">=", "≥").replace("!=", "≠"))
     text = _numbers(text)
-    text = _marked_words(text)
+    text = _UNIT_FRACTION.sub(r"\1/\2", _marked_words(text))
+    text = _MINUS.sub("-", text)
     return _trimmed(re.sub(r"\s+", " ", text))
 
 
@@ -261,7 +285,7 @@ def _words_of_commands(text: str) -> str:
     r"""Mark what stands in ``\text{…}`` as words, unless it is mathematics."""
 
     def words(found: re.Match[str]) -> str:
-        inside = found[1]
+        inside = _SPACES.sub(" ", found[1])
         bare = inside.strip()
         if _MATH_IN_TEXT.fullmatch(bare) or (bare.startswith("(") and len(bare) <= 3):
             return f" {inside} "
@@ -269,6 +293,8 @@ def _words_of_commands(text: str) -> str:
             return f"\\{bare} "
         if len(bare) == 1 and bare not in UNITS:
             return f" {bare} "
+        if "^" in bare and _UNIT_POWERS.fullmatch(bare) and all(word in UNITS for word in _LETTERS.findall(bare)):
+            return _LETTERS.sub(rf"{WORD}\g<0>{WORD_END}", f" {bare} ")
         if "\\" in bare or any(sign.isdigit() for sign in bare):
             return f" {inside} "
         parts = [f"{WORD}{' '.join(part.split())}{WORD_END}" for part in re.split("[,;]", bare) if part.strip()]
@@ -281,6 +307,7 @@ def _words_of_commands(text: str) -> str:
 
 def _numbers(text: str) -> str:
     r"""Write numbers in one way: ``3e8``, ``0.333…``, ``0.(3)`` and ``1 234 567``."""
+    text = _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), _TIMES_TEN.sub(r" \\cdot ", text))
     text = _SCIENTIFIC.sub(r"(\1 \\cdot 10^{\2})", text)
     text = _RECURRING.sub(r"\1.\2\\overline{\3}", text)
     text = _BRACKETED_RECURRING.sub(r"\1\\overline{\2}", text)
@@ -301,11 +328,13 @@ def _mark(found: re.Match[str]) -> str:
     behind = found.string[found.end() : found.end() + 1]
     if found.string[: found.start()].endswith(("_{", "_", "\\overline{", "\\overrightarrow{", "\\begin{", "\\end{")):
         return word
-    if lower in _FUNCTION_NAMES:
+    if not word.isascii():
+        return f"{WORD}{word}{WORD_END}"
+    counted = before[-1:].isdigit() or before[-1:] in ("}", ")", "¤", "°")
+    if lower in _FUNCTION_NAMES and not (counted and word in UNITS):
         return word if lower != "mod" else f"{WORD}{word}{WORD_END}"
     if len(word) > 2 and all(len(part) < 3 or _PRODUCT.fullmatch(part) for part in word.split("-")) and "-" in word:
         return word
-    counted = before[-1:].isdigit() or before[-1:] in ("}", ")", "¤", "°")
     spaced = found.start() > 0 and found.string[found.start() - 1].isspace()
     if len(word) == 2:
         unit = (counted and word in UNITS) or (lower in UNITS and counted and spaced)
@@ -333,7 +362,10 @@ def words_of(text: str) -> str:
     """Return the text in small letters, without signs and articles, with single blanks."""
     text = text.replace(WORD, " ").replace(WORD_END, " ").casefold()
     text = re.sub(r"[^\w+\-*/^=<>≤≥≠∈∪∅…|'%°]+", " ", text)
-    return " ".join(word for word in text.split() if word not in ("a", "an", "the"))
+    words = text.split()
+    # The a of "a, b" is a letter, not an article.
+    articles = {i for i, word in enumerate(words[:-1]) if word == "a" and len(words[i + 1]) > 1}
+    return " ".join(word for i, word in enumerate(words) if i not in articles and word not in ("an", "the"))
 
 
 _ONES = [

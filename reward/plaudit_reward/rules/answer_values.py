@@ -56,6 +56,10 @@ _EMPTY_WORDS = re.compile(
 _REALS_WORDS = re.compile(
     r"(x can be )?(all|any|every|set of|set of all)? ?(the )?reals?( numbers?| values?)?( of [a-z])?|ℝ"
 )
+_EXCEPT = re.compile(
+    rf"{WORD}([^{WORD_END}]*?),? (?:except|but|other than|excluding)(?: for)?{WORD_END}\s*(?:[a-z]\s*=)?(.+)"
+)
+_CHOICES = re.compile("(?=[A-J]{2,6}\\Z)A?B?C?D?E?F?G?H?I?J?")
 _CHOICE = re.compile(
     r"\(?(?:(?i:option|choice|answer)\s*:?\s*)?(?:\(\s*([A-Ja-j])\s*\)|\[([A-J])\]|([A-J])\s*(?=[.):]|\Z))\s*[.):]*\s*(.*)",
     re.DOTALL,
@@ -96,7 +100,7 @@ def _read(plain: str) -> Reading:
             found += [value for value in reader(plain) if value not in found]
             if found and isinstance(found[-1], Based):
                 break
-        except (NotAnExpressionError, RecursionError):
+        except (NotAnExpressionError, NoValueError, RecursionError):
             continue
     return (*found, _spelled(plain))
 
@@ -108,8 +112,8 @@ def _spelled(plain: str) -> Words:
     """Return the words, or the signs of a formula."""
     if _ONLY_WORDS.fullmatch(plain):
         return Words(words_of(plain))
-    bare = re.sub(r"\s+", "", plain.replace(WORD, "").replace(WORD_END, ""))
-    return Words(re.sub(r"\{(\w)\}", r"\1", bare), is_prose=False)
+    bare = re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", plain.replace(WORD, "").replace(WORD_END, ""))
+    return Words(re.sub(r"\{(\w)\}|(?<=\d)(?:st|nd|rd|th)\b", r"\1", bare), is_prose=False)
 
 
 def _without_braces(plain: str) -> str:
@@ -162,9 +166,12 @@ def _known_words(plain: str) -> list[Value]:
     words = words_of(plain)
     if plain == "∅" or re.fullmatch(r"⦃\s*⦄", plain) or (WORD in plain and _EMPTY_WORDS.fullmatch(words)):
         return [] if words == "no" else [_EMPTY]
+    excepted = _EXCEPT.fullmatch(plain)
+    if excepted and _REALS_WORDS.fullmatch(words_of(excepted[1])):
+        return [Region((_LINE,), (Bracketed("set", tuple(_read(part) for part in split(excepted[2], ",", ("and",)))),))]
     if plain in ("ℝ", "x ∈ℝ") or (WORD in plain and _REALS_WORDS.fullmatch(words)):
         return [Region((_LINE,))]
-    if words in ("infinity", "positive infinity", "infinite"):
+    if words in ("infinity", "positive infinity", "infinite", "infinitely many"):
         return [Scalar(_INFINITY)]
     if words in ("negative infinity", "minus infinity"):
         return [Scalar(Node("neg", (_INFINITY,)))]
@@ -173,13 +180,16 @@ def _known_words(plain: str) -> list[Value]:
 
 def _choice(plain: str) -> list[Value]:
     bare = re.sub(f"^{WORD}\\s*(?:option|choice|answer)\\s*{WORD_END}", "", plain, flags=re.IGNORECASE)
+    bare = re.sub(f"{WORD}\\s*(?:选项|项|option|choice)\\s*{WORD_END}$", "", bare)
     bare = bare.replace(WORD, "").replace(WORD_END, "") if bare.count(WORD) == 1 and bare.startswith(WORD) else bare
+    if _CHOICES.fullmatch(bare):
+        return [Several(tuple((Choice(letter, ()),) for letter in bare))]
     found = _CHOICE.fullmatch(bare.strip())
     if found is None:
         return []
     letter = found[1] or found[2] or found[3]
     says = found[4].strip()
-    if found[1] and found[1].islower() and says:
+    if (found[1] and found[1].islower() and says) or re.match(r"\(\s*[A-J]\s*\)", says):
         return []
     return [Choice(letter.upper(), _read(plain_text(says)) if says else ())]
 
@@ -259,7 +269,9 @@ def _region_of(reading: Reading) -> Region | None:
 def _number_with_commas(plain: str) -> str:
     r"""Return the text without the thousands separators of its only number; empty if it has none."""
     found = re.fullmatch(
-        r"(?P<before>[^\d,()\[\]]*)(?P<number>\d{1,3}(?:,\d{3})+)(?P<after>(?:\.\d+)?(?:[^\d,].*)?)", plain, re.DOTALL
+        r"(?P<before>[^\d,()\[\]]*)(?P<number>\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d{2})+,\d{3})(?P<after>(?:\.\d+)?(?:[^\d,].*)?)",
+        plain,
+        re.DOTALL,
     )
     if found is None or ("," in found["after"].replace(", ", " ") and not found["after"].lstrip().startswith(WORD)):
         return ""
@@ -269,7 +281,7 @@ def _number_with_commas(plain: str) -> str:
 _RELATION = re.compile("([=≠<>≤≥∈≈])")
 _FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤"}
 _NAME = re.compile(
-    rf"\s*(?:\\frac\{{\s*d[^{{}}]{{0,9}}\}}\{{\s*d[^{{}}]{{1,9}}\}}|[A-Za-z]|\\[a-zA-Z]+\s*|{WORD}[^{WORD_END}]*{WORD_END}\s*)"
+    rf"\s*(?:\\frac\{{\s*d[^{{}}]{{0,9}}\}}\{{\s*d[^{{}}]{{1,9}}\}}|(?:\\(?:vec|hat|bar|overrightarrow))?\{{[A-Za-z]+\}}|[A-Za-z]|m?\\[a-zA-Z]+\s*|{WORD}[^{WORD_END}]*{WORD_END}\s*)"
     rf"(?:_\{{?\w+\}}?|'|\^\{{?-1\}}?|\([\w\\, ]{{1,20}}\)|{WORD}[^{WORD_END}]*{WORD_END}|[A-Z]{{1,3}})*\s*"
 )
 
@@ -281,6 +293,8 @@ def _relations(plain: str) -> list[Value]:
         return [Named(named[1] or named[3], _read(named[2] or named[4]))]
     if "\\begin" in plain or not _RELATION.search(plain):
         return []
+    if sum(bool(_RELATION.search(part)) for part in split(plain, ",;", ("and", "or"))) > 1:
+        return []  # several relations
     sides = split(plain, "=≠<>≤≥∈≈")
     signs = [plain[sum(len(side) + 1 for side in sides[: index + 1]) - 1] for index in range(len(sides) - 1)]
     if not signs or any(not side.strip() for side in sides):
@@ -288,19 +302,23 @@ def _relations(plain: str) -> list[Value]:
     if "∈" in signs:
         return [Named(sides[0].strip(), _read(sides[1]))] if len(sides) == 2 else []
     if all(sign in "=≈" for sign in signs):
-        return _equation(sides)
+        return _equation(sides, signs)
     if any(sign in "=≈" for sign in signs):
         return []
     return _inequality([side.strip() for side in sides], signs)
 
 
-def _equation(sides: list[str]) -> list[Value]:
+def _equation(sides: list[str], signs: list[str]) -> list[Value]:
     name, last = sides[0].strip(), sides[-1]
     if _tuple_of_names(name) and len(sides) == 2:
         return [Named("", _read(last))]
     if _NAME.fullmatch(name) and not _contains(last, name):
         return [Named(re.sub(r"\s", "", words_of(name)) if WORD in name else name.replace(" ", ""), _read(last))]
     nodes = [parsed(side) for side in sides]
+    if "≈" in signs and not symbols(nodes[-2]):
+        values = [numeric(node) for node in nodes[-2:]]
+        about = abs(values[0] - values[1]) <= abs(values[0]) / 20
+        return [value for side in sides[-2:] for value in _read(side)[:-1]] if about else []
     if len(nodes) > 2 or not any(symbols(node) for node in nodes):
         return [*_read(last)[:-1]]
     relation = Relation("=", nodes[0], nodes[1])
@@ -443,10 +461,16 @@ _MATRIX = re.compile(
 )
 
 
+_FACTOR = re.compile(r"((?!\\begin)[^&=,]+?)(?:\\cdot|\*)?\s*(?=[(\[]?\s*\\begin)")
+
+
 def _matrix(plain: str) -> list[Value]:
     bare = plain
     if plain[:1] in "([" and plain[-1:] in ")]" and "\\begin" in plain and _closes(plain) == len(plain) - 1:
         bare = plain[1:-1].strip()
+    factor = _FACTOR.match(bare)
+    if factor is not None:
+        return _multiple(factor[1], bare[factor.end() :])
     found = _MATRIX.fullmatch(bare)
     if found is None or "\\begin" in found["inside"]:
         return []
@@ -454,8 +478,26 @@ def _matrix(plain: str) -> list[Value]:
     if found["kind"] in ("cases", "align", "aligned", "gathered"):
         return list(_read(", ".join(row.replace("&", " ").strip(" ,") for row in rows)))[:-1]
     cells = tuple(tuple(_read(cell) for cell in row.split("&")) for row in rows)
+    if len(cells) == len(cells[0]) == 1:
+        return list(cells[0][0])[:-1]
     kind = "determinant" if found["kind"] in ("vmatrix", "Vmatrix") else "matrix"
-    return [Matrix(kind, cells)] if cells else []
+    return [Matrix(kind, cells)]
+
+
+def _multiple(factor: str, matrix: str) -> list[Value]:
+    r"""Read ``\frac12 \begin{pmatrix}…`` as the matrix whose items are multiplied."""
+    scalar = parsed({"": "1", "-": "-1", "+": "1"}.get(factor.strip(" *"), factor.strip(" *")))
+    values = []
+    for found in _matrix(matrix):
+        items = found.rows if isinstance(found, Matrix) and found.kind == "matrix" else ()
+        nodes = [
+            [next((value.node for value in item if isinstance(value, Scalar)), None) for item in row] for row in items
+        ]
+        if nodes and all(node is not None for row in nodes for node in row):
+            values.append(
+                Matrix("matrix", tuple(tuple((Scalar(Node("*", (scalar, node))),) for node in row) for row in nodes))
+            )
+    return [*values]
 
 
 _BASED = re.compile(rf"\(?\s*([0-9A-Za-z]+)\s*\)?\s*_\s*\{{?\s*(?:{WORD})?([a-z]+|\d{{1,2}})(?:{WORD_END})?\s*\}}?")
@@ -464,7 +506,7 @@ _BASE_NAMES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7,
 
 def _numeral(plain: str) -> list[Value]:
     found = _BASED.fullmatch(plain)
-    if found is None or not any(sign.isdigit() for sign in found[1]):
+    if found is None or not (any(sign.isdigit() for sign in found[1]) or (len(found[1]) > 1 and found[2].isdigit())):
         return []
     base = int(found[2]) if found[2].isdigit() else _BASE_NAMES.get(found[2], 0)
     digits = found[1].upper().lstrip("0") or "0"
@@ -479,6 +521,8 @@ _TIME = re.compile(
 
 
 def _time(plain: str) -> list[Value]:
+    if WORD in plain and (hour := {"noon": 12, "midnight": 0}.get(words_of(plain))) is not None:
+        return [Clock(hour * 3600, "")]
     found = _TIME.fullmatch(plain.replace(f"{WORD}at{WORD_END}", ""))
     if found is None or (found[2] is None and (found[4] or "hours").startswith("hours")):
         return []
@@ -504,15 +548,15 @@ _TAIL = re.compile(
     rf"(?:(?:/|\\cdot)\s*(?=[A-Za-z{WORD}]))?(?:(?<=/)\s*[a-zA-Z](?:\s*\^\s*\{{?\s*-?\d\s*\}}?)?\s*)?)+)\Z"
 )
 _COMPOUND = re.compile(
-    rf"(?P<number>-?(?:\d+(?:\.\d+)?|\d*\\frac\{{\d+\}}\{{\d+\}}))\s*{WORD}(?P<unit>[^{WORD_END}]+){WORD_END}[\s,]*"
+    rf"(?P<number>-?(?:\d+(?:\.\d+)?|\d*\\frac\{{\d+\}}\{{\d+\}}))\s*(?:{WORD}(?P<unit>[^{WORD_END}]+){WORD_END}|(?P<letter>[hms])(?![A-Za-z]))[\s,]*"
 )
 _NO_UNIT = re.compile(
     r"(?i)(?<![a-z])(?:or|and|not|no|if|when|where|unless|except|any|anything|every|all|multiples?|than|least|most|but|"
     r"is|are|for|because|since|then|mod|modulo)(?![a-z])"
 )
 _ABOUT = re.compile(
-    rf"(?i)^(?:{WORD}(?:(?:the |my )?(?:final |correct )?(?:answer|result|value)(?: is)?|about|"
-    rf"approximately|approx|roughly|exactly|around|only|is|equals|there are|there is){WORD_END}|≈)\s*"
+    rf"(?i)^(?:{WORD}(?:(?:the |my )?(?:final |correct )?(?:answer|result|value)(?: is)?:?|about|"
+    rf"approximately|approx|roughly|exactly|around|only|is|it is|it's|equals|there are|there is){WORD_END}:?|≈)\s*"
 )
 
 
@@ -526,7 +570,7 @@ def _compound(plain: str) -> list[Value]:
     parts = list(_COMPOUND.finditer(plain))
     if len(parts) < 2 or "".join(part[0] for part in parts) != plain:
         return []
-    units = [unit_of(re.sub(r"\band\b", "", part["unit"])) for part in parts]
+    units = [unit_of(re.sub(r"\band\b", "", part["unit"] or part["letter"])) for part in parts]
     first = units[0]
     if (
         first is None
@@ -536,9 +580,9 @@ def _compound(plain: str) -> list[Value]:
         return []
     total: Node | None = None
     for part, unit in zip(parts, units, strict=True):
-        item = Node("*", (number(unit.factor if unit else 1), parsed(part["number"])))
+        item = Node("*", (number(unit.factor / first.factor if unit else 1), parsed(part["number"])))
         total = item if total is None else Node("+", (total, item))
-    return [Quantity(total, Unit(first.dimension, Fraction(1)))] if total is not None else []
+    return [Quantity(total, first)] if total is not None else []
 
 
 def _simple_quantity(plain: str) -> list[Value]:
@@ -599,7 +643,10 @@ def _letter_unit(head: str) -> list[Value]:
     unit = unit_of(found[2] + (found[3] or "")) if found else None
     if found is None or unit is None or unit.dimension is None:
         return []
-    return [Quantity(parsed(found[1].strip()), unit._replace(spelled=False))]
+    try:
+        return [Quantity(parsed(found[1].strip()), unit._replace(spelled=False))]
+    except NotAnExpressionError:  # a variable, such as the last one of x + m
+        return []
 
 
 def _counted(words: str) -> list[Value]:

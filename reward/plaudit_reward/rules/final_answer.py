@@ -25,38 +25,49 @@ class FinalAnswer(NamedTuple):
 MOST_CHARACTERS = 100_000
 """Of a longer response the end is read."""
 _TURN_END = re.compile(r"(?:<\|[\w-]{1,30}\|>|</s>|<eos>|<end_of_turn>)\Z")
-_THOUGHT = re.compile(r"</(?:think|thinking|thought|reasoning)>|<\|/think\|>|◁/think▷", re.IGNORECASE)
-_BOX = re.compile(r"(?:\\+|/)(?:boxed|fbox)\s*(?=\S)|(?<![A-Za-z\\])boxed(?=\{)")
+_THOUGHT = re.compile(
+    r"</(?:think|thinking|thought|reasoning|seed:think)>|<\|(?:/think|end_of_thought)\|>|◁/think▷|\[/THINK\]"
+    r"|<\|channel\|>final<\|message\|>|(?<![a-z])assistantfinal",
+    re.IGNORECASE,
+)
+_BOX = re.compile(r"(?:(?<!\\)\\+|/)(?:boxed|f(?:rame)?box)\s*(?=\S)|(?<![A-Za-z\\])boxed(?=\{)")
 _BOX_END = re.compile(r"\\[)\]]|\n\s*\n|\$|<\|")
 _BETWEEN_BOXES = re.compile(r"[\s$\\()\[\]*]{0,20}(?:,|;|and|or|,\s*and|,\s*or)?[\s$\\()\[\]*]{0,20}")
 _BARE_BOX = re.compile(r"\\[A-Za-z]+(?:\{[^{}]*\})*|[^\s$\\{}]+")
 _TAG = "<answer>"
 _HASHES = re.compile(r"(?m)####[ \t]*(.*)$")
 _STRONG = re.compile(
-    r"(?i)(?<![a-z])(?:(?:final\s+|correct\s+)?answers?(?:\s+(?:is|are))?|réponse|respuesta|resposta|risposta|antwort|"
-    r"ответ|答案(?:是|为)?|答え(?:は)?|(?:정|최종\s*)?답(?:은)?)[ \t]*(?:\*\*|__)?[ \t]*[:：=][ \t]*(?:\*\*|__)?"
-    r"|(?:\*\*|\#)\s*final\s+answer\s*(?:\*\*)?\s*\n"
+    r"(?i)(?<![a-z])(?:(?:final\s+|correct\s+)?answers?(?:\s+(?:is|are))?|"
+    r"(?:réponse|respuesta|resposta|risposta)(?:\s+finale?)?|antwort|"
+    r"ответ|答案(?:是|为)?|答え(?:は)?|(?:정|최종\s*)?답(?:은)?)[ \t]*(?:\*\*|__)?[ \t]*[:：=–—][ \t]*(?:\*\*|__)?"
+    r"|(?<![a-z])ans[.:]\s"
+    r"|(?:\*\*|\#)\s*final\s+answer\s*(?:\*\*)?\s*\n|(?:故|应|所以|因此)选择?[:：]?\s*"
 )
 _SPOKEN = re.compile(
     r"(?i)(?<![a-z])(?:(?:answers?|result|solutions?|value|total)(?:\s+(?:to|of|for)[^.\n]{1,80}?)?"
-    r"|(?:the\s+)?(?:correct|right)\s+(?:option|choice))\s+(?:is|are|equals|would\s+be|must\s+be|should\s+be)"
-    r"(?:\s+(?:therefore|thus|then|simply|just|exactly|approximately|about))?\s*[:：]?\s*|答案(?:是|为)\s*|答えは\s*"
+    r"|(?:the\s+)?(?:correct|right)\s+(?:option|choice))\s+(?:is|are|equals|(?:would|must|should|could|may|might|can)\s+be)"
+    r"(?:\s+(?:therefore|thus|then|simply|just|exactly|approximately|about))?\s*[:：]?\s*|答案(?:是|为)\s*|答えは\s*|답은\s*"
+    r"|(?<![a-z])(?:option|choice)\s+(?=[*(]*[A-J][*)]*\s+is\s+(?:the\s+)?(?:correct|right|best|answer))"
+    r"|(?<![a-z])(?:(?:actually|rather|instead),?\s+(?:it|that)(?:['’]s|\s+is)|(?:it|that)\s+should\s+be)\s+(?=[*_]*[-−$\\\d])"
 )
 _FORMULA = re.compile(
     r"\$\$(?P<a>.{1,1000}?)\$\$|\\\[(?P<b>.{1,1000}?)\\\]|\\\((?P<c>.{1,1000}?)\\\)|(?<![\\$])\$(?P<d>(?:\\.|[^$\\\n]){1,1000})\$",
     re.DOTALL,
 )
 _FORMULAS_JOINED = re.compile(r"\s*(?:,?\s*and|,?\s*or|,|;)\s*")
+_NUMBERS_JOINED = re.compile(r",?\s+(?:and|or)\s+|,\s+")
 _BOLD = re.compile(r"\*\*(?P<bold>[^*\n]{1,200})\*\*")
 _NUMBER = re.compile(
-    r"(?<![\w.^_])[-−]?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[/:]\d+)*(?:\s?\\?%|°)?|(?<![\w.])[-−]?\.\d+"
+    r"(?<![A-Za-z0-9.^_])[-−]?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[/:]\d+)*(?:\s?\\?%|°)?|(?<![\w.])[-−]?\.\d+"
 )
 _NUMBER_THEN_WORDS = re.compile(r"([-−]?[$€£]?\d[\d,]*(?:\.\d+)?%?)\s+(?:[a-z]+\s+){2,}")
 _SENTENCE_END = re.compile(
-    r",\s+(?:not|and not|that is)\s|,?\s+(?:because|since|as|so that|which|where)\s"
+    r",\s+(?:not|that is)\s|,?\s+and not\s|\s\((?:since|because|as|which|where|i\.e\.)\s"
+    r"|\**\s+is\s+(?:the\s+)?(?:correct|right|best)\b|,?\s+(?:because|since|as|so that|which|where)\s"
     r"|(?<!\b[ap]\.m)(?<!\d\.)[.!?](?=\s+[A-Z\W]|\s*\Z)(?!\.)"
     r"|(?<=\d)\.(?=\s|\Z)|\n|<\|"
 )
+_LABEL = re.compile(r"[A-Za-z][a-z]{2,20}:\s+|[\u3040-\u9fff]+[,，:：]?\s*(?=[A-Za-z\d\\$-].*\d)")
 _MOST_WHOLE = 200
 _UNMARKED_CHARACTERS = 5_000
 
@@ -64,6 +75,7 @@ _UNMARKED_CHARACTERS = 5_000
 def final_answer(response: str) -> FinalAnswer | None:
     """Return the response's final answer; None where it gives none, or leaves its last box empty."""
     text = response[-MOST_CHARACTERS:].rstrip()
+    text = text.replace("<|begin_of_box|>", "\\boxed{").replace("<|end_of_box|>", "}")
     while ending := _TURN_END.search(text, max(0, len(text) - 40)):
         text = text[: ending.start()].rstrip()
     text = behind_thoughts(text)
@@ -89,14 +101,16 @@ def _marked(text: str, *, lenient: bool = True) -> FinalAnswer | None:
     """Return the answer at the last mark: box, tag, ``####`` or ``Answer:``; spoken marks where nothing else is."""
     found: list[tuple[int, FinalAnswer]] = []
     box = _last_box(text)
+    inside = range(0)
     if box is not None:
-        found.append(box)
+        found.append((box[0].start, box[1]))
+        inside = box[0]
     before, tag, tagged = text.rpartition(_TAG if _TAG in text else _TAG.upper())
     tagged = re.split(r"</answer>", tagged, maxsplit=1, flags=re.IGNORECASE)[0].strip()
-    if tag and tagged and (box is None or box[0] < len(before)):
+    if tag and tagged and (box is None or inside.start < len(before)):
         found.append((len(before), _marked(tagged) or FinalAnswer(tagged, "<answer>")))
     for pattern, mark in ((_HASHES, "####"), (_STRONG, "Answer")):
-        marks = list(pattern.finditer(text))
+        marks = [told for told in pattern.finditer(text) if told.start() not in inside]
         if marks and (answer := _line(text, marks[-1].start(1) if mark == "####" else marks[-1].end())):
             alone = _NUMBER_THEN_WORDS.match(answer) if mark == "####" else None
             found.append((marks[-1].start(), FinalAnswer(alone[1] if alone else answer, mark)))
@@ -118,7 +132,7 @@ def _unmarked(text: str) -> FinalAnswer | None:
     bold = list(_BOLD.finditer(whole))
     if bold and any(character.isdigit() for character in bold[-1]["bold"]):
         return FinalAnswer(_unwrapped(bold[-1]["bold"]), "last bold text")
-    told = re.search(r"[a-z]{2,}\s+[-−]?[$€£]?\d", whole)
+    told = re.search(r"[a-z]{2,}\s+[-−]?\\?[$€£]?\d|[\u3040-\u9fff]{3}\d", whole)
     if (
         whole
         and not told
@@ -126,13 +140,20 @@ def _unmarked(text: str) -> FinalAnswer | None:
         and len(whole) <= _MOST_WHOLE
         and (len(whole.split()) <= 3 or "\\" in whole)
     ):
-        return FinalAnswer(whole, "whole response")
+        return FinalAnswer(_LABEL.sub("", whole), "whole response")
     numbers = list(_NUMBER.finditer(whole))
-    return FinalAnswer(numbers[-1][0], "last number") if numbers else None
+    if not numbers:
+        return None
+    begin = numbers[-1]
+    for number in reversed(numbers[:-1]):
+        if not _NUMBERS_JOINED.fullmatch(whole, number.end(), begin.start()):
+            break
+        begin = number
+    return FinalAnswer(whole[begin.start() : numbers[-1].end()], "last number")
 
 
-def _last_box(text: str) -> tuple[int, FinalAnswer] | None:
-    """Return where the last box begins, the innermost of nested ones, and what it holds."""
+def _last_box(text: str) -> tuple[range, FinalAnswer] | None:
+    """Return where the last box stands, the innermost of nested ones, and what it holds."""
     marks = list(_BOX.finditer(text))
     if not marks:
         return None
@@ -145,7 +166,7 @@ def _last_box(text: str) -> tuple[int, FinalAnswer] | None:
         run.append(inside)
         begins = mark.start()
     adjacent = ", ".join(reversed(run)) if len(run) > 1 else ""
-    return marks[-1].start(), FinalAnswer(last[1], "last box", adjacent)
+    return range(marks[-1].start(), last[0]), FinalAnswer(last[1], "last box", adjacent)
 
 
 def _inside_box(text: str, start: int, limit: int) -> tuple[int, str]:

@@ -353,6 +353,9 @@ def math_answer(sample: Sample, *, limit_seconds: Annotated[float, Meta(gt=0)] =
         with cpu_limit(limit_seconds):
             found = final_answer(sample.response)
             why = why_equal(found, truth) if found else None
+        if found and not why and _COMPUTED_BY_SYMPY.search(truth + found.text):
+            with cpu_limit(limit_seconds * _SYMPY_SHARE):
+                why = _equal_for_sympy(found, truth)
     except OutOfTimeError:
         return Score.scored(0.0, reason=f"not shown to be equal within {limit_seconds:g} CPU seconds")
     if found is None or not found.text:
@@ -375,9 +378,17 @@ def why_equal(found: FinalAnswer, truth: str) -> str | None:
     for text in (found.adjacent, found.text) if found.adjacent and several else (found.text,):
         if reason := equal(read(text), expected):
             return reason
-        if _COMPUTED_BY_SYMPY.search(golden.text + text) and verified(f"\\boxed{{{text}}}", golden.text):
-            return "the same expression for Math-Verify"
     return None
+
+
+_SYMPY_SHARE = 0.2
+"""Part of the limit for sympy: a response may write a sum of a billion items."""
+
+
+def _equal_for_sympy(found: FinalAnswer, truth: str) -> str | None:
+    golden = final_truth(truth)
+    same = golden is not None and verified(f"\\boxed{{{found.text}}}", golden.text)
+    return "the same expression for Math-Verify" if same else None
 
 
 _BEFORE = ("answer:", "answer is", "answers are")

@@ -152,6 +152,10 @@ def test_a_program_is_found_between_fences(worker: Worker, response: str, value:
     assert worker.score_response(response, SUMS, asScript=False)["value"] == value
 
 
+def test_a_script_may_stand_in_a_list(worker: Worker) -> None:
+    assert worker.score_response(f"1. So:\n   ```python\n   x = 1\n   {RIGHT}\n   ```\n", SUMS)["value"] == 1.0
+
+
 def test_functions_get_all_or_nothing_unless_the_share_is_asked_for(worker: Worker) -> None:
     cases = {"fn_name": "f", "inputs": ["[1, 2]\n3", "[4]\n5"], "outputs": ["6", "9"]}
     right = "class Solution:\n    def f(self, a: List[int], b):\n        return sum(a) + b"

@@ -92,6 +92,8 @@ def test_any_text_gets_a_score_and_a_boxed_truth_is_right(answer: list[str], tru
         *("\\boxed{" * 10_000, "$" * 50_000, "\\[" * 30_000, " " * 50_000 + "x", "<answer>" * 10_000, "1," * 30_000),
         *("\\boxed{" + "(2^{60000})" * 150 + "}", "\\boxed{" + "5000!" * 300 + "}", "\\boxed{" + "9^" * 500 + "9}"),
         *("\\boxed{" + "(" * 900 + "1" + ")" * 900 + "}", "\\boxed{" + "\\{1,2\\}\\cup" * 150 + "\\{3\\}}"),
+        *("\\" * 100_000, "**1** " * 16_000, "actually it is " * 6_000, "\\boxed{" + "(A)" * 600 + "}"),
+        "\\boxed{\\sum_{n=1}^{10^9} \\frac{1}{n^2}}",
     ],
 )
 def test_a_hostile_response_costs_little(response: str) -> None:
