@@ -161,7 +161,7 @@ def read_task(folder: Path) -> Task:
         if not (folder / needed).is_file():
             raise TaskError(f"task {name}: there is no {needed}. A task needs one")
     for part in (INSTRUCTION_FILE, TASK_FILE, "tests", TESTS_FILE, "environment", "solution"):
-        if not (folder / part).resolve().is_relative_to(folder.resolve()):
+        if not Path(os.path.realpath(folder / part)).is_relative_to(os.path.realpath(folder)):
             raise TaskError(f"task {name}: {part} is a link out of the task's folder. Copy what it points to")
     try:
         instruction = (folder / INSTRUCTION_FILE).read_text(encoding="utf-8-sig").strip()
