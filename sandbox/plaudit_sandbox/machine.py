@@ -179,7 +179,7 @@ class Machine:
         for path in self._readable:
             self._make_place(path)
         variables = {"HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PATH": PATH, **environment}
-        with tempfile.NamedTemporaryFile("w", prefix="plaudit-mounts-") as table:
+        with tempfile.NamedTemporaryFile("w", dir=self.folder, prefix="mounts-") as table:
             table.writelines(mounts)
             table.flush()
             settings = {
