@@ -379,6 +379,9 @@ class Batches:
         if len(left) < num_sent:
             self._num_failures = 0
             self._outage.end()
+        kind = response.headers.get("content-type", "")
+        if len(left) == num_sent and not kind.startswith(_STREAM["accept"]):
+            raise ProtocolError(f"the service sent {kind or 'no content type'} and no result")
         if left:
             self._failed(f"{self._outage.url} ended the answer early", left.values(), began)
 
@@ -578,7 +581,12 @@ def encode_sample(sample: Mapping[str, Any], id: str = "") -> bytes:  # noqa: A0
         raise InvalidSampleError(f"response: give the generated text, not {type(sample.get('response')).__name__}")
     written = {**sample, "id": id} if id else dict(sample)
     try:
-        return json.dumps(written, default=_plain, allow_nan=False, separators=(",", ":")).encode()
+        text = json.dumps(written, default=_plain, allow_nan=False, separators=(",", ":"))
+        if "\\ud" not in text:
+            return text.encode()
+        text = json.dumps(written, default=_plain, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+        # Half of a surrogate pair, which no JSON text may hold, becomes the replacement character, as everywhere.
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidSampleError(f"the sample cannot be written as JSON: {error}") from error
 

@@ -25,9 +25,13 @@ _PATH_FIELDS = tuple(path_fields(RLJob))
 
 def python_problems(field: str, path: str, name: str, name_field: str = "function") -> Iterator[Problem]:
     """Yield the problem of a file, or of the function or class in it (of a dotted name, the first part)."""
+    file = Path(path)
+    if file.exists() and not (file.is_file() or file.is_dir()):  # reading a pipe or a device may never end
+        yield Problem(f"{field}.path", f"{path} is no regular file", "Name a Python file")
+        return
     try:
-        source = Path(path).read_bytes()
-    except FileNotFoundError:
+        source = file.read_bytes()
+    except (FileNotFoundError, ValueError):  # ValueError: it holds a NUL
         yield Problem(f"{field}.path", f"there is no file {path}", "Correct the path: it is relative to the job file")
     except OSError as error:
         yield Problem(f"{field}.path", f"cannot read {path}: {error.strerror}", "Name a Python file")

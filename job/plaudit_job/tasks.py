@@ -16,15 +16,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from plaudit_wire.plain import plain, shown
 
 TASK_FILE = "task.toml"
 INSTRUCTION_FILE = "instruction.md"
 TESTS_FILE = "tests/test.sh"
 _SCHEMA = re.compile(r"1\.[0-4](\.\d+)?")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}")
-_AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/")]
-_Text = dict[str, str]
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("holds a NUL, which no program can be given: remove it")
+    return text
+
+
+_AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/"), AfterValidator(_without_nul)]
+_Name = Annotated[str, StringConstraints(pattern=r"^[^=]+$"), AfterValidator(_without_nul)]
+_Value = Annotated[str, StringConstraints(max_length=100_000), AfterValidator(_without_nul)]
+_Text = dict[_Name, _Value]
 
 
 class TaskError(ValueError):
@@ -148,10 +160,15 @@ def read_task(folder: Path) -> Task:
     for needed in (INSTRUCTION_FILE, TESTS_FILE):
         if not (folder / needed).is_file():
             raise TaskError(f"task {name}: there is no {needed}. A task needs one")
+    for part in (INSTRUCTION_FILE, TASK_FILE, "tests", TESTS_FILE, "environment", "solution"):
+        if not Path(os.path.realpath(folder / part)).is_relative_to(os.path.realpath(folder)):
+            raise TaskError(f"task {name}: {part} is a link out of the task's folder. Copy what it points to")
     try:
-        instruction = (folder / INSTRUCTION_FILE).read_text(encoding="utf-8").strip()
-        raw = tomllib.loads((folder / TASK_FILE).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        instruction = (folder / INSTRUCTION_FILE).read_text(encoding="utf-8-sig").strip()
+        raw = plain(tomllib.loads((folder / TASK_FILE).read_text(encoding="utf-8-sig")), TASK_FILE)
+    except RecursionError as error:
+        raise TaskError(f"task {name}: {TASK_FILE} is nested too deeply: make it flatter") from error
+    except (OSError, ValueError) as error:  # also integers of more than 4300 digits
         raise TaskError(f"task {name}: {TASK_FILE} or {INSTRUCTION_FILE} cannot be read: {error}") from error
     if not instruction:
         raise TaskError(f"task {name}: {INSTRUCTION_FILE} is empty. Write what the agent has to do")
@@ -189,14 +206,16 @@ def _config(name: str, raw: dict[str, Any]) -> TaskConfig:
             raise TaskError(f"task {name}: {TASK_FILE}: {'.'.join(path)}: {remedy}")
     version = str(raw.get("schema_version", "1.0"))
     if not _SCHEMA.fullmatch(version):
-        raise TaskError(f"task {name}: {TASK_FILE}: schema_version {version!r} is unknown. Known are 1.0 to 1.4")
+        raise TaskError(f"task {name}: {TASK_FILE}: schema_version {shown(version)} is unknown. Known are 1.0 to 1.4")
     try:
         return TaskConfig.model_validate(raw)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         problem = (
-            "is unknown: remove it" if first["type"] == "extra_forbidden" else f"{first['msg']} ({first['input']!r})"
+            "is unknown: remove it"
+            if first["type"] == "extra_forbidden"
+            else f"{first['msg']} ({shown(first['input'])})"
         )
         raise TaskError(f"task {name}: {TASK_FILE}: {field}: {problem}") from error
 

@@ -30,6 +30,7 @@ FORMS = (
 )
 """The forms in which the field's rewards look for a final answer."""
 _LONGEST_ANSWER_CHARACTERS = 500
+_MOST_ANSWERS = 1000
 _FILLER = "Let me think about this carefully, step by step, before I give the final answer. "
 _INVISIBLE = "\N{ZERO WIDTH SPACE}\N{WORD JOINER}" * 16
 _VERDICTS = (
@@ -120,10 +121,12 @@ def texts_of(probe: RewardProbe, row: ProbedRow) -> list[str]:
     texts = dict.fromkeys(probe.texts(row))
     if probe.may_hold_answer or probe.deserves != "nothing":
         return list(texts)
-    return [text for text in texts if not any(_holds(text, answer) for answer in row.answers)]
+    return [text for text in texts if not any(_holds(text, answer) for answer in row.answers[:_MOST_ANSWERS])]
 
 
 def _holds(text: str, answer: str) -> bool:
+    if answer.casefold() not in text.casefold():  # a pattern for each answer takes a thousand times as long
+        return False
     return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text, re.IGNORECASE) is not None
 
 

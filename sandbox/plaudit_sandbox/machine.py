@@ -10,7 +10,8 @@ folder of its root. Each command runs in namespaces of its own, built anew from 
   ``ld.so.preload`` can be replaced; ``/dev`` has five devices; nothing else of the host is there, and no other machine.
 - network: none, not even the loopback device of the host.
 - rights: user 0 of a namespace without a single capability, that maps to a user without rights outside; no new ones.
-- size: limits on time, memory, processes, one file and the whole disk.
+- size: limits on time, memory, processes, one file and the whole disk. What a program holds open without a name (a
+  removed file, a ``memfd``, a socket) counts too.
 
 It is as strong as the kernel that the machine shares with its host. Code that attacks the kernel needs a provider with
 a kernel of its own.
@@ -21,10 +22,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import errno
 import os
 import shutil
 import signal
 import stat
+import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -34,7 +37,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from plaudit_sandbox.lifetime import end_with
-from plaudit_wire.errors import ConfigurationError, InfrastructureError
+from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
 
 Ending = Literal["exited", "timeout", "memory", "disk"]
 """``exited``: by itself. All others: it was stopped at a limit, by its own doing."""
@@ -49,6 +52,8 @@ _NOBODY: Final = 65534
 _POLL_S = 0.25
 _READ_BYTES = 1 << 16
 _CUT = b"\n[... %d bytes cut ...]\n"
+_IN_TABLES = {"\\": r"\134", " ": r"\040", "\t": r"\011", "\n": r"\012"}
+_SOCKET_BYTES = 212_992
 _BUILT = b"built"
 _STATUS = 3
 _SETUP = Path(__file__).with_name("machine.sh")
@@ -102,21 +107,25 @@ class Machine:
         environment: Mapping[str, str] = {},
         directory: str = "/app",
         mounts: Mapping[str, Path] = {},
+        writable: Mapping[str, Path] = {},
         stdin: bytes = b"",
     ) -> CommandEnd:
-        """Run a command to its end or to a limit; raise ``InfrastructureError`` where no machine can be built.
+        """Run a command to its end or to a limit.
+
+        Raises ``InfrastructureError`` where no machine can be built, ``DataError`` for a command that cannot be run.
 
         Args:
             environment: All of its variables beside PATH, HOME, LANG and TERM; nothing is inherited.
             directory: Where it runs; ``/`` if that is no folder of the machine.
-            mounts: Folders of the host at further places of the root, or in place of its own: read only, but for
-                those that the machine's user owns.
+            mounts: Folders of the host at further places of the root, read only.
+            writable: Folders made by ``own`` in place of the root's own.
         """
         began_s = time.monotonic()
         with tempfile.TemporaryFile() as given:
             given.write(stdin)
             given.seek(0)
-            async with self._started(command, environment, directory, mounts, given.fileno()) as (process, status):
+            table = [*self._mounts(mounts, writable)]
+            async with self._started(command, environment, directory, table, given.fileno()) as (process, status):
                 assert process.stdout is not None
                 output = _Output(self.limits.output_bytes)
                 reading = asyncio.create_task(output.read(process.stdout))
@@ -144,17 +153,18 @@ class Machine:
         if not parts or parts[0] not in WRITABLE or ".." in parts:
             raise InfrastructureError(f"{place} is no folder that a machine can write to: it has {', '.join(WRITABLE)}")
         target = self.folder / "files" / Path(*parts)
-        shutil.copytree(folder, target, symlinks=True, dirs_exist_ok=True)
+        target.mkdir(parents=True, exist_ok=True)
+        copy(folder, target, "--no-preserve=ownership")
         if os.geteuid() == 0:
-            for path in [target, *target.rglob("*")]:
-                os.chown(path, _NOBODY, _NOBODY, follow_symlinks=False)
+            top = str(self.folder / "files" / parts[0])
+            subprocess.run(["chown", "-hR", f"{_NOBODY}:{_NOBODY}", top], capture_output=True)
 
     def remove(self) -> None:
         """Remove the machine with all that it holds."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove(self.folder)
 
     def disk_bytes(self) -> int:
-        """Return the space that its files take."""
+        """Return the space that its files take; more than its limit if they cannot be counted."""
         return _size(self.folder / "files", self.limits.disk_bytes)
 
     @contextlib.asynccontextmanager
@@ -163,14 +173,14 @@ class Machine:
         command: Sequence[str],
         environment: Mapping[str, str],
         directory: str,
-        mounts: Mapping[str, Path],
+        mounts: Sequence[str],
         stdin: int,
     ) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
         for path in self._readable:
             self._make_place(path)
         variables = {"HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PATH": PATH, **environment}
-        with tempfile.NamedTemporaryFile("w", prefix="plaudit-mounts-") as table:
-            table.writelines(self._mounts(mounts))
+        with tempfile.NamedTemporaryFile("w", dir=self.folder, prefix="mounts-") as table:
+            table.writelines(mounts)
             table.flush()
             settings = {
                 "PATH": PATH,
@@ -186,7 +196,7 @@ class Machine:
             ) as each:
                 yield each
 
-    def _mounts(self, mounts: Mapping[str, Path]) -> Iterator[str]:
+    def _mounts(self, mounts: Mapping[str, Path], writable: Mapping[str, Path]) -> Iterator[str]:
         """Yield the lines of an fstab that builds the root from the folder."""
         root = self.folder / "root"
         yield _line(root, root, "bind,ro,nosuid,nodev")
@@ -201,9 +211,10 @@ class Machine:
             yield _line(self.folder / "files" / name, root / name, "bind,nosuid,nodev")
         for path in self._readable:
             yield _line(path, root / path.relative_to("/"), "bind,ro,nosuid,nodev")
-        for place, path in mounts.items():
-            (root / place.strip("/")).mkdir(exist_ok=True)
-            yield _line(path, root / place.strip("/"), "bind,nosuid,nodev")
+        for places, options in ((mounts, "bind,ro,nosuid,nodev"), (writable, "bind,nosuid,nodev")):
+            for place, path in places.items():
+                (root / place.strip("/")).mkdir(exist_ok=True)
+                yield _line(path, root / place.strip("/"), options)
         for name in _DEVICES:
             yield _line(Path("/dev", name), root / "dev" / name, "bind")
         yield _line(Path("shm"), root / "dev/shm", "mode=1777,nosuid,nodev,size=64m,nr_inodes=2000", kind="tmpfs")
@@ -230,12 +241,17 @@ class Machine:
                     return "disk" if self.disk_bytes() > self.limits.disk_bytes else "exited"
                 if left_s <= 0:
                     return "timeout"
-                if _resident_bytes(process.pid) > self.limits.memory_bytes:
-                    return "memory"
-                if await asyncio.to_thread(self.disk_bytes) > self.limits.disk_bytes:
-                    return "disk"
+                if limit := await asyncio.to_thread(self._limit_reached, process.pid):
+                    return limit
         finally:
             waiting.cancel()
+
+    def _limit_reached(self, pid: int) -> Ending | None:
+        """Return the limit that the processes below this one are beyond."""
+        resident, memory, disk = _held_bytes(pid, os.stat(self.folder).st_dev)
+        if resident + memory > self.limits.memory_bytes:
+            return "memory"
+        return "disk" if disk + self.disk_bytes() > self.limits.disk_bytes else None
 
     @staticmethod
     def own(folder: Path) -> None:
@@ -302,6 +318,12 @@ async def _process(
                 start_new_session=True,
                 preexec_fn=partial(_begin, os.getpid(), told),
             )
+        except (OSError, ValueError) as error:
+            if isinstance(error, ValueError) or error.errno == errno.E2BIG:
+                raise DataError(
+                    "the command, its folder or its variables hold a NUL or a word above 128 KiB: put it into a file"
+                ) from error
+            raise InfrastructureError(f"no process can be started: {error}") from error
         finally:
             os.close(told)
         try:
@@ -329,9 +351,7 @@ def _unshare() -> list[str]:
 def _line(source: Path, place: Path, options: str, kind: str = "none") -> str:
     """Return a line of an fstab."""
     fields = (str(source), str(place), kind, options, "0", "0")
-    return (
-        " ".join(field.replace("\\", r"\134").replace(" ", r"\040").replace("\t", r"\011") for field in fields) + "\n"
-    )
+    return " ".join("".join(_IN_TABLES.get(each, each) for each in field) for field in fields) + "\n"
 
 
 def _write_root(folder: Path) -> None:
@@ -403,32 +423,80 @@ def _kill(process: asyncio.subprocess.Process) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _resident_bytes(pid: int) -> int:
-    """Return the resident memory of a process and all below it."""
-    total, pids = 0, [pid]
+def _held_bytes(pid: int, disk: int) -> tuple[int, int, int]:
+    """Return what a process and all below it hold: resident memory, memory without a mapping, files without a name.
+
+    Files of the device ``disk`` that were removed take space until they are closed; all others that have no name
+    (``memfd``) take memory. A socket counts with the buffer that the kernel gives it by default.
+    """
+    resident, pids = 0, [pid]
+    held: dict[tuple[int, int], tuple[bool, int]] = {}
     while pids:
         each = pids.pop()
-        try:
-            total += int(Path(f"/proc/{each}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        with contextlib.suppress(OSError, IndexError):  # it has ended
+            resident += int(Path(f"/proc/{each}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
             for task in os.listdir(f"/proc/{each}/task"):
                 pids += map(int, Path(f"/proc/{each}/task/{task}/children").read_text().split())
-        except (OSError, IndexError):  # it has ended
-            continue
-    return total
+        for kind in ("fd", "map_files"):  # the second may be for root alone
+            with contextlib.suppress(OSError):
+                for name in os.listdir(f"/proc/{each}/{kind}"):
+                    with contextlib.suppress(OSError):
+                        found = os.stat(f"/proc/{each}/{kind}/{name}")
+                        if stat.S_ISSOCK(found.st_mode):
+                            held[found.st_dev, found.st_ino] = (False, _SOCKET_BYTES)
+                        elif stat.S_ISREG(found.st_mode) and not found.st_nlink:
+                            held[found.st_dev, found.st_ino] = (found.st_dev == disk, found.st_blocks * 512)
+    on_disk = sum(size for is_on_disk, size in held.values() if is_on_disk)
+    return resident, sum(size for _, size in held.values()) - on_disk, on_disk
 
 
 def _size(folder: Path, most: int) -> int:
-    """Return the space of all files below a folder; stop counting above ``most``. Inodes count a page."""
+    """Return the space of all files below a folder; stop counting above ``most``. Inodes count a page.
+
+    A folder that cannot be read, such as one whose path is too long for the kernel, hides its size: more than ``most``.
+    """
     total, folders = 0, [folder]
     while folders and total <= most:
         try:
             entries = list(os.scandir(folders.pop()))
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):  # removed meanwhile
             continue
+        except OSError:
+            return most + 1
         for entry in entries:
-            with contextlib.suppress(OSError):
-                found = entry.stat(follow_symlinks=False)
+            with contextlib.suppress(FileNotFoundError):
+                try:
+                    found = entry.stat(follow_symlinks=False)
+                except OSError as error:
+                    if error.errno == errno.ENOENT:
+                        raise
+                    return most + 1
                 total += max(found.st_blocks * 512, 4096)
                 if stat.S_ISDIR(found.st_mode):
                     folders.append(Path(entry.path))
     return total
+
+
+def copy(folder: Path, target: Path, *options: str) -> None:
+    """Copy a folder's content into another: no link is followed, holes stay holes, blocks are shared where they can.
+
+    Raises ``InfrastructureError``.
+    """
+    command = ["cp", "-a", "--reflink=auto", *options, "--", f"{folder.resolve()}/.", "."]
+    try:
+        copying = subprocess.run([*_as_owner(), *command], cwd=target, capture_output=True)
+    except OSError as error:
+        raise InfrastructureError(f"{folder} cannot be copied: {error}") from error
+    if copying.returncode:
+        why = copying.stderr.decode(errors="replace")[-300:].strip()
+        raise InfrastructureError(f"{folder} cannot be copied: {why}")
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder, however deep; nothing happens if there is none."""
+    subprocess.run([*_as_owner(), "rm", "-rf", "--", str(folder)], capture_output=True)
+
+
+def _as_owner() -> list[str]:
+    """Return the command with which a user reads and removes its own files whose rights forbid it."""
+    return [] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user"]

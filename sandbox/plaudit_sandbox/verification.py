@@ -19,16 +19,14 @@ import asyncio
 import contextlib
 import math
 import os
-import shutil
 import stat
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from plaudit_sandbox.machine import CommandEnd, Machine
+from plaudit_sandbox.machine import CommandEnd, Machine, copy, remove
 from plaudit_wire.errors import DataError, InfrastructureError
 from plaudit_wire.plain import PlainDataError, plain_json
 
@@ -78,18 +76,22 @@ async def verify(
     """
     if not (tests / "test.sh").is_file():
         raise DataError(f"{tests} has no test.sh: give the task one that writes /logs/verifier/reward.txt")
+    if await asyncio.to_thread(machine.disk_bytes) > machine.limits.disk_bytes:
+        return _verdict(CommandEnd("disk", 124, "", 0.0), machine.folder, timeout_s)
     with _copied(machine) as folder:
-        copy = await asyncio.to_thread(_copy, machine, folder)
+        copied = await asyncio.to_thread(_copy, machine, folder)
         placed, logs = folder / "tests", folder / "logs"
-        await asyncio.to_thread(shutil.copytree, tests, placed, symlinks=True)
+        placed.mkdir()
+        await asyncio.to_thread(copy, tests, placed, "--no-preserve=ownership")
         for each in (logs, logs / "verifier", logs / "agent", logs / "artifacts"):
-            copy.own(each)
-        executed = await copy.run(
+            copied.own(each)
+        executed = await copied.run(
             ["bash", "/tests/test.sh"],
             timeout_s=timeout_s,
             environment={**environment, **_ENVIRONMENT},
             directory=directory,
-            mounts={"/tests": placed, "/logs": logs},
+            mounts={"/tests": placed},
+            writable={"/logs": logs},
         )
         return _verdict(executed, logs / "verifier", timeout_s)
 
@@ -135,13 +137,22 @@ def _is_number(value: object) -> bool:
 
 
 def _read(path: Path) -> str | None:
-    """Return the text of a regular file that is no link; None if there is none. A program of the copy wrote it."""
+    """Return the text of a regular file that is no link; None if there is none. A program of the copy wrote it.
+
+    Its folder may be a link as well.
+    """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+    except OSError as error:
+        raise DataError(f"/logs/{path.parent.name} is no folder ({error.strerror})") from error
+    try:
+        descriptor = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise DataError(f"{path.name} is no file ({error.strerror})") from error
+    finally:
+        os.close(folder)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST_REWARD_BYTES:
@@ -155,7 +166,7 @@ def _read(path: Path) -> str | None:
 def _copied(machine: Machine) -> Iterator[Path]:
     """Yield a new folder beside the machine, and remove it; also those that a killed process left."""
     for left in machine.folder.parent.glob(f".{machine.folder.name}-verify-*"):
-        shutil.rmtree(left, ignore_errors=True)
+        remove(left)
     try:
         made = Path(tempfile.mkdtemp(dir=machine.folder.parent, prefix=f".{machine.folder.name}-verify-"))
     except OSError as error:
@@ -163,19 +174,12 @@ def _copied(machine: Machine) -> Iterator[Path]:
     try:
         yield made
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        remove(made)
 
 
 def _copy(machine: Machine, folder: Path) -> Machine:
-    """Copy the machine's files as they are: no link is followed, holes stay holes, blocks are shared where they can."""
+    """Copy the machine with its files as they are."""
     target = folder / "machine"
-    target.mkdir()
-    try:
-        copying = subprocess.run(
-            ["cp", "-a", "--reflink=auto", str(machine.folder / "files"), str(target)], capture_output=True, text=True
-        )
-    except OSError as error:
-        raise InfrastructureError(f"the machine {machine.folder.name} cannot be copied: {error}") from error
-    if copying.returncode:
-        raise InfrastructureError(f"the machine {machine.folder.name} cannot be copied: {copying.stderr[-300:]}")
+    (target / "files").mkdir(parents=True)
+    copy(machine.folder / "files", target / "files")
     return machine.at(target)

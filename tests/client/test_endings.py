@@ -229,6 +229,8 @@ def line(value: Any) -> Reply:
     [
         Reply(body=b"hello", headers={"content-encoding": "gzip"}),
         line(b"[" * 100_000 + b"\n"),
+        Reply(body=b"<html>", headers={"content-type": "text/html"}),
+        Reply(body=b"{}"),
         line([1]),
         line({"id": [1]}),
         line({"id": "a", "error": "no"}),
@@ -243,6 +245,13 @@ async def test_an_answer_that_cannot_be_read_is_not_asked_for_again(server: Faul
         with pytest.raises(ProtocolError):
             await client.score({**SAMPLE, "id": "a"})
     assert len(server.requests) == 1
+
+
+async def test_half_of_a_surrogate_pair_becomes_the_replacement_character(server: FaultyServer) -> None:
+    async with RewardClient(server.origin) as client:
+        await client.score({"response": "\ud800 \xe9 \U0001f600", "extra_info": {"\udc00": 1}})
+    sent = server.requests[0].body["samples"][0]
+    assert (sent["response"], sent["extra_info"]) == ("\ufffd \xe9 \U0001f600", {"\ufffd": 1})
 
 
 async def test_a_group_without_its_results_is_an_error(server: FaultyServer) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from namespaces import HAS_NAMESPACES
 from plaudit_sandbox.machine import CommandEnd, Machine, MachineLimits
+from plaudit_wire.errors import DataError
 from waiting import until
 
 pytestmark = pytest.mark.skipif(not HAS_NAMESPACES, reason="this kernel makes no namespaces for us")
@@ -97,6 +98,43 @@ def test_a_machine_stops_at_its_limits(machine: Machine) -> None:
     assert memory.exit_code == disk.exit_code == time.exit_code == 124
     assert "Cannot fork" in bomb.output
     assert bash(machine, "echo alive").output == "alive\n"
+
+
+HOLD = """
+import os, socket, time
+kept = []
+def memfd(): kept.append(os.memfd_create("x")); os.write(kept[-1], b"x" * (8 << 20))
+def mapped():
+    import mmap
+    memfd(); kept.append(mmap.mmap(kept[-1], 8 << 20)); os.close(kept.pop(-2))
+def removed():
+    kept.append(os.open("/app/x", os.O_RDWR | os.O_CREAT)); os.unlink("/app/x"); os.write(kept[-1], b"x" * (8 << 20))
+def sockets(): kept.extend(each for _ in range(40) for each in socket.socketpair())
+def deep():
+    for _ in range(10): os.mkdir("d" * 250); os.chdir("d" * 250)
+    open("x", "wb").write(b"x" * (8 << 20))
+for _ in range(30): WHAT()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "limit"),
+    [("memfd", "memory"), ("mapped", "memory"), ("removed", "disk"), ("sockets", "memory"), ("deep", "disk")],
+)
+def test_what_has_no_name_or_no_path_counts_as_well(machine: Machine, what: str, limit: str) -> None:
+    if what == "mapped" and os.geteuid() != 0:
+        pytest.skip("only root may see what is mapped")
+    held = asyncio.run(machine.run(["python3", "-c", HOLD.replace("WHAT", what)], timeout_s=30.0))
+    assert held.ending == limit
+    machine.remove()
+    assert not machine.folder.exists()
+
+
+def test_a_command_that_cannot_be_started_is_refused(machine: Machine) -> None:
+    for command in (["true", "a\0b"], ["true", "x" * 200_000]):
+        with pytest.raises(DataError, match="128 KiB"):
+            asyncio.run(machine.run(command, timeout_s=10.0))
 
 
 def test_a_long_output_keeps_its_beginning_and_its_end(machine: Machine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,7 @@ def test_rewards_are_read_as_harbor_reads_them(
         ),
         ("printf '%0.s[' $(seq 99999) > /logs/verifier/reward.json", "reward.json:"),
         ("ln -s /etc/passwd /logs/verifier/reward.txt", "reward.txt is no file"),
+        ("rmdir /logs/verifier; echo 1 > /app/reward.txt; ln -s /app /logs/verifier", "/logs/verifier is no folder"),
         ("mkfifo /logs/verifier/reward.txt", "reward.txt is no file"),
         ("mkdir /logs/verifier/reward.json", "reward.json is no file"),
         ("head -c 2000000 /dev/zero > /logs/verifier/reward.txt", "reward.txt is no file of at most 1 MiB"),
@@ -136,6 +138,22 @@ def test_tests_that_hang_end_as_a_timeout_and_a_full_machine_as_zero(machine: Ma
     full = verified(machine, "for i in 1 2 3 4; do head -c 9000000 /dev/zero > /tmp/$i; done; sleep 60")
     assert (full.outcome, full.reward) == ("scored", 0.0)
     assert "the machine's limit of disk" in full.reason
+
+
+@pytest.mark.parametrize(("depth", "name"), [(20, "d" * 250), (3000, "d")])
+def test_a_tree_too_deep_to_copy_earns_zero_and_is_removed(machine: Machine, depth: int, name: str) -> None:
+    agent(machine, f'python3 -c \'import os\nfor _ in range({depth}): os.mkdir("{name}"); os.chdir("{name}")\'')
+    deep = verified(machine, "echo 1 > /logs/verifier/reward.txt")
+    assert (deep.outcome, deep.reward) == ("scored", 0.0)
+    machine.remove()
+    assert [path.name for path in machine.folder.parent.iterdir()] == ["tests"]
+
+
+def test_tests_can_neither_be_changed_while_they_run_nor_make_anybody_wait(machine: Machine) -> None:
+    tests = machine.folder.parent / "tests"
+    tests.mkdir()
+    os.mkfifo(tests / "pipe")
+    assert verified(machine, "touch /tests/new 2>/dev/null || echo 1 > /logs/verifier/reward.txt").reward == 1.0
 
 
 def test_a_task_without_tests_is_the_data_s_fault(machine: Machine) -> None:

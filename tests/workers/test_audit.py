@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -162,6 +163,28 @@ def test_what_holds_no_samples_is_refused(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "step-000001-i1.parquet").write_bytes(b"damaged")
     assert main(["audit", str(tmp_path)]) == 2
     assert "is damaged or holds no stored samples" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("step", [None, 2]),
+        ("score", ["a", "b"]),
+        ("response", pyarrow.array([b"\xff", b"a"]).view(pyarrow.string())),
+        ("response", [["a"], []]),
+        ("scorer/exact/value", ["a", None]),
+        ("score", None),
+    ],
+)
+def test_columns_that_hold_something_else_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], column: str, values: Any
+) -> None:
+    file = sorted((store_run(tmp_path, healthy) / "samples").glob("*.parquet"))[0]
+    table = pyarrow.parquet.read_table(file).slice(0, 2)
+    kept = {name: table[name] for name in table.column_names if name != column}
+    pyarrow.parquet.write_table(pyarrow.table(kept if values is None else {**kept, column: values}), file)
+    assert main(["audit", str(tmp_path / "run")]) == 2
+    assert f"{file} is damaged or holds no stored samples" in capsys.readouterr().err
 
 
 @given(

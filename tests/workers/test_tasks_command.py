@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,13 @@ def test_a_good_task_is_told_from_broken_ones(tmp_path: Path, capsys: pytest.Cap
     write_task(tmp_path / "unsolvable", solve="echo cannot do it; exit 4")
     write_task(tmp_path / "silent", test="echo no verdict; exit 1")
     write_task(tmp_path / "slow", test="sleep 60", config="[verifier]\ntimeout_sec = 0.3")
+    write_task(tmp_path / "read-only", config="[environment]\nworkdir = '/etc'")
+    write_task(tmp_path / "a\nb")
+    os.mkfifo(tmp_path / "a\nb" / "environment" / "pipe")
     write_task(tmp_path / "unset", config="[verifier.env]\nTOKEN = '${PLAUDIT_TEST_UNSET}'")
     code, checks = checked(tmp_path, capsys)
     assert code == 3
-    for name in ("good", "elsewhere"):
+    for name in ("good", "elsewhere", "a\nb"):
         assert (checks[name]["nothing"], checks[name]["solution"], checks[name]["problems"]) == (0.0, 1.0, [])
     assert checks["given-away"]["problems"] == ["an agent that does nothing earns 1"]
     assert checks["unsolvable"]["problems"] == ["the solution earns 0 (solve.sh ended with exit code 4)"]
@@ -55,6 +59,7 @@ def test_a_good_task_is_told_from_broken_ones(tmp_path: Path, capsys: pytest.Cap
     assert "after an agent that does nothing: the tests wrote neither" in checks["silent"]["problems"][0]
     assert checks["silent"]["output"] == "no verdict"
     assert checks["slow"]["problems"][0] == "after an agent that does nothing: the tests did not end within 0.3 s"
+    assert "/etc is no folder that a machine can write to" in checks["read-only"]["problems"][0]
     assert "the variable PLAUDIT_TEST_UNSET is not set" in checks["unset"]["problems"][0]
 
 

@@ -7,6 +7,7 @@ Exit codes: 0 done · 1 crashed · 2 bad input, one message on standard error ·
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import pkgutil
 import sys
@@ -40,6 +41,12 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no finite number")
+    return number
 
 
 def _run_name(text: str) -> str:
@@ -119,7 +126,7 @@ def _submit_arguments(parser: argparse.ArgumentParser) -> None:
         "--session", default="", metavar="NAME", help="default: derived from the samples and the output"
     )
     parser.add_argument(
-        "--wait", type=float, default=0.0, metavar="SECONDS", help="how long to wait for a service that is not up yet"
+        "--wait", type=_finite, default=0.0, metavar="SECONDS", help="how long to wait for a service that is not up yet"
     )
 
 
@@ -160,7 +167,7 @@ def _probe_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--fail-above",
-        type=float,
+        type=_finite,
         default=0.5,
         metavar="X",
         help="exit code 3 if a response that deserves nothing earns more than this share of the right one's reward "
@@ -210,8 +217,8 @@ def _samples_arguments(parser: argparse.ArgumentParser) -> None:
         "--scorer", default="", metavar="NAME", help="--outcome and --failed are of this scorer, also of scored samples"
     )
     parser.add_argument("--step", type=_positive, metavar="N", help="only samples of this step")
-    parser.add_argument("--lowest-score", type=float, metavar="X", help="only samples with at least this score")
-    parser.add_argument("--highest-score", type=float, metavar="X", help="only samples with at most this score")
+    parser.add_argument("--lowest-score", type=_finite, metavar="X", help="only samples with at least this score")
+    parser.add_argument("--highest-score", type=_finite, metavar="X", help="only samples with at most this score")
     parser.add_argument("--data-source", default="", metavar="NAME", help="only samples of this data source")
     parser.add_argument("--group", default="", metavar="ID", help="only the samples of this group")
     parser.add_argument("--prompt", default="", metavar="ID", help="only samples of the prompt with this prompt_id")

@@ -1,6 +1,7 @@
 """Everything on disk that a job names is looked at before anything starts."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,13 @@ def test_a_missing_file_is_reported(folder: Path, told: Callable[..., list[str]]
     (folder / missing).unlink()
     (said,) = told()
     assert said.startswith(words)
+
+
+def test_a_pipe_is_no_file_of_python(folder: Path, told: Callable[..., list[str]]) -> None:
+    (folder / "reward.py").unlink()
+    os.mkfifo(folder / "reward.py")
+    (said,) = told()
+    assert said.startswith("spec.reward.scorers[0].python.path: reward.py is no regular file. Name a Python file")
 
 
 def test_missing_folders_templates_and_checkpoints_are_reported(told: Callable[..., list[str]]) -> None:

@@ -138,3 +138,40 @@ def test_folders_without_tasks_are_refused(tmp_path: Path) -> None:
     write_task(tmp_path / "t", **{"environment/docker-compose.yaml": ""})
     with pytest.raises(TaskError, match="several containers are not supported"):
         list(read_tasks(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        ("x = " + "[" * 5000, "task.toml is nested too deeply"),
+        ("[environment]\ncpus = " + "9" * 5000, "cannot be read: Exceeds the limit"),
+        ("[environment]\nmemory_mb = 0x" + "f" * 9000, "task.toml.environment.memory_mb: is an integer beyond 64 bits"),
+        ("schema_version = 0x" + "f" * 9000, "task.toml.schema_version: is an integer beyond 64 bits"),
+        ("[verifier]\ntimeout_sec = inf", "task.toml.verifier.timeout_sec: is inf"),
+        ("[environment]\nworkdir = '/app/\\u0000'".replace("'", '"'), "environment.workdir"),
+        ('[environment]\nenv = {A = "a\\u0000"}', "environment.env.A"),
+        ('[environment]\nenv = {"A=B" = ""}', "environment.env.A=B"),
+        (f'[environment]\nenv = {{A = "{"x" * 200_000}"}}', "environment.env.A: String should have at most 100000"),
+    ],
+)
+def test_what_no_machine_can_hold_is_refused_by_name(tmp_path: Path, config: str, error: str) -> None:
+    with pytest.raises(TaskError) as raised:
+        read_task(write_task(tmp_path / "t", config))
+    assert error in str(raised.value)
+    assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize("part", ["instruction.md", "task.toml", "tests", "environment", "solution"])
+def test_a_link_out_of_a_task_is_refused(tmp_path: Path, part: str) -> None:
+    whole = {"environment/a": "", "solution/solve.sh": ""}
+    other, task = write_task(tmp_path / "other", **whole), write_task(tmp_path / "t", **whole)
+    (task / part).rename(tmp_path / "moved")
+    (task / part).symlink_to(other / part)
+    with pytest.raises(TaskError, match=rf"task t: {part} is a link out of the task's folder"):
+        read_task(task)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_task(tmp_path: Path) -> None:
+    mark = "\N{ZERO WIDTH NO-BREAK SPACE}"
+    task = read_task(write_task(tmp_path / "t", mark + "[environment]\ncpus = 2", **{"instruction.md": mark + "Fix."}))
+    assert (task.instruction, task.config.environment.cpus) == ("Fix.", 2)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from plaudit_reward.probes import ProbedRow, RewardProbe, texts_of
 from plaudit_workers.cli import main
 
 REWARDS = """
@@ -212,9 +213,13 @@ def test_probes_of_one_s_own_join_the_battery(folder: Path, capsys: pytest.Captu
     ("arguments", "error"),
     [
         (("--only", "emtpy"), "--only: there is no probe 'emtpy'. The probes: empty, blank,"),
+        (("--fail-above", "nan"), "argument --fail-above: 'nan' is no finite number"),
         (("--probes", "none.py"), "--probes none.py is no Python file"),
         (("--probes", "broken.py"), "--probes broken.py cannot be loaded: ZeroDivisionError"),
         (("--probes", "raises.py"), "--probes raises.py: mine raised KeyError"),
+        (("--probes", "exits.py"), "--probes exits.py cannot be loaded: SystemExit: 3"),
+        (("--probes", "ends.py"), "--probes ends.py: mine raised SystemExit: 0"),
+        (("--probes", "twice.py"), "--probes twice.py: there is a probe 'empty' already"),
         (("--probes", "number.py"), "--probes number.py: mine returned int. Return a text or a list of texts"),
     ],
 )
@@ -223,6 +228,9 @@ def test_what_cannot_be_probed_is_refused(
 ) -> None:
     Path("broken.py").write_text("1 / 0")
     Path("raises.py").write_text("def mine(row):\n    return row['absent']")
+    Path("exits.py").write_text("raise SystemExit(3)")
+    Path("ends.py").write_text("def mine(row):\n    raise SystemExit(0)")
+    Path("twice.py").write_text("def empty(row):\n    return ''")
     Path("number.py").write_text("def mine(row):\n    return 3")
     assert probed(*arguments, scorers=python("exact")) == 2
     assert error in capsys.readouterr().err
@@ -232,3 +240,10 @@ def test_a_right_response_that_no_row_gives_is_asked_for(folder: Path, capsys: p
     Path("rewards.py").write_text("def never(solution_str):\n    return 0.0")
     assert probed(scorers=python("never")) == 0
     assert "no right response is known" in capsys.readouterr().out
+
+
+def test_a_row_of_many_answers_is_probed_as_quickly_as_one() -> None:
+    answers = [str(number) for number in range(60_000)]
+    row = ProbedRow(row={}, prompt="", answers=answers, others=())
+    mine = RewardProbe("mine", "nothing", "", lambda row: ["17", "a 5 b", "x17y", "none"])
+    assert texts_of(mine, row) == ["x17y", "none"]

@@ -26,10 +26,11 @@ from plaudit_wire.printable import printable
 from plaudit_workers.commands.samples import sample_files, samples_path
 from plaudit_workers.process import EXIT_DONE
 
-_COLUMNS = (
-    *("step", "group", "index", "split", "data_source", "prompt_id", "response", "score", "outcome"),
-    "response_tokens",
-)
+_COLUMNS = {
+    **dict.fromkeys(("group", "split", "data_source", "prompt_id", "response", "outcome"), pyarrow.string()),
+    **dict.fromkeys(("step", "index"), pyarrow.int64()),
+    **dict.fromkeys(("score", "response_tokens"), pyarrow.float64()),
+}
 _WINDOW_SHARE = 0.25
 _MOST_CHARACTERS = 4000
 _SHOWN_CHARACTERS = 100
@@ -148,7 +149,14 @@ def _read(files: Sequence[Path]) -> dict[str, list[Any]]:
                 for name in names
                 if name.startswith("scorer/") and name.count("/") == 2 and name.endswith("/value")
             ]
-            table = pyarrow.parquet.read_table(path, columns=[*_COLUMNS, *values], filters=[("split", "==", "train")])
+            if missing := [name for name in _COLUMNS if name not in names]:
+                raise ValueError(f"it has no column {missing[0]}")
+            schema = pyarrow.schema({**_COLUMNS, **dict.fromkeys(values, pyarrow.float64())})
+            table = pyarrow.parquet.read_table(path, columns=schema.names, filters=[("split", "==", "train")])
+            table = table.select(schema.names).cast(schema)
+            table.validate(full=True)
+            if table["step"].null_count or table["group"].null_count:
+                raise ValueError("a sample has no step or no group")
         except (OSError, ValueError, pyarrow.ArrowException) as error:
             raise RefusedError(f"{path} is damaged or holds no stored samples: {error}") from error
         for name in values:

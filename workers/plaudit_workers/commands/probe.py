@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import importlib.util
 import inspect
 import json
@@ -37,6 +38,7 @@ from plaudit_reward.probes import (
     verdicts_for,
 )
 from plaudit_wire.errors import RefusedError
+from plaudit_wire.plain import plain_text
 from plaudit_wire.records import Sample, ScoringRecord
 from plaudit_workers.commands.trial import first_rows, reward_without_servers, right_answer, row_sample, show_logs
 from plaudit_workers.process import EXIT_DONE, EXIT_FAILED
@@ -169,7 +171,7 @@ def _own(path: Path | None) -> list[RewardProbe]:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # the user's code
+    except (Exception, SystemExit) as error:  # the user's code
         raise RefusedError(f"--probes {path} cannot be loaded: {type(error).__name__}: {error}") from error
     functions = [
         (name, function)
@@ -178,21 +180,24 @@ def _own(path: Path | None) -> list[RewardProbe]:
     ]
     if not functions:
         raise RefusedError(f"--probes {path} defines no public function. Write one from a row to texts")
+    known = {each.name for each in PROBES}
+    if taken := [name for name, _ in functions if name in known]:
+        raise RefusedError(f"--probes {path}: there is a probe {taken[0]!r} already. Give the function another name")
     return [_own_probe(path, name, function) for name, function in functions]
 
 
 def _own_probe(path: Path, name: str, function: Any) -> RewardProbe:
     def texts(row: ProbedRow) -> list[str]:
         try:
-            made = function(row.row)
-        except Exception as error:  # the user's code
+            made = function(copy.deepcopy(row.row))
+        except (Exception, SystemExit) as error:  # the user's code
             raise RefusedError(f"--probes {path}: {name} raised {type(error).__name__}: {error}") from error
         made = [made] if isinstance(made, str) else made
         if not isinstance(made, list | tuple) or not all(isinstance(text, str) for text in made):
             raise RefusedError(
                 f"--probes {path}: {name} returned {type(made).__name__}. Return a text or a list of texts"
             )
-        return list(made)
+        return [plain_text(text) for text in made]
 
     is_right = name.startswith(_OWN_PREFIX)
     meaning = (inspect.getdoc(function) or "of your own").splitlines()[0]

@@ -87,7 +87,7 @@ def rescore(arguments: argparse.Namespace) -> int:
 
 def _run_folder(output: Path | None) -> Path | None:
     """Return the folder of the run that an output lies in; None if it lies elsewhere."""
-    parents = output.resolve().parents if output else ()
+    parents = Path(os.path.realpath(output)).parents if output else ()
     return next((folder for folder in parents if (folder / "job.yaml").exists() and (folder / FOLDER).is_dir()), None)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 import time
 from collections import Counter, deque
@@ -38,6 +39,7 @@ from plaudit_workers.service.lines import (
     decode_entry,
     file_entries,
     line_entries,
+    whole_line,
 )
 
 _STANDARD = Path("-")
@@ -51,7 +53,7 @@ def score(arguments: argparse.Namespace) -> int:
     """Run the command."""
     reward = load_job(arguments.job).spec.reward
     source, target = arguments.input, arguments.output
-    if _STANDARD not in (source, target) and target.resolve() == source.resolve():
+    if _STANDARD not in (source, target) and os.path.realpath(target) == os.path.realpath(source):
         raise RefusedError(f"--output {target} is the input: name another file, writing would destroy the samples")
     if source != _STANDARD:
         _reader(source, reward).check(file_entries(source, "--input"))
@@ -164,7 +166,7 @@ async def _entries(path: Path) -> AsyncIterator[RawSample]:
             yield entry
         return
     number = 0
-    while line := await asyncio.to_thread(sys.stdin.buffer.readline):
+    while line := await asyncio.to_thread(whole_line, sys.stdin.buffer, "standard input"):
         number += 1
         for entry in line_entries(line, number):
             yield entry

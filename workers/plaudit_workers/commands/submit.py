@@ -218,7 +218,7 @@ def _session_of(arguments: argparse.Namespace) -> str:
     """Return a name for these samples and this output; empty for standard output, which cannot be resumed."""
     if arguments.output is None:
         return ""
-    return f"submit-{_digest(arguments.samples.read_bytes() + str(arguments.output.resolve()).encode())}"
+    return f"submit-{_digest(arguments.samples.read_bytes() + os.path.realpath(arguments.output).encode())}"
 
 
 def _digest(data: bytes) -> str:

@@ -79,7 +79,12 @@ async def _check_all(tasks: Sequence[Task], concurrent: int) -> list[TaskCheck]:
         async with places:
             with tempfile.TemporaryDirectory(prefix="plaudit-task-", ignore_cleanup_errors=True) as folder:
                 os.chmod(folder, 0o711)  # noqa: S103 (the user of the machines passes through it)
-                return await _check(task, Path(folder))
+                try:
+                    return await _check(task, Path(folder))
+                except (DataError, InfrastructureError, TaskError) as error:
+                    return TaskCheck(task.name, None, None, 0.0, [str(error)])
+                finally:
+                    await asyncio.to_thread(machines.remove, Path(folder))
 
     return list(await asyncio.gather(*map(checked, tasks)))
 
@@ -156,13 +161,12 @@ async def _verified(task: Task, machine: Machine, problems: list[str], outputs: 
 
 
 def _lines(checks: Sequence[TaskCheck]) -> list[str]:
-    width = max(4, *(len(check.task) for check in checks))
+    width = max(4, *(len(printable(check.task)) for check in checks))
     lines = [f"{'task':{width}}  nothing  solution  seconds"]
     for check in checks:
-        lines.append(
-            f"{check.task:{width}}  {_number(check.nothing):>7}  {_number(check.solution):>8}  {check.seconds:7.1f}"
-        )
-        lines += [f"    {problem}" for problem in check.problems]
+        rewards = f"{_number(check.nothing):>7}  {_number(check.solution):>8}"
+        lines.append(f"{printable(check.task):{width}}  {rewards}  {check.seconds:7.1f}")
+        lines += [f"    {printable(problem)}" for problem in check.problems]
         if check.output:
             lines += [f"    | {printable(line)}" for line in check.output.splitlines()]
     broken = sum(bool(check.problems) for check in checks)

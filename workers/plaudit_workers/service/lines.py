@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, BinaryIO, Literal, Self, TypeVar
 
 import msgspec
 
@@ -153,6 +153,7 @@ def sample_input(row: Mapping[str, Any], kind: type[Input]) -> Input:
         raise ValueError(f"{name} is {shown(fields[name])}: {error}") from error
 
 
+_LONGEST_LINE = 256 << 20
 _PARQUET_MAGIC = b"PAR1"
 _ROWS_AT_A_TIME = 1024
 _COLUMNS = (*SampleInput.__struct_fields__, "reward_model", "group", "index")
@@ -167,12 +168,22 @@ def file_entries(path: Path, option: str = "") -> Iterator[RawSample]:
         with path.open("rb") as file:
             if file.read(len(_PARQUET_MAGIC)) != _PARQUET_MAGIC:
                 file.seek(0)
-                for number, line in enumerate(file, 1):
+                number = 0
+                while line := whole_line(file, str(path)):
+                    number += 1
                     yield from line_entries(line, number)
                 return
         yield from _rows(path)
     except OSError as error:
-        raise RefusedError(f"{option} {path} cannot be read: {error.strerror}".strip()) from error
+        raise RefusedError(f"{option} {path} cannot be read: {error.strerror or error}".strip()) from error
+
+
+def whole_line(file: BinaryIO, name: str) -> bytes:
+    """Return the next line, empty at the end; refuse one that would fill the memory, such as that of a device."""
+    line = file.readline(_LONGEST_LINE + 1)
+    if len(line) > _LONGEST_LINE:
+        raise RefusedError(f"{name} has a line above {_LONGEST_LINE >> 20} MiB: write one JSON object a line")
+    return line
 
 
 def line_entries(line: bytes, number: int) -> Iterator[RawSample]:
