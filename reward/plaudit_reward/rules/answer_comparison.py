@@ -1,8 +1,6 @@
 """Compare two answers as a mathematician does, and say by which reason they are equal, or that they are not.
 
-Integers and fractions are compared exactly, other constants to 50 digits, expressions with variables at points of the
-plane where both have a value. A decimal fraction is a rounded number: what has more digits equals it if it rounds to
-it. Sets have no order, tuples have, intervals are neither.
+Numbers and expressions are compared by ``expression_equality``. Sets have no order, tuples have, intervals are neither.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from fractions import Fraction
-from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -35,22 +32,17 @@ from plaudit_reward.rules.answer_types import (
     Value,
     Words,
 )
-from plaudit_reward.rules.expressions import Node, NoValueError, decimal_digits, exact, number, numeric, symbols
+from plaudit_reward.rules.expression_equality import (
+    ENOUGH_POINTS,
+    POINTS,
+    are_close,
+    is_complex,
+    is_infinite,
+    same_node,
+)
+from plaudit_reward.rules.expressions import Node, NoValueError, exact, number, numeric, symbols
 from plaudit_reward.rules.units import DEGREE, GENERIC, PERCENT, Unit
 
-_SAME_DIGITS = 50
-_ROUNDED_DIGITS = 3
-"""A decimal fraction of so many significant digits may be a rounded value; a shorter one is taken as it stands."""
-_APPROXIMATE_DIGITS = 6
-"""A decimal fraction of so many significant digits may stand for a value that is not one."""
-_POINTS = tuple(
-    tuple(
-        Fraction((37 * point * point + 53 * variable * (point + 2)) % 199 - 99, 41 + 2 * variable)
-        for variable in range(12)
-    )
-    for point in range(1, 25)
-)
-_ENOUGH_POINTS = 4
 _MAX_COMPARED = 400
 
 
@@ -75,136 +67,6 @@ def _same(given: Value, truth: Value) -> str | None:
             except NoValueError:  # too large to compute
                 return None
     return None
-
-
-def same_node(given: Node, truth: Node) -> str | None:
-    """Return why two expressions are equal, or None."""
-    if given == truth:
-        return "the same expression"
-    try:
-        ours, theirs = exact(given), exact(truth)
-        if ours is not None and theirs is not None:
-            return _same_rational(given, truth, ours, theirs)
-        names = sorted(symbols(given) | symbols(truth))
-        compare = partial(_same_function, names=names) if names else _same_constant
-        reason = compare(given, truth)
-        if reason is None and (_has_log(given) or _has_log(truth)):
-            return compare(_with_log_10(given), _with_log_10(truth))
-        return reason
-    except (NoValueError, RecursionError):
-        return None
-
-
-def _has_log(node: Node) -> bool:
-    return (node.kind == "function" and node.parts[0] == "log") or any(
-        _has_log(part) for part in node.parts if isinstance(part, Node)
-    )
-
-
-def _with_log_10(node: Node) -> Node:
-    """Return the expression with base 10 where ``log`` has none, as schools write it."""
-    parts = tuple(_with_log_10(part) if isinstance(part, Node) else part for part in node.parts)
-    if node.kind == "function" and parts[0] == "log":
-        return Node("/", (Node("function", ("ln", parts[1])), Node("function", ("ln", number(10)))))
-    return Node(node.kind, parts)
-
-
-def _same_rational(given: Node, truth: Node, ours: Fraction, theirs: Fraction) -> str | None:
-    if ours == theirs:
-        integers = ours.denominator == 1
-        return "equal as integers" if integers else "equal as rational numbers"
-    return _rounded(given, truth, ours, theirs)
-
-
-def _same_constant(given: Node, truth: Node) -> str | None:
-    ours, theirs = numeric(given), numeric(truth)
-    if _infinite(ours) or _infinite(theirs):
-        return "both infinite" if ours == theirs else None
-    if _close(ours, theirs):
-        return f"equal to {_SAME_DIGITS} digits"
-    if _is_complex(ours) or _is_complex(theirs):
-        return None
-    return _rounded(given, truth, mpmath.re(ours), mpmath.re(theirs))
-
-
-def _infinite(value: Any) -> bool:
-    return bool(mpmath.isinf(value))
-
-
-def _close(ours: Any, theirs: Any, digits: int = _SAME_DIGITS) -> bool:
-    with mpmath.workdps(digits + 20):
-        largest = max(abs(ours), abs(theirs))
-        difference = abs(ours - theirs)
-        scale = largest if ours != 0 and theirs != 0 else mpmath.mpf(1)
-        return bool(difference <= scale * mpmath.mpf(10) ** -digits)
-
-
-def _rounded(given: Node, truth: Node, ours: Any, theirs: Any) -> str | None:
-    """Return a reason if one is a decimal fraction to which the other rounds, with enough digits to tell."""
-    given_digits, truth_digits = decimal_digits(given), decimal_digits(truth)
-    if (
-        truth_digits is not None
-        and truth_digits >= _ROUNDED_DIGITS
-        and (given_digits is None or given_digits > truth_digits)
-    ):
-        if _is_integer(given) or not _rounds_to(ours, theirs, truth_digits):
-            return None
-        return f"equal when rounded to {truth_digits} significant digits"
-    if given_digits is None or given_digits < _APPROXIMATE_DIGITS or _is_integer(truth):
-        return None
-    shorter = truth_digits is None or truth_digits > given_digits
-    return f"equal to {given_digits} significant digits" if shorter and _rounds_to(theirs, ours, given_digits) else None
-
-
-def _is_integer(node: Node) -> bool:
-    value = exact(node)
-    return value is not None and value.denominator == 1 and decimal_digits(node) is None
-
-
-def _rounds_to(precise: Any, rounded: Any, digits: int) -> bool:
-    with mpmath.workdps(80):
-        precise, rounded = _float(precise), _float(rounded)
-        if rounded == 0 or precise * rounded <= 0:
-            return False
-        unit = mpmath.mpf(10) ** (mpmath.floor(mpmath.log10(abs(rounded))) - digits + 1)
-        return bool(abs(precise - rounded) <= unit * (mpmath.mpf(1) / 2 + mpmath.mpf(10) ** -12))
-
-
-def _float(value: Any) -> Any:
-    return mpmath.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else mpmath.mpf(value)
-
-
-def _same_function(given: Node, truth: Node, names: list[str]) -> str | None:
-    """Compare expressions of variables at points; where one has no real value there, the point does not count."""
-    if len(names) > len(_POINTS[0]):
-        return _same_function_of_many(given, truth, names)
-    same = 0
-    for point in _POINTS:
-        at = dict(zip(names, point, strict=False))
-        try:
-            ours, theirs = numeric(given, at), numeric(truth, at)
-        except NoValueError:
-            continue
-        if _infinite(ours) or _infinite(theirs) or _is_complex(ours) != _is_complex(theirs):
-            continue
-        if not _close(ours, theirs, 30):
-            return None
-        same += 1
-        if same == _ENOUGH_POINTS + (len(names) > 1) * 2:
-            return f"equal for {same} values of {', '.join(names)}"
-    return None
-
-
-def _same_function_of_many(given: Node, truth: Node, names: list[str]) -> str | None:
-    for shift in range(_ENOUGH_POINTS):
-        at = {name: Fraction((index * 29 + shift * 17) % 83 - 40, 11 + shift) for index, name in enumerate(names)}
-        if not _close(numeric(given, at), numeric(truth, at), 30):
-            return None
-    return f"equal for {_ENOUGH_POINTS} values of {len(names)} variables"
-
-
-def _is_complex(value: Any) -> bool:
-    return isinstance(value, mpmath.mpc) and abs(value.imag) > mpmath.mpf(10) ** -40
 
 
 def _scalars(given: Scalar, truth: Scalar) -> str | None:
@@ -542,22 +404,22 @@ def _equations(given: Relation, truth: Relation) -> str | None:
         return None
     ours, theirs = (Node("+", (item.left, Node("neg", (item.right,)))) for item in (given, truth))
     names = sorted(symbols(ours) | symbols(theirs))
-    if symbols(ours) != symbols(theirs) or len(names) > len(_POINTS[0]):
+    if symbols(ours) != symbols(theirs) or len(names) > len(POINTS[0]):
         return None
     factor, same = None, 0
-    for point in _POINTS:
+    for point in POINTS:
         try:
             a, b = (numeric(side, dict(zip(names, point, strict=False))) for side in (ours, theirs))
         except NoValueError:
             continue
-        if _is_complex(a) or _is_complex(b) or abs(b) < mpmath.mpf(10) ** -30 or abs(a) < mpmath.mpf(10) ** -30:
+        if is_complex(a) or is_complex(b) or abs(b) < mpmath.mpf(10) ** -30 or abs(a) < mpmath.mpf(10) ** -30:
             continue
         factor = a / b if factor is None else factor
-        if not _close(a / b, factor, 30):
+        if not are_close(a / b, factor, 30):
             return None
         same += 1
     positive = factor is not None and (truth.sign in "=≠" or factor.real > 0)
-    return "the same relation, but for a factor" if positive and same >= _ENOUGH_POINTS else None
+    return "the same relation, but for a factor" if positive and same >= ENOUGH_POINTS else None
 
 
 def _equation(named: Named) -> Relation | None:
@@ -607,7 +469,7 @@ _Piece = tuple[Any, bool, Any, bool]
 
 
 def _end(ours: Any, theirs: Any) -> bool:
-    return bool(ours == theirs) or (not _infinite(ours) and not _infinite(theirs) and _close(ours, theirs, 40))
+    return bool(ours == theirs) or (not is_infinite(ours) and not is_infinite(theirs) and are_close(ours, theirs, 40))
 
 
 def _pieces_of(value: Any) -> list[_Piece] | None:
@@ -628,7 +490,7 @@ def _flat(part: Interval | Bracketed) -> list[_Piece]:
         lower, upper = (mpmath.re(numeric(end)) for end in (part.lower, part.upper))
         if lower > upper:
             raise LookupError("it is no interval")
-        return [(lower, part.with_lower and not _infinite(lower), upper, part.with_upper and not _infinite(upper))]
+        return [(lower, part.with_lower and not is_infinite(lower), upper, part.with_upper and not is_infinite(upper))]
     points = []
     for item in part.items:
         node = next((value.node for value in item if isinstance(value, Scalar)), None)
