@@ -84,6 +84,9 @@ def test_what_no_document_allows_is_refused_to_its_sender(house: House, path: st
 )
 def test_any_path_and_any_bytes_are_refused(house: House, service: str, path: str, query: bytes) -> None:
     with house.holding():
-        url = httpx.URL(getattr(house, service)).copy_with(raw_path=b"/" + path.encode().replace(b" ", b"%20"))
-        answer = httpx.get(url, params={"q": query.hex()}, headers=HEADERS, timeout=WITHIN_S)
+        try:
+            url = httpx.URL(getattr(house, service)).copy_with(raw_path=b"/" + path.encode().replace(b" ", b"%20"))
+            answer = httpx.get(url, params={"q": query.hex()}, headers=HEADERS, timeout=WITHIN_S)
+        except httpx.InvalidURL:  # of our own client
+            reject()
         check(answer, path)
