@@ -66,9 +66,15 @@ class ObeyingJudge(BaseHTTPRequestHandler):
         """Keep the tests' output clean."""
 
 
+class JudgeServer(ThreadingHTTPServer):
+    """One whose queue of connections holds all requests: a full one makes each wait for a repeated SYN."""
+
+    request_queue_size = 256
+
+
 @pytest.fixture
 def judge_url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), ObeyingJudge) as server:
+    with JudgeServer(("127.0.0.1", 0), ObeyingJudge) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/v1"
         server.shutdown()
