@@ -194,6 +194,7 @@ class _Parser:
                 return node
 
     def _signed_power(self) -> Node:
+        """Read a power with its sign: a factor, or what one ``^`` raises to, as in ``2^-3`` and ``2^3^2``."""
         sign = self._take("+", "-")
         node = self._power()
         return Node("neg", (node,)) if sign == "-" else node
@@ -236,15 +237,9 @@ class _Parser:
             elif self._take("°"):
                 base = Node("/", (Node("*", (base, Node("constant", ("pi",)))), number(180)))
             elif self._take("^"):
-                return Node("^", (base, self._exponent()))
+                return Node("^", (base, self._signed_power()))
             else:
                 return base
-
-    def _exponent(self) -> Node:
-        """Return what one ``^`` raises to: a group, or a signed power as in ``2^-3`` and ``2^3^2``."""
-        sign = self._take("+", "-")
-        node = self._power()
-        return Node("neg", (node,)) if sign == "-" else node
 
     def _primary(self) -> Node:
         kind, token = self._kind(), self._next()
@@ -336,7 +331,7 @@ class _Parser:
             base = number(10) if name == "lg" else None
             if self._take("_"):
                 base = self._primary()
-        power = self._exponent() if self._take("^") else None
+        power = self._signed_power() if self._take("^") else None
         node = Node("function", (name, self._argument()))
         if base is not None:
             node = Node("/", (Node("function", ("ln", node.parts[1])), Node("function", ("ln", base))))

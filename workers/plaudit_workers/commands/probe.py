@@ -38,7 +38,7 @@ from plaudit_reward.probes import (
     verdicts_for,
 )
 from plaudit_wire.errors import RefusedError
-from plaudit_wire.plain import plain_text
+from plaudit_wire.plain import plain_text, shown
 from plaudit_wire.records import Sample, ScoringRecord
 from plaudit_workers.commands.trial import first_rows, reward_without_servers, right_answer, row_sample, show_logs
 from plaudit_workers.process import EXIT_DONE, EXIT_FAILED
@@ -48,7 +48,6 @@ _ASKING_KINDS = ("judge", "http", "service", "model")
 _RIGHT = "right response"
 _EQUAL = "equal group"
 _EQUAL_RESPONSES = 4
-_SHOWN_CHARACTERS = 48
 _OWN_PREFIX = "right_"
 _MOST_OTHERS = 9
 
@@ -384,13 +383,8 @@ def _line(result: ProbeResult, width: int) -> str:
     failed = f" ({result.failed} texts without a score)" if result.failed else ""
     return (
         f"{result.probe:{width}} {result.mean:6.3g} {share:>6} {result.beats:8.0%} {result.rows:5}  "
-        f"{_shortened(result.example)}{failed}"
+        f"{shown(result.example)}{failed}"
     )
-
-
-def _shortened(text: str) -> str:
-    shown = repr(text)
-    return shown if len(shown) <= _SHOWN_CHARACTERS else shown[: _SHOWN_CHARACTERS - 2] + "…'"
 
 
 def _verdict(results: Sequence[ProbeResult], leaks: Sequence[ProbeResult], fail_above: float) -> str:
