@@ -53,45 +53,11 @@ _LISTED: dict[str, Callable[..., Any]] = {"max": max, "min": min, "gcd": math.gc
 _NAMES = sorted((*_FUNCTIONS, "log", "lg", "sqrt", "gcd", "lcm", "cbrt"), key=len, reverse=True)
 _COMMANDS = {"lfloor": ("\\rfloor", "floor"), "lceil": ("\\rceil", "ceil")}
 _GREEK = frozenset(
-    [
-        "alpha",
-        "beta",
-        "gamma",
-        "delta",
-        "epsilon",
-        "varepsilon",
-        "zeta",
-        "eta",
-        "theta",
-        "vartheta",
-        "iota",
-        "kappa",
-        "lambda",
-        "mu",
-        "nu",
-        "xi",
-        "rho",
-        "sigma",
-        "tau",
-        "upsilon",
-        "phi",
-        "varphi",
-        "chi",
-        "psi",
-        "omega",
-        "Gamma",
-        "Delta",
-        "Theta",
-        "Lambda",
-        "Xi",
-        "Pi",
-        "Sigma",
-        "Upsilon",
-        "Phi",
-        "Psi",
-        "Omega",
-        "ell",
-    ]
+    re.findall(
+        r"\w+",
+        "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
+        "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell",
+    )
 )
 _NAMED_MARKS = frozenset(("overline", "bar", "vec", "hat", "tilde", "overrightarrow", "widehat", "dot"))
 _TOKEN = re.compile(
@@ -246,7 +212,7 @@ class _Parser:
         if kind == "number":
             return self._number(token)
         if kind == "letter":
-            return self._subscripted(token)
+            return (self._counting(token) if token in ("C", "P") else None) or self._subscripted(token)
         if kind == "name":
             return self._named(token)
         for opening, closing in (("(", ")"), ("{", "}"), ("[", "]")):
@@ -300,6 +266,18 @@ class _Parser:
             return number(int(token, base))
         except ValueError as error:
             raise NotAnExpressionError(str(error)) from error
+
+    def _counting(self, name: str) -> Node | None:
+        """Take the arguments of ``C(10, 3)``, a number of choices, or ``P(10, 3)``, one of arrangements."""
+        start = self._at
+        if self._take("("):
+            of = self.sum()
+            if self._take(","):
+                taken = self.sum()
+                self._expect(")")
+                return Node("binomial", (of, taken)) if name == "C" else arrangements(of, taken)
+        self._at = start
+        return None
 
     def _subscripted(self, name: str) -> Node:
         subscript = self._subscript()
@@ -427,6 +405,18 @@ def has_symbol(node: Node, name: str) -> bool:
     return (node.kind == "symbol" and node.parts[0] == name) or any(
         has_symbol(part, name) for part in node.parts if isinstance(part, Node)
     )
+
+
+def renamed(node: Node, name: str, other: str) -> Node:
+    """Return the expression with another name for a symbol."""
+    if node == Node("symbol", (name,)):
+        return Node("symbol", (other,))
+    return Node(node.kind, tuple(renamed(part, name, other) if isinstance(part, Node) else part for part in node.parts))
+
+
+def arrangements(of: Node, taken: Node) -> Node:
+    """Return the number of ways to arrange so many of that many things."""
+    return Node("/", (Node("!", (of,)), Node("!", (Node("+", (of, Node("neg", (taken,)))),))))
 
 
 def decimal_digits(node: Node) -> int | None:
