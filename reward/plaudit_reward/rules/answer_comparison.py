@@ -216,7 +216,7 @@ def _texts(given: Words, truth: Words) -> str | None:
         return None
     if not truth.is_prose:
         return "the same formula" if given.text == truth.text else None
-    ours, theirs = (_compact(_BEFORE_A_DAY.sub("", words.text)) for words in (given, truth))
+    ours, theirs = (_compact(_LEADING_WORDS.sub("", words.text)) for words in (given, truth))
     if ours == theirs != "":
         return "the same text"
     synonyms = next((names for names in _SYNONYMS if truth.text in names), None)
@@ -228,7 +228,7 @@ def _texts(given: Words, truth: Words) -> str | None:
     return "the same verdict" if same else None
 
 
-_BEFORE_A_DAY = re.compile(r"^(?:(?:it is|it's) )?(?:on|in) (?=(?:mon|tues|wednes|thurs|fri|satur|sun)day|[a-z]+$)")
+_LEADING_WORDS = re.compile(r"^(?:it is |it's |on |in )+(?=\w)")
 _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 
 

@@ -164,10 +164,11 @@ _FUNCTION_NAMES = frozenset(
 _LETTERS = re.compile(r"[A-Za-z]+")
 _UNIT_LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]+")
 _CONSTANT = re.compile(rf"(?<=\+)\s*{WORD}(?:(?:an? )?(?:arbitrary )?(?:constant|const)){WORD_END}")
+_LETTER_OF_UNIT = re.compile(rf"(?<=[\d ])([a-zA-Z])(?=\s*/\s*{WORD})")
 _MINUS = re.compile(rf"{WORD}(?i:minus|negative){WORD_END}\s*(?=[\d\\(])")
 _OTHER_SCRIPTS = "\u0400-\u04ff\u0600-\u06ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _PLAIN_WORD = re.compile(
-    rf"(?<![\\A-Za-z\x02])[A-Za-z]{{2,}}(?:'[a-z]{{1,2}}(?![A-Za-z])|-[A-Za-z]{{2,}})*|[{_OTHER_SCRIPTS}]+"
+    rf"(?<![\\A-Za-zÀ-ÿ\x02])[A-Za-zÀ-ÖØ-öø-ÿ]{{2,}}(?:'[a-z]{{1,2}}(?![A-Za-z])|-[A-Za-z]{{2,}})*|[{_OTHER_SCRIPTS}]+"
 )
 _SHORT_WORDS = frozenset(re.findall(r"\w+", "or and no is of by to at an up am pm we if on as so us it do"))
 _PROSE = frozenset(
@@ -199,6 +200,7 @@ def plain_text(text: str) -> str:
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", "°", text.replace("<=", "≤").replace(">=", "≥").replace("!=", "≠"))
     text = _numbers(text)
     text = _UNIT_FRACTION.sub(r"\1/\2", _marked_words(text))
+    text = _LETTER_OF_UNIT.sub(lambda found: f"{WORD}{found[1]}{WORD_END}" if found[1] in UNITS else found[1], text)
     text = _MINUS.sub("-", _CONSTANT.sub(" C", text))
     return _trimmed(re.sub(r"\s+", " ", text))
 

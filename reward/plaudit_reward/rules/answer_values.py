@@ -39,7 +39,7 @@ from plaudit_reward.rules.expressions import (
     parsed,
     symbols,
 )
-from plaudit_reward.rules.quantities import ABOUT, date, numeral, quantity, ratio, time_of_day
+from plaudit_reward.rules.quantities import ABOUT, LABEL, date, numeral, quantity, ratio, time_of_day
 
 _INFINITY = Node("constant", ("oo",))
 _LINE = Interval(Node("neg", (_INFINITY,)), _INFINITY, False, False)
@@ -72,7 +72,7 @@ def read(text: str) -> Reading:
     plain = plain_text(text)
     if not any(sign.isalnum() or sign in "∞∅ℝℤℕℚℂ⦃" for sign in plain) or "\\sqrt{}" in plain:
         return ()
-    plain = ABOUT.sub("", plain)
+    plain = ABOUT.sub("", LABEL.sub("", plain))
     return (_spelled(plain),) if _depth(plain) > _MAX_DEPTH else _read(plain)
 
 
@@ -161,6 +161,8 @@ def _choice(plain: str) -> list[Value]:
 
 def _lists(plain: str) -> list[Value]:
     """Read answers between commas and words, several values of a sign, and systems of equations."""
+    if len(split(plain, ",;")) > 1 and "±" in plain:
+        return [_several([_read(part) for part in _both_signs(split(plain, ",;"))])]
     if "±" in plain or "∓" in plain:
         both = [plain.replace("±", up).replace("∓", down) for up, down in (("+", "-"), ("-", "+"))]
         return [_several([_read(text.strip().removeprefix("+")) for text in both])]
@@ -182,6 +184,12 @@ def _lists(plain: str) -> list[Value]:
     return [_several([_read(part) for part in parts], conjunction="or" not in words_of(plain).split())]
 
 
+def _both_signs(parts: list[str]) -> list[str]:
+    r"""Return ``0, +1, -1`` for ``0, \pm 1``."""
+    twice = [(part.replace("±", ""), part.replace("±", "-")) if part.count("±") == 1 else (part,) for part in parts]
+    return [item for items in twice for item in items]
+
+
 _INTEGER_NAME = re.compile(r"\s*[a-z]\s*∈\s*[ℤℕ](?:\^?\{?\+\}?)?\s*")
 """A condition such as "k is an integer", which is no answer."""
 
@@ -195,7 +203,9 @@ def _several(readings: list[Reading], *, conjunction: bool = False) -> Value:
         if all(isinstance(item, Region) for item in sets):
             return Named(names.pop(), (_combined([item for item in sets if item is not None], conjunction),))
     pieces = [piece for reading in readings for piece in reading if isinstance(piece, Interval)]
-    if len(pieces) == len(readings) and any(end in (_INFINITY, _LINE.lower) for item in pieces for end in item[:2]):
+    if len(pieces) == len(readings) and any(
+        item.with_lower != item.with_upper or item.lower == _LINE.lower or item.upper == _INFINITY for item in pieces
+    ):
         return Region(tuple(pieces))
     return Several(tuple(readings))
 
@@ -296,6 +306,8 @@ def _equation(sides: list[str], signs: list[str]) -> list[Value]:
     if len(nodes) > 2 or not any(symbols(node) for node in nodes):
         return [*_read(last)[:-1]]
     relation = Relation("=", nodes[0], nodes[1])
+    if nodes[0].kind == "function" and nodes[0].parts[0] not in _INVERSES and not symbols(nodes[1]):
+        return [relation, Named(name, (Scalar(nodes[1]),))]
     if not symbols(nodes[1]) and nodes[1] != number(0) and not _is_unsolved(nodes[0]):
         return [relation, Named(COMPOUND_NAME, (Scalar(nodes[1]),))]
     if nodes[1].kind == "symbol" and not has_symbol(nodes[0], nodes[1].parts[0]) and nodes[0].kind == "number":
@@ -444,7 +456,7 @@ def _set(inside: str) -> list[Value]:
     if builder:
         named = [value for value in _read(builder[2])[:-1] if isinstance(value, Named) and value.name == builder[1]]
         return [value for item in named for value in item.value]  # its variable may have any name
-    items = [item for item in split(inside, ",;") if item.strip()]
+    items = _both_signs([item for item in split(inside, ",;") if item.strip()])
     return (
         [Bracketed("set", tuple(_read(item) for item in items))]
         if len(items) <= _MOST_ITEMS and "…" not in inside

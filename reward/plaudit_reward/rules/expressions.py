@@ -178,7 +178,12 @@ class _Parser:
             begins = "\\frac"
         else:
             right = self._power()
-        if mixes and begins == "\\frac" and right.kind == "/" and all(part.kind == "number" for part in right.parts):
+        if (
+            mixes
+            and begins in ("\\frac", "{")
+            and right.kind == "/"
+            and all(part.kind == "number" for part in right.parts)
+        ):
             above, below = (part.parts[0] for part in right.parts)
             if 0 < above < below:
                 return Node("+", (left, right))

@@ -43,6 +43,7 @@ _STRONG = re.compile(
     r"|(?<![a-z])ans[.:]\s"
     r"|(?:\*\*|\#)\s*final\s+answer\s*(?:\*\*)?\s*\n|(?:故|应|所以|因此)选择?[:：]?\s*"
 )
+_JSON = re.compile(r"""["'](?:final[_ ]?)?answer["']\s*:\s*["']?([^"'\n}]+)""", re.IGNORECASE)
 _SPOKEN = re.compile(
     r"(?i)(?<![a-z])(?:(?:answers?|result|solutions?|value|total)(?:\s+(?:to|of|for)[^.\n]{1,80}?)?"
     r"|(?:the\s+)?(?:correct|right)\s+(?:option|choice))\s+(?:is|are|equals|(?:would|must|should|could|may|might|can)\s+be)"
@@ -141,6 +142,8 @@ def _marked(text: str, *, lenient: bool = True) -> FinalAnswer | None:
         if marks and (answer := _line(text, marks[-1].start(1) if mark == "####" else marks[-1].end())):
             alone = _NUMBER_THEN_WORDS.match(answer) if mark == "####" else None
             found.append((marks[-1].start(), FinalAnswer(alone[1] if alone else answer, mark)))
+    if members := list(_JSON.finditer(text)):
+        found.append((members[-1].start(), FinalAnswer(members[-1][1].strip(), "Answer")))
     if found:
         last = max(found, key=lambda item: item[0])[1]
         return last if last.text else None if last.mark != "last box" else FinalAnswer("", "last box")

@@ -110,8 +110,10 @@ def number_of_words(words: str) -> tuple[int, int, str] | None:
         used = index + 1
     if used and used < len(parts) and parts[used] in _PARTS and total + current and parts[used] != "second":
         return sign * (total + current), _PARTS[parts[used]], " ".join(parts[used + 1 :])
-    if not used and parts[:1] and parts[0] in ("half", "quarter") and len(parts) == 1:
-        return sign, _PARTS[parts[0]], ""
+    if not used and parts[:1] in (["half"], ["quarter"]):
+        rest = parts[2:] if parts[1:2] == ["of"] else parts[1:]
+        if not rest or rest[0] in ("a", "an"):
+            return sign, _PARTS[parts[0]], " ".join(rest[1:])
     if len(parts) == 1 and parts[0] in _ORDINALS:
         return _ORDINALS[parts[0]], 1, ""
     return (sign * (total + current), 1, " ".join(parts[used:])) if used else None

@@ -25,11 +25,14 @@ def numeral(plain: str) -> list[Value]:
     """Read a numeral with its base: ``1101_2``, ``1101 (base 2)``, ``0xFF``."""
     bare = plain.replace(WORD, "").replace(WORD_END, "")
     if prefixed := _PREFIXED.fullmatch(bare):
-        plain = f"{prefixed[2]}_{ {'x': 16, 'o': 8, 'b': 2}[prefixed[1].lower()] }"
+        plain = f"{prefixed[2].upper()}_{ {'x': 16, 'o': 8, 'b': 2}[prefixed[1].lower()] }"
     elif named := _NAMED_BASE.fullmatch(plain):
         plain = f"{named[1]}_{named[3] or named[2] or 0}"
     found = _BASED.fullmatch(plain)
-    if found is None or not (any(sign.isdigit() for sign in found[1]) or (len(found[1]) > 1 and found[2].isdigit())):
+    hexadecimal = found is not None and found[2] == "16" and found[1] in "ABCDEF"
+    if found is None or not (
+        hexadecimal or any(sign.isdigit() for sign in found[1]) or (len(found[1]) > 1 and found[2].isdigit())
+    ):
         return []
     base = int(found[2]) if found[2].isdigit() else _BASE_NAMES.get(found[2], 0)
     digits = found[1].upper().lstrip("0") or "0"
@@ -75,7 +78,8 @@ _NUMBERED_DATE = re.compile(
 
 def date(plain: str) -> list[Value]:
     """Read a date: ``July 4, 1776``, ``4th of July``, ``1776-07-04``. One that may be of two days is none."""
-    text = " ".join(re.sub(rf"[{WORD}{WORD_END}^{{}}]", " ", plain).casefold().replace(" ,", ",").split())
+    text = " ".join(re.sub(rf"[{WORD}{WORD_END}^{{}}]", " ", plain).casefold().split())
+    text = re.sub(r" (?=[.,])", "", text)
     if found := _DAY_OF_MONTH.fullmatch(text):
         month, day, year = _MONTHS.get(found["m"] or found["n"], 0), found["d"] or found["e"], found["y"]
     elif found := _NUMBERED_DATE.fullmatch(text):
@@ -113,6 +117,8 @@ _NO_UNIT = re.compile(
     r"(?i)(?<![a-z])(?:or|and|not|no|if|when|where|unless|except|any|anything|every|all|multiples?|than|least|most|but|"
     r"is|are|for|because|since|then|mod|modulo)(?![a-z])"
 )
+LABEL = re.compile(rf"^{WORD}[^{WORD_END}\d]*(?::\s*{WORD_END}|{WORD_END}\s*:)\s*(?=[-\d\\¤])")
+"""As in ``Total: 12``."""
 ABOUT = re.compile(
     rf"(?i)^(?:{WORD}(?:(?:the |my )?(?:final |correct )?(?:answer|result|value)(?: is)?:?|about|"
     rf"approximately|approx|roughly|exactly|around|only|the|is|it is|it's|equals|there are|there is){WORD_END}:?|≈)\s*"

@@ -103,6 +103,7 @@ GENERIC = frozenset(
 _FACTOR = re.compile(r"(?P<word>[^\W\d_]+|[%¤€£¥₹¢]|°[CF]?)(?:\s*\^\s*\{?\s*(?P<power>-?\d)\s*\}?)?|(?P<per>/)")
 
 
+_OF_TEMPERATURE = re.compile(r"(?i)(?:degrees?|deg|°)\s*(celsius|fahrenheit|[CF]\b)")
 _SQUARED = re.compile(r"([^\W\d_]+)\s+(squared|cubed)\b")
 _METRES_PER_SECOND = re.compile(r"\bms\s*\^\s*(\{?\s*-)")
 
@@ -110,6 +111,7 @@ _METRES_PER_SECOND = re.compile(r"\bms\s*\^\s*(\{?\s*-)")
 def unit_of(text: str) -> Unit | None:
     """Return the unit that words and signs name, such as ``cm^2`` or ``miles per hour``; None without a word."""
     text = _SQUARED.sub(lambda found: f"{found[1]}^{2 if found[2] == 'squared' else 3}", text)
+    text = _OF_TEMPERATURE.sub(lambda found: f"°{found[1][0].upper()}", text)
     text = _METRES_PER_SECOND.sub(r"m s^\1", text)
     dimension: dict[str, int] = {}
     factor, sign, next_power, known = Fraction(1), 1, 1, False
