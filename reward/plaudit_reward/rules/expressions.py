@@ -511,7 +511,7 @@ def _rational_root(base: Fraction, exponent: Fraction) -> Fraction | None:
 
 def _natural(value: Fraction, most: int) -> int:
     if value.denominator != 1 or not 0 <= value <= most:
-        raise NoValueError(f"{float(value):g} is too large, or no natural number")
+        raise NoValueError("it is too large, or no natural number")
     return value.numerator
 
 

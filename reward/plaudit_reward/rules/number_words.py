@@ -79,14 +79,21 @@ def _below_ten_thousand(signs: str) -> int:
     return total + digit
 
 
+_MOST_WORDS = 12
+"""Before the fraction of a mixed number."""
+
+
 def number_of_words(words: str) -> tuple[int, int, str] | None:
     """Return the number at the beginning of the words, as numerator and denominator, and the words that follow it."""
     if (chinese := _number_in_chinese(words)) is not None:
         return chinese
     parts = re.sub(r"(?<=[a-z])-(?=[a-z])", " ", words.casefold()).split()
     parts = parts[1:] if parts[:1] == ["the"] else parts
-    if mixed := _mixed_number(parts):
-        return mixed
+    return _mixed_number(parts) or _plain_number(parts)
+
+
+def _plain_number(parts: list[str]) -> tuple[int, int, str] | None:
+    """Read a number without "and a half" from the beginning of the words."""
     sign = -1 if parts[:1] in (["minus"], ["negative"]) else 1
     parts = parts[1:] if sign < 0 else parts
     total = current = used = 0
@@ -121,9 +128,9 @@ def number_of_words(words: str) -> tuple[int, int, str] | None:
 
 def _mixed_number(parts: list[str]) -> tuple[int, int, str] | None:
     """Read ``three and a half`` and ``one and three quarters``."""
-    for at in (index for index, word in enumerate(parts) if word == "and" and index):
+    for at in (index for index, word in enumerate(parts[:_MOST_WORDS]) if word == "and" and index):
         fraction = ["one", *parts[at + 2 :]] if parts[at + 1 : at + 2] in (["a"], ["an"]) else parts[at + 1 :]
-        whole, part = number_of_words(" ".join(parts[:at])), number_of_words(" ".join(fraction))
+        whole, part = _plain_number(parts[:at]), _plain_number(fraction)
         if whole and part and not whole[2] and whole[1] == 1 and 0 < part[0] < part[1]:
             sign = -1 if whole[0] < 0 else 1
             return whole[0] * part[1] + sign * part[0], part[1], part[2]
