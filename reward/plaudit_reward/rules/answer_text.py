@@ -131,7 +131,7 @@ _CUT_DECIMALS = re.compile(r"(?<=\d)(\.\d+)\s*…\s*\Z")
 _RAISED_FRACTION = re.compile(r"\^\s*\{?(\d+)\}?\s*/\s*_\s*\{?(\d+)\}?")
 _OF_COUNTING = r"(?:\\(?:mathrm|text|rm|mathbf)\s*\{\s*[CPA]\s*\}|\{?[CPA]\}?)"
 _COUNTING = re.compile(
-    rf"(?:\{{\}}|\\,)?\s*[_^]\s*\{{?(?P<a>\w+)\}}?\s*(?P<n>{_OF_COUNTING})\s*_\s*\{{?(?P<b>\w+)\}}?"
+    rf"(?<![\w})])(?:\{{\}}|\\,)?\s*[_^]\s*\{{?(?P<a>\w+)\}}?\s*(?P<n>{_OF_COUNTING})\s*_\s*\{{?(?P<b>\w+)\}}?"
     rf"|(?P<m>{_OF_COUNTING})\s*_\s*\{{?(?P<c>\d+)\}}?\s*\^\s*\{{?(?P<d>\d+)\}}?"
     rf"|(?P<l>{_OF_COUNTING})\s*\^\s*\{{?(?P<f>\d+)\}}?\s*_\s*\{{?(?P<e>\d+)\}}?"
     r"|(?<![\w.\\])(?P<g>\d+)\s?(?P<o>[CP])\s?(?P<h>\d+)(?!\w)"
@@ -232,6 +232,8 @@ def _without_dollars(text: str) -> str:
 def _counted(found: re.Match[str]) -> str:
     """Write a number of choices as a binomial coefficient, one of arrangements as a quotient of factorials."""
     of, taken = (next(found[name] for name in names if found[name]) for names in ("aceg", "bdfh"))
+    if of.isdecimal() and taken.isdecimal() and int(of) < int(taken):
+        return found[0]  # a power of a variable, such as A_1^2
     name = next(found[group] for group in "nmlo" if found[group])
     if "C" in name:
         return f"\\binom{{{of}}}{{{taken}}}"
