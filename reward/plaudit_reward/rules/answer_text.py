@@ -131,7 +131,7 @@ _CUT_DECIMALS = re.compile(r"(?<=\d)(\.\d+)\s*…\s*\Z")
 _RAISED_FRACTION = re.compile(r"\^\s*\{?(\d+)\}?\s*/\s*_\s*\{?(\d+)\}?")
 _OF_COUNTING = r"(?:\\(?:mathrm|text|rm|mathbf)\s*\{\s*[CPA]\s*\}|\{?[CPA]\}?)"
 _COUNTING = re.compile(
-    rf"(?<![\w})])(?:\{{\}}|\\,)?\s*[_^]\s*\{{?(?P<a>\w+)\}}?\s*(?P<n>{_OF_COUNTING})\s*_\s*\{{?(?P<b>\w+)\}}?"
+    rf"(?<![\w}})])(?:\{{\}}|\\,)?\s*[_^]\s*\{{?(?P<a>\w+)\}}?\s*(?P<n>{_OF_COUNTING})\s*_\s*\{{?(?P<b>\w+)\}}?"
     rf"|(?P<m>{_OF_COUNTING})\s*_\s*\{{?(?P<c>\d+)\}}?\s*\^\s*\{{?(?P<d>\d+)\}}?"
     rf"|(?P<l>{_OF_COUNTING})\s*\^\s*\{{?(?P<f>\d+)\}}?\s*_\s*\{{?(?P<e>\d+)\}}?"
     r"|(?<![\w.\\])(?P<g>\d+)\s?(?P<o>[CP])\s?(?P<h>\d+)(?!\w)"
