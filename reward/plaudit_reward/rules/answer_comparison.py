@@ -39,9 +39,10 @@ from plaudit_reward.rules.expression_equality import (
     are_close,
     is_complex,
     is_infinite,
+    same_integral,
     same_node,
 )
-from plaudit_reward.rules.expressions import Node, NoValueError, exact, number, numeric, renamed, symbols
+from plaudit_reward.rules.expressions import Node, NoValueError, exact, number, numeric, symbols
 from plaudit_reward.rules.units import DEGREE, GENERIC, PERCENT, Unit
 
 _MAX_COMPARED = 400
@@ -71,21 +72,7 @@ def _same(given: Value, truth: Value) -> str | None:
 
 
 def _scalars(given: Scalar, truth: Scalar) -> str | None:
-    reason = same_node(given.node, truth.node)
-    constant = None if reason else _added_symbol(given.node) if _added_symbol(truth.node) == "C" else None
-    if constant is None:
-        return reason
-    return same_node(renamed(given.node, constant, "C"), truth.node)
-
-
-def _added_symbol(node: Node) -> str | None:
-    """Return the name of the constant of an integral: a single C or K that is added, and stands nowhere else."""
-    parts = [node]
-    while any(part.kind == "+" for part in parts):
-        parts = [inner for part in parts for inner in (part.parts if part.kind == "+" else (part,))]
-    names = [part.parts[0] for part in parts if part.kind == "symbol" and part.parts[0] in ("C", "c", "K", "k")]
-    others = {name for part in parts if part.kind != "symbol" for name in symbols(part)}
-    return names[0] if len(names) == 1 and len(parts) > 1 and names[0] not in others else None
+    return same_node(given.node, truth.node) or same_integral(given.node, truth.node)
 
 
 def _times(node: Node, factor: Fraction) -> Node:

@@ -13,7 +13,16 @@ from typing import Any
 
 import mpmath  # type: ignore[import-untyped]
 
-from plaudit_reward.rules.expressions import Node, NoValueError, decimal_digits, exact, number, numeric, symbols
+from plaudit_reward.rules.expressions import (
+    Node,
+    NoValueError,
+    decimal_digits,
+    exact,
+    number,
+    numeric,
+    renamed,
+    symbols,
+)
 
 _SAME_DIGITS = 50
 _ROUNDED_DIGITS = 3
@@ -46,6 +55,22 @@ def same_node(given: Node, truth: Node) -> str | None:
         return reason
     except (NoValueError, RecursionError):
         return None
+
+
+def same_integral(given: Node, truth: Node) -> str | None:
+    """Return why two integrals are equal but for the names of their constants, or None."""
+    constant = _added_symbol(given) if _added_symbol(truth) == "C" else None
+    return None if constant is None else same_node(renamed(given, constant, "C"), truth)
+
+
+def _added_symbol(node: Node) -> str | None:
+    """Return the name of the constant of an integral: a single C or K that is added, and stands nowhere else."""
+    parts = [node]
+    while any(part.kind == "+" for part in parts):
+        parts = [inner for part in parts for inner in (part.parts if part.kind == "+" else (part,))]
+    names = [part.parts[0] for part in parts if part.kind == "symbol" and part.parts[0] in ("C", "c", "K", "k")]
+    others = {name for part in parts if part.kind != "symbol" for name in symbols(part)}
+    return names[0] if len(names) == 1 and len(parts) > 1 and names[0] not in others else None
 
 
 def _has_log(node: Node) -> bool:
