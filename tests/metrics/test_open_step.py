@@ -15,10 +15,11 @@ from plaudit_metrics.service.answers import open_step
 from plaudit_metrics.sources.snapshot import RunSnapshot, StreamDepth
 from plaudit_metrics.terminal.overview import MetricsService
 from plaudit_metrics.terminal.top import frame
-from plaudit_wire.records import ScorerWork, WorkerRecord
+from plaudit_wire.records import ScorerWork, StepRecord, WorkerRecord
 from plaudit_workers.launch.redis import RedisServer
 from waiting import until
 
+CLOSED = [StepRecord(step=124, incarnation=1, opened=970.0, closed=1000.0, num_samples=64, num_groups=8, statistics={})]
 TRAINER = WorkerRecord("trainer-0", "trainer", started=900.0)
 REWARD = WorkerRecord("reward-0", "reward", 64, 64, scorers={"quick": ScorerWork(0, 0.0), "slow": ScorerWork(64, 47.0)})
 SCORING = {"samples": StreamDepth(in_flight=64, oldest_in_flight_s=47.0)}
@@ -57,18 +58,18 @@ FAILING = WorkerRecord("trainer-0", "trainer", started=900.0, problem="step 125 
     ],
 )
 def test_the_open_step_says_what_it_waits_for(snapshot: RunSnapshot, waits_for: str, text: str) -> None:
-    said = open_step(snapshot, 124, 1000.0, 0.0)
+    said = open_step(snapshot, CLOSED, 1000.0, 0.0)
     assert said["waits_for"] == waits_for
     assert said["text"].startswith(f"step 125, open for 45 s: {text}")
 
 
 def test_a_service_has_no_step() -> None:
-    said = open_step(seen(REWARD, streams=SCORING), None, None, 0.0)
+    said = open_step(seen(REWARD, streams=SCORING), [], None, 0.0)
     assert (said["step"], said["text"]) == (None, "64 calls of slow in flight, the oldest 47 s")
 
 
 def test_redis_that_is_away_explains_everything_else() -> None:
-    said = open_step(seen(TRAINER, REWARD, streams=SCORING), 124, 1000.0, 12.0)
+    said = open_step(seen(TRAINER, REWARD, streams=SCORING), CLOSED, 1000.0, 12.0)
     assert (
         said["text"] == "step 125, open for 57 s: Redis has not responded for 12 s, and every process of the run waits"
     )

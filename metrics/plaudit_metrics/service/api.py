@@ -141,9 +141,10 @@ class RunApi:
     def _open(self) -> dict[str, Any]:
         """Return what the open step waits for."""
         view = self._view
-        closed = next((step.record.step for step in view.kept.newest(1)), None)
+        closed = [step.record for step in view.kept.newest(answers.RECENT_STEPS)]
         unheard_s = time.monotonic() - view.observed_s
-        return answers.open_step(view.snapshot, closed, view.series.opened, unheard_s)
+        overlap = bool(view.series.info.max_staleness)
+        return answers.open_step(view.snapshot, closed, view.series.opened, unheard_s, overlap=overlap)
 
     async def _failures(self, _: Request) -> Response:
         counts = self._view.failures

@@ -76,9 +76,13 @@ class RunView:
         else:
             self.series.restore_steps([closed.record])
 
+    def heard(self) -> None:
+        """Record that Redis responded; a whole snapshot of a slow one takes seconds."""
+        self.observed_s = time.monotonic()
+
     def observe(self, snapshot: RunSnapshot) -> None:
         """Add a new snapshot of streams, workers and Redis."""
         self.snapshot = snapshot
-        self.observed_s = time.monotonic()
+        self.heard()
         self.queues.add(snapshot)
         self.series.show_snapshot(snapshot)

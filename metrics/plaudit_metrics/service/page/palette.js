@@ -58,7 +58,7 @@ export const QUEUES = [
 /** What a step with this verdict waited for. */
 export const VERDICTS = {
   unscored: { words: "scores: too many samples have none", color: "--pause" },
-  redis: { words: "Redis, which did not answer", color: "--redis" },
+  redis: { words: "Redis, which was away or slow", color: "--redis" },
   generation: { words: "generation", color: "--generation" },
   tools: { words: "tools of agents", color: "--tools" },
   reward: { words: "scorers", color: "--score" },

@@ -1,0 +1,169 @@
+"""One real run whose parts are slowed or stopped, one after the other: the verdict names each, and so do the records.
+
+While a fault lasts, ``/api/v1/verdict`` says what the open step waits for; the record of the step that it held names
+the same cause afterwards. The seconds until then are printed (``pytest -s``), and in the file ``named_causes.txt``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bad_network import BadNetwork
+from faulty_roles import FaultyRun
+from faulty_server import FaultyServer, Reply
+from metrics_process import MetricsProcess
+from plaudit_metrics.sources.steps import read_steps
+from plaudit_wire.records import StepRecord
+from plaudit_workers.launch.redis import RedisServer
+from waiting import until
+
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.broken]
+
+NAMED_WITHIN_S = 240.0
+"""Ten seconds where a processor is free, as the printed table shows."""
+
+
+@dataclass
+class Observed:
+    """A faulty run, its judge, its network and its metrics service."""
+
+    run: FaultyRun
+    redis: RedisServer
+    network: BadNetwork
+    service: MetricsProcess
+    judge_late_s: float = 0.0
+    table: str = ""
+
+    async def verdict(self) -> dict[str, Any]:
+        """Return ``/api/v1/verdict``."""
+        found: dict[str, Any] = await self.service.get("verdict")
+        return found
+
+    async def busy(self, role: str) -> str:
+        """Return a process of the role that holds work; wait for one."""
+        found: list[str] = []
+
+        async def works() -> bool:
+            workers = (await self.service.get("queues"))["workers"]
+            found[:] = [each["worker"] for each in workers if each["role"] == role and each.get("busy", 0)]
+            return bool(found)
+
+        await until(works, within_s=60, every_s=0.1)
+        return found[0]
+
+    def steps(self) -> list[StepRecord]:
+        """Return the closed steps."""
+        return read_steps(self.run.folder / "steps.jsonl")
+
+    async def named(self, fault: str, cause: str, words: str) -> None:
+        """Wait until the open step is said to wait for this cause, in these words."""
+        began, seen = time.monotonic(), dict[str, None]()
+
+        async def said() -> bool:
+            found = (await self.verdict())["open"]
+            seen[f"{found['waits_for']}: {found['text']}"] = None
+            return bool(found["waits_for"] == cause and words in found["text"])
+
+        try:
+            await until(said, within_s=NAMED_WITHIN_S, every_s=0.2)
+        except TimeoutError:
+            pytest.fail(f"{fault}: {cause!r} with {words!r} was not said, but {list(seen)}")
+        self.table += f"{fault:24} {time.monotonic() - began:6.1f} s  {list(seen)[-1]}\n"
+
+    async def recorded(self, fault: str, since: int, verdict: str, words: str) -> None:
+        """Wait for the longest step after ``since``, which the fault held, and compare its verdict and explanation."""
+        await until(lambda: len(self.steps()) >= since + 3, within_s=400, every_s=0.2)
+        held = max(self.steps()[since:], key=lambda record: record.closed - record.opened)
+        await until(lambda: self._knows(held.step), within_s=30, every_s=0.2)
+        found = await self.service.get(f"steps/{held.step}")
+        assert (found["verdict"], words in found["explanation"]) == (verdict, True), (fault, found)
+        self.table += f"{'':24} step {held.step}: {found['verdict']}. {found['explanation']}\n"
+
+    async def _knows(self, step: int) -> bool:
+        return "verdict" in await self.service.get(f"steps/{step}")
+
+
+@pytest.fixture
+async def observed(run_name: str, tmp_path: Path) -> AsyncIterator[Observed]:
+    """A run that trains."""
+    judge = FaultyServer()
+    with RedisServer(tmp_path / "redis") as redis:
+        async with judge, BadNetwork(int(redis.url.rsplit(":", 1)[1].partition("/")[0])) as network:
+            run = FaultyRun(redis, run_name, tmp_path / "run", port=network.port, judge_url=judge.url, staleness=0)
+            service = MetricsProcess(redis, run_name, run.folder, {"PLAUDIT_MAX_STALENESS": "0"})
+            found = Observed(run, redis, network, service)
+            judge.reply = lambda request, number: Reply(after_s=found.judge_late_s)
+            async with run.running():
+                await service.start()
+                try:
+                    await until(lambda: len(found.steps()) >= 3, within_s=400, every_s=0.2)
+                    yield found
+                finally:
+                    await service.kill()
+                    print(f"\n{found.table}")
+                    (tmp_path / "named_causes.txt").write_text(found.table)
+
+
+SLOWED = [
+    ("slow scorer", {"scorer": 9.0}, "scorer", "calls of exact in flight", "reward", "The slowest is exact"),
+    ("slow engine", {"engine": 9.0}, "generation", "prompts are with rollouts", "generation", "add rollouts"),
+    ("slow tool", {"tool": 9.0}, "tools", "wait for tools", "tools", "The slowest is press"),
+    ("slow environment", {"environment": 9.0}, "tools", "wait for tools", "tools", "tools of agents"),
+    ("slow trainer", {"trainer": 9.0}, "trainer", "the trainer updates the policy", "trainer", "the update itself"),
+    ("slow weights", {"weights": 9.0}, "weights", "load new weights", "generation", "s to load new weights"),
+]
+
+
+async def test_each_fault_is_named_while_it_lasts_and_in_the_record_of_its_step(observed: Observed) -> None:
+    for fault, seconds, cause, said, verdict, recorded in SLOWED:
+        since = len(observed.steps())
+        observed.run.break_(**seconds)
+        await observed.named(fault, cause, said)
+        observed.run.mend()
+        await observed.recorded(fault, since, verdict, recorded)
+
+    since = len(observed.steps())
+    observed.judge_late_s = 3.0
+    await observed.named("judge at its limit", "limiter", "calls of judge waiting for limits")
+    observed.judge_late_s = 0.0
+    await observed.recorded("judge at its limit", since, "limiter", "limits of a scorer")
+
+    for role, slow, verdict, recorded in (
+        ("reward", {"scorer": 9.0}, "reward-queue", "with a reward worker that was frozen or lost"),
+        ("rollout", {"engine": 9.0}, "generation", "taken over from a rollout that was frozen or lost"),
+    ):
+        since = len(observed.steps())
+        observed.run.break_(**slow)
+        frozen = await observed.busy(role)
+        observed.run.freeze(frozen)
+        observed.run.mend()
+        await observed.named(f"frozen {role}", f"silent-{role}", f"{frozen} with")
+        await until(lambda: len(observed.steps()) > since, within_s=400, every_s=0.2)
+        observed.run.thaw(frozen)
+        await observed.recorded(f"frozen {role}", since, verdict, recorded)
+
+    since = len(observed.steps())
+    late = random.Random(1)
+    observed.network.late_s = lambda: late.uniform(0.1, 0.9)
+    await observed.named("slow Redis", "redis-slow", "for a reply")
+    await until(lambda: len(observed.steps()) > since + 1, within_s=400, every_s=0.2)
+    observed.network.late_s = lambda: 0.0
+    await observed.recorded("slow Redis", since, "redis", "Redis replied slowly")
+
+    since = len(observed.steps())
+    assert observed.redis.pid is not None
+    os.kill(observed.redis.pid, signal.SIGSTOP)
+    try:
+        await observed.named("paused Redis", "redis", "Redis has not responded")
+    finally:
+        os.kill(observed.redis.pid, signal.SIGCONT)
+    await observed.recorded("paused Redis", since, "redis", "Redis did not answer")
