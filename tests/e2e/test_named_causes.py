@@ -60,6 +60,10 @@ class Observed:
         await until(works, within_s=60, every_s=0.1)
         return found[0]
 
+    async def closed(self, count: int) -> None:
+        """Wait until so many steps have closed."""
+        await until(lambda: len(self.steps()) >= count, within_s=400, every_s=0.2)
+
     def steps(self) -> list[StepRecord]:
         """Return the closed steps."""
         return read_steps(self.run.folder / "steps.jsonl")
@@ -81,7 +85,7 @@ class Observed:
 
     async def recorded(self, fault: str, since: int, verdict: str, words: str) -> None:
         """Wait for the longest step after ``since``, which the fault held, and compare its verdict and explanation."""
-        await until(lambda: len(self.steps()) >= since + 3, within_s=400, every_s=0.2)
+        await self.closed(since + 3)
         held = max(self.steps()[since:], key=lambda record: record.closed - record.opened)
         await until(lambda: self._knows(held.step), within_s=30, every_s=0.2)
         found = await self.service.get(f"steps/{held.step}")
@@ -103,9 +107,9 @@ async def observed(run_name: str, tmp_path: Path) -> AsyncIterator[Observed]:
             found = Observed(run, redis, network, service)
             judge.reply = lambda request, number: Reply(after_s=found.judge_late_s)
             async with run.running():
-                await service.start()
                 try:
-                    await until(lambda: len(found.steps()) >= 3, within_s=400, every_s=0.2)
+                    await service.start()
+                    await found.closed(3)
                     yield found
                 finally:
                     await service.kill()
@@ -147,7 +151,7 @@ async def test_each_fault_is_named_while_it_lasts_and_in_the_record_of_its_step(
         observed.run.freeze(frozen)
         observed.run.mend()
         await observed.named(f"frozen {role}", f"silent-{role}", f"{frozen} with")
-        await until(lambda: len(observed.steps()) > since, within_s=400, every_s=0.2)
+        await observed.closed(since + 1)
         observed.run.thaw(frozen)
         await observed.recorded(f"frozen {role}", since, verdict, recorded)
 
@@ -155,7 +159,7 @@ async def test_each_fault_is_named_while_it_lasts_and_in_the_record_of_its_step(
     late = random.Random(1)
     observed.network.late_s = lambda: late.uniform(0.1, 0.9)
     await observed.named("slow Redis", "redis-slow", "for a reply")
-    await until(lambda: len(observed.steps()) > since + 1, within_s=400, every_s=0.2)
+    await observed.closed(since + 2)
     observed.network.late_s = lambda: 0.0
     await observed.recorded("slow Redis", since, "redis", "Redis replied slowly")
 

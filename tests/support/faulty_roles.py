@@ -12,8 +12,7 @@ import json
 import os
 import signal
 import sys
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +21,6 @@ from typing import Any
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.agents.messages import EnvironmentClass, FinishedSample
 from plaudit_workers.agents.processes import AgentProcesses
-from plaudit_workers.launch.redis import free_port
 from plaudit_workers.rollout.engine import SampleRequest, WeightSwitch
 from plaudit_workers.rollout.scripted import Constant, Script, ScriptedEngine
 from simulated_run import Simulation, make_plan
@@ -93,7 +91,9 @@ class FaultyRun:
         judge_url: address of the judge that scores beside the function.
     """
 
-    def __init__(self, server: Any, name: str, folder: Path, *, port: int | None, judge_url: str, staleness: int) -> None:
+    def __init__(
+        self, server: Any, name: str, folder: Path, *, port: int | None, judge_url: str, staleness: int
+    ) -> None:
         self.folder = folder
         folder.mkdir(parents=True)
         (folder / "scorer.py").write_text(_SCORER.format(path=str(folder / FAULTS)))

@@ -113,7 +113,7 @@ class RunFolder:
         from plaudit_metrics.sources.samples import read_step_samples
 
         try:
-            stored = read_step_samples(self._folder, step.record.step, step.record.incarnation)
+            stored = read_step_samples(self._folder, step.record.step, step.record.incarnation, slowest=_SAMPLES)
         except (OSError, ValueError):  # not stored (metrics.keepSamples), or being written
             return step
         return KeptSteps().put(step.record, [encode_sample(sample) for sample in stored.samples], stored.groups)

@@ -12,6 +12,7 @@ const TIME = { label: "At", value: (look) => look.time, words: clock, time: true
 const CHOICES = [30, 60, 150, 500];
 const SLOWEST = 10;
 const MOST_LINES = 6;
+const MOST_ROWS = 200;
 
 export class Overview {
   /** @param {function(number): void} choose called with how many steps are to be shown */
@@ -116,9 +117,10 @@ export class Overview {
   /** Shows what only a report contains: the ledger, and every step with its verdict. */
   showReport(steps, ledger) {
     const rows = [...steps].reverse();
+    const all = report.steps;
     this.reported.replaceChildren(
       ledger === null ? "" : section("Ledger", "Every admitted group, by how it ended.", ledgerList(ledger)),
-      section("All steps", `${rows.length} closed steps, newest first.`, table("All steps", [
+      section("All steps", `${all === rows.length ? figure(all) : `The newest ${figure(rows.length)} of ${figure(all)}`} closed steps, newest first.`, growing(rows, (shown) => table("All steps", [
         { label: "Step", cell: stepLink },
         { label: "Waited for", cell: (step) => element("span", {}, swatch(verdictOf(step.verdict).color), step.verdict) },
         { label: "Reward", number: true, cell: (step) => figure(step["reward/mean"]) },
@@ -128,9 +130,17 @@ export class Overview {
         { label: "Staleness", number: true, cell: (step) => figure(ofStaleness("mean")(step)) },
         { label: "Without a score", number: true, cell: (step) => share(step["reward_pipeline/masked_share"]) },
         { label: "Closed", number: true, cell: (step) => moment(step.closed) },
-      ], rows)),
+      ], shown))),
     );
   }
+}
+
+/** A long table: its first rows, and a button that shows the others. */
+function growing(rows, tableOf) {
+  if (rows.length <= MOST_ROWS) return tableOf(rows);
+  const host = element("div", {}, tableOf(rows.slice(0, MOST_ROWS)));
+  const more = element("button", { type: "button", on: { click: () => { host.replaceChildren(tableOf(rows)); more.remove(); } } }, `Show all ${figure(rows.length)}`);
+  return [host, element("p", { class: "more" }, more)];
 }
 
 export function stepLink(step) {
