@@ -104,6 +104,20 @@ def open_step(
     return {"step": number, "seconds": seconds, "waits_for": waits_for, "text": step + "; ".join(facts)}
 
 
+def judges(seen: RunSnapshot) -> list[dict[str, Any]]:
+    """Return what was asked of each judge since the run began, and whether it is asked now."""
+    names = {labels[0] for labels in (*seen.judge_requests, *seen.judge_tokens)}
+    return [
+        {
+            "judge": name,
+            "requests": {labels[1]: count for labels, count in seen.judge_requests.items() if labels[0] == name},
+            "tokens": {labels[1]: count for labels, count in seen.judge_tokens.items() if labels[0] == name},
+            "circuit_open": seen.circuits_open.get(name, False),
+        }
+        for name in sorted(names)
+    ]
+
+
 REDIS_AWAY, REDIS_SLOW = "redis", "redis-slow"
 """What the open step waits for while Redis does not respond, or responds slowly."""
 _REDIS_AWAY_S = 6.0

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plaudit_metrics.service import answers, openapi, page
 from plaudit_metrics.service.openapi import RefusedQueryError, shown, whole_number
+from plaudit_metrics.service.series.run import SERVICE
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.sample_schema import FOLDER, surviving_files
 from plaudit_metrics.sources.samples import (
@@ -88,6 +89,7 @@ class RunApi:
                 Route("/api/v1/verdict", self._verdict),
                 Route("/api/v1/failures", self._failures),
                 Route("/api/v1/queues", self._queues),
+                Route("/api/v1/service", self._service),
                 Route("/api/v1/openapi.json", self._openapi),
                 Route("/healthz", self._healthz),
                 Route("/readyz", self._readyz),
@@ -159,6 +161,12 @@ class RunApi:
         workers = () if opened["waits_for"] == answers.REDIS_AWAY else self._view.snapshot.worker_records
         content = {"run": self._run, "open": opened, "looks": [_look(seen) for seen in looks], "workers": workers}
         return _json(content)
+
+    async def _service(self, _: Request) -> Response:
+        view = self._view
+        if view.series.info.schedule != SERVICE:
+            raise RefusedQueryError(404, "this run trains: it is no scoring service")
+        return _json({"run": self._run} | view.service.summary() | {"judges": answers.judges(view.snapshot)})
 
     async def _healthz(self, _: Request) -> Response:
         return Response("ok\n", media_type="text/plain")

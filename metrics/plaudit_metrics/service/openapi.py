@@ -193,6 +193,11 @@ def _paths() -> dict[str, Any]:
             "Samples without a score since the newest step closed, and the first reason of each kind",
             _object({"run": _TEXT, "samples": _INTEGER, "unscored": _INTEGER, "failures": _array("Failure")}),
         ),
+        "/api/v1/service": _get(
+            "A scoring service: samples of each minute, outcomes, scorers, callers, judges, newest samples",
+            _reference("ScoringService"),
+            fails=("404",),
+        ),
         "/api/v1/queues": _get(
             "Queues, workers and Redis over the last hour (a look every two seconds), and the workers of now",
             queues,
@@ -309,6 +314,10 @@ def _schemas() -> dict[str, Any]:
         ),
         **msgspec.json.schema_components([SampleDetail], ref_template="#/components/schemas/{name}")[1],
         "Failure": _object({"scorer": _TEXT, "outcome": _TEXT, "reason": _TEXT, "count": _INTEGER}),
+        "ScoringService": _object(
+            {"run": _TEXT, "samples": _INTEGER, "outcomes": {"type": "object", "additionalProperties": _INTEGER}}
+            | {key: _objects() for key in ("minutes", "scorers", "callers", "judges", "newest")}
+        ),
         "Look": _object(
             {
                 "time": _NUMBER,
@@ -350,6 +359,10 @@ def _parameter(name: str, description: str, schema: dict[str, Any]) -> dict[str,
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": sorted(properties)}
+
+
+def _objects() -> dict[str, Any]:
+    return {"type": "array", "items": {"type": "object"}}
 
 
 def _array(name: str) -> dict[str, Any]:

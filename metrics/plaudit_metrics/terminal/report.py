@@ -36,7 +36,7 @@ from plaudit_metrics.service.page import library
 from plaudit_metrics.sources.sample_schema import FOLDER, surviving_files
 from plaudit_metrics.sources.samples import detail, listed, read_step_samples
 from plaudit_metrics.sources.search import few_samples
-from plaudit_metrics.sources.steps import FILE_NAME, ClosedStep, StepSamples, read_steps
+from plaudit_metrics.sources.steps import FILE_NAME, ClosedStep, StepSamples, read_ending, read_steps
 from plaudit_metrics.statistics.steps import slowest_samples
 from plaudit_wire.records import StepRecord
 
@@ -71,7 +71,7 @@ def report(run_folder: Path, run: str) -> str:
     """
     records = read_steps(run_folder / FILE_NAME)
     steps = [ClosedStep(_rounded(record)) for record in records[-MOST_STEPS:]]
-    about = {"run": run, "made": time.time(), "steps": len(records)}
+    about = {"run": run, "made": time.time(), "steps": len(records), "ended": read_ending(run_folder)}
     overview = [_charted(step_summary(step)) for step in steps]
     parts: list[dict[str, Any]] = [{"steps": {"run": run, "steps": overview}, "ledger": _ledger(run_folder)}]
     if steps:

@@ -65,15 +65,17 @@ async function viewOf(hash) {
 async function ask() {
   const since = state.looks.at(-1)?.time ?? 0;
   const [queues, { steps }, unscored] = await Promise.all([load("queues", { after: since }), load("steps", { newest: 1 }), load("failures")]);
+  const service = steps.length === 0 ? await load("service") : null;
   const newest = steps.length === 0 ? "none" : `${steps[0].incarnation}.${steps[0].step}`;
   if (newest !== state.newest) {
     await showSteps();
     state.newest = newest;
   }
-  return { queues, unscored, time: queues.looks.at(-1)?.time ?? since };
+  return { queues, unscored, service, time: queues.looks.at(-1)?.time ?? since };
 }
 
-function showNews({ queues, unscored }) {
+function showNews({ queues, unscored, service }) {
+  overview.showService(service);
   overview.showOpen(queues.open);
   overview.showUnscored(unscored);
   if (queues.looks[0]?.time < state.looks.at(-1)?.time) state.looks = [];

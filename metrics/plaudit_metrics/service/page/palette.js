@@ -55,6 +55,9 @@ export const QUEUES = [
   named("ready", "ready → trainer", "--ready_queue"),
 ];
 
+/** Of up to six lines in one chart: those colours that are easiest to keep apart. */
+export const LINES = ["--generation", "--sample_queue", "--score", "--group_scorer", "--limiter", "--ready_queue"];
+
 /** What a step with this verdict waited for. */
 export const VERDICTS = {
   unscored: { words: "scores: too many samples have none", color: "--pause" },
