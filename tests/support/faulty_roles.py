@@ -8,6 +8,7 @@ the heartbeats are real.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -101,7 +102,7 @@ class FaultyRun:
         self.mend()
         about = {"url": server.url, "password": server.password, "port": port, "run": name, "judge_url": judge_url}
         self._settings = {**about, "folder": str(folder), "staleness": staleness}
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._processes: list[asyncio.subprocess.Process] = []
 
     def break_(self, **seconds: float) -> None:
         """Let parts take longer, and all others as long as ever."""
@@ -117,26 +118,33 @@ class FaultyRun:
     async def running(self) -> AsyncIterator[None]:
         """Start the processes; they are killed when the context ends."""
         try:
-            for role in ("rollout-0", "rollout-1", "reward-0", "reward-1", "trainer"):
+            for role in ("rollouts", "reward-0", "reward-1", "trainer"):
                 command = [sys.executable, __file__, role, json.dumps(self._settings)]
-                log = (self.folder / f"{role}.log").open("wb")
-                self._processes[role] = await asyncio.create_subprocess_exec(
-                    *command, stdout=log, stderr=log, env=os.environ | _WITHOUT_TORCH
-                )
+                with (self.folder / f"{role}.log").open("wb") as log:
+                    self._processes.append(
+                        await asyncio.create_subprocess_exec(
+                            *command, stdout=log, stderr=log, env=os.environ | _WITHOUT_TORCH
+                        )
+                    )
             yield
         finally:
-            for process in self._processes.values():
+            for process in self._processes:
                 if process.returncode is None:
                     process.kill()
                     await process.wait()
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                os.kill(self._pid("rollout-1"), signal.SIGKILL)
+
+    def _pid(self, role: str) -> int:
+        return int((self.folder / f"{role}.pid").read_text())
 
     def freeze(self, role: str) -> None:
         """Stop a process where it is."""
-        self._processes[role].send_signal(signal.SIGSTOP)
+        os.kill(self._pid(role), signal.SIGSTOP)
 
     def thaw(self, role: str) -> None:
         """Let it continue."""
-        self._processes[role].send_signal(signal.SIGCONT)
+        os.kill(self._pid(role), signal.SIGCONT)
 
 
 async def _rollout(simulation: Simulation, name: str, stack: AsyncExitStack) -> None:
@@ -176,5 +184,19 @@ async def main(role: str, settings: dict[str, Any]) -> None:
             await simulation.serve(role, asyncio.Event())
 
 
+def of_fork(role: str) -> str:
+    """Return the role of this process; the two rollouts are one until what takes long is imported."""
+    if role != "rollouts":
+        return role
+    import chat_tokenizer
+    import episodes
+
+    del chat_tokenizer, episodes
+    return "rollout-0" if os.fork() else "rollout-1"
+
+
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], json.loads(sys.argv[2])))
+    about = json.loads(sys.argv[2])
+    own_role = of_fork(sys.argv[1])
+    (Path(about["folder"]) / f"{own_role}.pid").write_text(str(os.getpid()))
+    asyncio.run(main(own_role, about))

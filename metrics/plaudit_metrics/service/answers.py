@@ -180,8 +180,8 @@ def _of_replies(seen: RunSnapshot, step_s: float) -> Facts:
 
 def _silence(worker: WorkerRecord, silent_s: float) -> str:
     held = "1 entry" if worker.busy == 1 else f"{worker.busy} entries"
-    work = f"which {worker.doing}," if worker.doing else f"with {held} in work"
-    return f"{worker.worker} {work} has sent no heartbeat for {silent_s:.0f} s: it is frozen or lost"
+    work = f", which {worker.doing}," if worker.doing else f" with {held} in work"
+    return f"{worker.worker}{work} has sent no heartbeat for {silent_s:.0f} s: it is frozen or lost"
 
 
 def _of_scorers(seen: RunSnapshot) -> Facts:
