@@ -159,12 +159,16 @@ class RunApi:
         opened = self._open()
         # While Redis is away nobody knows who lives.
         workers = () if opened["waits_for"] == answers.REDIS_AWAY else self._view.snapshot.worker_records
-        content = {"run": self._run, "open": opened, "looks": [_look(seen) for seen in looks], "workers": workers}
-        return _json(content)
+        content = {"open": opened, "looks": [_look(seen) for seen in looks], "workers": workers}
+        return _json({"run": self._run, "service": self._is_service, **content})
+
+    @property
+    def _is_service(self) -> bool:
+        return self._view.series.info.schedule == SERVICE
 
     async def _service(self, _: Request) -> Response:
         view = self._view
-        if view.series.info.schedule != SERVICE:
+        if not self._is_service:
             raise RefusedQueryError(404, "this run trains: it is no scoring service")
         return _json({"run": self._run} | view.service.summary() | {"judges": answers.judges(view.snapshot)})
 

@@ -157,7 +157,13 @@ def _paths() -> dict[str, Any]:
     steps = _object({"run": _TEXT, "steps": _array("Step")})
     samples = _object({"run": _TEXT, "step": _INTEGER, "samples": _array("Sample")})
     queues = _object(
-        {"run": _TEXT, "open": _reference("OpenStep"), "looks": _array("Look"), "workers": _array("Worker")}
+        {
+            "run": _TEXT,
+            "service": {"type": "boolean", "description": "a scoring service: see /api/v1/service"},
+            "open": _reference("OpenStep"),
+            "looks": _array("Look"),
+            "workers": _array("Worker"),
+        }
     )
     after = {"type": "number", "minimum": 0, "default": 0}
     return {

@@ -65,7 +65,7 @@ async function viewOf(hash) {
 async function ask() {
   const since = state.looks.at(-1)?.time ?? 0;
   const [queues, { steps }, unscored] = await Promise.all([load("queues", { after: since }), load("steps", { newest: 1 }), load("failures")]);
-  const service = steps.length === 0 ? await load("service") : null;
+  const service = queues.service ? await load("service") : null;
   const newest = steps.length === 0 ? "none" : `${steps[0].incarnation}.${steps[0].step}`;
   if (newest !== state.newest) {
     await showSteps();
@@ -77,12 +77,12 @@ async function ask() {
 function showNews({ queues, unscored, service }) {
   overview.showService(service);
   overview.showOpen(queues.open);
-  overview.showUnscored(unscored);
+  overview.showUnscored(unscored, service === null ? "the newest step" : "the metrics service started");
   if (queues.looks[0]?.time < state.looks.at(-1)?.time) state.looks = [];
   state.looks.push(...queues.looks);
   const oldest = (state.looks.at(-1)?.time ?? 0) - HOUR_S;
   state.looks = state.looks.filter((look) => look.time >= oldest);
-  overview.showQueues(state.looks, queues.workers);
+  overview.showQueues(state.looks, queues.workers, queues.open.waits_for === "redis");
 }
 
 function tell({ state: connection, text }) {

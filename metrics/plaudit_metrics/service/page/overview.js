@@ -78,10 +78,10 @@ export class Overview {
       section("Scorers", "Of the newest step.", this.scorers),
       section("Slowest samples", "Of the newest step, from admission to the trainer. Click a bar for details.", this.samples));
     this.queues = element("div", { class: "sections" },
-      element("div", { class: "head" }, element("h2", {}, "Queues")),
-      element("div", { class: "pair" }, this.depth.node, this.age.node),
+      element("div", { class: "head" }, element("h2", {}, "Now")),
+      section("Processes", "Those that sent a heartbeat in the last 20 seconds, and what each does or waits for.", this.workers),
       section("In flight now", "Work that waits or is in progress, by stage, with the age of the oldest.", this.inFlight),
-      section("Processes", "Those that sent a heartbeat in the last 20 seconds, and what each does or waits for.", this.workers));
+      element("div", { class: "pair" }, this.depth.node, this.age.node));
     this.reported = element("div", { class: "sections" });
     this.node = element("div", { class: "sections" }, this.ended, this.open, this.unscored, this.empty, this.service.node, this.ofSteps, report ? null : this.queues, this.rest, this.reported);
   }
@@ -106,8 +106,8 @@ export class Overview {
   }
 
   /** Shows why samples of the open step have no score. */
-  showUnscored(counts) {
-    this.unscored.replaceChildren(unscoredPanel(counts));
+  showUnscored(counts, since) {
+    this.unscored.replaceChildren(unscoredPanel(counts, since));
   }
 
   /** Shows what the open step waits for now. */
@@ -117,11 +117,11 @@ export class Overview {
   }
 
   /** Shows the looks at the queues, oldest first, and the workers of now. */
-  showQueues(looks, workers) {
+  showQueues(looks, workers, away) {
     this.depth.update(looks);
     this.age.update(looks);
     renew(this.inFlight, inFlightTable(looks.at(-1)?.streams ?? {}, workers));
-    renew(this.workers, workersTable(workers));
+    renew(this.workers, away ? element("p", { class: "empty" }, "Redis does not respond: nobody knows which processes live.") : workersTable(workers));
   }
 
   /** Shows what only a report contains: the ledger, and every step with its verdict. */
