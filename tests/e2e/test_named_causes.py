@@ -32,6 +32,10 @@ NAMED_WITHIN_S = 240.0
 """Ten seconds where a processor is free, as the printed table shows."""
 
 
+_HELD_S = 10.0
+"""Other steps are shorter, also where a processor is busy."""
+
+
 @dataclass
 class Observed:
     """A faulty run, its judge, its network and its metrics service."""
@@ -68,14 +72,15 @@ class Observed:
         """Return the closed steps."""
         return read_steps(self.run.folder / "steps.jsonl")
 
-    async def named(self, fault: str, cause: str, words: str) -> None:
-        """Wait until the open step is said to wait for this cause, in these words."""
+    async def named(self, fault: str, cause: str, words: str, held_s: float = _HELD_S) -> None:
+        """Wait until a step that is open for so long is said to wait for this cause, in these words."""
         began, seen = time.monotonic(), dict[str, None]()
 
         async def said() -> bool:
             found = (await self.verdict())["open"]
             seen[f"{found['waits_for']}: {found['text']}"] = None
-            return bool(found["waits_for"] == cause and words in found["text"])
+            held = (found["seconds"] or 0.0) >= held_s
+            return bool(held and found["waits_for"] == cause and words in found["text"])
 
         try:
             await until(said, within_s=NAMED_WITHIN_S, every_s=0.2)
@@ -118,12 +123,12 @@ async def observed(run_name: str, tmp_path: Path) -> AsyncIterator[Observed]:
 
 
 SLOWED = [
-    ("slow scorer", {"scorer": 9.0}, "scorer", "calls of exact in flight", "reward", "The slowest is exact"),
-    ("slow engine", {"engine": 9.0}, "generation", "prompts are with rollouts", "generation", "add rollouts"),
-    ("slow tool", {"tool": 9.0}, "tools", "wait for tools", "tools", "The slowest is press"),
-    ("slow environment", {"environment": 9.0}, "tools", "wait for tools", "tools", "tools of agents"),
-    ("slow trainer", {"trainer": 9.0}, "trainer", "the trainer updates the policy", "trainer", "the update itself"),
-    ("slow weights", {"weights": 9.0}, "weights", "load new weights", "generation", "s to load new weights"),
+    ("slow scorer", {"scorer": 25.0}, "scorer", "calls of exact in flight", "reward", "The slowest is exact"),
+    ("slow engine", {"engine": 25.0}, "generation", "prompts are with rollouts", "generation", "add rollouts"),
+    ("slow tool", {"tool": 25.0}, "tools", "wait for tools", "tools", "The slowest is press"),
+    ("slow environment", {"environment": 25.0}, "tools", "wait for tools", "tools", "tools of agents"),
+    ("slow trainer", {"trainer": 25.0}, "trainer", "the trainer updates the policy", "trainer", "the update itself"),
+    ("slow weights", {"weights": 25.0}, "weights", "load new weights", "generation", "s to load new weights"),
 ]
 
 
@@ -136,14 +141,14 @@ async def test_each_fault_is_named_while_it_lasts_and_in_the_record_of_its_step(
         await observed.recorded(fault, since, verdict, recorded)
 
     since = len(observed.steps())
-    observed.judge_late_s = 3.0
+    observed.judge_late_s = 6.0
     await observed.named("judge at its limit", "limiter", "calls of judge waiting for limits")
     observed.judge_late_s = 0.0
     await observed.recorded("judge at its limit", since, "limiter", "limits of a scorer")
 
     for role, slow, verdict, recorded in (
-        ("reward", {"scorer": 9.0}, "reward-queue", "with a reward worker that was frozen or lost"),
-        ("rollout", {"engine": 9.0}, "generation", "taken over from a rollout that was frozen or lost"),
+        ("reward", {"scorer": 25.0}, "reward-queue", "with a reward worker that was frozen or lost"),
+        ("rollout", {"engine": 25.0}, "generation", "taken over from a rollout that was frozen or lost"),
     ):
         since = len(observed.steps())
         observed.run.break_(**slow)
@@ -158,7 +163,7 @@ async def test_each_fault_is_named_while_it_lasts_and_in_the_record_of_its_step(
     since = len(observed.steps())
     late = random.Random(1)
     observed.network.late_s = lambda: late.uniform(0.1, 0.9)
-    await observed.named("slow Redis", "redis-slow", "for a reply")
+    await observed.named("slow Redis", "redis-slow", "for a reply", held_s=0.0)
     await observed.closed(since + 2)
     observed.network.late_s = lambda: 0.0
     await observed.recorded("slow Redis", since, "redis", "Redis replied slowly")
@@ -167,7 +172,7 @@ async def test_each_fault_is_named_while_it_lasts_and_in_the_record_of_its_step(
     assert observed.redis.pid is not None
     os.kill(observed.redis.pid, signal.SIGSTOP)
     try:
-        await observed.named("paused Redis", "redis", "Redis has not responded")
+        await observed.named("paused Redis", "redis", "Redis has not responded", held_s=0.0)
     finally:
         os.kill(observed.redis.pid, signal.SIGCONT)
     await observed.recorded("paused Redis", since, "redis", "Redis did not answer")

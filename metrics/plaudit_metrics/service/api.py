@@ -168,8 +168,6 @@ class RunApi:
 
     async def _service(self, _: Request) -> Response:
         view = self._view
-        if not self._is_service:
-            raise RefusedQueryError(404, "this run trains: it is no scoring service")
         return _json({"run": self._run} | view.service.summary() | {"judges": answers.judges(view.snapshot)})
 
     async def _healthz(self, _: Request) -> Response:

@@ -202,7 +202,6 @@ def _paths() -> dict[str, Any]:
         "/api/v1/service": _get(
             "A scoring service: samples of each minute, outcomes, scorers, callers, judges, newest samples",
             _reference("ScoringService"),
-            fails=("404",),
         ),
         "/api/v1/queues": _get(
             "Queues, workers and Redis over the last hour (a look every two seconds), and the workers of now",
