@@ -72,13 +72,15 @@ class Observed:
         """Return the closed steps."""
         return read_steps(self.run.folder / "steps.jsonl")
 
-    async def named(self, fault: str, cause: str, words: str, held_s: float = _HELD_S) -> None:
-        """Wait until a step that is open for so long is said to wait for this cause, in these words."""
-        began, seen = time.monotonic(), dict[str, None]()
+    async def named(self, fault: str, cause: str, words: str, held_s: float = _HELD_S) -> int:
+        """Wait until a step that is open for so long is said to wait for this cause, in these words; return its number."""
+        began, seen, step = time.monotonic(), dict[str, None](), 0
 
         async def said() -> bool:
+            nonlocal step
             found = (await self.verdict())["open"]
             seen[f"{found['waits_for']}: {found['text']}"] = None
+            step = found["step"]
             held = (found["seconds"] or 0.0) >= held_s
             return bool(held and found["waits_for"] == cause and words in found["text"])
 
@@ -87,15 +89,14 @@ class Observed:
         except TimeoutError:
             pytest.fail(f"{fault}: {cause!r} with {words!r} was not said, but {list(seen)}")
         self.table += f"{fault:24} {time.monotonic() - began:6.1f} s  {list(seen)[-1]}\n"
+        return step
 
-    async def recorded(self, fault: str, since: int, verdict: str, words: str) -> None:
-        """Wait for the longest step after ``since``, which the fault held, and compare its verdict and explanation."""
-        await self.closed(since + 3)
-        held = max(self.steps()[since:], key=lambda record: record.closed - record.opened)
-        await until(lambda: self._knows(held.step), within_s=30, every_s=0.2)
-        found = await self.service.get(f"steps/{held.step}")
+    async def recorded(self, fault: str, step: int, verdict: str, words: str) -> None:
+        """Wait for the record of the step that the fault held, and for healthy ones; compare its verdict."""
+        await until(lambda: self._knows(step + 1), within_s=400, every_s=0.2)
+        found = await self.service.get(f"steps/{step}")
         assert (found["verdict"], words in found["explanation"]) == (verdict, True), (fault, found)
-        self.table += f"{'':24} step {held.step}: {found['verdict']}. {found['explanation']}\n"
+        self.table += f"{'':24} step {step}: {found['verdict']}. {found['explanation']}\n"
 
     async def _knows(self, step: int) -> bool:
         return "verdict" in await self.service.get(f"steps/{step}")
@@ -123,56 +124,51 @@ async def observed(run_name: str, tmp_path: Path) -> AsyncIterator[Observed]:
 
 
 SLOWED = [
-    ("slow scorer", {"scorer": 25.0}, "scorer", "calls of exact in flight", "reward", "The slowest is exact"),
-    ("slow engine", {"engine": 25.0}, "generation", "prompts are with rollouts", "generation", "add rollouts"),
-    ("slow tool", {"tool": 25.0}, "tools", "wait for tools", "tools", "The slowest is press"),
-    ("slow environment", {"environment": 25.0}, "tools", "wait for tools", "tools", "tools of agents"),
-    ("slow trainer", {"trainer": 25.0}, "trainer", "the trainer updates the policy", "trainer", "the update itself"),
-    ("slow weights", {"weights": 25.0}, "weights", "load new weights", "generation", "s to load new weights"),
+    ("slow scorer", {"scorer": 16.0}, "scorer", "calls of exact in flight", "reward", "The slowest is exact"),
+    ("slow engine", {"engine": 16.0}, "generation", "prompts are with rollouts", "generation", "add rollouts"),
+    ("slow tool", {"tool": 16.0}, "tools", "wait for tools", "tools", "The slowest is press"),
+    ("slow environment", {"environment": 16.0}, "tools", "wait for tools", "tools", "tools of agents"),
+    ("slow trainer", {"trainer": 16.0}, "trainer", "the trainer updates the policy", "trainer", "the update itself"),
+    ("slow weights", {"weights": 16.0}, "weights", "load new weights", "generation", "s to load new weights"),
 ]
 
 
 async def test_each_fault_is_named_while_it_lasts_and_in_the_record_of_its_step(observed: Observed) -> None:
     for fault, seconds, cause, said, verdict, recorded in SLOWED:
-        since = len(observed.steps())
         observed.run.break_(**seconds)
-        await observed.named(fault, cause, said)
+        step = await observed.named(fault, cause, said)
         observed.run.mend()
-        await observed.recorded(fault, since, verdict, recorded)
+        await observed.recorded(fault, step, verdict, recorded)
 
-    since = len(observed.steps())
     observed.judge_late_s = 6.0
-    await observed.named("judge at its limit", "limiter", "calls of judge waiting for limits")
+    step = await observed.named("judge at its limit", "limiter", "calls of judge waiting for limits")
     observed.judge_late_s = 0.0
-    await observed.recorded("judge at its limit", since, "limiter", "limits of a scorer")
+    await observed.recorded("judge at its limit", step, "limiter", "limits of a scorer")
 
     for role, slow, verdict, recorded in (
-        ("reward", {"scorer": 25.0}, "reward-queue", "with a reward worker that was frozen or lost"),
-        ("rollout", {"engine": 25.0}, "generation", "taken over from a rollout that was frozen or lost"),
+        ("reward", {"scorer": 9.0}, "reward-queue", "with a reward worker that was frozen or lost"),
+        ("rollout", {"engine": 9.0}, "generation", "taken over from a rollout that was frozen or lost"),
     ):
-        since = len(observed.steps())
         observed.run.break_(**slow)
         frozen = await observed.busy(role)
         observed.run.freeze(frozen)
         observed.run.mend()
-        await observed.named(f"frozen {role}", f"silent-{role}", f"{frozen} with")
-        await observed.closed(since + 1)
+        step = await observed.named(f"frozen {role}", f"silent-{role}", f"{frozen} with", held_s=0.0)
+        await observed.closed(step)
         observed.run.thaw(frozen)
-        await observed.recorded(f"frozen {role}", since, verdict, recorded)
+        await observed.recorded(f"frozen {role}", step, verdict, recorded)
 
-    since = len(observed.steps())
     late = random.Random(1)
     observed.network.late_s = lambda: late.uniform(0.1, 0.9)
-    await observed.named("slow Redis", "redis-slow", "for a reply", held_s=0.0)
-    await observed.closed(since + 2)
+    step = 1 + await observed.named("slow Redis", "redis-slow", "for a reply", held_s=0.0)
+    await observed.closed(step)
     observed.network.late_s = lambda: 0.0
-    await observed.recorded("slow Redis", since, "redis", "Redis replied slowly")
+    await observed.recorded("slow Redis", step, "redis", "Redis replied slowly")
 
-    since = len(observed.steps())
     assert observed.redis.pid is not None
     os.kill(observed.redis.pid, signal.SIGSTOP)
     try:
-        await observed.named("paused Redis", "redis", "Redis has not responded", held_s=0.0)
+        step = await observed.named("paused Redis", "redis", "Redis has not responded", held_s=0.0)
     finally:
         os.kill(observed.redis.pid, signal.SIGCONT)
-    await observed.recorded("paused Redis", since, "redis", "Redis did not answer")
+    await observed.recorded("paused Redis", step, "redis", "Redis did not answer")
