@@ -73,7 +73,7 @@ class Observed:
         return read_steps(self.run.folder / "steps.jsonl")
 
     async def named(self, fault: str, cause: str, words: str, held_s: float = _HELD_S) -> int:
-        """Wait until a step that is open for so long is said to wait for this cause, in these words; return its number."""
+        """Wait until a step that is open for so long is said to wait for this cause; return its number."""
         began, seen, step = time.monotonic(), dict[str, None](), 0
 
         async def said() -> bool:
