@@ -117,6 +117,8 @@ class _SnapshotTaker:
     async def run(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             try:
+                await self._client.ping()
+                self._view.heard()
                 self._view.observe(await take_snapshot(self._client, self._keys))
                 self.responded_s = time.monotonic()
             except (RedisError, OSError) as error:
