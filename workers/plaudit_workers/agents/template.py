@@ -252,11 +252,12 @@ class _Generators:
         seed &= (1 << 64) - 1
         os.environ["PYTHONHASHSEED"] = str(seed % (1 << 32))  # of Python programs that the sample starts
         random.seed(seed)
+        begins: dict[str, Callable[[Any], Any]] = {
+            "numpy.random": lambda module: module.seed([seed % (1 << 32), seed >> 32]),
+            "torch": lambda module: module.default_generator.manual_seed(seed),
+        }
         later: dict[str, Callable[[Any], Any]] = {}
-        for name, begin in (
-            ("numpy.random", lambda module: module.seed([seed % (1 << 32), seed >> 32])),
-            ("torch", lambda module: module.default_generator.manual_seed(seed)),
-        ):
+        for name, begin in begins.items():
             if (module := sys.modules.get(name)) is not None:
                 begin(module)
             else:
