@@ -40,6 +40,8 @@ from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
 _END_WITHIN_S = 5
+_END_BEHIND_SERVICE_WITHIN_S = 60
+"""Calls in flight when a gateway ends: seconds until they are cut off, where others can serve the next ones."""
 _MOST_CONNECTIONS = 8192
 _MOST_STRANGERS = 1024
 """Connections that have not brought a token yet."""
@@ -63,22 +65,29 @@ class GatewaySettings:
     """``PLAUDIT_GATEWAY_TLS_CERT``: PEM file; empty: plain HTTP."""
     key: str = ""
     """``PLAUDIT_GATEWAY_TLS_KEY``: PEM file."""
+    leaves_s: int = 0
+    """``PLAUDIT_GATEWAY_LEAVES_S``: seconds between SIGTERM and the end, while whatever sends calls here learns of it.
+    Calls are answered, and their connections closed. Default 0: nothing else could serve them."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> GatewaySettings:
         """Read the settings. Raise ``RefusedError`` if one is missing or no port."""
         port, tokens = environment.get("PLAUDIT_GATEWAY_PORT", ""), environment.get("PLAUDIT_GATEWAY_TOKENS", "")
+        leaves_s = environment.get("PLAUDIT_GATEWAY_LEAVES_S", "0")
         if not port.isdigit() or not tokens:
             raise RefusedError(
                 f"PLAUDIT_GATEWAY_PORT is {port!r}, PLAUDIT_GATEWAY_TOKENS {tokens!r}: give a port and a folder with a "
                 "file for each caller. 'plaudit run' sets them for a job without rollout and trainer"
             )
+        if not leaves_s.isdecimal():
+            raise RefusedError(f"PLAUDIT_GATEWAY_LEAVES_S is {leaves_s!r}: give whole seconds, 0 or more")
         return cls(
             environment.get("PLAUDIT_GATEWAY_HOST", "127.0.0.1"),
             int(port),
             Path(tokens),
             environment.get("PLAUDIT_GATEWAY_TLS_CERT", ""),
             environment.get("PLAUDIT_GATEWAY_TLS_KEY", ""),
+            int(leaves_s),
         )
 
 
@@ -133,8 +142,9 @@ def _canary(spec: CanarySpec, compared: CanarySeries) -> Canary:
 async def serve_on(
     gateway: Application, callers: Callers, listener: socket.socket, own: GatewaySettings, stop: asyncio.Event
 ) -> None:
-    """Serve HTTP on a listener until ``stop`` is set. Raises what ends the sessions."""
-    server = HttpServer(_config(gateway, own))
+    """Serve HTTP until ``stop`` is set, and for ``own.leaves_s`` longer. Raises what ends the sessions."""
+    leaving = asyncio.Event()
+    server = HttpServer(_config(gateway, own, leaving))
     address, port = listener.getsockname()[:2]
     logger.info("serving", address=f"{'https' if own.certificate else 'http'}://{address}:{port}")
     async with Supervised() as tasks:
@@ -142,11 +152,15 @@ async def serve_on(
         await callers.is_running.wait()
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await stop.wait()
+        leaving.set()
+        for connection in server.server_state.connections:
+            connection.close_after_its_response()  # type: ignore[union-attr]
+        await asyncio.sleep(own.leaves_s)
         server.should_exit = True
         await serving
 
 
-def _config(gateway: Application, own: GatewaySettings) -> uvicorn.Config:
+def _config(gateway: Application, own: GatewaySettings, leaving: asyncio.Event) -> uvicorn.Config:
     config = uvicorn.Config(
         gateway.asgi(),
         lifespan="off",
@@ -155,7 +169,7 @@ def _config(gateway: Application, own: GatewaySettings) -> uvicorn.Config:
         ws="none",
         limit_concurrency=_MOST_CONNECTIONS,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_END_WITHIN_S,
+        timeout_graceful_shutdown=_END_BEHIND_SERVICE_WITHIN_S if own.leaves_s else _END_WITHIN_S,
         ssl_certfile=own.certificate or None,
         ssl_keyfile=own.key or None,
     )
@@ -164,7 +178,9 @@ def _config(gateway: Application, own: GatewaySettings) -> uvicorn.Config:
     except (OSError, ssl.SSLError) as error:
         raise RefusedError(f"PLAUDIT_GATEWAY_TLS_CERT {own.certificate}: {error}") from error
     config.http_protocol_class = type(
-        "BoundedProtocol", (_Bounded, config.http_protocol_class), {"strangers": Strangers()}
+        "BoundedProtocol",
+        (_Bounded, config.http_protocol_class),
+        {"strangers": Strangers(), "leaving": leaving},
     )
     return config
 
@@ -208,10 +224,14 @@ def _address(connection: Any) -> str:
 class _Bounded(asyncio.Protocol):
     """Bound what may come before a token: uvicorn waits without a limit for the end of a request's headers.
 
+    While the gateway leaves, each response closes its connection, so that the next call goes to another gateway. A
+    connection without a call stays open until then: a client may be about to send one on it.
+
     It stands before uvicorn's protocol of a connection, whose attributes it reads.
     """
 
     strangers: Strangers
+    leaving: asyncio.Event
     transport: Any
     loop: Any
     cycle: Any
@@ -236,6 +256,8 @@ class _Bounded(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         in_head = self.cycle is None or (self.cycle.response_complete and not self.cycle.more_body)
         super().data_received(data)
+        if self.leaving.is_set():
+            self.close_after_its_response()
         if not self._is_idle:
             self._head_has_come()
             return
@@ -244,6 +266,11 @@ class _Bounded(asyncio.Protocol):
         self._head_bytes += len(data) if in_head else 0
         if self._head_bytes > _MOST_HEAD_BYTES:
             self.transport.abort()
+
+    def close_after_its_response(self) -> None:
+        """Close the connection after the response to the newest call, if its headers can still say so."""
+        if self.cycle is not None and not self.cycle.response_started:
+            self.cycle.keep_alive = False
 
     @property
     def _is_idle(self) -> bool:
