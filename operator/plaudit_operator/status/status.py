@@ -18,7 +18,7 @@ from typing import Any, Literal
 from plaudit_job.spec.pod import GPU, PodSpec
 from plaudit_operator import names
 from plaudit_operator.actions import EmitEvent
-from plaudit_operator.admission import RefusedJob
+from plaudit_operator.admission import RefusedJob, lost_nulls
 from plaudit_operator.attempts import group_of, replica_of
 from plaudit_operator.children import transport
 from plaudit_operator.children.context import JobContext
@@ -64,6 +64,10 @@ _RETRIES = "The operator repeats the call every few seconds"
 _LOOK_AT_CLUSTER = (
     "If this stays, look at the API server and at the admission webhooks of the cluster: "
     "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations"
+)
+_LOST = (
+    "kubectl apply lost a null that was to remove a field: {}. Delete the object, and create it by kubectl apply "
+    "--server-side"
 )
 _ANY_POD = "the role's pod"
 _EVENT_TYPES = {
@@ -182,6 +186,8 @@ def status(
     rest: _Rest = "suspended" if suspended else waits
     admitted = _admitted(observed)
     reason, message = context.admitted.reason, context.admitted.message
+    if lost := ", ".join(lost_nulls(observed.job)):
+        message = f"{message}. {_LOST.format(lost)}"
     current = [
         Condition.of(ConditionType.SPEC_VALID, reason == Reason.VALID, reason, message),
         admitted,
