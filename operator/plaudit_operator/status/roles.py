@@ -256,6 +256,10 @@ _REMEDIES = tuple(
             "Raise the namespace's quota of {0}: a job needs a fixed number of them",
         ),
         (
+            r"requested: (pods)=\d+, used",
+            "Raise the namespace's quota of {0}, or lower the replicas; Kubernetes retries",
+        ),
+        (
             r"insufficient quota to match these scopes",
             "Name a priorityClassName in {pod} that a quota of the namespace is for, or have that quota made",
         ),

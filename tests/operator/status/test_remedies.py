@@ -22,7 +22,10 @@ SCHEDULER = {
     "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.": "change its nodeSelector",
 }
 REFUSALS = {
-    "exceeded quota: team, requested: pods=1, used: pods=4, limited: pods=4": "Raise the namespace's quota",
+    "exceeded quota: team, requested: pods=1, used: pods=4, limited: pods=4": "quota of pods, or lower the replicas",
+    "exceeded quota: team, requested: requests.cpu=2, used: requests.cpu=4, limited: requests.cpu=4": (
+        "Raise the namespace's quota or lower spec.rollout.pod.resources"
+    ),
     "exceeded quota: team, requested: limits.ephemeral-storage=1Gi, used: limits.ephemeral-storage=0, limited: "
     "limits.ephemeral-storage=512Mi": "Raise the namespace's quota or lower spec.rollout.pod.resources",
     "exceeded quota: team, requested: persistentvolumeclaims=1,requests.storage=1Gi, used: requests.storage=0, "
