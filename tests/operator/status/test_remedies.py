@@ -9,6 +9,7 @@ from cluster_model import ClusterModel
 from world import World, rljob
 
 from plaudit_operator.cache import Key
+from plaudit_operator.observed import timestamp
 from plaudit_operator.runtime.kube import ApiUnavailableError, InvalidError, KubeError
 
 SCHEDULER = {
@@ -60,6 +61,9 @@ KUBELET = {
     ("ErrImageNeverPull", 'Container image "x:1" is not present with pull policy of Never'): "images.pullPolicy",
     ("RunContainerError", 'exec: "python3": executable file not found in $PATH: unknown'): "from Plaudit's image",
 }
+
+
+INCOMPLETE = "containers with incomplete status: [proxy prepare]"
 
 
 class Troubled(ClusterModel):
@@ -124,6 +128,38 @@ def test_what_the_kubelet_says(case: tuple[str, str]):
     assert found in ("SecretOrConfigMissing", "ImagePullFailed", "Crashing")
     assert message in told
     assert KUBELET[case] in told
+
+
+LATE = {
+    "a sidecar that never gets ready": (
+        {"type": "Initialized", "status": "False", "message": INCOMPLETE},
+        [],
+        INCOMPLETE,
+    ),
+    "a volume that is not mounted": (
+        {"type": "Initialized", "status": "True"},
+        [{"name": "rollout", "image": "x:1", "state": {"waiting": {"reason": "ContainerCreating"}}}],
+        "a volume, Secret or ConfigMap may be missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_pods_that_do_not_start_are_reported_once_they_are_late_without_an_event(case: str):
+    condition, statuses, told = LATE[case]
+    cluster = Troubled({"phase": "Pending", "containerStatuses": statuses})
+    bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(cluster.now)}
+    cluster.status["conditions"] = [bound, condition]  # type: ignore[index]
+    cluster.put(rljob())
+    world = World(cluster=cluster)
+    world.settle()
+    assert told not in world.condition("RolloutReady")["message"]
+    result = world.reconcile()
+    assert result is not None
+    assert result.again_after_s is not None
+    cluster.now += result.again_after_s
+    world.settle()
+    assert told in world.condition("RolloutReady")["message"]
 
 
 @pytest.mark.parametrize(
