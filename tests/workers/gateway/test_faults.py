@@ -138,7 +138,7 @@ async def test_a_gateway_that_leaves_answers_every_call_until_it_has_left(
         gateway.http() as waiting,
         gateway.http() as new,
     ):
-        await until(gateway.is_ready)
+        await until(gateway.is_ready, 120)
         kept = await idle.get("/v1/service")
         assert kept.headers.get("connection") != "close"
         scoring = asyncio.create_task(waiting.post("/v1/score", json=samples()[1]))
@@ -148,7 +148,7 @@ async def test_a_gateway_that_leaves_answers_every_call_until_it_has_left(
         async def leaves() -> bool:
             return (await new.get("/v1/service")).headers.get("connection") == "close"
 
-        await until(leaves)  # and accepts connections meanwhile
+        await until(leaves, 60)  # and accepts connections meanwhile
         last = await idle.get("/v1/service")  # on the connection of the first call
         assert (last.status_code, last.headers["connection"]) == (200, "close")
         async with service.worker():
@@ -162,7 +162,7 @@ async def test_a_gateway_that_has_left_ends(start_service: Any, gateway_process:
         gateway_process(service, leaves_s=1) as gateway,
         gateway.http() as idle,
     ):
-        await until(gateway.is_ready)
+        await until(gateway.is_ready, 120)
         assert (await idle.get("/v1/service")).status_code == 200
         gateway.terminate()
         await until(lambda: gateway.process.poll() is not None)

@@ -42,6 +42,10 @@ logger = get_logger(__name__)
 _END_WITHIN_S = 5
 _END_BEHIND_SERVICE_WITHIN_S = 60
 """Calls in flight when a gateway ends: seconds until they are cut off, where others can serve the next ones."""
+_QUIET_S = 2.0
+_LATEST_S = 30.0
+"""A gateway that leaves stays until no call has come for ``_QUIET_S``, and for ``_LATEST_S`` longer at most: on a busy
+node what sends calls here learns late, and a call may have arrived that was not read yet."""
 _MOST_CONNECTIONS = 8192
 _MOST_STRANGERS = 1024
 """Connections that have not brought a token yet."""
@@ -66,7 +70,7 @@ class GatewaySettings:
     key: str = ""
     """``PLAUDIT_GATEWAY_TLS_KEY``: PEM file."""
     leaves_s: int = 0
-    """``PLAUDIT_GATEWAY_LEAVES_S``: seconds between SIGTERM and the end, while whatever sends calls here learns of it.
+    """``PLAUDIT_GATEWAY_LEAVES_S``: least seconds between SIGTERM and the end, until all that send calls here know it.
     Calls are answered, and their connections closed. Default 0: nothing else could serve them."""
 
     @classmethod
@@ -142,8 +146,8 @@ def _canary(spec: CanarySpec, compared: CanarySeries) -> Canary:
 async def serve_on(
     gateway: Application, callers: Callers, listener: socket.socket, own: GatewaySettings, stop: asyncio.Event
 ) -> None:
-    """Serve HTTP until ``stop`` is set, and for ``own.leaves_s`` longer. Raises what ends the sessions."""
-    leaving = asyncio.Event()
+    """Serve HTTP until ``stop`` is set and the gateway has left. Raises what ends the sessions."""
+    leaving = Leaving()
     server = HttpServer(_config(gateway, own, leaving))
     address, port = listener.getsockname()[:2]
     logger.info("serving", address=f"{'https' if own.certificate else 'http'}://{address}:{port}")
@@ -152,15 +156,16 @@ async def serve_on(
         await callers.is_running.wait()
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await stop.wait()
-        leaving.set()
+        leaving.begun = True
         for connection in server.server_state.connections:
             connection.close_after_its_response()  # type: ignore[union-attr]
-        await asyncio.sleep(own.leaves_s)
+        if own.leaves_s:
+            await leaving.end(own.leaves_s)
         server.should_exit = True
         await serving
 
 
-def _config(gateway: Application, own: GatewaySettings, leaving: asyncio.Event) -> uvicorn.Config:
+def _config(gateway: Application, own: GatewaySettings, leaving: Leaving) -> uvicorn.Config:
     config = uvicorn.Config(
         gateway.asgi(),
         lifespan="off",
@@ -183,6 +188,21 @@ def _config(gateway: Application, own: GatewaySettings, leaving: asyncio.Event) 
         {"strangers": Strangers(), "leaving": leaving},
     )
     return config
+
+
+class Leaving:
+    """Hold whether a gateway leaves, and when the newest call came since."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        self.called_at = 0.0
+
+    async def end(self, least_s: float) -> None:
+        """Wait for ``least_s``, and until no call has come for a while."""
+        clock = asyncio.get_running_loop().time
+        first = clock() + least_s
+        while (left_s := min(max(first, self.called_at + _QUIET_S), first + _LATEST_S) - clock()) > 0:  # noqa: ASYNC110
+            await asyncio.sleep(left_s)
 
 
 class Strangers:
@@ -231,7 +251,7 @@ class _Bounded(asyncio.Protocol):
     """
 
     strangers: Strangers
-    leaving: asyncio.Event
+    leaving: Leaving
     transport: Any
     loop: Any
     cycle: Any
@@ -256,7 +276,8 @@ class _Bounded(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         in_head = self.cycle is None or (self.cycle.response_complete and not self.cycle.more_body)
         super().data_received(data)
-        if self.leaving.is_set():
+        if self.leaving.begun:
+            self.leaving.called_at = self.loop.time()
             self.close_after_its_response()
         if not self._is_idle:
             self._head_has_come()
