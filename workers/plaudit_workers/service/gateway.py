@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,11 @@ async def serve_on(
         for connection in server.server_state.connections:
             connection.close_after_its_response()  # type: ignore[union-attr]
         if own.leaves_s:
-            await leaving.end(own.leaves_s)
+            await leaving.end(own.leaves_s, lambda: _is_asked(listener, server))
+            for accepting in server.servers:  # at once: uvicorn looks at should_exit every 0.1 s
+                accepting.close()
+            for connection in list(server.server_state.connections):
+                connection.shutdown()
         server.should_exit = True
         await serving
 
@@ -190,6 +195,17 @@ def _config(gateway: Application, own: GatewaySettings, leaving: Leaving) -> uvi
     return config
 
 
+def _is_asked(listener: socket.socket, server: HttpServer) -> bool:
+    """Return True if a connection or a part of a call has arrived that was not read yet."""
+    arrived = select.poll()
+    arrived.register(listener.fileno(), select.POLLIN)
+    for connection in server.server_state.connections:
+        there = connection.transport.get_extra_info("socket")
+        if there is not None and there.fileno() >= 0:
+            arrived.register(there.fileno(), select.POLLIN)
+    return bool(arrived.poll(0))
+
+
 class Leaving:
     """Hold whether a gateway leaves, and when the newest call came since."""
 
@@ -197,12 +213,15 @@ class Leaving:
         self.begun = False
         self.called_at = 0.0
 
-    async def end(self, least_s: float) -> None:
-        """Wait for ``least_s``, and until no call has come for a while."""
+    async def end(self, least_s: float, is_asked: Callable[[], bool]) -> None:
+        """Wait for ``least_s``, and until no call has come for a while, nor ``is_asked`` says that one is about to."""
         clock = asyncio.get_running_loop().time
         first = clock() + least_s
-        while (left_s := min(max(first, self.called_at + _QUIET_S), first + _LATEST_S) - clock()) > 0:  # noqa: ASYNC110
-            await asyncio.sleep(left_s)
+        while (left_s := min(max(first, self.called_at + _QUIET_S), first + _LATEST_S) - clock()) > 0 or (
+            clock() < first + _LATEST_S and is_asked()
+        ):
+            self.called_at = self.called_at if left_s > 0 else clock()
+            await asyncio.sleep(max(left_s, 0.01))
 
 
 class Strangers:
