@@ -114,10 +114,11 @@ generate: install ## write the generated files anew
 	$(BIN)/python -m plaudit_operator.crd
 	$(BIN)/python -m plaudit_metrics.generate
 
+# The tests wait most of the time, so that two processes share them, each with a cluster of its own.
 e2e: install $(if $(PLAUDIT_E2E_KUBECONFIG),,cluster-build) ## tests on a real Kubernetes (root), or on that of PLAUDIT_E2E_KUBECONFIG
-	PLAUDIT_E2E=1 $(BIN)/pytest -q tests/e2e_cluster
+	PLAUDIT_E2E=1 $(BIN)/pytest -q --durations 20 $(if $(PLAUDIT_E2E_KUBECONFIG),,--numprocesses 2 --no-loadscope-reorder) tests/e2e_cluster
 
-controllers-build: install cluster-packages ## what e2e-controllers needs: KEDA, metrics-server, Prometheus, and Kueue where its source is
+controllers-build: install cluster-packages ## what e2e-controllers needs: KEDA, Kueue, metrics-server, Prometheus
 	@tests/cluster/controllers/controllers build
 
 # On a cluster of its own, whose folder is here, so that it runs beside another one.

@@ -30,10 +30,13 @@ from plaudit_job.problem import JobError, Problem
 from plaudit_job.spec.rljob import RLJob, Spec
 from plaudit_job.spec.section import Mutable
 from plaudit_operator.names import Reason
+from plaudit_operator.observed import annotations_of
 from plaudit_operator.platform import Platform
 
 Object = Mapping[str, Any]
 S = TypeVar("S", bound=BaseModel)
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_ABSENT = object()
 _KEEPS = "edit rejected, the job keeps its old spec"
 
 
@@ -376,3 +379,31 @@ def _holds_mutable(section: type[BaseModel]) -> bool:
 def digest(data: Any) -> str:
     """Return a short digest of plain data."""
     return hashlib.sha256(msgspec.json.encode(data, order="sorted")).hexdigest()[:16]
+
+
+def lost_nulls(job_object: Object) -> Iterator[str]:
+    """Yield the fields of pod templates that ``kubectl apply`` was given as null, which would remove them, and lost."""
+    written = annotations_of(job_object).get(_LAST_APPLIED, "")
+    if "null" not in written:
+        return
+    try:
+        document = msgspec.json.decode(written)
+    except (ValueError, RecursionError):  # anybody may write an annotation
+        return
+    if isinstance(document, dict):
+        fields = _absent_nulls(document.get("spec"), job_object["spec"], "spec")
+        yield from (field for field in fields if ".template." in field)
+
+
+def _absent_nulls(written: object, present: object, field: str) -> Iterator[str]:
+    """Yield the fields that are null in ``written`` and missing in ``present``."""
+    if written is None and present is _ABSENT:
+        yield field
+    elif isinstance(written, dict):
+        known = present if isinstance(present, Mapping) else {}
+        for name, value in written.items():
+            yield from _absent_nulls(value, known.get(name, _ABSENT), f"{field}.{name}")
+    elif isinstance(written, list):
+        items = present if isinstance(present, list) and len(present) == len(written) else [_ABSENT] * len(written)
+        for number, (value, item) in enumerate(zip(written, items, strict=True)):
+            yield from _absent_nulls(value, item, f"{field}[{number}]")

@@ -33,7 +33,27 @@ def problem_of(pod: Object, now: float) -> tuple[str, str] | None:
         found = _waiting(status, pod, now) or _ended(status)
         if found:
             return found[0], f"{name}: {found[1]}"
+    if is_late(pod, now):
+        for condition in conditions_of(pod):
+            if condition["type"] == "Initialized" and condition["status"] == "False" and condition.get("message"):
+                problem = f"{condition['message']}, 90 s after the pod got its node"
+                return Reason.STARTING, f"{name}: {problem}. The role starts once they have ended or are ready"
     return None
+
+
+def late_at(pod: Object) -> float | None:
+    """Return when a pod with a node that has not started is late (seconds since the epoch); None for other pods."""
+    if is_leaving(pod) or pod.get("status", {}).get("phase") != "Pending":
+        return None
+    bound = (c.get("lastTransitionTime") for c in conditions_of(pod) if c["type"] == "PodScheduled")
+    since = next((seconds(at) for at in bound if at and is_scheduled(pod)), None)
+    return None if since is None else since + _STARTS_WITHIN_S
+
+
+def is_late(pod: Object, now: float) -> bool:
+    """Return True if a pod has had a node for long and has not started."""
+    late = late_at(pod)
+    return late is not None and now >= late
 
 
 def _waiting(status: Object, pod: Object, now: float) -> tuple[str, str] | None:
@@ -49,9 +69,7 @@ def _waiting(status: Object, pod: Object, now: float) -> tuple[str, str] | None:
         return Reason.CONFIG_MISSING, message
     if reason in ("CreateContainerError", "RunContainerError"):
         return Reason.CRASHING, f"{status['name']} cannot start: {message}"
-    created = seconds(pod["metadata"].get("creationTimestamp"))
-    slow = created is not None and now - created > _STARTS_WITHIN_S
-    if reason == "ContainerCreating" and is_scheduled(pod) and slow:
+    if reason == "ContainerCreating" and is_late(pod, now):
         problem = "containers not created after 90 s; a volume, Secret or ConfigMap may be missing"
         return Reason.CONFIG_MISSING, f"{problem}. See kubectl describe pod"
     return None

@@ -1,9 +1,10 @@
 """Tests on a real cluster: ``make e2e``. ``make test`` skips them (they need PLAUDIT_E2E to be set).
 
-They start and stop a cluster of tests/cluster. ``PLAUDIT_E2E_STATE`` is its folder, so that several can run side by
-side; ``PLAUDIT_E2E_KEEP=1`` keeps it running for the next time. ``PLAUDIT_E2E_KUBECONFIG`` names another cluster:
-``PLAUDIT_E2E_VALUES`` is then a file of the chart's values with images that it can pull, ``images.gpu`` with torch and
-vLLM, and ``PLAUDIT_E2E_STORAGE_CLASS`` a class of volumes that many pods can write to (default: the cluster's).
+They start and stop a cluster of tests/cluster, one for each process of pytest-xdist. ``PLAUDIT_E2E_STATE`` is its
+folder, so that several can run side by side; ``PLAUDIT_E2E_KEEP=1`` keeps it running for the next time.
+``PLAUDIT_E2E_KUBECONFIG`` names another cluster: ``PLAUDIT_E2E_VALUES`` is then a file of the chart's values with
+images that it can pull, ``images.gpu`` with torch and vLLM, and ``PLAUDIT_E2E_STORAGE_CLASS`` a class of volumes that
+many pods can write to (default: the cluster's).
 """
 
 from __future__ import annotations
@@ -29,11 +30,17 @@ from real_cluster import Cluster, harness  # noqa: E402
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 
 
+LONGEST = ("test_faults", "test_upgrade", "test_describe")
+"""Files that begin first, so that the processes that share the tests end at about the same time."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The chart's operator looks after every namespace: tests with one of their own come before, its end comes last."""
 
-    def turn(item: pytest.Item) -> int:
-        return (item.path.stem == "test_uninstall") + ("installed" in getattr(item, "fixturenames", ()))
+    def turn(item: pytest.Item) -> tuple[int, int]:
+        stem = item.path.stem
+        part = (stem == "test_uninstall") + ("installed" in getattr(item, "fixturenames", ()))
+        return part, LONGEST.index(stem) if stem in LONGEST else len(LONGEST)
 
     items.sort(key=turn)
 
@@ -42,12 +49,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def images_under_way(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[subprocess.Popen[str] | None]:
-    """Images are built while the first tests wait for a cluster; the folder of archives is the last argument."""
+    """Images are built while the first tests wait for a cluster, once for all processes that share the tests."""
     wanted = any("installed" in getattr(item, "fixturenames", ()) for item in request.session.items)
     if not wanted or os.environ.get("PLAUDIT_E2E_KUBECONFIG"):
         yield None
         return
-    command = [sys.executable, str(HERE / "images.py"), str(tmp_path_factory.mktemp("images"))]
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "images"
+    command = [sys.executable, str(HERE / "images.py"), str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as building:
         yield building
         building.terminate()

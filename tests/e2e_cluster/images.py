@@ -7,6 +7,7 @@ official image is not available everywhere) and libnuma, which vLLM for CPUs nee
 
 from __future__ import annotations
 
+import fcntl
 import re
 import shutil
 import subprocess
@@ -22,16 +23,25 @@ _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
 def main(folder: Path | None) -> None:
-    """Build missing images, and write their archives if a folder is given."""
+    """Build missing images, and write their archives if a folder is given, one process after the other."""
+    with Path(tempfile.gettempdir(), "plaudit-images.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        written = folder / "archives" if folder else None
+        if written is None or not written.exists():
+            archives = _build(folder)
+            if written:
+                written.write_text("".join(f"{archive}\n" for archive in archives))
+        sys.stdout.write(written.read_text() if written else "")
+
+
+def _build(folder: Path | None) -> list[Path]:
     if subprocess.run(["buildah", "inspect", BASE], capture_output=True, check=False).returncode:
         _make_base()
     options = ["--layers", "--isolation", "chroot", "--pull-never", "-q", *_trust()]
     for name, dockerfile in ((OPERATOR, "operator/Dockerfile"), (WORKER, "workers/Dockerfile")):
         _run("buildah", "bud", *options, "-f", dockerfile, "-t", name, ".")
     _run("buildah", "tag", BASE, REDIS)
-    if folder:
-        for name in (OPERATOR, WORKER, REDIS):
-            _write(name, folder)
+    return [_write(name, folder) for name in (OPERATOR, WORKER, REDIS)] if folder else []
 
 
 def _make_base() -> None:
@@ -60,12 +70,12 @@ def _mirror() -> str:
     sys.exit("no Debian mirror in /etc/apt/sources.list or sources.list.d: the images' base is made from it")
 
 
-def _write(name: str, folder: Path) -> None:
+def _write(name: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     archive = folder / (name.rpartition("/")[2].partition(":")[0] + ".tar")
     archive.unlink(missing_ok=True)
     _run("buildah", "push", "-q", name, f"docker-archive:{archive}:{name}")
-    sys.stdout.write(f"{archive}\n")
+    return archive
 
 
 def _run(*argv: str) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,15 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 
 
+def state_folder() -> str:
+    """Return the folder of the tests' cluster, one for each process of pytest-xdist; empty: the harness's default."""
+    given, worker = os.environ.get("PLAUDIT_E2E_STATE", ""), os.environ.get("PYTEST_XDIST_WORKER", "")
+    return f"{given or Path(tempfile.gettempdir(), 'plaudit-e2e')}-{worker}" if worker else given
+
+
 def harness(command: str, *arguments: str) -> list[str]:
-    """Return a command of the harness for the cluster of ``PLAUDIT_E2E_STATE``."""
-    state = os.environ.get("PLAUDIT_E2E_STATE")
+    """Return a command of the harness for the tests' cluster."""
+    state = state_folder()
     options = ["--state", state] if state else []
     return [str(ROOT / "tests" / "cluster" / "cluster"), command, *options, *arguments]
 

@@ -1,4 +1,8 @@
-"""Examples in pods: rollouts, reward workers, a reward model and a trainer learn, with and without tools."""
+"""Examples in pods with real models: rollouts, reward workers, a reward model and a trainer, with and without tools.
+
+A few steps show that the parts work together in pods. That models learn is shown by tests/e2e, which runs the same
+examples on this machine for as long as that takes.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,13 @@ from real_cluster import Cluster
 
 pytestmark = pytest.mark.timeout(1200)
 
-STEPS = 110
-TOOL_STEPS = 40
+STEPS = 10
+TOOL_STEPS = 5
 JOB = "copy-digits"
 CHILDREN = "deployment,statefulset,job,pod,service,serviceaccount,configmap,secret,networkpolicy,pdb,pvc"
 
 
-def test_a_job_learns_completes_and_leaves_nothing_behind(shared: Cluster):
+def test_a_job_trains_completes_and_leaves_nothing_behind(shared: Cluster):
     before = names(shared)
     job = training.copy_digits(STEPS, JOB, lifecycle={"cleanup": "None"})
     job["spec"]["rollout"]["replicas"] = 2
@@ -39,20 +43,21 @@ def test_a_job_learns_completes_and_leaves_nothing_behind(shared: Cluster):
     assert status["progress"]["step"] == STEPS
     assert not status.get("restarts")
     rows = training.steps(shared, job)
-    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
-    assert rewards[0] <= 0.3
-    assert sum(rewards[-10:]) / 10 >= 0.75
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert all(row["reward/mean"] > 0 and row["actor/grad_norm"] > 0 for row in rows)
+    # Each step was generated with the weights of the one before, which the rollouts had to fetch.
+    assert {row["reward_pipeline/staleness/max"] for row in rows} == {0}
     ledger = training.ledger(shared, job)
     assert ledger["trained"] == STEPS * job["spec"]["algorithm"]["promptsPerStep"]
     assert ledger["admitted"] == ledger["trained"] + ledger["dropped"] + ledger["evaluated"] + ledger["open"]
     assert not ledger["problems"]
     assert any(row.get("reward_pipeline/scorer/preference/value/mean") is not None for row in rows)
-    assert all(row["timing_s/wait_for_gpus"] > 0 for row in rows if row["step"] > 0)
+    assert all(row["timing_s/wait_for_gpus"] > 0 for row in rows)
     shared.kubectl("--namespace", training.NAMESPACE, "delete", "rlj", JOB)
     shared.until("nothing left behind", lambda: not left(shared, before), 120)
 
 
-def test_a_model_learns_to_call_a_tool(shared: Cluster):
+def test_a_model_calls_a_tool(shared: Cluster):
     done = shared.apply(*training.tools(TOOL_STEPS))
     assert done.returncode == 0, done.stderr
 
@@ -63,10 +68,8 @@ def test_a_model_learns_to_call_a_tool(shared: Cluster):
     job = shared.until("the end of the job", ended, 900)
     assert job["status"]["phase"] == "Complete", job["status"]["conditions"]
     rows = training.steps(shared, job)
-    rewards = [row["reward/mean"] for row in rows]
-    assert rewards[0] <= 0.1
-    assert sum(rewards[-5:]) / 5 >= 0.5
-    assert rows[-1]["reward_pipeline/tool/open_safe/outcome/ok"] > rows[0]["reward_pipeline/tool/open_safe/outcome/ok"]
+    assert [row["step"] for row in rows] == list(range(1, TOOL_STEPS + 1))
+    assert any(row["reward_pipeline/tool/open_safe/outcome/ok"] > 0 for row in rows)
     assert not training.ledger(shared, job)["problems"]
     shared.kubectl("--namespace", training.NAMESPACE, "delete", "rlj/tools", "configmap/tools")
 

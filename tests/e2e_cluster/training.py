@@ -1,7 +1,7 @@
 """The jobs of the tests, and their prerequisites in a cluster: a volume with models and data, torch and vLLM.
 
 torch and vLLM take 5 GB, and no image of these tests contains them. A cluster on this machine mounts the checkout's own
-environment as a read-only volume; on another cluster ``images.gpu`` provides them.
+environment as a read-only volume, with what `make install` compiled; on another cluster ``images.gpu`` provides them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ for example, folder in (
 ):
     sys.argv = ["prepare.py", "--folder", folder]
     runpy.run_path(f"/examples/{example}/prepare.py", run_name="__main__")
-import vllm.v1.engine.llm_engine  # its modules are compiled here once, not by every pod
 """
 
 
@@ -53,8 +52,6 @@ def heavy(own: bool = "PLAUDIT_E2E_KUBECONFIG" not in os.environ) -> dict[str, A
         return {}
     variables = {
         "PYTHONPATH": "/packages",
-        "PYTHONPYCACHEPREFIX": "/plaudit/pycache",
-        "PYTHONDONTWRITEBYTECODE": "",
         "HF_HUB_OFFLINE": "1",
         "TORCHDYNAMO_DISABLE": "1",
     }

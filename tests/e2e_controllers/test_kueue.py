@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from controllers import missing, with_controllers
+from controllers import with_controllers
 from idle_jobs import NAMESPACE, prepare
 from queued_jobs import GPUS_OF_A_JOB, PODS_OF_A_JOB, Faults, QueuedJobs, create_queue, queued_job
 from real_cluster import Cluster
@@ -26,8 +26,6 @@ def jobs(definition: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """Yield a namespace with Kueue's queue ``team`` and an operator of its own."""
     if not definition.own:
         pytest.skip("needs a cluster whose GPUs nobody else uses")
-    if reason := missing("kueue"):
-        pytest.skip(reason)
     folder = tmp_path_factory.mktemp("kueue")
     prepare(definition, folder)
     with_controllers(definition, "kueue")

@@ -210,3 +210,49 @@ def test_a_rollback_that_takes_fields_of_the_newer_version_out_of_the_spec_chang
     world.cluster.end_trainer(0)
     world.settle()
     assert world.status["phase"] == "Complete"
+
+
+def applied(spec: dict[str, Any], written: Any) -> dict[str, Any]:
+    """Return a job as ``kubectl apply`` stores it: its annotation holds what the user wrote."""
+    job = rljob(**spec)
+    job["metadata"]["annotations"] = {
+        "kubectl.kubernetes.io/last-applied-configuration": written if isinstance(written, str) else json.dumps(written)
+    }
+    return job
+
+
+def test_a_null_that_kubectl_apply_lost_is_named():
+    sidecars = [{"name": "proxy", "image": "x:1"}]
+    template = {"spec": {"containers": sidecars, "securityContext": {}}}
+    lost = {"spec": {"containers": [{**sidecars[0], "command": None}], "securityContext": {"fsGroup": None}}}
+    rollout = {"replicas": 1, "pod": {"template": template}}
+    job = applied({"rollout": rollout}, {"spec": {"rollout": {**rollout, "pod": {"template": lost}}}})
+    world = World(job)
+    world.settle()
+    valid = world.condition("SpecValid")
+    field = "spec.rollout.pod.template.spec"
+    assert valid["status"] == "True"
+    assert f"{field}.containers[0].command, {field}.securityContext.fsGroup" in valid["message"]
+    assert "kubectl apply --server-side" in valid["message"]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {
+            "spec": {"rollout": {"pod": {"template": {"spec": {"hostname": None}}}}}
+        },  # it is there, or was replaced since
+        {"spec": {"seed": None}},
+        {"spec": None},
+        [None],
+        "null",
+        "null {",
+        '{"null": ' * 3000,
+    ],
+    ids=str,
+)
+def test_other_nulls_are_not(written: Any):
+    rollout = {"replicas": 1, "pod": {"template": {"spec": {"hostname": "x"}}}}
+    world = World(applied({"rollout": rollout}, written))
+    world.settle()
+    assert "null" not in world.condition("SpecValid")["message"]

@@ -84,8 +84,6 @@ class RolePod:
     """Secrets that the process reads as files, ``<secrets folder>/<name>/<key>``."""
     joins_run: bool = True
     """True if it connects to the run's Redis and uses the run's folder."""
-    before_stop: list[str] = field(default_factory=list)
-    """Command that runs before SIGTERM is sent."""
     restart_policy: str = "Always"
     pod_fields: Manifest = field(default_factory=dict)
     """Additional fields of the pod's spec."""
@@ -187,8 +185,6 @@ def _container(context: JobContext, process: RolePod) -> Manifest:
         container["envFrom"] = process.pod.env_from
     if process.ports:
         container["ports"] = [{"name": name, "containerPort": port} for name, port in process.ports.items()]
-    if process.before_stop:
-        container["lifecycle"] = {"preStop": {"exec": {"command": process.before_stop}}}
     if process.probe:
         container["readinessProbe"] = {**process.probe, "periodSeconds": 3, "timeoutSeconds": 3, "failureThreshold": 3}
     if process.liveness:
@@ -200,7 +196,7 @@ def _container(context: JobContext, process: RolePod) -> Manifest:
 
 def _prepare(context: JobContext, process: RolePod) -> Manifest:
     container = _container(context, process)
-    for name in ("ports", "lifecycle", "readinessProbe", "livenessProbe", "startupProbe", "envFrom"):
+    for name in ("ports", "readinessProbe", "livenessProbe", "startupProbe", "envFrom"):
         container.pop(name, None)
     container["resources"] = small_resources(process.pod)
     return container | {"name": _PREPARE_NAME, "command": ["python3", "-c", _PREPARE]}

@@ -63,8 +63,9 @@ _LAST_UPDATE_WITHIN_S = 600
 """Time that the trainer has after SIGTERM to finish its update and write a checkpoint."""
 _DIGITS = 10
 _LEAVES_AFTER_S = 8
-_PAUSE = ["sleep", str(_LEAVES_AFTER_S)]
-"""A gateway that ends accepts calls until the nodes have learnt that it leaves: seconds after its deletion."""
+"""A gateway that ends answers calls until the nodes have learnt that it leaves: seconds after its deletion."""
+_LAST_CALLS_WITHIN_S = 90
+"""Time that the gateway then allows for calls that still come, and for those in flight."""
 _ALL_ADDRESSES = "0.0.0.0"  # noqa: S104
 _HEALTH_PORT = {"PLAUDIT_HEALTH_PORT": str(names.HEALTH_PORT)}
 _RANK = {"fieldRef": {"fieldPath": f"metadata.annotations['{names.COMPLETION_INDEX}']"}}
@@ -152,13 +153,13 @@ def gateway_template(context: JobContext) -> Manifest:
             "PLAUDIT_GATEWAY_HOST": _ALL_ADDRESSES,
             "PLAUDIT_GATEWAY_PORT": str(names.GATEWAY_PORT),
             "PLAUDIT_GATEWAY_TOKENS": TOKENS_FOLDER,
+            "PLAUDIT_GATEWAY_LEAVES_S": str(_LEAVES_AFTER_S),
         },
         ports={"http": names.GATEWAY_PORT, "health": names.HEALTH_PORT},
         probe=http_probe("/readyz", "health"),
         liveness=http_probe("/healthz", "health"),
-        grace_s=30 + _LEAVES_AFTER_S,
+        grace_s=_LEAVES_AFTER_S + _LAST_CALLS_WITHIN_S + 12,
         pod_fields=spread(context, GATEWAY_ROLE),
-        before_stop=_PAUSE,
         labels={**context.uses_labels, **settings},
         secrets=(token,) if token else (),
         # The whole Secret: each key that a person adds is a further caller.

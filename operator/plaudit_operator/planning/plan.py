@@ -41,7 +41,7 @@ from plaudit_operator.children.roles import (
 from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import Observed, attempt_of, owner_uid
 from plaudit_operator.planning.rendering import Rendering, rendering
-from plaudit_operator.pod_state import is_leaving
+from plaudit_operator.pod_state import is_leaving, late_at
 from plaudit_operator.policies import (
     Deadline,
     inherited_problem,
@@ -140,6 +140,7 @@ def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
         deadline.left_s if deadline else None,
         pause_s or None,
         observed.look_for_refusals_after_s,
+        min((late - now for pod in observed.pods if (late := late_at(pod)) is not None and late > now), default=None),
         _LOOK_AGAIN_S if context.admitted.reason in _LACKS_OTHERS else None,
         PROGRESS_EVERY_S if report["phase"] in ("Running", "Degraded") else None,
     )

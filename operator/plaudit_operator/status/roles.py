@@ -244,14 +244,36 @@ _REMEDIES = tuple(
             r"volume node affinity conflict|find available persistent volumes",
             "Add nodes where the volume is (its zone), or use a claim of a StorageClass that any node can mount",
         ),
+        (r"ReadWriteOncePod", "Use a claim with access mode ReadWriteMany: the pods of a job share it"),
         # a quota, a LimitRange
         (r"must specify ([a-z.-]+)", "Set {0} in {pod}.resources: a quota of the namespace counts it"),
+        (
+            r"requested: (?:[^:]*,)?(requests\.storage|persistentvolumeclaims|[^=,]*\bstorageclass\.[^=,]*)=",
+            "Raise the namespace's quota of {0}, or lower spec.transport.managed.storage; Kubernetes retries",
+        ),
+        (
+            r"requested: (?:[^:]*,)?(count/[^=,]*|services|configmaps|secrets)=",
+            "Raise the namespace's quota of {0}: a job needs a fixed number of them",
+        ),
+        (
+            r"requested: (pods)=\d+, used",
+            "Raise the namespace's quota of {0}, or lower the replicas; Kubernetes retries",
+        ),
+        (
+            r"insufficient quota to match these scopes",
+            "Name a priorityClassName in {pod} that a quota of the namespace is for, or have that quota made",
+        ),
         (r"exceeded quota", "Raise the namespace's quota or lower {pod}.resources; Kubernetes retries"),
+        (
+            r"(?:maximum|minimum) storage usage per PersistentVolumeClaim",
+            "Change spec.transport.managed.storage to what the namespace's LimitRange allows, or have that changed",
+        ),
         (
             r"(?:maximum|minimum) [a-z-]+ usage per|max limit to request ratio",
             "Change {pod}.resources to what the namespace's LimitRange allows, or have that changed",
         ),
         # admission
+        (r"because it is being terminated", "The namespace is being deleted: apply the job in another one"),
         (
             r"violates PodSecurity",
             "Take what the message names out of {pod}.template, or use a namespace with another pod-security label",
@@ -289,6 +311,11 @@ _REMEDIES = tuple(
         (
             r"runAsNonRoot and image will run as root|non-numeric user",
             "Build the image with a numeric USER other than 0, or set the chart's runAsUser",
+        ),
+        (
+            r"(?i)unauthorized|authentication required|pull access denied|no basic auth credentials",
+            "Create the pull Secret in the job's namespace (the chart's images.pullSecret, or imagePullSecrets of "
+            "{pod}.template) for this registry, or correct the image",
         ),
         (
             r"ErrImageNeverPull|is not present with pull policy of Never",

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from plaudit_job.spec.pod import GPU, PodSpec
 from plaudit_operator import names
 from plaudit_operator.actions import EmitEvent
-from plaudit_operator.admission import RefusedJob
+from plaudit_operator.admission import RefusedJob, lost_nulls
 from plaudit_operator.attempts import group_of, replica_of
 from plaudit_operator.children import transport
 from plaudit_operator.children.context import JobContext
@@ -38,7 +38,7 @@ from plaudit_operator.pod_state import is_leaving, is_over, is_scheduled
 from plaudit_operator.policies import GangWait
 from plaudit_operator.runtime.kinds import POD_GROUP, RLJOB
 from plaudit_operator.status.conditions import Condition, degraded, healthy, merged, phase, summary
-from plaudit_operator.status.roles import RoleState, lack_of
+from plaudit_operator.status.roles import RoleState, lack_of, remedy_of
 
 Status = dict[str, Any]
 _Rest = Literal["", "suspended", "queue", "room"]
@@ -60,10 +60,16 @@ _ROLE_OF = {
     ConditionType.REWARD_READY: "reward",
     ConditionType.TRAINER_RUNNING: "trainer",
 }
-_RETRIES = (
-    "The operator repeats the call every few seconds. If this stays, look at the API server and at the admission "
-    "webhooks of the cluster: kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations"
+_RETRIES = "The operator repeats the call every few seconds"
+_LOOK_AT_CLUSTER = (
+    "If this stays, look at the API server and at the admission webhooks of the cluster: "
+    "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations"
 )
+_LOST = (
+    "kubectl apply lost a null that was to remove a field: {}. Delete the object, and create it by kubectl apply "
+    "--server-side"
+)
+_ANY_POD = "the role's pod"
 _EVENT_TYPES = {
     (ConditionType.SPEC_VALID, "True"): "Normal",
     (ConditionType.SPEC_VALID, "False"): "Warning",
@@ -180,6 +186,8 @@ def status(
     rest: _Rest = "suspended" if suspended else waits
     admitted = _admitted(observed)
     reason, message = context.admitted.reason, context.admitted.message
+    if lost := ", ".join(lost_nulls(observed.job)):
+        message = f"{message}. {_LOST.format(lost)}"
     current = [
         Condition.of(ConditionType.SPEC_VALID, reason == Reason.VALID, reason, message),
         admitted,
@@ -234,16 +242,19 @@ def _admitted(observed: Observed) -> Condition:
         held = _HAS_ENDED if observed.ended else "all objects of the job exist"
         return Condition.of(ConditionType.ADMITTED, True, Reason.ADMITTED, held)
     message = "; ".join(f"{kind} {name}: {why}" for (kind, name), why in sorted(problems.items()))
+    remedy = ". ".join(dict.fromkeys(filter(None, (remedy_of(problems[key], _ANY_POD) for key in sorted(problems)))))
     if not observed.refusals:
         if all(OF_EARLIER_JOB in why for why in problems.values()):
             return Condition.of(ConditionType.ADMITTED, False, Reason.AWAITING_DELETION, message)
-        return Condition.of(ConditionType.ADMITTED, False, Reason.CALL_FAILED, f"{message}. {_RETRIES}")
+        return Condition.of(
+            ConditionType.ADMITTED, False, Reason.CALL_FAILED, f"{message}. {_RETRIES}. {remedy or _LOOK_AT_CLUSTER}"
+        )
     reason = Reason.REFUSED_BY_CLUSTER
     if any("is not this job's" in why for why in observed.refusals.values()):
         reason = Reason.NAME_TAKEN
     elif any(kind == POD_GROUP.kind and NO_SUCH_KIND in why for (kind, _), why in observed.refusals.items()):
         reason, message = Reason.GANG_UNAVAILABLE, _NO_GANGS
-    return Condition.of(ConditionType.ADMITTED, False, reason, message)
+    return Condition.of(ConditionType.ADMITTED, False, reason, f"{message}. {remedy}" if remedy else message)
 
 
 def _ready(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest) -> Iterator[Condition]:

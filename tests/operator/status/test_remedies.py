@@ -9,6 +9,8 @@ from cluster_model import ClusterModel
 from world import World, rljob
 
 from plaudit_operator.cache import Key
+from plaudit_operator.observed import timestamp
+from plaudit_operator.runtime.kube import ApiUnavailableError, InvalidError, KubeError
 
 SCHEDULER = {
     '0/2 nodes are available: persistentvolumeclaim "shared" not found.': "Create the PersistentVolumeClaim shared",
@@ -16,10 +18,25 @@ SCHEDULER = {
     "0/4 nodes are available: 4 node(s) had volume node affinity conflict.": "where the volume is",
     "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.": "Add nodes, or lower spec.rollout.pod.resources",
     "0/2 nodes are available: 2 node(s) had untolerated taint {gpu: }.": "change its nodeSelector or tolerations",
+    "0/2 nodes are available: 1 node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod "
+    "access mode.": "Use a claim with access mode ReadWriteMany",
     "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.": "change its nodeSelector",
 }
 REFUSALS = {
-    "exceeded quota: team, requested: pods=1, used: pods=4, limited: pods=4": "Raise the namespace's quota",
+    "exceeded quota: team, requested: pods=1, used: pods=4, limited: pods=4": "quota of pods, or lower the replicas",
+    "exceeded quota: team, requested: requests.cpu=2, used: requests.cpu=4, limited: requests.cpu=4": (
+        "Raise the namespace's quota or lower spec.rollout.pod.resources"
+    ),
+    "exceeded quota: team, requested: limits.ephemeral-storage=1Gi, used: limits.ephemeral-storage=0, limited: "
+    "limits.ephemeral-storage=512Mi": "Raise the namespace's quota or lower spec.rollout.pod.resources",
+    "exceeded quota: team, requested: persistentvolumeclaims=1,requests.storage=1Gi, used: requests.storage=0, "
+    "limited: requests.storage=0": "or lower spec.transport.managed.storage",
+    "exceeded quota: team, requested: fast.storageclass.storage.k8s.io/requests.storage=1Gi, used: 0, limited: 0": (
+        "quota of fast.storageclass.storage.k8s.io/requests.storage, or lower spec.transport.managed.storage"
+    ),
+    "maximum storage usage per PersistentVolumeClaim is 1Gi, but request is 10Gi": "Change spec.transport.managed",
+    "insufficient quota to match these scopes: [{PriorityClass In [high]}]": "Name a priorityClassName in spec.rollout",
+    "unable to create new content in namespace a because it is being terminated": "apply the job in another one",
     "failed quota: team: must specify limits.cpu for: prepare,rollout": "Set limits.cpu in spec.rollout.pod.resources",
     "failed quota: team: must specify requests.ephemeral-storage for: rollout": "Set requests.ephemeral-storage in",
     "maximum cpu usage per Container is 2, but limit is 4": "LimitRange allows",
@@ -38,10 +55,15 @@ KUBELET = {
     ("CreateContainerConfigError", "couldn't find key token in Secret default/hub"): "Add the key token to default/hub",
     ("CreateContainerConfigError", "container has runAsNonRoot and image will run as root (pod: x)"): "a numeric USER",
     ("ErrImagePull", "rpc error: not found"): "set spec.rollout.pod.image in a new job",
+    ("ErrImagePull", "failed to authorize: unexpected status from GET request: 401 Unauthorized"): "the pull Secret in",
+    ("ErrImagePull", "pull access denied, repository does not exist"): "imagePullSecrets of spec.rollout.pod.template",
     ("InvalidImageName", 'couldn\'t parse image name "A:"'): "set spec.rollout.pod.image in a new job",
     ("ErrImageNeverPull", 'Container image "x:1" is not present with pull policy of Never'): "images.pullPolicy",
     ("RunContainerError", 'exec: "python3": executable file not found in $PATH: unknown'): "from Plaudit's image",
 }
+
+
+INCOMPLETE = "containers with incomplete status: [proxy prepare]"
 
 
 class Troubled(ClusterModel):
@@ -106,6 +128,76 @@ def test_what_the_kubelet_says(case: tuple[str, str]):
     assert found in ("SecretOrConfigMissing", "ImagePullFailed", "Crashing")
     assert message in told
     assert KUBELET[case] in told
+
+
+LATE = {
+    "a sidecar that never gets ready": (
+        {"type": "Initialized", "status": "False", "message": INCOMPLETE},
+        [],
+        INCOMPLETE,
+    ),
+    "a volume that is not mounted": (
+        {"type": "Initialized", "status": "True"},
+        [{"name": "rollout", "image": "x:1", "state": {"waiting": {"reason": "ContainerCreating"}}}],
+        "a volume, Secret or ConfigMap may be missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_pods_that_do_not_start_are_reported_once_they_are_late_without_an_event(case: str):
+    condition, statuses, told = LATE[case]
+    cluster = Troubled({"phase": "Pending", "containerStatuses": statuses})
+    bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(cluster.now)}
+    cluster.status["conditions"] = [bound, condition]  # type: ignore[index]
+    cluster.put(rljob())
+    world = World(cluster=cluster)
+    world.settle()
+    assert told not in world.condition("RolloutReady")["message"]
+    result = world.reconcile()
+    assert result is not None
+    assert result.again_after_s is not None
+    cluster.now += result.again_after_s
+    world.settle()
+    assert told in world.condition("RolloutReady")["message"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "told"),
+    [
+        (
+            InvalidError("exceeded quota: q, requested: count/deployments.apps=1, used: count/deployments.apps=2", 403),
+            "RefusedByCluster",
+            "Raise the namespace's quota of count/deployments.apps",
+        ),
+        (
+            InvalidError("unable to create new content in namespace a because it is being terminated", 403),
+            "RefusedByCluster",
+            "The namespace is being deleted",
+        ),
+        (
+            ApiUnavailableError('failed calling webhook "a.b.c": context deadline exceeded', 500),
+            "CallFailed",
+            "The operator repeats the call every few seconds. The admission webhook a.b.c does not answer",
+        ),
+        (ApiUnavailableError("etcdserver: leader changed", 500), "CallFailed", "look at the API server"),
+    ],
+    ids=["quota", "namespace", "webhook", "server"],
+)
+def test_what_the_api_server_says_to_an_object(error: KubeError, reason: str, told: str):
+    world = World(rljob())
+
+    def fail(call: str) -> None:
+        if call == "create Deployment job-reward":
+            raise error
+
+    world.cluster.before = fail
+    world.deliver()
+    world.reconcile()
+    admitted = world.condition("Admitted")
+    assert (admitted["status"], admitted["reason"]) == ("False", reason)
+    assert f"Deployment job-reward: {error}. " in admitted["message"]
+    assert told in admitted["message"]
 
 
 def test_binary_files_are_refused_by_name():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -99,6 +100,7 @@ class GatewayProcess:
     tokens: Path
     port: int
     health_port: int
+    leaves_s: int = 0
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -112,6 +114,7 @@ class GatewayProcess:
             "PLAUDIT_GATEWAY_PORT": str(self.port),
             "PLAUDIT_GATEWAY_TOKENS": str(self.tokens),
             "PLAUDIT_HEALTH_PORT": str(self.health_port),
+            "PLAUDIT_GATEWAY_LEAVES_S": str(self.leaves_s),
         }
         self.process = subprocess.Popen([sys.executable, "-m", "plaudit_workers.gateway"], env=environment)
 
@@ -120,14 +123,33 @@ class GatewayProcess:
         self.process.kill()
         self.process.wait()
 
+    def terminate(self) -> None:
+        assert self.process is not None
+        self.process.terminate()
+
+    def http(self) -> httpx.AsyncClient:
+        return Gateway(f"http://127.0.0.1:{self.port}").http()
+
+    async def is_ready(self) -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return (await self._page("/readyz")).status_code == 200
+        return False
+
+    async def has_series(self, line: str) -> bool:
+        return line in (await self._page("/metrics")).text
+
+    async def _page(self, path: str) -> httpx.Response:
+        async with httpx.AsyncClient() as http:
+            return await http.get(f"http://127.0.0.1:{self.health_port}{path}")
+
 
 @pytest.fixture
-def gateway_process(tmp_path: Path, tokens: Path) -> Callable[[Running], AbstractAsyncContextManager[GatewayProcess]]:
+def gateway_process(tmp_path: Path, tokens: Path) -> Callable[..., AbstractAsyncContextManager[GatewayProcess]]:
     """A gateway of a service, in a process of its own."""
 
     @asynccontextmanager
-    async def start(service: Running) -> AsyncIterator[GatewayProcess]:
-        gateway = GatewayProcess(service, tmp_path / "job.yaml", tokens, free_port(), free_port())
+    async def start(service: Running, leaves_s: int = 0) -> AsyncIterator[GatewayProcess]:
+        gateway = GatewayProcess(service, tmp_path / "job.yaml", tokens, free_port(), free_port(), leaves_s)
         gateway.start()
         try:
             yield gateway

@@ -11,6 +11,7 @@ import pytest
 from plaudit_client import Result, RewardClient, UnavailableError
 from plaudit_workers.cli import main
 from plaudit_workers.launch.redis import RedisServer
+from waiting import until
 
 COUNT = 400
 
@@ -125,3 +126,46 @@ def pause(server: RedisServer) -> None:
     with redis.Redis.from_url(server.url, password=server.password) as client:
         client.client_kill_filter(_type="normal", skipme=True)
         client.client_pause(1000)
+
+
+async def test_a_gateway_that_leaves_answers_every_call_until_it_has_left(
+    start_service: Any, gateway_process: Any
+) -> None:
+    async with (
+        start_service(workers=0) as service,
+        gateway_process(service, leaves_s=3600) as gateway,
+        gateway.http() as idle,
+        gateway.http() as waiting,
+        gateway.http() as new,
+    ):
+        await until(gateway.is_ready, 120)
+        kept = await idle.get("/v1/service")
+        assert kept.headers.get("connection") != "close"
+        scoring = asyncio.create_task(waiting.post("/v1/score", json=samples()[1]))
+        await until(lambda: gateway.has_series("plaudit_gateway_awaited 1.0"))
+        gateway.terminate()
+
+        async def leaves() -> bool:
+            return (await new.get("/v1/service")).headers.get("connection") == "close"
+
+        await until(leaves, 60)  # and accepts connections meanwhile
+        last = await idle.get("/v1/service")  # on the connection of the first call
+        assert (last.status_code, last.headers["connection"]) == (200, "close")
+        async with service.worker():
+            answer = await scoring
+            assert (answer.json()["outcome"], answer.headers["connection"]) == ("scored", "close")
+
+
+async def test_a_gateway_that_has_left_ends(start_service: Any, gateway_process: Any) -> None:
+    async with (
+        start_service(workers=0) as service,
+        gateway_process(service, leaves_s=1) as gateway,
+        gateway.http() as idle,
+    ):
+        await until(gateway.is_ready, 120)
+        assert (await idle.get("/v1/service")).status_code == 200
+        gateway.terminate()
+        await until(lambda: gateway.process.poll() is not None)
+        assert gateway.process.returncode == 0
+        with pytest.raises(httpx.ConnectError):
+            await idle.get("/v1/service")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,12 @@ from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
 _END_WITHIN_S = 5
+_END_BEHIND_SERVICE_WITHIN_S = 60
+"""Calls in flight when a gateway ends: seconds until they are cut off, where others can serve the next ones."""
+_QUIET_S = 2.0
+_LATEST_S = 30.0
+"""A gateway that leaves stays until no call has come for ``_QUIET_S``, and for ``_LATEST_S`` longer at most: on a busy
+node what sends calls here learns late, and a call may have arrived that was not read yet."""
 _MOST_CONNECTIONS = 8192
 _MOST_STRANGERS = 1024
 """Connections that have not brought a token yet."""
@@ -63,22 +70,29 @@ class GatewaySettings:
     """``PLAUDIT_GATEWAY_TLS_CERT``: PEM file; empty: plain HTTP."""
     key: str = ""
     """``PLAUDIT_GATEWAY_TLS_KEY``: PEM file."""
+    leaves_s: int = 0
+    """``PLAUDIT_GATEWAY_LEAVES_S``: least seconds between SIGTERM and the end, until all that send calls here know it.
+    Calls are answered, and their connections closed. Default 0: nothing else could serve them."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> GatewaySettings:
         """Read the settings. Raise ``RefusedError`` if one is missing or no port."""
         port, tokens = environment.get("PLAUDIT_GATEWAY_PORT", ""), environment.get("PLAUDIT_GATEWAY_TOKENS", "")
+        leaves_s = environment.get("PLAUDIT_GATEWAY_LEAVES_S", "0")
         if not port.isdigit() or not tokens:
             raise RefusedError(
                 f"PLAUDIT_GATEWAY_PORT is {port!r}, PLAUDIT_GATEWAY_TOKENS {tokens!r}: give a port and a folder with a "
                 "file for each caller. 'plaudit run' sets them for a job without rollout and trainer"
             )
+        if not leaves_s.isdecimal():
+            raise RefusedError(f"PLAUDIT_GATEWAY_LEAVES_S is {leaves_s!r}: give whole seconds, 0 or more")
         return cls(
             environment.get("PLAUDIT_GATEWAY_HOST", "127.0.0.1"),
             int(port),
             Path(tokens),
             environment.get("PLAUDIT_GATEWAY_TLS_CERT", ""),
             environment.get("PLAUDIT_GATEWAY_TLS_KEY", ""),
+            int(leaves_s),
         )
 
 
@@ -133,8 +147,9 @@ def _canary(spec: CanarySpec, compared: CanarySeries) -> Canary:
 async def serve_on(
     gateway: Application, callers: Callers, listener: socket.socket, own: GatewaySettings, stop: asyncio.Event
 ) -> None:
-    """Serve HTTP on a listener until ``stop`` is set. Raises what ends the sessions."""
-    server = HttpServer(_config(gateway, own))
+    """Serve HTTP until ``stop`` is set and the gateway has left. Raises what ends the sessions."""
+    leaving = Leaving()
+    server = HttpServer(_config(gateway, own, leaving))
     address, port = listener.getsockname()[:2]
     logger.info("serving", address=f"{'https' if own.certificate else 'http'}://{address}:{port}")
     async with Supervised() as tasks:
@@ -142,11 +157,20 @@ async def serve_on(
         await callers.is_running.wait()
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await stop.wait()
+        leaving.begun = True
+        for connection in server.server_state.connections:
+            connection.close_after_its_response()  # type: ignore[union-attr]
+        if own.leaves_s:
+            await leaving.end(own.leaves_s, lambda: _is_asked(listener, server))
+            for accepting in server.servers:  # at once: uvicorn looks at should_exit every 0.1 s
+                accepting.close()
+            for connection in list(server.server_state.connections):
+                connection.shutdown()
         server.should_exit = True
         await serving
 
 
-def _config(gateway: Application, own: GatewaySettings) -> uvicorn.Config:
+def _config(gateway: Application, own: GatewaySettings, leaving: Leaving) -> uvicorn.Config:
     config = uvicorn.Config(
         gateway.asgi(),
         lifespan="off",
@@ -155,7 +179,7 @@ def _config(gateway: Application, own: GatewaySettings) -> uvicorn.Config:
         ws="none",
         limit_concurrency=_MOST_CONNECTIONS,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_END_WITHIN_S,
+        timeout_graceful_shutdown=_END_BEHIND_SERVICE_WITHIN_S if own.leaves_s else _END_WITHIN_S,
         ssl_certfile=own.certificate or None,
         ssl_keyfile=own.key or None,
     )
@@ -164,9 +188,40 @@ def _config(gateway: Application, own: GatewaySettings) -> uvicorn.Config:
     except (OSError, ssl.SSLError) as error:
         raise RefusedError(f"PLAUDIT_GATEWAY_TLS_CERT {own.certificate}: {error}") from error
     config.http_protocol_class = type(
-        "BoundedProtocol", (_Bounded, config.http_protocol_class), {"strangers": Strangers()}
+        "BoundedProtocol",
+        (_Bounded, config.http_protocol_class),
+        {"strangers": Strangers(), "leaving": leaving},
     )
     return config
+
+
+def _is_asked(listener: socket.socket, server: HttpServer) -> bool:
+    """Return True if a connection or a part of a call has arrived that was not read yet."""
+    arrived = select.poll()
+    arrived.register(listener.fileno(), select.POLLIN)
+    for connection in server.server_state.connections:
+        there = connection.transport.get_extra_info("socket")
+        if there is not None and there.fileno() >= 0:
+            arrived.register(there.fileno(), select.POLLIN)
+    return bool(arrived.poll(0))
+
+
+class Leaving:
+    """Hold whether a gateway leaves, and when the newest call came since."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        self.called_at = 0.0
+
+    async def end(self, least_s: float, is_asked: Callable[[], bool]) -> None:
+        """Wait for ``least_s``, and until no call has come for a while, nor ``is_asked`` says that one is about to."""
+        clock = asyncio.get_running_loop().time
+        first = clock() + least_s
+        while (left_s := min(max(first, self.called_at + _QUIET_S), first + _LATEST_S) - clock()) > 0 or (
+            clock() < first + _LATEST_S and is_asked()
+        ):
+            self.called_at = self.called_at if left_s > 0 else clock()
+            await asyncio.sleep(max(left_s, 0.01))
 
 
 class Strangers:
@@ -208,10 +263,14 @@ def _address(connection: Any) -> str:
 class _Bounded(asyncio.Protocol):
     """Bound what may come before a token: uvicorn waits without a limit for the end of a request's headers.
 
+    While the gateway leaves, each response closes its connection, so that the next call goes to another gateway. A
+    connection without a call stays open until then: a client may be about to send one on it.
+
     It stands before uvicorn's protocol of a connection, whose attributes it reads.
     """
 
     strangers: Strangers
+    leaving: Leaving
     transport: Any
     loop: Any
     cycle: Any
@@ -236,6 +295,9 @@ class _Bounded(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         in_head = self.cycle is None or (self.cycle.response_complete and not self.cycle.more_body)
         super().data_received(data)
+        if self.leaving.begun:
+            self.leaving.called_at = self.loop.time()
+            self.close_after_its_response()
         if not self._is_idle:
             self._head_has_come()
             return
@@ -244,6 +306,11 @@ class _Bounded(asyncio.Protocol):
         self._head_bytes += len(data) if in_head else 0
         if self._head_bytes > _MOST_HEAD_BYTES:
             self.transport.abort()
+
+    def close_after_its_response(self) -> None:
+        """Close the connection after the response to the newest call, if its headers can still say so."""
+        if self.cycle is not None and not self.cycle.response_started:
+            self.cycle.keep_alive = False
 
     @property
     def _is_idle(self) -> bool:
