@@ -31,6 +31,7 @@ def scorer_problems(spec: Spec) -> Iterator[Problem]:
         yield from _http_problems(field, scorer)
         yield from _service_problems(f"{field}.service", scorer.service)
         yield from _limits_problems(field, scorer)
+        yield from _audit(field, scorer, spec)
     if spec.reward.gateway.canary:
         yield from _service_problems("spec.reward.gateway.canary.service", spec.reward.gateway.canary.service)
     yield from _combine(spec)
@@ -97,12 +98,53 @@ def _when(field: str, scorer: ScorerSpec, earlier: list[ScorerSpec]) -> Iterator
             "Name an earlier scorer, or move this one after it",
             also=tuple(f"spec.reward.scorers[{i}].name" for i in range(len(earlier))),
         )
+    elif target.audit is not None:
+        yield Problem(
+            f"{field}.when.scorer",
+            f"{target.name!r} audits: it scores a few groups, after their step",
+            "Name a scorer without audit",
+        )
     elif target.scope == "group":
         yield Problem(
             f"{field}.when.scorer",
             f"{target.name!r} scores groups, after all their samples are scored",
             "Name a scorer with scope sample",
         )
+
+
+def _audit(field: str, scorer: ScorerSpec, spec: Spec) -> Iterator[Problem]:
+    """Check a scorer that audits: it belongs to stored samples of a trainer, and to no reward."""
+    if scorer.audit is None:
+        return
+    if not spec.trains:
+        yield Problem(
+            f"{field}.audit",
+            "reads the samples that a trainer stores, but this job has no trainer",
+            "Audit in the job that trains, which may call this service (kind: service), or score stored samples with "
+            "plaudit rescore",
+        )
+    elif not spec.metrics.keep_samples:
+        yield Problem(
+            f"{field}.audit",
+            "reads stored samples, but metrics.keepSamples is false",
+            "Remove keepSamples: false, or the audit",
+            also=("spec.metrics.keepSamples",),
+        )
+    elif spec.data.images is not None:
+        yield Problem(
+            f"{field}.audit",
+            "reads stored samples, which hold no images",
+            "Remove the audit",
+            also=("spec.data.images",),
+        )
+    for name, given, remedy in (
+        ("weight", scorer.weight not in (0.0, 1.0), "Remove it: an auditor is no part of the reward"),
+        ("when", scorer.when is not None, "Remove it: an auditor scores all samples of its groups"),
+        ("onFailure", scorer.on_failure is not None, "Remove it: a failed audit is counted and changes nothing"),
+        ("cache", scorer.cache is not None, "Remove it: an auditor scores every sample once"),
+    ):
+        if given:
+            yield Problem(f"{field}.{name}", "cannot be combined with audit", remedy, also=(f"{field}.audit",))
 
 
 def _scope(field: str, scorer: ScorerSpec, spec: Spec) -> Iterator[Problem]:
@@ -135,8 +177,10 @@ def _scope(field: str, scorer: ScorerSpec, spec: Spec) -> Iterator[Problem]:
 
 
 def _combine(spec: Spec) -> Iterator[Problem]:
-    scorers, combine = spec.reward.scorers, spec.reward.combine
-    if combine.kind == "weightedSum" and all(scorer.weight == 0 for scorer in scorers):
+    scorers, combine = spec.reward.rewarding.scorers, spec.reward.combine
+    if not scorers:
+        yield Problem("spec.reward.scorers", "all audit, so nothing gives a reward", "Add a scorer without audit")
+    elif combine.kind == "weightedSum" and all(scorer.weight == 0 for scorer in scorers):
         yield Problem(
             "spec.reward.scorers",
             "all have weight 0, so every reward is 0",

@@ -212,6 +212,8 @@ class RunPlan:
     models_sleep: bool = False
     """Served models do, or some of them."""
     keep_samples: bool = True
+    auditors: Mapping[str, AuditSpec] = MappingProxyType({})
+    """The scorers that only audit, by name."""
     skip_solved: SolvedRule | None = None
     """The prompts that are skipped because the run has always solved them; None: none."""
     retry_pauses_s: tuple[float, ...] = (10.0, 60.0, 300.0)
@@ -249,6 +251,7 @@ class RunPlan:
             rollouts_sleep=spec.rollout.sleep_during_updates,
             models_sleep=spec.reward.sleeping_models,
             keep_samples=spec.metrics.keep_samples,
+            auditors=spec.reward.auditors,
             skip_solved=None if solved is None else SolvedRule(solved.threshold, solved.min_visits),
         )
 

@@ -16,6 +16,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from plaudit_metrics.monitoring.rules import RECENT_STEPS
+from plaudit_metrics.service.series.audits import AUDIT_GAUGES
 from plaudit_metrics.service.series.collectors import UNTRACED, Labelled, Naming, counter_family, gauge_family
 from plaudit_metrics.service.series.sample import SampleSeries
 from plaudit_metrics.service.series.snapshot import SnapshotSeries
@@ -117,6 +118,7 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[StepRecord], Labelled]
         _scorer_seconds,
     ),
     ("plaudit_last_step_tool_seconds", "Seconds of a tool's calls", ("tool", "statistic"), _tool_seconds),
+    *AUDIT_GAUGES,
 )
 """Name, help text and labels of a gauge of the newest closed step, and its values by label values."""
 

@@ -1,0 +1,53 @@
+"""The gauges of auditors: their figures over the newest steps, as the newest closed step has them.
+
+The metrics service reads them from the step's record, where the trainer has put them (``statistics.audits``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from plaudit_metrics.service.series.collectors import Labelled
+from plaudit_metrics.statistics.audits import KEY
+from plaudit_wire.records import StepRecord
+
+_BOUNDS = {"": "mean", "_low": "low", "_high": "high"}
+
+
+def _figures(step: StepRecord) -> Iterator[tuple[str, str, float]]:
+    for key, value in step.statistics.items():
+        if key.startswith(KEY):
+            auditor, _, figure = key.removeprefix(KEY).partition("/")
+            yield auditor, figure, value
+
+
+def _with_bounds(name: str, step: StepRecord) -> Labelled:
+    wanted = {f"{name}{ending}": statistic for ending, statistic in _BOUNDS.items()}
+    return {(auditor, wanted[figure]): value for auditor, figure, value in _figures(step) if figure in wanted}
+
+
+def _single(name: str, step: StepRecord) -> Labelled:
+    return {(auditor,): value for auditor, figure, value in _figures(step) if figure == name}
+
+
+_BOUNDED = {
+    "value": ("plaudit_audit_value", "Mean value of an auditor over the audited samples of 20 steps, with its interval"),
+    "reward": ("plaudit_audit_reward", "Mean reward of the same samples, with its interval"),
+    "gap": ("plaudit_audit_gap", "An auditor's mean over reinforced samples less its mean over the others"),
+    "agreement": ("plaudit_audit_agreement", "Rank correlation of reward and auditor within groups, -1 to 1"),
+}
+_SINGLE = {
+    "groups": ("plaudit_audit_groups", "Audited groups of 20 steps"),
+    "failed": ("plaudit_audit_failed_samples", "Samples of them that an auditor gave no value"),
+    "waiting": ("plaudit_audit_waiting_groups", "Drawn groups of 20 steps that are not audited yet"),
+    "diverges": (
+        "plaudit_audit_divergence_probability",
+        "Probability that chance alone lets the reward rise and an auditor fall as seen",
+    ),
+}
+AUDIT_GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[StepRecord], Labelled]], ...] = (
+    *((name, text, ("scorer", "statistic"), partial(_with_bounds, figure)) for figure, (name, text) in _BOUNDED.items()),
+    *((name, text, ("scorer",), partial(_single, figure)) for figure, (name, text) in _SINGLE.items()),
+)
+"""Name, help text and labels of each gauge, and its values by label values."""
