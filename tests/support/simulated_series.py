@@ -300,6 +300,7 @@ class Run:
             else 0.4,
             "plaudit_last_step_zero_variance_share": 1.0 if zero or fault in ("uniform", "equal rewards") else 0.3,
             "plaudit_last_step_truncated_share": 0.6 if fault in ("truncation", "equal and truncated") else 0.05,
+            'plaudit_audit_divergence_probability{scorer="honest"}': 0.002 if fault == "divergence" else 0.2,
             "plaudit_last_step_masked_share": 0.5 if fault == "equal and failed" else 0.02,
             "plaudit_last_step_logprob_mismatch": 0.45 if fault == "mismatch" else 0.15,
             "plaudit_last_step_skipped_updates": 1.0 if fault == "no gradient" else 0.0,

@@ -238,6 +238,16 @@ _LEARNING = (
         panel="Groups that train nothing",
     ),
     Alert(
+        "RewardDiverges",
+        "warning",
+        "{{ $labels.run }}: the reward rises while auditor {{ $labels.scorer }} gives less.",
+        "Chance alone does this with a probability of {{ $value | humanizePercentage }}. The policy has probably found "
+        "a hole in the reward. `plaudit audit RUN` names the samples.",
+        "min_over_time(plaudit_audit_divergence_probability[10m]) < <divergenceProbability>",
+        held="0m",
+        panel="Reward and auditors",
+    ),
+    Alert(
         "TruncationHigh",
         "warning",
         "{{ $labels.run }}: {{ $value | humanizePercentage }} of the responses end at the token limit.",

@@ -16,35 +16,11 @@ import msgspec
 from plaudit_metrics.sources.sample_schema import FOLDER as SAMPLES
 from plaudit_metrics.sources.sample_schema import surviving_files
 from plaudit_metrics.sources.steps import append_line
-from plaudit_wire.records import ScorerRecord
+from plaudit_metrics.statistics.audits import AuditedGroup
 
 FOLDER = "audits"
 """Folder of the files, in the run's folder."""
 _PARTS = 1 << 16
-
-
-class AuditedSample(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One sample of an audited group."""
-
-    index: int
-    score: float | None
-    """The reward that the trainer used; None: it had none."""
-    audits: dict[str, ScorerRecord]
-    """The auditors' results by their names."""
-
-
-class AuditedGroup(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The audits of one group."""
-
-    group: str
-    step: int
-    data_source: str
-    samples: list[AuditedSample]
-
-    @property
-    def auditors(self) -> set[str]:
-        """Return the names of the scorers that have audited the group."""
-        return {name for sample in self.samples for name in sample.audits}
 
 
 def is_drawn(group: str, step: int, share: float, every_steps: int) -> bool:

@@ -22,8 +22,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from plaudit_metrics.sources.audits import AuditedGroup
 from plaudit_metrics.statistics.integrity import Estimate
+from plaudit_wire.records import ScorerRecord
 
 KEY = "audit/"
 """Prefix of the figures of a step."""
@@ -32,13 +32,37 @@ WINDOW_STEPS = 20
 BLOCKS = 24
 """The trend is over so many of the newest blocks."""
 GROUPS_A_BLOCK = 4
-TREND_STEPS = 200
+TREND_STEPS = 1000
 """It looks back no further than so many steps."""
 _RESAMPLES = 400
 _TAIL = 0.025
 _FIGURES = ("value", "reward", "gap", "agreement")
 _EQUAL = 1e-12
 Floats = NDArray[np.float64]
+
+
+class AuditedSample(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One sample of an audited group."""
+
+    index: int
+    score: float | None
+    """The reward that the trainer used; None: it had none."""
+    audits: dict[str, ScorerRecord]
+    """The auditors' results by their names."""
+
+
+class AuditedGroup(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The audits of one group."""
+
+    group: str
+    step: int
+    data_source: str
+    samples: list[AuditedSample]
+
+    @property
+    def auditors(self) -> set[str]:
+        """Return the names of the scorers that have audited the group."""
+        return {name for sample in self.samples for name in sample.audits}
 
 
 class GroupFigures(msgspec.Struct, frozen=True):
@@ -156,9 +180,7 @@ def trend(figures: Sequence[GroupFigures]) -> Trend | None:
     if len(blocks) < BLOCKS:
         return None
     means = {name: np.array([_mean([getattr(each, name) for each in block]) for block in blocks]) for name in _FIGURES}
-    return Trend(
-        len(blocks), _rises(means["reward"]), _rises(-means["value"]), _rises(-means["gap"])
-    )
+    return Trend(len(blocks), _rises(means["reward"]), _rises(-means["value"]), _rises(-means["gap"]))
 
 
 def _blocks(figures: Sequence[GroupFigures]) -> list[list[GroupFigures]]:
@@ -219,5 +241,5 @@ def agreement_by_source(groups: Sequence[AuditedGroup], auditor: str) -> dict[st
     by_source: dict[str, list[float]] = {}
     for each in group_figures(groups, auditor):
         by_source.setdefault(each.data_source, []).append(each.agreement)
-    means = {source: _mean(values) for source, values in by_source.items()}
-    return dict(sorted(((name, mean) for name, mean in means.items() if not math.isnan(mean)), key=lambda each: each[1]))
+    means = {source: mean for source, values in by_source.items() if not math.isnan(mean := _mean(values))}
+    return dict(sorted(means.items(), key=lambda each: each[1]))

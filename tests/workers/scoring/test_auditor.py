@@ -12,8 +12,9 @@ import pytest
 
 from builders import make_body, make_prompt
 from plaudit_job.spec.rewards import RewardSpec
-from plaudit_metrics.sources.audits import AuditedGroup, audits_file, is_drawn, read_audits, run_audits
+from plaudit_metrics.sources.audits import audits_file, is_drawn, read_audits, run_audits
 from plaudit_metrics.sources.sample_schema import samples_file
+from plaudit_metrics.statistics.audits import AuditedGroup
 from plaudit_wire.records import GroupRecord, ScoringRecord, Stamps
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.redis import RedisServer

@@ -19,8 +19,6 @@ import pyarrow.parquet
 
 from plaudit_job.spec.rewards import AuditSpec, RewardSpec
 from plaudit_metrics.sources.audits import (
-    AuditedGroup,
-    AuditedSample,
     append_audit,
     audits_file,
     is_drawn,
@@ -33,6 +31,7 @@ from plaudit_metrics.sources.sample_schema import (
     scorer_input,
     surviving_files,
 )
+from plaudit_metrics.statistics.audits import AuditedGroup, AuditedSample
 from plaudit_reward.pipeline import Pipeline
 from plaudit_wire.errors import RefusedError, described
 from plaudit_wire.logs import get_logger

@@ -11,12 +11,13 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from plaudit_job.spec.rewards import AuditSpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.rollout import SamplingSpec
 from plaudit_wire.logs import get_logger
@@ -212,7 +213,7 @@ class RunPlan:
     models_sleep: bool = False
     """Served models do, or some of them."""
     keep_samples: bool = True
-    auditors: Mapping[str, AuditSpec] = MappingProxyType({})
+    auditors: Mapping[str, AuditSpec] = field(default_factory=dict)
     """The scorers that only audit, by name."""
     skip_solved: SolvedRule | None = None
     """The prompts that are skipped because the run has always solved them; None: none."""

@@ -32,8 +32,11 @@ def _single(name: str, step: StepRecord) -> Labelled:
 
 
 _BOUNDED = {
-    "value": ("plaudit_audit_value", "Mean value of an auditor over the audited samples of 20 steps, with its interval"),
-    "reward": ("plaudit_audit_reward", "Mean reward of the same samples, with its interval"),
+    "value": (
+        "plaudit_audit_value",
+        "Mean value of an auditor over the audited samples of 20 steps; its interval",
+    ),
+    "reward": ("plaudit_audit_reward", "Mean reward of the same samples; its interval"),
     "gap": ("plaudit_audit_gap", "An auditor's mean over reinforced samples less its mean over the others"),
     "agreement": ("plaudit_audit_agreement", "Rank correlation of reward and auditor within groups, -1 to 1"),
 }
@@ -47,7 +50,10 @@ _SINGLE = {
     ),
 }
 AUDIT_GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[StepRecord], Labelled]], ...] = (
-    *((name, text, ("scorer", "statistic"), partial(_with_bounds, figure)) for figure, (name, text) in _BOUNDED.items()),
+    *(
+        (name, text, ("scorer", "statistic"), partial(_with_bounds, figure))
+        for figure, (name, text) in _BOUNDED.items()
+    ),
     *((name, text, ("scorer",), partial(_single, figure)) for figure, (name, text) in _SINGLE.items()),
 )
 """Name, help text and labels of each gauge, and its values by label values."""
