@@ -183,6 +183,38 @@ def trend(figures: Sequence[GroupFigures]) -> Trend | None:
     return Trend(len(blocks), _rises(means["reward"]), _rises(-means["value"]), _rises(-means["gap"]))
 
 
+class Disagreement(msgspec.Struct, frozen=True):
+    """A sample that the reward ranks higher among the audited ones than the auditor does."""
+
+    step: int
+    group: str
+    index: int
+    reward: float
+    value: float
+    ranks: float
+    """Its rank by reward less its rank by the auditor, as a share of the samples: -1 to 1."""
+
+
+def disagreements(groups: Sequence[AuditedGroup], auditor: str, most: int) -> list[Disagreement]:
+    """Return the samples that the reward ranks furthest above the auditor, the widest first."""
+    found = [
+        (group, sample.index, sample.score, record.value)
+        for group in groups
+        for sample in group.samples
+        if (record := sample.audits.get(auditor)) is not None and record.value is not None and sample.score is not None
+    ]
+    if not found:
+        return []
+    rewards, values = (np.array([each[place] for each in found], dtype=np.float64) for place in (2, 3))
+    apart = (_ranks(rewards) - _ranks(values)) / len(found)
+    return [
+        Disagreement(group.step, group.group, index, float(rewards[place]), float(values[place]), float(apart[place]))
+        for place in np.argsort(-apart, kind="stable")[:most].tolist()
+        if apart[place] > 0
+        for group, index, _, _ in [found[place]]
+    ]
+
+
 def _blocks(figures: Sequence[GroupFigures]) -> list[list[GroupFigures]]:
     blocks: list[list[GroupFigures]] = [[]]
     for each in sorted(figures, key=lambda each: each.step):
