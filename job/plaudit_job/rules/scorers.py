@@ -113,38 +113,45 @@ def _when(field: str, scorer: ScorerSpec, earlier: list[ScorerSpec]) -> Iterator
 
 
 def _audit(field: str, scorer: ScorerSpec, spec: Spec) -> Iterator[Problem]:
-    """Check a scorer that audits: it belongs to stored samples of a trainer, and to no reward."""
+    """Check a scorer that audits, or is watched: it reads the samples that a trainer stores."""
+    for name, given in (("audit", scorer.audit is not None), ("drift", scorer.drift is not None)):
+        if given:
+            yield from _stored_samples(f"{field}.{name}", spec)
+    if scorer.drift is not None and scorer.scope == "group":
+        remedy = "Remove it, or set scope to sample"
+        yield Problem(f"{field}.drift", "scores single samples again, but scope is group", remedy)
     if scorer.audit is None:
         return
-    if not spec.trains:
-        yield Problem(
-            f"{field}.audit",
-            "reads the samples that a trainer stores, but this job has no trainer",
-            "Audit in the job that trains, which may call this service (kind: service), or score stored samples with "
-            "plaudit rescore",
-        )
-    elif not spec.metrics.keep_samples:
-        yield Problem(
-            f"{field}.audit",
-            "reads stored samples, but metrics.keepSamples is false",
-            "Remove keepSamples: false, or the audit",
-            also=("spec.metrics.keepSamples",),
-        )
-    elif spec.data.images is not None:
-        yield Problem(
-            f"{field}.audit",
-            "reads stored samples, which hold no images",
-            "Remove the audit",
-            also=("spec.data.images",),
-        )
     for name, given, remedy in (
         ("weight", scorer.weight not in (0.0, 1.0), "Remove it: an auditor is no part of the reward"),
         ("when", scorer.when is not None, "Remove it: an auditor scores all samples of its groups"),
         ("onFailure", scorer.on_failure is not None, "Remove it: a failed audit is counted and changes nothing"),
         ("cache", scorer.cache is not None, "Remove it: an auditor scores every sample once"),
+        ("drift", scorer.drift is not None, "Remove it: the first values of an auditor are no rewards"),
     ):
         if given:
             yield Problem(f"{field}.{name}", "cannot be combined with audit", remedy, also=(f"{field}.audit",))
+
+
+def _stored_samples(field: str, spec: Spec) -> Iterator[Problem]:
+    if not spec.trains:
+        yield Problem(
+            field,
+            "reads the samples that a trainer stores, but this job has no trainer",
+            "Set it in the job that trains, which may call this service (kind: service), or score stored samples with "
+            "plaudit rescore",
+        )
+    elif not spec.metrics.keep_samples:
+        yield Problem(
+            field,
+            "reads stored samples, but metrics.keepSamples is false",
+            "Remove keepSamples: false, or this field",
+            also=("spec.metrics.keepSamples",),
+        )
+    elif spec.data.images is not None:
+        yield Problem(
+            field, "reads stored samples, which hold no images", "Remove this field", also=("spec.data.images",)
+        )
 
 
 def _scope(field: str, scorer: ScorerSpec, spec: Spec) -> Iterator[Problem]:

@@ -274,6 +274,15 @@ class AuditSpec(Section):
     """Only groups of every so many steps. Default 1."""
 
 
+class DriftSpec(Section):
+    """A watch on a scorer itself: the same samples are scored again and again."""
+
+    samples: int = Field(default=32, ge=2, le=4096)
+    """Samples of the first step that are scored again. Default 32."""
+    every_steps: int = Field(default=50, ge=1, le=1_000_000)
+    """They are scored after every so many steps. Default 50."""
+
+
 class ScorerSpec(Section):
     """One source of scores."""
 
@@ -307,6 +316,9 @@ class ScorerSpec(Section):
     audit: AuditSpec | None = None
     """Make it an auditor: it scores a share of the training groups once their step has closed, in reward workers with
     room to spare, and is no part of the reward. Nothing waits for it. Default: it scores every sample."""
+    drift: DriftSpec | None = None
+    """Score some samples of the first step again from time to time, as an auditor does, and compare with their first
+    values: a judge or an endpoint may change behind its name. Default: never."""
     when: WhenSpec | None = None
     """Score only some samples. Default: all."""
     limits: Annotated[LimitsSpec | None, MUTABLE] = None
@@ -503,8 +515,13 @@ class RewardSpec(Section):
         """Return the scorers that only audit, by name."""
         return {scorer.name: scorer.audit for scorer in self.scorers if scorer.audit is not None}
 
-    def of_auditor(self, name: str) -> RewardSpec:
-        """Return the section with that auditor as its only scorer, so that it scores as any other does."""
+    @property
+    def watched(self) -> dict[str, DriftSpec]:
+        """Return the scorers whose drift is watched, by name."""
+        return {scorer.name: scorer.drift for scorer in self.scorers if scorer.drift is not None}
+
+    def alone(self, name: str) -> RewardSpec:
+        """Return the section with that scorer as its only one, without a cache: an auditor scores as any other does."""
         scorer = next(each for each in self.scorers if each.name == name)
-        alone = scorer.model_copy(update={"audit": None, "weight": 1.0})
+        alone = scorer.model_copy(update={"audit": None, "weight": 1.0, "when": None, "cache": None})
         return self.model_copy(update={"scorers": [alone], "combine": CombineSpec(), "on_failure": "mask"})

@@ -248,6 +248,18 @@ _LEARNING = (
         panel="Reward and auditors",
     ),
     Alert(
+        "ScorerDrifts",
+        "warning",
+        "{{ $labels.run }}: scorer {{ $labels.scorer }} gives the same samples {{ $value | humanize }} more.",
+        "Its judge, endpoint or model has changed behind its name: rewards of different steps cannot be compared.",
+        '(plaudit_scorer_drift{statistic="mean"} and ignoring (statistic) (\n'
+        '  plaudit_scorer_drift{statistic="low"} > 0 or plaudit_scorer_drift{statistic="high"} < 0))\n'
+        'and (abs(plaudit_scorer_drift{statistic="mean"})\n'
+        "  > ignoring (scorer, statistic) group_left () (<scorerDrift> * max_over_time(plaudit_reward_std[1d])))",
+        held="0m",
+        panel="Drift of scorers",
+    ),
+    Alert(
         "TruncationHigh",
         "warning",
         "{{ $labels.run }}: {{ $value | humanizePercentage }} of the responses end at the token limit.",

@@ -160,6 +160,12 @@ def reward() -> Sequence[Any]:
             "Rank correlation within groups, mean over the audited groups of 20 steps.",
             signed=True,
         ).of((newest("plaudit_audit_agreement", "scorer, statistic"), "{{scorer}}: {{statistic}}")),
+        Lines(
+            "Drift of scorers",
+            COUNT,
+            "How much more a scorer gave the same samples of the first step when it was asked again; its interval.",
+            signed=True,
+        ).of((newest("plaudit_scorer_drift", "scorer, statistic"), "{{scorer}}: {{statistic}}")),
         Lines("Audits", COUNT, "Groups of 20 steps that were audited or wait for it, and samples that failed.").of(
             (newest("plaudit_audit_groups", "scorer"), "{{scorer}}: audited"),
             (newest("plaudit_audit_waiting_groups", "scorer"), "{{scorer}}: waiting"),

@@ -10,17 +10,19 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from plaudit_metrics.sources.sample_schema import FOLDER as SAMPLES
 from plaudit_metrics.sources.sample_schema import surviving_files
 from plaudit_metrics.sources.steps import append_line
-from plaudit_metrics.statistics.audits import AuditedGroup
+from plaudit_metrics.statistics.audits import AuditedGroup, Rescored
 
 FOLDER = "audits"
 """Folder of the files, in the run's folder."""
 _PARTS = 1 << 16
+T = TypeVar("T")
 
 
 def is_drawn(group: str, step: int, share: float, every_steps: int) -> bool:
@@ -46,9 +48,28 @@ def read_audits(paths: Iterable[Path]) -> list[AuditedGroup]:
     """
     found: dict[str, AuditedGroup] = {}
     for path in paths:
-        for group in _lines(path):
+        for group in _lines(path, AuditedGroup):
             earlier = found.get(group.group)
             found[group.group] = group if earlier is None else _joined(earlier, group)
+    return list(found.values())
+
+
+def drift_file(run_folder: Path) -> Path:
+    """Return the path of the values of watched scorers: one line each time that one was asked again."""
+    return run_folder / FOLDER / "drift.jsonl"
+
+
+def append_drift(path: Path, again: Rescored) -> None:
+    """Append the values of one scorer; raise ``OSError`` if the file cannot be written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    append_line(path, msgspec.json.encode(again))
+
+
+def read_drift(path: Path) -> list[Rescored]:
+    """Read all values of watched scorers, in order; of a scorer and step the first line counts."""
+    found: dict[tuple[str, int], Rescored] = {}
+    for again in _lines(path, Rescored):
+        found.setdefault((again.scorer, again.step), again)
     return list(found.values())
 
 
@@ -83,14 +104,14 @@ class AuditHistory:
         return known if known is not None and known[0] == size else (size, read_audits([path]))
 
 
-def _lines(path: Path) -> Iterator[AuditedGroup]:
+def _lines(path: Path, kind: type[T]) -> Iterator[T]:
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         return
     for line in lines:
         try:
-            yield msgspec.json.decode(line, type=AuditedGroup)
+            yield msgspec.json.decode(line, type=kind)
         except msgspec.DecodeError:
             continue
 

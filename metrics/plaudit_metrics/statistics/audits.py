@@ -27,6 +27,7 @@ from plaudit_wire.records import ScorerRecord
 
 KEY = "audit/"
 """Prefix of the figures of a step."""
+DRIFT_KEY = "drift/"
 WINDOW_STEPS = 20
 """The figures of a step are over the audited groups of so many newest steps."""
 BLOCKS = 24
@@ -63,6 +64,17 @@ class AuditedGroup(msgspec.Struct, frozen=True, omit_defaults=True):
     def auditors(self) -> set[str]:
         """Return the names of the scorers that have audited the group."""
         return {name for sample in self.samples for name in sample.audits}
+
+
+class Rescored(msgspec.Struct, frozen=True):
+    """The values that a scorer gave to some samples of the first step when it was asked again after a later one."""
+
+    scorer: str
+    step: int
+    pairs: list[tuple[float, float]]
+    """First value and newest value of each sample that got one again."""
+    failed: int
+    """Samples that got none."""
 
 
 class GroupFigures(msgspec.Struct, frozen=True):
@@ -265,6 +277,22 @@ def step_figures(
         figures |= {f"{key}/source/{source}": value for source, value in agreement_by_source(newest, auditor).items()}
         if (found := trend(group_figures(audits, auditor))) is not None:
             figures[f"{key}/diverges"] = found.diverges
+    return figures
+
+
+def drift_figures(rescored: Sequence[Rescored], step: int) -> dict[str, float]:
+    """Return for each watched scorer how much more it gave when it was asked last, up to that step, by key.
+
+    The mean of newest less first value over the same samples, and its 95 % interval (a bootstrap over the samples).
+    """
+    newest = {again.scorer: again for again in sorted(rescored, key=lambda each: each.step) if again.step <= step}
+    figures: dict[str, float] = {}
+    for scorer, again in newest.items():
+        key, estimate = f"{DRIFT_KEY}{scorer}", _estimate([now - first for first, now in again.pairs])
+        figures |= {f"{key}/samples": float(len(again.pairs)), f"{key}/failed": float(again.failed)}
+        if estimate is not None:
+            figures |= {f"{key}/value": estimate.value}
+            figures |= {f"{key}/value_low": estimate.low, f"{key}/value_high": estimate.high}
     return figures
 
 

@@ -405,6 +405,10 @@ SCORERS: list[tuple[list[dict[str, Any]], str]] = [
         "spec.reward.scorers[2].when.scorer: 'first' audits: it scores a few groups, after their step. Name a scorer",
     ),
     (
+        [RULE, {**PYTHON, "scope": "group", "drift": {}}],
+        "spec.reward.scorers[1].drift: scores single samples again, but scope is group. Remove it, or set scope",
+    ),
+    (
         [RULE, {**PYTHON, "audit": {"share": 1.5}}],
         "spec.reward.scorers[1].audit.share: 1.5 is not at most 1.0. Give a number",
     ),

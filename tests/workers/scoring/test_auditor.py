@@ -12,10 +12,10 @@ import pytest
 
 from builders import make_body, make_prompt
 from plaudit_job.spec.rewards import RewardSpec
-from plaudit_metrics.sources.audits import audits_file, is_drawn, read_audits, run_audits
+from plaudit_metrics.sources.audits import audits_file, drift_file, is_drawn, read_audits, read_drift, run_audits
 from plaudit_metrics.sources.sample_schema import samples_file
-from plaudit_metrics.statistics.audits import AuditedGroup
-from plaudit_wire.records import GroupRecord, ScoringRecord, Stamps
+from plaudit_metrics.statistics.audits import AuditedGroup, drift_figures
+from plaudit_wire.records import GroupRecord, ScorerRecord, ScoringRecord, Stamps
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.service.auditor import Auditor, open_auditor
@@ -59,7 +59,13 @@ def make_audit(make_reward: Callable[..., RewardSpec], seen: Path) -> Callable[.
 
 
 def stored(
-    folder: Path, step: int, names: Sequence[str], incarnation: int = 1, begun_by: int = 0, bad: str = ""
+    folder: Path,
+    step: int,
+    names: Sequence[str],
+    incarnation: int = 1,
+    begun_by: int = 0,
+    bad: str = "",
+    scorers: dict[str, ScorerRecord] | None = None,
 ) -> None:
     """Store a step of groups of two samples, as the trainer does."""
     groups, records = [], {}
@@ -70,7 +76,7 @@ def stored(
                 index,
                 Stamps(admitted=1.0, committed=2.0),
                 make_body(prompt, index, f"{name}-{index}{bad}"),
-                scoring=ScoringRecord("scored", 1.0),
+                scoring=ScoringRecord("scored", 1.0, scorers=scorers or {}),
             )
             for index in range(2)
         ]
@@ -266,3 +272,35 @@ async def test_a_reward_worker_audits_beside_its_work_and_the_reward_does_not_ch
         await transport.close()
     assert [set(sample.scoring.scorers) for sample in group.samples] == [{"paid"}, {"paid"}]
     assert [sample.scoring.value for sample in group.samples] == [1.0, 1.0]
+
+
+DRIFTING = """
+from pathlib import Path
+def judge(data_source, solution_str, ground_truth, extra_info=None, mood=""):
+    return float(Path(mood).read_text())
+"""
+
+
+async def test_a_watched_scorer_is_asked_again_about_the_same_samples(
+    make_reward: Callable[..., RewardSpec], auditing: Callable[..., Any], tmp_path: Path
+) -> None:
+    mood = tmp_path / "mood"
+    mood.write_text("0.8")
+    judge = {"name": "judge", "function": "judge", "arguments": {"mood": str(mood)}}
+    reward = make_reward([{**judge, "drift": {"samples": 3, "everySteps": 2}}], DRIFTING)
+    scorers = {"judge": ScorerRecord("scored", 0.5)}
+    for step in (1, 2, 3):
+        stored(tmp_path, step, [f"t-{step}-1.0", f"t-{step + 10}-1.0"], scorers=scorers)
+    async with auditing(reward, tmp_path), auditing(reward, tmp_path, "reward-1"):
+        await until(lambda: read_drift(drift_file(tmp_path)))
+        mood.write_text("0.1")
+        stored(tmp_path, 4, ["t-4-1.0"], scorers=scorers)
+        await until(lambda: len(read_drift(drift_file(tmp_path))) == 2)
+    assert [(each.step, each.pairs, each.failed) for each in read_drift(drift_file(tmp_path))] == [
+        (2, [(0.5, 0.8)] * 3, 0),
+        (4, [(0.5, 0.1)] * 3, 0),
+    ]
+    figures = drift_figures(read_drift(drift_file(tmp_path)), 5)
+    assert figures["drift/judge/value"] == pytest.approx(-0.4)
+    assert figures["drift/judge/value_high"] < 0
+    assert drift_figures(read_drift(drift_file(tmp_path)), 3)["drift/judge/value"] == pytest.approx(0.3)

@@ -1,5 +1,7 @@
 """Score some groups a second time, after their step: the auditors of a job, in a reward worker with room to spare.
 
+Watched scorers are asked again about the same samples, so that their drift shows (``drift``).
+
 The stored samples are the queue and ``audits/`` holds the results (``plaudit_metrics.sources.audits``): what is drawn
 and has no line yet is open, whatever was killed. A lease in Redis keeps two workers from the same group. Nobody waits
 for an audit: the trainer, deadlines, drains and the autoscaler see nothing of it, and a failure is one more result.
@@ -9,29 +11,35 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
 
-from plaudit_job.spec.rewards import AuditSpec, RewardSpec
+from plaudit_job.spec.rewards import AuditSpec, DriftSpec, RewardSpec
 from plaudit_metrics.sources.audits import (
     append_audit,
+    append_drift,
     audits_file,
+    drift_file,
     is_drawn,
     read_audits,
+    read_drift,
 )
 from plaudit_metrics.sources.sample_schema import (
     FOLDER,
     LATER_SCORER_INPUT,
     SCORER_INPUT,
+    scorer_column,
     scorer_input,
     surviving_files,
 )
-from plaudit_metrics.statistics.audits import AuditedGroup, AuditedSample
+from plaudit_metrics.statistics.audits import AuditedGroup, AuditedSample, Rescored
 from plaudit_reward.pipeline import Pipeline
 from plaudit_wire.errors import RefusedError, described
 from plaudit_wire.logs import get_logger
@@ -68,22 +76,18 @@ class Auditor:
 
     Args:
         worker: name of this process.
-        auditors: of the job, by name.
-        pipelines: one for each auditor that could be opened; ``run`` closes them.
+        reward: of the job, with its auditors and the scorers whose drift is watched.
+        pipelines: one for each of them that could be opened; ``run`` closes them.
     """
 
     def __init__(
-        self,
-        worker: str,
-        transport: Transport,
-        run_folder: Path,
-        auditors: Mapping[str, AuditSpec],
-        pipelines: Mapping[str, Pipeline],
+        self, worker: str, transport: Transport, run_folder: Path, reward: RewardSpec, pipelines: Mapping[str, Pipeline]
     ) -> None:
         self._worker = worker
         self._transport = transport
         self._folder = run_folder
-        self._auditors = {name: spec for name, spec in auditors.items() if name in pipelines}
+        self._auditors = {name: spec for name, spec in reward.auditors.items() if name in pipelines}
+        self._watched = {name: spec for name, spec in reward.watched.items() if name in pipelines}
         self._pipelines = pipelines
         self._done: set[Path] = set()
         """Files of samples of which every drawn group has been audited."""
@@ -103,6 +107,8 @@ class Auditor:
         """Audit every open group, those of the newest steps first."""
         try:
             files = await asyncio.to_thread(surviving_files, self._folder / FOLDER)
+            if files:
+                await self._watch_drift(files, has_room)
             for path in reversed(files.values()):
                 if path not in self._done:
                     await self._audit_file(path, has_room)
@@ -113,31 +119,65 @@ class Auditor:
     async def _audit_file(self, samples: Path, has_room: Callable[[], bool]) -> None:
         left_to_others = False
         for group in await asyncio.to_thread(open_groups, self._folder, samples, self._auditors):
-            while not has_room():  # noqa: ASYNC110 (room depends on several queues, and an audit is in no hurry)
-                await asyncio.sleep(_LOOK_FOR_ROOM_EVERY_S)
+            await _room(has_room)
             left_to_others |= not await self._audit_if_free(group, audits_file(self._folder, samples))
         if not left_to_others:
             self._done.add(samples)
 
     async def _audit_if_free(self, group: OpenGroup, target: Path) -> bool:
         """Audit a group that no other worker audits; return True if it has been audited."""
+
+        async def audited(attempts: int) -> Callable[[], None] | None:
+            before = {name for each in read_audits([target]) if each.group == group.group for name in each.auditors}
+            left = [name for name in group.auditors if name not in before]
+            results = {name: await self._scored(name, group.samples, attempts) for name in left}
+            return partial(append_audit, target, _audited(group, results)) if results else None
+
+        return await self._leased(group.group, audited)
+
+    async def _watch_drift(self, files: Mapping[int, Path], has_room: Callable[[], bool]) -> None:
+        """Ask the watched scorers again about samples of the first step, where that is due."""
+        target = drift_file(self._folder)
+        asked = {(each.scorer, each.step) for each in read_drift(target)}
+        for name, spec in self._watched.items():
+            due = max(files) // spec.every_steps * spec.every_steps
+            if due and (name, due) not in asked:
+                await _room(has_room)
+                await self._leased(f"drift {name} {due}", partial(self._ask_again, name, spec, due, files, target))
+
+    async def _ask_again(
+        self, name: str, spec: DriftSpec, due: int, files: Mapping[int, Path], target: Path, attempts: int
+    ) -> Callable[[], None] | None:
+        if (name, due) in {(each.scorer, each.step) for each in read_drift(target)}:
+            return None
+        first = await asyncio.to_thread(first_values, files[min(files)], name, spec.samples)
+        records = await self._scored(name, [sample for sample, _ in first], attempts)
+        pairs = [
+            (value, record.value) for (_, value), record in zip(first, records, strict=True) if record.value is not None
+        ]
+        return partial(append_drift, target, Rescored(name, due, pairs, len(first) - len(pairs)))
+
+    async def _leased(self, name: str, work: Callable[[int], Awaitable[Callable[[], None] | None]]) -> bool:
+        """Do work that no other worker does, and write its result; return False if another one does it.
+
+        ``work`` gets the number of the attempt and returns how its result is written; None: it was written before.
+        """
         redis, names = self._transport.commands, self._transport.names
-        lease = names.audit_lease(group.group)
+        lease = names.audit_lease(name)
         if not await redis.set(lease, self._worker, nx=True, px=round(LEASE_S * 1000)):
             return False
         try:
-            audited = {name for each in read_audits([target]) if each.group == group.group for name in each.auditors}
-            left = [name for name in group.auditors if name not in audited]
-            attempts = await redis.hincrby(names.audit_attempts, group.group, 1)
+            attempts = await redis.hincrby(names.audit_attempts, name, 1)
             renewing = asyncio.create_task(self._renew(lease))
             try:
-                results = {name: await self._scored(name, group.samples, attempts) for name in left}
+                write = await work(attempts)
             finally:
                 renewing.cancel()
             if not await self._holds(lease):  # it was frozen for longer than a lease
                 return False
-            await asyncio.to_thread(append_audit, target, _audited(group, results))
-            await redis.hdel(names.audit_attempts, group.group)
+            if write is not None:
+                await asyncio.to_thread(write)
+            await redis.hdel(names.audit_attempts, name)
             return True
         finally:
             with suppress(*OUTAGE):
@@ -171,6 +211,11 @@ class Auditor:
             scoring.scorers.get(name, ScorerRecord(scoring.outcome, scoring.value, scoring.reason))
             for scoring in scorings
         ]
+
+
+async def _room(has_room: Callable[[], bool]) -> None:
+    while not has_room():  # noqa: ASYNC110 (room depends on several queues, and an audit is in no hurry)
+        await asyncio.sleep(_LOOK_FOR_ROOM_EVERY_S)
 
 
 def _audited(group: OpenGroup, results: Mapping[str, list[ScorerRecord]]) -> AuditedGroup:
@@ -222,9 +267,20 @@ def _groups(samples: Path) -> dict[str, int]:
     return dict(zip(table["group"].to_pylist(), table["step"].to_pylist(), strict=True))
 
 
-def _rows(samples: Path, groups: list[str]) -> list[dict[str, Any]]:
+def first_values(samples: Path, scorer: str, count: int) -> list[tuple[Sample, float]]:
+    """Return some samples of a file, spread by their groups' ids, with the values that a scorer gave them."""
+    groups = sorted(_groups(samples), key=lambda group: zlib.crc32(group.encode(errors="replace")))
+    column = scorer_column(scorer, "value")
+    if column not in pyarrow.parquet.read_schema(samples).names:
+        return []
+    rows = [row for row in _rows(samples, groups[:count], column) if row[column] is not None and row["response"]]
+    rows.sort(key=lambda row: (row["index"], row["group"]))
+    return [(scorer_input(row), row[column]) for row in rows[:count]]
+
+
+def _rows(samples: Path, groups: list[str], *further: str) -> list[dict[str, Any]]:
     present = pyarrow.parquet.read_schema(samples).names
-    columns = SCORER_INPUT + [name for name in LATER_SCORER_INPUT if name in present]
+    columns = SCORER_INPUT + [name for name in LATER_SCORER_INPUT if name in present] + list(further)
     rows = pyarrow.parquet.read_table(samples, columns=columns, filters=[("group", "in", groups)]).to_pylist()
     return sorted(rows, key=lambda row: (row["group"], row["index"]))
 
@@ -242,11 +298,14 @@ def _take_over(target: Path, samples: Path) -> None:
 
 
 async def open_auditor(reward: RewardSpec, context: BuildContext, transport: Transport, run_folder: Path) -> Auditor:
-    """Open the auditors of a job. One that is refused is left out: it must not end the worker that scores."""
+    """Open the auditors of a job, and the scorers whose drift is watched.
+
+    One that is refused is left out: it must not end the worker that scores.
+    """
     pipelines: dict[str, Pipeline] = {}
-    for name in reward.auditors:
+    for name in (*reward.auditors, *reward.watched):
         try:
-            pipelines[name] = await build_pipeline(reward.of_auditor(name), context.worker, context)
+            pipelines[name] = await build_pipeline(reward.alone(name), context.worker, context)
         except RefusedError as error:
             logger.error("auditor refused", scorer=name, error=str(error))
-    return Auditor(context.worker, transport, run_folder, reward.auditors, pipelines)
+    return Auditor(context.worker, transport, run_folder, reward, pipelines)

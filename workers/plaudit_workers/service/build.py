@@ -82,7 +82,7 @@ Maker = Callable[[ScorerSpec, BuildContext], AnyScorer]
 async def build_pipeline(reward: RewardSpec, worker: str, context: BuildContext | None = None) -> Pipeline:
     """Build and open every scorer of a reward, by default outside of a run; if one is refused, close all others.
 
-    Scorers that only audit are left out (``RewardSpec.of_auditor`` builds one of them).
+    Scorers that only audit are left out (``RewardSpec.alone`` makes a section of one of them).
     """
     reward = reward.rewarding
     context = context or BuildContext(reward, worker, model_servers=model_servers())
@@ -170,7 +170,7 @@ def has_group_scorers(reward: RewardSpec) -> bool:
 _DIGITS = 10
 _SIZES = ("workers", "gateway", "networkPolicy")
 """Sections of ``spec.reward`` that decide where samples are scored, and not how."""
-_NOT_OF_ITS_VALUE = ("weight", "when", "limits", "cache", "retries", "timeoutSeconds", "onFailure", "onNone")
+_NOT_OF_ITS_VALUE = ("drift", "weight", "when", "limits", "cache", "retries", "timeoutSeconds", "onFailure", "onNone")
 
 
 def scoring_version(job: RLJob) -> str:
@@ -181,7 +181,11 @@ def scoring_version(job: RLJob) -> str:
     its own (``PLAUDIT_SCORING_VERSION``).
     """
     reward = job_data(job)["spec"]["reward"]
-    scorers = [scorer for scorer in reward["scorers"] if "audit" not in scorer]
+    scorers = [
+        {name: part for name, part in scorer.items() if name != "drift"}
+        for scorer in reward["scorers"]
+        if "audit" not in scorer
+    ]
     return _digest({name: section for name, section in reward.items() if name not in _SIZES} | {"scorers": scorers})
 
 

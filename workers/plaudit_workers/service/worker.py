@@ -108,7 +108,7 @@ def _context(job: RLJob, settings: ProcessSettings, version: str, gate: CallGate
 
 
 async def _auditor(job: RLJob, context: BuildContext, transport: Transport, run_folder: Path) -> Auditor | None:
-    if not (job.spec.trains and job.spec.reward.auditors):
+    if not (job.spec.trains and (job.spec.reward.auditors or job.spec.reward.watched)):
         return None
     from plaudit_workers.service.auditor import open_auditor  # reads Parquet
 

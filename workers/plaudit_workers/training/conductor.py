@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from plaudit_metrics.sources.audits import AuditHistory, is_drawn
-from plaudit_metrics.statistics.audits import TREND_STEPS, WINDOW_STEPS, step_figures
+from plaudit_metrics.sources.audits import AuditHistory, drift_file, is_drawn, read_drift
+from plaudit_metrics.statistics.audits import TREND_STEPS, WINDOW_STEPS, drift_figures, step_figures
 from plaudit_wire.errors import JobFailedError, RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
@@ -223,7 +223,7 @@ class RunRecords:
         await self.ledger()
 
     def _write(self, report: StepReport, closed: float, duplicates: int) -> StepRecord:
-        if self._run.plan.auditors and report.step:
+        if (self._run.plan.auditors or self._run.plan.watches_drift) and report.step:
             report.figures |= self._audit_figures(report)
         record = report.record(self._state.incarnation, max(report.step - 1, 0), closed, max(duplicates, 0))
         self._run.sinks.write(record, self._store(report))
@@ -240,7 +240,8 @@ class RunRecords:
         self._drawn = {step: drawn for step, drawn in self._drawn.items() if step > report.step - WINDOW_STEPS}
         drawn = {name: set[str]().union(*(of_step[name] for of_step in self._drawn.values())) for name in auditors}
         try:
-            return step_figures(self._audits.read(), auditors, drawn, report.step)
+            drift = drift_figures(read_drift(drift_file(self._run.folder)), report.step)
+            return step_figures(self._audits.read(), auditors, drawn, report.step) | drift
         except OSError as error:
             logger.warning("audits cannot be read", error=str(error))
             return {}

@@ -215,6 +215,8 @@ class RunPlan:
     keep_samples: bool = True
     auditors: Mapping[str, AuditSpec] = field(default_factory=dict)
     """The scorers that only audit, by name."""
+    watches_drift: bool = False
+    """The drift of a scorer is watched."""
     skip_solved: SolvedRule | None = None
     """The prompts that are skipped because the run has always solved them; None: none."""
     retry_pauses_s: tuple[float, ...] = (10.0, 60.0, 300.0)
@@ -253,6 +255,7 @@ class RunPlan:
             models_sleep=spec.reward.sleeping_models,
             keep_samples=spec.metrics.keep_samples,
             auditors=spec.reward.auditors,
+            watches_drift=bool(spec.reward.watched),
             skip_solved=None if solved is None else SolvedRule(solved.threshold, solved.min_visits),
         )
 

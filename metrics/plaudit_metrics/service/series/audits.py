@@ -9,26 +9,26 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from plaudit_metrics.service.series.collectors import Labelled
-from plaudit_metrics.statistics.audits import KEY
+from plaudit_metrics.statistics.audits import DRIFT_KEY, KEY
 from plaudit_wire.records import StepRecord
 
 _BOUNDS = {"": "mean", "_low": "low", "_high": "high"}
 
 
-def _figures(step: StepRecord) -> Iterator[tuple[str, str, float]]:
+def _figures(prefix: str, step: StepRecord) -> Iterator[tuple[str, str, float]]:
     for key, value in step.statistics.items():
-        if key.startswith(KEY):
-            auditor, _, figure = key.removeprefix(KEY).partition("/")
-            yield auditor, figure, value
+        if key.startswith(prefix):
+            scorer, _, figure = key.removeprefix(prefix).partition("/")
+            yield scorer, figure, value
 
 
-def _with_bounds(name: str, step: StepRecord) -> Labelled:
+def _with_bounds(prefix: str, name: str, step: StepRecord) -> Labelled:
     wanted = {f"{name}{ending}": statistic for ending, statistic in _BOUNDS.items()}
-    return {(auditor, wanted[figure]): value for auditor, figure, value in _figures(step) if figure in wanted}
+    return {(scorer, wanted[figure]): value for scorer, figure, value in _figures(prefix, step) if figure in wanted}
 
 
 def _single(name: str, step: StepRecord) -> Labelled:
-    return {(auditor,): value for auditor, figure, value in _figures(step) if figure == name}
+    return {(scorer,): value for scorer, figure, value in _figures(KEY, step) if figure == name}
 
 
 _BOUNDED = {
@@ -51,8 +51,14 @@ _SINGLE = {
 }
 AUDIT_GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[StepRecord], Labelled]], ...] = (
     *(
-        (name, text, ("scorer", "statistic"), partial(_with_bounds, figure))
+        (name, text, ("scorer", "statistic"), partial(_with_bounds, KEY, figure))
         for figure, (name, text) in _BOUNDED.items()
+    ),
+    (
+        "plaudit_scorer_drift",
+        "How much more a scorer gave the same samples when it was asked again; its interval",
+        ("scorer", "statistic"),
+        partial(_with_bounds, DRIFT_KEY, "value"),
     ),
     *((name, text, ("scorer",), partial(_single, figure)) for figure, (name, text) in _SINGLE.items()),
 )
