@@ -210,6 +210,35 @@ async def test_a_group_that_ends_its_workers_becomes_poison(
     assert not seen.read_text()
 
 
+async def test_workers_that_end_in_order_do_not_make_a_group_poison(
+    make_reward: Callable[..., RewardSpec], auditing: Callable[..., Any], transport: Transport, tmp_path: Path
+) -> None:
+    stored(tmp_path, 1, ["t-1-1.0"])
+    source = """
+import asyncio
+from pathlib import Path
+async def audit(data_source, solution_str, ground_truth, extra_info=None, gate=""):
+    while not Path(gate).exists():
+        await asyncio.sleep(0.01)
+    return 1.0
+"""
+    gate = tmp_path / "gate"
+    auditor = {"name": "slow", "function": "audit", "arguments": {"gate": str(gate)}, "audit": {"share": 1}}
+    reward = make_reward([{"name": "correct", "kind": "rule"}, auditor], source)
+
+    async def begun() -> bool:
+        return await transport.commands.hget(transport.names.audit_attempts, "t-1-1.0") == b"1"
+
+    for _ in range(4):
+        async with auditing(reward, tmp_path):
+            await until(begun)
+    gate.touch()
+    async with auditing(reward, tmp_path):
+        await until(lambda: run_audits(tmp_path))
+    (group,) = run_audits(tmp_path)
+    assert {each.audits["slow"].outcome for each in group.samples} == {"scored"}
+
+
 async def test_audits_of_an_interrupted_step_count_again_and_those_of_a_lost_future_do_not(
     make_audit: Callable[..., RewardSpec], auditing: Callable[..., Any], tmp_path: Path, seen: Path
 ) -> None:

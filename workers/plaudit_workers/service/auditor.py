@@ -104,14 +104,17 @@ class Auditor:
                 await pipeline.close()
 
     async def _audit_all(self, has_room: Callable[[], bool]) -> None:
-        """Audit every open group, those of the newest steps first."""
+        """Audit every open group; look for newer steps after each step, so that the newest comes first."""
+        seen: set[Path] = set()
         try:
-            files = await asyncio.to_thread(surviving_files, self._folder / FOLDER)
-            if files:
+            while True:
+                files = await asyncio.to_thread(surviving_files, self._folder / FOLDER)
                 await self._watch_drift(files, has_room)
-            for path in reversed(files.values()):
-                if path not in self._done:
-                    await self._audit_file(path, has_room)
+                left = [path for path in files.values() if path not in self._done | seen]
+                if not left:
+                    return
+                seen.add(left[-1])
+                await self._audit_file(left[-1], has_room)
         except Exception as error:  # it must not end the worker that scores
             logger.warning("audits pause", error=described(error))
             await asyncio.sleep(_PAUSE_S)
@@ -140,7 +143,7 @@ class Auditor:
         target = drift_file(self._folder)
         asked = {(each.scorer, each.step) for each in read_drift(target)}
         for name, spec in self._watched.items():
-            due = max(files) // spec.every_steps * spec.every_steps
+            due = max(files, default=0) // spec.every_steps * spec.every_steps
             if due and (name, due) not in asked:
                 await _room(has_room)
                 await self._leased(f"drift {name} {due}", partial(self._ask_again, name, spec, due, files, target))
@@ -150,7 +153,8 @@ class Auditor:
     ) -> Callable[[], None] | None:
         if (name, due) in {(each.scorer, each.step) for each in read_drift(target)}:
             return None
-        first = await asyncio.to_thread(first_values, files[min(files)], name, spec.samples)
+        first_step = min(step for step in files if step)  # step 0 holds a validation
+        first = await asyncio.to_thread(first_values, files[first_step], name, spec.samples)
         records = await self._scored(name, [sample for sample, _ in first], attempts)
         pairs = [
             (value, record.value) for (_, value), record in zip(first, records, strict=True) if record.value is not None
@@ -171,6 +175,9 @@ class Auditor:
             renewing = asyncio.create_task(self._renew(lease))
             try:
                 write = await work(attempts)
+            except asyncio.CancelledError:  # this worker ends in order: the group is not to blame
+                await redis.hincrby(names.audit_attempts, name, -1)
+                raise
             finally:
                 renewing.cancel()
             if not await self._holds(lease):  # it was frozen for longer than a lease
