@@ -207,11 +207,11 @@ class RunRecords:
         self._thread = thread
         self._duplicates: int | None = None
         """Refused in the whole run until the newest step closed; None before this trainer's first one."""
+        self._taken_over: int | None = None
+        """Prompts that rollouts took over from others, likewise."""
         self._audits = AuditHistory(run.folder, TREND_STEPS)
         self._drawn: dict[int, dict[str, set[str]]] = {}
         """Step → auditor → the groups that it is to score, of the newest steps of this trainer."""
-        self._taken_over: int | None = None
-        """Prompts that rollouts took over from others, likewise."""
 
     async def step(self, report: StepReport, closed: float) -> None:
         """Write a step that closed then (server's clock): its line, samples, record for the metrics, the ledger."""
