@@ -20,6 +20,8 @@ from plaudit_workers.training.state import RunPlan
 from simulated_run import Simulation
 from waiting import until
 
+# Trainers that are killed leave connections that Python closes.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 AUDIT = """
 async def audit(data_source, solution_str, ground_truth, extra_info=None):
     return -float(ground_truth)
