@@ -36,7 +36,7 @@ def test_a_hacked_reward_is_found_before_during_and_after_its_run(
     folder = example("15-hacked-reward")
     probed = plaudit("probe", str(folder / "job.yaml"), "--rows", "2", "--json")
     assert probed.returncode == 3, probed.stderr
-    run = plaudit_run(folder / "job.yaml", "--steps", "45", name="hacked")
+    run = plaudit_run(folder / "job.yaml", "--steps", "32", name="hacked")
     assert run.exit_code == 0, run.output
     first = next(step.statistics for step in run.steps if "audit/honest/value" in step.statistics)
     last = run.steps[-1].statistics
@@ -50,7 +50,7 @@ def test_a_hacked_reward_is_found_before_during_and_after_its_run(
 
 
 def test_the_mended_reward_raises_no_alarm(example: Callable[[str], Path], plaudit_run: Callable[..., Any]) -> None:
-    run = plaudit_run(example("15-hacked-reward") / "mended.yaml", "--steps", "45", name="mended")
+    run = plaudit_run(example("15-hacked-reward") / "mended.yaml", "--steps", "30", name="mended")
     assert run.exit_code == 0, run.output
     assert PROBABILITY in run.steps[-1].statistics
     assert not alarms(run)
