@@ -26,6 +26,7 @@ from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.rollout.agents.agent import Agent, SingleTurn
 from plaudit_workers.rollout.scripted import Script, ScriptedEngine
 from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
+from plaudit_workers.service.auditor import open_auditor
 from plaudit_workers.service.build import BuildContext, build_pipeline
 from plaudit_workers.service.worker import ModelTurns, ScoringOptions, ScoringWorker
 from plaudit_workers.stream.calls import StreamLimits
@@ -133,6 +134,8 @@ class Simulation:
         self.on_none = "mask"
         self.scorer: dict[str, Any] | None = None
         """The scorer's section; None: a function that returns the ground truth."""
+        self.auditor: dict[str, Any] | None = None
+        """The section of a scorer that audits; None: there is none."""
         self.scorers: list[dict[str, Any]] = []
         """The sections of several scorers, in place of the one."""
         self.model_servers: dict[str, list[str]] = {}
@@ -279,12 +282,14 @@ class Simulation:
         arguments = {"slow_s": self.slow_s, "broken_file": str(self.broken_file)}
         python = {"path": str(self.folder / "rewards.py"), "function": "compute_score", "arguments": arguments}
         scorer = self.scorer or {"name": "mine", "kind": "python", "python": python, "onNone": self.on_none}
-        sections = {"scorers": self.scorers or [scorer], "retries": 0}
+        scorers = [*(self.scorers or [scorer]), *([self.auditor] if self.auditor else [])]
+        sections = {"scorers": scorers, "retries": 0}
         reward = RewardSpec.model_validate(sections, by_alias=True, by_name=False)
         options = ScoringOptions(drain_grace_s=0.5, consumer=ConsumerOptions(**self.consumer))
         context = BuildContext(reward, name, model_servers=self.model_servers)
         turns = ModelTurns(transport, context.gate) if reward.sleeping_models else None
-        worker = ScoringWorker(name, transport, await build_pipeline(reward, name, context), options, turns)
+        auditor = await open_auditor(reward, context, transport, self.folder) if self.auditor else None
+        worker = ScoringWorker(name, transport, await build_pipeline(reward, name, context), options, turns, auditor)
         try:
             await worker.run(stop)
         finally:

@@ -61,6 +61,12 @@ class Names:
         """Hash: ``<judge>:<status>`` to the number of such requests. Reward workers write it (HINCRBY)."""
         self.judge_tokens = self.prefix + "judges:tokens"
         """Hash: ``<judge>:prompt`` and ``<judge>:completion`` to tokens. Written like ``judges``."""
+        self.audit_attempts = self.prefix + "audits"
+        """Hash: group to the number of workers that have begun to audit it, until one has ended."""
+
+    def audit_lease(self, group_id: str) -> str:
+        """Return the key that holds the worker which audits a group; it lapses."""
+        return f"{self.prefix}audit:{group_id}"
 
     def group(self, group_id: str) -> str:
         """Return the key of one group's hash."""

@@ -89,6 +89,8 @@ GRANTS: Final[Mapping[str, tuple[Grant, ...]]] = {
         Grant("limits:*", "hget hset hdel hgetall zadd zrem zscore zcard zrange zrangebyscore pexpire"),
         Grant("judges judges:tokens", "hincrby"),
         Grant("cache:*", "hget hset hlen expire"),
+        Grant("audits", "hincrby hdel"),
+        Grant("audit:*", "set get del pexpire"),
         _COUNT,
         *_BEAT,
     ),

@@ -31,6 +31,7 @@ def scorer_problems(spec: Spec) -> Iterator[Problem]:
         yield from _http_problems(field, scorer)
         yield from _service_problems(f"{field}.service", scorer.service)
         yield from _limits_problems(field, scorer)
+        yield from _audit(field, scorer, spec)
     if spec.reward.gateway.canary:
         yield from _service_problems("spec.reward.gateway.canary.service", spec.reward.gateway.canary.service)
     yield from _combine(spec)
@@ -97,11 +98,59 @@ def _when(field: str, scorer: ScorerSpec, earlier: list[ScorerSpec]) -> Iterator
             "Name an earlier scorer, or move this one after it",
             also=tuple(f"spec.reward.scorers[{i}].name" for i in range(len(earlier))),
         )
+    elif target.audit is not None:
+        yield Problem(
+            f"{field}.when.scorer",
+            f"{target.name!r} audits: it scores a few groups, after their step",
+            "Name a scorer without audit",
+        )
     elif target.scope == "group":
         yield Problem(
             f"{field}.when.scorer",
             f"{target.name!r} scores groups, after all their samples are scored",
             "Name a scorer with scope sample",
+        )
+
+
+def _audit(field: str, scorer: ScorerSpec, spec: Spec) -> Iterator[Problem]:
+    """Check a scorer that audits, or is watched: it reads the samples that a trainer stores."""
+    for name, given in (("audit", scorer.audit is not None), ("drift", scorer.drift is not None)):
+        if given:
+            yield from _stored_samples(f"{field}.{name}", spec)
+    if scorer.drift is not None and scorer.scope == "group":
+        remedy = "Remove it, or set scope to sample"
+        yield Problem(f"{field}.drift", "scores single samples again, but scope is group", remedy)
+    if scorer.audit is None:
+        return
+    for name, given, remedy in (
+        ("weight", scorer.weight not in (0.0, 1.0), "Remove it: an auditor is no part of the reward"),
+        ("when", scorer.when is not None, "Remove it: an auditor scores all samples of its groups"),
+        ("onFailure", scorer.on_failure is not None, "Remove it: a failed audit is counted and changes nothing"),
+        ("cache", scorer.cache is not None, "Remove it: an auditor scores every sample once"),
+        ("drift", scorer.drift is not None, "Remove it: the first values of an auditor are no rewards"),
+    ):
+        if given:
+            yield Problem(f"{field}.{name}", "cannot be combined with audit", remedy, also=(f"{field}.audit",))
+
+
+def _stored_samples(field: str, spec: Spec) -> Iterator[Problem]:
+    if not spec.trains:
+        yield Problem(
+            field,
+            "reads the samples that a trainer stores, but this job has no trainer",
+            "Set it in the job that trains, which may call this service (kind: service), or score stored samples with "
+            "plaudit rescore",
+        )
+    elif not spec.metrics.keep_samples:
+        yield Problem(
+            field,
+            "reads stored samples, but metrics.keepSamples is false",
+            "Remove keepSamples: false, or this field",
+            also=("spec.metrics.keepSamples",),
+        )
+    elif spec.data.images is not None:
+        yield Problem(
+            field, "reads stored samples, which hold no images", "Remove this field", also=("spec.data.images",)
         )
 
 
@@ -135,8 +184,10 @@ def _scope(field: str, scorer: ScorerSpec, spec: Spec) -> Iterator[Problem]:
 
 
 def _combine(spec: Spec) -> Iterator[Problem]:
-    scorers, combine = spec.reward.scorers, spec.reward.combine
-    if combine.kind == "weightedSum" and all(scorer.weight == 0 for scorer in scorers):
+    scorers, combine = spec.reward.rewarding.scorers, spec.reward.combine
+    if not scorers:
+        yield Problem("spec.reward.scorers", "all audit, so nothing gives a reward", "Add a scorer without audit")
+    elif combine.kind == "weightedSum" and all(scorer.weight == 0 for scorer in scorers):
         yield Problem(
             "spec.reward.scorers",
             "all have weight 0, so every reward is 0",

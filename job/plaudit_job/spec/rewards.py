@@ -265,6 +265,24 @@ class WhenSpec(Section):
     """The value that selects a sample; all others are ``skipped``."""
 
 
+class AuditSpec(Section):
+    """An audit: a second opinion on some groups, which no policy is trained on."""
+
+    share: float = Field(default=0.05, gt=0, le=1)
+    """Share of the groups that it scores, drawn by their ids: a repeated run draws the same. Default 0.05."""
+    every_steps: int = Field(default=1, ge=1, le=1_000_000)
+    """Only groups of every so many steps. Default 1."""
+
+
+class DriftSpec(Section):
+    """A watch on a scorer itself: the same samples are scored again and again."""
+
+    samples: int = Field(default=32, ge=2, le=4096)
+    """Samples of the first step that are scored again. Default 32."""
+    every_steps: int = Field(default=50, ge=1, le=1_000_000)
+    """They are scored after every so many steps. Default 50."""
+
+
 class ScorerSpec(Section):
     """One source of scores."""
 
@@ -295,6 +313,12 @@ class ScorerSpec(Section):
     """Where a ``python`` scorer runs: ``process`` is killed at its time limit, ``thread`` suits functions that block on
     the network, ``inline`` is the event loop of one child process. Default: process for plain functions, inline for
     async ones."""
+    audit: AuditSpec | None = None
+    """Make it an auditor: it scores a share of the training groups once their step has closed, in reward workers with
+    room to spare, and is no part of the reward. Nothing waits for it. Default: it scores every sample."""
+    drift: DriftSpec | None = None
+    """Score some samples of the first step again from time to time, as an auditor does, and compare with their first
+    values: a judge or an endpoint may change behind its name. Default: never."""
     when: WhenSpec | None = None
     """Score only some samples. Default: all."""
     limits: Annotated[LimitsSpec | None, MUTABLE] = None
@@ -479,4 +503,25 @@ class RewardSpec(Section):
     @property
     def environment_weights(self) -> dict[str, float]:
         """Return the weights of the scorers that read the reward of tools or environment, by name."""
-        return {scorer.name: scorer.weight for scorer in self.scorers if scorer.kind == "environment"}
+        return {scorer.name: scorer.weight for scorer in self.rewarding.scorers if scorer.kind == "environment"}
+
+    @property
+    def rewarding(self) -> RewardSpec:
+        """Return the section without the scorers that only audit."""
+        return self.model_copy(update={"scorers": [scorer for scorer in self.scorers if scorer.audit is None]})
+
+    @property
+    def auditors(self) -> dict[str, AuditSpec]:
+        """Return the scorers that only audit, by name."""
+        return {scorer.name: scorer.audit for scorer in self.scorers if scorer.audit is not None}
+
+    @property
+    def watched(self) -> dict[str, DriftSpec]:
+        """Return the scorers whose drift is watched, by name."""
+        return {scorer.name: scorer.drift for scorer in self.scorers if scorer.drift is not None}
+
+    def alone(self, name: str) -> RewardSpec:
+        """Return the section with that scorer as its only one, without a cache: an auditor scores as any other does."""
+        scorer = next(each for each in self.scorers if each.name == name)
+        alone = scorer.model_copy(update={"audit": None, "weight": 1.0, "when": None, "cache": None})
+        return self.model_copy(update={"scorers": [alone], "combine": CombineSpec(), "on_failure": "mask"})

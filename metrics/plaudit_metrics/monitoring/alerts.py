@@ -238,6 +238,28 @@ _LEARNING = (
         panel="Groups that train nothing",
     ),
     Alert(
+        "RewardDiverges",
+        "warning",
+        "{{ $labels.run }}: the reward rises while auditor {{ $labels.scorer }} gives less.",
+        "Chance alone does this with a probability of {{ $value | humanizePercentage }}. The policy has probably found "
+        "a hole in the reward. `plaudit audit RUN` names the samples.",
+        "min_over_time(plaudit_audit_divergence_probability[10m]) < <divergenceProbability>",
+        held="0m",
+        panel="Reward and auditors",
+    ),
+    Alert(
+        "ScorerDrifts",
+        "warning",
+        "{{ $labels.run }}: scorer {{ $labels.scorer }} gives the same samples {{ $value | humanize }} more.",
+        "Its judge, endpoint or model has changed behind its name: rewards of different steps cannot be compared.",
+        '(plaudit_scorer_drift{statistic="mean"} and ignoring (statistic) (\n'
+        '  plaudit_scorer_drift{statistic="low"} > 0 or plaudit_scorer_drift{statistic="high"} < 0))\n'
+        'and (abs(plaudit_scorer_drift{statistic="mean"})\n'
+        "  > ignoring (scorer, statistic) group_left () (<scorerDrift> * max_over_time(plaudit_reward_std[1d])))",
+        held="0m",
+        panel="Drift of scorers",
+    ),
+    Alert(
         "TruncationHigh",
         "warning",
         "{{ $labels.run }}: {{ $value | humanizePercentage }} of the responses end at the token limit.",

@@ -138,6 +138,39 @@ def reward() -> Sequence[Any]:
             (newest("plaudit_last_step_zero_variance_share"), "all rewards equal"),
             (newest("plaudit_last_step_masked_share"), "samples without a score"),
         ),
+        Lines(
+            "Reward and auditors",
+            COUNT,
+            "Means over the audited samples of 20 steps, with their 95 % intervals.",
+            signed=True,
+        ).of(
+            (newest("plaudit_audit_value", "scorer, statistic"), "{{scorer}}: {{statistic}}"),
+            (newest("plaudit_audit_reward", "scorer, statistic"), "reward for {{scorer}}: {{statistic}}"),
+        ),
+        Lines(
+            "What the update reinforces, as auditors see it",
+            COUNT,
+            "An auditor's mean over samples above their group's mean reward less its mean over the others. Below 0 the "
+            "policy is taught what the auditor rejects.",
+            signed=True,
+        ).of((newest("plaudit_audit_gap", "scorer, statistic"), "{{scorer}}: {{statistic}}")),
+        Lines(
+            "Agreement of reward and auditors",
+            COUNT,
+            "Rank correlation within groups, mean over the audited groups of 20 steps.",
+            signed=True,
+        ).of((newest("plaudit_audit_agreement", "scorer, statistic"), "{{scorer}}: {{statistic}}")),
+        Lines(
+            "Drift of scorers",
+            COUNT,
+            "How much more a scorer gave the same samples of the first step when it was asked again; its interval.",
+            signed=True,
+        ).of((newest("plaudit_scorer_drift", "scorer, statistic"), "{{scorer}}: {{statistic}}")),
+        Lines("Audits", COUNT, "Groups of 20 steps that were audited or wait for it, and samples that failed.").of(
+            (newest("plaudit_audit_groups", "scorer"), "{{scorer}}: audited"),
+            (newest("plaudit_audit_waiting_groups", "scorer"), "{{scorer}}: waiting"),
+            (newest("plaudit_audit_failed_samples", "scorer"), "{{scorer}}: failed samples"),
+        ),
     )
 
 

@@ -39,6 +39,8 @@ THRESHOLDS: Final[Mapping[str, float]] = MappingProxyType(
         "rewardDrop": 1,  # below the best mean of the last day, in standard deviations of the samples of a step
         "rewardSpread": 0.01,  # standard deviation of the rewards of a step; below it nearly all are equal
         "uniformShare": 0.9,  # of the groups: all their samples have the same reward
+        "divergenceProbability": 0.01,  # of a reward that rises and an auditor that falls as seen, by chance alone
+        "scorerDrift": 0.2,  # of a scorer, in standard deviations of the rewards of a step
         "truncatedShare": 0.3,  # of the responses that end at the token limit, and ...
         "truncatedFactor": 2,  # ... times the usual share of the last day
         "eventsLostShare": 0.01,  # of the newest step's samples

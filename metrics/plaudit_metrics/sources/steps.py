@@ -25,12 +25,17 @@ _FIELDS = frozenset(StepRecord.__struct_fields__) - {"statistics", "labels"}
 
 
 def append_step(path: Path, record: StepRecord) -> None:
-    """Append one step to ``steps.jsonl`` in one write, flushed to disk. Only the trainer appends.
+    """Append one step to ``steps.jsonl``. Only the trainer appends.
 
-    A last line that a crash cut short is ended first. A step that was repeated after a resume is a second line with a
-    higher incarnation. Raises ``OSError`` if the file cannot be written (no space, no permission).
+    A step that was repeated after a resume is a second line with a higher incarnation. Raises ``OSError`` if the file
+    cannot be written (no space, no permission).
     """
-    line = encode_step(record) + b"\n"
+    append_line(path, encode_step(record))
+
+
+def append_line(path: Path, content: bytes) -> None:
+    """Append a line in one write, flushed to disk; end a last line that a crash cut short first. Raise ``OSError``."""
+    line = content + b"\n"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         size = os.fstat(descriptor).st_size

@@ -16,13 +16,16 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client import start_http_server
 
+from audit_stories import AUDITOR, STORIES, audited_groups
 from plaudit_metrics.monitoring.alerts import ALERTS
 from plaudit_metrics.monitoring.panels import PAGE, panel_id
 from plaudit_metrics.service.series.run import RunSeries
+from plaudit_metrics.statistics.audits import Rescored, drift_figures, step_figures
 from plaudit_model_server.batcher import ModelServerSeries
 from plaudit_operator.cache import Cache
 from plaudit_operator.operator import OperatorSeries
 from plaudit_operator.runtime.kinds import RLJOB
+from plaudit_wire.records import StepRecord
 
 REPOSITORY = Path(__file__).parents[3]
 DASHBOARDS = {
@@ -88,9 +91,33 @@ def observed_model(prometheus: Any) -> Iterator[None]:
     server.server_close()
 
 
+@pytest.fixture(scope="session")
+def observed_audits(prometheus: Any) -> Iterator[None]:
+    """The series of a run whose reward is audited and whose judge is watched."""
+    figures = step_figures(audited_groups(STORIES["healthy"], 60), [AUDITOR], {}, 60)
+    drift = drift_figures([Rescored("judge", 50, [(0.5, 0.6), (0.4, 0.6)], 0)], 60)
+    series = RunSeries()
+    series.count_step(StepRecord(60, 1, 1.0, 2.0, 8, 1, figures | drift), records_missing=0)
+    server, thread = start_http_server(port=0, addr="127.0.0.1", registry=series.registry)
+    prometheus.scrape(server.server_port, run="modelled")
+    for _ in range(200):
+        if prometheus.query("plaudit_scorer_drift"):
+            break
+        time.sleep(0.1)
+    yield
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
 @pytest.mark.parametrize("expression", QUERIES)
 def test_a_query_of_a_dashboard_finds_something(
-    observed_run: Any, observed_operator: None, observed_model: None, prometheus: Any, expression: str
+    observed_run: Any,
+    observed_operator: None,
+    observed_model: None,
+    observed_audits: None,
+    prometheus: Any,
+    expression: str,
 ) -> None:
     given = {
         "$run": "observed|demo-0c5c2|modelled",

@@ -90,6 +90,8 @@ SCENARIOS: dict[str, dict[str, tuple[float, ...]]] = {
     "mismatch": {"LogprobMismatch critical": LENGTHS},
     "no gradient": {"UpdatesDiscarded warning": LENGTHS},
     "collapse": {"RewardCollapsed warning": LENGTHS},
+    "drift": {"ScorerDrifts warning": LENGTHS},
+    "divergence": {"RewardDiverges warning": LENGTHS},
     "uniform": {"RewardsUniform warning": LENGTHS},
     "equal rewards": {"RewardVarianceCollapsed warning": LENGTHS, "RewardsUniform warning": LENGTHS},
     "equal and truncated": {"TruncationHigh warning": LENGTHS},

@@ -196,6 +196,10 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.rollout.sampling.temperature: with 0, all samples of a group are the same and nothing is learned.",
     ),
     (
+        {"reward.scorers": [RULE, {**RULE, "name": "second", "audit": {}}], "metrics.keepSamples": False},
+        "spec.reward.scorers[1].audit: reads stored samples, but metrics.keepSamples is false. Remove keepSamples",
+    ),
+    (
         {"reward.scorers": [{"name": "world", "kind": "environment"}]},
         "spec.rollout.agent.kind: is singleTurn: no environment gives the reward that scorer 'world' (kind environment)"
         " passes on, so it would skip every sample. Choose agent kind environment, tools, endpoint or custom",
@@ -383,6 +387,30 @@ SCORERS: list[tuple[list[dict[str, Any]], str]] = [
     (
         [{**RULE, "limits": {}}],
         "spec.reward.scorers[0].limits: applies to kind judge or http only, but this scorer has kind rule. Set kind to",
+    ),
+    (
+        [{**RULE, "audit": {}}],
+        "spec.reward.scorers: all audit, so nothing gives a reward. Add a scorer without audit",
+    ),
+    (
+        [RULE, {**PYTHON, "audit": {}, "weight": 0.5}],
+        "spec.reward.scorers[1].weight: cannot be combined with audit. Remove it: an auditor is no part of the reward",
+    ),
+    (
+        [RULE, {**PYTHON, "audit": {}, "onFailure": "zero"}],
+        "spec.reward.scorers[1].onFailure: cannot be combined with audit. Remove it: a failed audit is counted",
+    ),
+    (
+        [{**RULE, "audit": {}}, PYTHON, {**RULE, "name": "third", "when": {"scorer": "first", "equals": 1}}],
+        "spec.reward.scorers[2].when.scorer: 'first' audits: it scores a few groups, after their step. Name a scorer",
+    ),
+    (
+        [RULE, {**PYTHON, "scope": "group", "drift": {}}],
+        "spec.reward.scorers[1].drift: scores single samples again, but scope is group. Remove it, or set scope",
+    ),
+    (
+        [RULE, {**PYTHON, "audit": {"share": 1.5}}],
+        "spec.reward.scorers[1].audit.share: 1.5 is not at most 1.0. Give a number",
     ),
     (
         [{**RULE, "when": {"scorer": "second", "equals": 1}}, PYTHON],

@@ -23,6 +23,15 @@ from plaudit_metrics.statistics.integrity import Array, Estimate, GroupShares
 from plaudit_reward.probes import exploits_in
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.printable import printable
+from plaudit_workers.commands.audited import (
+    AuditorReport,
+    auditor_findings,
+    auditor_page,
+    auditor_reports,
+    auditor_rows,
+    disagreement_line,
+    interval,
+)
 from plaudit_workers.commands.samples import sample_files, samples_path
 from plaudit_workers.process import EXIT_DONE
 
@@ -85,6 +94,7 @@ class Audit(msgspec.Struct, frozen=True):
     exploits_early: dict[str, int]
     findings: list[str]
     suspicious: list[Suspicious]
+    auditors: list[AuditorReport]
 
 
 class _Samples:
@@ -122,19 +132,28 @@ class _Samples:
 def audit(arguments: argparse.Namespace) -> int:
     """Run the command."""
     path = samples_path(arguments.run, arguments.runs_folder)
-    early, late = _windows(_read(sample_files(path)))
-    found = _audit(str(arguments.run.name or arguments.run), early, late, arguments.most)
+    files = sample_files(path)
+    columns = _read(files)
+    early, late = _windows(columns)
+    found = _audit(str(arguments.run.name or arguments.run), early, late, files, arguments.most)
     if arguments.output:
         try:
-            arguments.output.write_text(_page(found), encoding="utf-8")
+            arguments.output.write_text(_page(found, _responses(columns, found)), encoding="utf-8")
         except OSError as error:
             raise RefusedError(f"--output {arguments.output} cannot be written: {error.strerror}") from error
         print(f"wrote {arguments.output}")
     elif arguments.json:
         print(msgspec.json.encode(found).decode())
     else:
-        print("\n".join(_lines(found)))
+        print("\n".join(_lines(found, _responses(columns, found))))
     return EXIT_DONE
+
+
+def _responses(columns: Mapping[str, list[Any]], found: Audit) -> dict[tuple[str, int], str]:
+    """Return the texts on which reward and auditors disagree, by group and index."""
+    wanted = {(each.group, each.index) for auditor in found.auditors for each in auditor.disagreements}
+    rows = zip(columns["group"], columns["index"], columns["response"], strict=True)
+    return {(group, index): (text or "")[:_MOST_CHARACTERS] for group, index, text in rows if (group, index) in wanted}
 
 
 def _read(files: Sequence[Path]) -> dict[str, list[Any]]:
@@ -181,7 +200,7 @@ def _windows(columns: Mapping[str, list[Any]]) -> tuple[_Samples, _Samples]:
     return of(set(steps[:size])), of(set(steps[-size:]))
 
 
-def _audit(run: str, early: _Samples, late: _Samples, most: int) -> Audit:
+def _audit(run: str, early: _Samples, late: _Samples, files: Sequence[Path], most: int) -> Audit:
     masked = integrity.masked_by_length(late.tokens, late.has_score)
     scorers = {
         name.split("/")[1]: np.nan_to_num(values) for name, values in late.scorers.items() if not np.isnan(values).all()
@@ -206,8 +225,13 @@ def _audit(run: str, early: _Samples, late: _Samples, most: int) -> Audit:
         exploits_early=_counts(early),
         findings=[],
         suspicious=_suspicious(late, most),
+        auditors=auditor_reports(files, _steps(early), _steps(late), most),
     )
     return msgspec.structs.replace(figures, findings=list(_findings(figures)))
+
+
+def _steps(samples: _Samples) -> tuple[int, int]:
+    return int(samples.step.min()), int(samples.step.max())
 
 
 def _window(samples: _Samples) -> Window:
@@ -235,6 +259,7 @@ def _counts(samples: _Samples) -> dict[str, int]:
 def _findings(of: Audit) -> Iterator[str]:
     """Yield a sentence for each figure that a person should look at."""
     early, late = of.early, of.late
+    yield from auditor_findings(of.auditors)
     if early.score is not None and late.score is not None and late.last_step > early.last_step:
         yield f"the mean score went from {early.score:.3g} to {late.score:.3g}"
     if late.response_tokens > 1.5 * max(early.response_tokens, 1):
@@ -242,10 +267,10 @@ def _findings(of: Audit) -> Iterator[str]:
     if of.length and of.length.is_positive and of.length.value > _RELATION_MATTERS and of.length_slope:
         yield (
             f"longer responses earn more: {of.length_slope.value:+.3g} for 100 tokens "
-            f"(correlation {_interval(of.length)}, within groups)"
+            f"(correlation {interval(of.length)}, within groups)"
         )
     if of.repetition and of.repetition.is_positive and of.repetition.value > _RELATION_MATTERS:
-        yield f"responses that repeat themselves earn more: correlation {_interval(of.repetition)}"
+        yield f"responses that repeat themselves earn more: correlation {interval(of.repetition)}"
     if late.repeated_across_prompts > max(0.1, 2 * early.repeated_across_prompts):
         yield f"{late.repeated_across_prompts:.0%} of the responses have the words of a response to another prompt"
     shares = of.variance_shares
@@ -295,10 +320,6 @@ def _suspicious(samples: _Samples, most: int) -> list[Suspicious]:
     ]
 
 
-def _interval(estimate: Estimate) -> str:
-    return f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
-
-
 def _rows(of: Audit) -> Iterator[tuple[str, str, str]]:
     """Yield the rows of the table: figure, early, late."""
     early, late = of.early, of.late
@@ -315,22 +336,24 @@ def _rows(of: Audit) -> Iterator[tuple[str, str, str]]:
     yield "without a score", f"{early.without_score:.1%}", f"{late.without_score:.1%}"
     for name in sorted({*of.exploits, *of.exploits_early}):
         yield f"known exploit: {name}", str(of.exploits_early.get(name, 0)), str(of.exploits.get(name, 0))
-    yield "score and length, within groups", "", _interval(of.length) if of.length else "-"
-    yield "score and repetition, within groups", "", _interval(of.repetition) if of.repetition else "-"
+    yield "score and length, within groups", "", interval(of.length) if of.length else "-"
+    yield "score and repetition, within groups", "", interval(of.repetition) if of.repetition else "-"
     yield "groups of the highest score / of one lower", "", f"{of.groups.saturated:.0%} / {of.groups.dead:.0%}"
     for name, share in of.variance_shares.items():
         yield f"variance by scorer {name}", "", f"{share:.0%}"
+    yield from auditor_rows(of.auditors)
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def _lines(of: Audit) -> Iterator[str]:
-    width = max(len(name) for name, _, _ in _rows(of))
-    yield f"{'':{width}}  {'early':>10}  late"
-    for name, early, late in _rows(of):
-        yield f"{name:{width}}  {early:>10}  {late}"
+def _lines(of: Audit, responses: Mapping[tuple[str, int], str]) -> Iterator[str]:
+    rows = list(_rows(of))
+    width, of_early = (max(len(row[column]) for row in rows) for column in (0, 1))
+    yield f"{'':{width}}  {'early':>{of_early}}  late"
+    for name, early, late in rows:
+        yield f"{name:{width}}  {early:>{of_early}}  {late}"
     yield ""
     yield from of.findings or ["nothing stands out"]
     if of.suspicious:
@@ -338,7 +361,18 @@ def _lines(of: Audit) -> Iterator[str]:
         yield "read these first"
     for each in of.suspicious:
         yield f"step {each.step} {each.group} [{each.index}]  {_number(each.score)}  {'; '.join(each.reasons)}"
-        yield f"    {printable(' '.join(each.response.split()))[:_SHOWN_CHARACTERS]}"
+        yield _shown(each.response)
+    for auditor in of.auditors:
+        if auditor.disagreements:
+            yield ""
+            yield f"reward and auditor {auditor.name} disagree most"
+        for apart in auditor.disagreements:
+            yield disagreement_line(apart, auditor.name)
+            yield _shown(responses.get((apart.group, apart.index), ""))
+
+
+def _shown(response: str) -> str:
+    return f"    {printable(' '.join(response.split()))[:_SHOWN_CHARACTERS]}"
 
 
 _STYLE = """
@@ -349,10 +383,16 @@ th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #8884 
 td + td { font-variant-numeric: tabular-nums }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; max-height: 16rem; overflow-y: auto }
 summary { cursor: pointer; padding: .3rem 0 }
+figure { margin: 1rem 0 }
+svg text { font-size: 12px; fill: currentColor }
+polyline { fill: none; stroke-width: 2 }
+.line0 { stroke: #2a78d6 } .line1 { stroke: #eb6834; stroke-dasharray: 6 3 }
+.band0 { fill: #2a78d633 } .band1 { fill: #eb683433 }
+svg .name0 { fill: #2a78d6 } svg .name1 { fill: #eb6834 }
 """
 
 
-def _page(of: Audit) -> str:
+def _page(of: Audit, responses: Mapping[tuple[str, int], str]) -> str:
     """Return a page without scripts; every text of a sample is escaped."""
 
     def text(value: str) -> str:
@@ -374,5 +414,6 @@ def _page(of: Audit) -> str:
         f"<title>Audit of {text(of.run)}</title><style>{_STYLE}</style><body><h1>Audit of {text(of.run)}</h1>"
         f"<h2>What stands out</h2><ul>{findings}</ul>"
         f"<h2>Figures</h2><table><thead><tr><td></td><th>early steps</th><th>late steps</th></tr></thead>{rows}</table>"
+        f"{auditor_page(of.auditors, {name: text(response) for name, response in responses.items()})}"
         f"<h2>Read these first</h2>{read or '<p>No sample stands out.</p>'}</body></html>\n"
     )

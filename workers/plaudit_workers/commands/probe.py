@@ -87,7 +87,7 @@ class _Scored:
 def probe(arguments: argparse.Namespace) -> int:
     """Run the command."""
     job = load_job(arguments.job)
-    reward = reward_without_servers(job.spec.reward)
+    reward = reward_without_servers(job.spec.reward.rewarding)
     probes = _chosen([*PROBES, *_own(arguments.probes)], arguments.only)
     read = _rows(job, reward, arguments.data, arguments.rows)
     rows = _affordable(read, probes, reward, arguments.max_requests)

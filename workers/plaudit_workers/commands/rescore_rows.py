@@ -236,7 +236,7 @@ class JobScorers:
     """Score by the scorers of a job, in this process."""
 
     def __init__(self, job: RLJob, pipeline: Any) -> None:
-        self.names = [scorer.name for scorer in job.spec.reward.scorers]
+        self.names = [scorer.name for scorer in job.spec.reward.rewarding.scorers]
         self.version = scoring_version(job)
         self.scores_groups = pipeline.scores_groups
         self._pipeline = pipeline

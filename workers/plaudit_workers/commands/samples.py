@@ -17,7 +17,8 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from plaudit_metrics.sources.sample_schema import FOLDER, Row, scorers_of_row, surviving_files
+from plaudit_metrics.sources.audits import audits_file, read_audits
+from plaudit_metrics.sources.sample_schema import FOLDER, Row, samples_file, scorers_of_row, surviving_files
 from plaudit_metrics.sources.samples import MOST_CHARACTERS, TextBudget, UnreadableFileError, completion_messages
 from plaudit_metrics.sources.search import FAILED, SampleFile, SampleQuery
 from plaudit_wire.errors import RefusedError
@@ -30,7 +31,8 @@ _STEP = re.compile(r"step-(\d+)-")
 
 def samples(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    files = sample_files(samples_path(arguments.run, arguments.runs_folder))
+    path = samples_path(arguments.run, arguments.runs_folder)
+    files = sample_files(path)
     if arguments.step is not None:
         files = _of_step(files, arguments.step)
     if arguments.scorer and not (arguments.failed or arguments.outcome):
@@ -49,6 +51,7 @@ def samples(arguments: argparse.Namespace) -> int:
         chosen = select(files, query, arguments.most)
     except UnreadableFileError as error:
         raise RefusedError(f"{error}. Give a run's id, or its samples folder") from error
+    chosen = [_with_audits(row, path) for row in chosen]
     if arguments.json:
         for row in chosen:
             print(msgspec.json.encode(row).decode())
@@ -129,6 +132,19 @@ def _row(path: Path, row: int) -> Row:
         return file.read(row)
 
 
+def _with_audits(row: Row, path: Path) -> Row:
+    """Add the auditors' results to a sample, if its group has been audited."""
+    if row.get("incarnation") is None:
+        return row
+    folder = path if path.is_dir() else path.parent
+    file = samples_file(folder, row["step"], row["incarnation"])
+    audited = next(
+        (each for each in read_audits([audits_file(folder.parent, file)]) if each.group == row["group"]), None
+    )
+    of_sample = next((each for each in audited.samples if each.index == row["index"]), None) if audited else None
+    return row if of_sample is None else {**row, "audits": of_sample.audits}
+
+
 def sample_lines(row: Row, full: bool) -> Iterator[Text]:
     """Yield the lines that show a sample; control characters of its texts are printed as escapes."""
     score = "no score" if row["score"] is None else f"score {row['score']:g}"
@@ -138,6 +154,8 @@ def sample_lines(row: Row, full: bool) -> Iterator[Text]:
         yield _line("reason", f"{row['outcome'] or row['end']}: {row['reason'] or row['end_reason'] or ''}", full)
     for name, scorer in scorers_of_row(row).items():
         yield _line(name, _result(scorer), full)
+    for name, audit in row.get("audits", {}).items():
+        yield _line(f"{name} (audit)", _result(audit), full)
     yield _line("prompt", row["prompt"] or "", full)
     if row.get("completion_json"):
         yield from _conversation(row, full)

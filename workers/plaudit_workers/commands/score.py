@@ -141,7 +141,7 @@ async def _grouped(
 
 
 def _reader(path: Path, reward: RewardSpec) -> StoredReader:
-    by_source = (scorer.name for scorer in reward.scorers if scorer.kind == "rule" and scorer.rule is None)
+    by_source = (scorer.name for scorer in reward.rewarding.scorers if scorer.kind == "rule" and scorer.rule is None)
     name = "standard input" if path == _STANDARD else str(path)
     return StoredReader(name, next(by_source, None), has_group_scorers(reward))
 

@@ -53,7 +53,7 @@ class _Trial:
 def try_scorers(arguments: argparse.Namespace) -> int:
     """Run the command."""
     job = load_job(arguments.job)
-    reward = reward_without_servers(job.spec.reward)
+    reward = reward_without_servers(job.spec.reward.rewarding)
     rows = first_rows(job, arguments.data, arguments.rows)
     trials = [_trial(f"row-{number}", row, job) for number, row in enumerate(rows, 1)]
     show_logs()

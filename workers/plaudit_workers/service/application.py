@@ -191,7 +191,7 @@ class ServiceDescription:
             "version": VERSION,
             "scorers": [
                 {"name": scorer.name, "kind": scorer.kind, "scope": scorer.scope, "weight": scorer.weight}
-                for scorer in self.job.spec.reward.scorers
+                for scorer in self.job.spec.reward.rewarding.scorers
             ],
             "limits": self.limits | {"room": self.service.room, "group_deadline_s": self.service.group_deadline_s},
             "health": {

@@ -80,7 +80,11 @@ Maker = Callable[[ScorerSpec, BuildContext], AnyScorer]
 
 
 async def build_pipeline(reward: RewardSpec, worker: str, context: BuildContext | None = None) -> Pipeline:
-    """Build and open every scorer of a job, by default outside of a run; if one is refused, close all others."""
+    """Build and open every scorer of a reward, by default outside of a run; if one is refused, close all others.
+
+    Scorers that only audit are left out (``RewardSpec.alone`` makes a section of one of them).
+    """
+    reward = reward.rewarding
     context = context or BuildContext(reward, worker, model_servers=model_servers())
     made = _make_all(reward, context)
     combining = None
@@ -159,14 +163,14 @@ def has_group_scorers(reward: RewardSpec) -> bool:
     return reward.combine.normalize == "group" or any(
         scorer.scope == "group"
         or (scorer.python is not None and declares_post_process(scorer.python.path, scorer.python.function))
-        for scorer in reward.scorers
+        for scorer in reward.rewarding.scorers
     )
 
 
 _DIGITS = 10
 _SIZES = ("workers", "gateway", "networkPolicy")
 """Sections of ``spec.reward`` that decide where samples are scored, and not how."""
-_NOT_OF_ITS_VALUE = ("weight", "when", "limits", "cache", "retries", "timeoutSeconds", "onFailure", "onNone")
+_NOT_OF_ITS_VALUE = ("drift", "weight", "when", "limits", "cache", "retries", "timeoutSeconds", "onFailure", "onNone")
 
 
 def scoring_version(job: RLJob) -> str:
@@ -177,7 +181,12 @@ def scoring_version(job: RLJob) -> str:
     its own (``PLAUDIT_SCORING_VERSION``).
     """
     reward = job_data(job)["spec"]["reward"]
-    return _digest({name: section for name, section in reward.items() if name not in _SIZES})
+    scorers = [
+        {name: part for name, part in scorer.items() if name != "drift"}
+        for scorer in reward["scorers"]
+        if "audit" not in scorer
+    ]
+    return _digest({name: section for name, section in reward.items() if name not in _SIZES} | {"scorers": scorers})
 
 
 def _scorer_version(scorer: ScorerSpec) -> str:

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -38,6 +39,9 @@ from plaudit_workers.stream.calls import Delivery
 from plaudit_workers.stream.consumer import Consumer, ConsumerOptions, commit, commit_group
 from plaudit_workers.stream.groups import Group, read_group
 from plaudit_workers.stream.transport import Transport
+
+if TYPE_CHECKING:
+    from plaudit_workers.service.auditor import Auditor
 
 logger = get_logger(__name__)
 T = TypeVar("T")
@@ -72,13 +76,15 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     async with HealthServer(settings.health_port, ready=lambda: any(worker.ready for worker in workers)):
         transport = await Transport.open(settings.redis, settings.run, settings.run_folder / "spill", stop=stop)
         try:
+            context = _context(job, settings, version, gate)
             workers.append(
                 ScoringWorker(
                     settings.worker,
                     transport,
-                    await _pipeline(job, settings, version, gate),
+                    await build_pipeline(job.spec.reward, settings.worker, context),
                     ScoringOptions(job.spec.reward.workers.max_concurrent_samples, version=version),
                     ModelTurns(transport, gate) if job.spec.reward.sleeping_models else None,
+                    await _auditor(job, context, transport, settings.run_folder),
                 )
             )
             async with offering(job, transport):
@@ -88,8 +94,8 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     return EXIT_DONE
 
 
-async def _pipeline(job: RLJob, settings: ProcessSettings, version: str, gate: CallGate) -> Pipeline:
-    context = BuildContext(
+def _context(job: RLJob, settings: ProcessSettings, version: str, gate: CallGate) -> BuildContext:
+    return BuildContext(
         job.spec.reward,
         settings.worker,
         run=settings.run,
@@ -99,7 +105,14 @@ async def _pipeline(job: RLJob, settings: ProcessSettings, version: str, gate: C
         version=version,
         traced_share=job.spec.metrics.traces.share if job.spec.metrics.traces.endpoint else None,
     )
-    return await build_pipeline(job.spec.reward, settings.worker, context)
+
+
+async def _auditor(job: RLJob, context: BuildContext, transport: Transport, run_folder: Path) -> Auditor | None:
+    if not (job.spec.trains and (job.spec.reward.auditors or job.spec.reward.watched)):
+        return None
+    from plaudit_workers.service.auditor import open_auditor  # reads Parquet
+
+    return await open_auditor(job.spec.reward, context, transport, run_folder)
 
 
 class ScoringWorker:
@@ -112,12 +125,16 @@ class ScoringWorker:
         pipeline: Pipeline,
         options: ScoringOptions = ScoringOptions(),
         turns: ModelTurns | None = None,
+        auditor: Auditor | None = None,
     ) -> None:
         self._name = name
         self._transport = transport
         self._pipeline = pipeline
         self._options = options
         self._turns = turns
+        self._auditor = auditor
+        self._full: dict[str, bool] = {}
+        """Streams of which the newest look found as many entries as there were free slots: more may wait."""
         self._works: dict[asyncio.Task[None], Delivery[Any]] = {}
         self._freed = asyncio.Event()
         self.ready = False
@@ -127,6 +144,10 @@ class ScoringWorker:
         """Return the number of samples and groups in work."""
         return len(self._works)
 
+    def has_room(self) -> bool:
+        """Return True if nothing waits in the streams and half of the slots are free: there is room for an audit."""
+        return self.ready and not any(self._full.values()) and 2 * self.busy <= self._options.max_concurrent_samples
+
     async def run(self, stop: asyncio.Event) -> None:
         """Work until ``stop`` is set; then drain and close the pipeline."""
         try:
@@ -135,6 +156,8 @@ class ScoringWorker:
                 tasks.start(self._drop_lost())
                 if self._turns is not None:
                     tasks.start(self._turns.watch(self._beat))
+                if self._auditor is not None:
+                    tasks.start(self._auditor.run(stop, self.has_room))
                 await self._work(tasks, stop)
         finally:
             self.ready = False
@@ -169,7 +192,9 @@ class ScoringWorker:
             if free <= 0:
                 await unless_stopped(stop, set_within(self._freed, _LOOK_FOR_ROOM_EVERY_S))
                 continue
-            for delivery in await consumer.take(free):
+            taken = await consumer.take(free)
+            self._full[consumer.stream] = len(taken) == free
+            for delivery in taken:
                 task = tasks.start(score(consumer, delivery))
                 self._works[task] = delivery
                 task.add_done_callback(self._ended)
@@ -299,7 +324,7 @@ def service_of(job: RLJob) -> Service:
     replicas = workers.autoscaling.max_replicas if workers.autoscaling else workers.replicas
     return Service(
         job=job.metadata.name,
-        scorers=[scorer.name for scorer in reward.scorers],
+        scorers=[scorer.name for scorer in reward.rewarding.scorers],
         group_scorers=has_group_scorers(reward),
         group_deadline_s=reward.group_deadline_seconds,
         room=_QUEUED_PER_SLOT * replicas * workers.max_concurrent_samples,

@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from plaudit_metrics.sources.audits import AuditHistory, drift_file, is_drawn, read_drift
+from plaudit_metrics.statistics.audits import TREND_STEPS, WINDOW_STEPS, drift_figures, step_figures
 from plaudit_metrics.statistics.verdict import REPLY_KEY
 from plaudit_wire.errors import JobFailedError, RefusedError
 from plaudit_wire.logs import get_logger
@@ -207,6 +209,9 @@ class RunRecords:
         """Refused in the whole run until the newest step closed; None before this trainer's first one."""
         self._taken_over: int | None = None
         """Prompts that rollouts took over from others, likewise."""
+        self._audits = AuditHistory(run.folder, TREND_STEPS)
+        self._drawn: dict[int, dict[str, set[str]]] = {}
+        """Step → auditor → the groups that it is to score, of the newest steps of this trainer."""
 
     async def step(self, report: StepReport, closed: float) -> None:
         """Write a step that closed then (server's clock): its line, samples, record for the metrics, the ledger."""
@@ -226,9 +231,28 @@ class RunRecords:
         await self.ledger()
 
     def _write(self, report: StepReport, closed: float, duplicates: int) -> StepRecord:
+        if (self._run.plan.auditors or self._run.plan.watches_drift) and report.step:
+            report.figures |= self._audit_figures(report)
         record = report.record(self._state.incarnation, max(report.step - 1, 0), closed, max(duplicates, 0))
         self._run.sinks.write(record, self._store(report))
         return record
+
+    def _audit_figures(self, report: StepReport) -> dict[str, float]:
+        """Return the figures of what has been audited until now; this step's own groups are audited after it."""
+        scored = [record.group for record in report.records if record.num_scored]
+        auditors = self._run.plan.auditors
+        self._drawn[report.step] = {
+            name: {group for group in scored if is_drawn(group, report.step, audit.share, audit.every_steps)}
+            for name, audit in auditors.items()
+        }
+        self._drawn = {step: drawn for step, drawn in self._drawn.items() if step > report.step - WINDOW_STEPS}
+        drawn = {name: set[str]().union(*(of_step[name] for of_step in self._drawn.values())) for name in auditors}
+        try:
+            drift = drift_figures(read_drift(drift_file(self._run.folder)), report.step)
+            return step_figures(self._audits.read(), auditors, drawn, report.step) | drift
+        except OSError as error:
+            logger.warning("audits cannot be read", error=str(error))
+            return {}
 
     def _store(self, report: StepReport) -> Path | None:
         """Return the file of the step's samples; None if they are not kept."""

@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol, Self
 
+from plaudit_job.spec.rewards import AuditSpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.rollout import SamplingSpec
 from plaudit_wire.logs import get_logger
@@ -214,6 +215,10 @@ class RunPlan:
     models_sleep: bool = False
     """Served models do, or some of them."""
     keep_samples: bool = True
+    auditors: Mapping[str, AuditSpec] = field(default_factory=dict)
+    """The scorers that only audit, by name."""
+    watches_drift: bool = False
+    """The drift of a scorer is watched."""
     skip_solved: SolvedRule | None = None
     """The prompts that are skipped because the run has always solved them; None: none."""
     retry_pauses_s: tuple[float, ...] = (10.0, 60.0, 300.0)
@@ -251,6 +256,8 @@ class RunPlan:
             rollouts_sleep=spec.rollout.sleep_during_updates,
             models_sleep=spec.reward.sleeping_models,
             keep_samples=spec.metrics.keep_samples,
+            auditors=spec.reward.auditors,
+            watches_drift=bool(spec.reward.watched),
             skip_solved=None if solved is None else SolvedRule(solved.threshold, solved.min_visits),
         )
 

@@ -1,0 +1,305 @@
+"""Compare a reward with its auditors: pure functions over audited groups.
+
+The question is whether what the policy is rewarded for is what an independent scorer would want. For one auditor, over
+some audited groups::
+
+    value        mean of the auditor's values
+    reward       mean reward of the same samples
+    gap          mean over the groups of: the auditor's mean over samples with a reward above their group's mean (what
+                 the update reinforces), less its mean over the others
+    agreement    Spearman's rank correlation of reward and auditor within a group, mean over the groups
+
+A sample counts where it has both a reward and an audit; a group has a gap where its rewards differ, and an agreement
+where both differ. Intervals are percentiles (95 %) of bootstrap samples of whole groups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from plaudit_metrics.statistics.integrity import Estimate
+from plaudit_wire.records import ScorerRecord
+
+KEY = "audit/"
+"""Prefix of the figures of a step."""
+DRIFT_KEY = "drift/"
+WINDOW_STEPS = 20
+"""The figures of a step are over the audited groups of so many newest steps."""
+BLOCKS = 24
+"""The trend is over so many of the newest blocks."""
+GROUPS_A_BLOCK = 4
+TREND_STEPS = 1000
+"""It looks back no further than so many steps."""
+_RESAMPLES = 400
+_TAIL = 0.025
+_FIGURES = ("value", "reward", "gap", "agreement")
+_EQUAL = 1e-12
+Floats = NDArray[np.float64]
+
+
+class AuditedSample(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One sample of an audited group."""
+
+    index: int
+    score: float | None
+    """The reward that the trainer used; None: it had none."""
+    audits: dict[str, ScorerRecord]
+    """The auditors' results by their names."""
+
+
+class AuditedGroup(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The audits of one group."""
+
+    group: str
+    step: int
+    data_source: str
+    samples: list[AuditedSample]
+
+    @property
+    def auditors(self) -> set[str]:
+        """Return the names of the scorers that have audited the group."""
+        return {name for sample in self.samples for name in sample.audits}
+
+
+class Rescored(msgspec.Struct, frozen=True):
+    """The values that a scorer gave to some samples of the first step when it was asked again after a later one."""
+
+    scorer: str
+    step: int
+    pairs: list[tuple[float, float]]
+    """First value and newest value of each sample that got one again."""
+    failed: int
+    """Samples that got none."""
+
+
+class GroupFigures(msgspec.Struct, frozen=True):
+    """One audited group as an auditor sees it; NaN where a figure is not defined."""
+
+    group: str
+    step: int
+    data_source: str
+    value: float
+    reward: float
+    gap: float
+    agreement: float
+
+
+class AuditFigures(msgspec.Struct, frozen=True):
+    """One auditor over some groups."""
+
+    groups: int
+    failed: int
+    """Samples without an audit, because the auditor failed or skipped them."""
+    value: Estimate | None
+    reward: Estimate | None
+    gap: Estimate | None
+    agreement: Estimate | None
+
+
+class Trend(msgspec.Struct, frozen=True):
+    """The probabilities of changes as large as those seen, or larger, if nothing changed but by chance."""
+
+    blocks: int
+    reward_rises: float
+    value_falls: float
+    gap_falls: float
+
+    @property
+    def diverges(self) -> float:
+        """Return the probability of the weaker of two findings: the reward rises; the auditor's mean or gap falls.
+
+        The smaller of the two falls counts, doubled because there are two of them (Bonferroni).
+        """
+        return max(self.reward_rises, min(2 * min(self.value_falls, self.gap_falls), 1.0))
+
+
+def group_figures(groups: Iterable[AuditedGroup], auditor: str) -> list[GroupFigures]:
+    """Return the figures of each group that the auditor has given a value, in the order of the groups."""
+    found = []
+    for group in groups:
+        pairs = [
+            (sample.score, record.value)
+            for sample in group.samples
+            if (record := sample.audits.get(auditor)) is not None
+            and record.value is not None
+            and sample.score is not None
+        ]
+        if pairs:
+            rewards, values = np.array(pairs, dtype=np.float64).T
+            found.append(_of_group(group, rewards, values))
+    return found
+
+
+def _of_group(group: AuditedGroup, rewards: Floats, values: Floats) -> GroupFigures:
+    above = rewards > rewards.mean() + _EQUAL
+    gap = float(values[above].mean() - values[~above].mean()) if above.any() and not above.all() else math.nan
+    return GroupFigures(
+        group.group,
+        group.step,
+        group.data_source,
+        float(values.mean()),
+        float(rewards.mean()),
+        gap,
+        _rank_correlation(rewards, values),
+    )
+
+
+def _rank_correlation(x: Floats, y: Floats) -> float:
+    """Return Spearman's correlation, Pearson's of the ranks, where equal values share the mean of their ranks."""
+    x, y = _ranks(x), _ranks(y)
+    x, y = x - x.mean(), y - y.mean()
+    scale = math.sqrt(float(x @ x) * float(y @ y))
+    return float(x @ y) / scale if scale > _EQUAL else math.nan
+
+
+def _ranks(values: Floats) -> Floats:
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    ranks: Floats = (last - (counts - 1) / 2.0)[place]
+    return ranks
+
+
+def audit_figures(groups: Sequence[AuditedGroup], auditor: str) -> AuditFigures:
+    """Return an auditor's figures over some groups, with intervals."""
+    found = group_figures(groups, auditor)
+    records = [sample.audits[auditor] for group in groups for sample in group.samples if auditor in sample.audits]
+    estimates = {name: _estimate([getattr(each, name) for each in found]) for name in _FIGURES}
+    return AuditFigures(len(found), sum(record.value is None for record in records), **estimates)
+
+
+def _estimate(values: Sequence[float]) -> Estimate | None:
+    known = np.array([value for value in values if not math.isnan(value)])
+    if not len(known):
+        return None
+    draws = np.random.default_rng(0).integers(0, len(known), (_RESAMPLES, len(known)))
+    low, high = np.quantile(known[draws].mean(axis=1), [_TAIL, 1 - _TAIL])
+    return Estimate(float(known.mean()), float(low), float(high), len(known))
+
+
+def trend(figures: Sequence[GroupFigures]) -> Trend | None:
+    """Test whether the reward rises and the auditor falls, over the newest blocks of audited groups.
+
+    A block has the groups of consecutive steps, at least four. The first half of the blocks is compared with the
+    second, block by block, by a sign test: Cox and Stuart 1955, Some Quick Sign Tests for Trend in Location and
+    Dispersion (Biometrika 42). Nothing is assumed about the distributions. None while there are fewer than 24 blocks.
+    """
+    blocks = _blocks(figures)[-BLOCKS:]
+    if len(blocks) < BLOCKS:
+        return None
+    means = {name: np.array([_mean([getattr(each, name) for each in block]) for block in blocks]) for name in _FIGURES}
+    return Trend(len(blocks), _rises(means["reward"]), _rises(-means["value"]), _rises(-means["gap"]))
+
+
+class Disagreement(msgspec.Struct, frozen=True):
+    """A sample that the reward ranks higher among the audited ones than the auditor does."""
+
+    step: int
+    group: str
+    index: int
+    reward: float
+    value: float
+    ranks: float
+    """Its rank by reward less its rank by the auditor, as a share of the samples: -1 to 1."""
+
+
+def disagreements(groups: Sequence[AuditedGroup], auditor: str, most: int) -> list[Disagreement]:
+    """Return the samples that the reward ranks furthest above the auditor, the widest first."""
+    found = [
+        (group, sample.index, sample.score, record.value)
+        for group in groups
+        for sample in group.samples
+        if (record := sample.audits.get(auditor)) is not None and record.value is not None and sample.score is not None
+    ]
+    if not found:
+        return []
+    rewards, values = (np.array([each[place] for each in found], dtype=np.float64) for place in (2, 3))
+    apart = (_ranks(rewards) - _ranks(values)) / len(found)
+    return [
+        Disagreement(group.step, group.group, index, float(rewards[place]), float(values[place]), float(apart[place]))
+        for place in np.argsort(-apart, kind="stable")[:most].tolist()
+        if apart[place] > 0
+        for group, index, _, _ in [found[place]]
+    ]
+
+
+def _blocks(figures: Sequence[GroupFigures]) -> list[list[GroupFigures]]:
+    blocks: list[list[GroupFigures]] = [[]]
+    for each in sorted(figures, key=lambda each: each.step):
+        full = len(blocks[-1]) >= GROUPS_A_BLOCK
+        if full and blocks[-1][-1].step != each.step:
+            blocks.append([])
+        blocks[-1].append(each)
+    return blocks if len(blocks[-1]) >= GROUPS_A_BLOCK else blocks[:-1]
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _rises(series: Floats) -> float:
+    """Return the sign test's probability that so many of the later halves are higher by chance; ties do not count."""
+    half = len(series) // 2
+    changes = series[half:] - series[:half]
+    ups, downs = int((changes > _EQUAL).sum()), int((changes < -_EQUAL).sum())
+    count = ups + downs
+    return sum(math.comb(count, number) for number in range(ups, count + 1)) / 2**count if count else 1.0
+
+
+def step_figures(
+    audits: Sequence[AuditedGroup], auditors: Iterable[str], drawn: Mapping[str, set[str]], step: int
+) -> dict[str, float]:
+    """Return the figures of a step by their keys (docs/metrics.md).
+
+    Args:
+        audits: audited groups of this step and the earlier ones.
+        drawn: of each auditor, the groups of the newest steps that it is to score.
+        step: the step that has closed.
+    """
+    newest = [group for group in audits if step - WINDOW_STEPS < group.step <= step]
+    figures: dict[str, float] = {}
+    for auditor in auditors:
+        of_auditor, key = audit_figures(newest, auditor), f"{KEY}{auditor}"
+        for name in _FIGURES:
+            estimate: Estimate | None = getattr(of_auditor, name)
+            if estimate is not None:
+                figures |= {f"{key}/{name}": estimate.value}
+                figures |= {f"{key}/{name}_low": estimate.low, f"{key}/{name}_high": estimate.high}
+        done = {group.group for group in newest if auditor in group.auditors}
+        figures[f"{key}/groups"] = float(of_auditor.groups)
+        figures[f"{key}/failed"] = float(of_auditor.failed)
+        figures[f"{key}/waiting"] = float(len(drawn.get(auditor, set()) - done))
+        figures |= {f"{key}/source/{source}": value for source, value in agreement_by_source(newest, auditor).items()}
+        if (found := trend(group_figures(audits, auditor))) is not None:
+            figures[f"{key}/diverges"] = found.diverges
+    return figures
+
+
+def drift_figures(rescored: Sequence[Rescored], step: int) -> dict[str, float]:
+    """Return for each watched scorer how much more it gave when it was asked last, up to that step, by key.
+
+    The mean of newest less first value over the same samples, and its 95 % interval (a bootstrap over the samples).
+    """
+    newest = {again.scorer: again for again in sorted(rescored, key=lambda each: each.step) if again.step <= step}
+    figures: dict[str, float] = {}
+    for scorer, again in newest.items():
+        key, estimate = f"{DRIFT_KEY}{scorer}", _estimate([now - first for first, now in again.pairs])
+        figures |= {f"{key}/samples": float(len(again.pairs)), f"{key}/failed": float(again.failed)}
+        if estimate is not None:
+            figures |= {f"{key}/value": estimate.value}
+            figures |= {f"{key}/value_low": estimate.low, f"{key}/value_high": estimate.high}
+    return figures
+
+
+def agreement_by_source(groups: Sequence[AuditedGroup], auditor: str) -> dict[str, float]:
+    """Return the mean rank correlation by data source, lowest first."""
+    by_source: dict[str, list[float]] = {}
+    for each in group_figures(groups, auditor):
+        by_source.setdefault(each.data_source, []).append(each.agreement)
+    means = {source: mean for source, values in by_source.items() if not math.isnan(mean := _mean(values))}
+    return dict(sorted(means.items(), key=lambda each: each[1]))

@@ -1,0 +1,56 @@
+"""The example of a reward that can be gamed: the probe finds it, the run shows it, and the mended run does not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plaudit_metrics.monitoring.rules import THRESHOLDS
+
+pytestmark = pytest.mark.timeout(900)
+PROBABILITY = "audit/honest/diverges"
+
+
+def plaudit(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of Plaudit."""
+    command = [sys.executable, "-m", "plaudit_workers.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def alarms(run: Any) -> list[int]:
+    """The steps after which the expression of RewardDiverges holds."""
+    limit = THRESHOLDS["divergenceProbability"]
+    return [step.step for step in run.steps if step.statistics.get(PROBABILITY, 1.0) < limit]
+
+
+def test_a_hacked_reward_is_found_before_during_and_after_its_run(
+    example: Callable[[str], Path],
+    plaudit_run: Callable[..., Any],
+) -> None:
+    folder = example("15-hacked-reward")
+    probed = plaudit("probe", str(folder / "job.yaml"), "--rows", "2", "--json")
+    assert probed.returncode == 3, probed.stderr
+    run = plaudit_run(folder / "job.yaml", "--steps", "32", name="hacked")
+    assert run.exit_code == 0, run.output
+    first = next(step.statistics for step in run.steps if "audit/honest/value" in step.statistics)
+    last = run.steps[-1].statistics
+    assert last["audit/honest/reward"] > first["audit/honest/reward"]
+    assert last["audit/honest/value"] < first["audit/honest/value"]
+    assert alarms(run)
+    audited = json.loads(plaudit("audit", str(run.folder), "--json").stdout)
+    (auditor,) = audited["auditors"]
+    assert auditor["diverged_at"]
+    assert auditor["disagreements"]
+
+
+def test_the_mended_reward_raises_no_alarm(example: Callable[[str], Path], plaudit_run: Callable[..., Any]) -> None:
+    run = plaudit_run(example("15-hacked-reward") / "mended.yaml", "--steps", "30", name="mended")
+    assert run.exit_code == 0, run.output
+    assert PROBABILITY in run.steps[-1].statistics
+    assert not alarms(run)
