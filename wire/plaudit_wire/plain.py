@@ -82,19 +82,27 @@ def plain_json(text: str | bytes, name: str = "", *, most_units: int = MOST_UNIT
     return plain(json_value(text, name), name, most_units=most_units)
 
 
-def json_value(text: str | bytes, name: str = "") -> Any:
-    """Return what a JSON text holds, for a reader that judges parts of it by ``plain``; raise ``PlainDataError``."""
+def json_value(text: str | bytes, name: str = "", *, nan: bool = False) -> Any:
+    """Return what a JSON text holds, for a reader that judges parts of it by ``plain``; raise ``PlainDataError``.
+
+    Args:
+        nan: Read the constant NaN, which Python's ``json`` writes for an absent number.
+    """
     try:
         try:
             return msgspec.json.decode(text)
         except msgspec.DecodeError as error:
             with contextlib.suppress(ValueError):  # the slower reader knows halves of surrogate pairs
-                return json.loads(text, parse_constant=_not_json)
+                return json.loads(text, parse_constant=_nan_alone if nan else _not_json)
             raise error
     except RecursionError:
         raise PlainDataError(f"is nested more than {MOST_LEVELS} levels deep", "give flatter data", name) from None
     except (ValueError, MemoryError) as error:  # msgspec's errors, and text that cannot be encoded, are ValueErrors
         raise PlainDataError(f"is not JSON ({error})", "give one JSON value", name) from None
+
+
+def _nan_alone(name: str) -> float:
+    return math.nan if name == "NaN" else _not_json(name)
 
 
 def _not_json(name: str) -> float:

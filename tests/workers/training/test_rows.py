@@ -18,16 +18,17 @@ from builders import make_prompt
 from plaudit_job.spec.rollout import PassRateSpec, TrainDataSpec
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import encode
-from plaudit_workers.launch.checks import data_problem
+from plaudit_workers.launch.data_checks import data_problem
 from plaudit_workers.tokenizer import ChatTemplate
 from plaudit_workers.training.data import PromptData
+from plaudit_workers.training.prompts import PromptRenderer
 
 RATES = [0.0, 0.05, 0.5, 0.95, 1.0, 1]
 
 
 @pytest.fixture
 def template(model_folder):
-    return ChatTemplate(AutoTokenizer.from_pretrained(model_folder))
+    return PromptRenderer(ChatTemplate(AutoTokenizer.from_pretrained(model_folder)))
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_a_row_without_a_pass_rate_is_refused_by_number(write, template, value):
 def test_bounds_without_any_prompt_are_refused(write, template):
     path = write([{"pass_rate": rate} for rate in RATES])
     section = TrainDataSpec(path=path, pass_rate=PassRateSpec(min=0.6, max=0.7))
-    with pytest.raises(RefusedError, match=r"widen data\.train\.passRate"):
+    with pytest.raises(RefusedError, match=r"Widen data\.train\.passRate"):
         PromptData.load(section, template, seed=0)
     with pytest.raises(ValidationError, match=r"min 0\.8 is above max 0\.2"):
         PassRateSpec(min=0.8, max=0.2)
@@ -139,7 +140,7 @@ REFUSED_LINES = {
         JSON_ROW.format(10**30, "{}"),
         "row 1: column reward_model.ground_truth is an integer beyond 64 bits",
     ),
-    "NaN": (JSON_ROW.format("NaN", "{}"), "null in place of NaN"),
+    "infinity": (JSON_ROW.format("Infinity", "{}"), "line 1: is not JSON"),
     "an object over many lines": (json.dumps({"data_source": "a"}, indent=1), "one JSON object a line, as jq -c does"),
     "an array": ("[1]", "line 1: is no JSON object"),
     "a deep row": ("[" * 100_000, "line 1: is nested more than 64 levels deep"),
@@ -176,7 +177,7 @@ def test_what_the_trainer_refuses_validate_finds(tmp_path, template, rows, words
 def test_the_nulls_of_a_table_are_no_keys_of_messages(tmp_path, template):
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
     messages = [{"role": "user", "content": "1="}, call, {"role": "tool", "content": "2", "name": "f"}]
-    template.tokenizer.chat_template = "{% for m in messages %}{{ m.keys() | sort }}{% endfor %}"
+    template.template.tokenizer.chat_template = "{% for m in messages %}{{ m.keys() | sort }}{% endfor %}"
     path = parquet(tmp_path / "train.parquet", [None], prompts=[messages])
     row = PromptData.load(TrainDataSpec(path=str(path)), template, 0).prompt_at(0)
     assert row.messages == messages
@@ -199,7 +200,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path, template):
     ],
 )
 def test_whatever_a_chat_template_raises_is_the_rows_refusal(tmp_path, template, template_text, error):
-    template.tokenizer.chat_template = template_text
+    template.template.tokenizer.chat_template = template_text
     parts = [{"role": "user", "content": [{"type": "text", "text": "1="}]}]
     path = parquet(tmp_path / "train.parquet", [None], prompts=[parts])
     with pytest.raises(RefusedError, match=rf"row 1: the chat template refuses these messages \({error}: "):

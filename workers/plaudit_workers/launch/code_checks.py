@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.util import find_spec
 
 import msgspec
@@ -24,7 +25,9 @@ from plaudit_job.spec.section import Section
 from plaudit_reward.functions.check import check
 from plaudit_reward.functions.forms import ENVIRONMENTS
 from plaudit_reward.functions.result import Target
-from plaudit_workers.launch.checks import check_files, data_files, shared_extra_info
+from plaudit_workers.data_files import RowForm
+from plaudit_workers.launch.checks import check_files
+from plaudit_workers.launch.data_checks import DataReport, check_data, data_sections, shared_extra_info
 from plaudit_workers.service.build import function_target
 
 _CHECKED_AT_ONCE = 4
@@ -54,23 +57,30 @@ _KUBERNETES_ONLY = {
 }
 
 
-def preflight(job: RLJob, *, imports: bool = True) -> list[Problem]:
-    """Check what this machine supports, the files that the job names, and the functions in them.
+def preflight(job: RLJob, broken: Sequence[str] = (), *, imports: bool = True, renders: bool = False) -> DataReport:
+    """Check what this machine supports, the files that the job names, its data, and its functions.
 
     Without ``imports``, code that runs on other machines is not imported.
+
+    Args:
+        broken: fields that the job lacks because they are wrong.
+        renders: Prompts are rendered too (``check_data``).
     """
     problems = [*unsupported(job), *check_files(job)]
-    if not imports:
-        return problems
-    fields = {problem.field for problem in problems}
-    return [*problems, *check_functions(job, fields), *check_loss(job, fields)]
+    report = check_data(job, [*broken, *(problem.field for problem in problems)], renders=renders)
+    report.problems[:0] = problems
+    if imports:
+        fields = {problem.field for problem in report.problems}
+        report.problems += [*check_functions(job, fields), *check_loss(job, fields)]
+    return report
 
 
-def all_problems(examination: Examination, *, imports: bool = True) -> list[Problem]:
-    """Return the problems of a file and, as far as its sound fields allow, those that ``preflight`` finds."""
+def all_problems(examination: Examination, *, imports: bool = True, renders: bool = False) -> DataReport:
+    """Return the problems of a file and, as far as its sound fields allow, what ``preflight`` finds."""
     if examination.job is None:
-        return examination.problems
-    return examination.problems + examination.concerning(preflight(examination.job, imports=imports))
+        return DataReport(examination.problems)
+    report = preflight(examination.job, examination.broken, imports=imports, renders=renders)
+    return replace(report, problems=examination.problems + examination.concerning(report.problems))
 
 
 def unsupported(job: RLJob) -> Iterator[Problem]:
@@ -168,10 +178,10 @@ def _missing_columns(
     """Compare the columns that TRL functions require with the ``extra_info`` of every row."""
     if not wanted or not job.spec.trains:
         return
-    for path_field, path in data_files(job).items():
+    for path_field, (path, _) in data_sections(job).items():
         if path_field in broken:
             continue
-        there = shared_extra_info(path)
+        there = shared_extra_info(path, RowForm.of_data(job.spec.data))
         for field, columns in wanted.items():
             if missing := [column for column in columns if column not in there]:
                 yield Problem(
