@@ -57,7 +57,7 @@ class RowError(RefusedError):
     """
 
     def __init__(self, path: Path | str, complaint: str, remedy: str = _NEEDED_COLUMNS) -> None:
-        super().__init__(f"data file {path}: {complaint}. {remedy}")
+        super().__init__(f"data file {path}: {complaint.removesuffix('.')}. {remedy}")
         self.path, self.complaint, self.remedy = Path(path), complaint, remedy
 
     @classmethod

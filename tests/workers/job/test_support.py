@@ -83,6 +83,23 @@ def test_a_sink_that_is_not_installed_is_refused_before_anything_starts(
     assert str(problem).startswith("spec.trainer.sinks[1]: wandb is not installed")
 
 
+@pytest.mark.parametrize("name", ["WANDB_API_KEY", "WANDB_MODE", "NETRC"])
+def test_wandb_without_a_key_is_a_problem(
+    changed: Callable[[dict[str, Any]], dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(__spec__=SimpleNamespace()))
+    for variable in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
+    (tmp_path / "empty").write_text("")
+    monkeypatch.setenv("NETRC", str(tmp_path / "empty"))
+    job = parse_job(changed({"trainer.sinks": ["wandb"]}))
+    (problem,) = unsupported(job)
+    assert "names wandb, for which this machine has no key" in problem.message
+    monkeypatch.setenv(name, {"WANDB_API_KEY": "k", "WANDB_MODE": "offline", "NETRC": str(tmp_path / "netrc")}[name])
+    assert list(unsupported(job)) == []
+
+
 def test_a_usual_job_is_accepted_without_ignored_fields(small_job: str, changed: Change) -> None:
     job = parse_job(changed({"trainer.sinks": ["tensorboard"], "rollout.agent": {"kind": "singleTurn"}}))
     assert list(unsupported(job)) == []

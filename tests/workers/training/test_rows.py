@@ -12,6 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from pydantic import ValidationError
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from builders import make_prompt
@@ -189,6 +190,29 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path, template):
     path.write_bytes(b"\xef\xbb\xbf" + JSON_ROW.format(1, "{}").encode() + b"\r\n\r\n")
     assert data_problem("data", str(path)) is None
     assert len(PromptData.load(TrainDataSpec(path=str(path)), template, 0)) == 1
+
+
+def test_a_last_message_of_the_assistant_is_continued(tmp_path, template):
+    template.template.tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+        "{% if add_generation_prompt %}<a>{% endif %}"
+    )
+    messages = [{"role": "user", "content": "1="}, {"role": "assistant", "content": "Let me think.\n"}]
+    path = tmp_path / "train.jsonl"
+    path.write_text(JSON_ROW.format(1, "{}").replace('"1="', json.dumps(messages)))
+    row = PromptData.load(TrainDataSpec(path=str(path)), template, 0).prompt_at(0)
+    assert row.prompt_text == "<user>1=</><assistant>Let me think.\n"
+    assert row.messages == messages
+
+
+def test_a_text_that_begins_with_the_begin_token_gets_no_second_one(tmp_path, template):
+    tokenizer = template.template.tokenizer
+    tokenizer.bos_token = "<eos>"
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 14)])
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(JSON_ROW.format(1, "{}").replace("1=", text) + "\n" for text in ("7=", "<eos>7=")))
+    data = PromptData.load(TrainDataSpec(path=str(path), shuffle=False), template, 0)
+    assert [list(memoryview(data.prompt_at(number).prompt_ids).cast("i")) for number in range(2)] == [[14, 7, 10]] * 2
 
 
 @pytest.mark.parametrize(

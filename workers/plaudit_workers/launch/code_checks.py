@@ -6,12 +6,15 @@ functions and loss. Those are imported here, each file in a process of its own.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
+from netrc import NetrcParseError, netrc
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -100,6 +103,12 @@ def unsupported(job: RLJob) -> Iterator[Problem]:
                 f"{sink} is not installed",
                 f"Install plaudit-workers[{sink}], or remove it: steps.jsonl is always written",
             )
+    if spec.trains and "wandb" in spec.trainer.sinks and find_spec("wandb") and not _has_wandb_key():
+        yield Problem(
+            "spec.trainer.sinks",
+            "names wandb, for which this machine has no key",
+            "Set WANDB_API_KEY, run wandb login, or set WANDB_MODE to offline",
+        )
     if tls and tls.ca_config_map:
         remedy = "Give the certificates in caFile"
         yield Problem("spec.transport.tls.caConfigMap", "is not supported by plaudit run", remedy)
@@ -110,6 +119,17 @@ def unsupported(job: RLJob) -> Iterator[Problem]:
                 "is empty; plaudit run starts no images",
                 "Give the command that starts the server on this machine",
             )
+
+
+def _has_wandb_key() -> bool:
+    """Return True if W&B finds a key where it looks for one, or needs none."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") in {"offline", "disabled", "dryrun"}:
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, NetrcParseError):
+        return False
 
 
 def ignored(job: RLJob) -> list[Problem]:

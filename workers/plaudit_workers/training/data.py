@@ -128,7 +128,7 @@ class StoredPrompts:
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES, dir=folder and str(folder))  # noqa: SIM115 (it lives as long as self)
+        self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES, dir=None if folder is None else str(folder))  # noqa: SIM115 (it lives as long as self)
         weakref.finalize(self, self._file.close)
         self._ends = array("q", [0])
         self._rows = array("q")
