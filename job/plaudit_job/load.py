@@ -31,7 +31,16 @@ from ruamel.yaml.representer import RoundTripRepresenter
 from ruamel.yaml.resolver import VersionedResolver
 from ruamel.yaml.scanner import RoundTripScanner, ScannerError
 
-from plaudit_job.fields import Location, field_at, field_name, meant_field, null_problem, problem_of, resolve_paths, section_of
+from plaudit_job.fields import (
+    Location,
+    field_at,
+    field_name,
+    meant_field,
+    null_problem,
+    problem_of,
+    resolve_paths,
+    section_of,
+)
 from plaudit_job.problem import JobError, Problem, is_within
 from plaudit_job.rules.job import rule_problems
 from plaudit_job.spec.reward_service import document_model, job_of

@@ -85,7 +85,9 @@ def test_every_setting_of_verl_has_a_row(section, name):
     assert re.search(rf"(?<!\w){name}(?!\w)|{whole}", OF_VERL), f"{section}.{name} is not on the page"
 
 
-@pytest.mark.parametrize(("peer", "fields", "page"), [("TRL", FIELDS_OF_TRL, OF_TRL), ("verl", FIELDS_OF_VERL, OF_VERL)])
+@pytest.mark.parametrize(
+    ("peer", "fields", "page"), [("TRL", FIELDS_OF_TRL, OF_TRL), ("verl", FIELDS_OF_VERL, OF_VERL)]
+)
 def test_what_messages_answer_for_a_setting_is_a_field_and_on_the_page(peer, fields, page):
     for name, field in fields.items():
         location = tuple(part.removesuffix("[]") for part in f"spec.{field}".split("."))

@@ -334,6 +334,8 @@ class ValidationDataSpec(Section):
     every_steps: int = Field(default=20, ge=1)
     """Steps between two validations; the first is before step 1, the last after the last step. Default 20: a few per
     cent of the work with usual data sizes."""
+    before_training: bool = True
+    """Validate the first policy before step 1. Default true: without it, nothing shows what training changed."""
     samples_per_prompt: int = Field(default=1, ge=1, le=1024)
     """Samples of each prompt. Default 1: enough at temperature 0."""
     sampling: ValidationSamplingSpec = ValidationSamplingSpec()

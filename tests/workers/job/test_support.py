@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -165,3 +166,15 @@ def test_data_cannot_come_from_a_config_map(changed: Change) -> None:
     }
     (problem,) = kubernetes_problems(parse_job(changed(fields)))
     assert problem.field == "spec.data.train.path"
+
+
+def test_a_mistyped_tool_parser_is_found_without_vllms_import(
+    changed: Callable[[dict[str, Any]], dict[str, Any]],
+) -> None:
+    pytest.importorskip("vllm.version")
+    agent = {"kind": "tools", "tools": [{"path": "tools.py", "function": "f"}]}
+    assert list(unsupported(parse_job(changed({"rollout.agent": agent})))) == []
+    (problem,) = unsupported(parse_job(changed({"rollout.agent": {**agent, "toolParser": "hermess"}})))
+    assert problem.field == "spec.rollout.agent.toolParser"
+    assert problem.message == "vLLM has no parser 'hermess'"
+    assert problem.remedy.startswith("Did you mean hermes? It has ")

@@ -6,14 +6,17 @@ functions and loss. Those are imported here, each file in a process of its own.
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from difflib import get_close_matches
 from importlib.util import find_spec
 from netrc import NetrcParseError, netrc
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
@@ -109,6 +112,7 @@ def unsupported(job: RLJob) -> Iterator[Problem]:
             "names wandb, for which this machine has no key",
             "Set WANDB_API_KEY, run wandb login, or set WANDB_MODE to offline",
         )
+    yield from _tool_parser(job)
     if tls and tls.ca_config_map:
         remedy = "Give the certificates in caFile"
         yield Problem("spec.transport.tls.caConfigMap", "is not supported by plaudit run", remedy)
@@ -119,6 +123,29 @@ def unsupported(job: RLJob) -> Iterator[Problem]:
                 "is empty; plaudit run starts no images",
                 "Give the command that starts the server on this machine",
             )
+
+
+def _tool_parser(job: RLJob) -> Iterator[Problem]:
+    """Compare the name of the parser of tool calls with those that vLLM has here."""
+    agent = job.spec.rollout.agent
+    known = _vllm_parsers() if job.spec.trains and agent.kind != "singleTurn" else []
+    if known and agent.tool_parser not in known:
+        near = get_close_matches(agent.tool_parser, known, n=1)
+        remedy = f"Did you mean {near[0]}? It has {', '.join(known)}" if near else f"It has {', '.join(known)}"
+        yield Problem("spec.rollout.agent.toolParser", f"vLLM has no parser {agent.tool_parser!r}", remedy)
+
+
+def _vllm_parsers() -> list[str]:
+    """Return the names of vLLM's parsers from its table, without its import, which takes half a minute; none without it."""
+    vllm = find_spec("vllm")
+    try:
+        table = Path(vllm.origin or "").with_name("tool_parsers") / "__init__.py" if vllm else Path()
+        for node in ast.parse(table.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_TOOL_PARSERS_TO_REGISTER":
+                return sorted(ast.literal_eval(node.value))
+    except (OSError, SyntaxError, ValueError):
+        pass
+    return []
 
 
 def _has_wandb_key() -> bool:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from plaudit_workers.training.prompts import RenderedRow
 
 _ALL_RENDERED = 10_000
+_SERVER_ANSWERS_WITHIN_S = 10.0
 _EACH_OF_MORE = 100
 """Of the rows beyond, one in so many is rendered."""
 
@@ -242,6 +243,11 @@ def _checked_template(job: RLJob, report: DataReport) -> ChatTemplate | None:
     return None if problems else template
 
 
+def _without_tools(cause: str) -> Problem:
+    remedy = "Leave room for them in data.train.maxPromptLength"
+    return Problem("spec.rollout.agent", f"{cause}: lengths are counted without them", remedy)
+
+
 def _halves(text: str) -> tuple[str, str]:
     message, _, remedy = text.partition(". ")
     return message, remedy or "Correct it"
@@ -250,19 +256,17 @@ def _halves(text: str) -> tuple[str, str]:
 def _tools(job: RLJob, report: DataReport) -> list[dict[str, Any]]:
     """Return the tools that prompts list; what cannot be described is a problem."""
     agent = job.spec.rollout.agent
-    if agent.kind == "environment" and not agent.path:
-        report.notes.append(
-            Problem(
-                "spec.rollout.agent",
-                "the environment's server describes its tools when the run starts: lengths are counted without them",
-                "Leave room for them in data.train.maxPromptLength",
-            )
-        )
+    if agent.kind == "environment" and agent.environment:
+        report.notes.append(_without_tools("a run starts the environment's server, which describes its tools"))
         return []
+    limit_s = _SERVER_ANSWERS_WITHIN_S if agent.kind == "environment" and agent.url else None
     try:
         with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop
-            return thread.submit(asyncio.run, described_tools(job)).result()
-    except Exception as error:  # of users' files
+            return thread.submit(asyncio.run, asyncio.wait_for(described_tools(job), limit_s)).result()
+    except Exception as error:  # of users' files and servers
+        if limit_s is not None:
+            report.notes.append(_without_tools(f"{agent.url} does not describe its tools ({described(error)})"))
+            return []
         name = "spec.rollout.agent.tools" if agent.kind == "tools" else "spec.rollout.agent"
         report.problems.append(Problem(name, described(error).rstrip("."), "See docs/agents.md"))
         return []

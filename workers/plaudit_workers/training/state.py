@@ -201,9 +201,12 @@ class ValidationPlan:
     every_steps: int
     samples_per_prompt: int
     sampling: Sampling
+    before_training: bool = True
 
     def is_due(self, step: int, last_step: int) -> bool:
         """Return True if the policy after ``step`` is validated (0: before the first step)."""
+        if step == 0 and not self.before_training:
+            return False
         return step % self.every_steps == 0 or step == last_step
 
 
@@ -257,6 +260,7 @@ class RunPlan:
                 every_steps=validation.every_steps,
                 samples_per_prompt=validation.samples_per_prompt,
                 sampling=_sampling(validation.sampling.filled_from(spec.rollout.sampling)),
+                before_training=validation.before_training,
             ),
             checkpoint_every_steps=spec.trainer.checkpoint.every_steps,
             resume_from=spec.trainer.checkpoint.resume_from,
