@@ -260,6 +260,11 @@ def test_a_jsonl_file_with_wrong_rows_is_reported(
     assert said.startswith(f"spec.data.train.path: rows.jsonl: {words}")
 
 
+def test_a_hub_id_that_is_nearly_a_folder_is_one(told: Callable[..., list[str]]) -> None:
+    (problem,) = told(model={"source": "modle"})
+    assert problem.startswith("spec.model.source: there is no folder modle. Did you mean ./model?")
+
+
 def test_other_data_files_are_reported(folder: Path, told: Callable[..., list[str]]) -> None:
     (folder / "rows.csv").write_text("a,b")
     (folder / "broken.parquet").write_text("no parquet")

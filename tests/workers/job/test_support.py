@@ -168,10 +168,9 @@ def test_data_cannot_come_from_a_config_map(changed: Change) -> None:
     assert problem.field == "spec.data.train.path"
 
 
-def test_a_mistyped_tool_parser_is_found_without_vllms_import(
+def test_a_mistyped_tool_parser_is_found(
     changed: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> None:
-    pytest.importorskip("vllm.version")
     agent = {"kind": "tools", "tools": [{"path": "tools.py", "function": "f"}]}
     assert list(unsupported(parse_job(changed({"rollout.agent": agent})))) == []
     (problem,) = unsupported(parse_job(changed({"rollout.agent": {**agent, "toolParser": "hermess"}})))

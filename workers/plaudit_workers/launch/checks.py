@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -34,7 +35,8 @@ def check_files(job: RLJob) -> list[Problem]:
 
 def _model(job: RLJob) -> Iterator[Problem]:
     model = job.spec.model
-    yield from _source("spec.model.source", model.source, ("config.json",))
+    data = [job.spec.data.train.path, *(entry.path for entry in job.spec.data.train.mixture)]
+    yield from _source("spec.model.source", model.source, ("config.json",), [path for path in data if path])
     if model.tokenizer:
         yield from _source("spec.model.tokenizer", model.tokenizer, ())
     tokenizer = model.tokenizer or model.source
@@ -46,9 +48,14 @@ def _model(job: RLJob) -> Iterator[Problem]:
         yield from _file_exists("spec.model.chatTemplate", model.chat_template)
 
 
-def _source(field: str, source: str, needed: tuple[str, ...]) -> Iterator[Problem]:
+def _source(field: str, source: str, needed: tuple[str, ...], beside: Sequence[str] = ()) -> Iterator[Problem]:
+    """Yield what a folder lacks, and a hub id that cannot be one.
+
+    Args:
+        beside: paths of the job: a folder near them may be what a mistyped name means.
+    """
     if is_hub_id(source):
-        yield from _hub(field, source)
+        yield from _hub(field, source, beside)
         return
     folder = Path(source)
     if not os.path.isdir(folder):
@@ -59,9 +66,18 @@ def _source(field: str, source: str, needed: tuple[str, ...]) -> Iterator[Proble
             yield Problem(field, f"{source} has no {name}", "Name a folder written by save_pretrained")
 
 
-def _hub(field: str, source: str) -> Iterator[Problem]:
+def _near_folder(source: str, beside: Sequence[str]) -> str:
+    """Return the folder of a similar name that lies near a file of the job; empty for none."""
+    folders = {folder for path in beside for folder in list(Path(path).parents)[:2]}
+    names = {each.name for folder in folders if folder.is_dir() for each in folder.iterdir() if each.is_dir()}
+    return next(iter(difflib.get_close_matches(source, names, n=1, cutoff=0.75)), "")
+
+
+def _hub(field: str, source: str, beside: Sequence[str]) -> Iterator[Problem]:
     if not _HUB_ID.fullmatch(source):
         yield Problem(field, f"{source!r} is neither a folder nor a hub id", "Write a folder with ./ or /")
+    elif "/" not in source and not hub_cache(source).is_dir() and (near := _near_folder(source, beside)):
+        yield Problem(field, f"there is no folder {source}", f"Did you mean ./{near}? {_RELATIVE}")
     elif os.environ.get("HF_HUB_OFFLINE") in {"1", "true", "True", "ON", "YES"} and not hub_cache(source).is_dir():
         yield Problem(
             field,

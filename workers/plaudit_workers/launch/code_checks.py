@@ -136,7 +136,7 @@ def _tool_parser(job: RLJob) -> Iterator[Problem]:
 
 
 def _vllm_parsers() -> list[str]:
-    """Return the names of vLLM's parsers from its table, without its import, which takes half a minute; none without it."""
+    """Return the names of vLLM's parsers, read from its table: its import takes half a minute. None without vLLM."""
     vllm = find_spec("vllm")
     try:
         table = Path(vllm.origin or "").with_name("tool_parsers") / "__init__.py" if vllm else Path()
