@@ -42,7 +42,6 @@ def test_problems_of_every_kind_come_in_the_order_of_the_file(write_job: Callabl
         (1, "apiVersion"),
         (3, "metadata.name"),
         (5, "spec.seed"),
-        (8, "spec.algorithm.steps"),
         (9, "spec.algorithm.stepz"),
         (10, "spec.algorithm.promptsPerStep"),
         (13, "spec.algorithm.loss.clipLow"),

@@ -77,6 +77,7 @@ def test_a_job_that_only_scores_is_run(changed: Change) -> None:
 def test_a_sink_that_is_not_installed_is_refused_before_anything_starts(
     changed: Change, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
     job = parse_job(changed({"trainer.sinks": ["tensorboard", "wandb"]}))
     assert list(unsupported(job)) == []
     monkeypatch.setitem(sys.modules, "wandb", None)  # how Python marks a module that cannot be imported

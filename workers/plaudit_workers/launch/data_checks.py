@@ -14,9 +14,12 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import TemplateSyntaxError
+
 from plaudit_job.data_row import IMAGES_COLUMN
 from plaudit_job.fields import is_hub_id
 from plaudit_job.problem import Problem, is_within
+from plaudit_job.spec.algorithm import ModelSpec
 from plaudit_job.spec.rewards import ScorerSpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.rollout import ImagesSpec, TrainDataSpec
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from plaudit_workers.tokenizer import ChatTemplate
     from plaudit_workers.training.prompts import RenderedRow
 
+_USER = {"role": "user", "content": "What is 2 + 2?"}
+_OTHER = {"role": "user", "content": "Name a colour."}
 _ALL_RENDERED = 10_000
 _SERVER_ANSWERS_WITHIN_S = 10.0
 _EACH_OF_MORE = 100
@@ -203,7 +208,7 @@ class _Pass:
         if self._section is not train or train.mixture or rendered < self._rows:
             return ""
         prompts = algorithm.steps * algorithm.prompts_per_step
-        return f". {algorithm.steps:,} steps use each {prompts / self._selection.used:.2g} times"
+        return f". {algorithm.steps:,} steps use each {round(prompts / self._selection.used, 1):,g} times"
 
 
 def continues_prompts(job: RLJob) -> bool:
@@ -229,15 +234,13 @@ def _checked_template(job: RLJob, report: DataReport) -> ChatTemplate | None:
     tools = _tools(job, report)
     if report.problems:
         return None
-    from plaudit_workers.launch.template_checks import load_template, template_problems
-
     try:
-        template = load_template(model, tools)
+        template = _loaded_template(model, tools)
     except RefusedError as error:
         field_name, _, rest = str(error).partition(" ")
         report.problems.append(Problem(f"spec.{field_name}", *_halves(rest)))
         return None
-    problems, notes = template_problems(job, template)
+    problems, notes = _template_problems(job, template)
     report.problems += problems
     report.notes += notes
     return None if problems else template
@@ -268,8 +271,58 @@ def _tools(job: RLJob, report: DataReport) -> list[dict[str, Any]]:
             report.notes.append(_without_tools(f"{agent.url} does not describe its tools ({described(error)})"))
             return []
         name = "spec.rollout.agent.tools" if agent.kind == "tools" else "spec.rollout.agent"
-        report.problems.append(Problem(name, described(error).rstrip("."), "See docs/agents.md"))
+        said = str(error).removeprefix("spec.rollout.agent: ") if isinstance(error, RefusedError) else described(error)
+        report.problems.append(Problem(name, said, "See docs/agents.md"))
         return []
+
+
+def _loaded_template(model: ModelSpec, tools: list[dict[str, Any]]) -> ChatTemplate:
+    """Load a job's template from files of this machine; nothing is downloaded. Raise ``RefusedError``."""
+    from plaudit_workers.tokenizer import ChatTemplate, load_tokenizer
+
+    tokenizer = load_tokenizer(model, only_here=is_hub_id(model.tokenizer or model.source))
+    return ChatTemplate(tokenizer, tools, model.chat_template_arguments)
+
+
+def _template_problems(job: RLJob, template: ChatTemplate) -> tuple[list[Problem], list[Problem]]:
+    """Return what is wrong with a template whatever the rows are, and what a user should know of it."""
+    model, name = job.spec.model, _template_field(job)
+    if template.tokenizer.chat_template is None:
+        remedy = "Contents of messages are joined by line ends; set model.chatTemplate for another form"
+        return [], [Problem(name, "the tokenizer has no chat template", remedy)]
+    try:
+        text = template.render([_USER], generate=True)
+    except TemplateSyntaxError as error:
+        return [Problem(name, f"the chat template is no Jinja (line {error.lineno}: {error.message})", "Mend it")], []
+    except Exception as error:  # of the template's own expressions
+        complaint = f"the chat template refuses a message of the user ({described(error)})"
+        return [Problem(name, complaint, "Mend it, or give what it needs in model.chatTemplateArguments")], []
+    problems, bare = [], type(template)(template.tokenizer, [], model.chat_template_arguments)
+    if text == template.render([_OTHER], generate=True):
+        complaint = "the chat template ignores messages: two prompts become the same text"
+        problems.append(Problem(name, complaint, "Write their contents: {{ message['content'] }}"))
+    elif template.tools and text == bare.render([_USER], generate=True):
+        complaint = "the chat template has no place for tools, so the model would never see them"
+        problems.append(Problem(name, complaint, "Name a template that writes tools", also=("spec.rollout.agent",)))
+    return problems, [*_notes(job, template, text)]
+
+
+def _template_field(job: RLJob) -> str:
+    model = job.spec.model
+    if model.chat_template:
+        return "spec.model.chatTemplate"
+    return "spec.model.tokenizer" if model.tokenizer else "spec.model.source"
+
+
+def _notes(job: RLJob, template: ChatTemplate, text: str) -> Iterator[Problem]:
+    if text == template.render([_USER], generate=False):
+        complaint = "the chat template writes nothing for add_generation_prompt"
+        yield Problem(_template_field(job), complaint, "The policy continues right after the last message")
+    written = str(template.tokenizer.chat_template)
+    for argument in job.spec.model.chat_template_arguments:
+        if argument not in written:
+            field = f"spec.model.chatTemplateArguments.{argument}"
+            yield Problem(field, "is not read by the chat template", "Correct its name, or remove it")
 
 
 class RuleChecks:
