@@ -20,6 +20,7 @@ import datetime
 import decimal
 import json
 import math
+import re
 import uuid
 from collections.abc import Mapping
 from typing import Any, Final
@@ -89,11 +90,13 @@ def json_value(text: str | bytes, name: str = "", *, nan: bool = False) -> Any:
         nan: Read the constant NaN, which Python's ``json`` writes for an absent number.
     """
     try:
+        mended = mended_json(text if isinstance(text, bytes) else plain_text(text).encode())
         try:
-            return msgspec.json.decode(text)
+            return msgspec.json.decode(mended)
         except msgspec.DecodeError as error:
-            with contextlib.suppress(ValueError):  # the slower reader knows halves of surrogate pairs
-                return json.loads(text, parse_constant=_nan_alone if nan else _not_json)
+            if nan and b"NaN" in mended:
+                with contextlib.suppress(ValueError):  # the slower reader knows it
+                    return json.loads(mended, parse_constant=_nan_alone)
             raise error
     except RecursionError:
         raise PlainDataError(f"is nested more than {MOST_LEVELS} levels deep", "give flatter data", name) from None
@@ -102,12 +105,27 @@ def json_value(text: str | bytes, name: str = "", *, nan: bool = False) -> Any:
 
 
 def _nan_alone(name: str) -> float:
-    return math.nan if name == "NaN" else _not_json(name)
+    """Return NaN; refuse Infinity, which Python reads as well."""
+    if name != "NaN":
+        raise ValueError(f"{name} is no value of JSON")
+    return math.nan
 
 
-def _not_json(name: str) -> float:
-    """Refuse NaN and Infinity, which Python reads."""
-    raise ValueError(f"{name} is no value of JSON")
+_HALVES = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\xed[\xa0-\xbf][\x80-\xbf])"
+    rb"|\\.",
+    re.DOTALL,
+)
+"""A whole pair, or a half of one (group 1), or another escape, whose second character may be a backslash."""
+_ENCODED_HALF = re.compile(rb"\xed[\xa0-\xbf]")
+
+
+def mended_json(text: bytes) -> bytes:
+    """Return a JSON text in which halves of surrogate pairs are U+FFFD, for msgspec's readers, which refuse them."""
+    if b"\\ud" not in text and b"\\uD" not in text and (b"\xed" not in text or not _ENCODED_HALF.search(text)):
+        return text
+    return _HALVES.sub(lambda match: "\N{REPLACEMENT CHARACTER}".encode() if match[1] else match[0], text)
 
 
 def plain_text(text: str) -> str:
