@@ -109,3 +109,7 @@ def test_settings_of_other_trainers_are_answered_by_name(
 ) -> None:
     (problem,) = problems_of(changed({field: 8}))
     assert words in str(problem)
+
+
+def test_no_message_ends_in_two_full_stops() -> None:
+    assert str(Problem("spec.seed", "is wrong.", "Mend it")) == "spec.seed: is wrong. Mend it"

@@ -196,7 +196,7 @@ class _Pass:
         from plaudit_workers.training.prompts import lengths_in_words
 
         selection, rendered = self._selection, len(self._lengths)
-        part = "" if rendered == self._rows else f" (of {rendered:,} that were rendered, of {self._rows:,})"
+        part = "" if rendered == self._rows else f" (rendered: {rendered:,} of {self._rows:,})"
         left_out = "; ".join(f"{number:,} are {reason}" for reason, number in selection.left_out_by().items())
         message = f"{path}: {selection.used:,} of {rendered:,} rows are used{part}{left_out and f'; {left_out}'}"
         longest = self._longest.numbered
