@@ -31,7 +31,16 @@ from ruamel.yaml.representer import RoundTripRepresenter
 from ruamel.yaml.resolver import VersionedResolver
 from ruamel.yaml.scanner import RoundTripScanner, ScannerError
 
-from plaudit_job.fields import Location, field_at, field_name, null_problem, problem_of, resolve_paths, section_of
+from plaudit_job.fields import (
+    Location,
+    field_at,
+    field_name,
+    meant_field,
+    null_problem,
+    problem_of,
+    resolve_paths,
+    section_of,
+)
 from plaudit_job.problem import JobError, Problem, is_within
 from plaudit_job.rules.job import rule_problems
 from plaudit_job.spec.reward_service import document_model, job_of
@@ -160,7 +169,14 @@ def _described(located: Sequence[tuple[ErrorDetails, Location]], root: type[Base
     by_location: dict[Location, list[ErrorDetails]] = {}
     for detail, location in located:
         by_location.setdefault(location, []).append(detail)
-    return [problem_of(details, root, location) for location, details in by_location.items()]
+    # What is missing only because its name is mistyped is no problem of its own.
+    unknown = [location for location, details in by_location.items() if details[0]["type"] == "extra_forbidden"]
+    mistyped = {meant_field(root, location) for location in unknown}
+    return [
+        problem_of(details, root, location)
+        for location, details in by_location.items()
+        if location not in mistyped or details[0]["type"] != "missing"
+    ]
 
 
 def _location(detail: ErrorDetails, data: object) -> Location:

@@ -36,7 +36,7 @@ class Problem:
 
     def __str__(self) -> str:
         place = f"{self.field}: " if self.field else ""
-        return f"{place}{self.message}. {self.remedy}"
+        return f"{place}{self.message.removesuffix('.')}. {self.remedy}"
 
 
 def is_within(field: str, sections: Iterable[str]) -> bool:

@@ -7,6 +7,10 @@ import re
 import pages
 import pytest
 
+from plaudit_job.fields import field_at
+from plaudit_job.peers import FIELDS_OF_TRL, FIELDS_OF_VERL
+from plaudit_job.spec.rljob import RLJob
+
 
 def code_of(page):
     """What the page sets as code, a line each."""
@@ -79,6 +83,16 @@ def test_every_setting_of_verl_has_a_row(section, name):
     """By its own name, or with its whole section (``mtp.*``)."""
     whole = rf"(?<!\w){re.escape(section.rpartition('.')[2])}\.\*" if "." in section else "(?!)"
     assert re.search(rf"(?<!\w){name}(?!\w)|{whole}", OF_VERL), f"{section}.{name} is not on the page"
+
+
+@pytest.mark.parametrize(
+    ("peer", "fields", "page"), [("TRL", FIELDS_OF_TRL, OF_TRL), ("verl", FIELDS_OF_VERL, OF_VERL)]
+)
+def test_what_messages_answer_for_a_setting_is_a_field_and_on_the_page(peer, fields, page):
+    for name, field in fields.items():
+        location = tuple(part.removesuffix("[]") for part in f"spec.{field}".split("."))
+        assert field_at(RLJob, location) is not None, f"{field}, for {name} of {peer}, is no field"
+        assert re.search(rf"(?<!\w){name}(?!\w)", page), f"{name} is not on the page"
 
 
 @pytest.mark.parametrize("name", FIELDS.split())

@@ -22,6 +22,7 @@ from plaudit_metrics.sources.steps import read_steps
 from plaudit_wire.messages import Sampling
 from plaudit_wire.records import StepRecord
 from plaudit_wire.redis import RedisAddress
+from plaudit_workers.data_facts import DataFacts
 from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.rollout.agents.agent import Agent, SingleTurn
 from plaudit_workers.rollout.scripted import Script, ScriptedEngine
@@ -129,6 +130,7 @@ class Simulation:
         self.skipped: set[int] = set()
         """Positions whose samples the scorer skips: it returns None."""
         self.num_rows = 1000
+        self.data_facts: DataFacts | None = None
         self.varied: set[int] = set()
         """Positions whose samples get different scores; those of another position are all equal."""
         self.on_none = "mask"
@@ -196,6 +198,7 @@ class Simulation:
             validation_data=Rows(6, "held-out", dict.fromkeys(self.broken_validation, "no number"))
             if plan.validation
             else None,
+            data_facts=self.data_facts,
         )
         try:
             return await conduct(run, policy, stop or asyncio.Event()), policy

@@ -14,6 +14,7 @@ from plaudit_workers.images import ImageProcessor
 from plaudit_workers.tokenizer import ChatTemplate
 from plaudit_workers.training.data import PromptData
 from plaudit_workers.training.model.batch import TrainingBatch, TrainingSequence
+from plaudit_workers.training.prompts import PromptRenderer
 from plaudit_workers.training.state import PromptRow
 from tiny_vision import mixed_rows, write_rows
 
@@ -46,7 +47,7 @@ def opened(job: RLJob, folder: Path) -> tuple[ImageProcessor, list[PromptRow]]:
     assert images is not None
     template = ChatTemplate.of_model(job.spec.model, [])
     images.give_template(template, job.spec.model)
-    data = PromptData.for_training(job.spec.data, template, 1, images)
+    data = PromptData.for_training(job.spec.data, PromptRenderer(template, images), 1)
     return images, [data.prompt_at(number) for number in range(len(data))]
 
 

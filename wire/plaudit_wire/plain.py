@@ -15,8 +15,10 @@ able to encode, send, store, show and decode what goes past the door, so that no
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import decimal
+import json
 import math
 import re
 import uuid
@@ -81,14 +83,32 @@ def plain_json(text: str | bytes, name: str = "", *, most_units: int = MOST_UNIT
     return plain(json_value(text, name), name, most_units=most_units)
 
 
-def json_value(text: str | bytes, name: str = "") -> Any:
-    """Return what a JSON text holds, for a reader that judges parts of it by ``plain``; raise ``PlainDataError``."""
+def json_value(text: str | bytes, name: str = "", *, nan: bool = False) -> Any:
+    """Return what a JSON text holds, for a reader that judges parts of it by ``plain``; raise ``PlainDataError``.
+
+    Args:
+        nan: Read the constant NaN, which Python's ``json`` writes for an absent number.
+    """
     try:
-        return msgspec.json.decode(mended_json(text if isinstance(text, bytes) else plain_text(text).encode()))
+        mended = mended_json(text if isinstance(text, bytes) else plain_text(text).encode())
+        try:
+            return msgspec.json.decode(mended)
+        except msgspec.DecodeError as error:
+            if nan and b"NaN" in mended:
+                with contextlib.suppress(ValueError):  # the slower reader knows it
+                    return json.loads(mended, parse_constant=_nan_alone)
+            raise error
     except RecursionError:
         raise PlainDataError(f"is nested more than {MOST_LEVELS} levels deep", "give flatter data", name) from None
     except (ValueError, MemoryError) as error:  # msgspec's errors, and text that cannot be encoded, are ValueErrors
         raise PlainDataError(f"is not JSON ({error})", "give one JSON value", name) from None
+
+
+def _nan_alone(name: str) -> float:
+    """Return NaN; refuse Infinity, which Python reads as well."""
+    if name != "NaN":
+        raise ValueError(f"{name} is no value of JSON")
+    return math.nan
 
 
 _HALVES = re.compile(

@@ -97,6 +97,9 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
         "--accept-changes", action="store_true", help="with --resume: train on with the job's changed fields"
     )
     parser.add_argument(
+        "--accept-data-change", action="store_true", help="with --resume: train on although the training data changed"
+    )
+    parser.add_argument(
         "--run", type=_run_name, metavar="NAME", help="id of the run (default: the job's name and a short random id)"
     )
     _add_runs_folder(parser)

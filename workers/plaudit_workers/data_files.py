@@ -1,16 +1,30 @@
-"""Read the rows of data files one by one: Parquet and JSON lines, whatever wrote them.
+"""Read the rows of data files one by one: Parquet, JSON and Arrow, whatever wrote them, as streams.
 
-Rows are counted from 1, lines of JSON as an editor counts them. Nothing of a file is trusted: what cannot be read, or
-is no row, is a ``RowError`` that names the row, the column and the remedy.
+A path is a file, a pattern or a folder of files. Rows are counted from 1 in each file, lines of JSON as an editor
+counts them. Nothing of a file is trusted: what cannot be read, or is no row, is a ``RowError`` that names the file, the
+row, the column and the remedy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import glob
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from plaudit_job.data_row import IMAGES_COLUMN, REQUIRED_COLUMNS, DataRow, data_row, refused_media
+from plaudit_job.data_row import (
+    IMAGES_COLUMN,
+    DataRow,
+    data_row,
+    needed_columns,
+    read_columns,
+    refused_media,
+)
+from plaudit_job.spec.rollout import ColumnsSpec, DataSpec, TrainDataSpec
 from plaudit_wire.errors import RefusedError, described
 from plaudit_wire.plain import PlainDataError, json_value
 
@@ -22,9 +36,18 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """Some programs begin a text with it."""
 _ROWS_AT_A_TIME = 4096
 _ROWS_WITH_IMAGES = 64
+_BUFFER_BYTES = 1 << 20
 _SHOWN_PATH = 160
+_SHOWN_NAMES = 8
+_LARGEST_ARRAY_BYTES = 1 << 30
 _NEEDED_COLUMNS = "Rows need data_source, prompt (messages or text) and reward_model: {ground_truth: …}"
-_ONE_A_LINE = "Write one JSON object a line, as jq -c does; null in place of NaN"
+_ONE_A_LINE = "Write one JSON object a line, as jq -c does"
+_WRITE_FIRST = "Write the data first, or correct the path: it is relative to the job file"
+_WRITE_AGAIN = "Write the file again"
+_SPLIT = re.compile(r"(train|training|test|testing|val|valid|validation|dev|eval)(?=[-_.]|$)", re.IGNORECASE)
+"""The split in the name of a shard, as the hub names them."""
+_TRUTHS = ("ground_truth", "answer", "solution", "completion", "label", "target", "final_answer", "expected_answer")
+_PROMPTS = ("prompt", "messages", "question", "problem", "instruction", "input", "query")
 
 
 class RowError(RefusedError):
@@ -34,8 +57,8 @@ class RowError(RefusedError):
     """
 
     def __init__(self, path: Path | str, complaint: str, remedy: str = _NEEDED_COLUMNS) -> None:
-        super().__init__(f"data file {path}: {complaint}. {remedy}")
-        self.complaint, self.remedy = complaint, remedy
+        super().__init__(f"data file {path}: {complaint.removesuffix('.')}. {remedy}")
+        self.path, self.complaint, self.remedy = Path(path), complaint, remedy
 
     @classmethod
     def of_row(cls, path: Path | str, number: int, error: PlainDataError) -> RowError:
@@ -47,69 +70,224 @@ class RowError(RefusedError):
 class NumberedRow(NamedTuple):
     """Hold one row of a data file."""
 
+    path: Path
+    """Its file."""
     number: int
     row: DataRow
     images: Any
     """Its column ``images`` as written; None if the job reads none."""
 
 
-def checked_rows(path: Path, *, images: bool = False) -> Iterator[NumberedRow]:
-    """Yield every row of a data file as plain data.
+@dataclass(frozen=True)
+class RowForm:
+    """Say how a job reads rows."""
 
-    Args:
-        images: The job reads images.
+    columns: ColumnsSpec | None = None
+    """``data.columns``."""
+    images: bool = False
+    """The job reads images."""
+
+    @classmethod
+    def of_data(cls, data: DataSpec) -> RowForm:
+        """Return the form of a job's rows."""
+        return cls(data.columns, data.images is not None)
+
+
+VERL = RowForm()
+"""Verl's columns, without images."""
+
+
+class DataFile(NamedTuple):
+    """Name one file, and the origin of its rows where they name none."""
+
+    path: Path
+    source: str
+
+
+def files_of(path: str | Path) -> list[DataFile]:
+    """Return the files of a path, which is one, a pattern or a folder; in the order of their names.
+
+    Raise ``RowError`` if there is none, or if they are no rows of one kind.
+    """
+    path = Path(path)
+    if os.path.isdir(path):  # unlike pathlib's, it takes a name that is too long
+        found = _saved_files(path) or _shards(path, path.iterdir())
+        return [DataFile(file, path.name) for file in found]
+    if os.path.isfile(path) or not glob.has_magic(str(path)):
+        return [DataFile(path, path.name.split(".")[0])]
+    matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
+    if not matches:
+        raise RowError(path, "matches no file", _WRITE_FIRST)
+    return [DataFile(file, path.parent.name) for file in _shards(path, matches)]
+
+
+def _saved_files(folder: Path) -> list[Path]:
+    """Return the files of a folder that ``save_to_disk`` of ``datasets`` wrote, in order; none of another folder."""
+    if (folder / "dataset_dict.json").is_file():
+        splits = ", ".join(sorted(each.name for each in folder.iterdir() if each.is_dir())) or "none"
+        raise RowError(folder, f"is a dataset of several splits ({splits})", "Name the folder of one, such as …/train")
+    state = folder / "state.json"
+    if not state.is_file():
+        return []
+    try:
+        names = [entry["filename"] for entry in json.loads(state.read_text(encoding="utf-8"))["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        complaint = f"has a state.json that save_to_disk of datasets did not write ({described(error)})"
+        raise RowError(folder, complaint, "Save the dataset again") from error
+    return [folder / name for name in names]
+
+
+def _shards(path: Path, found: Iterator[Path] | Sequence[Path]) -> list[Path]:
+    """Return the data files among these, all of one kind and one split."""
+    files = sorted(file for file in found if file.is_file() and kind_of(file) and not file.name.startswith((".", "_")))
+    if not files:
+        raise RowError(path, "holds no data file", f"Give files that end with {', '.join(READERS)}")
+    kinds = sorted({kind_of(file) for file in files})
+    if len(kinds) > 1:
+        raise RowError(path, f"holds files of several kinds: {', '.join(kinds)}", "Name those of one: …/*.parquet")
+    splits = sorted({match[0].lower() for file in files if (match := _SPLIT.match(file.name))})
+    if len(splits) > 1:
+        complaint = f"holds files of several splits: {', '.join(splits)}"
+        raise RowError(path, complaint, f"Name those of one: …/{splits[0]}*{kinds[0]}")
+    return files
+
+
+def kind_of(path: Path) -> str:
+    """Return the end of a file's name by which it is read; empty for others."""
+    return next((end for end in READERS if path.name.lower().endswith(end)), "")
+
+
+def data_paths(section: TrainDataSpec) -> list[str]:
+    """Return the paths of a section's data: a file, a pattern or a folder each."""
+    return [entry.path for entry in section.mixture] or [section.path]
+
+
+def checked_rows(path: str | Path, form: RowForm = VERL) -> Iterator[NumberedRow]:
+    """Yield every row of a file, a pattern or a folder as plain data.
 
     Raises:
-        RowError: The file or a row is wrong.
+        RowError: A file or a row is wrong.
     """
-    number = 0
-    columns = (*REQUIRED_COLUMNS, "extra_info", *([IMAGES_COLUMN] if images else []))
-    for number, row in enumerate(raw_rows(path, columns), 1):  # counted
-        try:
-            yield NumberedRow(number, data_row(row, images=images), row.get(IMAGES_COLUMN))
-        except PlainDataError as error:
-            raise RowError.of_row(path, number, error) from None
-    if number == 0:
-        raise RowError(path, "has no rows")
+    for file, source in files_of(path):
+        number = 0
+        for number, row in enumerate(raw_rows(file, form), 1):  # counted
+            try:
+                made = data_row(row, columns=form.columns, source=source, images=form.images)
+            except PlainDataError as error:
+                raise RowError.of_row(file, number, error) from None
+            yield NumberedRow(file, number, made, row.get(IMAGES_COLUMN) if form.images else None)
+        if number == 0:
+            raise RowError(file, "has no rows")
 
 
-def raw_rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield these columns of every row as written; a column that the file does not have is missing in them.
+def raw_rows(path: Path, form: RowForm = VERL, further: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """Yield every row of a file with the columns that the form reads; those that the file does not have are missing.
 
     Raise ``RowError`` if the file cannot be read, lacks a required column, or has one that nobody would read.
+
+    Args:
+        further: columns to read as well.
     """
-    if not path.is_file():
-        complaint = "is a folder" if path.is_dir() else "does not exist"
-        raise RowError(path, complaint, "Write the data first, or correct the path: it is relative to the job file")
-    readers = {".parquet": _parquet_rows, ".jsonl": _json_rows}
-    if path.suffix not in readers:
-        raise RowError(path, f"ends with {path.suffix!r}", "Give a .parquet or a .jsonl file")
+    if not os.path.isfile(path):
+        raise RowError(path, "is a folder" if os.path.isdir(path) else "does not exist", _WRITE_FIRST)
+    kind = kind_of(path)
+    if not kind:
+        raise RowError(path, f"ends with {path.suffix!r}", f"Give a file that ends with {', '.join(READERS)}")
     try:
-        yield from readers[path.suffix](path, columns)
+        yield from READERS[kind](path, _Columns(path, form, further))
     except OSError as error:
-        raise RowError(path, f"cannot be read: {error.strerror or error}", "Write the file again") from error
+        raise RowError(path, f"cannot be read: {error.strerror or error}", _WRITE_AGAIN) from error
 
 
-def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+class _Columns:
+    """Choose the columns to read, and refuse files without those that are needed."""
+
+    def __init__(self, path: Path, form: RowForm, further: Sequence[str]) -> None:
+        self._path, self._form = path, form
+        self._needed = needed_columns(form.columns)
+        wanted = read_columns(form.columns, form.images)
+        self._wanted = None if wanted is None else {*wanted, *further}
+        self.at_a_time = _ROWS_WITH_IMAGES if form.images else _ROWS_AT_A_TIME
+
+    def read(self, names: Sequence[str], place: str = "") -> list[str]:
+        """Return those of a table's or a row's columns that are read; raise ``RowError``."""
+        missing = [name for name in self._needed if name not in names]
+        if missing:
+            noun, found = "column" if len(missing) == 1 else "columns", _listed(names) or "none"
+            raise RowError(
+                self._path, f"{place}lacks {noun} {', '.join(missing)} (it has {found})", self._missing_remedy(names)
+            )
+        for column, remedy in refused_media(self._form.images).items():
+            if column in names:
+                raise RowError(self._path, f"{place}has column {column}", remedy)
+        read = [name for name in names if self._wanted is None or name in self._wanted]
+        if twice := sorted({name for name in read if read.count(name) > 1}):
+            raise RowError(self._path, f"{place}has several columns {', '.join(twice)}", "Remove or rename all but one")
+        return read
+
+    def _missing_remedy(self, names: Sequence[str]) -> str:
+        """Say which fields of ``data.columns`` would read the file, if its names are known ones."""
+        if self._form.columns is not None:
+            return "Correct data.columns"
+        prompt = next((name for name in _PROMPTS if name in names), None)
+        truth = next((name for name in _TRUTHS if name in names), "messages" if prompt == "messages" else None)
+        if prompt is None:
+            return _NEEDED_COLUMNS
+        fields = [f"prompt: {prompt}"] * (prompt != "prompt") + [f"groundTruth: {truth}"] * (truth is not None)
+        return f"{_NEEDED_COLUMNS}; for these columns, set spec.data.columns: {{{', '.join(fields)}}}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN_NAMES])
+    return shown if len(names) <= _SHOWN_NAMES else f"{shown} and {len(names) - _SHOWN_NAMES} more"
+
+
+def _parquet_rows(path: Path, columns: _Columns) -> Iterator[dict[str, Any]]:
     import pyarrow
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            _refuse_columns(path, names, columns)
-            at_a_time = _ROWS_WITH_IMAGES if IMAGES_COLUMN in columns else _ROWS_AT_A_TIME
-            yield from parquet_rows(path, file, [name for name in columns if name in names], at_a_time)
+        # Without pre_buffer a row group, which may be the whole file, is not read at once.
+        with pyarrow.parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
+            yield from parquet_rows(path, file, columns.read(file.schema_arrow.names), columns.at_a_time)
     except pyarrow.ArrowException as error:
-        raise RowError(path, f"is not a Parquet file ({error})", "Write the file again") from error
+        raise RowError(path, f"is not a Parquet file ({error})", _WRITE_AGAIN) from error
 
 
 def parquet_rows(
     path: Path, file: pyarrow.parquet.ParquetFile, columns: list[str], at_a_time: int
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of an open Parquet file; raise ``RowError`` for a value that Python cannot hold."""
+    yield from _batch_rows(path, file.iter_batches(at_a_time, columns=columns))
+
+
+def _arrow_rows(path: Path, columns: _Columns) -> Iterator[dict[str, Any]]:
+    """Yield the rows of an Arrow file, or of an Arrow stream, which ``datasets`` writes under the same ending."""
+    import pyarrow
+
+    try:
+        with pyarrow.memory_map(str(path)) as source:
+            reader: Any
+            try:
+                reader = pyarrow.ipc.open_file(source)
+                batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
+            except pyarrow.ArrowInvalid:
+                source.seek(0)
+                reader = batches = pyarrow.ipc.open_stream(source)
+            names = columns.read(reader.schema.names)
+            parts = (
+                batch.select(names).slice(start, columns.at_a_time)
+                for batch in batches
+                for start in range(0, len(batch), columns.at_a_time)
+            )
+            yield from _batch_rows(path, parts)
+    except pyarrow.ArrowException as error:
+        raise RowError(path, f"is not an Arrow file ({error})", _WRITE_AGAIN) from error
+
+
+def _batch_rows(path: Path, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[dict[str, Any]]:
     number = 0
-    for batch in file.iter_batches(at_a_time, columns=columns):
+    for batch in batches:
         try:
             rows = batch.to_pylist(maps_as_pydicts="strict")
         except Exception:  # such as a time in nanoseconds, a year beyond 9999, bytes in a text
@@ -129,27 +307,89 @@ def _read_row(path: Path, number: int, row: pyarrow.RecordBatch) -> dict[str, An
     return read
 
 
-def _json_rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _json_lines(path: Path, columns: _Columns) -> Iterator[dict[str, Any]]:
     with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            text = line.removeprefix(BYTE_ORDER_MARK)
-            if not text.strip():
-                continue
-            try:
-                row = json_value(text)
-            except PlainDataError as error:
-                raise RowError(path, f"line {number}: {error.complaint}", _ONE_A_LINE) from None
-            if not isinstance(row, dict):
-                raise RowError(path, f"line {number}: is no JSON object", _ONE_A_LINE)
-            _refuse_columns(path, list(row), columns, f"line {number}: ")
-            yield row
+        yield from _rows_of_lines(path, lines, columns)
 
 
-def _refuse_columns(path: Path, names: Sequence[str], columns: Sequence[str], place: str = "") -> None:
-    missing = [name for name in REQUIRED_COLUMNS if name in columns and name not in names]
-    if missing:
-        noun, found = "column" if len(missing) == 1 else "columns", ", ".join(names) or "none"
-        raise RowError(path, f"{place}lacks {noun} {', '.join(missing)} (it has {found})")
-    for column, remedy in refused_media(IMAGES_COLUMN in columns).items():
-        if column in names and "prompt" in columns:
-            raise RowError(path, f"{place}has column {column}", remedy)
+def _compressed_lines(path: Path, columns: _Columns) -> Iterator[dict[str, Any]]:
+    import io
+
+    import pyarrow
+
+    form = "gzip" if path.suffix.lower() == ".gz" else "zstd"
+    with pyarrow.input_stream(str(path), compression=form) as stream:
+        yield from _rows_of_lines(path, io.BufferedReader(stream, _BUFFER_BYTES), columns)
+
+
+def _rows_of_lines(path: Path, lines: IO[bytes], columns: _Columns) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(lines, 1):
+        text = line.removeprefix(BYTE_ORDER_MARK)
+        if not text.strip():
+            continue
+        if number == 1 and text.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise RowError(path, "is UTF-16 text", "Write it again as UTF-8")
+        try:
+            row = json_value(text, nan=True)
+        except PlainDataError as error:
+            raise RowError(path, f"line {number}: {error.complaint}", _ONE_A_LINE) from None
+        yield _json_row(path, row, columns, f"line {number}: ")
+
+
+def _json_rows(path: Path, columns: _Columns) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a .json file: an array of rows, or one row a line, as ``to_json`` of ``datasets`` writes."""
+    with path.open("rb") as file:
+        first = file.readline(_BUFFER_BYTES).removeprefix(BYTE_ORDER_MARK).strip()
+        if _is_row(first):
+            file.seek(0)
+            yield from _rows_of_lines(path, file, columns)
+            return
+        if path.stat().st_size > _LARGEST_ARRAY_BYTES:
+            complaint = f"is one JSON value of more than {_LARGEST_ARRAY_BYTES >> 30} GiB"
+            raise RowError(path, complaint, "Write one row a line: jq -c '.[]' FILE.json > FILE.jsonl")
+        file.seek(0)
+        text = file.read().removeprefix(BYTE_ORDER_MARK)
+    try:
+        rows = json_value(text, nan=True)
+    except PlainDataError as error:
+        raise RowError(path, error.complaint, _ONE_A_LINE) from None
+    if isinstance(rows, dict) and len(rows) == 1:  # such as {"data": […]}
+        rows = next(iter(rows.values()))
+    if not isinstance(rows, list):
+        remedy = "Write an array of rows ([{…}, …]; of pandas: orient='records'), or one row a line as .jsonl"
+        raise RowError(path, "holds no rows, but columns" if isinstance(rows, dict) else "is no JSON array", remedy)
+    for number, row in enumerate(rows, 1):
+        yield _json_row(path, row, columns, f"row {number}: ")
+
+
+def _is_row(line: bytes) -> bool:
+    """Return True for a line that is a row; a whole table is {column: {row: value}}, or a list below one key."""
+    try:
+        row = json_value(line, nan=True)
+    except PlainDataError:
+        return False
+    if not isinstance(row, dict):
+        return False
+    return not all(isinstance(value, dict) for value in row.values()) and not (
+        len(row) == 1 and isinstance(next(iter(row.values())), list)
+    )
+
+
+def _json_row(path: Path, row: Any, columns: _Columns, place: str) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise RowError(path, f"{place}is no JSON object", _ONE_A_LINE)
+    read = columns.read(list(row), place)
+    return row if len(read) == len(row) else {name: row[name] for name in read}
+
+
+Reader = Callable[[Path, _Columns], Iterator[dict[str, Any]]]
+READERS: dict[str, Reader] = {
+    ".parquet": _parquet_rows,
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".jsonl.gz": _compressed_lines,
+    ".jsonl.zst": _compressed_lines,
+    ".json": _json_rows,
+    ".arrow": _arrow_rows,
+}
+"""Ends of files' names and what reads such files."""

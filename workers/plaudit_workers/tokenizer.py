@@ -18,18 +18,22 @@ if TYPE_CHECKING:
     from plaudit_job.spec.algorithm import ModelSpec
 
 
-def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
-    """Load ``model.tokenizer`` (default: the one in ``model.source``), with ``model.chatTemplate``."""
+def load_tokenizer(model: ModelSpec, *, only_here: bool = False) -> PreTrainedTokenizerBase:
+    """Load ``model.tokenizer`` (default: the one in ``model.source``), with ``model.chatTemplate``.
+
+    Args:
+        only_here: download nothing.
+    """
     source = model.tokenizer or model.source
     revision = model.tokenizer_revision if model.tokenizer else model.revision
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            source, revision=revision, trust_remote_code=model.trust_remote_code
+            source, revision=revision, trust_remote_code=model.trust_remote_code, local_files_only=only_here
         )
         if model.chat_template:
             with open(model.chat_template, encoding="utf-8") as file:
                 tokenizer.chat_template = file.read()
-        with_model_ends(tokenizer, model.source, model.revision)
+        with_model_ends(tokenizer, model.source, model.revision, only_here=only_here)
     # Tokenizers fail to load with every kind of exception, their own Rust ones included.
     except Exception as error:
         field = "model.tokenizer" if model.tokenizer else "model.source"
@@ -42,17 +46,17 @@ _MODEL_ENDS = "_plaudit_model_ends"
 _CALL_SYNTAX = re.compile("tool|call|function|think|python|arg", re.IGNORECASE)
 
 
-def with_model_ends(tokenizer: Any, source: str, revision: str) -> Any:
+def with_model_ends(tokenizer: Any, source: str, revision: str, *, only_here: bool = False) -> Any:
     """Return the tokenizer, after it has learned which tokens the files of its model name as ends of sequences."""
-    setattr(tokenizer, _MODEL_ENDS, _model_ends(source, revision))
+    setattr(tokenizer, _MODEL_ENDS, _model_ends(source, revision, only_here))
     return tokenizer
 
 
-def _model_ends(source: str, revision: str) -> frozenset[int]:
+def _model_ends(source: str, revision: str, only_here: bool) -> frozenset[int]:
     """Return ``eos_token_id`` of the model's generation_config.json, else of its config.json, as vLLM reads them."""
     for name in ("generation_config.json", "config.json"):
         with contextlib.suppress(OSError, ValueError):
-            path = cached_file(source, name, revision=revision)
+            path = cached_file(source, name, revision=revision, local_files_only=only_here)
             ends = json.loads(Path(path or "").read_text(encoding="utf-8")).get("eos_token_id")
             if ends is not None:
                 return frozenset(ends if isinstance(ends, list) else [ends])
@@ -115,6 +119,24 @@ class ChatTemplate:
         """Return messages as text, with ``generate`` up to the policy's next turn. Raise ``TemplateError``."""
         text = self.tokenizer.apply_chat_template(
             list(messages), tools=self.tools or None, tokenize=False, add_generation_prompt=generate, **self._arguments
+        )
+        return str(text)
+
+    def prompt(self, messages: Sequence[dict[str, Any]]) -> str:
+        """Return messages as the text that the policy continues; a last message of the assistant is left open.
+
+        Raise ``TemplateError``, or ``ValueError`` for a template that changes the last message.
+        """
+        last = messages[-1]
+        if last["role"] != "assistant" or last.get("tool_calls"):
+            return self.render(messages, generate=True)
+        text = self.tokenizer.apply_chat_template(
+            list(messages),
+            tools=self.tools or None,
+            tokenize=False,
+            add_generation_prompt=False,
+            continue_final_message=True,
+            **self._arguments,
         )
         return str(text)
 

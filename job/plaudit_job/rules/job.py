@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from plaudit_job.problem import Problem, refusals
 from plaudit_job.rules.scorers import password_problems, scorer_problems
 from plaudit_job.rules.training import (
+    data_problems,
     environment_problems,
     failure_policy_problems,
     gpu_problems,
@@ -476,6 +477,7 @@ _TRAINING: tuple[FieldRule, ...] = (
     _agent,
     _ranks,
     trainer_memory_problems,
+    data_problems,
     image_problems,
     _ways_of_weights,
     group_problems,

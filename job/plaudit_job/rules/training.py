@@ -95,6 +95,26 @@ def turn_advantage_problems(spec: Spec) -> Iterator[Problem]:
     )
 
 
+def data_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield training data that is named not at all, or in two ways."""
+    train = spec.data.train
+    return refusals(
+        (
+            not train.path and not train.mixture,
+            "spec.data.train.path",
+            "is missing",
+            "Add path: … (a file, a pattern or a folder), or mixture: [{path: …, weight: …}]",
+        ),
+        (
+            train.path and train.mixture,
+            "spec.data.train.mixture",
+            "is set beside path",
+            "Remove path, or make it an entry of the mixture",
+            "spec.data.train.path",
+        ),
+    )
+
+
 def image_problems(spec: Spec) -> Iterator[Problem]:
     """Yield what cannot work with images in prompts."""
     if spec.data.images is None:

@@ -271,12 +271,27 @@ class SkipSolvedSpec(Section):
     """A prompt is skipped once so many groups have solved it and none has not. Default 2: one may be luck."""
 
 
+class WeightedDataSpec(Section):
+    """Rows that are mixed with those of others."""
+
+    path: FilePath = Field(min_length=1)
+    """As ``data.train.path``."""
+    weight: float = Field(gt=0, le=1_000_000)
+    """The share of these rows among an epoch's prompts, relative to the other weights. An epoch has as many prompts as
+    there are rows in all: rows of a high share repeat within it; of rows of a low share it has a part, and the next
+    epoch the next part."""
+
+
 class TrainDataSpec(Section):
     """The prompts of training."""
 
-    path: FilePath = Field(min_length=1)
-    """A ``.parquet`` or ``.jsonl`` file in verl's columns: ``data_source``, ``prompt`` (messages or text),
-    ``reward_model.ground_truth``, ``extra_info``; with ``data.images`` also ``images``."""
+    path: FilePath = ""
+    """A file, a pattern such as ``shards/*.parquet``, or a folder of files, in verl's columns: ``data_source``,
+    ``prompt`` (messages or text), ``reward_model.ground_truth``, ``extra_info``; with ``data.images`` also ``images``.
+    Files end with .parquet, .jsonl (also .jsonl.gz, .jsonl.zst), .json (an array of rows) or .arrow; a folder may be
+    one that ``save_to_disk`` of ``datasets`` wrote."""
+    mixture: list[WeightedDataSpec] = Field(default=[])
+    """In place of ``path``: several files, patterns or folders, and their shares. Default: ``path`` alone."""
     shuffle: bool = True
     """Shuffle for every epoch, from ``spec.seed``. Default true: files are often sorted by source or difficulty."""
     max_prompt_length: int = Field(default=1024, ge=1, le=1_000_000)
@@ -315,10 +330,12 @@ class ValidationDataSpec(Section):
     """Prompts that are scored at intervals and never trained."""
 
     path: FilePath = Field(min_length=1)
-    """A ``.parquet`` or ``.jsonl`` file in the same columns as the training data."""
+    """A file, a pattern or a folder in the same columns as the training data."""
     every_steps: int = Field(default=20, ge=1)
     """Steps between two validations; the first is before step 1, the last after the last step. Default 20: a few per
     cent of the work with usual data sizes."""
+    before_training: bool = True
+    """Validate the first policy before step 1. Default true: without it, nothing shows what training changed."""
     samples_per_prompt: int = Field(default=1, ge=1, le=1024)
     """Samples of each prompt. Default 1: enough at temperature 0."""
     sampling: ValidationSamplingSpec = ValidationSamplingSpec()
@@ -335,11 +352,29 @@ class ImagesSpec(Section):
     limit in the processor's own configuration."""
 
 
+class ColumnsSpec(Section):
+    """The columns of data that is not in verl's form, such as TRL's, OpenAI's and that of ``datasets``."""
+
+    prompt: str = Field(default="prompt", min_length=1)
+    """Messages or text. Default prompt; OpenAI's files have messages."""
+    ground_truth: str = ""
+    """What scorers compare a response with, such as answer, solution or completion. Of a completion in messages it is
+    their text. The same column as ``prompt`` takes the last message of the assistant out of it. Default empty:
+    ``reward_model.ground_truth`` if the file has it, else none."""
+    data_source: str = Field(default="data_source", min_length=1)
+    """The origin of a row, by which figures are kept apart and rules are chosen. Default data_source; without such a
+    column, the name of the file or folder."""
+    extra_info: list[str] = Field(default=[])
+    """Columns that scorers get by name. Default empty: all others."""
+
+
 class DataSpec(Section):
     """Training prompts and, optionally, validation prompts."""
 
     train: TrainDataSpec
     """The training data."""
+    columns: ColumnsSpec | None = None
+    """Read other columns than verl's, in all files of the job. Default: verl's."""
     images: ImagesSpec | None = None
     """Read verl's column ``images``, and train a model with a vision tower. Default: prompts are text, and files with
     this column are refused."""

@@ -12,6 +12,7 @@ import pytest
 
 from plaudit_job.load import load_job
 from plaudit_workers.launch.checks import check_files
+from plaudit_workers.launch.data_checks import check_data
 
 ROW = {
     "data_source": "openai/gsm8k",
@@ -41,7 +42,8 @@ def told(
 
     def tell(**fields: Any) -> list[str]:
         job = load_job(write_job(changed({name.replace("__", "."): value for name, value in fields.items()})))
-        return [str(problem).replace(f"{folder}/", "") for problem in check_files(job)]
+        found = [*check_files(job), *check_data(job, ["spec.model"]).problems]
+        return [str(problem).replace(f"{folder}/", "") for problem in found]
 
     return tell
 
@@ -55,7 +57,7 @@ def test_complete_files_give_no_problems(told: Callable[..., list[str]]) -> None
     [
         ("model/config.json", "spec.model.source: model has no config.json. Name a folder written by save_pretrained"),
         ("model/tokenizer.json", "spec.model.tokenizer: model has no tokenizer. Name a folder with one"),
-        ("data/train.parquet", "spec.data.train.path: there is no file data/train.parquet. Write the data first"),
+        ("data/train.parquet", "spec.data.train.path: data/train.parquet: does not exist. Write the data first"),
         (
             "reward.py",
             "spec.reward.scorers[0].python.path: there is no file reward.py. Correct the path: it is relative",
@@ -258,12 +260,19 @@ def test_a_jsonl_file_with_wrong_rows_is_reported(
     assert said.startswith(f"spec.data.train.path: rows.jsonl: {words}")
 
 
+def test_a_hub_id_that_is_nearly_a_folder_is_one(told: Callable[..., list[str]]) -> None:
+    (problem,) = told(model={"source": "modle"})
+    assert problem.startswith("spec.model.source: there is no folder modle. Did you mean ./model?")
+
+
 def test_other_data_files_are_reported(folder: Path, told: Callable[..., list[str]]) -> None:
     (folder / "rows.csv").write_text("a,b")
     (folder / "broken.parquet").write_text("no parquet")
-    assert "ends with '.csv'. Give a .parquet or a .jsonl file" in told(data__train={"path": "rows.csv"})[0]
+    assert "ends with '.csv'. Give a file that ends with .parquet, .jsonl" in told(data__train={"path": "rows.csv"})[0]
     assert "broken.parquet: is not a Parquet file" in told(data__train={"path": "broken.parquet"})[0]
-    assert "data: is a folder" in told(data__train={"path": "data"})[0]
+    (folder / "empty").mkdir()
+    assert "empty: holds no data file" in told(data__train={"path": "empty"})[0]
+    assert "data/x*: matches no file" in told(data__train={"path": "data/x*"})[0]
 
 
 def test_a_data_source_without_a_rule_is_reported_before_sample_10000(

@@ -42,7 +42,6 @@ def test_problems_of_every_kind_come_in_the_order_of_the_file(write_job: Callabl
         (1, "apiVersion"),
         (3, "metadata.name"),
         (5, "spec.seed"),
-        (8, "spec.algorithm.steps"),
         (9, "spec.algorithm.stepz"),
         (10, "spec.algorithm.promptsPerStep"),
         (13, "spec.algorithm.loss.clipLow"),
@@ -89,3 +88,28 @@ def test_a_null_is_refused_in_any_section_but_kept_in_opaque_ones(
 
 def test_a_valid_job_has_no_problems(small_job: str, problems_of: Callable[[str], list[Problem]]) -> None:
     assert problems_of(small_job) == []
+
+
+def test_a_mistyped_section_is_one_problem(changed: Any, problems_of: Any) -> None:
+    job = changed({})
+    job["spec"]["rewards"] = job["spec"].pop("reward")
+    (problem,) = problems_of(job)
+    assert str(problem).startswith("spec.rewards: is not a field of this section. Did you mean reward?")
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("algorithm.num_generations", "TRL's num_generations is spec.algorithm.samplesPerPrompt here"),
+        ("data.train_files", "verl's train_files is spec.data.train.path here (docs/coming-from-verl.md)"),
+    ],
+)
+def test_settings_of_other_trainers_are_answered_by_name(
+    changed: Any, problems_of: Any, field: str, words: str
+) -> None:
+    (problem,) = problems_of(changed({field: 8}))
+    assert words in str(problem)
+
+
+def test_no_message_ends_in_two_full_stops() -> None:
+    assert str(Problem("spec.seed", "is wrong.", "Mend it")) == "spec.seed: is wrong. Mend it"

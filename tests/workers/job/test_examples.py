@@ -14,6 +14,7 @@ import yaml
 from plaudit_job.load import load_job
 from plaudit_workers.launch.checks import check_files
 from plaudit_workers.launch.code_checks import ignored, unsupported
+from plaudit_workers.launch.data_checks import check_data
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = ("01-copy-digits", "02-verl-reward", "03-slow-rewards", "04-judge")
@@ -46,7 +47,8 @@ def test_prepare_writes_all_that_the_job_needs_to_any_folder(tmp_path: Path, mon
     runpy.run_path(script, run_name="__main__")
     for file in ("job.yaml", "reward.py"):
         shutil.copy(EXAMPLES / name / file, tmp_path)
-    assert check_files(load_job(tmp_path / "job.yaml")) == []
+    job = load_job(tmp_path / "job.yaml")
+    assert [*check_files(job), *check_data(job).problems] == []
 
 
 @pytest.mark.parametrize("name", ["01-copy-digits", "02-verl-reward"])

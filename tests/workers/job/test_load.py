@@ -10,7 +10,7 @@ from plaudit_job.load import load_job, locate, parse_job, read_job
 from plaudit_job.problem import JobError, Problem
 from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.launch.checks import check_files
+from plaudit_workers.launch.data_checks import check_data
 
 BILLION_LAUGHS = "a0: &a0 x\na:\n" + "".join(f" - &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
 
@@ -166,4 +166,4 @@ def test_what_is_too_long_for_a_file_name_is_no_path(
     }
     job = load_job(write_job(changed(fields)))
     assert job.spec.environments[0].command == ["python", "-c", program]
-    assert "spec.data.train.path" in {problem.field for problem in check_files(job)}
+    assert "spec.data.train.path" in {problem.field for problem in check_data(job, ["spec.model"]).problems}

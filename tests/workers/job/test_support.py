@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,11 +77,29 @@ def test_a_job_that_only_scores_is_run(changed: Change) -> None:
 def test_a_sink_that_is_not_installed_is_refused_before_anything_starts(
     changed: Change, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
     job = parse_job(changed({"trainer.sinks": ["tensorboard", "wandb"]}))
     assert list(unsupported(job)) == []
     monkeypatch.setitem(sys.modules, "wandb", None)  # how Python marks a module that cannot be imported
     (problem,) = unsupported(job)
     assert str(problem).startswith("spec.trainer.sinks[1]: wandb is not installed")
+
+
+@pytest.mark.parametrize("name", ["WANDB_API_KEY", "WANDB_MODE", "NETRC"])
+def test_wandb_without_a_key_is_a_problem(
+    changed: Callable[[dict[str, Any]], dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(__spec__=SimpleNamespace()))
+    for variable in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
+    (tmp_path / "empty").write_text("")
+    monkeypatch.setenv("NETRC", str(tmp_path / "empty"))
+    job = parse_job(changed({"trainer.sinks": ["wandb"]}))
+    (problem,) = unsupported(job)
+    assert "names wandb, for which this machine has no key" in problem.message
+    monkeypatch.setenv(name, {"WANDB_API_KEY": "k", "WANDB_MODE": "offline", "NETRC": str(tmp_path / "netrc")}[name])
+    assert list(unsupported(job)) == []
 
 
 def test_a_usual_job_is_accepted_without_ignored_fields(small_job: str, changed: Change) -> None:
@@ -148,3 +167,14 @@ def test_data_cannot_come_from_a_config_map(changed: Change) -> None:
     }
     (problem,) = kubernetes_problems(parse_job(changed(fields)))
     assert problem.field == "spec.data.train.path"
+
+
+def test_a_mistyped_tool_parser_is_found(
+    changed: Callable[[dict[str, Any]], dict[str, Any]],
+) -> None:
+    agent = {"kind": "tools", "tools": [{"path": "tools.py", "function": "f"}]}
+    assert list(unsupported(parse_job(changed({"rollout.agent": agent})))) == []
+    (problem,) = unsupported(parse_job(changed({"rollout.agent": {**agent, "toolParser": "hermess"}})))
+    assert problem.field == "spec.rollout.agent.toolParser"
+    assert problem.message == "vLLM has no parser 'hermess'"
+    assert problem.remedy.startswith("Did you mean hermes? It has ")

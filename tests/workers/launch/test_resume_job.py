@@ -18,6 +18,8 @@ from rich.console import Console
 from plaudit_job.problem import JobError
 from plaudit_wire.errors import RefusedError
 from plaudit_workers.cli import main
+from plaudit_workers.data_facts import FactsOfRows
+from plaudit_workers.data_files import checked_rows
 from plaudit_workers.launch.preflight import RunLock, prepare
 
 
@@ -53,7 +55,7 @@ class Prepared:
         stream = io.StringIO()
         arguments = argparse.Namespace(
             **{"job": self.folder / "job.yaml", "runs_folder": str(self.folder / "runs"), "run": run, "steps": None}
-            | {"address": None, "resume": False, "accept_changes": False, **options}
+            | {"address": None, "resume": False, "accept_changes": False, "accept_data_change": False, **options}
         )
         try:
             with contextlib.ExitStack() as stack:
@@ -178,3 +180,23 @@ def test_one_program_holds_the_folder_of_a_run_until_it_ends_however_it_ends(
     assert run(resume=True) == folder
     with RunLock(folder, "running"):
         pass
+
+
+def test_changed_data_is_refused_until_it_is_accepted(run: Prepared, tmp_path: Path) -> None:
+    folder = run("j-first")
+    assert folder is not None
+    data = tmp_path / "train.jsonl"
+    facts = FactsOfRows()
+    for row in checked_rows(data):
+        facts.add(row)
+    checkpoint = folder / "checkpoints" / "step-000002"
+    checkpoint.mkdir()
+    extra = {"incarnation": 1, "step": 2, "data": facts.facts().plain()}
+    (checkpoint / "state.json").write_text(json.dumps({"extra": extra}))
+    assert run(resume=True) == folder
+    data.write_text(data.read_text().replace("2 + 2", "3 + 1"))
+    with pytest.raises(RefusedError, match=r"train\.jsonl has other contents in its 1 rows.*--accept-data-change"):
+        run(resume=True)
+    assert run(resume=True, accept_data_change=True) == folder
+    assert "changed data: train.jsonl has other contents" in run.printed
+    assert run(resume=True) == folder

@@ -13,9 +13,10 @@ from tokenizers.processors import TemplateProcessing
 from plaudit_job.spec.algorithm import ModelSpec
 from plaudit_job.spec.rollout import DataSpec, TrainDataSpec, ValidationDataSpec
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.launch.checks import data_problem
+from plaudit_workers.launch.data_checks import data_problem
 from plaudit_workers.tokenizer import ChatTemplate, load_tokenizer
 from plaudit_workers.training.data import PromptData
+from plaudit_workers.training.prompts import PromptRenderer
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def write(folder, rows, suffix):
 
 
 def load(path, tokenizer, seed=1, **section):
-    return PromptData.load(TrainDataSpec(path=path, **section), ChatTemplate(tokenizer), seed)
+    return PromptData.load(TrainDataSpec(path=path, **section), PromptRenderer(ChatTemplate(tokenizer)), seed)
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
@@ -68,7 +69,7 @@ def test_prompts_are_rendered_with_the_jobs_template_and_its_arguments(tmp_path,
             chat_template=str(tmp_path / "chat.jinja"),
             chat_template_arguments=arguments,
         )
-        data = PromptData.load(TrainDataSpec(path=path), ChatTemplate.of_model(model, []), 1)
+        data = PromptData.load(TrainDataSpec(path=path), PromptRenderer(ChatTemplate.of_model(model, [])), 1)
         assert data.prompt_at(0).prompt_text == text
 
 
@@ -142,10 +143,13 @@ def test_prompts_that_are_too_long_are_left_out_and_counted(tmp_path, tokenizer)
 def test_validation_keeps_the_order_of_the_file_and_the_length_limit(tmp_path, tokenizer):
     path = write(tmp_path, [row(number, "1" * number) for number in range(1, 9)], ".jsonl")
     section = DataSpec(train=TrainDataSpec(path=path, max_prompt_length=6), validation=ValidationDataSpec(path=path))
-    data = PromptData.for_validation(section, ChatTemplate(tokenizer))
+    data = PromptData.for_validation(section, PromptRenderer(ChatTemplate(tokenizer)))
     assert data is not None
     assert [data.prompt_at(position).row for position in range(8)] == [0, 1, 2, 3, 4, 5, 0, 1]
-    assert PromptData.for_validation(DataSpec(train=TrainDataSpec(path=path)), ChatTemplate(tokenizer)) is None
+    assert (
+        PromptData.for_validation(DataSpec(train=TrainDataSpec(path=path)), PromptRenderer(ChatTemplate(tokenizer)))
+        is None
+    )
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
@@ -170,7 +174,7 @@ def test_a_missing_column_is_named_with_the_file_and_the_remedy(tmp_path, tokeni
         ),
         (
             b'{"data_source": "a", "prompt": "", "reward_model": {"ground_truth": 1}}\n',
-            "none of its 1 prompts has between 1 and 1024",
+            r"none of its 1 prompts can be used: 1 without a token\. They have 0 to 0 tokens",
         ),
     ],
 )
@@ -204,7 +208,7 @@ def test_a_row_without_a_ground_truth_is_reported_by_row(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("gone.parquet", "does not exist"), ("data.csv", "ends with '.csv'. Give a .parquet or a .js")]
+    ("name", "words"), [("gone.parquet", "does not exist"), ("data.csv", "ends with '.csv'. Give a file that ends")]
 )
 def test_a_file_that_is_not_there_or_of_another_kind_is_refused(tmp_path, tokenizer, name, words):
     (tmp_path / "data.csv").touch()

@@ -14,13 +14,16 @@ import plaudit_workers.images
 from plaudit_job.spec.algorithm import ModelSpec
 from plaudit_job.spec.rollout import ImagesSpec, TrainDataSpec
 from plaudit_wire.errors import RefusedError
+from plaudit_workers.data_files import RowForm
 from plaudit_workers.images import ImageError, ImageProcessor, ImageStore, decode_image, image_size
-from plaudit_workers.launch.checks import data_problem
+from plaudit_workers.launch.data_checks import data_problem
 from plaudit_workers.tokenizer import ChatTemplate
 from plaudit_workers.training.data import PromptData
+from plaudit_workers.training.prompts import PromptRenderer
 from tiny_vision import SIZES, mixed_rows, noise_image, save_vision_policy, vision_row, write_rows
 
 IMAGE = noise_image(0)
+WITH_IMAGES = RowForm(images=True)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +39,9 @@ def load(path, images, model, **section):
     spec = ModelSpec(source=str(model))
     template = ChatTemplate.of_model(spec, [])
     images.give_template(template, spec)
-    return PromptData.load(TrainDataSpec(path=str(path), shuffle=False, **section), template, 1, images)
+    return PromptData.load(
+        TrainDataSpec(path=str(path), shuffle=False, **section), PromptRenderer(template, images), 1, WITH_IMAGES
+    )
 
 
 def ids_of(row):
@@ -97,7 +102,7 @@ def test_verls_forms_of_an_image_are_the_same_image(tmp_path, vision_model):
     forms = ["shots/a.png", {"path": "shots/a.png"}, {"image": absolute}, {"bytes": None, "path": f"file://{absolute}"}]
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(vision_row(number, [form])) + "\n" for number, form in enumerate(forms)))
-    assert data_problem("data", str(path), ImagesSpec()) is None
+    assert data_problem("data", str(path), WITH_IMAGES, ImagesSpec()) is None
     data = load(path, processor(vision_model, tmp_path), vision_model)
     digest = hashlib.sha256(IMAGE).hexdigest()
     assert [data.prompt_at(number).images for number in range(4)] == [(digest,)] * 4
@@ -174,7 +179,7 @@ BAD_ROWS = {
 @pytest.mark.parametrize(("row", "complaint", "remedy"), BAD_ROWS.values(), ids=BAD_ROWS)
 def test_a_bad_row_is_named_by_the_preflight_and_by_the_trainer(tmp_path, vision_model, row, complaint, remedy):
     path = write_rows(tmp_path / "a.parquet", [{**row}])
-    problem = data_problem("spec.data.train.path", str(path), ImagesSpec())
+    problem = data_problem("spec.data.train.path", str(path), WITH_IMAGES, ImagesSpec())
     assert problem is not None
     assert problem.message.startswith(f"{path}: row 1: {complaint}")
     assert problem.remedy == remedy
@@ -186,7 +191,7 @@ def test_a_bad_row_is_named_by_the_preflight_and_by_the_trainer(tmp_path, vision
 
 def test_videos_are_refused_beside_images(tmp_path, vision_model):
     path = write_rows(tmp_path / "a.parquet", [vision_row(0, [IMAGE]) | {"videos": ["a.mp4"]}])
-    assert "has column videos" in str(data_problem("data", str(path), ImagesSpec()))
+    assert "has column videos" in str(data_problem("data", str(path), WITH_IMAGES, ImagesSpec()))
     with pytest.raises(RefusedError, match=r"has column videos\. Prompts have text and images"):
         load(path, processor(vision_model, tmp_path), vision_model)
 

@@ -12,22 +12,24 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from pydantic import ValidationError
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from builders import make_prompt
 from plaudit_job.spec.rollout import PassRateSpec, TrainDataSpec
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import encode
-from plaudit_workers.launch.checks import data_problem
+from plaudit_workers.launch.data_checks import data_problem
 from plaudit_workers.tokenizer import ChatTemplate
 from plaudit_workers.training.data import PromptData
+from plaudit_workers.training.prompts import PromptRenderer
 
 RATES = [0.0, 0.05, 0.5, 0.95, 1.0, 1]
 
 
 @pytest.fixture
 def template(model_folder):
-    return ChatTemplate(AutoTokenizer.from_pretrained(model_folder))
+    return PromptRenderer(ChatTemplate(AutoTokenizer.from_pretrained(model_folder)))
 
 
 @pytest.fixture
@@ -65,7 +67,7 @@ def test_a_row_without_a_pass_rate_is_refused_by_number(write, template, value):
 def test_bounds_without_any_prompt_are_refused(write, template):
     path = write([{"pass_rate": rate} for rate in RATES])
     section = TrainDataSpec(path=path, pass_rate=PassRateSpec(min=0.6, max=0.7))
-    with pytest.raises(RefusedError, match=r"widen data\.train\.passRate"):
+    with pytest.raises(RefusedError, match=r"Widen data\.train\.passRate"):
         PromptData.load(section, template, seed=0)
     with pytest.raises(ValidationError, match=r"min 0\.8 is above max 0\.2"):
         PassRateSpec(min=0.8, max=0.2)
@@ -139,7 +141,7 @@ REFUSED_LINES = {
         JSON_ROW.format(10**30, "{}"),
         "row 1: column reward_model.ground_truth is an integer beyond 64 bits",
     ),
-    "NaN": (JSON_ROW.format("NaN", "{}"), "null in place of NaN"),
+    "infinity": (JSON_ROW.format("Infinity", "{}"), "line 1: is not JSON"),
     "an object over many lines": (json.dumps({"data_source": "a"}, indent=1), "one JSON object a line, as jq -c does"),
     "an array": ("[1]", "line 1: is no JSON object"),
     "a deep row": ("[" * 100_000, "line 1: is nested more than 64 levels deep"),
@@ -176,7 +178,7 @@ def test_what_the_trainer_refuses_validate_finds(tmp_path, template, rows, words
 def test_the_nulls_of_a_table_are_no_keys_of_messages(tmp_path, template):
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
     messages = [{"role": "user", "content": "1="}, call, {"role": "tool", "content": "2", "name": "f"}]
-    template.tokenizer.chat_template = "{% for m in messages %}{{ m.keys() | sort }}{% endfor %}"
+    template.template.tokenizer.chat_template = "{% for m in messages %}{{ m.keys() | sort }}{% endfor %}"
     path = parquet(tmp_path / "train.parquet", [None], prompts=[messages])
     row = PromptData.load(TrainDataSpec(path=str(path)), template, 0).prompt_at(0)
     assert row.messages == messages
@@ -190,6 +192,29 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path, template):
     assert len(PromptData.load(TrainDataSpec(path=str(path)), template, 0)) == 1
 
 
+def test_a_last_message_of_the_assistant_is_continued(tmp_path, template):
+    template.template.tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+        "{% if add_generation_prompt %}<a>{% endif %}"
+    )
+    messages = [{"role": "user", "content": "1="}, {"role": "assistant", "content": "Let me think.\n"}]
+    path = tmp_path / "train.jsonl"
+    path.write_text(JSON_ROW.format(1, "{}").replace('"1="', json.dumps(messages)))
+    row = PromptData.load(TrainDataSpec(path=str(path)), template, 0).prompt_at(0)
+    assert row.prompt_text == "<user>1=</><assistant>Let me think.\n"
+    assert row.messages == messages
+
+
+def test_a_text_that_begins_with_the_begin_token_gets_no_second_one(tmp_path, template):
+    tokenizer = template.template.tokenizer
+    tokenizer.bos_token = "<eos>"
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 14)])
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(JSON_ROW.format(1, "{}").replace("1=", text) + "\n" for text in ("7=", "<eos>7=")))
+    data = PromptData.load(TrainDataSpec(path=str(path), shuffle=False), template, 0)
+    assert [list(memoryview(data.prompt_at(number).prompt_ids).cast("i")) for number in range(2)] == [[14, 7, 10]] * 2
+
+
 @pytest.mark.parametrize(
     ("template_text", "error"),
     [
@@ -199,7 +224,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path, template):
     ],
 )
 def test_whatever_a_chat_template_raises_is_the_rows_refusal(tmp_path, template, template_text, error):
-    template.tokenizer.chat_template = template_text
+    template.template.tokenizer.chat_template = template_text
     parts = [{"role": "user", "content": [{"type": "text", "text": "1="}]}]
     path = parquet(tmp_path / "train.parquet", [None], prompts=[parts])
     with pytest.raises(RefusedError, match=rf"row 1: the chat template refuses these messages \({error}: "):

@@ -5,7 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from plaudit_wire.messages import Sampling
+from plaudit_workers.training.state import ValidationPlan
 from plaudit_workers.training.validation import validation_figures
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_first_policy_is_validated_unless_that_is_left_out(before):
+    plan = ValidationPlan(2, 1, Sampling(8), before)
+    assert [step for step in range(6) if plan.is_due(step, 5)] == [0, 2, 4, 5][not before :]
 
 
 def test_several_samples_a_prompt_have_best_of_n(make_groups):

@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from plaudit_job.data_row import IMAGES_COLUMN, REQUIRED_COLUMNS, DataRow, data_row
+from plaudit_job.data_row import DataRow, data_row
 from plaudit_job.load import load_job
 from plaudit_job.problem import JobError
 from plaudit_job.spec.rewards import RewardSpec
@@ -26,8 +26,8 @@ from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.plain import plain_text
 from plaudit_wire.records import Sample, ScoringRecord
-from plaudit_workers.data_files import raw_rows
-from plaudit_workers.launch.checks import data_problem
+from plaudit_workers.data_files import VERL, RowForm, data_paths, files_of, raw_rows
+from plaudit_workers.launch.data_checks import data_problem
 from plaudit_workers.process import EXIT_DONE, model_servers
 from plaudit_workers.service.build import build_pipeline
 from plaudit_workers.service.lines import SampleInput
@@ -96,14 +96,18 @@ def first_rows(job: RLJob, data: Path | None, num_rows: int) -> Iterator[TriedRo
     """Yield the first rows of the job's training data, or of another file. Raise ``JobError`` for unusable data."""
     if data is None and not job.spec.trains:
         raise RefusedError("the job has no training data: give some with --data FILE")
-    path = str(data or job.spec.data.train.path)
-    field = "--data" if data else "spec.data.train.path"
-    images = job.spec.data.images if job.spec.trains else None
-    if problem := data_problem(field, path, images):
+    path = str(data or data_paths(job.spec.data.train)[0])
+    field = "--data" if data else "spec.data.train"
+    form = RowForm.of_data(job.spec.data) if job.spec.trains else VERL
+    if problem := data_problem(field, path, form, job.spec.data.images if job.spec.trains else None):
         raise JobError([problem])
-    columns = (*REQUIRED_COLUMNS, "extra_info", "response", "responses", *([IMAGES_COLUMN] if images else []))
-    for row in islice(raw_rows(Path(path), columns), num_rows):
-        yield TriedRow(data_row(row, images=images is not None), row)
+    return islice(_tried_rows(path, form), num_rows)
+
+
+def _tried_rows(path: str, form: RowForm) -> Iterator[TriedRow]:
+    for file, source in files_of(path):
+        for row in raw_rows(file, form, ("response", "responses")):
+            yield TriedRow(data_row(row, columns=form.columns, source=source, images=form.images), row)
 
 
 def _trial(group: str, row: TriedRow, job: RLJob) -> _Trial:

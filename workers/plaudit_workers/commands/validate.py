@@ -24,12 +24,12 @@ def validate(arguments: argparse.Namespace) -> int:
         problems = [*kubernetes_problems(job), *known_problems(job)]
     else:
         examination = examine_job(path)
-        problems = all_problems(examination)
+        report = all_problems(examination, renders=True)
         if examination.job is None:
-            raise JobError(locate(problems, path), path)
+            raise JobError(locate(report.problems, path), path)
         job = examination.job
-        problems = [*problems, *known_problems(job)]
-        notes = [*ignored(job), *without_effect(job)]
+        problems = [*report.problems, *known_problems(job)]
+        notes = [*report.notes, *ignored(job), *without_effect(job)]
     if problems:
         raise JobError(locate(problems, path), path)
     print(f"{path}: valid ({job.metadata.name})")

@@ -1,27 +1,25 @@
-"""Check the files and folders that a resolved job names, before anything starts: models, data rows, code, templates."""
+"""Check the files and folders that a resolved job names, before anything starts: models, code, templates.
+
+``data_checks`` reads the data.
+"""
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from plaudit_job.checks import python_problems
-from plaudit_job.data_row import IMAGES_COLUMN, extra_info_of
 from plaudit_job.fields import is_hub_id
 from plaudit_job.problem import Problem
-from plaudit_job.spec.rewards import RewardModelSpec, ScorerSpec, ServedModelSpec
+from plaudit_job.spec.rewards import RewardModelSpec, ServedModelSpec
 from plaudit_job.spec.rljob import RLJob
-from plaudit_job.spec.rollout import ImagesSpec
 from plaudit_reward.endpoint.judge import PromptTemplate
-from plaudit_reward.rules.scorer import ground_truth_problem, rule_of
 from plaudit_wire.errors import ConfigurationError
-from plaudit_workers.data_files import NumberedRow, RowError, checked_rows, raw_rows
-from plaudit_workers.images import ImageError, row_files
 
 _REWARD_CLASS = re.compile(r"(ForRewardModeling|(For(Process)?)?RewardModel)$")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -30,14 +28,15 @@ _RELATIVE = "Correct the path: it is relative to the job file"
 
 
 def check_files(job: RLJob) -> list[Problem]:
-    """Find every problem of the files that the job names: models, data, Python files, templates, checkpoints."""
-    training = (_model, _data, _loss, _rollout, _checkpoint) if job.spec.trains else ()
+    """Find every problem of the files that the job names but data: models, Python files, templates, checkpoints."""
+    training = (_model, _loss, _rollout, _checkpoint) if job.spec.trains else ()
     return [problem for check in (*training, _scorers) for problem in check(job)]
 
 
 def _model(job: RLJob) -> Iterator[Problem]:
     model = job.spec.model
-    yield from _source("spec.model.source", model.source, ("config.json",))
+    data = [job.spec.data.train.path, *(entry.path for entry in job.spec.data.train.mixture)]
+    yield from _source("spec.model.source", model.source, ("config.json",), [path for path in data if path])
     if model.tokenizer:
         yield from _source("spec.model.tokenizer", model.tokenizer, ())
     tokenizer = model.tokenizer or model.source
@@ -49,9 +48,14 @@ def _model(job: RLJob) -> Iterator[Problem]:
         yield from _file_exists("spec.model.chatTemplate", model.chat_template)
 
 
-def _source(field: str, source: str, needed: tuple[str, ...]) -> Iterator[Problem]:
+def _source(field: str, source: str, needed: tuple[str, ...], beside: Sequence[str] = ()) -> Iterator[Problem]:
+    """Yield what a folder lacks, and a hub id that cannot be one.
+
+    Args:
+        beside: paths of the job: a folder near them may be what a mistyped name means.
+    """
     if is_hub_id(source):
-        yield from _hub(field, source)
+        yield from _hub(field, source, beside)
         return
     folder = Path(source)
     if not os.path.isdir(folder):
@@ -62,9 +66,18 @@ def _source(field: str, source: str, needed: tuple[str, ...]) -> Iterator[Proble
             yield Problem(field, f"{source} has no {name}", "Name a folder written by save_pretrained")
 
 
-def _hub(field: str, source: str) -> Iterator[Problem]:
+def _near_folder(source: str, beside: Sequence[str]) -> str:
+    """Return the folder of a similar name that lies near a file of the job; empty for none."""
+    folders = {folder for path in beside for folder in list(Path(path).parents)[:2]}
+    names = {each.name for folder in folders if folder.is_dir() for each in folder.iterdir() if each.is_dir()}
+    return next(iter(difflib.get_close_matches(source, names, n=1, cutoff=0.75)), "")
+
+
+def _hub(field: str, source: str, beside: Sequence[str]) -> Iterator[Problem]:
     if not _HUB_ID.fullmatch(source):
         yield Problem(field, f"{source!r} is neither a folder nor a hub id", "Write a folder with ./ or /")
+    elif "/" not in source and not hub_cache(source).is_dir() and (near := _near_folder(source, beside)):
+        yield Problem(field, f"there is no folder {source}", f"Did you mean ./{near}? {_RELATIVE}")
     elif os.environ.get("HF_HUB_OFFLINE") in {"1", "true", "True", "ON", "YES"} and not hub_cache(source).is_dir():
         yield Problem(
             field,
@@ -78,62 +91,6 @@ def hub_cache(source: str) -> Path:
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     return cache / f"models--{source.replace('/', '--')}"
-
-
-def _data(job: RLJob) -> Iterator[Problem]:
-    for field, path in data_files(job).items():
-        rules = _RuleChecks(job.spec.reward.scorers)
-        problem = data_problem(field, path, job.spec.data.images, rules.add)
-        yield from [problem] if problem else rules.problems(field, path)
-
-
-def data_files(job: RLJob) -> dict[str, str]:
-    """Return the paths of a job's data files by the fields that name them."""
-    data = job.spec.data
-    validation = {"spec.data.validation.path": data.validation.path} if data.validation else {}
-    return {"spec.data.train.path": data.train.path, **validation}
-
-
-class _RuleChecks:
-    """Find the rows that the job's rules cannot score now, not at sample 10,000."""
-
-    def __init__(self, scorers: Sequence[ScorerSpec]) -> None:
-        self._scorers = [scorer for scorer in scorers if scorer.kind == "rule"]
-        self._unknown: set[str] = set()
-        self._first: dict[tuple[str, str], tuple[int, str]] = {}
-        """Scorer and rule → number and problem of the first row whose ground truth that rule cannot use."""
-        self._counts: Counter[tuple[str, str]] = Counter()
-
-    def add(self, row: NumberedRow) -> None:
-        """Look at one row."""
-        for scorer in self._scorers:
-            rule = scorer.rule or rule_of(row.row.data_source)
-            if rule is None:
-                self._unknown.add(row.row.data_source)
-                continue
-            arguments = scorer.rule_arguments if scorer.rule else scorer.rule_arguments.get(rule, {})
-            if problem := ground_truth_problem(rule, arguments, row.row.ground_truth):
-                self._counts[scorer.name, rule] += 1
-                self._first.setdefault((scorer.name, rule), (row.number, problem))
-
-    def problems(self, field: str, path: str) -> Iterator[Problem]:
-        """Report sources without a rule, then rows by rule."""
-        if self._unknown:
-            name = next(scorer.name for scorer in self._scorers if scorer.rule is None)
-            yield Problem(
-                field,
-                f"{path} has data_source {', '.join(map(repr, sorted(self._unknown)))}, for which scorer {name!r} has "
-                "no rule",
-                "Name a rule in the scorer (rule: gsm8k), or score it with a function (kind: python)",
-            )
-        for (name, rule), count in self._counts.items():
-            number, problem = self._first[name, rule]
-            rows = "1 row has a ground truth" if count == 1 else f"{count:,} rows have ground truths"
-            yield Problem(
-                field,
-                f"{path}: {rows} that rule {rule} of scorer {name!r} cannot use; the first is row {number}: {problem}",
-                "Mend or remove these rows, or name another rule",
-            )
 
 
 def _scorers(job: RLJob) -> Iterator[Problem]:
@@ -253,40 +210,6 @@ def _checkpoint(job: RLJob) -> Iterator[Problem]:
 def _file_exists(field: str, path: str) -> Iterator[Problem]:
     if not os.path.isfile(path):
         yield Problem(field, f"there is no file {path}", _RELATIVE)
-
-
-def data_problem(
-    field: str, path: str, images: ImagesSpec | None = None, look: Callable[[NumberedRow], None] | None = None
-) -> Problem | None:
-    """Return the first problem of a data file, or None; ``look`` is called with every row before it."""
-    if not os.path.exists(path):
-        return Problem(field, f"there is no file {path}", f"Write the data first. {_RELATIVE}")
-    try:
-        for row in checked_rows(Path(path), images=images is not None):
-            if images:
-                _check_images(Path(path), row, images)
-            if look:
-                look(row)
-    except RowError as error:
-        return Problem(field, f"{path}: {error.complaint}", error.remedy)
-    return None
-
-
-def _check_images(path: Path, row: NumberedRow, images: ImagesSpec) -> None:
-    try:
-        row_files(row.row.prompt, row.images, path.parent, images.max_per_prompt)
-    except ImageError as error:
-        complaint = f"row {row.number}: column {IMAGES_COLUMN} {error.complaint}"
-        raise RowError(path, complaint, error.remedy) from error
-
-
-def shared_extra_info(path: str) -> set[str]:
-    """Return the keys of ``extra_info`` that every row of a file without problems has."""
-    shared: set[str] | None = None
-    for row in raw_rows(Path(path), ("extra_info",)):
-        keys = extra_info_of(row.get("extra_info")).keys()
-        shared = set(keys) if shared is None else shared & keys
-    return shared or set()
 
 
 def writes_no_text(architecture: str) -> bool:

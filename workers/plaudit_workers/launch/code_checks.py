@@ -6,11 +6,18 @@ functions and loss. Those are imported here, each file in a process of its own.
 
 from __future__ import annotations
 
+import ast
+import os
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from difflib import get_close_matches
 from importlib.util import find_spec
+from netrc import NetrcParseError, netrc
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -24,7 +31,9 @@ from plaudit_job.spec.section import Section
 from plaudit_reward.functions.check import check
 from plaudit_reward.functions.forms import ENVIRONMENTS
 from plaudit_reward.functions.result import Target
-from plaudit_workers.launch.checks import check_files, data_files, shared_extra_info
+from plaudit_workers.data_files import RowForm
+from plaudit_workers.launch.checks import check_files
+from plaudit_workers.launch.data_checks import DataReport, check_data, data_sections, shared_extra_info
 from plaudit_workers.service.build import function_target
 
 _CHECKED_AT_ONCE = 4
@@ -54,23 +63,30 @@ _KUBERNETES_ONLY = {
 }
 
 
-def preflight(job: RLJob, *, imports: bool = True) -> list[Problem]:
-    """Check what this machine supports, the files that the job names, and the functions in them.
+def preflight(job: RLJob, broken: Sequence[str] = (), *, imports: bool = True, renders: bool = False) -> DataReport:
+    """Check what this machine supports, the files that the job names, its data, and its functions.
 
     Without ``imports``, code that runs on other machines is not imported.
+
+    Args:
+        broken: fields that the job lacks because they are wrong.
+        renders: Prompts are rendered too (``check_data``).
     """
     problems = [*unsupported(job), *check_files(job)]
-    if not imports:
-        return problems
-    fields = {problem.field for problem in problems}
-    return [*problems, *check_functions(job, fields), *check_loss(job, fields)]
+    report = check_data(job, [*broken, *(problem.field for problem in problems)], renders=renders)
+    report.problems[:0] = problems
+    if imports:
+        fields = {problem.field for problem in report.problems}
+        report.problems += [*check_functions(job, fields), *check_loss(job, fields)]
+    return report
 
 
-def all_problems(examination: Examination, *, imports: bool = True) -> list[Problem]:
-    """Return the problems of a file and, as far as its sound fields allow, those that ``preflight`` finds."""
+def all_problems(examination: Examination, *, imports: bool = True, renders: bool = False) -> DataReport:
+    """Return the problems of a file and, as far as its sound fields allow, what ``preflight`` finds."""
     if examination.job is None:
-        return examination.problems
-    return examination.problems + examination.concerning(preflight(examination.job, imports=imports))
+        return DataReport(examination.problems)
+    report = preflight(examination.job, examination.broken, imports=imports, renders=renders)
+    return replace(report, problems=examination.problems + examination.concerning(report.problems))
 
 
 def unsupported(job: RLJob) -> Iterator[Problem]:
@@ -90,6 +106,13 @@ def unsupported(job: RLJob) -> Iterator[Problem]:
                 f"{sink} is not installed",
                 f"Install plaudit-workers[{sink}], or remove it: steps.jsonl is always written",
             )
+    if spec.trains and "wandb" in spec.trainer.sinks and find_spec("wandb") and not _has_wandb_key():
+        yield Problem(
+            "spec.trainer.sinks",
+            "names wandb, for which this machine has no key",
+            "Set WANDB_API_KEY, run wandb login, or set WANDB_MODE to offline",
+        )
+    yield from _tool_parser(job)
     if tls and tls.ca_config_map:
         remedy = "Give the certificates in caFile"
         yield Problem("spec.transport.tls.caConfigMap", "is not supported by plaudit run", remedy)
@@ -100,6 +123,40 @@ def unsupported(job: RLJob) -> Iterator[Problem]:
                 "is empty; plaudit run starts no images",
                 "Give the command that starts the server on this machine",
             )
+
+
+def _tool_parser(job: RLJob) -> Iterator[Problem]:
+    """Compare the name of the parser of tool calls with those that vLLM has here."""
+    agent = job.spec.rollout.agent
+    known = _vllm_parsers() if job.spec.trains and agent.kind != "singleTurn" else []
+    if known and agent.tool_parser not in known:
+        near = get_close_matches(agent.tool_parser, known, n=1)
+        remedy = f"Did you mean {near[0]}? It has {', '.join(known)}" if near else f"It has {', '.join(known)}"
+        yield Problem("spec.rollout.agent.toolParser", f"vLLM has no parser {agent.tool_parser!r}", remedy)
+
+
+def _vllm_parsers() -> list[str]:
+    """Return the names of vLLM's parsers, read from its table: its import takes half a minute. None without vLLM."""
+    vllm = find_spec("vllm")
+    try:
+        table = Path(vllm.origin or "").with_name("tool_parsers") / "__init__.py" if vllm else Path()
+        for node in ast.parse(table.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_TOOL_PARSERS_TO_REGISTER":
+                return sorted(ast.literal_eval(node.value))
+    except (OSError, SyntaxError, ValueError):
+        pass
+    return []
+
+
+def _has_wandb_key() -> bool:
+    """Return True if W&B finds a key where it looks for one, or needs none."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") in {"offline", "disabled", "dryrun"}:
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, NetrcParseError):
+        return False
 
 
 def ignored(job: RLJob) -> list[Problem]:
@@ -168,10 +225,10 @@ def _missing_columns(
     """Compare the columns that TRL functions require with the ``extra_info`` of every row."""
     if not wanted or not job.spec.trains:
         return
-    for path_field, path in data_files(job).items():
+    for path_field, (path, _) in data_sections(job).items():
         if path_field in broken:
             continue
-        there = shared_extra_info(path)
+        there = shared_extra_info(path, RowForm.of_data(job.spec.data))
         for field, columns in wanted.items():
             if missing := [column for column in columns if column not in there]:
                 yield Problem(

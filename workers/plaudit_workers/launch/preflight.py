@@ -29,6 +29,7 @@ from plaudit_job.spec.rewards import RewardModelSpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_reward.http import HttpClient, NoResponseError, proxy_for
 from plaudit_wire.errors import CallTimeoutError, RefusedError
+from plaudit_workers.data_facts import DataFacts, accept, refuse_changed_data
 from plaudit_workers.launch.checks import architecture_of, class_problem, hub_cache
 from plaudit_workers.launch.code_checks import all_problems, preflight
 from plaudit_workers.launch.live import reported_wait
@@ -97,8 +98,9 @@ def prepare(arguments: argparse.Namespace, console: Console, stack: ExitStack) -
         lock = stack.enter_context(RunLock(folder, _RUNNING))
         if _is_finished(job, folder, console):
             return None
-        _refuse_problems(job, arguments, console)
+        facts = _refuse_problems(job, arguments, console)
         _report_changes(job, folder, console, accepted=arguments.accept_changes)
+        _report_changed_data(facts, folder, console, accepted=arguments.accept_data_change)
     (folder / "job.yaml").write_text(dump_job(job))
     return Prepared(job, folder, lock)
 
@@ -147,21 +149,26 @@ def _loaded(arguments: argparse.Namespace) -> RLJob:
     """Load the job; if its file is wrong, report also what the files that it names show."""
     examination = examine_job(arguments.job)
     if examination.job is None or examination.problems:
-        problems = all_problems(examination, imports=not arguments.address)
-        raise JobError(locate(problems, arguments.job), arguments.job)
+        report = all_problems(examination, imports=not arguments.address)
+        raise JobError(locate(report.problems, arguments.job), arguments.job)
     return examination.job
 
 
-def _refuse_problems(job: RLJob, arguments: argparse.Namespace, console: Console) -> None:
+def _refuse_problems(job: RLJob, arguments: argparse.Namespace, console: Console) -> DataFacts | None:
+    """Refuse a job with problems; print what is to know of its data, and return its facts."""
     imports = not arguments.address  # the nodes of a cluster may have other packages; its workers check
     files = sorted({scorer.python.path for scorer in job.spec.reward.scorers if scorer.python})
     with reported_wait(console, f"the import of {', '.join(files)}" if files and imports else "the job's files"):
-        problems = preflight(job, imports=imports)
+        report = preflight(job, imports=imports)
+    problems = report.problems
     if not problems:
         with reported_wait(console, "the model hub"):
             problems = check_hub_models(job)
     if problems:
         raise JobError(locate(problems, arguments.job), arguments.job)
+    for note in report.notes:
+        console.out(str(note))
+    return report.facts
 
 
 def _with_steps(job: RLJob, steps: int | None) -> RLJob:
@@ -177,7 +184,7 @@ def _is_finished(job: RLJob, folder: Path, console: Console) -> bool:
     """Report where a resumed run stands; return True when it has trained all its steps."""
     if not job.spec.trains:
         return False
-    step, steps = _checkpointed_step(folder / "checkpoints"), job.spec.algorithm.steps
+    step, steps = _checkpointed(folder / "checkpoints")["step"], job.spec.algorithm.steps
     if step >= steps:
         console.out(
             f"run {folder.name} has finished its {steps} steps. To train further, set a larger --steps. "
@@ -192,16 +199,27 @@ def _is_finished(job: RLJob, folder: Path, console: Console) -> bool:
     return False
 
 
-def _checkpointed_step(folder: Path) -> int:
-    """Return the step from which the trainer will continue: that of the newest incarnation's newest checkpoint."""
-    found = [(0, 0)]
+def _checkpointed(folder: Path) -> dict[str, Any]:
+    """Return the state from which the trainer will continue: that of the newest incarnation's newest checkpoint."""
+    found: list[tuple[int, int, dict[str, Any]]] = [(0, 0, {"step": 0})]
     for state in folder.glob("step-*/state.json"):
         try:
             extra = json.loads(state.read_text())["extra"]
-            found.append((int(extra["incarnation"]), int(extra["step"])))
+            found.append((int(extra["incarnation"]), int(extra["step"]), extra))
         except (OSError, ValueError, KeyError, TypeError):
             continue  # the trainer reports a checkpoint that it cannot read
-    return max(found)[1]
+    return max(found, key=lambda each: each[:2])[2]
+
+
+def _report_changed_data(facts: DataFacts | None, folder: Path, console: Console, *, accepted: bool) -> None:
+    """Print how the data differs from the checkpoint's; refuse it unless the user accepts or has accepted it."""
+    if facts is None:
+        return
+    if accepted:
+        accept(folder, facts)
+    before = DataFacts.restored(_checkpointed(folder / "checkpoints").get("data"))
+    for change in refuse_changed_data(facts, before, folder):
+        console.out(f"changed data: {change}")
 
 
 def _report_changes(job: RLJob, folder: Path, console: Console, *, accepted: bool) -> None:

@@ -306,6 +306,7 @@ class RunRecords:
             "ledger": state.ledger.snapshot(),
             "prompt_order": state.order.snapshot(),
             "open_step": middle,
+            "data": None if self._run.data_facts is None else self._run.data_facts.plain(),
         }
         return await self._thread.run(self._thread.backend.save, step, extra)
 

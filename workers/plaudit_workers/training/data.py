@@ -1,280 +1,238 @@
-"""Yield the prompts of a data file in the order of their admission: endless epochs, addressed by one number.
+"""Yield the prompts of a job's data in the order of their admission: endless epochs, addressed by one number.
 
-``PromptData.prompt_at(position)`` depends on the file, the seed and the position alone, so the data cursor is all that
+``PromptData.prompt_at(position)`` depends on the data, the seed and the position alone, so the data cursor is all that
 a checkpoint has to keep of the data. Images are stored, checked one by one, before the run's first prompt.
 """
 
 from __future__ import annotations
 
+import tempfile
+import weakref
+from array import array
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import NamedTuple, Self
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerBase
 
-from plaudit_job.data_row import IMAGES_COLUMN, DataRow
-from plaudit_job.spec.rollout import DataSpec, PassRateSpec, TrainDataSpec
-from plaudit_wire.errors import RefusedError, described
+from plaudit_job.spec.rollout import DataSpec, TrainDataSpec, WeightedDataSpec
 from plaudit_wire.logs import get_logger
-from plaudit_wire.plain import shown
-from plaudit_workers.data_files import NumberedRow, RowError, checked_rows
-from plaudit_workers.images import ImageError, ImageProcessor, row_files, with_parts
-from plaudit_workers.tokenizer import ChatTemplate
+from plaudit_workers.data_facts import DataFacts, FactsOfRows
+from plaudit_workers.data_files import VERL, RowError, RowForm, checked_rows, data_paths
+from plaudit_workers.training.prompts import PromptRenderer, RenderedRow, Selection, lengths_in_words
 from plaudit_workers.training.state import PromptRow
 
 logger = get_logger(__name__)
-_AT_A_TIME = 64
-_THREADS = 4
-"""Each file is flushed to the disk: one thread would wait for the disk most of the time."""
-_TOKENIZED_AT_ONCE = 1024
+_IN_MEMORY_BYTES = 256 << 20
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(DataRow)
+_decoder = msgspec.msgpack.Decoder(PromptRow)
 
 
 class PromptData:
-    """Read a data file as an endless sequence of prompts.
+    """Read a job's data as an endless sequence of prompts.
 
     Args:
-        texts: the prompt of each row as text, None where it is left out.
-        prompt_ids: the same as int32 token ids.
-        seed: of the order; None keeps the file's.
+        rows: those that are used.
+        order: their order.
+        facts: what was read.
+        selection: what was left out.
     """
 
-    def __init__(
-        self,
-        rows: Rows,
-        texts: list[str | None],
-        prompt_ids: list[NDArray[np.int32]],
-        seed: int | None,
-        images: Sequence[tuple[str, ...]],
-    ) -> None:
+    def __init__(self, rows: StoredPrompts, order: EpochOrder, facts: DataFacts, selection: Selection) -> None:
         self._rows = rows
-        self._texts = texts
-        self._prompt_ids = prompt_ids
-        self._seed = seed
-        self._images = images
-        self._kept = np.array([number for number, text in enumerate(texts) if text is not None], dtype=np.int64)
-        self.num_filtered = len(texts) - self._kept.size
-        """Prompts left out: longer than ``maxPromptLength``, or outside ``passRate``."""
-        self._order = lru_cache(maxsize=2)(self._shuffled)
+        self._order = order
+        self.facts = facts
+        self.num_filtered = selection.left_out
+        """Rows left out: too long, empty, or outside ``passRate``."""
 
     @classmethod
-    def for_training(
-        cls, data: DataSpec, template: ChatTemplate, seed: int, images: ImageProcessor | None = None
-    ) -> Self:
+    def for_training(cls, data: DataSpec, renderer: PromptRenderer, seed: int, folder: Path | None = None) -> Self:
         """Load ``data.train``; see ``load``."""
-        return cls.load(data.train, template, seed, images)
+        return cls.load(data.train, renderer, seed, RowForm.of_data(data), folder)
 
     @classmethod
-    def for_validation(
-        cls, data: DataSpec, template: ChatTemplate, images: ImageProcessor | None = None
-    ) -> Self | None:
+    def for_validation(cls, data: DataSpec, renderer: PromptRenderer, folder: Path | None = None) -> Self | None:
         """Load ``data.validation`` in the file's order, if the job has one, with the same length limit."""
         if data.validation is None:
             return None
         limit = data.train.max_prompt_length
         section = TrainDataSpec(path=data.validation.path, shuffle=False, max_prompt_length=limit)
-        return cls.load(section, template, 0, images)
+        return cls.load(section, renderer, 0, RowForm.of_data(data), folder)
 
     @classmethod
     def load(
-        cls, section: TrainDataSpec, template: ChatTemplate, seed: int, images: ImageProcessor | None = None
+        cls,
+        section: TrainDataSpec,
+        renderer: PromptRenderer,
+        seed: int,
+        form: RowForm = VERL,
+        folder: Path | None = None,
     ) -> Self:
-        """Read a file, store its images, apply the chat template, skip and count the prompts that are too long.
+        """Read data, store its images, render it, leave out and count what the job does not use.
 
         Args:
-            template: makes text of messages; without one their contents are joined by line ends.
+            folder: holds the prompts that do not fit into a quarter of a GiB of memory.
         """
-        path = Path(section.path)
-        rows, digests = read_rows(path, images)
-        texts, untemplated = [], []
-        for number, row in enumerate(rows):
-            texts.append(_text(path, number + 1, row.prompt, template, images=bool(digests[number])))
-            untemplated.append(template.tokenizer.chat_template is None or isinstance(row.prompt, str))
-        prompt_ids = _tokenize(path, texts, untemplated, template.tokenizer)
-        lengths = [ids.size for ids in prompt_ids]
-        if images is not None:
-            lengths = expanded_lengths(path, prompt_ids, digests, images)
-        short = [0 < length <= section.max_prompt_length for length in lengths]
-        wanted = short if section.pass_rate is None else within_pass_rate(path, rows, section.pass_rate)
-        kept = [text if fits and chosen else None for text, fits, chosen in zip(texts, short, wanted, strict=True)]
-        data = cls(rows, kept, prompt_ids, seed if section.shuffle else None, digests)
-        if len(data) == 0:
-            raise RefusedError(
-                f"data file {path}: none of its {len(rows)} prompts has between 1 and {section.max_prompt_length} "
-                "tokens; raise data.train.maxPromptLength"
-                + ("" if section.pass_rate is None else ", or widen data.train.passRate")
-            )
-        too_long = short.count(False)
-        fields = {"path": str(path), "prompts": len(data), "too_long": too_long}
-        if images is not None:
-            fields["images"] = len({digest for own in digests for digest in own})
-        if section.pass_rate is not None:
-            fields["outside_pass_rate"] = data.num_filtered - too_long
-        logger.info("prompts loaded", **fields)
-        return data
+        rows, ends, facts = StoredPrompts(folder), list[int](), FactsOfRows()
+        selection, lengths = Selection(section.max_prompt_length, section.pass_rate), array("i")
+        for path in data_paths(section):
+            for rendered in renderer.rendered(checked_rows(path, form)):
+                facts.add(rendered.numbered)
+                lengths.append(rendered.length)
+                if selection.wants(rendered.numbered, rendered.length):
+                    rows.append(_prompt_row(rendered, facts.num_rows - 1))
+            ends.append(len(rows))
+        path = " + ".join(data_paths(section))
+        if not selection.used:
+            raise RowError(path, *selection.refusal(np.asarray(lengths)))
+        numbers = {"rows": facts.num_rows, "prompts": selection.used, "left_out": selection.left_out_by()}
+        logger.info("prompts loaded", path=path, **numbers, lengths=lengths_in_words(np.asarray(lengths)))
+        order = EpochOrder(mixture_parts(section.mixture, ends), seed if section.shuffle else None)
+        return cls(rows, order, facts.facts(), selection)
 
     def __len__(self) -> int:
         """Return the number of prompts of one epoch."""
-        return int(self._kept.size)
+        return len(self._order)
 
     def prompt_at(self, position: int) -> PromptRow:
         """Return the prompt that is admitted as number ``position`` (from 0); epoch: ``position // len(self)``."""
-        number = self.row_at(position)
-        row = self._rows[number]
-        return PromptRow(
-            row=number,
-            data_source=row.data_source,
-            prompt_text=self._texts[number] or "",
-            prompt_ids=self._prompt_ids[number].astype("<i4").tobytes(),
-            messages=[] if isinstance(row.prompt, str) else row.prompt,
-            images=self._images[number],
-            ground_truth=row.ground_truth,
-            extra_info=row.extra_info,
-        )
+        return self._rows[self._order.at(position)]
 
     def row_at(self, position: int) -> int:
-        """Return the index in the file of that prompt."""
-        epoch, place = divmod(position, len(self))
-        return int(self._order(epoch)[place])
-
-    def _shuffled(self, epoch: int) -> NDArray[np.int64]:
-        """Return int64[len]: the rows of an epoch in order."""
-        if self._seed is None:
-            return self._kept
-        # Raw PCG64 numbers are the same in every numpy; what permutation() makes of them need not be.
-        bits = np.random.PCG64(np.random.SeedSequence([self._seed, epoch]))
-        return self._kept[np.argsort(bits.random_raw(len(self)), kind="stable")]
+        """Return the index of that prompt among all rows."""
+        return self._rows.row(self._order.at(position))
 
 
-class Rows(Sequence[DataRow]):
-    """Hold the rows of a file encoded, which is small, and shows that each can travel."""
+def _prompt_row(rendered: RenderedRow, index: int) -> PromptRow:
+    row = rendered.numbered.row
+    return PromptRow(
+        row=index,
+        data_source=row.data_source,
+        prompt_text=rendered.text,
+        prompt_ids=rendered.ids.astype("<i4").tobytes(),
+        messages=[] if isinstance(row.prompt, str) else row.prompt,
+        images=rendered.images,
+        ground_truth=row.ground_truth,
+        extra_info=row.extra_info,
+    )
 
-    def __init__(self) -> None:
-        self._encoded: list[bytes] = []
 
-    def append(self, row: DataRow) -> None:
-        """Add a row."""
-        self._encoded.append(_encoder.encode(row))
+class StoredPrompts:
+    """Hold prompts encoded: in memory while they are small, else in a file without a name, which ends with the process.
+
+    Args:
+        folder: of the file. None: the system's for temporary files.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES, dir=None if folder is None else str(folder))  # noqa: SIM115 (it lives as long as self)
+        weakref.finalize(self, self._file.close)
+        self._ends = array("q", [0])
+        self._rows = array("q")
+
+    def append(self, prompt: PromptRow) -> None:
+        """Add one."""
+        encoded = _encoder.encode(prompt)
+        self._file.seek(self._ends[-1])
+        self._file.write(encoded)
+        self._ends.append(self._ends[-1] + len(encoded))
+        self._rows.append(prompt.row)
 
     def __len__(self) -> int:
         """Return their number."""
-        return len(self._encoded)
+        return len(self._rows)
 
-    def __getitem__(self, number: Any) -> Any:
-        """Return one row."""
-        return _decoder.decode(self._encoded[number])
+    def __getitem__(self, number: int) -> PromptRow:
+        """Return one."""
+        self._file.seek(self._ends[number])
+        return _decoder.decode(self._file.read(self._ends[number + 1] - self._ends[number]))
 
-
-def read_rows(path: Path, images: ImageProcessor | None) -> tuple[Rows, list[tuple[str, ...]]]:
-    """Read and check every row of a file, and store its images; return the rows, and the digests of each row's images.
-
-    Raise ``RowError`` for the first row that is wrong.
-    """
-    rows, digests = Rows(), list[tuple[str, ...]]()
-
-    def store(numbered: NumberedRow) -> tuple[str, ...]:
-        return () if images is None else _stored_images(path, numbered, images)
-
-    numbered = checked_rows(path, images=images is not None)
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="images") as threads:
-        while part := list(islice(numbered, _AT_A_TIME)):
-            for each in part:
-                rows.append(each.row)
-            digests += map(store, part) if images is None else threads.map(store, part)
-    return rows, digests
+    def row(self, number: int) -> int:
+        """Return the index of one among all rows."""
+        return self._rows[number]
 
 
-def _stored_images(path: Path, numbered: NumberedRow, images: ImageProcessor) -> tuple[str, ...]:
-    try:
-        files = row_files(numbered.row.prompt, numbered.images, path.parent, images.settings.max_per_prompt)
-        return tuple(images.add(content) for content in files)
-    except ImageError as error:
-        raise _refusal(path, numbered.number, error.complaint, error.remedy) from error
-    except ValueError as error:  # of the processor, for sizes that it does not scale
-        complaint = f"has an image that the model's processor refuses ({error})"
-        raise _refusal(path, numbered.number, complaint, "Change its size, or remove the row") from error
+class Part(NamedTuple):
+    """Give the prompts ``start`` to ``end`` a number of places in each epoch."""
+
+    start: int
+    end: int
+    places: int
 
 
-def within_pass_rate(path: Path, rows: Rows, section: PassRateSpec) -> list[bool]:
-    """Return for each row whether its pass rate is within the bounds, which count as within (``data.train.passRate``).
+def mixture_parts(mixture: Sequence[WeightedDataSpec], ends: Sequence[int]) -> list[Part]:
+    """Return the parts of a mixture; all prompts are one part where there is none.
 
-    The choice depends on the file and the job alone, so a resumed run has the same prompts at the same positions.
-    """
-    return [
-        section.min <= _pass_rate(path, number, row.extra_info.get(section.field), section.field) <= section.max
-        for number, row in enumerate(rows, 1)
-    ]
-
-
-def _pass_rate(path: Path, number: int, value: Any, field: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise RowError(
-            path,
-            f"row {number}: extra_info[{field!r}] is {shown(value)}; data.train.passRate requires a number from 0 to 1 "
-            "in every row",
-            "Write it, name another field, or remove passRate",
-        )
-    return float(value)
-
-
-def _text(path: Path, number: int, prompt: str | list[dict[str, Any]], template: ChatTemplate, *, images: bool) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    if template.tokenizer.chat_template is None:
-        return "\n".join(str(message["content"]) for message in prompt)
-    try:
-        return template.render(with_parts(prompt) if images else prompt, generate=True)
-    # Beside its own errors, a template raises those of its expressions, such as a TypeError for a content of parts.
-    except Exception as error:
-        complaint = f"row {number}: the chat template refuses these messages ({described(error)})"
-        raise RowError(path, complaint, "Mend them, or name another template with model.chatTemplate") from error
-
-
-def _tokenize(
-    path: Path, texts: list[str], untemplated: list[bool], tokenizer: PreTrainedTokenizerBase
-) -> list[NDArray[np.int32]]:
-    """Return token ids of each text. A chat template writes its own special tokens; other text gets the tokenizer's."""
-    found: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * len(texts)
-    for special in (True, False):
-        numbers = [number for number, plain in enumerate(untemplated) if plain is special]
-        for start in range(0, len(numbers), _TOKENIZED_AT_ONCE):
-            part = numbers[start : start + _TOKENIZED_AT_ONCE]
-            try:
-                encoded = tokenizer([texts[number] for number in part], add_special_tokens=special)["input_ids"]
-                ids = [np.array(each, dtype=np.int32) for each in encoded]
-            except Exception as error:  # of the tokenizer's own code
-                complaint = f"rows {part[0] + 1} to {part[-1] + 1}: the tokenizer refuses one ({described(error)})"
-                raise RowError(path, complaint, "Mend the texts, or name another tokenizer") from error
-            for number, each in zip(part, ids, strict=True):
-                found[number] = each
-    return found
-
-
-def expanded_lengths(
-    path: Path, prompt_ids: Sequence[NDArray[np.int32]], digests: Sequence[tuple[str, ...]], images: ImageProcessor
-) -> list[int]:
-    """Return the tokens of each prompt as the model sees it: each image counts as its patches do.
+    Largest remainders decide the places, so they sum to the number of prompts. Raise ``RowError`` for a part without a
+    prompt.
 
     Args:
-        prompt_ids: int32[P] each, as rendered.
+        ends: number of used prompts up to the end of each entry.
     """
-    lengths = []
-    for number, (ids, own) in enumerate(zip(prompt_ids, digests, strict=True), 1):
-        places = int((ids == images.token_id).sum())
-        if places != len(own):
-            complaint = f"has {len(own)} images, but the rendered prompt has {places} image tokens"
-            remedy = "Use the model's own chat template (remove model.chatTemplate), and no special tokens in the texts"
-            raise _refusal(path, number, complaint, remedy)
-        lengths.append(int(ids.size) + sum(images.num_tokens(digest) - 1 for digest in own))
-    return lengths
+    if not mixture:
+        return [Part(0, ends[-1], ends[-1])]
+    starts = [0, *ends[:-1]]
+    for entry, start, end in zip(mixture, starts, ends, strict=True):
+        if start == end:
+            raise RowError(entry.path, "has no prompt that the run uses", "Remove it from data.train.mixture")
+    total = sum(entry.weight for entry in mixture)
+    exact = [entry.weight / total * ends[-1] for entry in mixture]
+    places = [max(1, int(share)) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda number: places[number] - exact[number])
+    for number in by_remainder[: max(0, ends[-1] - sum(places))]:
+        places[number] += 1
+    return [Part(*bounds) for bounds in zip(starts, ends, places, strict=True)]
 
 
-def _refusal(path: Path, number: int, complaint: str, remedy: str) -> RowError:
-    return RowError(path, f"row {number}: column {IMAGES_COLUMN} {complaint}", remedy)
+class EpochOrder:
+    """Order prompts in endless epochs: the place of each depends on the parts, the seed and its position alone.
+
+    A part goes through all its prompts before it repeats one, over the ends of epochs.
+
+    Args:
+        seed: None keeps the order of the rows; parts then alternate evenly.
+    """
+
+    def __init__(self, parts: Sequence[Part], seed: int | None) -> None:
+        self._parts = parts
+        self._seed = seed
+        self._epoch = lru_cache(maxsize=2)(self._ordered)
+
+    def __len__(self) -> int:
+        """Return the places of an epoch."""
+        return sum(part.places for part in self._parts)
+
+    def at(self, position: int) -> int:
+        """Return the number of the prompt at a position."""
+        epoch, place = divmod(position, len(self))
+        return int(self._epoch(epoch)[place])
+
+    def _ordered(self, epoch: int) -> NDArray[np.int64]:
+        """Return int64[places]: the prompts of an epoch in order."""
+        if len(self._parts) == 1:
+            part = self._parts[0]
+            return self._shuffled(np.arange(part.start, part.end, dtype=np.int64), (epoch,))
+        drawn = [self._drawn(number, part, epoch) for number, part in enumerate(self._parts)]
+        # Of c places, the j-th belongs at (j + 1/2) / c of the epoch: the most even mixture.
+        where = np.concatenate([(np.arange(part.places) + 0.5) / part.places for part in self._parts])
+        prompts = np.concatenate(drawn)[np.argsort(where, kind="stable")]
+        return self._shuffled(prompts, (epoch,))
+
+    def _drawn(self, number: int, part: Part, epoch: int) -> NDArray[np.int64]:
+        """Return int64[part.places]: the prompts that a part gives to an epoch."""
+        size = part.end - part.start
+        own = np.arange(part.start, part.end, dtype=np.int64)
+        first, last = divmod(epoch * part.places, size), divmod((epoch + 1) * part.places, size)
+        rounds = [self._shuffled(own, (number, each)) for each in range(first[0], last[0] + 1)]
+        return np.concatenate(rounds)[first[1] : first[1] + part.places]
+
+    def _shuffled(self, prompts: NDArray[np.int64], of: tuple[int, ...]) -> NDArray[np.int64]:
+        """Return the prompts in the order of the seed for one use; as they are without a seed."""
+        if self._seed is None:
+            return prompts
+        # Raw PCG64 numbers are the same in every numpy; what permutation() makes of them need not be.
+        bits = np.random.PCG64(np.random.SeedSequence([self._seed, *of]))
+        return prompts[np.argsort(bits.random_raw(prompts.size), kind="stable")]

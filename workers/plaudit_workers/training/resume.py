@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement, PolicyVersion
+from plaudit_workers.data_facts import DataFacts, refuse_changed_data
 from plaudit_workers.stream.groups import Group
 from plaudit_workers.training.groups import sampled_versions
 from plaudit_workers.training.schedule import GroupInFlight, Schedule, TrainerLedger
@@ -155,15 +156,33 @@ async def _restore(run: RunContext, thread: BackendThread, newest: Path | None) 
     order = PromptOrder(run.plan.skip_solved, run.plan.schedule.max_staleness)
     if newest is not None:
         extra = await thread.run(thread.backend.load, newest)
+        _refuse_other_data(run, extra)
         ledger = TrainerLedger.restored(extra["ledger"])
         order.restore(extra.get("prompt_order"), ledger.train)
         return Restored(extra["step"], ledger, _version_of(extra), order, extra["open_step"])
     if run.plan.resume_from:
         extra = await thread.run(thread.backend.load, Path(run.plan.resume_from))
         ledger = TrainerLedger.restored(extra["ledger"]).begun_anew()
-        order.restore(extra.get("prompt_order"), ledger.train, with_results=False)
+        if changes := _changes_of_data(run, extra):
+            order.begin(ledger.train)
+            logger.info("other data than the checkpoint's: it begins with its first prompt", changes=changes)
+        else:
+            order.restore(extra.get("prompt_order"), ledger.train, with_results=False)
         return Restored(extra["step"], ledger, PolicyVersion(0, extra["step"]), order)
     return Restored(0, TrainerLedger(), PolicyVersion(0, 0), order)
+
+
+def _changes_of_data(run: RunContext, extra: dict[str, Any]) -> list[str]:
+    before = DataFacts.restored(extra.get("data"))
+    return [] if run.data_facts is None else run.data_facts.changes_since(before)
+
+
+def _refuse_other_data(run: RunContext, extra: dict[str, Any]) -> None:
+    """Raise ``RefusedError`` if the data is not the checkpoint's, and nobody has accepted it."""
+    if run.data_facts is not None:
+        changes = refuse_changed_data(run.data_facts, DataFacts.restored(extra.get("data")), run.folder)
+        if changes:
+            logger.warning("continuing with changed data, as accepted", changes=changes)
 
 
 def _version_of(extra: dict[str, Any]) -> PolicyVersion:

@@ -24,6 +24,7 @@ from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.rollout import SamplingSpec
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement, PolicyVersion, Sampling
+from plaudit_workers.data_facts import DataFacts
 from plaudit_workers.files import whole_file
 from plaudit_workers.stream.trainer import StaleIncarnationError, TrainerStreams
 from plaudit_workers.stream.transport import Transport
@@ -88,17 +89,19 @@ class PromptOrder:
     ``order: step`` the prompts depend on the results alone, never on the speed of workers, also after a resume.
 
     Args:
-        rule: None: position and place are the same.
+        rule: None: a position's place is its number from the first one of the data.
     """
 
     def __init__(self, rule: SolvedRule | None = None, max_staleness: int = 0) -> None:
+        self._first = 0
+        """The position of place 0; above 0 in a run that continues a checkpoint of other data."""
         self._rule = rule
         self._max_staleness = max_staleness
         self._end = 0
         """All positions below it have a place."""
         self._next_place = 0
         self._places: dict[int, int] = {}
-        """Places of positions that may still be asked for; a missing one below ``_end`` is the position itself."""
+        """Places of positions that may still be asked for; a missing one below ``_end`` counts from ``_first``."""
         self._visits: dict[int, int] = {}
         """Row → visits that solved it, -1 once one did not; of the results that are counted."""
         self._pending: dict[int, list[tuple[int, bool]]] = {}
@@ -109,17 +112,17 @@ class PromptOrder:
     def place(self, position: int, step_of: Callable[[int], int], source: PromptSource) -> int:
         """Return the place of a position that is admitted now; give every position up to it one that has none."""
         if self._rule is None:
-            return position
+            return position - self._first
         while self._end <= position:
             self._count_until(step_of(self._end) - 1 - self._max_staleness)
             self._places[self._end] = self._next_unsolved(source)
             self._end += 1
-        return self._places.get(position, position)
+        return self._places.get(position, position - self._first)
 
     def record(self, position: int, step: int, mean_reward: float, source: PromptSource) -> None:
         """Record the mean reward, over samples with a score, of a group that ended in ``step`` and has a place."""
         if self._rule is not None:
-            row = source.row_at(self._places.get(position, position))
+            row = source.row_at(self._places.get(position, position - self._first))
             self._pending.setdefault(step, []).append((row, mean_reward >= self._rule.threshold))
 
     def forget_ended(self, positions: Positions) -> None:
@@ -132,10 +135,11 @@ class PromptOrder:
         }
 
     def snapshot(self) -> OrderSnapshot | None:
-        """Return the state for a checkpoint; None without a rule."""
+        """Return the state for a checkpoint; None where places are positions."""
         if self._rule is None:
-            return None
+            return {"first": self._first} if self._first else None
         return {
+            "first": self._first,
             "end": self._end,
             "next_place": self._next_place,
             "places": sorted(self._places.items()),
@@ -151,8 +155,10 @@ class PromptOrder:
             positions: the training positions of that checkpoint's ledger.
             with_results: False: forget the results, which are another run's.
         """
-        if snapshot is None:
-            self._end = self._next_place = max([positions.cursor, *(position + 1 for position in positions.ahead)])
+        self._first = (snapshot or {}).get("first", 0)
+        if snapshot is None or "end" not in snapshot:
+            self._end = max([positions.cursor, *(position + 1 for position in positions.ahead)])
+            self._next_place = self._end - self._first
             return
         self._end, self._next_place = snapshot["end"], snapshot["next_place"]
         self._places = dict(snapshot["places"])
@@ -160,6 +166,14 @@ class PromptOrder:
             self._visits = dict(snapshot["visits"])
             self._pending = {step: [(row, solved) for row, solved in own] for step, own in snapshot["pending"]}
             self._count_solved()
+
+    def begin(self, positions: Positions) -> None:
+        """Begin other data at its first prompt.
+
+        Args:
+            positions: those of a ledger that has begun anew (``TrainerLedger.begun_anew``).
+        """
+        self._first = self._end = min([positions.cursor, *positions.returned])
 
     def _count_until(self, step: int) -> None:
         for ended in sorted(number for number in self._pending if number <= step):
@@ -190,9 +204,12 @@ class ValidationPlan:
     every_steps: int
     samples_per_prompt: int
     sampling: Sampling
+    before_training: bool = True
 
     def is_due(self, step: int, last_step: int) -> bool:
         """Return True if the policy after ``step`` is validated (0: before the first step)."""
+        if step == 0 and not self.before_training:
+            return False
         return step % self.every_steps == 0 or step == last_step
 
 
@@ -250,6 +267,7 @@ class RunPlan:
                 every_steps=validation.every_steps,
                 samples_per_prompt=validation.samples_per_prompt,
                 sampling=_sampling(validation.sampling.filled_from(spec.rollout.sampling)),
+                before_training=validation.before_training,
             ),
             checkpoint_every_steps=spec.trainer.checkpoint.every_steps,
             resume_from=spec.trainer.checkpoint.resume_from,
@@ -463,6 +481,8 @@ class RunContext:
     sinks: Sinks
     clock: ServerClock
     validation_data: PromptSource | None = None
+    data_facts: DataFacts | None = None
+    """What the training data is; None where it is no file."""
     worker: str = "trainer"
     """Name in heartbeats."""
 

@@ -107,6 +107,7 @@ async def _conduct(
     from plaudit_workers.training.conductor import conduct
     from plaudit_workers.training.data import PromptData
     from plaudit_workers.training.model.policy_model import build_model
+    from plaudit_workers.training.prompts import PromptRenderer
     from plaudit_workers.training.sinks import Sinks, configuration
     from plaudit_workers.training.state import RunContext, ServerClock
 
@@ -120,10 +121,11 @@ async def _conduct(
         images = ImageProcessor.of_job(job, settings.run_folder)
         if images is not None:
             images.give_template(template, job.spec.model)
-    with prepared(f"the rows of {job.spec.data.train.path}", settings.run_folder):
-        data = PromptData.for_training(job.spec.data, template, job.spec.seed, images)
+    renderer = PromptRenderer(template, images, continues=job.spec.rollout.agent.kind == "singleTurn")
+    with prepared("the rows of spec.data.train", settings.run_folder):
+        data = PromptData.for_training(job.spec.data, renderer, job.spec.seed, settings.run_folder)
     with prepared("the rows of spec.data.validation", settings.run_folder):
-        validation_data = PromptData.for_validation(job.spec.data, template, images)
+        validation_data = PromptData.for_validation(job.spec.data, renderer, settings.run_folder)
     with prepared("the sinks of spec.trainer.sinks", settings.run_folder):
         sinks = Sinks(settings.run_folder, job.spec.trainer.sinks, configuration(job))
     with prepared("the model", settings.run_folder):
@@ -137,6 +139,7 @@ async def _conduct(
         sinks=sinks,
         clock=ServerClock(transport.now),
         validation_data=validation_data,
+        data_facts=data.facts,
         worker=settings.worker,
     )
     external = bool(job.spec.transport.url)

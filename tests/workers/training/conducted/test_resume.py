@@ -14,6 +14,7 @@ import pytest
 
 from plaudit_metrics.sources.sample_schema import FOLDER, samples_file
 from plaudit_wire.errors import RefusedError
+from plaudit_workers.data_facts import DataFacts, FileFacts, accept
 from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.stream import trainer as ready
 from plaudit_workers.stream.groups import Group, read_groups
@@ -339,6 +340,40 @@ async def test_a_run_goes_on_from_another_runs_checkpoint(
     assert sorted(position for update in positions(policy) for position in update) == list(range(16))
     assert other.ledger()["trained"] == 8
     assert [step.step for step in other.steps()] == [3, 4]
+
+
+DATA = [DataFacts([FileFacts("train.jsonl", rows, f"{rows}")]) for rows in (1000, 2000)]
+
+
+async def test_a_run_from_another_runs_checkpoint_begins_other_data_at_its_beginning(
+    simulation: Any, make_plan: MakePlan, redis_server: RedisServer, run_name: str, tmp_path: Any
+) -> None:
+    simulation.data_facts = DATA[0]
+    async with simulation.workers():
+        await simulation.train(make_plan(steps=2))
+    for number, facts in enumerate(DATA):
+        other = type(simulation)(redis_server, f"{run_name}-{number}", tmp_path / f"other-{number}")
+        other.data_facts = facts
+        plan = make_plan(steps=4, resume_from=str(simulation.folder / "checkpoints" / "step-000002"))
+        async with other.workers():
+            await other.train(plan)
+            await other.train(make_plan(steps=5, resume_from=plan.resume_from))  # resumes its own checkpoint
+        await other.rewind([])
+        trained = sorted(int(text.split()[1]) for text in prompts_of(other).values())
+        assert trained == (list(range(12)) if number else list(range(8, 20)))
+
+
+async def test_a_run_with_changed_data_is_refused_until_it_is_accepted(simulation: Any, make_plan: MakePlan) -> None:
+    simulation.data_facts = DATA[0]
+    async with simulation.workers():
+        await simulation.train(make_plan(steps=2))
+        simulation.data_facts = DATA[1]
+        with pytest.raises(RefusedError, match=r"train\.jsonl has 2,000 rows; it had 1,000.*--accept-data-change"):
+            await simulation.train(make_plan(steps=4))
+        accept(simulation.folder, DATA[1])
+        done, _ = await simulation.train(make_plan(steps=4))
+    assert done
+    assert [step.step for step in simulation.steps()] == [1, 2, 3, 4]
 
 
 async def test_a_run_whose_recorded_checkpoint_is_missing_is_refused_and_goes_on_once_it_is_back(

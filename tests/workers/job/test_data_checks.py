@@ -1,0 +1,110 @@
+"""``plaudit validate`` renders the data as the trainer will: lengths, rows left out, templates that cannot work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chat_tokenizer import CHATML, chat_tokenizer
+from plaudit_job.load import load_job
+from plaudit_workers.launch.data_checks import DataReport, check_data
+
+TOOL = (
+    'def add(a: int, b: int) -> int:\n    """Add two numbers.\n\n    Args:\n        a: one\n        b: other\n    """\n'
+)
+
+
+def row(content: str, **fields: Any) -> dict[str, Any]:
+    prompt = [{"role": "user", "content": content}]
+    return {"data_source": "a", "prompt": prompt, "reward_model": {"ground_truth": "1"}, **fields}
+
+
+@pytest.fixture
+def report(
+    tmp_path: Path, changed: Callable[[dict[str, Any]], dict[str, Any]], write_job: Callable[..., Path]
+) -> Callable[..., DataReport]:
+    """What is said of rows with a template and some fields of the small job."""
+
+    def tell(rows: list[dict[str, Any]], template: str = CHATML, **fields: Any) -> DataReport:
+        chat_tokenizer(template).save_pretrained(tmp_path / "model")
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+        given = {"data.train.path": "rows.jsonl"} | {name.replace("__", "."): value for name, value in fields.items()}
+        return check_data(load_job(write_job(changed(given))))
+
+    return tell
+
+
+def test_rows_that_are_left_out_are_counted_with_the_lengths(report: Callable[..., DataReport]) -> None:
+    rows = [row("x" * length) for length in (1, 2, 30, 40)]
+    found = report(rows, data__train__maxPromptLength=40, algorithm={"steps": 10, "promptsPerStep": 4})
+    assert found.problems == []
+    (note,) = found.notes
+    assert "rows.jsonl: 2 of 4 rows are used; 2 are longer than maxPromptLength 40" in note.message
+    assert "the longest is row 4 of rows.jsonl. 10 steps use each 20 times" in note.remedy
+
+
+def test_prompts_that_are_all_too_long_are_a_problem_with_their_lengths(report: Callable[..., DataReport]) -> None:
+    (problem,) = report([row("x" * 30)] * 3, data__train__maxPromptLength=5).problems
+    assert problem.field == "spec.data.train.path"
+    assert "none of its 3 prompts can be used: 3 longer than maxPromptLength 5. They have" in problem.message
+    assert problem.remedy == "Raise data.train.maxPromptLength"
+
+
+IN_ORDER = "{% for m in messages %}{{ m.content }}{% endfor %}"
+TEMPLATES = {
+    "broken Jinja": ("{% for m in messages %}{{ m.content }", "the chat template is no Jinja (line 1"),
+    "ignores messages": ("What is 1 + 1?", "the chat template ignores messages"),
+    "needs more": ("{{ tenant.name.first }}" + IN_ORDER, "the chat template refuses a message of the user"),
+    "refuses a system": (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + IN_ORDER,
+        "row 2: the chat template refuses these messages (TemplateError: no system role)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("template", "words"), TEMPLATES.values(), ids=TEMPLATES)
+def test_a_template_that_cannot_work_is_found(report: Callable[..., DataReport], template: str, words: str) -> None:
+    system = row("1", prompt=[{"role": "system", "content": "s"}, {"role": "user", "content": "1"}])
+    (problem,) = report([row("1"), system], template).problems
+    assert words in problem.message
+
+
+def test_a_template_without_a_place_for_tools_is_found(report: Callable[..., DataReport], tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(TOOL)
+    agent = {"kind": "tools", "toolParser": "hermes", "tools": [{"path": "tools.py", "function": "add"}]}
+    (problem,) = report([row("1")], IN_ORDER, rollout__agent=agent).problems
+    assert "the chat template has no place for tools" in problem.message
+    with_tools = report([row("1")], rollout__agent=agent)
+    assert with_tools.problems == []
+    assert "1 of 1 rows are used" in with_tools.notes[0].message
+
+
+def test_tools_that_cannot_be_described_are_found(report: Callable[..., DataReport], tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text("import nowhere_to_be_found\n" + TOOL)
+    agent = {"kind": "tools", "toolParser": "hermes", "tools": [{"path": "tools.py", "function": "add"}]}
+    (problem,) = report([row("1")], rollout__agent=agent).problems
+    assert problem.field.startswith("spec.rollout.agent")
+    assert "nowhere_to_be_found" in problem.message
+
+
+def test_arguments_that_the_template_does_not_read_are_noted(report: Callable[..., DataReport]) -> None:
+    model = {"source": "./model", "chatTemplateArguments": {"enable_thinkin": True}}
+    notes = [str(note) for note in report([row("1")], model=model).notes]
+    assert any("chatTemplateArguments.enable_thinkin: is not read by the chat template" in note for note in notes)
+
+
+def test_without_the_tokenizers_files_it_says_that_nothing_was_rendered(report: Callable[..., DataReport]) -> None:
+    (note,) = report([row("1")], model={"source": "nobody/has-this"}).notes
+    assert "nobody/has-this are not on this machine: prompts were not rendered, lengths not counted" in note.message
+
+
+def test_a_last_message_of_the_assistant_is_left_open_and_agents_refuse_it(report: Callable[..., DataReport]) -> None:
+    prefilled = row("1", prompt=[{"role": "user", "content": "1"}, {"role": "assistant", "content": "<think>\nSo"}])
+    assert report([prefilled]).problems == []
+    agent = {"kind": "custom", "path": "agent.py", "class": "Mine"}
+    (problem,) = report([prefilled], rollout__agent=agent).problems
+    assert "row 1: the prompt ends with a message of the assistant" in problem.message

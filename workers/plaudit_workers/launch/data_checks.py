@@ -1,0 +1,367 @@
+"""Check the rows of a job's data before anything starts: as the trainer will read, render and choose them.
+
+Rows are rendered where the tokenizer's files are on this machine. Of data with many rows a part is rendered, spread
+over all; every row is read and checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateSyntaxError
+
+from plaudit_job.data_row import IMAGES_COLUMN
+from plaudit_job.fields import is_hub_id
+from plaudit_job.problem import Problem, is_within
+from plaudit_job.spec.algorithm import ModelSpec
+from plaudit_job.spec.rewards import ScorerSpec
+from plaudit_job.spec.rljob import RLJob
+from plaudit_job.spec.rollout import ImagesSpec, TrainDataSpec
+from plaudit_reward.rules.scorer import ground_truth_problem, rule_of
+from plaudit_wire.errors import RefusedError, described
+from plaudit_workers.agents.processes import described_tools
+from plaudit_workers.data_facts import DataFacts, FactsOfRows
+from plaudit_workers.data_files import VERL, NumberedRow, RowError, RowForm, checked_rows
+from plaudit_workers.images import ImageError, row_files
+from plaudit_workers.launch.checks import hub_cache
+
+if TYPE_CHECKING:
+    from plaudit_workers.tokenizer import ChatTemplate
+    from plaudit_workers.training.prompts import RenderedRow
+
+_USER = {"role": "user", "content": "What is 2 + 2?"}
+_OTHER = {"role": "user", "content": "Name a colour."}
+_ALL_RENDERED = 10_000
+_SERVER_ANSWERS_WITHIN_S = 10.0
+_EACH_OF_MORE = 100
+"""Of the rows beyond, one in so many is rendered."""
+
+
+@dataclass
+class DataReport:
+    """Hold what is found out about a job's data."""
+
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[Problem] = field(default_factory=list)
+    """What a reader should know of data without a problem."""
+    facts: DataFacts | None = None
+    """Of the training data."""
+
+
+def check_data(job: RLJob, broken: Sequence[str] = (), *, renders: bool = True) -> DataReport:
+    """Read the training and validation data of a job, and render it if the template can be loaded here.
+
+    Args:
+        broken: fields with problems; what depends on them is not checked.
+        renders: False: only read, which is all that a run's start waits for, because its trainer renders at once.
+    """
+    report = DataReport()
+    if not job.spec.trains:
+        return report
+    template = None
+    if renders and not any(is_within(name, ("spec.model", "spec.rollout.agent")) for name in broken):
+        template = _checked_template(job, report)
+    facts = FactsOfRows()
+    for name, (path, section) in data_sections(job).items():
+        pass_ = _Pass(job, section, template, facts if section is job.spec.data.train else None)
+        problem = pass_.problem(name, path)
+        report.problems += [problem] if problem else pass_.rules.problems(name, path)
+        report.notes += [] if report.problems else pass_.notes(name, path)
+    report.facts = facts.facts()
+    return report
+
+
+def data_sections(job: RLJob) -> dict[str, tuple[str, TrainDataSpec]]:
+    """Return, by the field that names it, each path of a job's data with the section that says what of it is used."""
+    data = job.spec.data
+    found = {f"spec.data.train.mixture[{number}].path": each.path for number, each in enumerate(data.train.mixture)}
+    found = found or {"spec.data.train.path": data.train.path}
+    sections = {name: (path, data.train) for name, path in found.items() if path}
+    if data.validation is not None:
+        section = TrainDataSpec(path=data.validation.path, max_prompt_length=data.train.max_prompt_length)
+        sections["spec.data.validation.path"] = (data.validation.path, section)
+    return sections
+
+
+def data_problem(name: str, path: str, form: RowForm = VERL, images: ImagesSpec | None = None) -> Problem | None:
+    """Return the first problem of a file, a pattern or a folder of rows, or None."""
+    try:
+        for row in checked_rows(path, form):
+            _check_images(row, images)
+    except RowError as error:
+        return problem_of_rows(name, error)
+    return None
+
+
+def problem_of_rows(name: str, error: RowError) -> Problem:
+    """Return what a reader of rows refuses as the problem of the field that names them."""
+    return Problem(name, f"{error.path}: {error.complaint}", error.remedy)
+
+
+def shared_extra_info(path: str, form: RowForm) -> set[str]:
+    """Return the keys of ``extra_info`` that every row of data without problems has."""
+    shared: set[str] | None = None
+    for row in checked_rows(path, form):
+        keys = row.row.extra_info.keys()
+        shared = set(keys) if shared is None else shared & keys
+    return shared or set()
+
+
+def _check_images(row: NumberedRow, images: ImagesSpec | None) -> None:
+    if images is None:
+        return
+    try:
+        row_files(row.row.prompt, row.images, row.path.parent, images.max_per_prompt)
+    except ImageError as error:
+        complaint = f"row {row.number}: column {IMAGES_COLUMN} {error.complaint}"
+        raise RowError(row.path, complaint, error.remedy) from error
+
+
+class _Pass:
+    """Go once over the rows of one path: check all, render them or a part of them.
+
+    Args:
+        section: which rows the job uses.
+        template: None: nothing is rendered.
+        facts: collects what the rows are.
+    """
+
+    def __init__(
+        self, job: RLJob, section: TrainDataSpec, template: ChatTemplate | None, facts: FactsOfRows | None
+    ) -> None:
+        self._job = job
+        self._section = section
+        self._template = template if job.spec.data.images is None else None
+        self._facts = facts
+        self.rules = RuleChecks(job.spec.reward.scorers)
+        self._rows = 0
+        self._lengths: list[int] = []
+        self._longest: RenderedRow | None = None
+        self._selection: Any = None
+
+    def problem(self, name: str, path: str) -> Problem | None:
+        """Return the first problem of the rows, or None."""
+        rows = self._read(path)
+        try:
+            if self._template is None:
+                for _ in rows:
+                    pass
+                return None
+            return self._render(name, path, rows)
+        except RowError as error:
+            return problem_of_rows(name, error)
+
+    def _read(self, path: str) -> Iterator[NumberedRow]:
+        """Yield the rows to render."""
+        data = self._job.spec.data
+        for row in checked_rows(path, RowForm.of_data(data)):
+            _check_images(row, data.images)
+            self.rules.add(row)
+            if self._facts:
+                self._facts.add(row)
+            self._rows += 1
+            if self._rows <= _ALL_RENDERED or self._rows % _EACH_OF_MORE == 0:
+                yield row
+
+    def _render(self, name: str, path: str, rows: Iterator[NumberedRow]) -> Problem | None:
+        import numpy as np
+
+        from plaudit_workers.training.prompts import PromptRenderer, Selection
+
+        assert self._template is not None
+        renderer = PromptRenderer(self._template, continues=continues_prompts(self._job))
+        self._selection = Selection(self._section.max_prompt_length, self._section.pass_rate)
+        for rendered in renderer.rendered(rows):
+            self._lengths.append(rendered.length)
+            self._selection.wants(rendered.numbered, rendered.length)
+            if self._longest is None or rendered.length > self._longest.length:
+                self._longest = rendered
+        if self._selection.used:
+            return None
+        complaint, remedy = self._selection.refusal(np.asarray(self._lengths))
+        return Problem(name, f"{path}: {complaint}", remedy, also=("spec.data.train.maxPromptLength",))
+
+    def notes(self, name: str, path: str) -> Iterator[Problem]:
+        """Yield how many rows are used, why others are not, and their lengths."""
+        if self._template is None or self._longest is None:
+            return
+        import numpy as np
+
+        from plaudit_workers.training.prompts import lengths_in_words
+
+        selection, rendered = self._selection, len(self._lengths)
+        part = "" if rendered == self._rows else f" (rendered: {rendered:,} of {self._rows:,})"
+        left_out = "; ".join(f"{number:,} are {reason}" for reason, number in selection.left_out_by().items())
+        message = f"{path}: {selection.used:,} of {rendered:,} rows are used{part}{left_out and f'; {left_out}'}"
+        longest = self._longest.numbered
+        remedy = f"Prompts have {lengths_in_words(np.asarray(self._lengths))}; the longest is row {longest.number}"
+        yield Problem(name, message, f"{remedy} of {longest.path.name}{self._visits(rendered)}")
+
+    def _visits(self, rendered: int) -> str:
+        algorithm, train = self._job.spec.algorithm, self._job.spec.data.train
+        if self._section is not train or train.mixture or rendered < self._rows:
+            return ""
+        prompts = algorithm.steps * algorithm.prompts_per_step
+        return f". {algorithm.steps:,} steps use each {round(prompts / self._selection.used, 1):,g} times"
+
+
+def continues_prompts(job: RLJob) -> bool:
+    """Return True if the policy continues a last message of the assistant; agents begin with a turn of their own."""
+    return job.spec.rollout.agent.kind == "singleTurn"
+
+
+def _checked_template(job: RLJob, report: DataReport) -> ChatTemplate | None:
+    """Return the job's template if its files are here; add what is wrong with it."""
+    model = job.spec.model
+    source, name = model.tokenizer or model.source, "spec.model.tokenizer" if model.tokenizer else "spec.model.source"
+    missing = None
+    if find_spec("transformers") is None:
+        missing = "transformers is not installed here"
+    elif is_hub_id(source) and not hub_cache(source).is_dir():
+        missing = f"the files of {source} are not on this machine"
+    elif job.spec.data.images is not None:
+        missing = "prompts have images, which only the trainer expands"
+    if missing:
+        remedy = "The trainer does both when the run starts"
+        report.notes.append(Problem(name, f"{missing}: prompts were not rendered, lengths not counted", remedy))
+        return None
+    tools = _tools(job, report)
+    if report.problems:
+        return None
+    try:
+        template = _loaded_template(model, tools)
+    except RefusedError as error:
+        field_name, _, rest = str(error).partition(" ")
+        report.problems.append(Problem(f"spec.{field_name}", *_halves(rest)))
+        return None
+    problems, notes = _template_problems(job, template)
+    report.problems += problems
+    report.notes += notes
+    return None if problems else template
+
+
+def _without_tools(cause: str) -> Problem:
+    remedy = "Leave room for them in data.train.maxPromptLength"
+    return Problem("spec.rollout.agent", f"{cause}: lengths are counted without them", remedy)
+
+
+def _halves(text: str) -> tuple[str, str]:
+    message, _, remedy = text.partition(". ")
+    return message, remedy or "Correct it"
+
+
+def _tools(job: RLJob, report: DataReport) -> list[dict[str, Any]]:
+    """Return the tools that prompts list; what cannot be described is a problem."""
+    agent = job.spec.rollout.agent
+    if agent.kind == "environment" and agent.environment:
+        report.notes.append(_without_tools("a run starts the environment's server, which describes its tools"))
+        return []
+    limit_s = _SERVER_ANSWERS_WITHIN_S if agent.kind == "environment" and agent.url else None
+    try:
+        with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop
+            return thread.submit(asyncio.run, asyncio.wait_for(described_tools(job), limit_s)).result()
+    except Exception as error:  # of users' files and servers
+        if limit_s is not None:
+            report.notes.append(_without_tools(f"{agent.url} does not describe its tools ({described(error)})"))
+            return []
+        name = "spec.rollout.agent.tools" if agent.kind == "tools" else "spec.rollout.agent"
+        said = str(error).removeprefix("spec.rollout.agent: ") if isinstance(error, RefusedError) else described(error)
+        report.problems.append(Problem(name, said, "See docs/agents.md"))
+        return []
+
+
+def _loaded_template(model: ModelSpec, tools: list[dict[str, Any]]) -> ChatTemplate:
+    """Load a job's template from files of this machine; nothing is downloaded. Raise ``RefusedError``."""
+    from plaudit_workers.tokenizer import ChatTemplate, load_tokenizer
+
+    tokenizer = load_tokenizer(model, only_here=is_hub_id(model.tokenizer or model.source))
+    return ChatTemplate(tokenizer, tools, model.chat_template_arguments)
+
+
+def _template_problems(job: RLJob, template: ChatTemplate) -> tuple[list[Problem], list[Problem]]:
+    """Return what is wrong with a template whatever the rows are, and what a user should know of it."""
+    model, name = job.spec.model, _template_field(job)
+    if template.tokenizer.chat_template is None:
+        remedy = "Contents of messages are joined by line ends; set model.chatTemplate for another form"
+        return [], [Problem(name, "the tokenizer has no chat template", remedy)]
+    try:
+        text = template.render([_USER], generate=True)
+    except TemplateSyntaxError as error:
+        return [Problem(name, f"the chat template is no Jinja (line {error.lineno}: {error.message})", "Mend it")], []
+    except Exception as error:  # of the template's own expressions
+        complaint = f"the chat template refuses a message of the user ({described(error)})"
+        return [Problem(name, complaint, "Mend it, or give what it needs in model.chatTemplateArguments")], []
+    problems, bare = [], type(template)(template.tokenizer, [], model.chat_template_arguments)
+    if text == template.render([_OTHER], generate=True):
+        complaint = "the chat template ignores messages: two prompts become the same text"
+        problems.append(Problem(name, complaint, "Write their contents: {{ message['content'] }}"))
+    elif template.tools and text == bare.render([_USER], generate=True):
+        complaint = "the chat template has no place for tools, so the model would never see them"
+        problems.append(Problem(name, complaint, "Name a template that writes tools", also=("spec.rollout.agent",)))
+    return problems, [*_notes(job, template, text)]
+
+
+def _template_field(job: RLJob) -> str:
+    model = job.spec.model
+    if model.chat_template:
+        return "spec.model.chatTemplate"
+    return "spec.model.tokenizer" if model.tokenizer else "spec.model.source"
+
+
+def _notes(job: RLJob, template: ChatTemplate, text: str) -> Iterator[Problem]:
+    if text == template.render([_USER], generate=False):
+        complaint = "the chat template writes nothing for add_generation_prompt"
+        yield Problem(_template_field(job), complaint, "The policy continues right after the last message")
+    written = str(template.tokenizer.chat_template)
+    for argument in job.spec.model.chat_template_arguments:
+        if argument not in written:
+            field = f"spec.model.chatTemplateArguments.{argument}"
+            yield Problem(field, "is not read by the chat template", "Correct its name, or remove it")
+
+
+class RuleChecks:
+    """Find the rows that the job's rules cannot score now, not at sample 10,000."""
+
+    def __init__(self, scorers: Sequence[ScorerSpec]) -> None:
+        self._scorers = [scorer for scorer in scorers if scorer.kind == "rule"]
+        self._unknown: set[str] = set()
+        self._first: dict[tuple[str, str], tuple[int, str]] = {}
+        """Scorer and rule → number and problem of the first row whose ground truth that rule cannot use."""
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def add(self, row: NumberedRow) -> None:
+        """Look at one row."""
+        for scorer in self._scorers:
+            rule = scorer.rule or rule_of(row.row.data_source)
+            if rule is None:
+                self._unknown.add(row.row.data_source)
+                continue
+            arguments = scorer.rule_arguments if scorer.rule else scorer.rule_arguments.get(rule, {})
+            if problem := ground_truth_problem(rule, arguments, row.row.ground_truth):
+                self._counts[scorer.name, rule] += 1
+                self._first.setdefault((scorer.name, rule), (row.number, problem))
+
+    def problems(self, field: str, path: str) -> Iterator[Problem]:
+        """Report sources without a rule, then rows by rule."""
+        if self._unknown:
+            name = next(scorer.name for scorer in self._scorers if scorer.rule is None)
+            yield Problem(
+                field,
+                f"{path} has data_source {', '.join(map(repr, sorted(self._unknown)))}, for which scorer {name!r} has "
+                "no rule",
+                "Name a rule in the scorer (rule: gsm8k), or score it with a function (kind: python)",
+            )
+        for (name, rule), count in self._counts.items():
+            number, problem = self._first[name, rule]
+            rows = "1 row has a ground truth" if count == 1 else f"{count:,} rows have ground truths"
+            yield Problem(
+                field,
+                f"{path}: {rows} that rule {rule} of scorer {name!r} cannot use; the first is row {number}: {problem}",
+                "Mend or remove these rows, or name another rule",
+            )
