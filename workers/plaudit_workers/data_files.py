@@ -1,4 +1,4 @@
-"""Read the rows of data files one by one: Parquet and JSON lines, whatever wrote them.
+"""Read the rows of data files one by one: Parquet, JSON lines and folders of Harbor tasks, whatever wrote them.
 
 Rows are counted from 1, lines of JSON as an editor counts them. Nothing of a file is trusted: what cannot be read, or
 is no row, is a ``RowError`` that names the row, the column and the remedy.
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from plaudit_job.data_row import IMAGES_COLUMN, REQUIRED_COLUMNS, DataRow, data_row, refused_media
+from plaudit_job.tasks import TASK_FILE, TaskError, read_tasks
 from plaudit_wire.errors import RefusedError, described
 from plaudit_wire.plain import PlainDataError, json_value
 
@@ -78,9 +79,13 @@ def raw_rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
 
     Raise ``RowError`` if the file cannot be read, lacks a required column, or has one that nobody would read.
     """
+    if path.is_dir():
+        yield from _task_rows(path)
+        return
     if not path.is_file():
-        complaint = "is a folder" if path.is_dir() else "does not exist"
-        raise RowError(path, complaint, "Write the data first, or correct the path: it is relative to the job file")
+        raise RowError(
+            path, "does not exist", "Write the data first, or correct the path: it is relative to the job file"
+        )
     readers = {".parquet": _parquet_rows, ".jsonl": _json_rows}
     if path.suffix not in readers:
         raise RowError(path, f"ends with {path.suffix!r}", "Give a .parquet or a .jsonl file")
@@ -88,6 +93,18 @@ def raw_rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield from readers[path.suffix](path, columns)
     except OSError as error:
         raise RowError(path, f"cannot be read: {error.strerror or error}", "Write the file again") from error
+
+
+def _task_rows(path: Path) -> Iterator[dict[str, Any]]:
+    if not (path / TASK_FILE).is_file() and not any(path.glob(f"*/{TASK_FILE}")):
+        complaint = f"is a folder without Harbor tasks: neither it nor a folder in it has a {TASK_FILE}"
+        raise RowError(path, complaint, "Give a .parquet or .jsonl file, or a folder of tasks")
+    try:
+        yield from (task.row() for task in read_tasks(path))
+    except TaskError as error:
+        raise RowError(
+            path, str(error).rstrip("."), "Mend or remove the task; plaudit tasks checks all of them"
+        ) from None
 
 
 def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:

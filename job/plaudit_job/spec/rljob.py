@@ -13,6 +13,7 @@ from plaudit_job.spec.algorithm import AlgorithmSpec, ModelSpec
 from plaudit_job.spec.pod import PodSpec
 from plaudit_job.spec.rewards import RewardSpec
 from plaudit_job.spec.rollout import DataSpec, RolloutSpec, TrainDataSpec
+from plaudit_job.spec.sandboxes import SandboxesSpec
 from plaudit_job.spec.section import DNS_LABEL, MUTABLE, Command, FilePath, Section
 from plaudit_job.spec.transport import TransportSpec
 
@@ -349,6 +350,8 @@ class Spec(Section):
     """The training processes. Required (``trainer: {}`` will do) unless the job only scores."""
     environments: list[EnvironmentServerSpec] = Field(default=[], max_length=16)
     """Servers that agents and scorers use, such as sandboxes. Default none."""
+    sandboxes: SandboxesSpec = SandboxesSpec()
+    """Machines of samples, for tools with ``sandbox`` and scorers of kind ``verifier``."""
     transport: TransportSpec = TransportSpec()
     """The Redis between the processes."""
     storage: StorageSpec = StorageSpec()
@@ -366,6 +369,12 @@ class Spec(Section):
     def trains(self) -> bool:
         """Return True for a job that generates and trains, False for a reward service."""
         return not self.model_fields_set.isdisjoint({"rollout", "trainer"})
+
+    @property
+    def uses_sandboxes(self) -> bool:
+        """Return True if samples have machines: for their tools, or for the tests of their tasks."""
+        agent = self.rollout.agent
+        return self.trains and agent.kind in ("tools", "environment") and any(tool.sandbox for tool in agent.tools)
 
     @property
     def takes_turns(self) -> bool:

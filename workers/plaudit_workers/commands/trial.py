@@ -96,8 +96,8 @@ def first_rows(job: RLJob, data: Path | None, num_rows: int) -> Iterator[TriedRo
     """Yield the first rows of the job's training data, or of another file. Raise ``JobError`` for unusable data."""
     if data is None and not job.spec.trains:
         raise RefusedError("the job has no training data: give some with --data FILE")
-    path = str(data or job.spec.data.train.path)
-    field = "--data" if data else "spec.data.train.path"
+    path = str(data or job.spec.data.train.source)
+    field = "--data" if data else f"spec.data.train.{'path' if job.spec.data.train.path else 'tasks'}"
     images = job.spec.data.images if job.spec.trains else None
     if problem := data_problem(field, path, images):
         raise JobError([problem])

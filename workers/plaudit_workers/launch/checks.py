@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from plaudit_job.problem import Problem
 from plaudit_job.spec.rewards import RewardModelSpec, ScorerSpec, ServedModelSpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.rollout import ImagesSpec
+from plaudit_job.tasks import TaskError, read_tasks
 from plaudit_reward.endpoint.judge import PromptTemplate
+from plaudit_reward.machines import task_problem
 from plaudit_reward.rules.scorer import ground_truth_problem, rule_of
 from plaudit_wire.errors import ConfigurationError
 from plaudit_workers.data_files import NumberedRow, RowError, checked_rows, raw_rows
@@ -31,7 +34,7 @@ _RELATIVE = "Correct the path: it is relative to the job file"
 
 def check_files(job: RLJob) -> list[Problem]:
     """Find every problem of the files that the job names: models, data, Python files, templates, checkpoints."""
-    training = (_model, _data, _loss, _rollout, _checkpoint) if job.spec.trains else ()
+    training = (_model, _data, _tasks, _loss, _rollout, _checkpoint) if job.spec.trains else ()
     return [problem for check in (*training, _scorers) for problem in check(job)]
 
 
@@ -80,6 +83,18 @@ def hub_cache(source: str) -> Path:
     return cache / f"models--{source.replace('/', '--')}"
 
 
+def _tasks(job: RLJob) -> Iterator[Problem]:
+    """Report the first task of each folder that machines of this job cannot run."""
+    if not job.spec.uses_sandboxes:
+        return
+    for field, path in data_files(job).items():
+        if field.endswith(".tasks"):
+            with suppress(TaskError):  # which the rows report
+                problems = filter(None, map(task_problem, read_tasks(Path(path))))
+                if problem := next(problems, ""):
+                    yield Problem(field, problem, "plaudit tasks checks all of them")
+
+
 def _data(job: RLJob) -> Iterator[Problem]:
     for field, path in data_files(job).items():
         rules = _RuleChecks(job.spec.reward.scorers)
@@ -90,8 +105,12 @@ def _data(job: RLJob) -> Iterator[Problem]:
 def data_files(job: RLJob) -> dict[str, str]:
     """Return the paths of a job's data files by the fields that name them."""
     data = job.spec.data
-    validation = {"spec.data.validation.path": data.validation.path} if data.validation else {}
-    return {"spec.data.train.path": data.train.path, **validation}
+    sections = {"train": data.train, "validation": data.validation}
+    return {
+        f"spec.data.{name}.{'path' if section.path else 'tasks'}": section.source
+        for name, section in sections.items()
+        if section is not None
+    }
 
 
 class _RuleChecks:

@@ -79,7 +79,7 @@ class PromptData:
         if data.validation is None:
             return None
         limit = data.train.max_prompt_length
-        section = TrainDataSpec(path=data.validation.path, shuffle=False, max_prompt_length=limit)
+        section = TrainDataSpec(path=data.validation.source, shuffle=False, max_prompt_length=limit)
         return cls.load(section, template, 0, images)
 
     @classmethod
@@ -91,7 +91,7 @@ class PromptData:
         Args:
             template: makes text of messages; without one their contents are joined by line ends.
         """
-        path = Path(section.path)
+        path = Path(section.source)
         rows, digests = read_rows(path, images)
         texts, untemplated = [], []
         for number, row in enumerate(rows):

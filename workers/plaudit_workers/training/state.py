@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.rollout import SamplingSpec
@@ -212,6 +212,8 @@ class RunPlan:
     models_sleep: bool = False
     """Served models do, or some of them."""
     keep_samples: bool = True
+    keep_machines: Literal["none", "failed", "all"] | None = None
+    """Machines of samples that stay when their groups end; None: samples have no machines."""
     skip_solved: SolvedRule | None = None
     """The prompts that are skipped because the run has always solved them; None: none."""
     retry_pauses_s: tuple[float, ...] = (10.0, 60.0, 300.0)
@@ -249,6 +251,7 @@ class RunPlan:
             rollouts_sleep=spec.rollout.sleep_during_updates,
             models_sleep=spec.reward.sleeping_models,
             keep_samples=spec.metrics.keep_samples,
+            keep_machines=spec.sandboxes.keep if spec.uses_sandboxes else None,
             skip_solved=None if solved is None else SolvedRule(solved.threshold, solved.min_visits),
         )
 

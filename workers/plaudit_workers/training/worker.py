@@ -120,7 +120,7 @@ async def _conduct(
         images = ImageProcessor.of_job(job, settings.run_folder)
         if images is not None:
             images.give_template(template, job.spec.model)
-    with prepared(f"the rows of {job.spec.data.train.path}", settings.run_folder):
+    with prepared(f"the rows of {job.spec.data.train.source}", settings.run_folder):
         data = PromptData.for_training(job.spec.data, template, job.spec.seed, images)
     with prepared("the rows of spec.data.validation", settings.run_folder):
         validation_data = PromptData.for_validation(job.spec.data, template, images)
