@@ -99,7 +99,7 @@ async def test_only_a_samples_own_machine_counts(machines: RunMachines, tmp_path
     sample, _ = sample_with_machine(machines, task, 0)
     other, _ = sample_with_machine(machines, task, 1)
     for name in (other.machine, "../task/0-ab", "t-0-1.0/../t-0-1.0/0-ab", ""):
-        with pytest.raises(DataError, match="not its own|has no machine"):
+        with pytest.raises(DataError, match=r"not its own|has no machine"):
             await verified(machines, msgspec.structs.replace(sample, machine=name))
 
 

@@ -262,7 +262,7 @@ def _verifiers(spec: Spec) -> Iterator[Problem]:
             )
         for name in ("train", "validation") if spec.trains else ():
             section = getattr(spec.data, name)
-            if section is not None and section.path:
+            if section is not None and section.path and not section.tasks:
                 yield Problem(
                     field,
                     f"is verifier, but the rows of data.{name}.path have no tests",
