@@ -82,6 +82,6 @@ def test_kills_during_commands_and_tests_lose_no_sample_and_leave_no_machine(
     rows = [row for file in (run / "samples").glob("*.parquet") for row in pyarrow.parquet.read_table(file).to_pylist()]
     assert len(rows) == 4 * 5 * 4
     for row in rows:
-        task = json.loads(row["extra_info_json"])["task"] if "extra_info_json" in row else row["extra_info"]["task"]
+        task = json.loads(row["extra_info_json"])["task"]
         assert (row["outcome"], row["score"]) == ("scored", pytest.approx(1.0 if task.endswith("copy-3") else 0.2))
     assert machines_left(run) == []
