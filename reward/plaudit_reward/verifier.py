@@ -23,7 +23,7 @@ from plaudit_sandbox.machine import Machine, require
 from plaudit_sandbox.verification import Verdict, verify
 from plaudit_wire.errors import DataError, InfrastructureError
 from plaudit_wire.plain import plain_text
-from plaudit_wire.records import Sample
+from plaudit_wire.records import Outcome, Sample
 
 VERDICTS: Final = "verdict-*.json"
 """The verdicts in a machine's folder, one for each scorer."""
@@ -108,7 +108,8 @@ def _score(verdict: Verdict) -> Score:
     if output := verdict.executed.output.strip():
         extra["output"] = plain_text(output[-_MOST_OUTPUT_CHARACTERS:])
     if verdict.reward is None:
-        return Score(verdict.outcome, reason=verdict.reason, extra=extra)
+        outcome: Outcome = "timeout" if verdict.outcome == "timeout" else "data_error"
+        return Score(outcome, reason=verdict.reason, extra=extra)
     if verdict.reason:
         extra["failure"] = verdict.reason
     return msgspec.structs.replace(Score.scored(verdict.reward), extra=extra)

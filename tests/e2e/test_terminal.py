@@ -60,7 +60,7 @@ def test_kills_during_commands_and_tests_lose_no_sample_and_leave_no_machine(
     arguments = {"latencySeconds": {"kind": "constant", "value": 0.3}, "turns": TURNS}
     job = change_job(
         folder / "job.yaml",
-        algorithm__steps=4,
+        algorithm__steps=2,
         algorithm__promptsPerStep=5,
         algorithm__samplesPerPrompt=4,
         rollout__engine={"kind": "scripted", "arguments": arguments},
@@ -80,7 +80,7 @@ def test_kills_during_commands_and_tests_lose_no_sample_and_leave_no_machine(
     ledger = json.loads((run / "ledger.json").read_text())
     assert (ledger["problems"], ledger["duplicates"], ledger["open"]) == ([], 0, 0)
     rows = [row for file in (run / "samples").glob("*.parquet") for row in pyarrow.parquet.read_table(file).to_pylist()]
-    assert len(rows) == 4 * 5 * 4
+    assert len(rows) == 2 * 5 * 4
     for row in rows:
         task = json.loads(row["extra_info_json"])["task"]
         assert (row["outcome"], row["score"]) == ("scored", pytest.approx(1.0 if task.endswith("copy-3") else 0.2))
