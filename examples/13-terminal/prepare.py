@@ -1,4 +1,4 @@
-"""Write what the job needs: a random tiny model with its tokenizer, and five Harbor tasks.
+"""Write what the job needs: a random tiny model with its tokenizer, and three Harbor tasks.
 
 The same files come out each time. ``--folder`` says where to; the job file expects them beside itself.
 """
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FILES = "01234"
+FILES = "012"
 COMMANDS = ["mkdir out", *(f"cp {name} out" for name in FILES)]
 CALLS = [
     f"<tool_call>{json.dumps({'name': 'bash', 'arguments': {'command': command}})}</tool_call>" for command in COMMANDS
@@ -37,10 +37,12 @@ network_mode = "no-network"
 [verifier]
 timeout_sec = 20.0
 """
-TESTS = """# The folder out holds the wanted file, unchanged, and nothing else: 1. There is at least the folder: 0.2.
+TESTS = """# The folder out holds the wanted file, unchanged, and nothing else: 1. Some file: 0.4. Nothing: 0.2.
 wanted=$(cat /tests/wanted)
 if [ "$(ls -A /app/out 2> /dev/null)" = "$wanted" ] && cmp -s "/app/out/$wanted" "/tests/content"; then
     reward=1
+elif [ -n "$(ls -A /app/out/ 2> /dev/null)" ]; then
+    reward=0.4
 elif [ -d /app/out ]; then
     reward=0.2
 else

@@ -24,8 +24,8 @@ pytestmark = [
 WITHIN_S = 300.0
 TURNS = [
     '<tool_call>{"name": "bash", "arguments": {"command": "mkdir out"}}</tool_call>',
-    '<tool_call>{"name": "bash", "arguments": {"command": "cp 3 out"}}</tool_call>',
-    "4",
+    '<tool_call>{"name": "bash", "arguments": {"command": "cp 2 out"}}</tool_call>',
+    "1",
 ]
 
 
@@ -61,7 +61,7 @@ def test_kills_during_commands_and_tests_lose_no_sample_and_leave_no_machine(
     job = change_job(
         folder / "job.yaml",
         algorithm__steps=2,
-        algorithm__promptsPerStep=5,
+        algorithm__promptsPerStep=6,
         algorithm__samplesPerPrompt=4,
         rollout__engine={"kind": "scripted", "arguments": arguments},
         lifecycle={"failurePolicy": {"maxRestarts": 20}},
@@ -80,8 +80,8 @@ def test_kills_during_commands_and_tests_lose_no_sample_and_leave_no_machine(
     ledger = json.loads((run / "ledger.json").read_text())
     assert (ledger["problems"], ledger["duplicates"], ledger["open"]) == ([], 0, 0)
     rows = [row for file in (run / "samples").glob("*.parquet") for row in pyarrow.parquet.read_table(file).to_pylist()]
-    assert len(rows) == 2 * 5 * 4
+    assert len(rows) == 2 * 6 * 4
     for row in rows:
         task = json.loads(row["extra_info_json"])["task"]
-        assert (row["outcome"], row["score"]) == ("scored", pytest.approx(1.0 if task.endswith("copy-3") else 0.2))
+        assert (row["outcome"], row["score"]) == ("scored", pytest.approx(1.0 if task.endswith("copy-2") else 0.4))
     assert machines_left(run) == []
