@@ -224,11 +224,9 @@ class FilesSpec(Section):
 class SandboxesSpec(Section):
     """The machines of samples: each sample has one, from its first command to the end of its group."""
 
-    provider: Literal["process"] = "process"
-    """``process``: a folder of the run and Linux namespaces around each command, without root or a container runtime;
-    for tasks without an image. Default process."""
-    network: Literal["none"] = "none"
-    """What a machine reaches. Default none: nothing, whatever the task asks for."""
+    provider: Literal["process"] = Field(default="process", json_schema_extra={"enum": ["process"]})
+    """``process``: a folder of the run and Linux namespaces around each command, without root, a container runtime or
+    a network; for tasks without an image. Default process."""
     max_concurrent: int = Field(default=16, ge=1, le=10_000)
     """Commands that one rollout, and tests that one reward worker, runs at the same time; others wait, and their time
     limits begin later. Default 16."""
