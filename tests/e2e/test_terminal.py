@@ -64,6 +64,7 @@ def test_kills_during_commands_and_tests_lose_no_sample_and_leave_no_machine(
         algorithm__promptsPerStep=6,
         algorithm__samplesPerPrompt=4,
         rollout__engine={"kind": "scripted", "arguments": arguments},
+        rollout__agent__maxTurnTokens=None,
         lifecycle={"failurePolicy": {"maxRestarts": 20}},
     )
     run, log = tmp_path / "run", tmp_path / "output"
