@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -54,9 +55,9 @@ def test_kills_during_commands_and_tests_lose_no_sample_and_leave_no_machine(
     plaudit_command: Callable[..., list[str]],
     tmp_path: Path,
 ) -> None:
-    folder = example("13-terminal")
+    folder = shutil.copytree(example("13-terminal"), tmp_path / "job")
     for test in folder.glob("tasks/*/tests/test.sh"):
-        test.write_text(f"sleep 0.5\n{test.read_text().removeprefix('sleep 0.5')}")
+        test.write_text(f"sleep 0.5\n{test.read_text()}")
     arguments = {"latencySeconds": {"kind": "constant", "value": 0.3}, "turns": TURNS}
     job = change_job(
         folder / "job.yaml",
