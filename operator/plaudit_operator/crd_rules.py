@@ -88,6 +88,8 @@ RULES: dict[str, list[CelRule]] = {
         "self.?correction.orDefault() != 'tis' || self.?correctionFloor.orDefault() == 0.0",
         "correction tis has no floor: set correction to decoupled or reject, or remove correctionFloor",
     ),
+    "data.train": _rules(_exactly_one("path", "mixture", "tasks"), "give exactly one of path, mixture and tasks"),
+    "data.validation": _rules(_exactly_one("path", "tasks"), "give exactly one of path and tasks"),
     "rollout": _rules(
         "!has(self.groups) || self.groups.size() == 0 || self.?replicas.orDefault() == 1",
         "replicas counts workers without groups: give each group replicas",
@@ -124,8 +126,8 @@ RULES: dict[str, list[CelRule]] = {
     "rollout.agent.tools[]": _rules(
         "has(self.path) == has(self.function)",
         "path and function belong together: give both",
-        _exactly_one("path", "config", "mcp"),
-        "give exactly one of path with function, config and mcp",
+        _exactly_one("path", "config", "mcp", "sandbox"),
+        "give exactly one of path with function, config, mcp and sandbox",
     ),
     "rollout.agent.tools[].mcp": _rules("has(self.url) != has(self.command)", "give exactly one of url and command"),
     "reward.scorers[]": [

@@ -72,7 +72,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     process, which then imports torch once for all of them.
     """
     examples = tmp_path_factory.mktemp("copy") / "examples"
-    shutil.copytree(EXAMPLES, examples, ignore=shutil.ignore_patterns("data", "model", "runs", "__pycache__"))
+    shutil.copytree(EXAMPLES, examples, ignore=shutil.ignore_patterns("data", "model", "tasks", "runs", "__pycache__"))
     prepared: set[str] = set()
 
     def prepare(name: str) -> Path:

@@ -56,7 +56,8 @@ def test_every_field_has_a_description(root: dict[str, Any]):
 
 
 def test_it_is_small_enough_for_kubectl_apply():
-    assert len(json.dumps(custom_resource_definition())) < 200_000
+    # It is written a second time, into an annotation of at most 262,144 bytes.
+    assert len(json.dumps(custom_resource_definition())) < 230_000
 
 
 def test_the_charts_template_holds_no_other_templates():

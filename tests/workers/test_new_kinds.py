@@ -104,7 +104,7 @@ def test_a_new_kind_of_scorer_has_its_own_fields(scorer_kind: None) -> None:
 
 
 def test_a_kind_is_refused_until_it_is_in_the_table() -> None:
-    with pytest.raises(JobError, match=r"kind: 'length' is not supported. Give 'rule', 'python',.* or 'environment'"):
+    with pytest.raises(JobError, match=r"kind: 'length' is not supported. Give 'rule', 'python',.* or 'verifier'"):
         parse_job(JOB)
     with pytest.raises(JobError, match=r"kind: 'plain' is not supported. Give 'ppo', 'gspo', .* or 'python'"):
         parse_job(job_with(loss={"kind": "plain"}))

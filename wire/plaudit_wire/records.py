@@ -347,6 +347,8 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     instance, or it gave no answer."""
     failure: AgentReward | None = None
     """The reason that the conversation broke off: no scorer runs, and the sample gets this outcome without a value."""
+    machine: str = ""
+    """Name of the machine that its agent left behind (``spec.sandboxes``); empty: it had none."""
 
     @property
     def num_turns(self) -> int | None:

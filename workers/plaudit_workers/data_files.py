@@ -1,4 +1,4 @@
-"""Read the rows of data files one by one: Parquet, JSON and Arrow, whatever wrote them, as streams.
+"""Read the rows of data files one by one: Parquet, JSON, Arrow and folders of Harbor tasks, as streams.
 
 A path is a file, a pattern or a folder of files. Rows are counted from 1 in each file, lines of JSON as an editor
 counts them. Nothing of a file is trusted: what cannot be read, or is no row, is a ``RowError`` that names the file, the
@@ -25,6 +25,7 @@ from plaudit_job.data_row import (
     refused_media,
 )
 from plaudit_job.spec.rollout import ColumnsSpec, DataSpec, TrainDataSpec
+from plaudit_job.tasks import TASK_FILE, TaskError, read_tasks
 from plaudit_wire.errors import RefusedError, described
 from plaudit_wire.plain import PlainDataError, json_value
 
@@ -110,6 +111,8 @@ def files_of(path: str | Path) -> list[DataFile]:
     Raise ``RowError`` if there is none, or if they are no rows of one kind.
     """
     path = Path(path)
+    if _holds_tasks(path):
+        return [DataFile(path, path.name)]
     if os.path.isdir(path):  # unlike pathlib's, it takes a name that is too long
         found = _saved_files(path) or _shards(path, path.iterdir())
         return [DataFile(file, path.name) for file in found]
@@ -159,7 +162,7 @@ def kind_of(path: Path) -> str:
 
 def data_paths(section: TrainDataSpec) -> list[str]:
     """Return the paths of a section's data: a file, a pattern or a folder each."""
-    return [entry.path for entry in section.mixture] or [section.path]
+    return [entry.path for entry in section.mixture] or [section.source]
 
 
 def checked_rows(path: str | Path, form: RowForm = VERL) -> Iterator[NumberedRow]:
@@ -188,6 +191,9 @@ def raw_rows(path: Path, form: RowForm = VERL, further: Sequence[str] = ()) -> I
     Args:
         further: columns to read as well.
     """
+    if _holds_tasks(path):
+        yield from _task_rows(path)
+        return
     if not os.path.isfile(path):
         raise RowError(path, "is a folder" if os.path.isdir(path) else "does not exist", _WRITE_FIRST)
     kind = kind_of(path)
@@ -197,6 +203,19 @@ def raw_rows(path: Path, form: RowForm = VERL, further: Sequence[str] = ()) -> I
         yield from READERS[kind](path, _Columns(path, form, further))
     except OSError as error:
         raise RowError(path, f"cannot be read: {error.strerror or error}", _WRITE_AGAIN) from error
+
+
+def _holds_tasks(path: Path) -> bool:
+    return os.path.isdir(path) and (os.path.isfile(path / TASK_FILE) or any(path.glob(f"*/{TASK_FILE}")))
+
+
+def _task_rows(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        yield from (task.row() for task in read_tasks(path))
+    except TaskError as error:
+        raise RowError(
+            path, str(error).rstrip("."), "Mend or remove the task; plaudit tasks checks all of them"
+        ) from None
 
 
 class _Columns:

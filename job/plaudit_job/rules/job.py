@@ -222,16 +222,40 @@ def _program(agent: AgentSpec) -> Iterator[Problem]:
 def _tool(field: str, tool: ToolSpec) -> Iterator[Problem]:
     if bool(tool.path) != bool(tool.function):
         yield Problem(f"{field}.path", "and function belong together; one is missing", "Give path: … and function: …")
-    elif sum((bool(tool.path), bool(tool.config), tool.mcp is not None)) != 1:
+    elif sum((bool(tool.path), bool(tool.config), tool.mcp is not None, bool(tool.sandbox))) != 1:
         yield Problem(
             field,
-            "needs exactly one of path with function, config and mcp",
-            "Give {path: …, function: …}, {config: …} or {mcp: {url: …}}",
+            "needs exactly one of path with function, config, mcp and sandbox",
+            "Give {path: …, function: …}, {config: …}, {mcp: {url: …}} or {sandbox: bash}",
         )
     if tool.mcp is not None and bool(tool.mcp.url) == bool(tool.mcp.command):
         yield Problem(f"{field}.mcp", "needs exactly one of url and command", "Give url: … or command: […]")
     if tool.mcp is not None and tool.mcp.headers and not tool.mcp.url:
         yield Problem(f"{field}.mcp.headers", "are for url", "Pass what a command needs in its arguments")
+
+
+def _verifiers(spec: Spec) -> Iterator[Problem]:
+    """Yield what scorers of kind verifier miss: the tests of a task, and the machine that an agent has left behind."""
+    for index, scorer in enumerate(spec.reward.scorers):
+        if scorer.kind != "verifier":
+            continue
+        field = f"spec.reward.scorers[{index}].kind"
+        if not spec.uses_sandboxes:
+            yield Problem(
+                field,
+                "is verifier, but no sample of this job has a machine in which tests could run",
+                "Set rollout.agent: {kind: tools, tools: [{sandbox: bash}]}, or choose another kind",
+                also=("spec.rollout.agent.tools",),
+            )
+        for name in ("train", "validation") if spec.trains else ():
+            section = getattr(spec.data, name)
+            if section is not None and section.path and not section.tasks:
+                yield Problem(
+                    field,
+                    f"is verifier, but the rows of data.{name}.path have no tests",
+                    f"Give a folder of Harbor tasks as data.{name}.tasks, or choose another kind",
+                    also=(f"spec.data.{name}.path",),
+                )
 
 
 def _environments(spec: Spec) -> Iterator[Problem]:
@@ -466,6 +490,7 @@ _ALWAYS: tuple[FieldRule, ...] = (
     _autoscaling,
     _files,
     _environments,
+    _verifiers,
 )
 _SCORING_ONLY: tuple[FieldRule, ...] = (_unused_sections,)
 _TRAINING: tuple[FieldRule, ...] = (

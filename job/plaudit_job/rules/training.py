@@ -96,23 +96,22 @@ def turn_advantage_problems(spec: Spec) -> Iterator[Problem]:
 
 
 def data_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield training data that is named not at all, or in two ways."""
-    train = spec.data.train
-    return refusals(
-        (
-            not train.path and not train.mixture,
-            "spec.data.train.path",
-            "is missing",
-            "Add path: … (a file, a pattern or a folder), or mixture: [{path: …, weight: …}]",
-        ),
-        (
-            train.path and train.mixture,
-            "spec.data.train.mixture",
-            "is set beside path",
-            "Remove path, or make it an entry of the mixture",
-            "spec.data.train.path",
-        ),
-    )
+    """Yield data that is named not at all, or in two ways."""
+    if "data" not in spec.model_fields_set:
+        return
+    for name, section in (("train", spec.data.train), ("validation", spec.data.validation)):
+        if section is None:
+            continue
+        forms = ("path", "mixture", "tasks") if name == "train" else ("path", "tasks")
+        given = [form for form in forms if getattr(section, form)]
+        remedy = f"Give one of {', '.join(forms[:-1])} and {forms[-1]}"
+        if not given:
+            yield Problem(f"spec.data.{name}.path", "is missing", f"{remedy}; path is a file, a pattern or a folder")
+        elif len(given) > 1:
+            also = (f"spec.data.{name}.{given[0]}",)
+            yield Problem(f"spec.data.{name}.{given[1]}", f"is set beside {given[0]}", remedy, also=also)
+        if section.tasks and spec.data.columns is not None:
+            yield Problem("spec.data.columns", f"is set, but data.{name}.tasks are no table", "Remove columns")
 
 
 def image_problems(spec: Spec) -> Iterator[Problem]:

@@ -64,6 +64,7 @@ KINDS: dict[str, KindTraits] = {
     "service": KindTraits("a reward service that jobs share", ("service", "cache"), "{name: …}"),
     "model": KindTraits("a reward model served for the job", ("model", "cache"), "{source: …}"),
     "environment": KindTraits("the reward that the sample's tools or environment gave"),
+    "verifier": KindTraits("the tests of the sample's task, run in the machine that its agent left behind"),
 }
 """Every kind of scorer. ``plaudit_workers.service.build`` makes scorers of them."""
 ScorerKind = Annotated[str, KeyOf(KINDS)]

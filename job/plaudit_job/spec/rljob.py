@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from plaudit_job.spec.algorithm import AlgorithmSpec, ModelSpec
-from plaudit_job.spec.pod import PodSpec
+from plaudit_job.spec.pod import PodSpec, quantity
 from plaudit_job.spec.rewards import RewardSpec
 from plaudit_job.spec.rollout import DataSpec, RolloutSpec, TrainDataSpec
-from plaudit_job.spec.section import DNS_LABEL, MUTABLE, Command, FilePath, Section
+from plaudit_job.spec.section import BYTE_QUANTITY, DNS_LABEL, MUTABLE, Command, FilePath, Section
 from plaudit_job.spec.transport import TransportSpec
 
 
@@ -221,6 +221,34 @@ class FilesSpec(Section):
     """Keys to use. Default empty: all, under their own names."""
 
 
+class SandboxesSpec(Section):
+    """The machines of samples: each sample has one, from its first command to the end of its group."""
+
+    provider: Literal["process"] = Field(default="process", json_schema_extra={"enum": ["process"]})
+    """``process``: a folder of the run and Linux namespaces around each command, without root, a container runtime or
+    a network; for tasks without an image. Default process."""
+    max_concurrent: int = Field(default=16, ge=1, le=10_000)
+    """Commands that one rollout, and tests that one reward worker, runs at the same time; others wait, and their time
+    limits begin later. Default 16."""
+    memory: str = Field(default="2Gi", pattern=BYTE_QUANTITY)
+    """Most memory of a machine; a task that asks for less gets less. Default 2Gi, as Harbor's tasks."""
+    disk: str = Field(default="10Gi", pattern=BYTE_QUANTITY)
+    """Most disk of a machine; a task that asks for less gets less. Default 10Gi, as Harbor's tasks."""
+    keep: Literal["none", "failed", "all"] = "none"
+    """Machines that stay in the run's folder (``kept-sandboxes``) when their group ends. ``failed``: those of samples
+    whose tests gave no reward. Default none."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return ``memory`` as a number."""
+        return int(quantity(self.memory))
+
+    @property
+    def disk_bytes(self) -> int:
+        """Return ``disk`` as a number."""
+        return int(quantity(self.disk))
+
+
 class CheckpointSpec(Section):
     """Checkpoints to resume from: model, optimizer, data cursor and ledger, in the run's folder."""
 
@@ -349,6 +377,8 @@ class Spec(Section):
     """The training processes. Required (``trainer: {}`` will do) unless the job only scores."""
     environments: list[EnvironmentServerSpec] = Field(default=[], max_length=16)
     """Servers that agents and scorers use, such as sandboxes. Default none."""
+    sandboxes: SandboxesSpec = SandboxesSpec()
+    """Machines of samples, for tools with ``sandbox`` and scorers of kind ``verifier``."""
     transport: TransportSpec = TransportSpec()
     """The Redis between the processes."""
     storage: StorageSpec = StorageSpec()
@@ -366,6 +396,12 @@ class Spec(Section):
     def trains(self) -> bool:
         """Return True for a job that generates and trains, False for a reward service."""
         return not self.model_fields_set.isdisjoint({"rollout", "trainer"})
+
+    @property
+    def uses_sandboxes(self) -> bool:
+        """Return True if samples have machines: for their tools, or for the tests of their tasks."""
+        agent = self.rollout.agent
+        return self.trains and agent.kind in ("tools", "environment") and any(tool.sandbox for tool in agent.tools)
 
     @property
     def takes_turns(self) -> bool:

@@ -68,7 +68,7 @@ class McpSpec(Section):
 
 
 class ToolSpec(Section):
-    """Tools that the model may call: give ``path`` and ``function``, or ``config``, or ``mcp``."""
+    """Tools that the model may call: give ``path`` and ``function``, or ``config``, or ``mcp``, or ``sandbox``."""
 
     path: FilePath = ""
     """Python file: relative to the job file; on Kubernetes a file of ``spec.files``, or an absolute path on the volume
@@ -79,8 +79,12 @@ class ToolSpec(Section):
     """A YAML file in verl's format (``tool_config_path``), which lists tool classes with their configuration."""
     mcp: McpSpec | None = None
     """An MCP server."""
+    sandbox: Literal["", "bash", "files"] = ""
+    """Tools in the sample's own machine (``spec.sandboxes``). ``bash``: a command of the shell, whose working folder
+    the next call keeps. ``files``: read, write and edit a file. Default empty: none."""
     timeout_seconds: float = Field(default=30.0, gt=0)
-    """Seconds after which the process of a call is killed; ``onToolFailure`` says what follows. Default 30."""
+    """Seconds after which the process of a call is killed; ``onToolFailure`` says what follows. In a machine the model
+    reads that its command was stopped. Default 30."""
 
 
 class AgentSpec(Section):
@@ -289,9 +293,12 @@ class TrainDataSpec(Section):
     """A file, a pattern such as ``shards/*.parquet``, or a folder of files, in verl's columns: ``data_source``,
     ``prompt`` (messages or text), ``reward_model.ground_truth``, ``extra_info``; with ``data.images`` also ``images``.
     Files end with .parquet, .jsonl (also .jsonl.gz, .jsonl.zst), .json (an array of rows) or .arrow; a folder may be
-    one that ``save_to_disk`` of ``datasets`` wrote."""
+    one that ``save_to_disk`` of ``datasets`` wrote. Give exactly one of ``path``, ``mixture`` and ``tasks``."""
     mixture: list[WeightedDataSpec] = Field(default=[])
     """In place of ``path``: several files, patterns or folders, and their shares. Default: ``path`` alone."""
+    tasks: FilePath = ""
+    """In place of ``path``: a folder of Harbor tasks, or one task. Each is a row, its instruction the prompt. Rollouts
+    and reward workers read it as well; on Kubernetes an absolute path on the volume."""
     shuffle: bool = True
     """Shuffle for every epoch, from ``spec.seed``. Default true: files are often sorted by source or difficulty."""
     max_prompt_length: int = Field(default=1024, ge=1, le=1_000_000)
@@ -301,6 +308,11 @@ class TrainDataSpec(Section):
     """Train only prompts of a measured difficulty. Default: all."""
     skip_solved: SkipSolvedSpec | None = None
     """Skip prompts that this run has always solved. Default: none is skipped."""
+
+    @property
+    def source(self) -> str:
+        """Return the file or folder that has the rows."""
+        return self.path or self.tasks
 
 
 class ValidationSamplingSpec(Section):
@@ -329,8 +341,11 @@ class ValidationSamplingSpec(Section):
 class ValidationDataSpec(Section):
     """Prompts that are scored at intervals and never trained."""
 
-    path: FilePath = Field(min_length=1)
-    """A file, a pattern or a folder in the same columns as the training data."""
+    path: FilePath = ""
+    """A file, a pattern or a folder in the same columns as the training data. Give exactly one of ``path`` and
+    ``tasks``."""
+    tasks: FilePath = ""
+    """A folder of Harbor tasks, or one task, as in ``train``."""
     every_steps: int = Field(default=20, ge=1)
     """Steps between two validations; the first is before step 1, the last after the last step. Default 20: a few per
     cent of the work with usual data sizes."""
@@ -340,6 +355,11 @@ class ValidationDataSpec(Section):
     """Samples of each prompt. Default 1: enough at temperature 0."""
     sampling: ValidationSamplingSpec = ValidationSamplingSpec()
     """Their sampling."""
+
+    @property
+    def source(self) -> str:
+        """Return the file or folder that has the rows."""
+        return self.path or self.tasks
 
 
 class ImagesSpec(Section):

@@ -59,7 +59,7 @@ SINGLE_FIELDS: list[tuple[dict[str, Any], str]] = [
     (
         {"reward.scorers.0.kind": "pyton"},
         "spec.reward.scorers[0].kind: 'pyton' is not supported. Give 'rule', 'python', 'judge', 'http', 'service', "
-        "'model' or 'environment'",
+        "'model', 'environment' or 'verifier'",
     ),
     (
         {"reward.scorers.0.python.function": "a b"},

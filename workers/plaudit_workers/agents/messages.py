@@ -381,6 +381,8 @@ class Trajectory:
     """Further token sequences of the sample, each with ``prompt_ids`` of its own; they train with its advantage."""
     replaced_parameters: list[str] = field(default_factory=list)
     """Names of request parameters in whose place the job's own values were used."""
+    machine: str = ""
+    """Name of the machine in which its tools ran; empty: none did."""
 
     def add_turn(self, sample: FinishedSample) -> None:
         """Append a response of the policy."""

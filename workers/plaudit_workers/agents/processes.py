@@ -48,6 +48,7 @@ from plaudit_workers.agents.messages import (
     from_sample,
     from_template,
 )
+from plaudit_workers.agents.sandbox_tools import sandbox_tools
 from plaudit_workers.job_start import environment_url
 
 logger = get_logger(__name__)
@@ -189,7 +190,12 @@ class AgentProcesses:
         self._opening = asyncio.Lock()
 
     async def open(self) -> list[Tool]:
-        """Start the template; return the tools that it loaded. Raise ``RefusedError`` if a file cannot be used."""
+        """Start the template; return the tools that it loaded. Raise ``RefusedError`` if a file cannot be used.
+
+        Without sources there is nothing to start.
+        """
+        if not self._sources:
+            return []
         async with self._opening:
             if self._loaded is None:
                 await self._start()
@@ -326,7 +332,7 @@ def sources_of(job: RLJob) -> list[Source]:
         return [AgentClass(agent.path, agent.class_name)]
     if agent.kind == "endpoint":
         return [Program(list(agent.command), agent.path, agent.function)]
-    tools = [_tool_source(tool) for tool in agent.tools]
+    tools = [_tool_source(tool) for tool in agent.tools if not tool.sandbox]
     if agent.kind == "environment":
         return [_environment_source(job), *tools]
     return tools if agent.kind == "tools" else []
@@ -338,9 +344,21 @@ async def described_tools(job: RLJob) -> list[dict[str, Any]]:
         return []
     processes = AgentProcesses(sources_of(job))
     try:
-        return [tool.schema for tool in await processes.open()]
+        return [tool.schema for tool in await opened_tools(job, processes)]
     finally:
         await processes.close()
+
+
+async def opened_tools(job: RLJob, processes: AgentProcesses) -> list[Tool]:
+    """Return every tool that the job's samples may call: those that the processes load, then those of machines.
+
+    Raises ``RefusedError`` if a file cannot be used, or two tools have the same name.
+    """
+    tools = [*await processes.open(), *sandbox_tools(job.spec.rollout.agent)]
+    names = [tool.name for tool in tools]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise RefusedError(f"spec.rollout.agent.tools: two tools have the name {twice!r}; rename or remove one")
+    return tools
 
 
 def _environment_source(job: RLJob) -> Source:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from plaudit_job.fields import is_hub_id
 from plaudit_job.problem import Problem
 from plaudit_job.spec.rewards import RewardModelSpec, ServedModelSpec
 from plaudit_job.spec.rljob import RLJob
+from plaudit_job.tasks import TaskError, read_tasks
 from plaudit_reward.endpoint.judge import PromptTemplate
+from plaudit_reward.machines import task_problem
 from plaudit_wire.errors import ConfigurationError
 
 _REWARD_CLASS = re.compile(r"(ForRewardModeling|(For(Process)?)?RewardModel)$")
@@ -29,7 +32,7 @@ _RELATIVE = "Correct the path: it is relative to the job file"
 
 def check_files(job: RLJob) -> list[Problem]:
     """Find every problem of the files that the job names but data: models, Python files, templates, checkpoints."""
-    training = (_model, _loss, _rollout, _checkpoint) if job.spec.trains else ()
+    training = (_model, _tasks, _loss, _rollout, _checkpoint) if job.spec.trains else ()
     return [problem for check in (*training, _scorers) for problem in check(job)]
 
 
@@ -91,6 +94,18 @@ def hub_cache(source: str) -> Path:
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     return cache / f"models--{source.replace('/', '--')}"
+
+
+def _tasks(job: RLJob) -> Iterator[Problem]:
+    """Report the first task of each folder that machines of this job cannot run."""
+    if not job.spec.uses_sandboxes:
+        return
+    for name, section in (("train", job.spec.data.train), ("validation", job.spec.data.validation)):
+        if section is not None and section.tasks:
+            with suppress(TaskError):  # which the rows report
+                problems = filter(None, map(task_problem, read_tasks(Path(section.tasks))))
+                if problem := next(problems, ""):
+                    yield Problem(f"spec.data.{name}.tasks", problem, "plaudit tasks checks all of them")
 
 
 def _scorers(job: RLJob) -> Iterator[Problem]:

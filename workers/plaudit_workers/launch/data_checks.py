@@ -22,7 +22,7 @@ from plaudit_job.problem import Problem, is_within
 from plaudit_job.spec.algorithm import ModelSpec
 from plaudit_job.spec.rewards import ScorerSpec
 from plaudit_job.spec.rljob import RLJob
-from plaudit_job.spec.rollout import ImagesSpec, TrainDataSpec
+from plaudit_job.spec.rollout import ImagesSpec, TrainDataSpec, ValidationDataSpec
 from plaudit_reward.rules.scorer import ground_truth_problem, rule_of
 from plaudit_wire.errors import RefusedError, described
 from plaudit_workers.agents.processes import described_tools
@@ -81,12 +81,17 @@ def data_sections(job: RLJob) -> dict[str, tuple[str, TrainDataSpec]]:
     """Return, by the field that names it, each path of a job's data with the section that says what of it is used."""
     data = job.spec.data
     found = {f"spec.data.train.mixture[{number}].path": each.path for number, each in enumerate(data.train.mixture)}
-    found = found or {"spec.data.train.path": data.train.path}
+    found = found or {f"spec.data.train.{_field(data.train)}": data.train.source}
     sections = {name: (path, data.train) for name, path in found.items() if path}
     if data.validation is not None:
-        section = TrainDataSpec(path=data.validation.path, max_prompt_length=data.train.max_prompt_length)
-        sections["spec.data.validation.path"] = (data.validation.path, section)
+        own = data.validation
+        section = TrainDataSpec(path=own.source, max_prompt_length=data.train.max_prompt_length)
+        sections[f"spec.data.validation.{_field(own)}"] = (own.source, section)
     return sections
+
+
+def _field(section: TrainDataSpec | ValidationDataSpec) -> str:
+    return "path" if section.path or not section.tasks else "tasks"
 
 
 def data_problem(name: str, path: str, form: RowForm = VERL, images: ImagesSpec | None = None) -> Problem | None:

@@ -283,6 +283,7 @@ def sample_body(
         agent_reward=trajectory.reward,
         environment=trajectory.environment,
         failure=trajectory.failure,
+        machine=trajectory.machine,
     )
     branches = [Branch(**_arrays(branch)) for branch in trajectory.branches]
     return SampleBody(**_arrays(trajectory), generation=generation, sample=sample, branches=branches)

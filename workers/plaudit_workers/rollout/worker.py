@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from plaudit_job.spec.rljob import RLJob
+from plaudit_reward.machines import RunMachines
 from plaudit_sandbox.confinement import forbid_inspection
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import WorkerRecord
-from plaudit_workers.agents.processes import AgentProcesses, sources_of
+from plaudit_workers.agents.processes import AgentProcesses, opened_tools, sources_of
 from plaudit_workers.job_start import accepts, await_environments, load_training_job
 from plaudit_workers.process import (
     HealthServer,
@@ -90,7 +91,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     if job.spec.rollout.agent.kind != "singleTurn":
         forbid_inspection()  # by users' agents and tools, which run in processes of the same user
     await await_environments(job)
-    async with open_agent(job) as agent:
+    async with open_agent(job, settings.run_folder) as agent:
         engine = build_engine(job, member, settings.run_folder)
         transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill", stop=stop)
         try:
@@ -237,7 +238,7 @@ def build_engine(job: RLJob, member: ReplicaMember = WHOLE, run_folder: Path = P
 
 
 @asynccontextmanager
-async def open_agent(job: RLJob) -> AsyncIterator[Agent]:
+async def open_agent(job: RLJob, run_folder: Path = Path()) -> AsyncIterator[Agent]:
     """Open the agent of ``spec.rollout.agent``; its processes end with the context."""
     agent = job.spec.rollout.agent
     if agent.kind == "singleTurn":
@@ -253,26 +254,30 @@ async def open_agent(job: RLJob) -> AsyncIterator[Agent]:
         if agent.kind == "custom" or processes.environment == "loop":
             yield CustomAgent(processes, agent.timeout_seconds)
         else:
-            yield await _conversations(job, processes)
+            yield await _conversations(job, processes, run_folder)
     finally:
         await processes.close()
 
 
-async def _conversations(job: RLJob, processes: AgentProcesses) -> Agent:
+async def _conversations(job: RLJob, processes: AgentProcesses, run_folder: Path) -> Agent:
     prepare_environment(job.spec.model.source)  # before anything imports torch
     from plaudit_workers.rollout.agents.chat import ToolCallParser, opens_reasoning
+    from plaudit_workers.rollout.agents.machine_tools import MachineTools
     from plaudit_workers.rollout.agents.tools import EnvironmentAgent, ToolAgent, ToolLimits
     from plaudit_workers.tokenizer import ChatTemplate
 
-    spec, tools = job.spec.rollout.agent, await processes.open()
+    spec, tools = job.spec.rollout.agent, await opened_tools(job, processes)
     schemas = [tool.schema for tool in tools]
     template = ChatTemplate.of_model(job.spec.model, schemas)
     parser = ToolCallParser(spec.tool_parser, template.tokenizer, schemas, opened=opens_reasoning(template))
-    chat, limit_s = (template, parser, processes, tools, ToolLimits.from_spec(spec)), spec.environment_timeout_seconds
+    machines = await MachineTools.of_job(job, RunMachines.of_job(job, run_folder))
+    chat = template, parser, processes, tools, ToolLimits.from_spec(spec), machines
     if spec.kind == "tools":
         agent = ToolAgent(*chat)
     else:
-        agent = EnvironmentAgent(*chat, reads_text=processes.environment == "text", step_limit_s=limit_s)
+        agent = EnvironmentAgent(
+            *chat, reads_text=processes.environment == "text", step_limit_s=spec.environment_timeout_seconds
+        )
     if remark := agent.suffix.check(tools[0].name if tools else "", job.spec.rollout.sampling.stop):
         logger.warning(remark)
     return agent

@@ -41,9 +41,11 @@ from plaudit_reward.endpoint.shapes import CALLER_HEADER, SHAPES
 from plaudit_reward.functions.function import declares_post_process
 from plaudit_reward.functions.result import ServedModel, Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer, PostProcess, Router
+from plaudit_reward.machines import RunMachines
 from plaudit_reward.pipeline import Pipeline
 from plaudit_reward.rules.scorer import RuleScorer
 from plaudit_reward.scorer import GroupScorer, InlineScorer, Scorer, agent_reward
+from plaudit_reward.verifier import VerifierScorer
 from plaudit_wire.errors import ConfigurationError, RefusedError
 from plaudit_wire.logs import drawn, get_logger, traceparent
 from plaudit_wire.names import Names
@@ -70,6 +72,10 @@ class BuildContext:
     """Holds the calls to those of them that sleep during updates."""
     version: str = ""
     """Of the job's scoring (``scoring_version``); empty outside of a run."""
+    machines: RunMachines | None = None
+    """The machines of the run's samples; None for a job without, and outside of a run."""
+    max_concurrent_tests: int = 1
+    """Tests that this process runs in machines at the same time."""
     traced_share: float | None = None
     """Share of the samples whose spans are kept (``metrics.traces``); None: nothing is traced."""
 
@@ -307,6 +313,15 @@ def _environment_scorer(scorer: ScorerSpec, context: BuildContext) -> InlineScor
     return InlineScorer(scorer.name, agent_reward)
 
 
+def _verifier_scorer(scorer: ScorerSpec, context: BuildContext) -> VerifierScorer:
+    if context.machines is None:
+        raise RefusedError(
+            f"scorer {scorer.name} (kind verifier) runs tests in the machines of a run's samples, and there are none "
+            "outside of a run: check the tasks and their tests with plaudit tasks"
+        )
+    return VerifierScorer(scorer.name, context.machines, context.max_concurrent_tests)
+
+
 def _python_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:
     assert scorer.python is not None
     router = None
@@ -465,5 +480,6 @@ MAKERS: dict[str, Maker] = {
     "http": _http_scorer,
     "service": _service_scorer,
     "environment": _environment_scorer,
+    "verifier": _verifier_scorer,
 }
 """By kind; ``spec.rewards.KINDS`` describes each."""

@@ -18,6 +18,7 @@ import msgspec
 from plaudit_job.load import load_job
 from plaudit_job.spec.rljob import RLJob
 from plaudit_reward.endpoint.served import CallGate
+from plaudit_reward.machines import RunMachines
 from plaudit_reward.pipeline import Pipeline
 from plaudit_sandbox.confinement import forbid_inspection
 from plaudit_wire.logs import get_logger
@@ -103,6 +104,8 @@ def _context(job: RLJob, settings: ProcessSettings, version: str, gate: CallGate
         model_servers=settings.model_servers,
         gate=gate,
         version=version,
+        machines=RunMachines.of_job(job, settings.run_folder),
+        max_concurrent_tests=job.spec.sandboxes.max_concurrent,
         traced_share=job.spec.metrics.traces.share if job.spec.metrics.traces.endpoint else None,
     )
 

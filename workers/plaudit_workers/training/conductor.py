@@ -37,6 +37,7 @@ from plaudit_workers.training.groups import (
     failed_samples,
     failure_reasons,
 )
+from plaudit_workers.training.machines import EndedMachines
 from plaudit_workers.training.resume import BackendThread, TrainerBackend, take_over
 from plaudit_workers.training.state import RunContext, RunState, refuse_replaced
 from plaudit_workers.training.step import OpenStep, StepReport, StepTraining
@@ -105,9 +106,22 @@ class Conductor:
         self._background.start_endless(self._intake.collect())
         self._background.start_endless(Upkeep(self._run, self._state, self._admitter).keep())
         self._background.start_endless(self._announcements.write_requested_files())
+        machines = self._machines()
         done = await self._steps(broken_off)
         self._background.cancel_endless()
+        if machines is not None and done:
+            await machines.end()
         return done
+
+    def _machines(self) -> EndedMachines | None:
+        """Begin to remove the machines of ended groups; return None for a job without machines."""
+        keep = self._run.plan.keep_machines
+        if keep is None:
+            return None
+        machines = EndedMachines(self._run.folder, keep, self._state.ledger)
+        machines.begin()
+        self._background.start_endless(machines.remove())
+        return machines
 
     async def _steps(self, broken_off: dict[str, Any] | None) -> bool:
         self._background.start(self._admitter.admit_training())

@@ -59,7 +59,7 @@ class PromptData:
         if data.validation is None:
             return None
         limit = data.train.max_prompt_length
-        section = TrainDataSpec(path=data.validation.path, shuffle=False, max_prompt_length=limit)
+        section = TrainDataSpec(path=data.validation.source, shuffle=False, max_prompt_length=limit)
         return cls.load(section, renderer, 0, RowForm.of_data(data), folder)
 
     @classmethod

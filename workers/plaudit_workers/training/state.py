@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from plaudit_job.spec.rewards import AuditSpec
 from plaudit_job.spec.rljob import RLJob
@@ -236,6 +236,8 @@ class RunPlan:
     """The scorers that only audit, by name."""
     watches_drift: bool = False
     """The drift of a scorer is watched."""
+    keep_machines: Literal["none", "failed", "all"] | None = None
+    """Machines of samples that stay when their groups end; None: samples have no machines."""
     skip_solved: SolvedRule | None = None
     """The prompts that are skipped because the run has always solved them; None: none."""
     retry_pauses_s: tuple[float, ...] = (10.0, 60.0, 300.0)
@@ -276,6 +278,7 @@ class RunPlan:
             keep_samples=spec.metrics.keep_samples,
             auditors=spec.reward.auditors,
             watches_drift=bool(spec.reward.watched),
+            keep_machines=spec.sandboxes.keep if spec.uses_sandboxes else None,
             skip_solved=None if solved is None else SolvedRule(solved.threshold, solved.min_visits),
         )
 

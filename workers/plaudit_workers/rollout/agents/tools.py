@@ -41,6 +41,7 @@ from plaudit_workers.rollout.agents.chat import (
     tool_message,
     without_end,
 )
+from plaudit_workers.rollout.agents.machine_tools import MachineTools, SampleMachine
 from plaudit_workers.tokenizer import ChatTemplate
 
 _ONE_CALL = "only the first call of a turn is run"
@@ -70,11 +71,18 @@ class CallEnd:
     reward: float | None = None
     done: bool = False
     """The environment ended the episode."""
+    in_machine: bool = False
+    """The call ran in the sample's own machine."""
 
-    @property
-    def failed(self) -> bool:
-        """Return True if it passed its limit or its process ended, which ``onToolFailure`` decides on."""
-        return self.outcome in ("timeout", "killed")
+    def ends_sample(self, fail_on_tool_failure: bool) -> bool:
+        """Return True if the sample ends without a score.
+
+        A call that passed its limit or whose process ended does so where ``onToolFailure`` says so. In a machine the
+        policy can bring a limit about, and a machine that fails is not the policy's fault.
+        """
+        if self.in_machine:
+            return self.outcome == "killed"
+        return fail_on_tool_failure and self.outcome in ("timeout", "killed")
 
 
 class ToolProcess:
@@ -82,11 +90,17 @@ class ToolProcess:
 
     Args:
         create_arguments: by the tool's name, the arguments of ``create`` of verl's tools.
+        machine: runs the tools that are its own, in place of the process.
     """
 
     def __init__(
-        self, processes: AgentProcesses, tools: Mapping[str, Tool], create_arguments: Mapping[str, dict[str, Any]]
+        self,
+        processes: AgentProcesses,
+        tools: Mapping[str, Tool],
+        create_arguments: Mapping[str, dict[str, Any]],
+        machine: SampleMachine | None = None,
     ) -> None:
+        self._machine = machine
         self._processes = processes
         self._tools = tools
         self._create_arguments = create_arguments
@@ -107,7 +121,26 @@ class ToolProcess:
         return self._process is not None and self._process.died.done()
 
     async def call(self, calls: Sequence[ParsedCall]) -> list[CallEnd]:
-        """Run the calls at the same time; return their ends in order. Never raises."""
+        """Run the calls at the same time, those in the machine one by one; return their ends in order. Never raises."""
+        inside = [self._machine is not None and self._machine.runs(call.name) for call in calls]
+        of_process, of_machine = await asyncio.gather(
+            self._call_process([call for call, own in zip(calls, inside, strict=True) if not own]),
+            self._call_machine([call for call, own in zip(calls, inside, strict=True) if own]),
+        )
+        left = {True: iter(of_machine), False: iter(of_process)}
+        return [next(left[own]) for own in inside]
+
+    async def _call_machine(self, calls: Sequence[ParsedCall]) -> list[CallEnd]:
+        ends = []
+        for call in calls:
+            assert self._machine is not None
+            end = await self._machine.call(call.name, call.arguments)
+            ends.append(CallEnd(end.outcome, end.text, end.call_s, end.wait_s, in_machine=True))
+        return ends
+
+    async def _call_process(self, calls: Sequence[ParsedCall]) -> list[CallEnd]:
+        if not calls:
+            return []
         began = time.monotonic()
         try:
             process = await self._forked()
@@ -226,7 +259,9 @@ class ToolAgent:
         processes: AgentProcesses,
         tools: Sequence[Tool],
         limits: ToolLimits = ToolLimits(),
+        machines: MachineTools | None = None,
     ) -> None:
+        self.machines = machines
         self.template = template
         self.parser = parser
         self.suffix = ChatSuffix(template)
@@ -235,8 +270,16 @@ class ToolAgent:
         self.limits = limits
 
     async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
-        """Hold one conversation."""
-        async with ToolProcess(self.processes, self.tools, _create_arguments(prompt)) as process:
+        """Hold one conversation; raise ``AgentError`` if it has no trajectory."""
+        if self.machines is None:
+            return await self._run(prompt, generate, None)
+        async with self.machines.of(prompt) as machine:
+            trajectory = await self._run(prompt, generate, machine)
+            trajectory.machine = machine.name
+            return trajectory
+
+    async def _run(self, prompt: Prompt, generate: Generate, machine: SampleMachine | None) -> Trajectory:
+        async with ToolProcess(self.processes, self.tools, _create_arguments(prompt), machine) as process:
             conversation = self.conversation(prompt, generate, process)
             try:
                 async with asyncio.timeout(self.limits.seconds):
@@ -346,8 +389,9 @@ class Conversation:
         self.trajectory.tool_rewards += [end.reward for end in ends if end.reward is not None]
         if self.trajectory.tool_rewards:
             self.trajectory.reward = AgentReward("scored", sum(self.trajectory.tool_rewards))
-        failed = next((end for end in ends if end.failed), None)
-        if failed is not None and self._agent.limits.fail_on_tool_failure:
+        fail = self._agent.limits.fail_on_tool_failure
+        failed = next((end for end in ends if end.ends_sample(fail)), None)
+        if failed is not None:
             outcome: Literal["timeout", "infra_error"] = "timeout" if failed.outcome == "timeout" else "infra_error"
             self.trajectory.failure = AgentReward(outcome, reason=failed.text)
 

@@ -1,0 +1,126 @@
+"""Jobs whose samples have machines: tasks as rows, tools in machines, scorers of kind verifier."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from harbor_tasks import write_sum_task
+from plaudit_job.load import load_job, parse_job
+from plaudit_job.problem import JobError
+from plaudit_workers.data_files import RowError, checked_rows
+from plaudit_workers.launch.checks import check_files
+
+JOB: dict[str, Any] = {
+    "apiVersion": "plaudit.dev/v1alpha1",
+    "kind": "RLJob",
+    "metadata": {"name": "terminal"},
+    "spec": {
+        "model": {"source": "org/model"},
+        "data": {"train": {"tasks": "tasks"}},
+        "algorithm": {"steps": 1},
+        "rollout": {"agent": {"kind": "tools", "tools": [{"sandbox": "bash"}]}},
+        "reward": {"scorers": [{"name": "tests", "kind": "verifier"}]},
+        "trainer": {},
+    },
+}
+
+
+def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    job = copy.deepcopy(JOB)
+    change(job["spec"])
+    return job
+
+
+def test_a_job_with_tasks_a_shell_and_a_verifier_is_valid() -> None:
+    spec = parse_job(JOB).spec
+    assert spec.uses_sandboxes
+    assert spec.data.train.source == "tasks"
+    assert (spec.sandboxes.memory_bytes, spec.sandboxes.disk_bytes) == (2 << 30, 10 << 30)
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "text"),
+    [
+        (
+            lambda spec: spec["data"]["train"].update(path="a.parquet"),
+            "spec.data.train.path",
+            "and tasks are both given",
+        ),
+        (lambda spec: spec["data"].update(train={}), "spec.data.train.path", "or tasks is missing"),
+        (
+            lambda spec: spec["data"].update(validation={"path": "a.parquet"}),
+            "spec.reward.scorers[0].kind",
+            "the rows of data.validation.path have no tests",
+        ),
+        (
+            lambda spec: spec["rollout"].update(agent={}),
+            "spec.reward.scorers[0].kind",
+            "no sample of this job has a machine",
+        ),
+        (
+            lambda spec: [spec.pop(name) for name in ("model", "data", "algorithm", "rollout", "trainer")],
+            "spec.reward.scorers[0].kind",
+            "no sample of this job has a machine",
+        ),
+        (
+            lambda spec: spec["rollout"]["agent"]["tools"][0].update(config="tools.yaml"),
+            "spec.rollout.agent.tools[0]",
+            "exactly one of path with function, config, mcp and sandbox",
+        ),
+        (
+            lambda spec: spec.update(sandboxes={"provider": "pods"}),
+            "spec.sandboxes.provider",
+            "'pods'",
+        ),
+        (lambda spec: spec.update(sandboxes={"memory": "much"}), "spec.sandboxes.memory", "number of bytes"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(
+    change: Callable[[dict[str, Any]], object], field: str, text: str
+) -> None:
+    with pytest.raises(JobError) as refused:
+        parse_job(changed(change))
+    assert [problem.field for problem in refused.value.problems] == [field]
+    assert text in str(refused.value)
+
+
+def test_tasks_are_rows_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        write_sum_task(tmp_path / name)
+    rows = [numbered.row for numbered in checked_rows(tmp_path)]
+    assert [Path(row.extra_info["task"]).name for row in rows] == ["a", "b"]
+    assert rows[0].prompt == [{"role": "user", "content": "Write the sum of a and b to sum."}]
+    assert len(rows[0].extra_info["digest"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("files", "complaint"),
+    [
+        ({"task.toml": "[environment]\ntpu = 'v5'"}, "task b: task.toml: environment.tpu: TPUs are not supported"),
+        ({"instruction.md": " "}, "task b: instruction.md is empty"),
+        ({"environment/Dockerfile": "FROM debian"}, "task b needs an image of its environment/Dockerfile"),
+        ({"task.toml": "[verifier.env]\nKEY = '${PLAUDIT_UNSET}'"}, "task b: the variable PLAUDIT_UNSET is not set"),
+    ],
+)
+def test_a_task_that_cannot_be_run_is_refused_before_the_run(
+    tmp_path: Path, files: dict[str, str], complaint: str
+) -> None:
+    write_sum_task(tmp_path / "tasks" / "a")
+    write_sum_task(tmp_path / "tasks" / "b")
+    for name, content in files.items():
+        (tmp_path / "tasks" / "b" / name).write_text(content)
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
+    problems = [each for each in check_files(load_job(tmp_path / "job.yaml")) if each.field == "spec.data.train.tasks"]
+    assert len(problems) == 1
+    assert complaint in str(problems[0])
+
+
+def test_a_folder_without_tasks_is_no_data(tmp_path: Path) -> None:
+    with pytest.raises(RowError, match="is a folder without Harbor tasks"):
+        list(checked_rows(tmp_path))

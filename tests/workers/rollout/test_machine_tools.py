@@ -1,0 +1,159 @@
+"""Tools in a sample's own machine, as a rollout's conversation calls them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chat_tokenizer import chat_tokenizer
+from episodes import play
+from harbor_tasks import run_machines, write_sum_task
+from namespaces import HAS_NAMESPACES
+from plaudit_job.spec.rollout import AgentSpec, ToolSpec
+from plaudit_job.tasks import read_task
+from plaudit_wire.messages import SampleBody
+from plaudit_workers.agents.processes import AgentProcesses
+from plaudit_workers.agents.sandbox_tools import sandbox_tools
+from plaudit_workers.rollout.agents.chat import ToolCallParser
+from plaudit_workers.rollout.agents.machine_tools import MachineTools
+from plaudit_workers.rollout.agents.tools import ToolAgent, ToolLimits
+from plaudit_workers.tokenizer import ChatTemplate
+from waiting import until
+
+pytestmark = pytest.mark.skipif(not HAS_NAMESPACES, reason="this kernel makes no namespaces for us")
+Play = Callable[..., Coroutine[Any, Any, tuple[SampleBody, list[str]]]]
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def bash(command: str) -> str:
+    return call("bash", command=command)
+
+
+@pytest.fixture
+async def play_in_machine(tmp_path: Path) -> AsyncIterator[Play]:
+    """Play a sample whose policy writes the turns; return its body and the texts that the tools answered."""
+    run_machines(tmp_path)
+    processes = AgentProcesses([])
+
+    async def played(*turns: str, timeout_s: float = 20.0, disk_mb: int = 64, **changes: Any) -> Any:
+        tools = [ToolSpec(sandbox="bash", timeout_seconds=timeout_s), ToolSpec(sandbox="files")]
+        described = sandbox_tools(AgentSpec(kind="tools", tools=tools))
+        tokenizer = chat_tokenizer()
+        template = ChatTemplate(tokenizer, [tool.schema for tool in described])
+        parser = ToolCallParser("hermes", tokenizer, template.tools)
+        limits = ToolLimits(turns=20, fail_on_tool_failure=True)
+        shared = MachineTools(run_machines(tmp_path, disk_mb), described, 2)
+        agent = ToolAgent(template, parser, processes, described, limits, shared)
+        _, body = await play(agent, tokenizer, *turns, "Done.", max_tokens=8000, **changes)
+        answers = [message["content"] for message in body.sample.completion if message["role"] == "tool"]
+        return body, answers
+
+    yield played
+    await processes.close()
+
+
+async def test_files_and_the_working_folder_stay_between_calls(play_in_machine: Play, tmp_path: Path) -> None:
+    body, answers = await play_in_machine(
+        bash("mkdir -p /app/src && cd /app/src && echo one > first"),
+        bash("pwd; cat first; x=1"),
+        bash("cd gone; echo x=$x >&2; exit 3"),
+        bash("cat <<'END'\nno end"),
+        bash("pwd"),
+    )
+    assert answers[0] == "(no output)"
+    assert answers[1] == "/app/src\none"
+    assert answers[2].endswith("x=\n(exit code 3)")
+    assert answers[4] == "/app/src"
+    assert body.sample.failure is None
+    machine = tmp_path / "sandboxes" / body.sample.machine
+    assert (machine / "files/app/src/first").read_text() == "one\n"
+    assert body.sample.machine.startswith("t-0-1.0/0-")
+    calls = [each for turn in body.generation.turns for each in turn.calls]
+    assert [each.outcome for each in calls] == ["ok"] * 5
+    assert all(each.call_s > 0 for each in calls)
+
+
+async def test_the_machine_of_a_task_has_the_files_of_its_environment(play_in_machine: Play, tmp_path: Path) -> None:
+    folder = write_sum_task(
+        tmp_path / "sum", config="[environment]\nworkdir = '/workspace'\nenv = {NAME = '${PLAUDIT_NONE:-given}'}"
+    )
+    row = read_task(folder).row()
+    _, answers = await play_in_machine(
+        bash("pwd; cat a b; echo $NAME; ls /tests /solution"), extra_info=row["extra_info"]
+    )
+    assert answers[0].startswith("/workspace\n34given\n")
+    assert answers[0].count("cannot access") == 2
+
+
+async def test_files_are_read_written_and_edited(play_in_machine: Play) -> None:
+    _, answers = await play_in_machine(
+        call("write_file", path="src/a.py", content="x = 1\ny = 2\nz = 3\n"),
+        call("read_file", path="/app/src/a.py", first_line=2, num_lines=1),
+        call("edit_file", path="src/a.py", old="y = 2", new="y = 'é'"),
+        call("read_file", path="src/a.py"),
+        call("edit_file", path="src/a.py", old=" = ", new=""),
+        call("read_file", path="src/b.py"),
+        call("write_file", path=7, content=""),
+        call("write_file", path="/usr/bin/x", content=""),
+    )
+    assert answers[:4] == ["written", "y = 2", "edited", "x = 1\ny = 'é'\nz = 3"]
+    assert answers[4].startswith("Error: src/a.py holds the text 3 times, not once")
+    assert "No such file" in answers[5]
+    assert answers[6] == "Error: the argument path is missing or no text"
+    assert "Read-only file system" in answers[7]
+
+
+async def test_what_the_policy_brings_about_does_not_end_its_sample(play_in_machine: Play) -> None:
+    body, answers = await play_in_machine(
+        bash("echo begun; sleep 100"),
+        bash("head -c 20000000 /dev/zero > big"),
+        bash("rm big; kill -9 $$"),
+        bash("echo a\0b"),
+        bash("echo alive"),
+        timeout_s=3.0,
+        disk_mb=8,
+    )
+    assert answers[0] == "begun\n(stopped: it did not end within 3 s)"
+    assert answers[1] == "(stopped: your machine has no more disk)"
+    assert answers[2] == "Killed\n(exit code 137)"
+    assert "put it into a file" in answers[3]
+    assert answers[4] == "alive"
+    assert body.sample.failure is None
+    assert body.sample.machine
+
+
+async def test_calls_of_a_turn_run_in_order(play_in_machine: Play) -> None:
+    _, answers = await play_in_machine(
+        "".join(bash(f"echo {each} >> log") for each in "abc"), bash("tr -d '\\n' < log")
+    )
+    assert answers[-1] == "abc"
+
+
+async def test_a_machine_that_cannot_be_made_ends_the_sample_without_a_score(
+    play_in_machine: Play, tmp_path: Path
+) -> None:
+    folder = write_sum_task(tmp_path / "sum")
+    extra_info = read_task(folder).row()["extra_info"]
+    (folder / "environment" / "Dockerfile").write_text("FROM scratch")
+    body, _ = await play_in_machine(bash("true"), extra_info=extra_info)
+    assert body.sample.failure is not None
+    assert body.sample.failure.outcome == "data_error"
+    assert "has changed since the run read it" in (body.sample.failure.reason or "")
+    assert list((tmp_path / "sandboxes").glob("*/*")) == []
+
+
+async def test_a_sample_that_is_given_up_leaves_no_machine(play_in_machine: Play, tmp_path: Path) -> None:
+    playing = asyncio.ensure_future(play_in_machine(bash("touch begun; sleep 100"), timeout_s=100.0))
+    began = tmp_path / "sandboxes"
+    await until(lambda: list(began.glob("*/*/files/app/begun")), 120.0)
+    playing.cancel()
+    await asyncio.wait([playing])
+    assert list(began.glob("*/*")) == []

@@ -1,0 +1,219 @@
+"""Run the policy's calls of ``bash`` and of the files' tools in the sample's own machine.
+
+What the policy brings about itself (a command that does not end, a full
+disk) is a text that it reads, and never the end of the sample: it would get rid of a bad score that way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from plaudit_job.spec.rljob import RLJob
+from plaudit_job.tasks import expand
+from plaudit_reward.machines import WORKDIR, RunMachines, task_of, task_problem
+from plaudit_sandbox import machine as sandbox_machine
+from plaudit_sandbox.machine import CommandEnd, Machine
+from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError, RefusedError
+from plaudit_wire.messages import Prompt
+from plaudit_workers.agents.messages import Tool
+from plaudit_workers.agents.processes import sample_seed
+from plaudit_workers.agents.sandbox_tools import sandbox_tools
+from plaudit_workers.rollout.agents.agent import AgentError
+
+_MOST_PATH_BYTES = 4096
+_READ = 'cat -- "$1"'
+_READ_LINES = 'sed -n "$2,$3p" -- "$1"'
+_READ_WITH_SIZE = 'stat -Lc %s -- "$1" && cat -- "$1"'
+_WRITE = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
+
+
+@dataclass(frozen=True, slots=True)
+class MachineCallEnd:
+    """The end of one call."""
+
+    outcome: Literal["ok", "error", "timeout", "killed"]
+    """``killed``: the machine failed, through no fault of the policy."""
+    text: str
+    """What the model reads."""
+    call_s: float
+    """Seconds from the request to the answer."""
+    wait_s: float
+    """The part of it before the command began."""
+
+
+class MachineTools:
+    """Hold what the machines of a rollout's samples share.
+
+    Args:
+        max_concurrent: Commands that run at the same time.
+    """
+
+    def __init__(self, machines: RunMachines, tools: Sequence[Tool], max_concurrent: int) -> None:
+        self.machines = machines
+        self.tools = {tool.name: tool for tool in tools}
+        self.places = asyncio.Semaphore(max_concurrent)
+
+    @classmethod
+    async def of_job(cls, job: RLJob, machines: RunMachines | None) -> Self | None:
+        """Return the tools of a job, None for one without; raise ``RefusedError`` where machines cannot run."""
+        if machines is None:
+            return None
+        try:
+            await asyncio.to_thread(sandbox_machine.require)
+        except ConfigurationError as error:
+            raise RefusedError(f"spec.sandboxes: {error}") from error
+        return cls(machines, sandbox_tools(job.spec.rollout.agent), job.spec.sandboxes.max_concurrent)
+
+    def of(self, prompt: Prompt) -> SampleMachine:
+        """Return the machine of the sample that the current task holds; entering it makes it."""
+        return SampleMachine(self, prompt, sample_seed.get() - prompt.seed)
+
+
+class SampleMachine:
+    """Hold the machine of one sample; leaving it by an error removes the machine, else the sample's tests need it."""
+
+    def __init__(self, shared: MachineTools, prompt: Prompt, index: int) -> None:
+        self.name = ""
+        """Its name in the run, for whoever runs the sample's tests."""
+        self._shared = shared
+        self._prompt = prompt
+        self._index = index
+        self._machine: Machine | None = None
+        self._directory = WORKDIR
+        self._environment: dict[str, str] = {}
+
+    async def __aenter__(self) -> Self:
+        """Make the machine; raise ``AgentError`` if it cannot be made."""
+        try:
+            await asyncio.to_thread(self._make)
+        except DataError as error:
+            raise AgentError(str(error)) from error
+        except InfrastructureError as error:
+            raise AgentError(str(error), "infra_error") from error
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        if kind is not None and self._machine is not None:
+            await asyncio.to_thread(self._machine.remove)
+
+    def _make(self) -> None:
+        task = task_of(self._prompt.extra_info)
+        if task is not None:
+            if problem := task_problem(task):
+                raise DataError(problem)
+            self._directory = task.config.environment.workdir
+            self._environment = expand(task.config.environment.env)
+        self.name, self._machine = self._shared.machines.make(self._prompt.group, self._index, task)
+
+    def runs(self, tool: str) -> bool:
+        """Return True for a tool of the machine."""
+        return tool in self._shared.tools
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> MachineCallEnd:
+        """Run one call, after the one before has ended; never raises."""
+        began_s = time.monotonic()
+        async with self._shared.places:
+            wait_s = time.monotonic() - began_s
+            try:
+                outcome, text = await _CALLS[name](self, arguments, self._shared.tools[name].timeout_s)
+            except DataError as error:
+                outcome, text = "error", f"Error: {error}"
+            except InfrastructureError as error:
+                outcome, text = "killed", str(error)
+        return MachineCallEnd(outcome, text, time.monotonic() - began_s, wait_s)
+
+    async def bash(self, arguments: dict[str, Any], limit_s: float) -> _Outcome:
+        """Run a command where the one before ended."""
+        # A mark that the shell prints at its end tells its folder; a command that writes one moves only itself.
+        mark = secrets.token_hex(8)
+        script = f'trap \'printf "\\n%s%s" {mark} "$PWD"\' EXIT\n{_text(arguments, "command")}'
+        ended = await self._run(["bash", "-c", script], limit_s)
+        output, found, directory = ended.output.rpartition(f"\n{mark}")
+        if not found:
+            output = ended.output
+        elif directory.startswith("/") and len(directory.encode()) < _MOST_PATH_BYTES:
+            self._directory = directory
+        return _described(ended, output, limit_s)
+
+    async def read_file(self, arguments: dict[str, Any], limit_s: float) -> _Outcome:
+        """Read a file, or some of its lines."""
+        path = _text(arguments, "path")
+        if "first_line" not in arguments and "num_lines" not in arguments:
+            ended = await self._run(["sh", "-c", _READ, "sh", path], limit_s)
+        else:
+            first = _number(arguments, "first_line", 1)
+            last = first + _number(arguments, "num_lines", 200) - 1
+            ended = await self._run(["sh", "-c", _READ_LINES, "sh", path, str(first), str(last)], limit_s)
+        return _described(ended, ended.output, limit_s)
+
+    async def write_file(self, arguments: dict[str, Any], limit_s: float) -> _Outcome:
+        """Write a whole file."""
+        ended = await self._write(_text(arguments, "path"), _text(arguments, "content"), limit_s)
+        return _described(ended, ended.output or "written", limit_s)
+
+    async def edit_file(self, arguments: dict[str, Any], limit_s: float) -> _Outcome:
+        """Replace the one place where a file holds a text."""
+        path, old, new = (_text(arguments, name) for name in ("path", "old", "new"))
+        ended = await self._run(["sh", "-c", _READ_WITH_SIZE, "sh", path], limit_s)
+        if ended.exit_code:
+            return _described(ended, ended.output, limit_s)
+        size, _, content = ended.output.partition("\n")
+        if str(len(content.encode())) != size:
+            raise DataError(f"{path} is too large to edit, or no text in UTF-8: change it with a command")
+        if not old or (count := content.count(old)) != 1:
+            raise DataError(
+                f"{path} holds the text {count if old else 0} times, not once: give more of its surroundings"
+            )
+        ended = await self._write(path, content.replace(old, new), limit_s)
+        return _described(ended, ended.output or "edited", limit_s)
+
+    async def _write(self, path: str, content: str, limit_s: float) -> CommandEnd:
+        return await self._run(["sh", "-c", _WRITE, "sh", path], limit_s, content.encode(errors="replace"))
+
+    async def _run(self, command: Sequence[str], limit_s: float, stdin: bytes = b"") -> CommandEnd:
+        assert self._machine is not None
+        return await self._machine.run(
+            command, timeout_s=limit_s, environment=self._environment, directory=self._directory, stdin=stdin
+        )
+
+
+_Outcome = tuple[Literal["ok", "error", "timeout", "killed"], str]
+_CALLS: dict[str, Callable[[SampleMachine, dict[str, Any], float], Awaitable[_Outcome]]] = {
+    "bash": SampleMachine.bash,
+    "read_file": SampleMachine.read_file,
+    "write_file": SampleMachine.write_file,
+    "edit_file": SampleMachine.edit_file,
+}
+
+
+def _described(ended: CommandEnd, output: str, limit_s: float) -> _Outcome:
+    """Return a command's end as the model reads it."""
+    output = output.strip("\n")
+    if ended.ending == "exited":
+        remark = f"(exit code {ended.exit_code})" if ended.exit_code else "" if output else "(no output)"
+    elif ended.ending == "timeout":
+        remark = f"(stopped: it did not end within {limit_s:g} s)"
+    else:
+        remark = f"(stopped: your machine has no more {ended.ending})"
+    text = "\n".join(filter(None, (output, remark)))
+    return "timeout" if ended.ending == "timeout" else "ok" if ended.ending == "exited" else "error", text
+
+
+def _text(arguments: dict[str, Any], name: str) -> str:
+    value = arguments.get(name)
+    if not isinstance(value, str):
+        raise DataError(f"the argument {name} is missing or no text")
+    return value
+
+
+def _number(arguments: dict[str, Any], name: str, default: int) -> int:
+    value = arguments.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise DataError(f"the argument {name} is no whole number from 1")
+    return value
