@@ -47,6 +47,7 @@ PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LINKS = ("bin", "sbin", "lib", "lib64", "lib32", "libx32")
 _ETC_FILES = ("ld.so.cache", "localtime", "mime.types", "nsswitch.conf", "services", "protocols")
 _ETC_FOLDERS = ("alternatives", "ssl/certs")
+LARGEST_REWARD_BYTES: Final = 1 << 20
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _NOBODY: Final = 65534
 _POLL_S = 0.25
@@ -127,7 +128,7 @@ class Machine:
             table = [*self._mounts(mounts, writable)]
             async with self._started(command, environment, directory, table, given.fileno()) as (process, status):
                 assert process.stdout is not None
-                output = _Output(self.limits.output_bytes)
+                output = KeptOutput(self.limits.output_bytes)
                 reading = asyncio.create_task(output.read(process.stdout))
                 ending = await self._watch(process, began_s + timeout_s)
                 _kill(process)
@@ -138,6 +139,11 @@ class Machine:
             raise InfrastructureError(f"the machine {self.folder.name} cannot be built: {output.text().strip()[-500:]}")
         code = 124 if ending != "exited" else code if code >= 0 else 128 - code
         return CommandEnd(ending, code, output.text(), time.monotonic() - began_s)
+
+    @property
+    def name(self) -> str:
+        """Return the name of the folder."""
+        return self.folder.name
 
     def at(self, folder: Path) -> Machine:
         """Return a machine of the same size in another folder, such as a copy."""
@@ -158,6 +164,15 @@ class Machine:
         if os.geteuid() == 0:
             top = str(self.folder / "files" / parts[0])
             subprocess.run(["chown", "-hR", f"{_NOBODY}:{_NOBODY}", top], capture_output=True)
+
+    @contextlib.asynccontextmanager
+    async def for_tests(self, tests: Path) -> AsyncIterator[MachineCopy]:
+        """Yield a copy for tests: its files as the agent left them, ``tests`` as ``/tests``, and new ``/logs``.
+
+        Tests run in a copy so that they can be repeated after a crash. Raises ``InfrastructureError``.
+        """
+        with _folder_beside(self.folder) as folder:
+            yield await asyncio.to_thread(MachineCopy, self, folder, tests)
 
     def remove(self) -> None:
         """Remove the machine with all that it holds."""
@@ -259,6 +274,80 @@ class Machine:
         folder.mkdir(parents=True, exist_ok=True)
         if os.geteuid() == 0:
             os.chown(folder, _NOBODY, _NOBODY)
+
+
+class MachineCopy:
+    """A copy of a machine, for tests alone."""
+
+    def __init__(self, machine: Machine, folder: Path, tests: Path) -> None:
+        """Make the copy in a new folder. Raises ``InfrastructureError``."""
+        target = folder / "machine"
+        (target / "files").mkdir(parents=True)
+        copy(machine.folder / "files", target / "files")
+        self._machine = machine.at(target)
+        self._tests, self._logs = folder / "tests", folder / "logs"
+        self._tests.mkdir()
+        copy(tests, self._tests, "--no-preserve=ownership")
+        for each in (self._logs, *(self._logs / name for name in ("verifier", "agent", "artifacts"))):
+            machine.own(each)
+
+    @property
+    def changed_programs(self) -> Sequence[str]:
+        """Return none: the programs of a machine are the host's, read only."""
+        return ()
+
+    async def run(
+        self, command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], directory: str
+    ) -> CommandEnd:
+        """Run the tests, which find ``/tests`` read only."""
+        return await self._machine.run(
+            command,
+            timeout_s=timeout_s,
+            environment=environment,
+            directory=directory,
+            mounts={"/tests": self._tests},
+            writable={"/logs": self._logs},
+        )
+
+    def reward_file(self, name: str) -> str | None:
+        """Return the text of a regular file of ``/logs/verifier`` that is no link; None if there is none.
+
+        Its folder may be a link as well. Raises ``DataError``.
+        """
+        try:
+            folder = os.open(self._logs / "verifier", os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+        except OSError as error:
+            raise DataError(f"/logs/verifier is no folder ({error.strerror})") from error
+        try:
+            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise DataError(f"{name} is no file ({error.strerror})") from error
+        finally:
+            os.close(folder)
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST_REWARD_BYTES:
+                raise DataError(f"{name} is no file of at most {LARGEST_REWARD_BYTES >> 20} MiB")
+            return os.read(descriptor, LARGEST_REWARD_BYTES).decode(errors="replace").strip()
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _folder_beside(machine: Path) -> Iterator[Path]:
+    """Yield a new folder beside the machine, and remove it; also those that a killed process left."""
+    for left in machine.parent.glob(f".{machine.name}-verify-*"):
+        remove(left)
+    try:
+        made = Path(tempfile.mkdtemp(dir=machine.parent, prefix=f".{machine.name}-verify-"))
+    except OSError as error:
+        raise InfrastructureError(f"the machine {machine.name} cannot be copied: {error}") from error
+    try:
+        yield made
+    finally:
+        remove(made)
 
 
 @cache
@@ -392,8 +481,8 @@ def _write_etc(folder: Path) -> None:
         made.rename(folder)
 
 
-class _Output:
-    """Keeps the beginning and the end of a stream."""
+class KeptOutput:
+    """Keep the beginning and the end of a stream."""
 
     def __init__(self, most_bytes: int) -> None:
         self._half = most_bytes // 2
@@ -412,6 +501,7 @@ class _Output:
                 del self._tail[:more]
 
     def text(self) -> str:
+        """Return what was kept, with a line about what was cut."""
         cut = _CUT % self._num_cut if self._num_cut else b""
         return bytes(self._head + cut + self._tail).decode(errors="replace")
 
