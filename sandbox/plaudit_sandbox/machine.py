@@ -47,6 +47,7 @@ PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LINKS = ("bin", "sbin", "lib", "lib64", "lib32", "libx32")
 _ETC_FILES = ("ld.so.cache", "localtime", "mime.types", "nsswitch.conf", "services", "protocols")
 _ETC_FOLDERS = ("alternatives", "ssl/certs")
+REWARD_FILES: Final = ("reward.json", "reward.txt")
 LARGEST_REWARD_BYTES: Final = 1 << 20
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _NOBODY: Final = 65534
@@ -180,7 +181,7 @@ class Machine:
 
     def disk_bytes(self) -> int:
         """Return the space that its files take; more than its limit if they cannot be counted."""
-        return _size(self.folder / "files", self.limits.disk_bytes)
+        return space_of(self.folder / "files", self.limits.disk_bytes)
 
     @contextlib.asynccontextmanager
     async def _started(
@@ -408,11 +409,7 @@ async def _process(
                 preexec_fn=partial(_begin, os.getpid(), told),
             )
         except (OSError, ValueError) as error:
-            if isinstance(error, ValueError) or error.errno == errno.E2BIG:
-                raise DataError(
-                    "the command, its folder or its variables hold a NUL or a word above 128 KiB: put it into a file"
-                ) from error
-            raise InfrastructureError(f"no process can be started: {error}") from error
+            raise start_error(error) from error
         finally:
             os.close(told)
         try:
@@ -422,6 +419,15 @@ async def _process(
             await process.wait()
     finally:
         os.close(status)
+
+
+def start_error(error: OSError | ValueError) -> DataError | InfrastructureError:
+    """Return what it means that a command could not be started: its own fault, or this host's."""
+    if isinstance(error, ValueError) or error.errno == errno.E2BIG:
+        return DataError(
+            "the command, its folder or its variables hold a NUL or a word above 128 KiB: put it into a file"
+        )
+    return InfrastructureError(f"no process can be started: {error}")
 
 
 def _begin(parent: int, told: int) -> None:
@@ -540,7 +546,7 @@ def _held_bytes(pid: int, disk: int) -> tuple[int, int, int]:
     return resident, sum(size for _, size in held.values()) - on_disk, on_disk
 
 
-def _size(folder: Path, most: int) -> int:
+def space_of(folder: Path, most: int) -> int:
     """Return the space of all files below a folder; stop counting above ``most``. Inodes count a page.
 
     A folder that cannot be read, such as one whose path is too long for the kernel, hides its size: more than ``most``.

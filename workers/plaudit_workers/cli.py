@@ -182,6 +182,35 @@ def _tasks_arguments(parser: argparse.ArgumentParser) -> None:
         "--concurrent", type=_positive, default=2, metavar="N", help="tasks checked at the same time (default: 2)"
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.add_argument(
+        "--provider",
+        choices=["process", "container"],
+        default="process",
+        help="machines of this host (default), or containers of docker or podman",
+    )
+    parser.add_argument("--image", default="", metavar="IMAGE", help="in containers: for tasks that name no image")
+    parser.add_argument(
+        "--network",
+        choices=["none", "public"],
+        default="none",
+        help="in containers: the widest network that a task may ask for (default: none)",
+    )
+    _add_registry(parser)
+
+
+def _add_registry(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--registry",
+        default="localhost",
+        metavar="REGISTRY",
+        help="where plaudit images-of puts images (default: localhost)",
+    )
+
+
+def _images_of_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="a Harbor task, or a folder of them")
+    parser.add_argument("--push", default="", metavar="REGISTRY", help="push the images there, such as ghcr.io/you")
+    parser.add_argument("--json", action="store_true", help="print the images as JSON")
 
 
 def _rescore_arguments(parser: argparse.ArgumentParser) -> None:
@@ -279,6 +308,9 @@ COMMANDS: dict[str, Subcommand] = {
         f"{_HERE}.tasks:check_tasks",
         "check Harbor tasks: after nothing, and after their solution",
         _tasks_arguments,
+    ),
+    "images-of": Subcommand(
+        f"{_HERE}.images_of:images_of", "build the images of Harbor tasks, each once", _images_of_arguments
     ),
     "rescore": Subcommand(
         f"{_HERE}.rescore:rescore", "score the stored samples of a run again and compare", _rescore_arguments
