@@ -34,6 +34,16 @@ def write_archive(to: IO[bytes], folders: Mapping[str, Path], empty: Iterable[st
                 raise InfrastructureError(f"{folder} cannot be copied: {error}") from error
 
 
+def write_content(to: IO[bytes], folder: Path) -> None:
+    """Write an archive of a folder's content, by the rules of ``write_archive``. Raises ``InfrastructureError``."""
+    try:
+        with tarfile.open(fileobj=to, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            for path in sorted(folder.iterdir()):
+                archive.add(path, path.name, filter=_owned_by_root)
+    except OSError as error:
+        raise InfrastructureError(f"{folder} cannot be copied: {error}") from error
+
+
 def _folder(place: str, mode: int) -> tarfile.TarInfo:
     member = tarfile.TarInfo(place.strip("/"))
     member.type, member.mode = tarfile.DIRTYPE, mode

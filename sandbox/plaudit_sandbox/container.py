@@ -35,6 +35,9 @@ CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SET
 _POLL_S = 1.0
 _KILLED = 128 + 9
 _KILLS = 5
+_NOT_STARTED = (126, 255)
+_ENGINE_S_WORDS = "OCI runtime"
+"""In docker's and podman's message that a container takes no further process."""
 _TMPFS_MIB = 64
 _WAIT = ("sh", "-c", 'sleep "$1" & wait', "sh")
 """The first process: it reaps others, and ends the container when its time is over."""
@@ -73,7 +76,14 @@ class ContainerMachine:
         machine = cls(engine, f"plaudit-{secrets.token_hex(8)}", settings, limits)
         engine.call(
             *("create", "--name", machine.name, *_options(settings, limits)),
-            *("--tmpfs", "/tests:ro,size=4k", "--tmpfs", f"/logs:rw,mode=1777,size={_TMPFS_MIB}m"),
+            *(
+                "--workdir",
+                settings.workdir,
+                "--tmpfs",
+                "/tests:ro,size=4k",
+                "--tmpfs",
+                f"/logs:rw,mode=1777,size={_TMPFS_MIB}m",
+            ),
             *("--entrypoint", json.dumps(_WAIT[:1]) if engine.program == "podman" else _WAIT[0]),
             *(settings.image, *_WAIT[1:], str(int(settings.lifetime_s))),
         )
@@ -95,16 +105,12 @@ class ContainerMachine:
             environment: Added to the image's own.
             mounts: Copied into the container before.
         """
-        await asyncio.to_thread(self._start)
-        if mounts:
-            await asyncio.to_thread(self._put, mounts)
-        with write_variables(environment) as variables, tempfile.TemporaryFile() as given:
-            given.write(stdin)
-            given.seek(0)
-            interactive = ["--interactive"] if stdin else []
-            options = [*interactive, "--env-file", variables.name]
-            call = [self._engine.program, "exec", *options, self.name, *_IN_FOLDER, directory, *command]
-            return await _executed(self._engine, call, self.name, given.fileno(), timeout_s, self.limits)
+        executed = await self._exec(command, timeout_s, environment, directory, mounts, stdin)
+        if executed.exit_code in _NOT_STARTED and _ENGINE_S_WORDS in executed.output:
+            # The agent left no room for a further process, so all of them end.
+            await asyncio.to_thread(_end, self._engine, self.name)
+            executed = await self._exec(command, timeout_s, environment, directory, mounts, stdin)
+        return executed
 
     def upload(self, folder: Path, place: str) -> None:
         """Copy the files of a host's folder into the new container, for its root."""
@@ -129,6 +135,25 @@ class ContainerMachine:
     def remove(self) -> None:
         """Remove the container with all that it holds."""
         self._engine.remove(self.name)
+
+    async def _exec(
+        self,
+        command: Sequence[str],
+        timeout_s: float,
+        environment: Mapping[str, str],
+        directory: str,
+        mounts: Mapping[str, Path],
+        stdin: bytes,
+    ) -> CommandEnd:
+        await asyncio.to_thread(self._start)
+        if mounts:
+            await asyncio.to_thread(self._put, mounts)
+        with write_variables(environment) as variables, tempfile.TemporaryFile() as given:
+            given.write(stdin)
+            given.seek(0)
+            options = [*["--interactive"] * bool(stdin), "--env-file", variables.name]
+            call = [self._engine.program, "exec", *options, self.name, *_IN_FOLDER, directory, *command]
+            return await _executed(self._engine, call, self.name, given.fileno(), timeout_s, self.limits)
 
     def _start(self) -> None:
         if not _is_running(self._engine, self.name):

@@ -499,12 +499,16 @@ class KeptOutput:
     async def read(self, stream: asyncio.StreamReader) -> None:
         """Read to the end, whatever its length."""
         while data := await stream.read(_READ_BYTES):
-            room = self._half - len(self._head)
-            self._head += data[:room]
-            self._tail += data[room:]
-            if (more := len(self._tail) - self._half) > 0:
-                self._num_cut += more
-                del self._tail[:more]
+            self.add(data)
+
+    def add(self, data: bytes) -> None:
+        """Keep of these further bytes what there is room for."""
+        room = self._half - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        if (more := len(self._tail) - self._half) > 0:
+            self._num_cut += more
+            del self._tail[:more]
 
     def text(self) -> str:
         """Return what was kept, with a line about what was cut."""

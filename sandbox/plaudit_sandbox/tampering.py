@@ -30,6 +30,9 @@ _READ_BY_PROGRAMS = (
 )
 
 
+PROGRAM_FOLDERS: Final = (*_FOLDERS, *_READ_BY_PROGRAMS)
+
+
 def changed_programs(
     changes: Iterable[str], path_variable: str, workdir: str, is_folder: Callable[[str], bool]
 ) -> list[str]:
@@ -43,7 +46,7 @@ def changed_programs(
     """
     found = set(changes)
     holders = {str(parent) for path in found for parent in PurePosixPath(path).parents}
-    folders = (*_FOLDERS, *_READ_BY_PROGRAMS, *_folders_of(path_variable, workdir))
+    folders = (*PROGRAM_FOLDERS, *_folders_of(path_variable, workdir))
     return sorted(
         path
         for path in found - holders

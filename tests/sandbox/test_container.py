@@ -80,7 +80,8 @@ def test_a_container_stops_at_its_limits_and_goes_on(machine: ContainerMachine) 
     bash(machine, "rm -f /var/[0-9]")
     bomb = bash(machine, "for i in $(seq 99); do sleep 60 & done; echo survived")
     assert "survived" not in bomb.output or "fork" in bomb.output
-    assert bash(machine, "pkill sleep; cat /root/a", timeout_s=60.0).output.endswith("kept\n")
+    bash(machine, "kill -9 -1")
+    assert bash(machine, "cat /root/a").output == "kept\n"
 
 
 def test_a_right_answer_is_rewarded_however_often_it_is_verified(machine: ContainerMachine, tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_a_right_answer_is_rewarded_however_often_it_is_verified(machine: Contai
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_what_an_agent_plants_earns_nothing(machine: ContainerMachine, tmp_path: Path, attack: str) -> None:
-    bash(machine, "mkdir -p /app; cd /app\n" + attack, timeout_s=20.0)
+    bash(machine, attack, timeout_s=20.0)
     found = verified(machine, tmp_path)
     assert found.reward == 0.0, found
     assert found.outcome in ("scored", "tampered")
