@@ -76,17 +76,17 @@ class ContainerMachine:
         machine = cls(engine, f"plaudit-{secrets.token_hex(8)}", settings, limits)
         engine.call(
             *("create", "--name", machine.name, *_options(settings, limits)),
-            *(
-                "--workdir",
-                settings.workdir,
-                "--tmpfs",
-                "/tests:ro,size=4k",
-                "--tmpfs",
-                f"/logs:rw,mode=1777,size={_TMPFS_MIB}m",
-            ),
+            *("--tmpfs", "/tests:ro,size=4k", "--tmpfs", f"/logs:rw,mode=1777,size={_TMPFS_MIB}m"),
             *("--entrypoint", json.dumps(_WAIT[:1]) if engine.program == "podman" else _WAIT[0]),
             *(settings.image, *_WAIT[1:], str(int(settings.lifetime_s))),
         )
+        try:
+            if settings.workdir != engine.image_workdir(settings.image):
+                engine.call("start", machine.name)
+                engine.call("exec", "--user", "0", machine.name, "mkdir", "-p", "-m", "1777", settings.workdir)
+        except InfrastructureError:
+            machine.remove()
+            raise
         return machine
 
     async def run(
@@ -254,8 +254,9 @@ class ContainerCopy:
 
 
 def _options(settings: ContainerSettings, limits: MachineLimits) -> list[str]:
-    """Return what every container is created with."""
+    """Return what every container is created with: not in its folder, which an agent may remove."""
     return [
+        *("--workdir", "/"),
         *("--network", "none") * (settings.network == "none"),
         *("--pull", "never", "--security-opt", "no-new-privileges", "--cap-drop", "ALL"),
         *(word for name in CAPABILITIES for word in ("--cap-add", name)),

@@ -198,7 +198,7 @@ class PodMachine:
 
     def end_processes(self) -> None:
         """End every process of the pod but the first one, which only waits."""
-        self._trusted(f"{BUSYBOX} kill -9 -1; exit 0")
+        self._trusted([BUSYBOX, "kill", "-9", "-1"])  # which spares the first process and itself
 
     def logs(self) -> RewardArchive:
         """Read ``/logs/verifier``, when no process is left. Raises ``DataError``."""
@@ -228,15 +228,16 @@ class PodMachine:
         started_s = int(state.state.running.started_at.timestamp())
         folders = " ".join(PROGRAM_FOLDERS)
         listing = self._trusted(
-            f"for each in {folders}; do [ -e $each ] && echo $each/; done | {BUSYBOX} xargs -I % "
-            f"{BUSYBOX} find % -xdev -exec {BUSYBOX} stat -c '%Z %n' {{}} + | {BUSYBOX} awk '$1 > {started_s}'"
+            f"for each in {folders}; do [ -e $each ] && echo $each; done | {BUSYBOX} xargs -I % "
+            f"{BUSYBOX} find -H % -xdev -exec {BUSYBOX} stat -c '%Z %n' {{}} + | {BUSYBOX} awk '$1 > {started_s}'"
         )
         paths = [line.partition(" ")[2] for line in listing.decode(errors="replace").splitlines()]
-        return changed_programs((path.rstrip("/") for path in paths), "", self._settings.workdir, lambda _: False)
+        return changed_programs(paths, "", self._settings.workdir, lambda _: False)
 
-    def _trusted(self, script: str, stdin: IO[bytes] | None = None) -> bytes:
-        """Run a script of BusyBox and return what it printed. Raises ``InfrastructureError`` where it fails."""
-        connection = self._cluster.opened(self.name, [BUSYBOX, "sh", "-c", script], stdin=stdin is not None)
+    def _trusted(self, script: str | Sequence[str], stdin: IO[bytes] | None = None) -> bytes:
+        """Run a script or a command of BusyBox; return what it printed. Raises ``InfrastructureError`` if it fails."""
+        command = [BUSYBOX, "sh", "-c", script] if isinstance(script, str) else script
+        connection = self._cluster.opened(self.name, command, stdin=stdin is not None)
         answer, errors = bytearray(), bytearray()
         until_s = time.monotonic() + _STEP_S
         try:

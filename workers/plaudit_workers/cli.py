@@ -184,26 +184,32 @@ def _tasks_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument(
         "--provider",
-        choices=["process", "container"],
+        choices=["process", "container", "pods"],
         default="process",
-        help="machines of this host (default), or containers of docker or podman",
+        help="machines of this host (default), containers of docker or podman, or pods of Kubernetes",
     )
-    parser.add_argument("--image", default="", metavar="IMAGE", help="in containers: for tasks that name no image")
-    parser.add_argument(
-        "--network",
-        choices=["none", "public"],
-        default="none",
-        help="in containers: the widest network that a task may ask for (default: none)",
-    )
-    _add_registry(parser)
-
-
-def _add_registry(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    images = parser.add_argument_group("containers and pods")
+    images.add_argument("--image", default="", metavar="IMAGE", help="for tasks that name no image")
+    images.add_argument(
         "--registry",
         default="localhost",
         metavar="REGISTRY",
-        help="where plaudit images-of puts images (default: localhost)",
+        help="where plaudit images-of has put images (default: localhost)",
+    )
+    images.add_argument(
+        "--network",
+        choices=["none", "public"],
+        default="none",
+        help="the widest network that a task may ask for (default: none)",
+    )
+    pods = parser.add_argument_group("pods")
+    pods.add_argument("--namespace", default="default", metavar="NAMESPACE", help="where pods are made")
+    pods.add_argument("--pod", type=Path, metavar="FILE", help="a pod template in YAML, such as for a runtimeClassName")
+    pods.add_argument(
+        "--tools-image",
+        default="docker.io/library/busybox:1.37.0-musl",
+        metavar="IMAGE",
+        help="an image with a static /bin/busybox (default: %(default)s)",
     )
 
 
