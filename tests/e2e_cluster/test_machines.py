@@ -12,7 +12,6 @@ from typing import Any
 
 import images
 import pytest
-from conftest import RESTRICTED
 from real_cluster import Cluster, harness
 
 from machine_attacks import ATTACKS, TEST
@@ -23,6 +22,7 @@ from plaudit_sandbox.verification import Verdict, verify
 from plaudit_workers.cli import main
 
 pytestmark = pytest.mark.timeout(900)
+RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 NAMESPACE, TOOLS_IMAGE = "machines", "localhost/plaudit-tools:e2e"
 LIMITS = MachineLimits(memory_bytes=128 << 20, disk_bytes=64 << 20)
 

@@ -207,9 +207,9 @@ def _tasks_arguments(parser: argparse.ArgumentParser) -> None:
     pods.add_argument("--pod", type=Path, metavar="FILE", help="a pod template in YAML, such as for a runtimeClassName")
     pods.add_argument(
         "--tools-image",
-        default="docker.io/library/busybox:1.37.0-musl",
+        default="",
         metavar="IMAGE",
-        help="an image with a static /bin/busybox (default: %(default)s)",
+        help="an image with a static /bin/busybox (default: the official one)",
     )
 
 

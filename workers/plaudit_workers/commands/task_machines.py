@@ -23,7 +23,7 @@ from plaudit_sandbox.agent_machine import AgentMachine
 from plaudit_sandbox.container import ContainerMachine, ContainerSettings
 from plaudit_sandbox.container_engine import find_engine
 from plaudit_sandbox.machine import Machine, MachineLimits
-from plaudit_sandbox.pod_manifests import PodSettings
+from plaudit_sandbox.pod_manifests import TOOLS_IMAGE, PodSettings
 from plaudit_wire.errors import ConfigurationError, RefusedError
 from plaudit_wire.plain import plain
 
@@ -133,7 +133,7 @@ class PodMachines:
             raise ConfigurationError(f"{error}: install plaudit-sandbox[pods] for --provider pods") from error
         self._cluster = self._pods.PodCluster(arguments.namespace)
         self._template = _template(arguments.pod)
-        self._tools_image: str = arguments.tools_image
+        self._tools_image: str = arguments.tools_image or TOOLS_IMAGE
         self._given = _Given(arguments)
 
     def require(self, task: Task) -> None:
