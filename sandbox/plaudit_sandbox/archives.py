@@ -65,7 +65,8 @@ class RewardArchive:
     """``/logs/verifier`` as an archive that a provider read after the tests."""
 
     def __init__(self, stream: IO[bytes], names: Iterable[str]) -> None:
-        """Read the files of these names. Raises ``DataError`` if there is no archive, or too large a one."""
+        """Read the files of these names."""
+        self._problem = ""
         self._members: dict[str, str | None] = {}
         self._is_folder = False
         wanted = set(names)
@@ -78,10 +79,15 @@ class RewardArchive:
                         self._members[path.name] = _text(archive, member)
         except (tarfile.TarError, EOFError) as error:
             most = f"it may hold {_LARGEST_LOGS_BYTES >> 20} MiB"
-            raise DataError(f"/logs/verifier cannot be read: {error} ({most})") from error
+            self._problem = f"/logs/verifier cannot be read: {error} ({most})"
 
     def text(self, name: str) -> str | None:
-        """Return the text of a file; None if there is none. Raises ``DataError`` for what is no small file."""
+        """Return the text of a file; None if there is none.
+
+        Raises ``DataError`` for what is no small file, and if there was no archive or too large a one.
+        """
+        if self._problem:
+            raise DataError(self._problem)
         if not self._is_folder:
             raise DataError("/logs/verifier is no folder")
         text = self._members.get(name)

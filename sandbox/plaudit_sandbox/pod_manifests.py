@@ -21,6 +21,8 @@ TOOLS: Final = "/plaudit"
 BUSYBOX: Final = f"{TOOLS}/busybox"
 TOOLS_IMAGE: Final = "docker.io/library/busybox:1.37.0-musl"
 """With a static ``/bin/busybox``."""
+WRITABLE_VOLUMES: Final = ("tests", "logs", "run", "solution")
+"""At these places of the root, where an ordinary user can make nothing; the last one is for a task's own solution."""
 _USER = 1000
 _VOLUME = "64Mi"
 _PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16")
@@ -101,7 +103,7 @@ def _machine(settings: PodSettings, limits: MachineLimits) -> dict[str, Any]:
         "ephemeral-storage": str(limits.disk_bytes),
         **({"nvidia.com/gpu": str(settings.gpus)} if settings.gpus else {}),
     }
-    mounts = [{"name": name, "mountPath": f"/{name}"} for name in ("tests", "logs", "run")]
+    mounts = [{"name": name, "mountPath": f"/{name}"} for name in WRITABLE_VOLUMES]
     if not settings.has_own_image:
         mounts.append({"name": "work", "mountPath": settings.workdir})
     return {
@@ -116,8 +118,7 @@ def _machine(settings: PodSettings, limits: MachineLimits) -> dict[str, Any]:
 
 
 def _volumes(settings: PodSettings, limits: MachineLimits) -> list[dict[str, Any]]:
-    names = ("tools", "tests", "logs", "run")
-    volumes = [{"name": name, "emptyDir": {"sizeLimit": _VOLUME}} for name in names]
+    volumes = [{"name": name, "emptyDir": {"sizeLimit": _VOLUME}} for name in ("tools", *WRITABLE_VOLUMES)]
     if not settings.has_own_image:
         volumes.append({"name": "work", "emptyDir": {"sizeLimit": str(limits.disk_bytes)}})
     return volumes

@@ -32,7 +32,16 @@ from websocket import WebSocketException
 
 from plaudit_sandbox.archives import RewardArchive, write_content
 from plaudit_sandbox.machine import REWARD_FILES, CommandEnd, Ending, KeptOutput, MachineLimits
-from plaudit_sandbox.pod_manifests import BUSYBOX, CONTAINER, LABEL, Network, PodSettings, network_policy, pod
+from plaudit_sandbox.pod_manifests import (
+    BUSYBOX,
+    CONTAINER,
+    LABEL,
+    WRITABLE_VOLUMES,
+    Network,
+    PodSettings,
+    network_policy,
+    pod,
+)
 from plaudit_sandbox.tampering import PROGRAM_FOLDERS, PYCACHE_ELSEWHERE, changed_programs
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
 
@@ -42,8 +51,9 @@ _POLL_S = 0.5
 _STEP_S = 120.0
 _CHUNK_BYTES = 1 << 16
 _LARGEST_ANSWER_BYTES = 65 << 20
+"""More than a ``RewardArchive`` reads, which then tells that it was too much."""
 _KILLED = 128 + 9
-_VOLUMES = "/tests /logs /run"
+_VOLUMES: Final = " ".join(f"/{name}" for name in WRITABLE_VOLUMES)
 _EXECS: Final = concurrent.futures.ThreadPoolExecutor(256, "plaudit-pod")
 """Each command waits in a thread; the event loop's own pool is too small for hundreds, and others need it."""
 
@@ -201,7 +211,7 @@ class PodMachine:
         self._trusted([BUSYBOX, "kill", "-9", "-1"])  # which spares the first process and itself
 
     def logs(self) -> RewardArchive:
-        """Read ``/logs/verifier``, when no process is left. Raises ``DataError``."""
+        """Read ``/logs/verifier``, when no process is left."""
         archive = self._trusted(f"{BUSYBOX} tar -c -f - -C /logs verifier")
         return RewardArchive(io.BytesIO(archive), REWARD_FILES)
 
@@ -245,7 +255,7 @@ class PodMachine:
                 connection.write_stdin(data)
             while _receive(connection, answer.extend, errors.extend):
                 if len(answer) > _LARGEST_ANSWER_BYTES:
-                    raise DataError("/logs/verifier holds more than can be read")
+                    return bytes(answer)
                 if time.monotonic() > until_s:
                     raise InfrastructureError(f"the pod {self.name} did not answer within {_STEP_S:g} s")
             if connection.returncode:
