@@ -19,9 +19,9 @@ import secrets
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -310,6 +310,7 @@ async def _watch(
     engine: ContainerEngine, container: str, process: asyncio.subprocess.Process, until_s: float, room_bytes: int
 ) -> Ending:
     """Wait for the end of the command; return the limit that it reached first."""
+    written_bytes = await asyncio.to_thread(_counter, engine, container)
     waiting = asyncio.create_task(process.wait())
     try:
         while True:
@@ -317,7 +318,7 @@ async def _watch(
             done, _ = await asyncio.wait([waiting], timeout=min(_POLL_S, max(left_s, 0.0)))
             if not done and left_s <= 0:
                 return "timeout"
-            if await asyncio.to_thread(_written_bytes, engine, container, room_bytes) > room_bytes:
+            if await asyncio.to_thread(written_bytes, room_bytes) > room_bytes:
                 return "disk"
             if done:
                 return "exited"
@@ -326,22 +327,24 @@ async def _watch(
 
 
 def _written_bytes(engine: ContainerEngine, container: str, most: int) -> int:
-    """Return the space of what was written to a container; root counts faster itself; above ``most`` it stops.
+    return _counter(engine, container)(most)
 
-    An engine counts the image as well, before it tells the difference.
+
+def _counter(engine: ContainerEngine, container: str) -> Callable[[int], int]:
+    """Return what counts the space of what was written to a container; above the number that it gets it may stop.
+
+    Root counts faster itself: an engine counts the image as well, before it tells the difference.
     """
-    if os.geteuid() == 0 and (folder := _upper_folder(engine, container)):
-        return space_of(folder, most)
-    (size,) = inspected(engine, container, [".SizeRw"], "--size")
-    return int(size) if size.isdigit() else 0
-
-
-@lru_cache(maxsize=4096)
-def _upper_folder(engine: ContainerEngine, container: str) -> Path | None:
-    """Return the folder of this host that takes what the container writes; None where the engine names none."""
     (drivers,) = inspected(engine, container, ["json .GraphDriver"])
     upper = ((json.loads(drivers) or {}).get("Data") or {}).get("UpperDir")
-    return Path(upper) if upper and Path(upper).is_dir() else None
+    if upper and os.geteuid() == 0 and Path(upper).is_dir():
+        return partial(space_of, Path(upper))
+
+    def counted(most: int) -> int:
+        (size,) = inspected(engine, container, [".SizeRw"], "--size")
+        return int(size) if size.isdigit() else 0
+
+    return counted
 
 
 def _is_running(engine: ContainerEngine, container: str) -> bool:

@@ -173,13 +173,12 @@ time.sleep(1000)
 async def test_what_a_killed_process_leaves_is_removed_and_nothing_else(machine: ContainerMachine) -> None:
     engine = find_engine()
     command = [sys.executable, "-c", LEAVES_ONE, IMAGE, "of-a-test"]
-    process = await asyncio.to_thread(subprocess.Popen, command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    name = (await asyncio.to_thread(process.stdout.readline)).strip()
-    assert name not in "".join(await asyncio.to_thread(engine.remove_orphans))
-    assert await asyncio.to_thread(engine.has_container, name)
-    process.kill()
-    process.wait()
+    with await asyncio.to_thread(subprocess.Popen, command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        name = (await asyncio.to_thread(process.stdout.readline)).strip()
+        assert await asyncio.to_thread(engine.remove_orphans) == []
+        assert await asyncio.to_thread(engine.has_container, name)
+        process.kill()
     await until(lambda: engine.remove_orphans() == [] and not engine.has_container(name))
     assert engine.has_container(machine.name)
 
