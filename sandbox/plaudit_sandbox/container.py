@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from plaudit_sandbox.archives import RewardArchive, write_archive
-from plaudit_sandbox.container_engine import ContainerEngine, inspected, label_options, write_variables
+from plaudit_sandbox.container_engine import ContainerEngine, client_folder, inspected, label_options, write_variables
 from plaudit_sandbox.machine import REWARD_FILES, CommandEnd, Ending, KeptOutput, MachineLimits, space_of, start_error
 from plaudit_sandbox.tampering import PYCACHE_ELSEWHERE, changed_programs
 from plaudit_wire.errors import InfrastructureError
@@ -283,7 +283,12 @@ async def _executed(
     began_s = time.monotonic()
     try:
         process = await asyncio.create_subprocess_exec(
-            *call, stdin=stdin, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True
+            *call,
+            stdin=stdin,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            cwd=client_folder(),
         )
     except (OSError, ValueError) as error:
         raise start_error(error) from error

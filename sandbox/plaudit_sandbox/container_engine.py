@@ -38,6 +38,7 @@ class ContainerEngine:
                 capture_output=True,
                 timeout=timeout_s,
                 check=False,
+                cwd=client_folder(),
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise InfrastructureError(f"{self.program} {arguments[0]}: {error}") from error
@@ -113,6 +114,11 @@ class ContainerEngine:
         except InfrastructureError:
             return False
         return True
+
+
+def client_folder() -> str:
+    """Return where clients run: podman leaves a file ``oom`` in its folder when memory ran out."""
+    return tempfile.gettempdir()
 
 
 @cache
