@@ -12,6 +12,8 @@ INSTALLED := .venv/installed$(if $(GPU),-gpu)
 ENVIRONMENT := requirements/all$(if $(GPU),-gpu).txt
 BUILD ?= $(if $(shell command -v docker),docker build,$(if $(shell command -v podman),podman build,buildah bud))
 TAG ?= dev
+# The tests' cluster builds helm as well.
+HELM ?= $(or $(shell command -v helm),$(lastword $(wildcard $(HOME)/.cache/plaudit-cluster/*/bin/helm)))
 IMAGE_PREFIX ?= localhost/
 
 export HF_HUB_OFFLINE ?= 1
@@ -19,7 +21,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo wheels check test fuzz test-engines e2e-local cluster-up cluster-build cluster-down cluster-packages e2e e2e-controllers e2e-alerts controllers-build plugin chart chart-push images images-gpu trainers-build e2e-trainers trainers-requirements bench bench-operator generate requirements redis promtool chromium clean
+.PHONY: help install demo wheels release docs check test fuzz test-engines e2e-local cluster-up cluster-build cluster-down cluster-packages e2e e2e-controllers e2e-alerts controllers-build plugin chart chart-push images images-gpu trainers-build e2e-trainers trainers-requirements bench bench-operator generate requirements redis promtool chromium clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,7 +40,20 @@ wheels: install ## the nine distributions as wheels, in dist/
 	@rm -f dist/.gitignore
 	@ls dist
 
-check: install ## format, lint, types, import order, generated files
+VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"$$/\1/p' wire/plaudit_wire/__init__.py)
+release: wheels plugin chart ## wheels, chart, kubectl plugin, SBOM, checksums and this version's changes, in dist/
+	@for part in workers operator; do \
+	  $(UV) run -q --no-project --isolated --python $(BIN)/python --with-requirements requirements/release.txt \
+	    cyclonedx-py requirements requirements/$$part.txt --output-reproducible -o dist/plaudit-$$part-$(VERSION).cdx.json || exit 1; \
+	done
+	@awk -v version='$(VERSION)' '/^## /{on = ($$2 == version || ($$2 == "Unreleased" && !found)); found = found || $$2 == version; if (on) text = ""} \
+	  on{text = text $$0 "\n"} END{printf "%s", text}' CHANGELOG.md > dist/CHANGES-$(VERSION).md
+	@cd dist && rm -f SHA256SUMS && find . -maxdepth 1 -type f ! -name SHA256SUMS | sed 's|^\./||' | LC_ALL=C sort | xargs sha256sum > SHA256SUMS && cat SHA256SUMS
+
+docs: install ## the documentation as a site with search, in dist/docs/<version>/
+	@$(BIN)/python docs/site/build.py dist/docs
+
+check: install ## format, lint, types, import order, generated files, links of the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -46,6 +61,7 @@ check: install ## format, lint, types, import order, generated files
 	$(BIN)/python -m plaudit_job.reference --check
 	$(BIN)/python -m plaudit_operator.crd --check
 	$(BIN)/python -m plaudit_metrics.generate --check
+	$(BIN)/python docs/site/build.py --check
 
 test: install promtool chromium ## the tests of every part, against real Redis, child processes, Prometheus, Chromium (8 minutes)
 	$(TESTS) $(OF_PARTS) -m "not engines and not bench and not broken"
@@ -118,14 +134,14 @@ plugin: install ## kubectl plaudit as one file, and its manifest for krew, in di
 	@$(BIN)/python -m plaudit_operator.plugin_bundle dist --url "$(PLUGIN_URL)"
 
 chart: ## the Helm chart as an archive, in dist/
-	@command -v helm > /dev/null || { echo "helm is not on the PATH: install it (https://helm.sh/docs/intro/install)"; exit 2; }
-	@helm package charts/plaudit --destination dist
+	@test -n "$(HELM)" || { echo "helm is not on the PATH: install it (https://helm.sh/docs/intro/install)"; exit 2; }
+	@$(HELM) package charts/plaudit --version $(VERSION) --app-version $(VERSION) --destination dist
 
 chart-push: chart ## push it to an OCI registry: make chart-push CHART_REGISTRY=oci://REGISTRY/charts
 	@test -n "$(CHART_REGISTRY)" || { echo "CHART_REGISTRY is empty: give oci://REGISTRY/PATH"; exit 2; }
-	@helm push dist/plaudit-$$(sed -n 's/^version: //p' charts/plaudit/Chart.yaml).tgz $(CHART_REGISTRY)
+	@$(HELM) push dist/plaudit-$(VERSION).tgz $(CHART_REGISTRY)
 
-trainers-build: $(UV) ## the environments of other trainers (TRL, verl, verifiers, SkyRL, NeMo Gym, OpenEnv) and of agent frameworks in ~/.cache/plaudit-trainers
+trainers-build: $(UV) ## the environments of other trainers (TRL, verl, verifiers, SkyRL, tinker-cookbook, NeMo Gym, OpenEnv) and of agent frameworks in ~/.cache/plaudit-trainers
 	@$(PYTHON) tests/e2e_trainers/trainer_environments.py build
 
 e2e-trainers: install trainers-build ## tests with those trainers and frameworks themselves, on a CPU (minutes)
@@ -133,7 +149,7 @@ e2e-trainers: install trainers-build ## tests with those trainers and frameworks
 
 # Without -c requirements/all.txt: the trainers need other versions of transformers.
 trainers-requirements: $(UV) ## compile requirements/trainers-*.txt anew
-	@for name in trl verl verifiers skyrl openrlhf nemo-gym openenv agents; do \
+	@for name in trl verl verifiers skyrl tinker openrlhf nemo-gym openenv agents; do \
 	  $(UV) pip compile -q --python-version $$([ $$name = nemo-gym ] && echo 3.12 || echo 3.11) --generate-hashes --no-emit-index-url --no-annotate \
 	    --custom-compile-command 'make trainers-requirements' --overrides requirements/overrides.txt \
 	    $$([ $$name != openrlhf ] || echo --no-deps) requirements/trainers-$$name.in -o requirements/trainers-$$name.txt \
@@ -155,6 +171,8 @@ requirements: $(UV) ## compile requirements/*.txt anew from requirements/*.in an
 	cp requirements/all.txt requirements/all-gpu.txt
 	$(UV) pip compile -q --python-version 3.11 --python-platform x86_64-manylinux_2_31 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command 'make requirements' .uv/all-gpu.in -o requirements/all-gpu.txt
+	$(UV) pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+	  --custom-compile-command 'make requirements' requirements/release.in -o requirements/release.txt
 	$(COMPILE_IMAGE) requirements/operator.in -o requirements/operator.txt
 	$(COMPILE_IMAGE) --extra traces $(foreach part,$(filter-out model_server operator,$(PARTS)),--no-emit-package plaudit-$(subst _,-,$(part)) $(part)/pyproject.toml) \
 	  -o requirements/workers.txt

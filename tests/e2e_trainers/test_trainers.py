@@ -30,6 +30,10 @@ def test_environments_of_skyrl_gym_step_in_threads(trainer: Any) -> None:
     assert trainer.run("skyrl", "skyrl_steps.py", kill_after=40) == {"scored": 190, "failed": 10, "wrong": 0}
 
 
+def test_groups_of_tinker_cookbook_are_rolled_out_by_its_own_loop(trainer: Any) -> None:
+    assert trainer.run("tinker", "tinker_rollouts.py", kill_after=10) == {"scored": 188, "failed": 12, "wrong": 0}
+
+
 def test_a_resources_server_of_nemo_gym_verifies_rows(trainer: Any) -> None:
     assert trainer.run("nemo-gym", "nemo_gym_verify.py", kill_after=30) == {"scored": 95, "failed": 5, "wrong": 0}
 

@@ -21,6 +21,7 @@ ENVIRONMENTS = {
     "verl": ("3.11", "verl"),
     "verifiers": ("3.11", "verifiers"),
     "skyrl": ("3.11", "skyrl"),
+    "tinker": ("3.11", "tinker"),
     "nemo-gym": ("3.12", "nemo-gym"),
     "openenv": ("3.11", "openenv"),
     "agents": ("3.11", "agents"),

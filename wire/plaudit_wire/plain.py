@@ -15,11 +15,10 @@ able to encode, send, store, show and decode what goes past the door, so that no
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import decimal
-import json
 import math
+import re
 import uuid
 from collections.abc import Mapping
 from typing import Any, Final
@@ -85,21 +84,28 @@ def plain_json(text: str | bytes, name: str = "", *, most_units: int = MOST_UNIT
 def json_value(text: str | bytes, name: str = "") -> Any:
     """Return what a JSON text holds, for a reader that judges parts of it by ``plain``; raise ``PlainDataError``."""
     try:
-        try:
-            return msgspec.json.decode(text)
-        except msgspec.DecodeError as error:
-            with contextlib.suppress(ValueError):  # the slower reader knows halves of surrogate pairs
-                return json.loads(text, parse_constant=_not_json)
-            raise error
+        return msgspec.json.decode(mended_json(text if isinstance(text, bytes) else plain_text(text).encode()))
     except RecursionError:
         raise PlainDataError(f"is nested more than {MOST_LEVELS} levels deep", "give flatter data", name) from None
     except (ValueError, MemoryError) as error:  # msgspec's errors, and text that cannot be encoded, are ValueErrors
         raise PlainDataError(f"is not JSON ({error})", "give one JSON value", name) from None
 
 
-def _not_json(name: str) -> float:
-    """Refuse NaN and Infinity, which Python reads."""
-    raise ValueError(f"{name} is no value of JSON")
+_HALVES = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\xed[\xa0-\xbf][\x80-\xbf])"
+    rb"|\\.",
+    re.DOTALL,
+)
+"""A whole pair, or a half of one (group 1), or another escape, whose second character may be a backslash."""
+_ENCODED_HALF = re.compile(rb"\xed[\xa0-\xbf]")
+
+
+def mended_json(text: bytes) -> bytes:
+    """Return a JSON text in which halves of surrogate pairs are U+FFFD, for msgspec's readers, which refuse them."""
+    if b"\\ud" not in text and b"\\uD" not in text and (b"\xed" not in text or not _ENCODED_HALF.search(text)):
+        return text
+    return _HALVES.sub(lambda match: "\N{REPLACEMENT CHARACTER}".encode() if match[1] else match[0], text)
 
 
 def plain_text(text: str) -> str:

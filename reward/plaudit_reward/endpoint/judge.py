@@ -217,7 +217,7 @@ def _completion(body: bytes) -> _Completion:
     try:
         return _decode(body)
     except (ValueError, RecursionError):
-        # Half a surrogate pair in a text, as Python's servers write it, is a character that cannot be shown.
+        # NaN and halves of surrogate pairs, as Python's servers write them.
         with contextlib.suppress(ValueError, RecursionError):
             return msgspec.convert(plain(json.loads(body)), _Completion)
         raise

@@ -15,11 +15,14 @@ from hypothesis import strategies as st
 
 from plaudit_reward.endpoint.shapes import GATEWAY_SHAPES
 from plaudit_wire.messages import decode
+from plaudit_wire.plain import plain_text
 from plaudit_wire.records import Sample
 from plaudit_workers.service import gateway as gateway_module
+from plaudit_workers.service.application import BodyRoom
 from plaudit_workers.service.gateway import Strangers
 from plaudit_workers.service.requests import RefusedRequestError, read_groups, read_samples, read_shape
 from plaudit_workers.stream.sessions import encoded_group
+from waiting import until
 
 RIGHT = {"response": "4", "ground_truth": "4"}
 OTHER = "token-of-another-caller"
@@ -38,7 +41,8 @@ BAD = [
     ("/v1/score", b'{"response":"4","finish_reason":"zzz"}', "finish_reason is 'zzz'"),
     ("/v1/score", b'{"response":"4","ground_truth":1e999}', "Number out of range"),
     ("/v1/score", b'{"response":"4","ground_truth":NaN}', "not JSON"),
-    ("/v1/score", b'{"response":"\\ud800"}', "not JSON"),
+    ("/v1/score", b'{"response":"\\ud800","max_tokens":-1}', "max_tokens is -1"),
+    ("/slime", b'{"response":"\xed\xa0\x80","metadata":[1]}', "extra_info: is [1]; give a mapping"),
     ("/v1/score", b"\xff", "not JSON"),
     ("/v1/score", b'{"a":' + b"[" * 100_000, "nested too deeply"),
     ("/v1/score", b'{"response":"4","extra_info":' + b'{"a":' * 70 + b"1" + b"}" * 71, "extra_info.a.a"),
@@ -96,6 +100,21 @@ def test_any_body_is_read_to_samples_that_can_be_stored_or_refused(body: Any, es
             encoded = encoded_group("s:http.one:a", [each.sample("g", i) for i, each in enumerate(group.samples)])
             for (_, record), each in zip(encoded.samples, group.samples, strict=True):
                 assert decode(record, Sample).response == each.response
+
+
+@given(st.text(st.characters()), st.booleans())
+def test_halves_of_surrogate_pairs_become_replacement_characters_in_every_shape(text: str, escaped: bool) -> None:
+    wanted = plain_text(text)
+    for row in ({"response": text}, {"samples": [{"response": text}]}):
+        (group,) = read_samples(json.dumps(row, ensure_ascii=escaped).encode(errors="surrogatepass")).groups
+        assert group.samples[0].response in (wanted, *_with_halves_apart(text))
+    _, body = read_shape(json.dumps({"response": text}).encode(), GATEWAY_SHAPES["/slime"])
+    assert body.groups[0].samples[0].response == wanted
+
+
+def _with_halves_apart(text: str) -> list[str]:
+    """Two halves that a caller encoded apart as UTF-8 stay two."""
+    return ["".join("\ufffd" if "\ud800" <= character <= "\udfff" else character for character in text)]
 
 
 async def test_every_route_refuses_what_cannot_travel_by_name(
@@ -191,6 +210,32 @@ async def test_connections_without_a_token_lock_nobody_out(
             assert await asyncio.wait_for(reader.read(), 20) == b""
         writer.close()
         assert (await http.post("/v1/score", json=RIGHT)).status_code == 200
+
+
+async def test_bodies_that_come_in_at_once_are_bounded_for_each_token(
+    start_service: Any, start_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BodyRoom, "__init__", partialmethod(BodyRoom.__init__, most_bytes=3000, most_of_token=1500))
+    async with (
+        start_service() as service,
+        start_gateway(service) as gateway,
+        gateway.http() as http,
+        gateway.http(OTHER) as innocent,
+    ):
+        host, port = gateway.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        token = http.headers["authorization"]
+        head = f"POST /v1/score HTTP/1.1\r\nHost: x\r\nAuthorization: {token}\r\nContent-Length: 4000\r\n\r\n"
+        writer.write(head.encode() + b" " * 1400)
+
+        async def answered(status: int) -> bool:
+            answer = await http.post("/v1/score", json={**RIGHT, "extra_info": {"a": "x" * 200}})
+            return bool(answer.status_code == status)
+
+        await until(lambda: answered(429))
+        assert (await innocent.post("/v1/score", json={**RIGHT, "extra_info": {"a": "x" * 200}})).status_code == 200
+        writer.close()
+        await until(lambda: answered(200))
 
 
 async def test_a_result_that_cannot_be_stored_ends_its_sample_and_no_worker(

@@ -16,9 +16,11 @@ an empty line every 15 s without one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -245,6 +247,37 @@ _NDJSON = "application/x-ndjson"
 Handler = Callable[[Request, str], Awaitable[Response | Exchange]]
 
 
+class BodyRoom:
+    """Count the bytes of the bodies that come in at the same time. What was read counts as queued instead."""
+
+    def __init__(self, most_bytes: int = 4 * MOST_BYTES, most_of_token: int = 2 * MOST_BYTES) -> None:
+        self._most, self._most_of_token = most_bytes, most_of_token
+        self._held: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def held(self, token: str) -> Iterator[Callable[[int], None]]:
+        """Yield what counts the bytes of one body as they come, and raises ``RefusedRequestError`` for one too many.
+
+        One token's bodies leave room for the others'.
+        """
+        own = 0
+
+        def add(num_bytes: int) -> None:
+            nonlocal own
+            if self._held[token] + num_bytes > self._most_of_token or self._held.total() + num_bytes > self._most:
+                message = "too many large bodies come in at once: send fewer at a time"
+                raise RefusedRequestError(429, "busy", message, retry_after_s=1)
+            self._held[token] += num_bytes
+            own += num_bytes
+
+        try:
+            yield add
+        finally:
+            self._held[token] -= own
+            if not self._held[token]:
+                del self._held[token]
+
+
 class Application:
     """Serve a gateway as an ASGI application; ``canary`` gets copies of a share of the samples."""
 
@@ -264,6 +297,7 @@ class Application:
         self._canary = canary
         self._series = series
         self._reading = asyncio.Lock()
+        self._bodies = BodyRoom()
 
     async def close(self) -> None:
         """Close the connections to the canary."""
@@ -291,18 +325,20 @@ class Application:
         return _Endpoint(handler, self._tokens, self._callers, self._series)
 
     async def _score(self, request: Request, caller: str) -> Exchange:
-        return self._exchange(request, caller, await self._read(request, requests.read_samples))
+        return self._exchange(request, caller, await self._read(request, caller, requests.read_samples))
 
     async def _groups(self, request: Request, caller: str) -> Exchange:
-        return self._exchange(request, caller, await self._read(request, requests.read_groups), field="groups")
+        body = await self._read(request, caller, requests.read_groups)
+        return self._exchange(request, caller, body, field="groups")
 
-    async def _read(self, request: Request, read: Callable[[bytes], T]) -> T:
+    async def _read(self, request: Request, caller: str, read: Callable[[bytes], T]) -> T:
         """Return what a request's body holds, without holding up other requests."""
-        body = await _body(request)
-        if len(body) <= _READ_AT_ONCE_BYTES:
-            return read(body)
-        async with self._reading:
-            return await asyncio.to_thread(read, body)
+        with self._bodies.held(token_of(caller)) as hold:
+            body = await _body(request, hold)
+            if len(body) <= _READ_AT_ONCE_BYTES:
+                return read(body)
+            async with self._reading:
+                return await asyncio.to_thread(read, body)
 
     def _exchange(self, request: Request, caller: str, body: RequestBody, field: str = "results") -> Exchange:
         session = self._callers.session(caller)
@@ -331,7 +367,7 @@ class Application:
         """Return the handler of a shape; its samples have no ids, so a repeat is scored again."""
 
         async def handle(request: Request, caller: str) -> Response:
-            body, submitted = await self._read(request, partial(requests.read_shape, shape=shape))
+            body, submitted = await self._read(request, caller, partial(requests.read_shape, shape=shape))
             exchange = self._exchange(request, caller, submitted)
             results = [
                 GatewayResult(
@@ -415,8 +451,8 @@ async def _openapi(request: Request) -> Response:
     return JSONResponse(openapi.document())
 
 
-async def _body(request: Request) -> bytes:
-    """Return the body. Raise ``RefusedRequestError`` if it is compressed, too large or too slow."""
+async def _body(request: Request, hold: Callable[[int], None]) -> bytes:
+    """Return the body, whose bytes ``hold`` counts. Raise ``RefusedRequestError``: compressed, large, slow."""
     if request.headers.get("content-encoding", "identity") != "identity":
         raise RefusedRequestError(415, "compressed", "content-encoding: send the body uncompressed")
     too_large = RefusedRequestError(413, "too_large", f"the body has more than {MOST_BYTES >> 20} MiB: split it")
@@ -426,6 +462,7 @@ async def _body(request: Request) -> bytes:
     try:
         async with asyncio.timeout(_BODY_WITHIN_S):
             async for part in request.stream():
+                hold(len(part))
                 parts.append(part)
                 size += len(part)
                 if size > MOST_BYTES:

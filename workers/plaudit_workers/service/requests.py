@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from plaudit_reward.endpoint.shapes import GatewayShape
-from plaudit_wire.plain import plain, plain_json, shown
+from plaudit_wire.plain import mended_json, plain, plain_json, shown
 from plaudit_workers.service.lines import SampleInput, sample_input
 from plaudit_workers.stream.sessions import LARGEST_GROUP
 
@@ -105,7 +105,7 @@ _sample_decoder = msgspec.json.Decoder(SampleInput)
 
 def read_samples(body: bytes) -> RequestBody:
     """Read the body of ``POST /v1/score``: one sample, or ``{"samples": [sample, …]}``."""
-    _check_parts(body)
+    body = _checked(body)
     is_batch = "samples" in _decoded(_object_decoder, body)
     samples = _read_all(_decoded(_samples_decoder, body).samples if is_batch else [msgspec.Raw(body)], named=is_batch)
     return RequestBody([_submitted(sample.id, [sample]) for sample in samples], is_batch)
@@ -113,7 +113,7 @@ def read_samples(body: bytes) -> RequestBody:
 
 def read_groups(body: bytes) -> RequestBody:
     """Read the body of ``POST /v1/groups``: ``{"samples": […], "id": …}``, or ``{"groups": […]}`` of such."""
-    _check_parts(body)
+    body = _checked(body)
     is_batch = "groups" in _decoded(_object_decoder, body)
     groups = _decoded(_groups_decoder, body).groups if is_batch else [_decoded(_group_decoder, body)]
     _check_number(sum(len(group.samples) for group in groups))
@@ -130,7 +130,7 @@ def read_groups(body: bytes) -> RequestBody:
 
 def read_shape(body: bytes, shape: GatewayShape) -> tuple[dict[str, Any], RequestBody]:
     """Read the body of a trainer's shape; return it as plain data, and its samples, which have no ids."""
-    _check_parts(body)
+    body = _checked(body)
     _decoded(_object_decoder, body)
     try:
         content: dict[str, Any] = plain_json(body, most_units=MOST_BYTES + 16 * MOST_PARTS)
@@ -212,13 +212,14 @@ def _check_number(num_samples: int) -> None:
         raise RefusedRequestError(413, "too_many_samples", message)
 
 
-def _check_parts(body: bytes) -> None:
-    """Raise ``RefusedRequestError`` for a body of more values than ``MOST_PARTS``, before any of them is made."""
+def _checked(body: bytes) -> bytes:
+    """Return a body of texts that can be encoded; refuse one of more than ``MOST_PARTS`` values, before any is made."""
+    body = mended_json(body)
     if _num_brackets(body) <= MOST_PARTS:  # texts have commas too: look closer only where there are many
-        return
+        return body
     unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     if unescaped.count(b'"') <= 2 * MOST_PARTS and _num_brackets(b"".join(unescaped.split(b'"')[::2])) <= MOST_PARTS:
-        return
+        return body
     message = f"the body has more than {MOST_PARTS:,} values: split it, or write nested data as one text"
     raise RefusedRequestError(413, "too_many_values", message)
 
