@@ -88,7 +88,7 @@ class PodCluster:
         # The client puts a websocket in place of its own requests while it connects, so each needs one of its own.
         api = client.CoreV1Api(client.ApiClient(self._configuration))
         try:
-            return stream(
+            connection = stream(
                 api.connect_get_namespaced_pod_exec,
                 name,
                 self.namespace,
@@ -101,6 +101,8 @@ class PodCluster:
                 binary=True,
                 _preload_content=False,
             )
+            connection._all = _Nowhere()  # else the client keeps all output beside what it hands out
+            return connection
         except (client.ApiException, WebSocketException, OSError, urllib3.exceptions.HTTPError) as error:
             raise _failed(f"start a command in {name}", error) from error
 
@@ -258,7 +260,7 @@ class PodMachine:
                     return bytes(answer)
                 if time.monotonic() > until_s:
                     raise InfrastructureError(f"the pod {self.name} did not answer within {_STEP_S:g} s")
-            if connection.returncode:
+            if _exit_code(connection) != 0:
                 why = errors.decode(errors="replace").strip()[-300:]
                 raise InfrastructureError(f"the pod {self.name} cannot be prepared: {why}")
         except (WebSocketException, OSError) as error:
@@ -287,15 +289,18 @@ class PodMachine:
                 if time.monotonic() > until_s or stopped.is_set():
                     self.end_processes()
                     return "timeout", _KILLED
-            code = connection.returncode
+            code = _exit_code(connection)
         except (WebSocketException, OSError) as error:
             if ended := self._ended():
                 return ended, _KILLED
             raise _failed(f"reach the pod {self.name}", error) from error
         finally:
             connection.close()
-        if code in (None, _KILLED):
-            return self._ended() or "memory", _KILLED
+        if code is None or code == _KILLED:
+            ended = self._ended()
+            if code is None and not ended:
+                raise InfrastructureError(f"the connection to the pod {self.name} ended before its command")
+            return ended or "memory", _KILLED
         return "exited", code
 
     def _container(self) -> Any:
@@ -364,6 +369,13 @@ class PodForTests:
         return self._rewards.text(name) if self._rewards else None
 
 
+class _Nowhere:
+    """What a connection writes its copy of all output to."""
+
+    def write(self, data: bytes) -> None:
+        """Forget it."""
+
+
 async def _in_thread(function: Callable[..., Answer], *arguments: object) -> Answer:
     return await asyncio.get_running_loop().run_in_executor(_EXECS, partial(function, *arguments))
 
@@ -386,6 +398,15 @@ def _receive(connection: Any, out: Callable[[bytes], object], errors: Callable[[
         if data := connection.read_channel(channel):
             take(data)
     return bool(is_open)
+
+
+def _exit_code(connection: Any) -> int | None:
+    """Return the exit code that Kubernetes told before it closed the connection; None if it told none."""
+    try:
+        code: int | None = connection.returncode
+    except (TypeError, ValueError, LookupError):
+        return None
+    return code
 
 
 def _problem(found: Any) -> str:

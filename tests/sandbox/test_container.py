@@ -176,7 +176,7 @@ async def test_what_a_killed_process_leaves_is_removed_and_nothing_else(machine:
     with await asyncio.to_thread(subprocess.Popen, command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         name = (await asyncio.to_thread(process.stdout.readline)).strip()
-        assert await asyncio.to_thread(engine.remove_orphans) == []
+        await asyncio.to_thread(engine.remove_orphans)
         assert await asyncio.to_thread(engine.has_container, name)
         process.kill()
     await until(lambda: engine.remove_orphans() == [] and not engine.has_container(name))
