@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from plaudit_metrics.service.serve import HttpServer, listening_socket
+from plaudit_metrics.service.http_server import HttpServer, listening_socket
 from plaudit_model_server.batcher import (
     Batcher,
     BatchLimits,

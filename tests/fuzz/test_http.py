@@ -7,10 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
-from schemathesis.config import SchemathesisConfig
 
 from fuzzed_house import WITHIN_S, House
 from outside_values import BODIES, TEXTS, VALUES, with_member
@@ -29,6 +27,9 @@ once_each = settings(suppress_health_check=list(HealthCheck))
 
 
 def operations(service: str, url: str, headers: dict[str, str]) -> list[Any]:
+    import schemathesis  # here and below, because every process that runs tests reads this file
+    from schemathesis.config import SchemathesisConfig
+
     schema = schemathesis.openapi.from_dict(
         httpx.get(f"{url}{DOCUMENTS[service]}", headers=headers).json(), config=SchemathesisConfig()
     )
@@ -44,6 +45,8 @@ def check(answer: Any, sent: object) -> None:
 
 @pytest.mark.parametrize("service", ["gateway", "metrics"])
 def test_what_a_document_allows_is_answered(house: House, service: str) -> None:
+    from schemathesis import GenerationMode
+
     with house.holding():
         headers = HEADERS if service == "gateway" else {}
         for operation in operations(service, getattr(house, service), headers):
@@ -51,9 +54,7 @@ def test_what_a_document_allows_is_answered(house: House, service: str) -> None:
                 continue  # an answer without an end
 
             @once_each
-            @given(
-                operation.as_strategy() | operation.as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE)
-            )
+            @given(operation.as_strategy() | operation.as_strategy(generation_mode=GenerationMode.NEGATIVE))
             def answers(case: Any) -> None:
                 case.headers = {**(case.headers or {}), **headers}
                 check(case.call(timeout=WITHIN_S), case)

@@ -187,6 +187,7 @@ class Prometheus:
         port = free_port()
         self.address = f"http://127.0.0.1:{port}"
         self._targets = folder / "targets"
+        self._http = httpx.Client(base_url=self.address, timeout=30)
         self._process = subprocess.Popen(
             [
                 program,
@@ -209,7 +210,7 @@ class Prometheus:
         """What an instant query returns; nothing while Prometheus is not up yet."""
         given = {"query": expression} | ({} if time is None else {"time": str(time)})
         try:
-            response = httpx.get(f"{self.address}/api/v1/query", params=given, timeout=30)
+            response = self._http.get("/api/v1/query", params=given)
         except httpx.TransportError:
             return []
         if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:  # it listens, and is not ready
@@ -237,6 +238,7 @@ class Prometheus:
         self.resume()
         self._process.terminate()
         self._process.wait()
+        self._http.close()
 
 
 _prometheus: list[Prometheus] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from plaudit_metrics.service.serve import listening_socket
+from plaudit_metrics.service.http_server import listening_socket
 
 
 def test_accepted_connections_send_small_packets_at_once():

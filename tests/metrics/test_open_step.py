@@ -15,10 +15,11 @@ from plaudit_metrics.service.answers import open_step
 from plaudit_metrics.sources.snapshot import RunSnapshot, StreamDepth
 from plaudit_metrics.terminal.overview import MetricsService
 from plaudit_metrics.terminal.top import frame
-from plaudit_wire.records import ScorerWork, WorkerRecord
+from plaudit_wire.records import ScorerWork, StepRecord, WorkerRecord
 from plaudit_workers.launch.redis import RedisServer
 from waiting import until
 
+CLOSED = [StepRecord(step=124, incarnation=1, opened=970.0, closed=1000.0, num_samples=64, num_groups=8, statistics={})]
 TRAINER = WorkerRecord("trainer-0", "trainer", started=900.0)
 REWARD = WorkerRecord("reward-0", "reward", 64, 64, scorers={"quick": ScorerWork(0, 0.0), "slow": ScorerWork(64, 47.0)})
 SCORING = {"samples": StreamDepth(in_flight=64, oldest_in_flight_s=47.0)}
@@ -33,6 +34,15 @@ def seen(*workers: WorkerRecord, streams: dict[str, StreamDepth] | None = None, 
 
 SILENT = ((WorkerRecord("reward-1", "reward", 16, 16), 11.0),)
 THROTTLED = WorkerRecord("reward-0", "reward", 64, 64, scorers={"judge": ScorerWork(64, 0.0)})
+UPDATING = WorkerRecord("trainer-0", "trainer", started=900.0, doing="updates the policy")
+FROZEN = ((WorkerRecord("trainer-0", "trainer", doing="updates the policy"), 9.0),)
+FAR = WorkerRecord("reward-0", "reward", 64, 64, reply_s=0.7)
+
+
+def rollout(**about: Any) -> WorkerRecord:
+    return WorkerRecord("rollout-0", "rollout", 64, 64, version="1.3", **about)
+
+
 FAILING = WorkerRecord("trainer-0", "trainer", started=900.0, problem="step 125 not trained: 80% have no score")
 
 
@@ -54,21 +64,38 @@ FAILING = WorkerRecord("trainer-0", "trainer", started=900.0, problem="step 125 
         (seen(TRAINER, streams=PROMPTS), "generation", "8 prompts are with rollouts, the oldest for 31 s"),
         (seen(FAILING, streams=PROMPTS), "unscored", "step 125 not trained: 80% have no score"),
         (seen(TRAINER), "trainer", "the trainer is at work"),
+        (seen(UPDATING, streams=PROMPTS), "trainer", "the trainer updates the policy"),
+        (seen(TRAINER, rollout(in_agents=40), streams=PROMPTS), "tools", "40 samples of 64 wait for tools"),
+        (seen(TRAINER, rollout(in_agents=2), streams=PROMPTS), "generation", "8 prompts are with rollouts"),
+        (seen(TRAINER, rollout(loading="1.4"), streams=PROMPTS), "weights", "1 rollout of 1 load new weights"),
+        (seen(TRAINER, REWARD, streams=SCORING | PROMPTS), "generation", "8 prompts are with rollouts"),
+        (seen(TRAINER, silent=FROZEN), "silent-trainer", "trainer-0, which updates the policy, has sent no"),
+        (seen(TRAINER, FAR, streams=PROMPTS), "redis-slow", "Redis takes 0.70 s for a reply to reward-0"),
+        (seen(TRAINER, reply_s=0.7, streams=PROMPTS), "redis-slow", "Redis takes 0.70 s for a reply, and"),
+        (seen(TRAINER, reply_s=0.3, streams=PROMPTS), "generation", "8 prompts are with rollouts"),
     ],
 )
 def test_the_open_step_says_what_it_waits_for(snapshot: RunSnapshot, waits_for: str, text: str) -> None:
-    said = open_step(snapshot, 124, 1000.0, 0.0)
+    said = open_step(snapshot, CLOSED, 1000.0, 0.0)
     assert said["waits_for"] == waits_for
     assert said["text"].startswith(f"step 125, open for 45 s: {text}")
 
 
+@pytest.mark.parametrize(("admitted_s", "waits_for"), [(31.0, "scorer"), (60.0, "generation")])
+def test_prompts_of_later_steps_are_not_awaited(admitted_s: float, waits_for: str) -> None:
+    """With ``maxStaleness`` those of the open step were admitted before it opened, 45 s ago."""
+    prompts = {"prompts": StreamDepth(in_flight=8, oldest_in_flight_s=admitted_s)}
+    said = open_step(seen(TRAINER, REWARD, streams=SCORING | prompts), CLOSED, 1000.0, 0.0, overlap=True)
+    assert said["waits_for"] == waits_for
+
+
 def test_a_service_has_no_step() -> None:
-    said = open_step(seen(REWARD, streams=SCORING), None, None, 0.0)
+    said = open_step(seen(REWARD, streams=SCORING), [], None, 0.0)
     assert (said["step"], said["text"]) == (None, "64 calls of slow in flight, the oldest 47 s")
 
 
 def test_redis_that_is_away_explains_everything_else() -> None:
-    said = open_step(seen(TRAINER, REWARD, streams=SCORING), 124, 1000.0, 12.0)
+    said = open_step(seen(TRAINER, REWARD, streams=SCORING), CLOSED, 1000.0, 12.0)
     assert (
         said["text"] == "step 125, open for 57 s: Redis has not responded for 12 s, and every process of the run waits"
     )

@@ -1,10 +1,10 @@
-"""A network between processes and a server that stalls, or cuts connections and refuses new ones."""
+"""A network between processes and a server that stalls, is slow, or cuts connections and refuses new ones."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 
 
@@ -14,11 +14,13 @@ class BadNetwork:
     Attributes:
         port: the port to connect to.
         on_message: called with each message of a client, before it is forwarded.
+        late_s: returns the seconds by which the next reply is late.
     """
 
     def __init__(self, port: int) -> None:
         self.port = 0
         self.on_message: Callable[[bytes], None] = lambda data: None
+        self.late_s: Callable[[], float] = lambda: 0.0
         self._target = port
         self._flows = asyncio.Event()
         self._flows.set()
@@ -67,8 +69,8 @@ class BadNetwork:
             self._writers |= {writer, target}
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._forward(reader, target, lambda data: self.on_message(data)))
-                    tasks.create_task(self._forward(upstream, writer, lambda data: None))
+                    tasks.create_task(self._forward(reader, target, self._noticed))
+                    tasks.create_task(self._forward(upstream, writer, self._delayed))
             except* OSError:
                 pass
             finally:
@@ -76,11 +78,18 @@ class BadNetwork:
                 target.close()
         writer.close()
 
+    async def _noticed(self, data: bytes) -> None:
+        self.on_message(data)
+
+    async def _delayed(self, data: bytes) -> None:
+        if (late_s := self.late_s()) > 0:
+            await asyncio.sleep(late_s)
+
     async def _forward(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, before: Callable[[bytes], None]
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, before: Callable[[bytes], Awaitable[None]]
     ) -> None:
         while data := await reader.read(1 << 16):
-            before(data)
+            await before(data)
             await self._flows.wait()
             writer.write(data)
             await writer.drain()

@@ -43,7 +43,7 @@ class MetricsProcess:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "plaudit_metrics", env=self._environment
         )
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while not await self._answers():
                 await asyncio.sleep(0.05)
 

@@ -100,10 +100,11 @@ def make_plan(
     staleness: int = 0,
     order: Any = "step",
     max_replaced: int = 0,
+    max_tokens: int = 8,
     validate_every: int | None = None,
     **changes: Any,
 ) -> RunPlan:
-    sampling = Sampling(max_tokens=8)
+    sampling = Sampling(max_tokens=max_tokens)
     validation = None if validate_every is None else ValidationPlan(validate_every, 1, Sampling(8, 0.0))
     schedule = Schedule(steps, prompts_per_step, mini_batches, staleness, order, max_replaced=max_replaced)
     given: dict[str, Any] = {"checkpoint_every_steps": 2, **changes}
@@ -132,6 +133,8 @@ class Simulation:
         self.on_none = "mask"
         self.scorer: dict[str, Any] | None = None
         """The scorer's section; None: a function that returns the ground truth."""
+        self.scorers: list[dict[str, Any]] = []
+        """The sections of several scorers, in place of the one."""
         self.model_servers: dict[str, list[str]] = {}
         """Addresses of the servers of its model."""
         self.broken_validation: set[int] = set()
@@ -248,8 +251,11 @@ class Simulation:
         self._start_worker(f"{role}-{int(number) + 100}")
 
     def _start_worker(self, name: str) -> None:
-        serve = self._rollout if name.startswith("rollout") else self._reward
-        self._workers[name] = asyncio.create_task(serve(name, self._stop_workers))
+        self._workers[name] = asyncio.create_task(self.serve(name, self._stop_workers))
+
+    async def serve(self, name: str, stop: asyncio.Event) -> None:
+        """Be the rollout or the reward worker of this name until ``stop`` is set."""
+        await (self._rollout if name.startswith("rollout") else self._reward)(name, stop)
 
     async def _rollout(self, name: str, stop: asyncio.Event) -> None:
         transport = await self.open()
@@ -273,7 +279,8 @@ class Simulation:
         arguments = {"slow_s": self.slow_s, "broken_file": str(self.broken_file)}
         python = {"path": str(self.folder / "rewards.py"), "function": "compute_score", "arguments": arguments}
         scorer = self.scorer or {"name": "mine", "kind": "python", "python": python, "onNone": self.on_none}
-        reward = RewardSpec.model_validate({"scorers": [scorer], "retries": 0}, by_alias=True, by_name=False)
+        sections = {"scorers": self.scorers or [scorer], "retries": 0}
+        reward = RewardSpec.model_validate(sections, by_alias=True, by_name=False)
         options = ScoringOptions(drain_grace_s=0.5, consumer=ConsumerOptions(**self.consumer))
         context = BuildContext(reward, name, model_servers=self.model_servers)
         turns = ModelTurns(transport, context.gate) if reward.sleeping_models else None

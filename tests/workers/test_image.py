@@ -27,6 +27,13 @@ def test_every_command_but_run_works_without_heavy_packages():
     assert done.returncode == 0, done.stderr
 
 
+def test_gateway_and_reward_models_load_nothing_that_reads_stored_samples():
+    program = "import sys; sys.modules.update(dict.fromkeys(('pyarrow', 'numpy'))); "
+    program += "import plaudit_workers.gateway, plaudit_model_server.api"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_modules_that_the_gpu_image_imports_exist():
     modules = re.findall(r"plaudit_\w+(?:\.\w+)+", DOCKERFILE.with_suffix(".gpu").read_text())
     assert modules

@@ -38,10 +38,10 @@ CallOutcome = Literal["ok", "error", "timeout", "killed", "refused"]
 """The end of a tool call. ``error``: the tool raised. ``timeout``: it passed its limit. ``killed``: its process ended.
 ``refused``: it was never run, because the tool is unknown, its arguments are invalid or a limit was reached."""
 PAUSE: Final = "pause"
-REDIS: Final = "redis"
-"""The cause of the part of a wait in which Redis did not answer the trainer."""
 """``WaitRecord.cause``: too many samples of the step had no score, so the trainer paused before admitting their
 prompts again."""
+REDIS: Final = "redis"
+"""``WaitRecord.cause``: Redis did not answer the trainer."""
 LIVE_WITHIN_S: Final = 20.0
 """A process counts as dead when its last heartbeat is older than this."""
 LEASE_S: Final = 20.0
@@ -287,6 +287,15 @@ class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """A rollout's engine; None before it has started and for other roles."""
     problem: str = ""
     """The reason that this process makes no progress, as a sentence for people; empty while it works."""
+    doing: str = ""
+    """What the trainer does for the open step, as a phrase (``updates the policy``); empty while it waits for groups,
+    and for other roles."""
+    in_agents: int = 0
+    """The part of a rollout's ``busy`` that waits for its agents: for tools, environments or users' programs."""
+    loaded_s: float = 0.0
+    """Seconds in which a rollout loaded the weights that it has; 0 before the first, and for other roles."""
+    reply_s: float = 0.0
+    """Seconds until Redis replied to this process: the fastest of its newest heartbeats; 0 before the first reply."""
 
 
 class AgentReward(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -29,7 +29,7 @@ def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
         if model.chat_template:
             with open(model.chat_template, encoding="utf-8") as file:
                 tokenizer.chat_template = file.read()
-        setattr(tokenizer, _MODEL_ENDS, _model_ends(model))
+        with_model_ends(tokenizer, model.source, model.revision)
     # Tokenizers fail to load with every kind of exception, their own Rust ones included.
     except Exception as error:
         field = "model.tokenizer" if model.tokenizer else "model.source"
@@ -42,11 +42,17 @@ _MODEL_ENDS = "_plaudit_model_ends"
 _CALL_SYNTAX = re.compile("tool|call|function|think|python|arg", re.IGNORECASE)
 
 
-def _model_ends(model: ModelSpec) -> frozenset[int]:
+def with_model_ends(tokenizer: Any, source: str, revision: str) -> Any:
+    """Return the tokenizer, after it has learned which tokens the files of its model name as ends of sequences."""
+    setattr(tokenizer, _MODEL_ENDS, _model_ends(source, revision))
+    return tokenizer
+
+
+def _model_ends(source: str, revision: str) -> frozenset[int]:
     """Return ``eos_token_id`` of the model's generation_config.json, else of its config.json, as vLLM reads them."""
     for name in ("generation_config.json", "config.json"):
         with contextlib.suppress(OSError, ValueError):
-            path = cached_file(model.source, name, revision=model.revision)
+            path = cached_file(source, name, revision=revision)
             ends = json.loads(Path(path or "").read_text(encoding="utf-8")).get("eos_token_id")
             if ends is not None:
                 return frozenset(ends if isinstance(ends, list) else [ends])
@@ -57,6 +63,12 @@ def engine_ends(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Return the tokens at which the engine ends a turn: the tokenizer's and the model's ends of sequences."""
     own = tokenizer.eos_token_id
     return frozenset(getattr(tokenizer, _MODEL_ENDS, ())) | ({own} if isinstance(own, int) else frozenset())
+
+
+def response_text(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Decode a response without special tokens, and without the token that ended it, which may be none of them."""
+    own = ids[:-1] if ids and ids[-1] in engine_ends(tokenizer) else ids
+    return str(tokenizer.decode(own, skip_special_tokens=True))
 
 
 def turn_ends(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -111,9 +111,20 @@ class _Found(NamedTuple):
     end: int
 
 
-_JSON_START = re.compile(r"\{\s*[\"}]|\[(?=\s*[\[{\"\]\-0-9tfnNI])")
+_JSON_START = re.compile(r"\{\s*(?:[\"}]|(?P<lax>['“]|[A-Za-z_]\w{0,100}\s*:|//|/\*|\#))|\[(?=\s*[\[{\"\]\-0-9tfnNI])")
 _BRACKETS = re.compile(r"[\[\]{}]")
-_TRAILING_COMMA = re.compile(r",(\s*[}\]])")
+_TOKEN = re.compile(
+    r"""(?P<double>"(?:[^"\\]|\\.)*")|(?P<other>'(?:[^'\\]|\\.)*'|“[^“”]*”)|(?P<space>\s+|//[^\n]*|/\*.*?\*/|\#[^\n]*)"""
+    r"""|(?P<sign>[\[\]{}:,])|(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?![\w.])|(?P<word>[A-Za-z_]\w*)""",
+    re.DOTALL,
+)
+_BEFORE_COLON = re.compile(r"\s*:")
+_WORDS = {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+    **{word: word for word in ("true", "false", "null", "NaN", "Infinity")},
+}
 _LONE_BACKSLASH = re.compile(r"\\(?![\"\\/bfnrt]|u[0-9a-fA-F]{4})")
 _MOST_WORK = 2_000_000
 """Characters that may be read in vain: an answer of broken JSON must not hold up the others."""
@@ -175,13 +186,19 @@ def _json_values(text: str, steps: list[Step]) -> Iterator[_Found]:
         if work > _MOST_WORK:
             raise LookupError("it contains too much broken JSON")
         end = 0
-        if text[begin] == "{" and stopped > start.end():
-            end, looked_at = _balanced_end(text, begin, _MOST_WORK - work)
+        if text[begin] == "{" and (start["lax"] or stopped > start.end()):
+            value, end, looked_at = _repaired(text, begin, _MOST_WORK - work)
             work += looked_at
-        repaired = _repaired(text[begin:end]) if end else None
-        if repaired is not None:
-            yield _Found(repaired, begin, end)
-        elif end and _names_first(text[begin:end], steps):
+            if end:
+                broken = ""
+                yield _Found(value, begin, end)
+                position = end
+                continue
+            end, looked_at = _balanced_end(text, begin, max(0, _MOST_WORK - work))
+            work += looked_at
+            if start["lax"] and not end and _names_first(text[begin:], steps):
+                raise LookupError("it ends inside a JSON object")
+        if end and _names_first(text[begin:end], steps):
             broken = "its last JSON object with that member is malformed"
         position = end or begin + _run(text, begin)
     if broken:
@@ -209,17 +226,55 @@ def _balanced_end(text: str, begin: int, most: int) -> tuple[int, int]:
     return 0, min(most, len(text) - begin)
 
 
-def _repaired(text: str) -> Any:
-    """Return the value of JSON with faults that models make: a comma before a bracket, TeX in strings; else None."""
+def _repaired(text: str, begin: int, most: int) -> tuple[Any, int, int]:
+    """Return the object at ``begin`` of JSON with faults that have one reading, its end, and the characters looked at.
+
+    These faults are a comma before a bracket, TeX in strings, comments, Python's quotes and constants, names without
+    quotes, and numbers such as ``+8`` and ``.5``. The end is 0 where it has others, or does not end within ``most``.
+    """
+    parts: list[str] = []
+    position, level = begin, 0
+    while position - begin < most and (found := _TOKEN.match(text, position)) and (part := _in_json(found)) is not None:
+        position = found.end()
+        level += (part in ("{", "[")) - (part in ("}", "]"))
+        if part in ("}", "]") and parts[-1:] == [","]:
+            parts.pop()
+        parts += [part] if part else []
+        if level == 0 and part:
+            break
     try:
-        return json.loads(_TRAILING_COMMA.sub(r"\1", _LONE_BACKSLASH.sub(r"\\\\", text)), strict=False)
+        value = json.loads(" ".join(parts) if level == 0 else "", strict=False)
     except (ValueError, RecursionError):
-        return None
+        return None, 0, position - begin
+    return value, position, position - begin
+
+
+def _in_json(found: re.Match[str]) -> str | None:
+    """Return a token as JSON has it: empty for a comment, None for a word that is neither a name nor a constant."""
+    piece = found[0]
+    match found.lastgroup:
+        case "space":
+            return ""
+        case "double":
+            return _LONE_BACKSLASH.sub(r"\\\\", piece)
+        case "other":
+            inside = piece[1:-1].replace("\\'", "'").replace('\\"', '"').replace('"', '\\"')
+            return '"' + _LONE_BACKSLASH.sub(r"\\\\", inside) + '"'
+        case "number":
+            sign, digits = piece[:1].strip("+") if piece[0] in "+-" else "", piece.lstrip("+-")
+            whole, point, rest = digits.partition(".")
+            whole = whole.lstrip("0") or "0" if whole.isdecimal() or not whole else whole
+            return f"{sign}{whole}{point}{rest or '0'}" if point else f"{sign}{whole}"
+        case "word" if _BEFORE_COLON.match(found.string, found.end()):
+            return f'"{piece}"'
+        case "word":
+            return _WORDS.get(piece)
+    return piece
 
 
 def _names_first(text: str, steps: list[Step]) -> bool:
     first = next((step for step in steps if isinstance(step, str)), None)
-    return first is not None and re.search(rf'"{re.escape(first)}"\s*:', text) is not None
+    return first is not None and re.search(rf"""(["'“]){re.escape(first)}["'”]\s*:""", text) is not None
 
 
 def answer_schema(steps: list[Step], limits: tuple[float, float] | None, count: int | None) -> dict[str, Any]:

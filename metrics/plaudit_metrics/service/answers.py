@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from plaudit_metrics.sources.snapshot import RunSnapshot, StreamDepth
 from plaudit_metrics.sources.steps import ClosedStep, flat_step
 from plaudit_metrics.statistics.stages import stages_of
 from plaudit_metrics.statistics.steps import slowest_samples, wall_seconds
-from plaudit_metrics.statistics.verdict import explain, reasoning, verdict_over
+from plaudit_metrics.statistics.verdict import explain, reasoning, replies_are_slow, verdict_over
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord, WorkerRecord
 
 RECENT_STEPS = 10
@@ -82,40 +83,83 @@ def _own_figures(record: StepRecord) -> dict[str, float]:
     return {"step_s": record.closed - record.opened} | record.statistics
 
 
-def open_step(seen: RunSnapshot, closed: int | None, opened: float | None, unheard_s: float) -> dict[str, Any]:
+def open_step(
+    seen: RunSnapshot, closed: Sequence[StepRecord], opened: float | None, unheard_s: float, *, overlap: bool = False
+) -> dict[str, Any]:
     """Return what the open step waits for now, from the newest snapshot, as a sentence and in one word.
 
     Args:
-        closed: number of the newest closed step; None: none, or a service.
+        closed: the newest closed steps, oldest first; none before the first, and of a service.
         opened: when the open step began (seconds since the epoch, Redis's clock); None: no trainer has started.
         unheard_s: seconds since Redis responded.
+        overlap: prompts of later steps are generated meanwhile (``maxStaleness`` of 1 or more).
     """
     trainer = next((worker for worker in seen.worker_records if worker.role == "trainer"), None)
-    number = None if closed is None and trainer is None else (closed or 0) + 1
+    number = None if not closed and trainer is None else (closed[-1].step if closed else 0) + 1
     seconds = None if opened is None else max(seen.time - opened, 0.0) + unheard_s
-    waits_for, facts = _waits_for(seen, trainer, unheard_s)
+    lengths = [record.closed - record.opened for record in closed if record.num_samples]
+    awaited_for_s = (seconds or 0.0) if overlap else 0.0
+    waits_for, facts = _waits_for(seen, trainer, unheard_s, median(lengths) if lengths else 0.0, awaited_for_s)
     step = "" if number is None or seconds is None else f"step {number}, open for {_long(seconds)}: "
     return {"step": number, "seconds": seconds, "waits_for": waits_for, "text": step + "; ".join(facts)}
 
 
-REDIS_AWAY = "redis"
-"""What the open step waits for while Redis does not respond."""
+def judges(seen: RunSnapshot) -> list[dict[str, Any]]:
+    """Return what was asked of each judge since the run began, and whether it is asked now."""
+    names = {labels[0] for labels in (*seen.judge_requests, *seen.judge_tokens)}
+    return [
+        {
+            "judge": name,
+            "requests": {labels[1]: count for labels, count in seen.judge_requests.items() if labels[0] == name},
+            "tokens": {labels[1]: count for labels, count in seen.judge_tokens.items() if labels[0] == name},
+            "circuit_open": seen.circuits_open.get(name, False),
+        }
+        for name in sorted(names)
+    ]
+
+
+REDIS_AWAY, REDIS_SLOW = "redis", "redis-slow"
+"""What the open step waits for while Redis does not respond, or responds slowly."""
 _REDIS_AWAY_S = 6.0
-"""A snapshot is taken every two seconds."""
+"""Redis is asked every two seconds."""
 _MOST_FACTS = 3
+Facts = list[tuple[str, str]]
+"""Causes in one word each, and what is known of them."""
 
 
-def _waits_for(seen: RunSnapshot, trainer: WorkerRecord | None, unheard_s: float) -> tuple[str, list[str]]:
-    """Return the first cause that holds, and what is known of all of them."""
+def _waits_for(
+    seen: RunSnapshot, trainer: WorkerRecord | None, unheard_s: float, step_s: float, awaited_for_s: float
+) -> tuple[str, list[str]]:
+    """Return the first cause that holds, and what is known of the next ones.
+
+    A cause of the pipeline is found as in a step's record: that of the earliest stage in which work of the step is.
+    """
     if unheard_s > _REDIS_AWAY_S:
         return REDIS_AWAY, [f"Redis has not responded for {_long(unheard_s)}, and every process of the run waits"]
-    facts = [(f"silent-{worker.role}", _silence(worker, silent_s)) for worker, silent_s in seen.silent]
+    facts: Facts = _of_replies(seen, step_s)
+    facts += [(f"silent-{worker.role}", _silence(worker, silent_s)) for worker, silent_s in seen.silent]
     if trainer is not None and trainer.problem:
         facts.append(("unscored", trainer.problem))
-    facts += _of_scorers(seen) + _of_queues(seen)
+    if trainer is not None and trainer.doing:
+        facts.append(("trainer", f"the trainer {trainer.doing}"))
+    of_rollouts, of_rewards = _of_rollouts(seen), _of_scorers(seen) + _of_reward_queue(seen)
+    facts += of_rollouts + of_rewards if _awaits_rollouts(seen, awaited_for_s) else of_rewards + of_rollouts
     if not facts:
         facts = [("trainer", "the trainer is at work") if trainer is not None else ("nothing", "nothing is in work")]
     return facts[0][0], [text for _, text in facts[:_MOST_FACTS]]
+
+
+def _awaits_rollouts(seen: RunSnapshot, awaited_for_s: float) -> bool:
+    """Return True where the open step waits for prompts.
+
+    Where steps overlap, those of the open step were admitted before it opened, ``awaited_for_s`` ago and longer.
+    """
+    prompts = seen.streams.get("prompts", StreamDepth())
+    return max(prompts.oldest_in_flight_s, prompts.oldest_undelivered_s) > max(awaited_for_s - _CLOCK_SLACK_S, 0.0)
+
+
+_CLOCK_SLACK_S = 1.0
+"""A step opens a moment after its prompts were admitted, or before."""
 
 
 def _long(seconds: float) -> str:
@@ -125,17 +169,27 @@ def _long(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def _of_replies(seen: RunSnapshot, step_s: float) -> Facts:
+    """Return that Redis is slow, where its replies take a large part of the usual step of ``step_s``."""
+    process, reply_s = seen.slowest_reply
+    if not replies_are_slow(reply_s, step_s):
+        return []
+    to = f" to {process}" if process else ""
+    return [(REDIS_SLOW, f"Redis takes {reply_s:.2f} s for a reply{to}, and a sample waits for about ten of them")]
+
+
 def _silence(worker: WorkerRecord, silent_s: float) -> str:
     held = "1 entry" if worker.busy == 1 else f"{worker.busy} entries"
-    return f"{worker.worker} with {held} in work has sent no heartbeat for {silent_s:.0f} s: it is frozen or lost"
+    work = f", which {worker.doing}," if worker.doing else f" with {held} in work"
+    return f"{worker.worker}{work} has sent no heartbeat for {silent_s:.0f} s: it is frozen or lost"
 
 
-def _of_scorers(seen: RunSnapshot) -> list[tuple[str, str]]:
+def _of_scorers(seen: RunSnapshot) -> Facts:
     """Return the scorers with calls in flight, that of the oldest attempt first."""
     working = sorted(seen.scorers.items(), key=lambda scorer: -scorer[1].oldest_s)
     facts = []
     for name, work in working:
-        calls = f"{work.in_flight} call{'s' if work.in_flight != 1 else ''} of {name}"
+        calls = f"{_counted(work.in_flight, 'call')} of {name}"
         if work.oldest_s > 0:
             facts.append(("scorer", f"{calls} in flight, the oldest {_long(work.oldest_s)}"))
         elif work.in_flight:
@@ -143,17 +197,38 @@ def _of_scorers(seen: RunSnapshot) -> list[tuple[str, str]]:
     return facts
 
 
-def _of_queues(seen: RunSnapshot) -> list[tuple[str, str]]:
-    samples, prompts = (seen.streams.get(stream, StreamDepth()) for stream in ("samples", "prompts"))
+def _of_reward_queue(seen: RunSnapshot) -> Facts:
+    samples = seen.streams.get("samples", StreamDepth())
+    if not samples.undelivered:
+        return []
+    workers = "a free reward worker" if _ready(seen, "reward") else "a reward worker, and none is ready"
+    waited = f"the oldest for {_long(samples.oldest_undelivered_s)}"
+    return [("reward-queue", f"{samples.undelivered} finished samples wait for {workers}, {waited}")]
+
+
+def _of_rollouts(seen: RunSnapshot) -> Facts:
+    """Return what rollouts do: load weights, run tools, or generate."""
+    prompts = seen.streams.get("prompts", StreamDepth())
+    if not (prompts.in_flight or prompts.undelivered):
+        return []
     facts = []
-    if samples.undelivered:
-        ready = sum(count for (role, state), count in seen.workers.items() if role == "reward" and state != "starting")
-        workers = "a free reward worker" if ready else "a reward worker, and none is ready"
-        waited = f"the oldest for {_long(samples.oldest_undelivered_s)}"
-        facts.append(("reward-queue", f"{samples.undelivered} finished samples wait for {workers}, {waited}"))
-    if prompts.in_flight:
-        worked = f"the oldest for {_long(prompts.oldest_in_flight_s)}"
-        facts.append(("generation", f"{prompts.in_flight} prompts are with rollouts, {worked}"))
+    if loading := [rollout for rollout in seen.rollouts if rollout.loading]:
+        facts.append(("weights", f"{_counted(len(loading), 'rollout')} of {len(seen.rollouts)} load new weights"))
+    in_agents, busy = (sum(getattr(each, name) for each in seen.rollouts) for name in ("in_agents", "busy"))
+    worked = f"{prompts.in_flight} prompts are with rollouts, the oldest for {_long(prompts.oldest_in_flight_s)}"
+    if in_agents and 2 * in_agents >= busy:
+        facts.append(("tools", f"{_counted(in_agents, 'sample')} of {busy} wait for tools; {worked}"))
+    elif prompts.in_flight:
+        facts.append(("generation", worked))
     if prompts.undelivered:
-        facts.append(("generation", f"{prompts.undelivered} prompts wait for a rollout"))
+        rollouts = "a rollout" if _ready(seen, "rollout") else "a rollout, and none is ready"
+        facts.append(("generation", f"{prompts.undelivered} prompts wait for {rollouts}"))
     return facts
+
+
+def _ready(seen: RunSnapshot, role: str) -> bool:
+    return any(count for (of, state), count in seen.workers.items() if of == role and state != "starting")
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"

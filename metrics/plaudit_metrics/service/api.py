@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plaudit_metrics.service import answers, openapi, page
 from plaudit_metrics.service.openapi import RefusedQueryError, shown, whole_number
+from plaudit_metrics.service.series.run import SERVICE
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.sample_schema import FOLDER, surviving_files
 from plaudit_metrics.sources.samples import (
@@ -88,6 +89,7 @@ class RunApi:
                 Route("/api/v1/verdict", self._verdict),
                 Route("/api/v1/failures", self._failures),
                 Route("/api/v1/queues", self._queues),
+                Route("/api/v1/service", self._service),
                 Route("/api/v1/openapi.json", self._openapi),
                 Route("/healthz", self._healthz),
                 Route("/readyz", self._readyz),
@@ -141,9 +143,10 @@ class RunApi:
     def _open(self) -> dict[str, Any]:
         """Return what the open step waits for."""
         view = self._view
-        closed = next((step.record.step for step in view.kept.newest(1)), None)
+        closed = [step.record for step in view.kept.newest(answers.RECENT_STEPS)]
         unheard_s = time.monotonic() - view.observed_s
-        return answers.open_step(view.snapshot, closed, view.series.opened, unheard_s)
+        overlap = bool(view.series.info.max_staleness)
+        return answers.open_step(view.snapshot, closed, view.series.opened, unheard_s, overlap=overlap)
 
     async def _failures(self, _: Request) -> Response:
         counts = self._view.failures
@@ -156,8 +159,16 @@ class RunApi:
         opened = self._open()
         # While Redis is away nobody knows who lives.
         workers = () if opened["waits_for"] == answers.REDIS_AWAY else self._view.snapshot.worker_records
-        content = {"run": self._run, "open": opened, "looks": [_look(seen) for seen in looks], "workers": workers}
-        return _json(content)
+        content = {"open": opened, "looks": [_look(seen) for seen in looks], "workers": workers}
+        return _json({"run": self._run, "service": self._is_service, **content})
+
+    @property
+    def _is_service(self) -> bool:
+        return self._view.series.info.schedule == SERVICE
+
+    async def _service(self, _: Request) -> Response:
+        view = self._view
+        return _json({"run": self._run} | view.service.summary() | {"judges": answers.judges(view.snapshot)})
 
     async def _healthz(self, _: Request) -> Response:
         return Response("ok\n", media_type="text/plain")

@@ -157,7 +157,13 @@ def _paths() -> dict[str, Any]:
     steps = _object({"run": _TEXT, "steps": _array("Step")})
     samples = _object({"run": _TEXT, "step": _INTEGER, "samples": _array("Sample")})
     queues = _object(
-        {"run": _TEXT, "open": _reference("OpenStep"), "looks": _array("Look"), "workers": _array("Worker")}
+        {
+            "run": _TEXT,
+            "service": {"type": "boolean", "description": "a scoring service: see /api/v1/service"},
+            "open": _reference("OpenStep"),
+            "looks": _array("Look"),
+            "workers": _array("Worker"),
+        }
     )
     after = {"type": "number", "minimum": 0, "default": 0}
     return {
@@ -192,6 +198,10 @@ def _paths() -> dict[str, Any]:
         "/api/v1/failures": _get(
             "Samples without a score since the newest step closed, and the first reason of each kind",
             _object({"run": _TEXT, "samples": _INTEGER, "unscored": _INTEGER, "failures": _array("Failure")}),
+        ),
+        "/api/v1/service": _get(
+            "A scoring service: samples of each minute, outcomes, scorers, callers, judges, newest samples",
+            _reference("ScoringService"),
         ),
         "/api/v1/queues": _get(
             "Queues, workers and Redis over the last hour (a look every two seconds), and the workers of now",
@@ -309,6 +319,10 @@ def _schemas() -> dict[str, Any]:
         ),
         **msgspec.json.schema_components([SampleDetail], ref_template="#/components/schemas/{name}")[1],
         "Failure": _object({"scorer": _TEXT, "outcome": _TEXT, "reason": _TEXT, "count": _INTEGER}),
+        "ScoringService": _object(
+            {"run": _TEXT, "samples": _INTEGER, "outcomes": {"type": "object", "additionalProperties": _INTEGER}}
+            | {key: _objects() for key in ("minutes", "scorers", "callers", "judges", "newest")}
+        ),
         "Look": _object(
             {
                 "time": _NUMBER,
@@ -350,6 +364,10 @@ def _parameter(name: str, description: str, schema: dict[str, Any]) -> dict[str,
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": sorted(properties)}
+
+
+def _objects() -> dict[str, Any]:
+    return {"type": "array", "items": {"type": "object"}}
 
 
 def _array(name: str) -> dict[str, Any]:

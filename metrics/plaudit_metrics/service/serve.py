@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Iterator
 
 import uvicorn
 from prometheus_client import disable_created_metrics
@@ -18,6 +17,7 @@ from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from plaudit_metrics.service.api import RunApi
+from plaudit_metrics.service.http_server import HttpServer, listening_socket
 from plaudit_metrics.service.series.collectors import Naming
 from plaudit_metrics.service.series.run import SERVICE, RunInfo, RunSeries
 from plaudit_metrics.service.settings import ServiceSettings
@@ -31,7 +31,6 @@ from plaudit_wire.names import Names
 from plaudit_wire.redis import OUTAGE, Outages
 
 logger = get_logger(__name__)
-_BACKLOG = 2048
 _LOOK_EVERY_S = 2.0
 _END_WITHIN_S = 2
 """Open connections of scrapers delay the shutdown no longer."""
@@ -118,6 +117,8 @@ class _SnapshotTaker:
     async def run(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             try:
+                await self._client.ping()
+                self._view.heard()
                 self._view.observe(await take_snapshot(self._client, self._keys))
                 self.responded_s = time.monotonic()
             except (RedisError, OSError) as error:
@@ -167,33 +168,3 @@ def _message(error: Exception, settings: ServiceSettings) -> str:
     if isinstance(error, RedisError):
         return f"Redis at {settings.redis.url} cannot be reached: {error}. Check PLAUDIT_REDIS_URL"
     return f"cannot listen on {settings.host}:{settings.port}: {error}. Choose another PLAUDIT_METRICS_PORT"
-
-
-def listening_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address; port 0 is any free one.
-
-    A response leaves in two packets, headers and body. asyncio switches Nagle's algorithm off only for sockets that
-    were made with the number of the protocol, and ``create_server`` makes them without: the second packet would wait
-    40 ms for the client's delayed acknowledgement. Accepted connections inherit the option. Raises ``OSError`` if the
-    port is taken or the address is not this machine's.
-    """
-    listener = socket.create_server((host, port), backlog=_BACKLOG)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
-
-
-class HttpServer(uvicorn.Server):
-    """Run uvicorn without signal handlers; the caller ends it with ``should_exit``."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture no signals."""
-        yield
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shut down as uvicorn does, then close all connections: one whose client reads nothing would stay open."""
-        await super().shutdown(sockets)
-        for connection in list(self.server_state.connections):
-            if connection.transport is not None:
-                connection.transport.abort()
-        await asyncio.sleep(0)  # a transport is closed in the loop's next round

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
 
 from plaudit_metrics.monitoring.rules import RECENT_STEPS
 from plaudit_metrics.service.series.run import RunSeries
@@ -11,6 +15,7 @@ from plaudit_metrics.sources.snapshot import QueueHistory, RunSnapshot
 from plaudit_metrics.sources.steps import Arrival, Collector, EncodedStep, KeptSteps
 from plaudit_metrics.sources.stream import EventRecord
 from plaudit_metrics.statistics.columns import FailureCounts
+from plaudit_metrics.statistics.steps import wall_seconds
 from plaudit_wire.records import NO_STEP, GroupRecord, SampleRecord, StepRecord
 
 
@@ -30,6 +35,8 @@ class RunView:
         self.queues = QueueHistory()
         self.failures = FailureCounts()
         """Of the samples that ended since the newest step closed."""
+        self.service = ServiceSamples()
+        """Samples that belong to no step."""
 
     def restore(self, records: Sequence[StepRecord]) -> None:
         """Add the steps of ``steps.jsonl``, which are shown but not counted."""
@@ -45,6 +52,8 @@ class RunView:
                 if record.step == NO_STEP or self.collector.add_sample(record) is Arrival.new:
                     new_samples.append(record)
                     self.failures.add(record.scoring)
+                if record.step == NO_STEP:
+                    self.service.add(record)
             elif isinstance(record, GroupRecord):
                 self._handle_group(record, count)
             else:
@@ -76,9 +85,115 @@ class RunView:
         else:
             self.series.restore_steps([closed.record])
 
+    def heard(self) -> None:
+        """Record that Redis responded; a whole snapshot of a slow one takes seconds."""
+        self.observed_s = time.monotonic()
+
     def observe(self, snapshot: RunSnapshot) -> None:
         """Add a new snapshot of streams, workers and Redis."""
         self.snapshot = snapshot
-        self.observed_s = time.monotonic()
+        self.heard()
         self.queues.add(snapshot)
         self.series.show_snapshot(snapshot)
+
+
+_KEPT = 10_000
+_MINUTES = 60
+_LISTED = 20
+_SUBMITTED = "s:"
+"""Of the groups that a session submitted: this, the session, a colon, the session's own id."""
+_OF_A_GATEWAY = "http."
+
+
+class ServiceSamples:
+    """Keep the newest samples of a scoring service, and how many ended in each of the last minutes."""
+
+    def __init__(self) -> None:
+        self._newest: deque[SampleRecord] = deque(maxlen=_KEPT)
+        self._minutes: dict[int, Counter[str]] = {}
+
+    def add(self, record: SampleRecord) -> None:
+        """Add a sample that ended."""
+        self._newest.append(record)
+        minute = int((record.stamps.committed or record.stamps.admitted) // 60)
+        self._minutes.setdefault(minute, Counter())["scored" if record.scoring.is_scored else "unscored"] += 1
+        if len(self._minutes) > _MINUTES:
+            del self._minutes[min(self._minutes)]
+
+    def summary(self) -> dict[str, Any]:
+        """Return rate, outcomes, latency by scorer and by caller, and the newest samples, as plain data.
+
+        The rate is of the last hour, the newest samples are the last 20, all else is of the newest 10,000 samples.
+        """
+        return {
+            "samples": len(self._newest),
+            "minutes": [
+                {"time": 60 * minute, "scored": counts["scored"], "unscored": counts["unscored"]}
+                for minute, counts in sorted(self._minutes.items())
+            ],
+            "outcomes": Counter(record.scoring.outcome for record in self._newest),
+            "scorers": _by_scorer(self._newest),
+            "callers": _by_caller(self._newest),
+            "newest": [_listed(record) for record in list(self._newest)[: -_LISTED - 1 : -1]],
+        }
+
+
+def _by_scorer(records: Iterable[SampleRecord]) -> list[dict[str, Any]]:
+    found: dict[str, list[Any]] = {}
+    for record in records:
+        for name, scorer in record.scoring.scorers.items():
+            found.setdefault(name, []).append(scorer)
+    return [
+        {
+            "scorer": name,
+            "outcomes": Counter(scorer.outcome for scorer in scorers),
+            "value": _mean(scorer.value for scorer in scorers if scorer.value is not None),
+            **_spread([scorer.call_s + scorer.limiter_s + scorer.retry_s + scorer.wait_s for scorer in scorers]),
+        }
+        for name, scorers in sorted(found.items())
+    ]
+
+
+def _by_caller(records: Iterable[SampleRecord]) -> list[dict[str, Any]]:
+    """Return what each caller submitted, the one with the most samples first."""
+    found: dict[str, list[SampleRecord]] = {}
+    for record in records:
+        found.setdefault(_caller(record), []).append(record)
+    return [
+        {
+            "caller": caller,
+            "samples": len(of_caller),
+            "unscored": sum(not record.scoring.is_scored for record in of_caller),
+            "newest": max(record.stamps.committed or 0.0 for record in of_caller),
+            **_spread([wall_seconds(record) for record in of_caller]),
+        }
+        for caller, of_caller in sorted(found.items(), key=lambda each: -len(each[1]))
+    ]
+
+
+def _caller(record: SampleRecord) -> str:
+    return record.group.removeprefix(_SUBMITTED).partition(":")[0].removeprefix(_OF_A_GATEWAY)
+
+
+def _listed(record: SampleRecord) -> dict[str, Any]:
+    return {
+        "caller": _caller(record),
+        "id": record.group.removeprefix(_SUBMITTED).partition(":")[2],
+        "index": record.index,
+        "outcome": record.scoring.outcome,
+        "value": record.scoring.value,
+        "reason": record.scoring.reason or "",
+        "seconds": wall_seconds(record),
+        "worker": record.scoring.worker,
+        "time": record.stamps.committed,
+    }
+
+
+def _spread(seconds: Sequence[float]) -> dict[str, float]:
+    p50, p95 = np.quantile(np.array(seconds), (0.5, 0.95))
+    return {"p50_s": float(p50), "p95_s": float(p95), "max_s": max(seconds)}
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return sum(known) / len(known) if known else None

@@ -141,6 +141,17 @@ _SCORING = {name: name for name in ("outcome", "reason", "limiter_s", "retry_s",
 }
 
 
+_OF_RECORD = {
+    *("step", "group", "index", "split", "data_source", "deliveries", "end", "end_reason"),
+    *(*_STAMPS.values(), *_GROUP_TIMES.values(), *_GENERATION.values(), *_SCORING.values()),
+}
+
+
+def is_of_record(column: str) -> bool:
+    """Return True for the columns of which records are made: all but texts, which are most of a file."""
+    return column in _OF_RECORD or column.startswith("scorer/")
+
+
 def scorer_column(scorer: str, field: str) -> str:
     """Return the column of one field of a scorer's result."""
     return f"scorer/{scorer}/{field}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow.compute
 import pyarrow.parquet
 
 from plaudit_metrics.sources import sample_schema
@@ -135,15 +136,27 @@ class UnreadableFileError(Exception):
     """A file is damaged or does not hold stored samples; the message names it."""
 
 
-def read_step_samples(run_folder: Path, step: int, incarnation: int) -> StepSamples:
+def read_step_samples(run_folder: Path, step: int, incarnation: int, slowest: int | None = None) -> StepSamples:
     """Return every stored sample and group of one step; raise ``FileNotFoundError`` if there are none.
 
-    ``incarnation`` is that of the trainer that closed it: ``steps.jsonl`` has the surviving one.
+    Args:
+        incarnation: that of the trainer that closed it: ``steps.jsonl`` has the surviving one.
+        slowest: return only the groups of that many slowest samples.
     """
     path = sample_schema.samples_file(run_folder / sample_schema.FOLDER, step, incarnation)
-    rows = pyarrow.parquet.read_table(path).to_pylist()
+    with pyarrow.parquet.ParquetFile(path) as file:
+        table = file.read(columns=[name for name in file.schema_arrow.names if sample_schema.is_of_record(name)])
+    rows = (table if slowest is None else _groups_of_slowest(table, slowest)).to_pylist()
     terminal = [row for row in rows if row["outcome"] is not None]
     return StepSamples([sample_schema.sample_of_row(row) for row in terminal], list(_groups(rows)))
+
+
+def _groups_of_slowest(table: pyarrow.Table, count: int) -> pyarrow.Table:
+    """Return the rows of the groups that hold the slowest samples: records are made of them one by one."""
+    wall_s = pyarrow.compute.subtract(table["committed_at"], table["admitted_at"])
+    by_wall = pyarrow.compute.sort_indices(wall_s, sort_keys=[("", "descending")])
+    groups = pyarrow.compute.unique(table["group"].take(by_wall[:count]))
+    return table.filter(pyarrow.compute.is_in(table["group"], groups))
 
 
 def _groups(rows: Iterable[Row]) -> Iterable[GroupRecord]:

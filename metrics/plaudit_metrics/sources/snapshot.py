@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -43,7 +45,9 @@ class RunSnapshot:
     """(role, state) → live processes; state is busy, idle or starting."""
     worker_records: tuple[WorkerRecord, ...] = ()
     silent: tuple[tuple[WorkerRecord, float], ...] = ()
-    """Processes that held work at their last heartbeat, which should have been followed by another; seconds since."""
+    """Processes that were at work at their last heartbeat, which is overdue; seconds since."""
+    reply_s: float = 0.0
+    """Seconds until Redis replied to this service: the fastest of some replies."""
     judge_requests: dict[tuple[str, ...], int] = field(default_factory=dict)
     """(judge, status) → requests that ended so, over all reward workers since the run began."""
     judge_tokens: dict[tuple[str, ...], int] = field(default_factory=dict)
@@ -72,6 +76,17 @@ class RunSnapshot:
         return merged
 
     @property
+    def rollouts(self) -> tuple[WorkerRecord, ...]:
+        """Return the live rollouts."""
+        return tuple(worker for worker in self.worker_records if worker.role == "rollout")
+
+    @property
+    def slowest_reply(self) -> tuple[str, float]:
+        """Return the process to which Redis replies slowest (empty: this service), and the seconds of a reply."""
+        replies = [(worker.worker, worker.reply_s) for worker in self.worker_records]
+        return max([("", self.reply_s), *replies], key=lambda reply: reply[1])
+
+    @property
     def engines(self) -> tuple[EngineStatus, ...]:
         """Return the engines of the live rollouts."""
         return tuple(worker.engine for worker in self.worker_records if worker.engine is not None)
@@ -85,28 +100,40 @@ class RunSnapshot:
 
 
 async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
-    """Take one snapshot; raise ``redis.RedisError`` if Redis cannot be reached."""
-    seconds, microseconds = await client.time()
-    now = float(seconds) + microseconds / 1e6
-    counted: Any = await client.hgetall(keys.counters)
-    counters = _texts(counted)
-    heard = await _heard_workers(client, keys, now)
+    """Take one snapshot; raise ``redis.RedisError`` if Redis cannot be reached.
+
+    What does not depend on each other is asked at once, so that a slow Redis has few round trips to be slow in.
+    """
+    now, first_reply_s = await _reply(client)
+    counted: Any
+    info: dict[str, Any]
+    depths, heard, replies_s, counted, info, announced, requests, tokens = await asyncio.gather(
+        asyncio.gather(*(_depth(client, keys.stream(name), group, now) for name, group in CONSUMER_GROUPS.items())),
+        _heard_workers(client, keys, now),
+        _replies(client),
+        client.hgetall(keys.counters),
+        client.info(),
+        client.hget(keys.state, "announced"),
+        _of_judges(client, keys.judges),
+        _of_judges(client, keys.judge_tokens),
+    )
+    counters, version = _texts(counted), _announced_number(announced)
     workers = [worker for worker, silent_s in heard if silent_s <= LIVE_WITHIN_S]
-    info: dict[str, Any] = await client.info()
-    version = _announced_number(await client.hget(keys.state, "announced"))
     return RunSnapshot(
         time=now,
-        streams={name: await _depth(client, keys.stream(name), group, now) for name, group in CONSUMER_GROUPS.items()},
+        streams=dict(zip(CONSUMER_GROUPS, depths, strict=True)),
         redeliveries=_counters(counters, "redelivered"),
         duplicates=_counters(counters, "duplicates"),
         dead_letters=_counters(counters, "dead"),
         workers=dict(Counter((worker.role, _state_of(worker)) for worker in workers)),
         worker_records=tuple(workers),
         silent=tuple(
-            (worker, silent_s) for worker, silent_s in heard if silent_s > _SILENT_AFTER_S and worker.busy > 0
+            (worker, silent_s)
+            for worker, silent_s in heard
+            if silent_s > _SILENT_AFTER_S and (worker.busy > 0 or worker.doing)
         ),
-        judge_requests=await _of_judges(client, keys.judges),
-        judge_tokens=await _of_judges(client, keys.judge_tokens),
+        judge_requests=requests,
+        judge_tokens=tokens,
         cache_reads={
             (scorer, result): count
             for result, name in (("hit", "cache_hits"), ("miss", "cache_misses"))
@@ -117,7 +144,20 @@ async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
         memory_bytes=int(info.get("used_memory", 0)),
         memory_limit_bytes=int(info.get("maxmemory", 0)),
         aof_ok=_aof_ok(info),
+        reply_s=min(first_reply_s, *replies_s),
     )
+
+
+async def _reply(client: Redis) -> tuple[float, float]:
+    """Return Redis's clock (seconds since the epoch), and the seconds until it replied."""
+    asked = time.monotonic()
+    seconds, microseconds = await client.time()
+    return float(seconds) + microseconds / 1e6, time.monotonic() - asked
+
+
+async def _replies(client: Redis) -> list[float]:
+    """Return the seconds of some more replies: one is late too when this process was busy."""
+    return [(await _reply(client))[1] for _ in range(2)]
 
 
 async def _depth(client: Redis, key: str, group: str, now: float) -> StreamDepth:

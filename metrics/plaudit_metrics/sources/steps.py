@@ -71,6 +71,37 @@ def surviving(records: Iterable[StepRecord]) -> list[StepRecord]:
     return [kept[step] for step in sorted(kept)]
 
 
+ENDING_FILE = "ended.json"
+
+
+class RunEnding(msgspec.Struct, frozen=True):
+    """The end of a run: exit code, and the reason as a sentence unless all steps are done."""
+
+    code: int
+    message: str
+    ended: float
+    """Seconds since the epoch."""
+
+
+def write_ending(run_folder: Path, ending: RunEnding | None) -> None:
+    """Record how a run ended; None: it begins, or goes on."""
+    path = run_folder / ENDING_FILE
+    if ending is None:
+        path.unlink(missing_ok=True)
+        return
+    unfinished = path.with_suffix(".new")
+    unfinished.write_bytes(msgspec.json.encode(ending))
+    unfinished.replace(path)
+
+
+def read_ending(run_folder: Path) -> RunEnding | None:
+    """Return how a run ended; None while it goes on, and for one that was killed."""
+    try:
+        return msgspec.json.decode((run_folder / ENDING_FILE).read_bytes(), type=RunEnding)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+
+
 def flat_step(record: StepRecord) -> dict[str, Any]:
     """Return the step as a line of ``steps.jsonl`` has it: its own fields beside labels and figures by their keys."""
     fields = {

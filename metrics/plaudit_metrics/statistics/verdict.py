@@ -21,7 +21,8 @@ nobody could hand anything on).
 **The verdict.** The first rule that holds decides:
 
 1. ``unscored``: no sample has a score, or the trainer paused for a fifth of the step or more because too many had none.
-2. ``redis``: Redis did not answer for a fifth of the step or more.
+2. ``redis``: Redis did not answer for a fifth of the step or more; or each reply took a tenth of a second or more, and
+   ten of them, as many as a sample's way from its prompt to its update has one after the other, a fifth of the step.
 3. ``trainer``: the trainer waited for less than a fifth of the step. Faster rewards or rollouts would not help much.
 4. ``straggler``: for more than half of the waiting, a single sample or group (of at least four) was missing. More
    workers would not help: that sample has to become faster, or be given up sooner.
@@ -189,10 +190,16 @@ STRAGGLER_SHARE = 0.5
 SIDE_SHARE = 0.6
 """Generation or the reward side accounts for at least this share of the waiting."""
 _CALL_KEY = re.compile(r"reward_pipeline/scorer/(.+)/call_s/mean")
+_TOOL_KEY = re.compile(r"reward_pipeline/tool/(.+)/call_s/p95")
 HELD_SHARE = 0.5
 """Of the waits for limits, the endpoints' own pauses take at least this share."""
 _OUTCOME_KEYS = tuple(f"reward_pipeline/outcome/{outcome}" for outcome in OUTCOMES)
 LIMITER_KEY, HELD_KEY = "reward_pipeline/limiter_total_s", "reward_pipeline/limiter_held_total_s"
+REPLY_KEY = "reward_pipeline/redis_reply_s"
+"""Median seconds until Redis replied to the trainer, in the step."""
+SLOW_REPLY_S = 0.1
+"""Faster replies are not slow, whatever share of a short step they take."""
+_REPLIES_OF_A_SAMPLE = 10
 _SCORED_KEY = "reward_pipeline/outcome/scored"
 _NAMES: dict[str, Verdict] = {
     "generation": "generation",
@@ -220,6 +227,10 @@ _EXPLANATIONS: dict[str, str] = {
     "balanced": "The trainer waited about as long for generation as for rewards: neither is the only bottleneck.",
 }
 
+_REPLIED_SLOWLY = (
+    "Redis replied slowly, after {reply_s:.2f} s at the median, and a sample waits for about {replies} replies: look "
+    "at the network to it, at its CPU and at slow commands (SLOWLOG GET)."
+)
 _READY_WAITED = (
     "Groups were ready, and the trainer had not taken them: it waits in between for the GPUs, for weights or for Redis."
 )
@@ -263,10 +274,11 @@ def verdict_over(steps: Iterable[Mapping[str, float]]) -> Verdict:
     """
     causes = (f"wait/{cause}_s" for cause in ALL_CAUSES)
     keys = ("step_s", "trainer_wait_s", "straggler_s", *causes, *_OUTCOME_KEYS, HELD_KEY, LIMITER_KEY)
-    sums = dict.fromkeys(keys, 0.0)
+    sums = dict.fromkeys((*keys, REPLY_KEY), 0.0)
     for statistics in steps:
         for key in keys:
             sums[key] += statistics.get(key, 0.0)
+        sums[REPLY_KEY] += _slow_reply_s(statistics)
     return verdict(sums)
 
 
@@ -276,8 +288,56 @@ def explain(name: str, statistics: Mapping[str, float] = MappingProxyType({})) -
         "step_s", math.inf
     ):
         return _READY_WAITED
-    text = _EXPLANATIONS.get(name, "")
-    return " ".join(filter(None, (text, _slowest_scorer(statistics) if name == "reward" else "")))
+    if name == "redis" and replies_are_slow(_slow_reply_s(statistics), statistics.get("step_s", math.inf)):
+        return _REPLIED_SLOWLY.format(reply_s=statistics[REPLY_KEY], replies=_REPLIES_OF_A_SAMPLE)
+    details = {"reward": _slowest_scorer, "generation": _of_generation, "tools": _slowest_tool}
+    details |= {"reward-queue": _taken_over, "straggler": _taken_over}
+    more = details[name](statistics) if name in details else ""
+    return " ".join(filter(None, (_EXPLANATIONS.get(name, ""), more)))
+
+
+def _slow_reply_s(statistics: Mapping[str, float]) -> float:
+    """Return the seconds of a reply of Redis; 0 where it is fast."""
+    reply_s = statistics.get(REPLY_KEY, 0.0)
+    return reply_s if reply_s >= SLOW_REPLY_S else 0.0
+
+
+def replies_are_slow(reply_s: float, step_s: float) -> bool:
+    """Return True where the replies on a sample's way, of so many seconds each, take a fifth of the step or more."""
+    return reply_s >= SLOW_REPLY_S and _REPLIES_OF_A_SAMPLE * reply_s >= WAITING_SHARE * step_s
+
+
+def _of_generation(statistics: Mapping[str, float]) -> str:
+    """Return sentences on lost rollouts, and on weights whose loading took half of the wait or more."""
+    loaded_s, waited_s = statistics.get("timing_s/load_weights", 0.0), statistics.get("wait/generation_s", 0.0)
+    loading = ""
+    if loaded_s > 0 and loaded_s >= HELD_SHARE * waited_s:
+        loading = f"The slowest rollout took {loaded_s:.2f} s to load new weights: use a faster volume."
+    lost = statistics.get("reward_pipeline/redelivered_prompts", 0.0)
+    taken_over = f"{lost:.0f} prompts were taken over from a rollout that was frozen or lost." if lost else ""
+    return " ".join(filter(None, (loading, taken_over)))
+
+
+def _taken_over(statistics: Mapping[str, float]) -> str:
+    """Return a sentence on samples of a reward worker that was lost."""
+    lost = statistics.get("reward_pipeline/redelivered", 0.0)
+    if not lost:
+        return ""
+    longest_s = statistics.get("reward_pipeline/redelivery_s/max", 0.0)
+    return (
+        f"{lost:.0f} samples were with a reward worker that was frozen or lost, for {longest_s:.0f} s at most: look at "
+        "its log and its node before you add workers."
+    )
+
+
+def _slowest_tool(statistics: Mapping[str, float]) -> str:
+    """Return a sentence on the tool whose calls took longest at the 95th percentile."""
+    slow = {found[1]: value for key, value in statistics.items() if (found := _TOOL_KEY.fullmatch(key))}
+    if not slow:
+        return ""
+    tool = max(slow, key=lambda name: slow[name])
+    median_s = statistics.get(f"reward_pipeline/tool/{tool}/call_s/p50", slow[tool])
+    return f"The slowest is {tool}: {median_s:.2f} s at the median, {slow[tool]:.2f} s at the 95th percentile."
 
 
 def _slowest_scorer(statistics: Mapping[str, float]) -> str:
@@ -365,6 +425,15 @@ def _rules(statistics: Mapping[str, float]) -> Iterable[VerdictRule]:
             f"it did not answer for {_share(redis_s, step_s, 'the step')}",
             f"at least {WAITING_SHARE:.0%}",
             redis_s >= WAITING_SHARE * step_s,
+        )
+    if reply_s := _slow_reply_s(statistics):
+        replies_s = _REPLIES_OF_A_SAMPLE * reply_s
+        yield VerdictRule(
+            "redis",
+            f"Did {_REPLIES_OF_A_SAMPLE} replies of Redis, as many as a sample waits for, take a fifth of the step?",
+            f"they took {_share(replies_s, step_s, 'the step')}",
+            f"at least {WAITING_SHARE:.0%}",
+            replies_are_slow(reply_s, step_s),
         )
     yield VerdictRule(
         "trainer",

@@ -76,7 +76,7 @@ def trace(arguments: argparse.Namespace) -> int:
 
 def report(arguments: argparse.Namespace) -> int:
     """Run ``plaudit report RUN``: write one HTML file with the run's charts, steps and verdicts."""
-    return _exit_code(lambda: _write_report(_folder(arguments), arguments))
+    return _exit_code(lambda: _write_report(_folder(arguments, steps=False), arguments))
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,11 +95,13 @@ def _exit_code(work: Callable[[], None]) -> int:
     return 0
 
 
-def _folder(arguments: argparse.Namespace) -> Path:
-    from plaudit_metrics.sources.steps import FILE_NAME
+def _folder(arguments: argparse.Namespace, *, steps: bool = True) -> Path:
+    """Return the run's folder, which has closed steps unless a run without ``steps`` will do."""
+    from plaudit_metrics.sources.steps import ENDING_FILE, FILE_NAME
 
+    files = [FILE_NAME] if steps else [FILE_NAME, ENDING_FILE, "job.yaml"]
     for folder in (Path(arguments.runs_folder) / arguments.run, Path(arguments.run)):
-        if (folder / FILE_NAME).exists():
+        if any((folder / name).exists() for name in files):
             return folder
     raise _UnknownRunError(
         f"no run {arguments.run!r} with closed steps: neither {arguments.runs_folder}/{arguments.run} nor "

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from plaudit_metrics.service.answers import RECENT_STEPS, REDIS_AWAY, sample_details, step_summary, verdict_detail
-from plaudit_metrics.sources.steps import FILE_NAME, ClosedStep, KeptSteps, encode_sample, read_steps
+from plaudit_metrics.sources.steps import FILE_NAME, ClosedStep, KeptSteps, encode_sample, read_ending, read_steps
 
 _WITHIN_S = 5.0
 _STEPS = 20
@@ -43,6 +43,8 @@ class RunOverview:
     """Of the samples that ended since the newest step closed; empty without a service."""
     open: Mapping[str, Any] = field(default_factory=dict)
     """What the open step waits for; empty without a service."""
+    ended: str = ""
+    """How the run ended, as a sentence; empty while it goes on."""
 
 
 class OverviewSource(Protocol):
@@ -99,24 +101,33 @@ class RunFolder:
         """See ``OverviewSource.read``."""
         records = read_steps(self._folder / FILE_NAME)[-_STEPS:]
         run = self._folder.resolve().name
+        ended = _ending(self._folder)
         if not records:
-            return RunOverview(run)
+            return RunOverview(run, ended=ended)
         newest = self._with_samples(ClosedStep(records[-1]))
         return RunOverview(
             run,
             verdict_detail(records[-RECENT_STEPS:]),
             [step_summary(ClosedStep(record)) for record in records],
             sample_details(newest, _SAMPLES),
+            ended=ended,
         )
 
     def _with_samples(self, step: ClosedStep) -> ClosedStep:
         from plaudit_metrics.sources.samples import read_step_samples
 
         try:
-            stored = read_step_samples(self._folder, step.record.step, step.record.incarnation)
+            stored = read_step_samples(self._folder, step.record.step, step.record.incarnation, slowest=_SAMPLES)
         except (OSError, ValueError):  # not stored (metrics.keepSamples), or being written
             return step
         return KeptSteps().put(step.record, [encode_sample(sample) for sample in stored.samples], stored.groups)
+
+
+def _ending(folder: Path) -> str:
+    ending = read_ending(folder)
+    if ending is None:
+        return ""
+    return f"the run failed ({ending.code}): {ending.message}" if ending.code else "the run is done"
 
 
 def source_of(run: str | None, url: str | None, runs_folder: str) -> OverviewSource:

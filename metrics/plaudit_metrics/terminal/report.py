@@ -3,16 +3,20 @@
 The file is self-contained: styles, scripts and chart library are inside, and its content security policy forbids the
 browser to fetch anything. It also works for a run that continues or was cut short: it contains the closed steps, and of
 the stored samples as many as one file can hold.
+
+Its data is compressed in parts, of which the browser unpacks those that it shows: a run of thousands of steps opens as
+fast as one of ten. Of a step the overview has what its charts draw, the step's own part every figure.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -32,12 +36,20 @@ from plaudit_metrics.service.page import library
 from plaudit_metrics.sources.sample_schema import FOLDER, surviving_files
 from plaudit_metrics.sources.samples import detail, listed, read_step_samples
 from plaudit_metrics.sources.search import few_samples
-from plaudit_metrics.sources.steps import FILE_NAME, ClosedStep, StepSamples, read_steps
+from plaudit_metrics.sources.steps import FILE_NAME, ClosedStep, StepSamples, read_ending, read_steps
 from plaudit_metrics.statistics.steps import slowest_samples
 from plaudit_wire.records import StepRecord
 
-MOST_STEPS = 2000
+MOST_STEPS = 5000
 """The newest steps that a report contains."""
+_STEPS_OF_A_PART = 50
+_DIGITS = 6
+"""Of a figure: no chart and no table shows more, and the others cannot be compressed."""
+_CHARTED = re.compile(
+    r"step|incarnation|opened|closed|num_samples|verdict|trainer_wait_s|exposed_reward_s|reward/(mean|std)"
+    r"|wait/\w+_s|val/.+/reward|reward_pipeline/(masked_share|staleness/.+|outcome/.+|scorer/.+/value/mean)"
+)
+"""The keys of a step that the overview reads."""
 _WITH_SAMPLES = 30
 """The newest steps whose slowest samples are in the file."""
 _WITH_TIMELINE = 5
@@ -57,37 +69,49 @@ def report(run_folder: Path, run: str) -> str:
 
     Read are ``steps.jsonl`` and, if they exist, ``ledger.json`` and stored samples.
     """
-    steps = [ClosedStep(record) for record in read_steps(run_folder / FILE_NAME)[-MOST_STEPS:]]
-    answers: dict[str, Any] = {
-        "report": {"run": run, "made": time.time()},
-        "steps": {"run": run, "steps": [step_summary(step) for step in steps]},
-        "ledger": _ledger(run_folder),
-    }
+    records = read_steps(run_folder / FILE_NAME)
+    steps = [ClosedStep(_rounded(record)) for record in records[-MOST_STEPS:]]
+    about = {"run": run, "made": time.time(), "steps": len(records), "ended": read_ending(run_folder)}
+    overview = [_charted(step_summary(step)) for step in steps]
+    parts: list[dict[str, Any]] = [{"steps": {"run": run, "steps": overview}, "ledger": _ledger(run_folder)}]
     if steps:
-        answers["verdict"] = {"run": run} | verdict_detail([step.record for step in steps[-RECENT_STEPS:]])
-    for age, step in enumerate(reversed(steps)):
-        answers |= _of_step(run_folder, step, age)
-    answers |= report_samples(run_folder / FOLDER)
-    return _html(answers)
+        parts[0]["verdict"] = {"run": run} | verdict_detail([step.record for step in steps[-RECENT_STEPS:]])
+    parts += _parts_of_steps(run_folder, steps)
+    parts.append(report_samples(run_folder / FOLDER))
+    return _html(
+        {"report": about, "parts": {path: part for part, answers in enumerate(parts) for path in answers}}, parts
+    )
 
 
-def _of_step(run_folder: Path, step: ClosedStep, age: int) -> dict[str, Any]:
-    """Return the API's responses for one step; ``age`` counts from the newest."""
-    path = f"steps/{step.record.step}"
-    answers: dict[str, Any] = {path: step_detail(step)}
-    whole = _stored(run_folder, step.record) if age < _WITH_SAMPLES else None
-    if whole is not None:
-        groups = {group.group: group for group in whole.groups}
+def _rounded(record: StepRecord) -> StepRecord:
+    """Return the step with figures of so many digits as are shown."""
+    figures = {key: float(f"{value:.{_DIGITS}g}") for key, value in record.statistics.items()}
+    return msgspec.structs.replace(record, statistics=figures, waits=[])
+
+
+def _charted(summary: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in summary.items() if _CHARTED.fullmatch(key)}
+
+
+def _parts_of_steps(run_folder: Path, steps: Sequence[ClosedStep]) -> Iterator[dict[str, Any]]:
+    """Return the API's responses about the steps, some steps a part; and each timeline as a part of its own."""
+    for first in range(0, len(steps), _STEPS_OF_A_PART):
+        some = steps[first : first + _STEPS_OF_A_PART]
+        yield {f"steps/{step.record.step}": step_detail(step) for step in some}
+    for age, step in enumerate(reversed(steps[-_WITH_SAMPLES:])):
+        whole = _stored(run_folder, step.record)
+        if whole is None:
+            continue
+        path, groups = f"steps/{step.record.step}", {group.group: group for group in whole.groups}
         known = ClosedStep(step.record, slowest=slowest_samples(whole.samples, _SLOWEST), groups=groups)
-        answers[f"{path}/samples"] = {"samples": sample_details(known, _SLOWEST)}
+        yield {f"{path}/samples": {"samples": sample_details(known, _SLOWEST)}}
         if age < _WITH_TIMELINE:
-            answers[f"{path}/trace"] = step_timeline(known, whole.samples, whole.groups, _DRAWN)
-    return answers
+            yield {f"{path}/trace": step_timeline(known, whole.samples, whole.groups, _DRAWN)}
 
 
 def _stored(run_folder: Path, record: StepRecord) -> StepSamples | None:
     try:
-        return read_step_samples(run_folder, record.step, record.incarnation)
+        return read_step_samples(run_folder, record.step, record.incarnation, slowest=_DRAWN)
     except FileNotFoundError:
         return None
 
@@ -116,8 +140,8 @@ def report_samples(folder: Path) -> dict[str, Any]:
     return {"samples": page, **details}
 
 
-def _html(answers: dict[str, Any]) -> str:
-    """Return the page with the files that it would load inlined."""
+def _html(answers: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> str:
+    """Return the page with the files that it would load inlined; ``answers`` says which path is in which part."""
     page = (PAGE / "index.html").read_text()
     styles = library("uplot.css").read_text() + (PAGE / "style.css").read_text()
     icon = base64.b64encode((PAGE / "icon.svg").read_bytes()).decode()
@@ -129,6 +153,7 @@ def _html(answers: dict[str, Any]) -> str:
     )
     body = (
         f'<script type="application/json" id="answers">{_data(answers)}</script>\n'
+        f"{''.join(_packed(number, part) for number, part in enumerate(parts))}"
         f'<script>{scripts[0]}</script>\n<script type="module">{scripts[1]}</script>\n'
     )
     page = re.sub(r"<link [^>]*>\n|<script [^>]*></script>\n|<noscript>.*?</noscript>\n", "", page)
@@ -164,6 +189,11 @@ def _hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def _data(answers: dict[str, Any]) -> str:
+def _packed(number: int, answers: Mapping[str, Any]) -> str:
+    packed = gzip.compress(msgspec.json.encode(answers), compresslevel=6, mtime=0)
+    return f'<template id="part-{number}">{base64.b64encode(packed).decode()}</template>\n'
+
+
+def _data(answers: Mapping[str, Any]) -> str:
     """Encode as JSON that cannot end its HTML element, whatever a sample's text contains."""
     return msgspec.json.encode(answers).decode().replace("<", "\\u003c")

@@ -139,6 +139,8 @@ def _printable(value: Any) -> Any:
 
 def _verdict(overview: RunOverview) -> RenderableType:
     text = Text()
+    if overview.ended:
+        text.append(f"{overview.ended}\n", style="bold")
     if overview.open:
         away = overview.open["waits_for"] == REDIS_AWAY
         text.append(f"now: {overview.open['text']}\n", style="bold red" if away else "bold")
@@ -237,7 +239,7 @@ def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
     table = Table("worker", "state", "slots busy", "policy", title="workers", expand=True, box=None)
     for worker in workers:
         busy, slots = worker.get("busy", 0), worker.get("slots", 0)
-        state = "starting" if not worker.get("ready", True) else "busy" if busy else "idle"
+        state = "starting" if not worker.get("ready", True) else "busy" if busy or worker.get("doing") else "idle"
         policy = Text(worker.get("version") or "-")
         table.add_row(Text(worker["worker"]), state, f"{busy} of {slots}" if slots else "-", policy)
     return table

@@ -127,8 +127,24 @@ def _check_json(inputs: list[str], expected: list[str | None]) -> None:
             ) from error
 
 
-_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*")
-_PYTHON = frozenset({"python", "python3", "py", "py3"})
+_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([^`]*)")
+_PYTHON = re.compile(r"(?i)\{?\s*[.#]?(?:i?python|py)(?:[\d.]+)?(?![\w-])")
+_ATTRIBUTES = re.compile(r"[ \t]+\S|[:,;{]|[\d.]+(?:[ \t]|\Z)")
+
+
+def names_python(info: str) -> bool:
+    """Return True for what follows a fence of Python: ``py``, ``Python title="a.py"``, ``{.python .lines}``."""
+    return _PYTHON.match(info) is not None
+
+
+def without_attributes(block: str) -> str:
+    """Return what follows ``python`` behind a fence, without attributes such as ``title="a.py"`` on the fence's line.
+
+    An attribute is no Python at that place. A program may begin there, as verl reads it.
+    """
+    first, newline, program = block.partition("\n")
+    indented = next((line[0] in " \t" for line in program.splitlines() if line.strip()), True)
+    return newline + program if _ATTRIBUTES.match(first) and not indented else block
 
 
 def last_block(response: str) -> str | None:
@@ -139,18 +155,18 @@ def last_block(response: str) -> str | None:
     """
     blocks: dict[bool, list[str]] = {True: [], False: []}
     lines: list[str] = []
-    fence, language = "", ""
+    fence, info = "", ""
     for line in [*response.splitlines(), None]:
         found = None if line is None else _FENCE.fullmatch(line)
-        closes = found is not None and not found[2] and bool(fence) and found[1].startswith(fence)
-        if (closes or line is None) and fence and (language in _PYTHON or (closes and not language)):
-            blocks[bool(language)].append(textwrap.dedent("\n".join(lines)))
+        closes = found is not None and not found[2].strip() and bool(fence) and found[1].startswith(fence)
+        if (closes or line is None) and fence and (names_python(info) or (closes and not info)):
+            blocks[bool(info)].append(textwrap.dedent("\n".join(lines)))
         if closes:
             fence = ""
         elif fence and line is not None:
             lines.append(line)
         elif found is not None:
-            fence, language, lines = found[1], found[2].lower(), []
+            fence, info, lines = found[1], found[2].strip(), []
     return next((of_kind[-1] for of_kind in (blocks[True], blocks[False]) if of_kind), None)
 
 

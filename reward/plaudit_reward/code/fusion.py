@@ -19,7 +19,14 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from plaudit_reward.code.asserts import AssertCheck, Executed, Part, script_of
-from plaudit_reward.code.cases import Case, CaseResult, SampleTimer, last_block
+from plaudit_reward.code.cases import (
+    Case,
+    CaseResult,
+    SampleTimer,
+    last_block,
+    names_python,
+    without_attributes,
+)
 from plaudit_reward.code.outputs import OutputComparison
 from plaudit_reward.http import HttpClient, NoResponseError, ResponseTooLargeError, excerpt, proxy_for, retry_after_s
 from plaudit_sandbox.sandbox import PREAMBLE, ProgramLimits
@@ -79,13 +86,13 @@ class FusionBackend:
         Else return the last block between tildes, or None.
         """
         if "```python" in response:
-            return response.rpartition("```python")[2].partition("```")[0]
+            return without_attributes(response.rpartition("```python")[2].partition("```")[0])
         _, fence, rest = response.partition("```")
         if not fence:
             return last_block(response)
         block = rest.partition("```")[0]
         first, newline, others = block.partition("\n")
-        return others if newline and first.strip().isalpha() else block
+        return others if newline and (first.strip().isalpha() or names_python(first.strip())) else block
 
     async def run(
         self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: SampleTimer

@@ -18,7 +18,16 @@ import msgspec
 
 from plaudit_job.rules.arguments import CodeOptions
 from plaudit_reward.code.asserts import AssertCheck, Executed, Part
-from plaudit_reward.code.cases import Backend, Case, CaseResult, SampleTimer, cases_of, is_unicode, last_block
+from plaudit_reward.code.cases import (
+    Backend,
+    Case,
+    CaseResult,
+    SampleTimer,
+    cases_of,
+    is_unicode,
+    last_block,
+    without_attributes,
+)
 from plaudit_reward.code.fusion import FusionBackend
 from plaudit_reward.code.outputs import OutputComparison
 from plaudit_reward.scorer import Attempt, Score
@@ -59,10 +68,10 @@ class LocalBackend:
     def program(self, response: str) -> str | None:
         """Return the last block of Python; the whole response, up to a fence, where it has none."""
         _, fence, block = response.rpartition("```python")
-        program = None if fence else last_block(response)
+        program = None if fence and not block.startswith("-") else last_block(response)  # python-repl
         if program is not None:
             return program
-        program = block.partition("```")[0]
+        program = without_attributes(block.partition("```")[0])
         return textwrap.dedent(program) if self._as_script else program  # a block of a list is indented
 
     async def run(

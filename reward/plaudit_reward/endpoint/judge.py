@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import secrets
 import time
 import traceback
@@ -284,12 +285,13 @@ class Parser(ABC):
 class RegexParser(Parser):
     """Take the first group of the last match; for a group of samples of every match, one for each sample.
 
-    Raises ``ConfigurationError`` for a pattern that does not compile, or has no group.
+    ``highest`` as in ``JsonParser``. Raises ``ConfigurationError`` for a pattern that does not compile or has no group.
     """
 
-    def __init__(self, pattern: str, *, group: bool = False) -> None:
+    def __init__(self, pattern: str, *, group: bool = False, highest: float | None = None) -> None:
         self._pattern = score_pattern(pattern)
         self._group = group
+        self._highest = highest
 
     async def scores(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
         """See ``Parser``."""
@@ -305,27 +307,38 @@ class RegexParser(Parser):
             raise DataError(f"the regular expression takes too long on {_excerpt(answer)}") from None
         if not found:
             raise DataError(f"the regular expression matches nothing in {_excerpt(answer)}")
-        return _many(found, len(samples), answer) if self._group else [_score(found[-1], answer)]
+        if self._group:
+            return _many(found, len(samples), answer, self._highest)
+        return [_score(found[-1], answer, self._highest)]
 
 
 class JsonParser(Parser):
     """Take the value at a path of the answer's last JSON that has it; for a group a list with a value for each sample.
 
     Raises ``ConfigurationError`` for a path that cannot be parsed.
+
+    Args:
+        highest: the largest value of the rubric, so that 8/10 is 8 of 10; None: 8/10 is no number.
     """
 
-    def __init__(self, path: str, *, group: bool = False) -> None:
+    def __init__(self, path: str, *, group: bool = False, highest: float | None = None) -> None:
         self._steps = score_path(path)
         self._path = path
         self._group = group
+        self._highest = highest
 
     async def scores(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
         """See ``Parser``."""
         try:
             value = find_json(answer, self._steps)
         except LookupError as error:
-            raise DataError(f"{self._path} finds nothing: {error.args[0]}: {_excerpt(answer)}") from error
-        return _many(value, len(samples), answer) if self._group else [_score(value, answer)]
+            raise DataError(
+                f"{self._path} finds nothing: {error.args[0]}: {_excerpt(answer)}. Ask for the JSON alone, or set "
+                "judge.parse.structured, or read such answers with judge.parse.regex"
+            ) from error
+        if self._group:
+            return _many(value, len(samples), answer, self._highest)
+        return [_score(value, answer, self._highest)]
 
 
 class FunctionParser(Parser):
@@ -347,36 +360,42 @@ class FunctionParser(Parser):
         await self._function.close()
 
 
-def _score(value: Any, answer: str) -> Score:
-    """Return the score of a number, also from text (``"4"``, ``"8.5."``); true and false are 1 and 0.
+_OF_HIGHEST = re.compile(r"(.*\d\.?)\s*(?:/|out of)\s*(\d+(?:\.\d+)?)")
 
-    Raises ``DataError`` for anything else.
+
+def _score(value: Any, answer: str, highest: float | None = None) -> Score:
+    """Return the score of a number, also from text (``"4"``, ``"8.5."``, ``"**8**"``); true and false are 1 and 0.
+
+    ``"8/10"`` is 8 where 10 is the ``highest``. Raises ``DataError`` for anything else.
     """
     try:
         value = plain(value)
         if isinstance(value, str) and "_" not in value:
-            value = float(value.strip().rstrip(".,;:!"))
+            text = value.strip().strip("*`").strip().rstrip(".,;:!")
+            share = _OF_HIGHEST.fullmatch(text)
+            value = float(share[1] if share is not None and float(share[2]) == highest else text)
         if isinstance(value, int | float):
             return Score.scored(float(value))
     except ValueError:
         pass
-    raise DataError(f"{shown(value)} is not a number, in {_excerpt(answer)}")
+    remedy = ". Ask for the number alone, or set judge.parse.range to the rubric's" if "/" in str(value) else ""
+    raise DataError(f"{shown(value)} is not a number, in {_excerpt(answer)}{remedy}")
 
 
-def _one_of_many(value: Any, answer: str) -> Score:
+def _one_of_many(value: Any, answer: str, highest: float | None) -> Score:
     try:
-        return _score(value, answer)
+        return _score(value, answer, highest)
     except DataError as error:
         return Score.failed("data_error", str(error))
 
 
-def _many(values: Any, count: int, answer: str) -> list[Score]:
+def _many(values: Any, count: int, answer: str, highest: float | None) -> list[Score]:
     """Return one score for each value; one that is no number costs its own sample alone."""
     if not isinstance(values, list):
         raise DataError(f"{type(values).__name__} instead of a list of {count} values, in {_excerpt(answer)}")
     if len(values) != count:
         raise DataError(f"{len(values)} values for {count} responses, in {_excerpt(answer)}")
-    return [_one_of_many(value, answer) for value in values]
+    return [_one_of_many(value, answer, highest) for value in values]
 
 
 def _within(score: Score, limits: tuple[float, float], answer: str) -> Score:

@@ -19,6 +19,7 @@ from plaudit_reward.rules.answer_types import (
     Bracketed,
     Choice,
     Clock,
+    Date,
     Interval,
     Matrix,
     Named,
@@ -40,7 +41,7 @@ from plaudit_reward.rules.expression_equality import (
     is_infinite,
     same_node,
 )
-from plaudit_reward.rules.expressions import Node, NoValueError, exact, number, numeric, symbols
+from plaudit_reward.rules.expressions import Node, NoValueError, exact, number, numeric, renamed, symbols
 from plaudit_reward.rules.units import DEGREE, GENERIC, PERCENT, Unit
 
 _MAX_COMPARED = 400
@@ -70,7 +71,21 @@ def _same(given: Value, truth: Value) -> str | None:
 
 
 def _scalars(given: Scalar, truth: Scalar) -> str | None:
-    return same_node(given.node, truth.node)
+    reason = same_node(given.node, truth.node)
+    constant = None if reason else _added_symbol(given.node) if _added_symbol(truth.node) == "C" else None
+    if constant is None:
+        return reason
+    return same_node(renamed(given.node, constant, "C"), truth.node)
+
+
+def _added_symbol(node: Node) -> str | None:
+    """Return the name of the constant of an integral: a single C or K that is added, and stands nowhere else."""
+    parts = [node]
+    while any(part.kind == "+" for part in parts):
+        parts = [inner for part in parts for inner in (part.parts if part.kind == "+" else (part,))]
+    names = [part.parts[0] for part in parts if part.kind == "symbol" and part.parts[0] in ("C", "c", "K", "k")]
+    others = {name for part in parts if part.kind != "symbol" for name in symbols(part)}
+    return names[0] if len(names) == 1 and len(parts) > 1 and names[0] not in others else None
 
 
 def _times(node: Node, factor: Fraction) -> Node:
@@ -118,8 +133,8 @@ def _bare_truth(given: Quantity, truth: Scalar) -> str | None:
     """Compare with a truth without unit: the question names it. A percentage is a ratio, or a percentage above 1."""
     if not given.unit.spelled:
         return None
-    if given.unit == DEGREE and _names_pi(truth.node) and not _names_pi(given.node):
-        return _bare_given(truth, given)
+    if given.unit == DEGREE and _names_pi(truth.node):
+        return None if _names_pi(given.node) else _bare_given(truth, given)
     if given.unit == PERCENT:
         ratio = same_node(_times(given.node, given.unit.factor), truth.node)
         value = exact(truth.node)
@@ -129,6 +144,12 @@ def _bare_truth(given: Quantity, truth: Scalar) -> str | None:
 
 def _based(given: Based, truth: Based) -> str | None:
     return "the same numeral in the same base" if given == truth else None
+
+
+def _bare_numeral(given: Words, truth: Based) -> str | None:
+    """Compare a numeral without its base, which only one with letters among its digits can be."""
+    same = not truth.digits.isdecimal() and given.text.upper() == truth.digits
+    return "the same numeral" if same else None
 
 
 def _based_given(given: Based, truth: Scalar) -> str | None:
@@ -145,6 +166,12 @@ def _clocks(given: Clock, truth: Clock) -> str | None:
     if given.seconds == truth.seconds or ((given.half or truth.half) and _of_day(given) == _of_day(truth)):
         return "the same time of day"
     return None
+
+
+def _dates(given: Date, truth: Date) -> str | None:
+    """Compare dates; the question may name the year that the truth leaves out."""
+    same = given[1:] == truth[1:] and truth.year in (None, given.year)
+    return "the same date" if same else None
 
 
 def _of_day(clock: Clock) -> int:
@@ -189,7 +216,8 @@ def _texts(given: Words, truth: Words) -> str | None:
         return None
     if not truth.is_prose:
         return "the same formula" if given.text == truth.text else None
-    if _compact(given.text) == _compact(truth.text) != "":
+    ours, theirs = (_compact(_LEADING_WORDS.sub("", words.text)) for words in (given, truth))
+    if ours == theirs != "":
         return "the same text"
     synonyms = next((names for names in _SYNONYMS if truth.text in names), None)
     if synonyms and given.text in synonyms:
@@ -200,6 +228,7 @@ def _texts(given: Words, truth: Words) -> str | None:
     return "the same verdict" if same else None
 
 
+_LEADING_WORDS = re.compile(r"^(?:it is |it's |on |in )+(?=\w)")
 _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 
 
@@ -482,7 +511,18 @@ def _pieces_of(value: Any) -> list[_Piece] | None:
         return None
     for hole in holes:
         pieces = [rest for piece in pieces for rest in _minus(piece, hole)]
+    for other in region.within:
+        others = _pieces_of(other)
+        if others is None:
+            return None
+        pieces = [both for piece in pieces for limit in others if _holds(both := _common(piece, limit))]
     return _merged(pieces)
+
+
+def _common(piece: _Piece, other: _Piece) -> _Piece:
+    """Return what two pieces have in common, which may hold nothing."""
+    lower = max((piece[0], not piece[1]), (other[0], not other[1]))
+    return (lower[0], not lower[1], *min((piece[2], piece[3]), (other[2], other[3])))
 
 
 def _flat(part: Interval | Bracketed) -> list[_Piece]:
@@ -531,9 +571,11 @@ _COMPARISONS: tuple[_Comparison, ...] = (
     ((Scalar, Quantity), _bare_given),
     ((Quantity, Scalar), _bare_truth),
     ((Based, Based), _based),
+    ((Words, Based), _bare_numeral),
     ((Based, Scalar), _based_given),
     ((Scalar, Based), _based_truth),
     ((Clock, Clock), _clocks),
+    ((Date, Date), _dates),
     ((Ratio, Ratio), _ratios),
     ((Ratio, Scalar), _ratio_given),
     ((Scalar, Ratio), _ratio_truth),

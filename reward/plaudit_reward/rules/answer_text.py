@@ -53,15 +53,16 @@ _SIGNS = {
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _THIN = re.compile(
-    r"(?<=\d)(?:\s*(?:\\[,!;: ]|[\u2009\u202f\u00a0]|\{,\}|\{\\,\}|,\s*\\!|\\(?:text|mathrm)\{,\}|"
-    r"\\thinspace\b)\s*)+(?=\d)"
+    r"(?<=\d)(?:\s*(?:\\[,!]|[\u2009\u202f\u00a0]|\{,\}|\{\\,\}|,\s*\\!|\\(?:text|mathrm)\{,\}|"
+    r"\\thinspace\b)\s*)+(?=\d)(?!\d{1,2}\s*/)"
 )
 _DECIMAL_COMMA = re.compile(r"(?<![\d,}])(\d+)\{,\}(?!\d{3}(?!\d))(?=\d)(?!\d*\{,\})")
 _SPACES = re.compile(
     r"(?<!\\)\\[,!;: ]|~|\\(?:q?quad|thinspace|hspace\*?\{[^{}]*\}|hfill|noindent|limits|nolimits)(?![a-zA-Z])"
 )
+_ROW_SPACE = re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|e[mx]|[cm]m|in)\s*\]")
 _LEFT_OUT = re.compile(
-    r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|scriptstyle|large|Large|normalsize|mathstrut|boldmath|"
+    r"\\(?:checkmark|qed|blacksquare|left|right|[bB]igg?[lrm]?|displaystyle|textstyle|scriptstyle|large|Large|normalsize|mathstrut|boldmath|"
     r"mathop|ensuremath|strut|rm|bf|it|sf|tt)(?![a-zA-Z])\.?|\\(?:label|tag|phantom)\*?\{[^{}]*\}|\\(?:text)?color\{[^{}]*\}"
 )
 _COMMANDS = {
@@ -95,14 +96,15 @@ _COMMANDS = {
     "R": "ℝ",
     "reals": "ℝ",
     "Reals": "ℝ",
+    "deg": "^\\circ ",
     "degree": "^\\circ ",
     "degrees": "^\\circ ",
     "div": "/",
     "implies": " ",
     "land": "∧",
     "wedge": "∧",
-    "lor": "∨",
-    "vee": "∨",
+    "lor": "∨ ",
+    "vee": "∨ ",
     "therefore": " ",
     "percent": "%",
     "pounds": "£",
@@ -123,7 +125,18 @@ _BOLD = re.compile(
 )
 _BLACKBOARD = re.compile(r"\\mathbb\s*\{?\s*([A-Z])\s*\}?")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d+)(?![\w.])")
-_RECURRING = re.compile(r"(?<!\d)(\d{0,40})\.(\d{0,40}?)(\d{1,6}?)\3{2,}\d{0,5}\s*…")
+_RECURRING = re.compile(r"(?<!\d)(\d{0,40})\.(\d{0,40}?)(?:(\d{1,6}?)\3{2,}|(\d{3,8})\4)\d{0,5}\s*…")
+_DOTTED_RECURRING = re.compile(r"(?<=\.)(\d*)\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?(?!\d)")
+_CUT_DECIMALS = re.compile(r"(?<=\d)(\.\d+)\s*…\s*\Z")
+_RAISED_FRACTION = re.compile(r"\^\s*\{?(\d+)\}?\s*/\s*_\s*\{?(\d+)\}?")
+_OF_COUNTING = r"(?:\\(?:mathrm|text|rm|mathbf)\s*\{\s*[CPA]\s*\}|\{?[CPA]\}?)"
+_COUNTING = re.compile(
+    rf"(?<![\w}})])(?:\{{\}}|\\,)?\s*[_^]\s*\{{?(?P<a>\w+)\}}?\s*(?P<n>{_OF_COUNTING})\s*_\s*\{{?(?P<b>\w+)\}}?"
+    rf"|(?P<m>{_OF_COUNTING})\s*_\s*\{{?(?P<c>\d+)\}}?\s*\^\s*\{{?(?P<d>\d+)\}}?"
+    rf"|(?P<l>{_OF_COUNTING})\s*\^\s*\{{?(?P<f>\d+)\}}?\s*_\s*\{{?(?P<e>\d+)\}}?"
+    r"|(?<![\w.\\])(?P<g>\d+)\s?(?P<o>[CP])\s?(?P<h>\d+)(?!\w)"
+)
+"""Numbers of choices and of arrangements, such as ``{}_{10}C_3``, ``C_{10}^3``, ``10C3``."""
 _BRACKETED_RECURRING = re.compile(r"(?<![\d)])(\d*\.\d*)\((\d+)\)")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3})((?: \d{3})+)(?![\d]| *\\?/)")
 _MATH_IN_TEXT = re.compile(r"[\s\d.,+\-*/^=()\[\]%:;$]*")
@@ -137,98 +150,29 @@ _UNIT_FRACTION = re.compile(
     rf"\\frac\s*\{{\s*({WORD}[^{WORD_END}]*{WORD_END})\s*\}}\s*\{{\s*({WORD}[^{WORD_END}]*{WORD_END}(?:\^\{{?\d\}}?)?)\s*\}}"
 )
 _OHM = re.compile(r"(?<=\d)(?:\\[ ,;:]|[\s~])*\\Omega(?![a-zA-Z])")
+_LITRES = re.compile(r"(?<=\d)(?:\\[ ,;:]|[\s~])*\\ell(?![a-zA-Z])")
 _MICRO = re.compile(r"\\mu\s*(\\(?:text|mathrm)\{)")
 _CURRENCY_NAMES = re.compile(r"(?<![A-Za-z])(?:(USD|US(?=¤))|(Rs\.?|INR)|(EUR)|(GBP))\s*(?=¤?\d)")
+_CURRENCIES = frozenset("¤€£¥₹")
 _FUNCTION_NAMES = frozenset(
-    [
-        "sin",
-        "cos",
-        "tan",
-        "sec",
-        "csc",
-        "cot",
-        "sinh",
-        "cosh",
-        "tanh",
-        "arcsin",
-        "arccos",
-        "arctan",
-        "asin",
-        "acos",
-        "atan",
-        "exp",
-        "floor",
-        "ceil",
-        "ln",
-        "log",
-        "lg",
-        "sqrt",
-        "cbrt",
-        "gcd",
-        "lcm",
-        "max",
-        "min",
-        "pi",
-        "abs",
-        "inf",
-        "infinity",
-        "mod",
-        "bmod",
-    ]
+    re.findall(
+        r"\w+",
+        "sin cos tan sec csc cot sinh cosh tanh arcsin arccos arctan asin acos atan exp floor ceil ln log lg sqrt "
+        "cbrt gcd lcm max min pi abs inf infinity mod bmod",
+    )
 )
 _LETTERS = re.compile(r"[A-Za-z]+")
+_UNIT_LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]+")
+_CONSTANT = re.compile(rf"(?<=\+)\s*{WORD}(?:(?:an? )?(?:arbitrary )?(?:constant|const)){WORD_END}")
+_LETTER_OF_UNIT = re.compile(rf"(?<=[\d ])([a-zA-Z])(?=\s*/\s*{WORD})")
 _MINUS = re.compile(rf"{WORD}(?i:minus|negative){WORD_END}\s*(?=[\d\\(])")
 _OTHER_SCRIPTS = "\u0400-\u04ff\u0600-\u06ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _PLAIN_WORD = re.compile(
-    rf"(?<![\\A-Za-z\x02])[A-Za-z]{{2,}}(?:'[a-z]{{1,2}}(?![A-Za-z])|-[A-Za-z]{{2,}})*|[{_OTHER_SCRIPTS}]+"
+    rf"(?<![\\A-Za-zÀ-ÿ\x02])[A-Za-zÀ-ÖØ-öø-ÿ]{{2,}}(?:'[a-z]{{1,2}}(?![A-Za-z])|-[A-Za-z]{{2,}})*|[{_OTHER_SCRIPTS}]+"
 )
-_SHORT_WORDS = frozenset(
-    [
-        "or",
-        "and",
-        "no",
-        "is",
-        "of",
-        "by",
-        "to",
-        "at",
-        "an",
-        "up",
-        "am",
-        "pm",
-        "we",
-        "if",
-        "on",
-        "as",
-        "so",
-        "us",
-        "it",
-        "do",
-    ]
-)
+_SHORT_WORDS = frozenset(re.findall(r"\w+", "or and no is of by to at an up am pm we if on as so us it do"))
 _PROSE = frozenset(
-    [
-        "and",
-        "any",
-        "way",
-        "ways",
-        "day",
-        "days",
-        "man",
-        "part",
-        "may",
-        "bad",
-        "sad",
-        "mad",
-        "mat",
-        "tan",
-        "yard",
-        "bar",
-        "car",
-        "dad",
-        "ant",
-        "cat",
-    ]
+    re.findall(r"\w+", "and any way ways day days man part may bad sad mad mat tan yard bar car dad ant cat")
 )
 _PRODUCT = re.compile(r"[abcdkmnpqrstuvwxyz]{3,4}")
 
@@ -238,7 +182,10 @@ def plain_text(text: str) -> str:
     text = _without_dollars(_unicode(text.strip()))
     text = _OVER.sub(lambda found: f"\\{'frac' if found[2] == 'over' else 'binom'}{{{found[1]}}}{{{found[3]}}}", text)
     text = _CURRENCY_NAMES.sub(lambda found: "¤₹€£"[(found.lastindex or 1) - 1], text).replace("¤¤", "¤")
+    text = _COUNTING.sub(_counted, _RAISED_FRACTION.sub(r"\\frac{\1}{\2}", _ROW_SPACE.sub(r"\\\\", text)))
+    text = re.sub(r"\^?\s*\{?\s*\\prime(\s*\\prime)?\s*\}?", lambda found: "''" if found[1] else "'", text)
     text = _DECIMAL_COMMA.sub(r"\1.", text)
+    text = _LITRES.sub(r"\\text{ L}", text)
     text = _OHM.sub(r"\\text{ohm}", _MICRO.sub(r"\1μ", text))
     text = _words_of_commands(_THIN.sub("", text))
     text = text.replace("\\(", " ").replace("\\)", " ").replace("\\[", " ").replace("\\]", " ")
@@ -253,7 +200,8 @@ def plain_text(text: str) -> str:
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", "°", text.replace("<=", "≤").replace(">=", "≥").replace("!=", "≠"))
     text = _numbers(text)
     text = _UNIT_FRACTION.sub(r"\1/\2", _marked_words(text))
-    text = _MINUS.sub("-", text)
+    text = _LETTER_OF_UNIT.sub(lambda found: f"{WORD}{found[1]}{WORD_END}" if found[1] in UNITS else found[1], text)
+    text = _MINUS.sub("-", _CONSTANT.sub(" C", text))
     return _trimmed(re.sub(r"\s+", " ", text))
 
 
@@ -281,6 +229,17 @@ def _without_dollars(text: str) -> str:
     return text.replace("$", " " if text.startswith("$") or " $" in text else "")
 
 
+def _counted(found: re.Match[str]) -> str:
+    """Write a number of choices as a binomial coefficient, one of arrangements as a quotient of factorials."""
+    of, taken = (next(found[name] for name in names if found[name]) for names in ("aceg", "bdfh"))
+    if of.isdecimal() and taken.isdecimal() and int(of) < int(taken):
+        return found[0]  # a power of a variable, such as A_1^2
+    name = next(found[group] for group in "nmlo" if found[group])
+    if "C" in name:
+        return f"\\binom{{{of}}}{{{taken}}}"
+    return f"\\frac{{({of})!}}{{(({of})-({taken}))!}}"
+
+
 def _words_of_commands(text: str) -> str:
     r"""Mark what stands in ``\text{…}`` as words, unless it is mathematics."""
 
@@ -289,12 +248,18 @@ def _words_of_commands(text: str) -> str:
         bare = inside.strip()
         if _MATH_IN_TEXT.fullmatch(bare) or (bare.startswith("(") and len(bare) <= 3):
             return f" {inside} "
+        if bare in _CURRENCIES:
+            return bare
         if bare in _FUNCTION_NAMES and bare not in UNITS:
             return f"\\{bare} "
         if len(bare) == 1 and bare not in UNITS:
             return f" {bare} "
-        if "^" in bare and _UNIT_POWERS.fullmatch(bare) and all(word in UNITS for word in _LETTERS.findall(bare)):
-            return _LETTERS.sub(rf"{WORD}\g<0>{WORD_END}", f" {bare} ")
+        if (
+            "^" in bare
+            and _UNIT_POWERS.fullmatch(bare)
+            and all(word in UNITS for word in _LETTERS.findall(bare.replace("\\cdot", "")))
+        ):
+            return _UNIT_LETTERS.sub(rf"{WORD}\g<0>{WORD_END}", f" {bare} ")
         if "\\" in bare or any(sign.isdigit() for sign in bare):
             return f" {inside} "
         parts = [f"{WORD}{' '.join(part.split())}{WORD_END}" for part in re.split("[,;]", bare) if part.strip()]
@@ -309,7 +274,9 @@ def _numbers(text: str) -> str:
     r"""Write numbers in one way: ``3e8``, ``0.333…``, ``0.(3)`` and ``1 234 567``."""
     text = _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), _TIMES_TEN.sub(r" \\cdot ", text))
     text = _SCIENTIFIC.sub(r"(\1 \\cdot 10^{\2})", text)
-    text = _RECURRING.sub(r"\1.\2\\overline{\3}", text)
+    text = _DOTTED_RECURRING.sub(r"\1\\overline{\2\3\4}", text)
+    text = _RECURRING.sub(lambda found: rf"{found[1]}.{found[2]}\overline{{{found[3] or found[4]}}}", text)
+    text = _CUT_DECIMALS.sub(r"\1", text)
     text = _BRACKETED_RECURRING.sub(r"\1\\overline{\2}", text)
     return _SPACED_THOUSANDS.sub(lambda found: found[0].replace(" ", ""), text)
 
@@ -319,7 +286,7 @@ def _marked_words(text: str) -> str:
     pieces = re.split(f"({WORD}[^{WORD_END}]*{WORD_END})", text)
     pieces[::2] = [_PLAIN_WORD.sub(_mark, piece) for piece in pieces[::2]]
     text = "".join(pieces)
-    return re.sub(f"{WORD_END}\\s*{WORD}", " ", text)
+    return re.sub(f"{WORD_END}(?:\\s+(an?)\\s+|\\s*){WORD}", lambda found: f" {found[1]} " if found[1] else " ", text)
 
 
 def _mark(found: re.Match[str]) -> str:
@@ -330,14 +297,14 @@ def _mark(found: re.Match[str]) -> str:
         return word
     if not word.isascii():
         return f"{WORD}{word}{WORD_END}"
-    counted = before[-1:].isdigit() or before[-1:] in ("}", ")", "¤", "°")
+    counted = before[-1:].isdigit() or before[-1:] in ("}", ")", "¤", "°") or before.endswith((" sq", " cu"))
     if lower in _FUNCTION_NAMES and not (counted and word in UNITS):
         return word if lower != "mod" else f"{WORD}{word}{WORD_END}"
     if len(word) > 2 and all(len(part) < 3 or _PRODUCT.fullmatch(part) for part in word.split("-")) and "-" in word:
         return word
     spaced = found.start() > 0 and found.string[found.start() - 1].isspace()
     if len(word) == 2:
-        unit = (counted and word in UNITS) or (lower in UNITS and counted and spaced)
+        unit = (counted and (word in UNITS or lower in ("sq", "cu"))) or (lower in UNITS and counted and spaced)
         names_points = word.isupper() and not unit
         return f"{WORD}{word}{WORD_END}" if unit or (lower in _SHORT_WORDS and not names_points) else word
     alone = not (before or behind) and bool(set(word) & set("aeiou"))
@@ -368,81 +335,41 @@ def words_of(text: str) -> str:
     return " ".join(word for i, word in enumerate(words) if i not in articles and word not in ("an", "the"))
 
 
-_ONES = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
-_TENS = dict(
-    zip(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], range(20, 100, 10), strict=True)
-)
-_CARDINALS = {**{word: value for value, word in enumerate(_ONES)}, **_TENS}
-_ORDINALS = {
-    "first": 1,
-    "second": 2,
-    "third": 3,
-    "fourth": 4,
-    "fifth": 5,
-    "sixth": 6,
-    "seventh": 7,
-    "eighth": 8,
-    "ninth": 9,
-    "tenth": 10,
-    "eleventh": 11,
-    "twelfth": 12,
-    "thirteenth": 13,
-    "fifteenth": 15,
-    "twentieth": 20,
-}
-_PARTS = {"half": 2, "halves": 2, "quarter": 4, "quarters": 4, "third": 3, "thirds": 3, "fourth": 4, "fourths": 4}
-_PARTS |= {f"{word}{ending}": value for word, value in _ORDINALS.items() if value > 4 for ending in ("", "s")}
+OPENING, CLOSING = "([{⦃⟨", ")]}⦄⟩"
 
 
-def number_of_words(words: str) -> tuple[int, int, str] | None:
-    """Return the number at the beginning of the words, as numerator and denominator, and the words that follow it."""
-    parts = re.sub(r"(?<=[a-z])-(?=[a-z])", " ", words.casefold()).split()
-    sign = -1 if parts[:1] in (["minus"], ["negative"]) else 1
-    parts = parts[1:] if sign < 0 else parts
-    total = current = used = 0
-    for index, word in enumerate(parts):
-        if word in _CARDINALS:
-            current += _CARDINALS[word]
-        elif word == "hundred" and index:
-            current *= 100
-        elif word in MULTIPLIERS and index and current:
-            total, current = total + current * MULTIPLIERS[word], 0
-        elif (
-            word == "and"
-            and used
-            and index + 1 < len(parts)
-            and parts[index + 1] in _CARDINALS
-            and parts[index - 1] not in _CARDINALS
-        ):
-            pass
-        else:
-            break
-        used = index + 1
-    if used and used < len(parts) and parts[used] in _PARTS and total + current and parts[used] != "second":
-        return sign * (total + current), _PARTS[parts[used]], " ".join(parts[used + 1 :])
-    if not used and parts[:1] and parts[0] in ("half", "quarter") and len(parts) == 1:
-        return sign, _PARTS[parts[0]], ""
-    if len(parts) == 1 and parts[0] in _ORDINALS:
-        return _ORDINALS[parts[0]], 1, ""
-    return (sign * (total + current), 1, " ".join(parts[used:])) if used else None
+def closes(text: str) -> int:
+    """Return where the bracket closes with which the text begins; -1 if it does not. Ends of intervals may differ."""
+    depth = 0
+    for index, sign in enumerate(text):
+        depth += (sign in OPENING) - (sign in CLOSING)
+        if depth == 0:
+            return index
+    return -1
+
+
+def split(text: str, signs: str, words: tuple[str, ...] = ()) -> list[str]:
+    """Split a text at signs and words that stand outside of brackets."""
+    parts, depth, start, index = [], 0, 0, 0
+    while index < len(text):
+        sign = text[index]
+        if sign == WORD:
+            end = text.find(WORD_END, index)
+            end = len(text) - 1 if end < 0 else end
+            if depth <= 0 and words:
+                inner = re.split(rf"(?<![\w-])(?:{'|'.join(words)})(?![\w-])", text[index + 1 : end])
+                if len(inner) > 1:
+                    marked = [f"{WORD}{part.strip()}{WORD_END}" if part.strip() else "" for part in inner]
+                    parts.append(text[start:index] + marked[0])
+                    parts += marked[1:-1]
+                    text = marked[-1] + text[end + 1 :]
+                    start, index = 0, len(marked[-1])
+                    continue
+            index = end + 1
+            continue
+        depth += (sign in OPENING) - (sign in CLOSING)
+        if depth == 0 and sign in signs and sign not in CLOSING:
+            parts.append(text[start:index])
+            start = index + 1
+        index += 1
+    return [*parts, text[start:]]

@@ -39,6 +39,14 @@ class Clock(NamedTuple):
     half: str
 
 
+class Date(NamedTuple):
+    """A day of the calendar; ``year`` is None where none is given."""
+
+    year: int | None
+    month: int
+    day: int
+
+
 class Ratio(NamedTuple):
     """Numbers between colons."""
 
@@ -82,10 +90,11 @@ class Interval(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A set of real numbers: intervals and points, ``without`` some others."""
+    """A set of real numbers: intervals and points, ``without`` some others, and ``within`` each of other sets."""
 
     pieces: tuple[Interval | Bracketed, ...]
     without: tuple[Interval | Bracketed, ...] = ()
+    within: tuple[Region, ...] = ()
 
 
 class Matrix(NamedTuple):
@@ -115,6 +124,7 @@ Value = (
     | Quantity
     | Based
     | Clock
+    | Date
     | Ratio
     | Words
     | Choice

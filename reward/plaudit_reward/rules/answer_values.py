@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from fractions import Fraction
 from functools import lru_cache
 
-from plaudit_reward.rules.answer_text import WORD, WORD_END, number_of_words, plain_text, words_of
+from plaudit_reward.rules.answer_text import CLOSING, OPENING, WORD, WORD_END, closes, plain_text, split, words_of
 from plaudit_reward.rules.answer_types import (
     COMPOUND_NAME,
     Based,
     Bracketed,
     Choice,
-    Clock,
+    Date,
     Interval,
     Matrix,
     Named,
-    Quantity,
-    Ratio,
     Reading,
     Region,
     Relation,
@@ -42,9 +39,8 @@ from plaudit_reward.rules.expressions import (
     parsed,
     symbols,
 )
-from plaudit_reward.rules.units import DEGREE, MULTIPLIERS, PERCENT, Unit, unit_of
+from plaudit_reward.rules.quantities import ABOUT, LABEL, date, numeral, quantity, ratio, time_of_day
 
-_OPENING, _CLOSING = "([{⦃⟨", ")]}⦄⟩"
 _INFINITY = Node("constant", ("oo",))
 _LINE = Interval(Node("neg", (_INFINITY,)), _INFINITY, False, False)
 _EMPTY = Bracketed("set", ())
@@ -56,6 +52,7 @@ _EMPTY_WORDS = re.compile(
 _REALS_WORDS = re.compile(
     r"(x can be )?(all|any|every|set of|set of all)? ?(the )?reals?( numbers?| values?)?( of [a-z])?|ℝ"
 )
+_HALF_OF_REALS = re.compile(r"ℝ\s*[_^]\s*\{?\s*([-+<>≤≥])\s*0?\s*\}?")
 _EXCEPT = re.compile(
     rf"{WORD}([^{WORD_END}]*?),? (?:except|but|other than|excluding)(?: for)?{WORD_END}\s*(?:[a-z]\s*=)?(.+)"
 )
@@ -64,6 +61,7 @@ _CHOICE = re.compile(
     r"\(?(?:(?i:option|choice|answer)\s*:?\s*)?(?:\(\s*([A-Ja-j])\s*\)|\[([A-J])\]|([A-J])\s*(?=[.):]|\Z))\s*[.):]*\s*(.*)",
     re.DOTALL,
 )
+_FURTHER_CHOICE = re.compile(rf"(?:[,;/&]|{WORD}?(?:or|and){WORD_END}?)?\s*\(\s*[A-J]\s*\)")
 _MOST_ITEMS = 100
 
 
@@ -74,7 +72,7 @@ def read(text: str) -> Reading:
     plain = plain_text(text)
     if not any(sign.isalnum() or sign in "∞∅ℝℤℕℚℂ⦃" for sign in plain) or "\\sqrt{}" in plain:
         return ()
-    plain = _ABOUT.sub("", plain)
+    plain = ABOUT.sub("", LABEL.sub("", plain))
     return (_spelled(plain),) if _depth(plain) > _MAX_DEPTH else _read(plain)
 
 
@@ -85,7 +83,7 @@ def _depth(plain: str) -> int:
     """Return how deeply brackets are nested."""
     depth = deepest = 0
     for sign in plain:
-        depth += (sign in _OPENING) - (sign in _CLOSING)
+        depth += (sign in OPENING) - (sign in CLOSING)
         deepest = max(deepest, depth)
     return deepest
 
@@ -98,7 +96,7 @@ def _read(plain: str) -> Reading:
     for reader in _READERS:
         try:
             found += [value for value in reader(plain) if value not in found]
-            if found and isinstance(found[-1], Based):
+            if found and isinstance(found[-1], Based | Date):
                 break
         except (NotAnExpressionError, NoValueError, RecursionError):
             continue
@@ -117,46 +115,9 @@ def _spelled(plain: str) -> Words:
 
 
 def _without_braces(plain: str) -> str:
-    while len(plain) > 1 and plain[0] == "{" and _closes(plain) == len(plain) - 1:
+    while len(plain) > 1 and plain[0] == "{" and closes(plain) == len(plain) - 1:
         plain = plain[1:-1].strip()
     return plain
-
-
-def _closes(text: str) -> int:
-    """Return where the bracket closes with which the text begins; -1 if it does not. Ends of intervals may differ."""
-    depth = 0
-    for index, sign in enumerate(text):
-        depth += (sign in _OPENING) - (sign in _CLOSING)
-        if depth == 0:
-            return index
-    return -1
-
-
-def split(text: str, signs: str, words: tuple[str, ...] = ()) -> list[str]:
-    """Split a text at signs and words that stand outside of brackets."""
-    parts, depth, start, index = [], 0, 0, 0
-    while index < len(text):
-        sign = text[index]
-        if sign == WORD:
-            end = text.find(WORD_END, index)
-            end = len(text) - 1 if end < 0 else end
-            if depth <= 0 and words:
-                inner = re.split(rf"(?<![\w-])(?:{'|'.join(words)})(?![\w-])", text[index + 1 : end])
-                if len(inner) > 1:
-                    marked = [f"{WORD}{part.strip()}{WORD_END}" if part.strip() else "" for part in inner]
-                    parts.append(text[start:index] + marked[0])
-                    parts += marked[1:-1]
-                    text = marked[-1] + text[end + 1 :]
-                    start, index = 0, len(marked[-1])
-                    continue
-            index = end + 1
-            continue
-        depth += (sign in _OPENING) - (sign in _CLOSING)
-        if depth == 0 and sign in signs and sign not in _CLOSING:
-            parts.append(text[start:index])
-            start = index + 1
-        index += 1
-    return [*parts, text[start:]]
 
 
 # Readers: each returns the values that it finds in a text, or none.
@@ -169,8 +130,12 @@ def _known_words(plain: str) -> list[Value]:
     excepted = _EXCEPT.fullmatch(plain)
     if excepted and _REALS_WORDS.fullmatch(words_of(excepted[1])):
         return [Region((_LINE,), (Bracketed("set", tuple(_read(part) for part in split(excepted[2], ",", ("and",)))),))]
+    if half := _HALF_OF_REALS.fullmatch(plain):
+        return [_half_line({"+": ">", "-": "<"}.get(half[1], half[1]), number(0))]
     if plain in ("ℝ", "x ∈ℝ") or (WORD in plain and _REALS_WORDS.fullmatch(words)):
         return [Region((_LINE,))]
+    if plain == "\\phi":  # often written for the empty set, and the other readers read the letter
+        return [_EMPTY]
     if words in ("infinity", "positive infinity", "infinite", "infinitely many"):
         return [Scalar(_INFINITY)]
     if words in ("negative infinity", "minus infinity"):
@@ -189,16 +154,20 @@ def _choice(plain: str) -> list[Value]:
         return []
     letter = found[1] or found[2] or found[3]
     says = found[4].strip()
-    if (found[1] and found[1].islower() and says) or re.match(r"\(\s*[A-J]\s*\)", says):
+    if (found[1] and found[1].islower() and says) or _FURTHER_CHOICE.match(says):
         return []
     return [Choice(letter.upper(), _read(plain_text(says)) if says else ())]
 
 
 def _lists(plain: str) -> list[Value]:
     """Read answers between commas and words, several values of a sign, and systems of equations."""
+    if len(split(plain, ",;")) > 1 and "±" in plain:
+        return [_several([_read(part) for part in _both_signs(split(plain, ",;"))])]
     if "±" in plain or "∓" in plain:
         both = [plain.replace("±", up).replace("∓", down) for up, down in (("+", "-"), ("-", "+"))]
         return [_several([_read(text.strip().removeprefix("+")) for text in both])]
+    if re.search("[∨∧]", plain) and _RELATION.search(plain):
+        plain = re.sub("[∨∧]", lambda sign: f" {WORD}{'or' if sign[0] == '∨' else 'and'}{WORD_END} ", plain)
     joined = _number_with_commas(plain)
     if joined:
         rest = _read(joined)
@@ -215,6 +184,12 @@ def _lists(plain: str) -> list[Value]:
     return [_several([_read(part) for part in parts], conjunction="or" not in words_of(plain).split())]
 
 
+def _both_signs(parts: list[str]) -> list[str]:
+    r"""Return ``0, +1, -1`` for ``0, \pm 1``."""
+    twice = [(part.replace("±", ""), part.replace("±", "-")) if part.count("±") == 1 else (part,) for part in parts]
+    return [item for items in twice for item in items]
+
+
 _INTEGER_NAME = re.compile(r"\s*[a-z]\s*∈\s*[ℤℕ](?:\^?\{?\+\}?)?\s*")
 """A condition such as "k is an integer", which is no answer."""
 
@@ -227,6 +202,11 @@ def _several(readings: list[Reading], *, conjunction: bool = False) -> Value:
         sets = [_region_of(region.value) for region in regions if isinstance(region, Named)]
         if all(isinstance(item, Region) for item in sets):
             return Named(names.pop(), (_combined([item for item in sets if item is not None], conjunction),))
+    pieces = [piece for reading in readings for piece in reading if isinstance(piece, Interval)]
+    if len(pieces) == len(readings) and any(
+        item.with_lower != item.with_upper or item.lower == _LINE.lower or item.upper == _INFINITY for item in pieces
+    ):
+        return Region(tuple(pieces))
     return Several(tuple(readings))
 
 
@@ -278,6 +258,8 @@ def _number_with_commas(plain: str) -> str:
     return found["before"] + found["number"].replace(",", "") + found["after"]
 
 
+_MULTIPLE_OF_LETTER = re.compile(r"-?\d+(?:\.\d+)?\s*[a-zA-Z]")
+"""As in ``n = 3m``, where the letter is no unit unless a length or a time has that name."""
 _RELATION = re.compile("([=≠<>≤≥∈≈])")
 _FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤"}
 _NAME = re.compile(
@@ -313,6 +295,8 @@ def _equation(sides: list[str], signs: list[str]) -> list[Value]:
     if _tuple_of_names(name) and len(sides) == 2:
         return [Named("", _read(last))]
     if _NAME.fullmatch(name) and not _contains(last, name):
+        if _MULTIPLE_OF_LETTER.fullmatch(last.strip()) and name not in "dhlrstvwxDHLRSTVW":
+            return [Named(name, (Scalar(parsed(last)),))]
         return [Named(re.sub(r"\s", "", words_of(name)) if WORD in name else name.replace(" ", ""), _read(last))]
     nodes = [parsed(side) for side in sides]
     if "≈" in signs and not symbols(nodes[-2]):
@@ -322,16 +306,35 @@ def _equation(sides: list[str], signs: list[str]) -> list[Value]:
     if len(nodes) > 2 or not any(symbols(node) for node in nodes):
         return [*_read(last)[:-1]]
     relation = Relation("=", nodes[0], nodes[1])
-    if not symbols(nodes[1]) and nodes[1] != number(0) and not _is_multiple_of_symbol(nodes[0]):
+    if nodes[0].kind == "function" and nodes[0].parts[0] not in _INVERSES and not symbols(nodes[1]):
+        return [relation, Named(name, (Scalar(nodes[1]),))]
+    if not symbols(nodes[1]) and nodes[1] != number(0) and not _is_unsolved(nodes[0]):
         return [relation, Named(COMPOUND_NAME, (Scalar(nodes[1]),))]
     if nodes[1].kind == "symbol" and not has_symbol(nodes[0], nodes[1].parts[0]) and nodes[0].kind == "number":
         return [Named(nodes[1].parts[0], (Scalar(nodes[0]),))]
     return [relation]
 
 
-def _is_multiple_of_symbol(node: Node) -> bool:
-    r"""Return True for ``2x``, whose equation is not solved yet."""
-    return node.kind in ("*", "neg", "/") and len(symbols(node)) == 1
+def _is_unsolved(node: Node) -> bool:
+    r"""Return True for ``2x``, ``x^3`` and ``\log x``, whose equation is not solved yet.
+
+    Of ``x^2``, ``x + 1`` and the sine of an angle questions do ask for the value.
+    """
+    if len(symbols(node)) != 1:
+        return False
+    if node.kind == "function":
+        return node.parts[0] in _INVERSES
+    if node.kind == "^":
+        return node.parts[1] != number(2) and not _has_function(node)
+    return node.kind in ("*", "neg", "/") and not _has_function(node)
+
+
+_INVERSES = ("ln", "log", "exp")
+
+
+def _has_function(node: Node) -> bool:
+    named = node.kind == "function" and node.parts[0] not in _INVERSES
+    return named or any(_has_function(part) for part in node.parts if isinstance(part, Node))
 
 
 def _tuple_of_names(text: str) -> bool:
@@ -384,7 +387,13 @@ def _half_line(sign: str, end: Node) -> Region:
 
 
 def _sets(plain: str) -> list[Value]:
-    r"""Read unions, and what is left of a set without another: ``(-\infty, 0) \cup (0, \infty)``, ``ℝ ∖ {0}``."""
+    r"""Read unions, intersections and what is left of a set without another: ``(0, 1) \cup (1, 2)``, ``ℝ ∖ {0}``."""
+    if "∩" in plain:
+        first, *others = (
+            ([_region_of(_read(part.strip())) for part in split(plain, "∩")]) if "∪" not in plain else [None]
+        )
+        within = tuple(other for other in others if other is not None)
+        return [Region(first.pieces, first.without, within)] if first and others and len(within) == len(others) else []
     if not any(sign in plain for sign in "∪∖") and not re.search(r"ℝ\s*-\s*⦃", plain):
         return []
     kept, *removed = split(re.sub(r"(?<=ℝ)\s*-\s*(?=⦃)", "∖", plain), "∖")
@@ -399,7 +408,7 @@ def _pieces(text: str) -> list[Interval | Bracketed]:
     pieces: list[Interval | Bracketed] = []
     for part in split(text, "∪"):
         part = _without_braces(part.strip())
-        inner = part[1:-1] if part.startswith("(") and _closes(part) == len(part) - 1 and "∪" in part else ""
+        inner = part[1:-1] if part.startswith("(") and closes(part) == len(part) - 1 and "∪" in part else ""
         if inner:
             pieces += _pieces(inner)
             continue
@@ -421,7 +430,7 @@ def _brackets(plain: str) -> list[Value]:
     if not plain or plain[0] not in "([⦃⟨" + "]" or plain[-1] not in ")]⦄⟩" + "[":
         return []
     opening, closing = plain[0], plain[-1]
-    if opening != "]" and closing != "[" and _closes(plain) != len(plain) - 1:
+    if opening != "]" and closing != "[" and closes(plain) != len(plain) - 1:
         return []
     inside = plain[1:-1]
     if opening == "⦃":
@@ -445,8 +454,9 @@ def _brackets(plain: str) -> list[Value]:
 def _set(inside: str) -> list[Value]:
     builder = re.fullmatch(r"\s*([a-zA-Z])\s*(?:∈\s*ℝ\s*)?[|:]\s*(.+)", inside)
     if builder:
-        return [value for value in _read(builder[2])[:-1] if isinstance(value, Named) and value.name == builder[1]]
-    items = [item for item in split(inside, ",;") if item.strip()]
+        named = [value for value in _read(builder[2])[:-1] if isinstance(value, Named) and value.name == builder[1]]
+        return [value for item in named for value in item.value]  # its variable may have any name
+    items = _both_signs([item for item in split(inside, ",;") if item.strip()])
     return (
         [Bracketed("set", tuple(_read(item) for item in items))]
         if len(items) <= _MOST_ITEMS and "…" not in inside
@@ -466,7 +476,7 @@ _FACTOR = re.compile(r"((?!\\begin)[^&=,]+?)(?:\\cdot|\*)?\s*(?=[(\[]?\s*\\begin
 
 def _matrix(plain: str) -> list[Value]:
     bare = plain
-    if plain[:1] in "([" and plain[-1:] in ")]" and "\\begin" in plain and _closes(plain) == len(plain) - 1:
+    if plain[:1] in "([" and plain[-1:] in ")]" and "\\begin" in plain and closes(plain) == len(plain) - 1:
         bare = plain[1:-1].strip()
     factor = _FACTOR.match(bare)
     if factor is not None:
@@ -500,166 +510,7 @@ def _multiple(factor: str, matrix: str) -> list[Value]:
     return [*values]
 
 
-_BASED = re.compile(rf"\(?\s*([0-9A-Za-z]+)\s*\)?\s*_\s*\{{?\s*(?:{WORD})?([a-z]+|\d{{1,2}})(?:{WORD_END})?\s*\}}?")
-_BASE_NAMES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
-
-
-def _numeral(plain: str) -> list[Value]:
-    found = _BASED.fullmatch(plain)
-    if found is None or not (any(sign.isdigit() for sign in found[1]) or (len(found[1]) > 1 and found[2].isdigit())):
-        return []
-    base = int(found[2]) if found[2].isdigit() else _BASE_NAMES.get(found[2], 0)
-    digits = found[1].upper().lstrip("0") or "0"
-    if not 2 <= base <= 36 or any(int(sign, 36) >= base for sign in digits):
-        return []
-    return [Based(digits, base)]
-
-
-_TIME = re.compile(
-    rf"(\d{{1,2}})(?:\s*:\s*(\d\d))?(?:\s*:\s*(\d\d))?\s*{WORD}?\s*([aApP]\s*\.?\s*[mM]\.?|noon|[oO]'clock|hours)?\s*{WORD_END}?"
-)
-
-
-def _time(plain: str) -> list[Value]:
-    if WORD in plain and (hour := {"noon": 12, "midnight": 0}.get(words_of(plain))) is not None:
-        return [Clock(hour * 3600, "")]
-    found = _TIME.fullmatch(plain.replace(f"{WORD}at{WORD_END}", ""))
-    if found is None or (found[2] is None and (found[4] or "hours").startswith("hours")):
-        return []
-    hours, minutes, seconds = int(found[1]), int(found[2] or 0), int(found[3] or 0)
-    if hours > 24 or minutes > 59 or seconds > 59:
-        return []
-    half = re.sub(r"[^apm]", "", (found[4] or "").casefold())
-    return [Clock(hours * 3600 + minutes * 60 + seconds, half if half in ("am", "pm") else "")]
-
-
-def _ratio(plain: str) -> list[Value]:
-    parts = split(plain, ":")
-    if len(parts) < 2 or not all(part.strip() for part in parts):
-        return []
-    items = tuple((Scalar(parsed(part)),) for part in parts)
-    return [Ratio(items)]
-
-
-_ORDINAL = re.compile(rf"(-?\d+)\s*\^?\s*\{{?\s*{WORD}?(?:st|nd|rd|th)(?![a-z]){WORD_END}?\s*\}}?(.*)", re.DOTALL)
-_CURRENCIES = "¤€£¥₹"
-_TAIL = re.compile(
-    rf"\s*(?P<tail>(?:(?:°[CF]?|%|¢|{WORD}[^{WORD_END}]*{WORD_END}|[{_CURRENCIES}])(?:\s*\^\s*\{{?\s*-?\d\s*\}}?)?\s*"
-    rf"(?:(?:/|\\cdot)\s*(?=[A-Za-z{WORD}]))?(?:(?<=/)\s*[a-zA-Z](?:\s*\^\s*\{{?\s*-?\d\s*\}}?)?\s*)?)+)\Z"
-)
-_COMPOUND = re.compile(
-    rf"(?P<number>-?(?:\d+(?:\.\d+)?|\d*\\frac\{{\d+\}}\{{\d+\}}))\s*(?:{WORD}(?P<unit>[^{WORD_END}]+){WORD_END}|(?P<letter>[hms])(?![A-Za-z]))[\s,]*"
-)
-_NO_UNIT = re.compile(
-    r"(?i)(?<![a-z])(?:or|and|not|no|if|when|where|unless|except|any|anything|every|all|multiples?|than|least|most|but|"
-    r"is|are|for|because|since|then|mod|modulo)(?![a-z])"
-)
-_ABOUT = re.compile(
-    rf"(?i)^(?:{WORD}(?:(?:the |my )?(?:final |correct )?(?:answer|result|value)(?: is)?:?|about|"
-    rf"approximately|approx|roughly|exactly|around|only|is|it is|it's|equals|there are|there is){WORD_END}:?|≈)\s*"
-)
-
-
-def _quantity(plain: str) -> list[Value]:
-    plain = _ABOUT.sub("", plain)
-    return _compound(plain) or _simple_quantity(plain)
-
-
-def _compound(plain: str) -> list[Value]:
-    """Read ``3 hours 20 minutes`` as one quantity."""
-    parts = list(_COMPOUND.finditer(plain))
-    if len(parts) < 2 or "".join(part[0] for part in parts) != plain:
-        return []
-    units = [unit_of(re.sub(r"\band\b", "", part["unit"] or part["letter"])) for part in parts]
-    first = units[0]
-    if (
-        first is None
-        or first.dimension is None
-        or any(unit is None or unit.dimension != first.dimension for unit in units)
-    ):
-        return []
-    total: Node | None = None
-    for part, unit in zip(parts, units, strict=True):
-        item = Node("*", (number(unit.factor / first.factor if unit else 1), parsed(part["number"])))
-        total = item if total is None else Node("+", (total, item))
-    return [Quantity(total, first)] if total is not None else []
-
-
-def _simple_quantity(plain: str) -> list[Value]:
-    currency = re.match(rf"\s*(-?)\s*([{_CURRENCIES}])\s*", plain)
-    head = f"{currency[1]}{plain[currency.end() :]}" if currency else plain
-    ordinal = _ORDINAL.fullmatch(head)
-    if ordinal:
-        head = f"{ordinal[1]} {ordinal[2]}".strip()
-    tail = _TAIL.search(head)
-    words = tail["tail"] if tail else ""
-    if "°" in head and re.search(r"sin|cos|tan|cot|sec|csc", head):
-        return [Scalar(parsed(head))]
-    head = head[: tail.start()].replace("°", "") if tail else head
-    if not head.strip():
-        return _counted(words) if tail and not currency else []
-    factor, words = _multiplier(words)
-    scaled = _scaled(parsed(head.strip()), factor)
-    unit = _unit(words.replace(WORD, " ").replace(WORD_END, " "))
-    if currency and (unit is None or unit.dimension is None):
-        unit = unit_of(currency[2])
-    if unit is not None:
-        return [Quantity(scaled, unit)]
-    return [Scalar(scaled), *_letter_unit(head)]
-
-
-def _scaled(node: Node, factor: int) -> Node:
-    return node if factor == 1 else Node("*", (node, number(factor)))
-
-
-def _multiplier(words: str) -> tuple[int, str]:
-    """Take ``million`` and the like from the beginning of the words."""
-    factor, rest = 1, words
-    while found := re.match(rf"\s*{WORD}\s*([a-z]+)(.*)", rest, re.DOTALL | re.IGNORECASE):
-        if found[1].casefold() not in MULTIPLIERS:
-            break
-        factor *= MULTIPLIERS[found[1].casefold()]
-        rest = f"{WORD}{found[2].lstrip()}"
-        if rest.startswith(f"{WORD}{WORD_END}"):
-            rest = rest[2:].strip()
-    return factor, rest
-
-
-def _unit(text: str) -> Unit | None:
-    text = text.strip()
-    if not text:
-        return None
-    if _NO_UNIT.search(text):
-        raise NotAnExpressionError(f"{text!r} is no unit")
-    if text == "°":
-        return DEGREE
-    if text == "%" or text.casefold() in ("percent", "per cent", "percentage"):
-        return PERCENT
-    return unit_of(text)
-
-
-def _letter_unit(head: str) -> list[Value]:
-    found = re.fullmatch(r"(.*[\d}) ])\s*([a-zA-Z]|[a-zA-Z]{2}|[a-z]/[a-z])(\^\{?\d\}?)?", head.strip())
-    unit = unit_of(found[2] + (found[3] or "")) if found else None
-    if found is None or unit is None or unit.dimension is None:
-        return []
-    try:
-        return [Quantity(parsed(found[1].strip()), unit._replace(spelled=False))]
-    except NotAnExpressionError:  # a variable, such as the last one of x + m
-        return []
-
-
-def _counted(words: str) -> list[Value]:
-    """Read a number in words, with what it counts: ``three apples``."""
-    text = words.replace(WORD, " ").replace(WORD_END, " ").strip()
-    found = number_of_words(text)
-    if found is None:
-        return []
-    node = number(Fraction(found[0], found[1]))
-    unit = _unit(found[2])
-    return [Scalar(node) if unit is None else Quantity(node, unit)]
-
-
 _READERS: tuple[Callable[[str], list[Value]], ...] = (
-    *(_known_words, _choice, _matrix, _sets, _numeral, _time, _lists, _relations, _brackets, _ratio, _quantity),
+    date,
+    *(_known_words, _choice, _matrix, _sets, numeral, time_of_day, _lists, _relations, _brackets, ratio, quantity),
 )

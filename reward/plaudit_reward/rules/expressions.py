@@ -53,45 +53,11 @@ _LISTED: dict[str, Callable[..., Any]] = {"max": max, "min": min, "gcd": math.gc
 _NAMES = sorted((*_FUNCTIONS, "log", "lg", "sqrt", "gcd", "lcm", "cbrt"), key=len, reverse=True)
 _COMMANDS = {"lfloor": ("\\rfloor", "floor"), "lceil": ("\\rceil", "ceil")}
 _GREEK = frozenset(
-    [
-        "alpha",
-        "beta",
-        "gamma",
-        "delta",
-        "epsilon",
-        "varepsilon",
-        "zeta",
-        "eta",
-        "theta",
-        "vartheta",
-        "iota",
-        "kappa",
-        "lambda",
-        "mu",
-        "nu",
-        "xi",
-        "rho",
-        "sigma",
-        "tau",
-        "upsilon",
-        "phi",
-        "varphi",
-        "chi",
-        "psi",
-        "omega",
-        "Gamma",
-        "Delta",
-        "Theta",
-        "Lambda",
-        "Xi",
-        "Pi",
-        "Sigma",
-        "Upsilon",
-        "Phi",
-        "Psi",
-        "Omega",
-        "ell",
-    ]
+    re.findall(
+        r"\w+",
+        "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
+        "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell",
+    )
 )
 _NAMED_MARKS = frozenset(("overline", "bar", "vec", "hat", "tilde", "overrightarrow", "widehat", "dot"))
 _TOKEN = re.compile(
@@ -212,7 +178,12 @@ class _Parser:
             begins = "\\frac"
         else:
             right = self._power()
-        if mixes and begins == "\\frac" and right.kind == "/" and all(part.kind == "number" for part in right.parts):
+        if (
+            mixes
+            and begins in ("\\frac", "{")
+            and right.kind == "/"
+            and all(part.kind == "number" for part in right.parts)
+        ):
             above, below = (part.parts[0] for part in right.parts)
             if 0 < above < below:
                 return Node("+", (left, right))
@@ -246,7 +217,7 @@ class _Parser:
         if kind == "number":
             return self._number(token)
         if kind == "letter":
-            return self._subscripted(token)
+            return (self._counting(token) if token in ("C", "P") else None) or self._subscripted(token)
         if kind == "name":
             return self._named(token)
         for opening, closing in (("(", ")"), ("{", "}"), ("[", "]")):
@@ -300,6 +271,18 @@ class _Parser:
             return number(int(token, base))
         except ValueError as error:
             raise NotAnExpressionError(str(error)) from error
+
+    def _counting(self, name: str) -> Node | None:
+        """Take the arguments of ``C(10, 3)``, a number of choices, or ``P(10, 3)``, one of arrangements."""
+        start = self._at
+        if self._take("("):
+            of = self.sum()
+            if self._take(","):
+                taken = self.sum()
+                self._expect(")")
+                return Node("binomial", (of, taken)) if name == "C" else arrangements(of, taken)
+        self._at = start
+        return None
 
     def _subscripted(self, name: str) -> Node:
         subscript = self._subscript()
@@ -429,6 +412,18 @@ def has_symbol(node: Node, name: str) -> bool:
     )
 
 
+def renamed(node: Node, name: str, other: str) -> Node:
+    """Return the expression with another name for a symbol."""
+    if node == Node("symbol", (name,)):
+        return Node("symbol", (other,))
+    return Node(node.kind, tuple(renamed(part, name, other) if isinstance(part, Node) else part for part in node.parts))
+
+
+def arrangements(of: Node, taken: Node) -> Node:
+    """Return the number of ways to arrange so many of that many things."""
+    return Node("/", (Node("!", (of,)), Node("!", (Node("+", (of, Node("neg", (taken,)))),))))
+
+
 def decimal_digits(node: Node) -> int | None:
     """Return the fewest significant digits of the decimal fractions in the expression; None if there are none."""
     if node.kind == "number":
@@ -516,7 +511,7 @@ def _rational_root(base: Fraction, exponent: Fraction) -> Fraction | None:
 
 def _natural(value: Fraction, most: int) -> int:
     if value.denominator != 1 or not 0 <= value <= most:
-        raise NoValueError(f"{float(value):g} is too large, or no natural number")
+        raise NoValueError("it is too large, or no natural number")
     return value.numerator
 
 

@@ -43,6 +43,7 @@ _STRONG = re.compile(
     r"|(?<![a-z])ans[.:]\s"
     r"|(?:\*\*|\#)\s*final\s+answer\s*(?:\*\*)?\s*\n|(?:故|应|所以|因此)选择?[:：]?\s*"
 )
+_JSON = re.compile(r"""["'](?:final[_ ]?)?answer["']\s*:\s*["']?([^"'\n}]+)""", re.IGNORECASE)
 _SPOKEN = re.compile(
     r"(?i)(?<![a-z])(?:(?:answers?|result|solutions?|value|total)(?:\s+(?:to|of|for)[^.\n]{1,80}?)?"
     r"|(?:the\s+)?(?:correct|right)\s+(?:option|choice))\s+(?:is|are|equals|(?:would|must|should|could|may|might|can)\s+be)"
@@ -64,7 +65,8 @@ _NUMBER_THEN_WORDS = re.compile(r"([-−]?[$€£]?\d[\d,]*(?:\.\d+)?%?)\s+(?:[a
 _SENTENCE_END = re.compile(
     r",\s+(?:not|that is)\s|,?\s+and not\s|\s\((?:since|because|as|which|where|i\.e\.)\s"
     r"|\**\s+is\s+(?:the\s+)?(?:correct|right|best)\b|,?\s+(?:because|since|as|so that|which|where)\s"
-    r"|(?<!\b[ap]\.m)(?<!\d\.)[.!?](?=\s+[A-Z\W]|\s*\Z)(?!\.)"
+    r"|(?<!\b[ap]\.m)(?<!\d\.)(?:[.?]|(?<!\d)!)(?=\s+[A-Z\W]|\s*\Z)(?!\.)"
+    r"|(?<=\d!)\s"
     r"|(?<=\d)\.(?=\s|\Z)|\n|<\|"
 )
 _LABEL = re.compile(r"[A-Za-z][a-z]{2,20}:\s+|[\u3040-\u9fff]+[,，:：]?\s*(?=[A-Za-z\d\\$-].*\d)")
@@ -91,6 +93,32 @@ def final_truth(truth: str) -> FinalAnswer | None:
     return found
 
 
+_MIXED = re.compile(
+    r"(-?\d+)\s*(?:\\text\s*\{\s*and\s*\}|and)\s*(\d+\s*/\s*\d+|\\[dt]?frac\s*\{?\d+\}?\s*\{?\d+\}?)(\D*)"
+)
+_DECIMAL_COMMA = re.compile(r"([-−]?\d+),(\d{1,2}|\d{4,})")
+_LETTERS_OF_CHOICES = re.compile(r"[A-J]{2,6}")
+
+
+def other_spellings(found: FinalAnswer) -> list[str]:
+    """Return the answer's text, and what else it may mean, which a truth never does.
+
+    ``20!`` may end a sentence, ``3,14`` have a decimal comma, ``1 and 3/4`` be a mixed number; the letters of several
+    choices have no order.
+    """
+    text = found.text
+    texts = [text]
+    if found.mark not in ("last box", "last formula") and text.endswith("!"):
+        texts.append(text.rstrip("!"))
+    if mixed := _MIXED.fullmatch(text):
+        texts.append(f"{mixed[1]} {mixed[2]}{mixed[3]}")
+    if comma := _DECIMAL_COMMA.fullmatch(text):
+        texts.append(f"{comma[1]}.{comma[2]}")
+    if _LETTERS_OF_CHOICES.fullmatch(text):
+        texts.append("".join(sorted(set(text))))
+    return texts
+
+
 def behind_thoughts(text: str) -> str:
     """Return what follows the last ``</think>``; the whole text without one, or when nothing follows."""
     ends = list(_THOUGHT.finditer(text))
@@ -114,6 +142,8 @@ def _marked(text: str, *, lenient: bool = True) -> FinalAnswer | None:
         if marks and (answer := _line(text, marks[-1].start(1) if mark == "####" else marks[-1].end())):
             alone = _NUMBER_THEN_WORDS.match(answer) if mark == "####" else None
             found.append((marks[-1].start(), FinalAnswer(alone[1] if alone else answer, mark)))
+    if members := list(_JSON.finditer(text)):
+        found.append((members[-1].start(), FinalAnswer(members[-1][1].strip(), "Answer")))
     if found:
         last = max(found, key=lambda item: item[0])[1]
         return last if last.text else None if last.mark != "last box" else FinalAnswer("", "last box")

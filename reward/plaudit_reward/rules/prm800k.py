@@ -206,7 +206,7 @@ def _from_latex(text: str) -> str:
     latex = text.replace("\\tfrac", "\\frac").replace("\\dfrac", "\\frac").replace("\\frac", " \\frac")
     try:
         plain = str(LatexNodes2Text().latex_to_text(latex))
-    except (ValueError, TypeError, IndexError, AttributeError, RecursionError):  # raised for malformed LaTeX
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):  # raised for malformed LaTeX
         return text
     for symbol, name in _SYMBOLS:
         plain = plain.replace(symbol, name)

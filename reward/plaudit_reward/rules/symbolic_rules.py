@@ -21,7 +21,7 @@ from plaudit_reward.rules.answer_comparison import equal
 from plaudit_reward.rules.answer_types import Bracketed, Several
 from plaudit_reward.rules.answer_values import read
 from plaudit_reward.rules.boxes import closing_brace, last_box, last_braced, text_truth, with_opened_thought
-from plaudit_reward.rules.final_answer import FinalAnswer, final_answer, final_truth
+from plaudit_reward.rules.final_answer import FinalAnswer, final_answer, final_truth, other_spellings
 from plaudit_reward.rules.prm800k import MATHRULER, PRIME, same_answer
 from plaudit_reward.scorer import Score
 from plaudit_wire.errors import DataError
@@ -375,7 +375,7 @@ def why_equal(found: FinalAnswer, truth: str) -> str | None:
         return None
     expected = read(golden.text)
     several = any(isinstance(value, Several | Bracketed) and len(value.items) > 1 for value in expected)
-    for text in (found.adjacent, found.text) if found.adjacent and several else (found.text,):
+    for text in (found.adjacent, *other_spellings(found)) if found.adjacent and several else other_spellings(found):
         if reason := equal(read(text), expected):
             return reason
     return None

@@ -86,71 +86,33 @@ MULTIPLIERS = {
     "dozens": 12,
 }
 _FILLERS = frozenset(
-    [
-        "of",
-        "the",
-        "a",
-        "an",
-        "in",
-        "total",
-        "long",
-        "wide",
-        "tall",
-        "high",
-        "away",
-        "old",
-        "each",
-        "away",
-        "altogether",
-        "about",
-        "approximately",
-        "roughly",
-        "exactly",
-        "only",
-        "around",
-        "is",
-        "are",
-        "more",
-        "less",
-        "left",
-    ]
+    re.findall(
+        r"\w+",
+        "of the a an in total long wide tall high away old each away altogether about approximately roughly exactly "
+        "only around is are more less left",
+    )
 )
 GENERIC = frozenset(
-    [
-        "unit",
-        "units",
-        "way",
-        "ways",
-        "possibilities",
-        "possibility",
-        "time",
-        "times",
-        "item",
-        "items",
-        "value",
-        "values",
-        "solution",
-        "solutions",
-        "number",
-        "numbers",
-        "people",
-        "person",
-        "students",
-        "total",
-        "different",
-        "distinct",
-        "possible",
-        "integer",
-        "integers",
-        "such",
-    ]
+    re.findall(
+        r"\w+",
+        "unit units way ways possibilities possibility time times item items value values solution solutions number "
+        "numbers people person students total different distinct possible integer integers such",
+    )
 )
 """Words that may stand beside any count."""
 _FACTOR = re.compile(r"(?P<word>[^\W\d_]+|[%¤€£¥₹¢]|°[CF]?)(?:\s*\^\s*\{?\s*(?P<power>-?\d)\s*\}?)?|(?P<per>/)")
 
 
+_OF_TEMPERATURE = re.compile(r"(?i)(?:degrees?|deg|°)\s*(celsius|fahrenheit|[CF]\b)")
+_SQUARED = re.compile(r"([^\W\d_]+)\s+(squared|cubed)\b")
+_METRES_PER_SECOND = re.compile(r"\bms\s*\^\s*(\{?\s*-)")
+
+
 def unit_of(text: str) -> Unit | None:
     """Return the unit that words and signs name, such as ``cm^2`` or ``miles per hour``; None without a word."""
+    text = _SQUARED.sub(lambda found: f"{found[1]}^{2 if found[2] == 'squared' else 3}", text)
+    text = _OF_TEMPERATURE.sub(lambda found: f"°{found[1][0].upper()}", text)
+    text = _METRES_PER_SECOND.sub(r"m s^\1", text)
     dimension: dict[str, int] = {}
     factor, sign, next_power, known = Fraction(1), 1, 1, False
     unknown: list[str] = []

@@ -132,7 +132,9 @@ def test_modules_are_joined_whole(html: Path, built_run: RunBuilder) -> None:
     scripts = re.findall(r"<script[^>]*>(.*?)</script>", html.read_text(), flags=re.S)
     assert len(scripts) == 3
     assert not re.search(r"^(import|export) ", scripts[2], flags=re.M)
-    assert len(json.loads(scripts[0])["steps"]["steps"]) == len(built_run.steps)
+    about = json.loads(scripts[0])
+    assert about["report"]["steps"] == len(built_run.steps)
+    assert {f"steps/{record.step}" for record, _, _ in built_run.steps} <= set(about["parts"])
 
 
 def test_a_report_holds_samples_that_can_be_searched_and_read(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import AsyncIterator
@@ -10,8 +11,11 @@ import pytest
 
 from plaudit_reward.code.outputs import OutputComparison, OutputForm, equals, judge
 
-EQUAL_HASHES = [[k * sys.hash_info.modulus, 0] for k in range(1, 300_000)]
-"""Keys that a dict would compare with one another: hours for so many."""
+
+@functools.cache
+def equal_hashes(number: int) -> list[list[int]]:
+    """Return keys that a dict would compare with one another, each with a value: hours for many of them."""
+    return [[k * sys.hash_info.modulus, 0] for k in range(1, number + 1)]
 
 
 @pytest.fixture
@@ -22,9 +26,10 @@ async def comparison() -> AsyncIterator[OutputComparison]:
 
 
 @pytest.mark.parametrize("kind", ["dict", "set", "Counter"])
-@pytest.mark.parametrize("wanted", [{1: 0}, {0: 0}, [1], dict(EQUAL_HASHES[:50])])
+@pytest.mark.parametrize("wanted", [{1: 0}, {0: 0}, [1], dict(equal_hashes(50))])
 def test_keys_with_equal_hashes_take_no_longer_than_others(kind: str, wanted: object) -> None:
-    content = [key for key, _ in EQUAL_HASHES] if kind == "set" else EQUAL_HASHES
+    pairs = equal_hashes(100_000)
+    content = [key for key, _ in pairs] if kind == "set" else pairs
     assert not equals([kind, content], wanted)
     assert not equals([kind, content], set(wanted) if isinstance(wanted, dict) else wanted)
 
@@ -34,7 +39,7 @@ async def test_a_large_result_is_compared_by_a_process(comparison: OutputCompari
     written = json.dumps(["list", right]).encode()
     assert await comparison.compare("result", written, json.dumps(right))
     assert not await comparison.compare("result", written, json.dumps([*right[:-1], 0]))
-    assert not await comparison.compare("result", json.dumps(["dict", EQUAL_HASHES]).encode(), '{"1": 0}')
+    assert not await comparison.compare("result", json.dumps(["dict", equal_hashes(100_000)]).encode(), '{"1": 0}')
     assert await comparison.compare("printed", b"7\n" * 100_000, "7\n" * 100_000)
 
 

@@ -140,6 +140,35 @@ FENCED = [
     (f"Wrong:\n```py\nprint(0)\n```\nRight:\n```py\n{RIGHT}\n```\nIt prints\n```\n3\n```", 1.0),
     (f"```py\n{RIGHT}", 1.0),
     (f"```sh\npython a.py\n```\n```py\n{RIGHT}\n```", 1.0),
+    *(
+        (f"So:\n{fence}\n{RIGHT}\n{fence[:3]}\nDone.", 1.0)
+        for fence in (
+            *(
+                '```python title="a.py"',
+                "```python {.line-numbers}",
+                "``` python",
+                "```python:main.py",
+                "```python {1,3}",
+            ),
+            *("```{.python}", "```{python}", "```{.python .numberLines}", "```{python, echo=TRUE}", "```python,ignore"),
+            *(
+                "```py title='a b'",
+                "```Python 3",
+                "```python3.11",
+                "```python3 linenos",
+                "```ipython",
+                "```PY3 hl_lines=2",
+            ),
+            *('~~~python title="a"', "~~~ {.python}", "```python filename=main.py", "```python showLineNumbers {1-2}"),
+        )
+    ),
+    (f"```python-repl\n>>> 1\n```\n```py\n{RIGHT}\n```", 1.0),
+    (f"````python\n{RIGHT}\n````", 1.0),
+    ('```pycon title="a"\n>>> 3\n```', 0.0),
+    (f"```javascript\n{RIGHT}\n```", 0.0),
+    (f"```{{.javascript}}\n{RIGHT}\n```", 0.0),
+    (f"```python-repl\n{RIGHT}\n```", 0.0),
+    ("```python title='a.py'\n```", 0.0),
     (RIGHT, 1.0),
     (f"{RIGHT}\n```\nIt adds.", 1.0),
     ("```java\nint x;\n```", 0.0),

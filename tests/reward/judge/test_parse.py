@@ -41,6 +41,62 @@ READ: list[tuple[Parser, str, float]] = [
     (JsonParser("$.score"), '{"a": {"score": 1}, "score": 4} {"other": {"score": 9}}', 4.0),
     (JsonParser("$.score"), "{" * 100_000 + '{"score": 8}', 8.0),
     (JsonParser("$.score"), "[" * 100_000 + '{"score": 8}', 8.0),
+    *(
+        (JsonParser("$.score"), answer, 8.0)
+        for answer in (
+            *(
+                "{'score': 8}",
+                "{score: 8}",
+                "{ score : 8, reason: 'good' }",
+                "{'reason': None, 'score': 8, 'ok': True}",
+            ),
+            *(
+                "{'reason': \"it's fine\", 'score': 8}",
+                '{"reason": "a, }", "score": 8,}',
+                "{'a': [1, 2,], 'score': 8,}",
+            ),
+            *("{“score”: 8}", '{“reason”: “a "b" c”, “score”: 8}', '{"score": 8 // of 10\n}', '{"score": 8, # fine\n}'),
+            *(
+                '{"score": +8}',
+                '{"score": 8.}',
+                '{"score": 08}',
+                '{/* verdict */ "score": 8}',
+                "{ // verdict\n 'score': 8}",
+            ),
+            *('{"score": "**8**"}', '{"score": "`8`"}', '{"score": " 8. "}', '**{"score": 8}**', '`{"score": 8}`'),
+            *("```json\n{'score': 8}\n```", "~~~\n{score: 8}\n~~~", "```json5\n{score: 8,}\n```", "json\n{'score': 8}"),
+            *("{'score': 3} is what the student wrote. {'score': 8}", '{"score": 3}\nFinal: {score: 8}'),
+            *(
+                "The form is {score: <0-10>}. {'score': 8}",
+                "The form is {score: number}. {score: 8}",
+                "{x: 1} {score: 8}",
+            ),
+            *(
+                "{'reason': 'He said \\'yes\\'.', 'score': 8}",
+                "{'reason': 'a \"b\"', 'score': 8}",
+                "{'r': '{', score: 8}",
+            ),
+            *("{'reason': 'see http://a.b // c # d', 'score': 8}", '{"reason": "# 1", /* no */ "score": 8}'),
+            *("<think>{score: 1}</think>{score: 8}", "{'reason': '\\frac{1}{2}', 'score': 8}", "{True: 1, 'score': 8}"),
+        )
+    ),
+    (JsonParser("$.score"), "{'score': .5}", 0.5),
+    (JsonParser("$.score"), "{'score': -0.5}", -0.5),
+    (JsonParser("$.score"), "{'score': 1e1}", 10.0),
+    (JsonParser("$.score"), "{'score': False}", 0.0),
+    (JsonParser("$.score"), "{score: true}", 1.0),
+    (JsonParser("$.a[0]"), "{'a': ['7', 8]}", 7.0),
+    *(
+        (JsonParser("$.score", highest=10.0), f'{{"score": "{text}"}}', 8.0)
+        for text in ("8/10", "8 / 10", "8 out of 10")
+    ),
+    *(
+        (RegexParser(r'(?i)score[*_":=\s]*([0-9]+(?:\.[0-9]+)?)'), answer, 8.0)
+        for answer in (
+            *("Score: 8", "**Score:** 8", "**Score**: 8", "score = 8", '"score": 8', "SCORE 8.", "Score: **8**/10"),
+            *("Score: 8/10", "### Score: 8", "Score: 3? No.\nFinal score: 8", "__Score__: 8.0", "Score:\n8"),
+        )
+    ),
 ]
 
 
@@ -67,6 +123,35 @@ NOT_READ: list[tuple[Parser, str, str]] = [
     (JsonParser("$.score"), '{"a": 1, b}' * 100_000 + '{"score": 1}', "too much broken JSON"),
     (RegexParser(r"(?:a+)+(?:b+)*(?:a+)+x(c)"), "a" * 5000, "takes too long"),
     (JsonParser("$.score"), "no JSON {here}", "it contains no JSON"),
+    *(
+        (JsonParser("$.score"), answer, words)
+        for answer, words in (
+            ("Score: 8/10", "Ask for the JSON alone, or set judge.parse.structured"),
+            ("{'score': 8", "it ends inside a JSON object"),
+            ("{'score': 5} and then {'score': 8", "it ends inside a JSON object"),
+            ("{'reason': 'it's fine', 'score': 8}", "is malformed"),
+            ("{'score': 5} or {'score': eight}", "is malformed"),
+            ("{'score': 8 9}", "is malformed"),
+            ("{'score': [8}", "ends inside|is malformed"),
+            ("{'score': 8/10}", "is malformed"),
+            ("{'score': nan}", "is malformed"),
+            ("{'score': NaN}", "None is not a number"),
+            ("{'score': None}", "None is not a number"),
+            ("{'score': __import__('os').system('true')}", "is malformed"),
+            ("{'score': 8; 'ok': 1}", "is malformed"),
+            ('{"score": 8 "ok": 1}', "is malformed"),
+            ("{score: <0-10>}", "it contains no JSON"),
+            ('{"score": "8/10"}', "'8/10' is not a number.*set judge.parse.range"),
+            ('{"score": "high"}', "'high' is not a number"),
+            ('{"score": "8-9"}', "is not a number"),
+            ("{'a': " * 50_000, "too much broken JSON|ends inside|no JSON"),
+            ("{a: " * 100_000, "too much broken JSON|ends inside|no JSON"),
+            ("{'" * 100_000, "too much broken JSON|ends inside|no JSON"),
+            ("{// " * 100_000, "too much broken JSON|ends inside|no JSON"),
+            ("{/* " * 100_000, "too much broken JSON|ends inside|no JSON"),
+        )
+    ),
+    (JsonParser("$.score", highest=5.0), '{"score": "8/10"}', "is not a number"),
     (
         JsonParser("$.score"),
         '{"mark": 4}',

@@ -94,6 +94,9 @@ def test_any_text_gets_a_score_and_a_boxed_truth_is_right(answer: list[str], tru
         *("\\boxed{" + "(" * 900 + "1" + ")" * 900 + "}", "\\boxed{" + "\\{1,2\\}\\cup" * 150 + "\\{3\\}}"),
         *("\\" * 100_000, "**1** " * 16_000, "actually it is " * 6_000, "\\boxed{" + "(A)" * 600 + "}"),
         "\\boxed{\\sum_{n=1}^{10^9} \\frac{1}{n^2}}",
+        *("\\boxed{" + "and a " * 300 + "half}", "\\boxed{" + "three and " * 150 + "a half}", "\\boxed{((5000!)!)!}"),
+        *("\\boxed{" + "(1,2)\\cap" * 150 + "(0,3)}", "\\boxed{C(5000,2500)" * 60, "\\boxed{" + "三万" * 900 + "}"),
+        *("\\boxed{0." + "12345678" * 220 + "…}", "\\boxed{" + "60°30'" * 300 + "}", "\\boxed{" + "\\pm1," * 90 + "2}"),
     ],
 )
 def test_a_hostile_response_costs_little(response: str) -> None:

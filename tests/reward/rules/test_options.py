@@ -160,3 +160,7 @@ def test_a_careful_search_rule_keeps_what_is_inside_words(
 ) -> None:
     sample = make_sample(f"<answer>{answer}</answer>", ground_truth={"target": [target]})
     assert (search_r1_like_qa_em(sample), search_r1_like_qa_em(sample, careful=True)) == values
+
+
+def test_a_root_of_nothing_is_a_wrong_answer(make_sample: MakeSample) -> None:
+    assert prime_math(make_sample(response=r"= \sqrt,", ground_truth=r"\sqrt")) == 0.0

@@ -17,7 +17,7 @@ from conversations import conversation, sampled, words
 from plaudit_job.spec.algorithm import ModelSpec
 from plaudit_wire.errors import RefusedError
 from plaudit_workers.rollout.agents.chat import ChatSuffix, decoded_turn, tool_call, tool_message
-from plaudit_workers.tokenizer import ChatTemplate, load_tokenizer
+from plaudit_workers.tokenizer import ChatTemplate, load_tokenizer, response_text
 
 CONVERSATIONS = int(os.environ.get("PLAUDIT_EXAMPLES", "40"))
 
@@ -201,6 +201,9 @@ def test_the_ends_that_the_models_files_name_end_turns_and_call_syntax_does_not(
             )
         loaded = load_tokenizer(ModelSpec(source=str(tmp_path)))
         assert decoded_turn(loaded, [*written, done]) == text
+        assert response_text(loaded, [*written, done]) == text
+    assert response_text(loaded, [done, *written]) == "[done]1"
+    assert response_text(loaded, []) == ""
     assert decoded_turn(loaded, [*written, call]) == "1</tool_call>"
     found = ChatSuffix(ChatTemplate(loaded)).after_answer([{"role": "user", "content": "a1b"}], done)
     assert loaded.decode(found) == "\n<|im_start|>user\na1b<|im_end|>\n<|im_start|>assistant\n"

@@ -609,18 +609,63 @@ async def test_samples_draw_numbers_of_their_own_and_a_resume_repeats_them(open_
         _, body = await play(agent, call("draw"), "Done.", seed=seed)
         return json.loads(body.sample.completion[1]["content"])
 
-    first = [await draws(await open_agent("Draws"), seed) for seed in range(8)]
-    assert all(len(set(column)) == 8 for column in zip(*first, strict=True))
+    first = [await draws(await open_agent("Draws"), seed) for seed in range(64)]
+    assert all(len(set(column)) == 64 for column in zip(*first, strict=True))
     assert all(len(set(row)) == len(row) for row in first)
-    assert [row[-1] for row in first] == list(range(8))
+    assert [row[-1] for row in first] == list(range(64))
     processes = AgentProcesses([EnvironmentClass(class_file, "Draws")])  # as after a restart
     try:
         resumed = await episodes.open_agent(processes, tokenizer)
-        assert [await draws(resumed, seed) for seed in range(8)] == first
+        assert [await draws(resumed, seed) for seed in range(64)] == first
     finally:
         await processes.close()
     _, body = await play(await open_agent("Draws"), call("draw"), "Done.", extra_info={"seed": 99})
     assert body.sample.completion[1]["content"].endswith(", 99]")
+
+
+LATE = """
+import json, sys
+
+
+class Late:
+    turn = 0
+
+    def __init__(self, env_config, extras={}):
+        pass
+
+    def init(self, prompt):
+        return prompt, {}
+
+    def step(self, action):
+        late = self.turn > 0 or "numpy" not in sys.modules
+        import numpy
+
+        self.turn += 1
+        drawn = json.dumps([late, float(numpy.random.rand())])
+        return {"observations": [{"role": "user", "content": drawn}], "reward": 1.0, "done": action == "Done."}
+
+    def close(self):
+        pass
+"""
+
+
+async def test_libraries_that_an_environment_imports_late_draw_what_a_resume_repeats(tmp_path, tokenizer, play) -> None:
+    file = tmp_path / "late.py"
+    file.write_text(LATE)
+
+    async def draws() -> list[list[float]]:
+        processes = AgentProcesses([EnvironmentClass(str(file), "Late", {}, 3, 120.0)])
+        try:
+            agent = await episodes.open_agent(processes, tokenizer, 120.0)
+            bodies = [(await play(agent, "go", "Done.", seed=seed))[1] for seed in range(2)]
+            return [json.loads(body.sample.completion[1]["content"]) for body in bodies]
+        finally:
+            await processes.close()
+
+    first = await draws()
+    assert [late for late, _ in first] == [True, True]
+    assert first[0] != first[1]
+    assert await draws() == first
 
 
 async def test_episodes_share_no_state(open_agent, play) -> None:

@@ -25,7 +25,9 @@ import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -250,13 +252,46 @@ class _Generators:
         seed &= (1 << 64) - 1
         os.environ["PYTHONHASHSEED"] = str(seed % (1 << 32))  # of Python programs that the sample starts
         random.seed(seed)
-        if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed([seed % (1 << 32), seed >> 32])
-        if (torch := sys.modules.get("torch")) is not None:
-            torch.default_generator.manual_seed(seed)
+        later: dict[str, Callable[[Any], Any]] = {}
+        for name, begin in (
+            ("numpy.random", lambda module: module.seed([seed % (1 << 32), seed >> 32])),
+            ("torch", lambda module: module.default_generator.manual_seed(seed)),
+        ):
+            if (module := sys.modules.get(name)) is not None:
+                begin(module)
+            else:
+                later[name] = begin
+        sys.meta_path.insert(0, _AtImport(later))
         for place, generator in enumerate(self._made):
             with contextlib.suppress(Exception):  # of a kind that cannot begin anew, such as a user's subclass
                 _begin_anew(generator, seed, place)
+
+
+class _AtImport(MetaPathFinder):
+    """Call a function with a module when the sample imports it: a library seeds its generator when it is imported.
+
+    numpy takes a number from the system then, which no resume repeats, and torch the same one in each process.
+    """
+
+    def __init__(self, functions: dict[str, Callable[[Any], Any]]) -> None:
+        self._functions = functions
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        """Find the module as Python does without this finder."""
+        function = self._functions.pop(name, None)
+        if function is None:
+            return None
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((found for found in others if found is not None), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_then_call(module: Any) -> None:
+                execute(module)
+                function(module)
+
+            spec.loader.exec_module = execute_then_call  # type: ignore[method-assign]
+        return spec
 
 
 def _begin_anew(generator: Any, seed: int, place: int) -> None:

@@ -29,7 +29,7 @@ from rich.console import Console
 
 from plaudit_job.secrets import reward_secrets, secret_value
 from plaudit_job.spec.rewards import GatewaySpec
-from plaudit_metrics.sources.steps import read_steps
+from plaudit_metrics.sources.steps import RunEnding, read_steps, write_ending
 from plaudit_metrics.statistics.stages import validation_rewards
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.redis import RedisAddress
@@ -79,11 +79,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Run a job to its end; the exit codes are those of ``plaudit_workers.process``, and 130 after Ctrl-C."""
     console = Console(stderr=arguments.json, highlight=False)  # standard output then holds JSON only
     logging.getLogger("plaudit_workers").setLevel(logging.ERROR)
+    folder: Path | None = None
     try:
         with contextlib.ExitStack() as stack:
             prepared = prepare(arguments, console, stack)
             if prepared is None:
                 return EXIT_DONE
+            folder = prepared.folder
+            write_ending(folder, None)
             for problem in ignored(prepared.job):
                 console.out(str(problem), style="yellow")
             ending = asyncio.run(_Launch(prepared, arguments, console).run())
@@ -96,6 +99,9 @@ def run(arguments: argparse.Namespace) -> int:
         os._exit(EXIT_INTERRUPTED)
     except (asyncio.CancelledError, KeyboardInterrupt):
         ending = ProcessEnding(EXIT_INTERRUPTED, f"stopped at once; {_RESUMABLE}")
+    if folder is not None:
+        with contextlib.suppress(OSError):  # a full disk was told already
+            write_ending(folder, RunEnding(ending.code, ending.message, time.time()))
     if ending.message:
         print(f"plaudit run: {ending.message}", file=sys.stderr)
     return ending.code

@@ -167,7 +167,9 @@ class ScriptedEngine:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the ids as text: in the tokenizer's, or as numbers without one."""
         if self._tokenizer is not None:
-            return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+            from plaudit_workers.tokenizer import response_text
+
+            return response_text(self._tokenizer, ids)
         return " ".join(map(str, ids))
 
     def status(self) -> EngineStatus:

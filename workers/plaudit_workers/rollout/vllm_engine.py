@@ -101,9 +101,10 @@ class VllmEngine:
         return logprobs
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text, without special tokens."""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
-        return text
+        """Return the text, without special tokens and the token that ended it."""
+        from plaudit_workers.tokenizer import response_text
+
+        return response_text(self._tokenizer, ids)
 
     def status(self) -> EngineStatus | None:
         """Return the engine's figures as of its newest step, and the requests that wait now."""
@@ -167,6 +168,7 @@ class VllmEngine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         from plaudit_workers.rollout.vllm_loop import EngineAdapters, VllmLoop
+        from plaudit_workers.tokenizer import with_model_ends
 
         if is_cpu_build():
             # The variable is too late where something else has imported torch before.
@@ -181,7 +183,7 @@ class VllmEngine:
             adapters=EngineAdapters(engine) if arguments.enable_lora else None,
             images=self._settings.images is not None,
         )
-        return loop, engine.get_tokenizer()
+        return loop, with_model_ends(engine.get_tokenizer(), self._settings.source, self._settings.revision)
 
     def _post(self, callback: Callable[[], None]) -> None:
         assert self._loop is not None

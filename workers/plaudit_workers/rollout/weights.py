@@ -14,6 +14,7 @@ import os
 import secrets
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -89,6 +90,8 @@ class PolicyWeights:
         self.held: PolicyVersion | None = None
         """None before the first load and after a failed one."""
         self.loading: PolicyVersion | None = None
+        self.loaded_s = 0.0
+        """Seconds in which the engine loaded ``held``; 0 before the first load."""
         self.needs_files = ""
         """The version that could not be received from the trainer's memory, or restored from its delta; the trainer
         then writes its files whole."""
@@ -247,10 +250,11 @@ class PolicyWeights:
 
     @asynccontextmanager
     async def _loading(self, version: PolicyVersion) -> AsyncIterator[None]:
-        self.loading = version
+        self.loading, started = version, time.monotonic()
         await self._changed()
         try:
             yield
+            self.loaded_s = time.monotonic() - started
         finally:
             self.loading = None
             self._loaded.set()

@@ -211,6 +211,8 @@ class RolloutWorker:
             loading=str(weights.loading or ""),
             needs_files=weights.needs_files,
             asleep=weights.asleep,
+            in_agents=self._slots.in_agents,
+            loaded_s=weights.loaded_s,
             engine=self._engine.status(),
         )
         await self._transport.beat(record)

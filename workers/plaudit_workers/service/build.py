@@ -393,7 +393,11 @@ def _judge_parser(name: str, judge: JudgeSpec, group: bool, context: BuildContex
             scope="answers" if group else "answer",
         )
         return FunctionParser(FunctionScorer(name, target, processes=1, traceparent=_trace_header(context)))
-    return RegexParser(parse.regex, group=group) if parse.regex else JsonParser(parse.json_path, group=group)
+    limits = _judge_limits(judge)
+    highest = limits[1] if limits else None
+    if parse.regex:
+        return RegexParser(parse.regex, group=group, highest=highest)
+    return JsonParser(parse.json_path, group=group, highest=highest)
 
 
 def _http_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:

@@ -18,7 +18,7 @@ from plaudit_job.load import load_job
 from plaudit_job.secrets import secret_value
 from plaudit_job.spec.rewards import CanarySpec
 from plaudit_job.spec.rljob import RLJob
-from plaudit_metrics.service.serve import HttpServer, listening_socket
+from plaudit_metrics.service.http_server import HttpServer, listening_socket
 from plaudit_reward.http import allow_connections
 from plaudit_wire.errors import ConfigurationError, RefusedError
 from plaudit_wire.logs import get_logger

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, ReadOnlyError, ResponseError
 
@@ -46,6 +47,8 @@ _LEAST_BYTES_PER_S = 1e6
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _COMMAND_TIMEOUT_S = 5.0
 _BLOCKING_TIMEOUT_S = 10.0
+_REPLIES = 2
+"""Of heartbeats; a reply is late too when this process was busy."""
 _MEMORY_ASKED_EVERY_S = 1.0
 _TRY_AGAIN_S = 0.5
 
@@ -68,6 +71,8 @@ class Transport:
         self._blocking: list[Redis] = []
         self._memory_share = 0.0
         self._memory_asked = 0.0
+        self._replies_s: deque[float] = deque(maxlen=_REPLIES)
+        """Seconds until Redis replied to the newest heartbeats."""
 
     @classmethod
     async def open(
@@ -173,8 +178,11 @@ class Transport:
         return None if stored is None else decode(stored, Announcement)
 
     async def beat(self, record: WorkerRecord) -> None:
-        """Record that this process is alive; to be repeated every 5 s."""
-        await self.scripts.run(beat(record))
+        """Record that this process is alive, and how fast Redis replied to it; to be repeated every 5 s."""
+        reply_s = min(self._replies_s, default=0.0)
+        asked = time.monotonic()
+        await self.scripts.run(beat(msgspec.structs.replace(record, reply_s=reply_s)))
+        self._replies_s.append(time.monotonic() - asked)
 
     async def workers(self) -> list[WorkerRecord]:
         """Return the processes whose last heartbeat is at most ``LIVE_WITHIN_S`` old."""

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from plaudit_metrics.statistics.verdict import REPLY_KEY
 from plaudit_wire.errors import JobFailedError, RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
@@ -116,7 +117,8 @@ class Conductor:
             if not await self._train(step, report):
                 await self._save(step, report)
                 return False
-            await self._publish(report)
+            with self._state.at_work("publishes the weights"):
+                await self._publish(report)
             await self._close(report)
         await self._background.join()
         if self._steps_are_left:
@@ -159,19 +161,19 @@ class Conductor:
         await self._announcements.announce(announcement)
         report.figures["timing_s/update_weights"] = time.monotonic() - started
         self._background.start(self._admitter.admit_training())
-        self._background.start(self._prune())
-
-    async def _prune(self) -> None:
         try:
             workers = await self._run.transport.workers()
         except OUTAGE as error:
             logger.warning("cannot reach Redis; old weights stay until the next step", error=str(error))
             return
+        if loaded := [worker.loaded_s for worker in workers if worker.loaded_s]:
+            report.figures["timing_s/load_weights"] = max(loaded)
         in_use = [version for worker in workers for version in (worker.version, worker.loading)]
-        await asyncio.to_thread(self._thread.backend.prune, in_use)
+        self._background.start(asyncio.to_thread(self._thread.backend.prune, in_use))
 
     async def _close(self, report: StepReport) -> None:
         closed = self._run.clock.now()
+        report.figures[REPLY_KEY] = self._run.clock.reply_s(report.opened)
         plan = self._run.plan.validation
         if plan is not None and plan.is_due(report.step, self._schedule.steps):
             evaluation = await self._validation.evaluate(self._stop)
@@ -203,6 +205,8 @@ class RunRecords:
         self._thread = thread
         self._duplicates: int | None = None
         """Refused in the whole run until the newest step closed; None before this trainer's first one."""
+        self._taken_over: int | None = None
+        """Prompts that rollouts took over from others, likewise."""
 
     async def step(self, report: StepReport, closed: float) -> None:
         """Write a step that closed then (server's clock): its line, samples, record for the metrics, the ledger."""
@@ -213,6 +217,10 @@ class RunRecords:
         refused = counters["duplicates"]
         known = self._duplicates if self._duplicates is not None else 0 if self._state.incarnation == 1 else refused
         self._duplicates = refused
+        taken_over = counters.get("redelivered:prompts", 0)
+        if self._taken_over is not None:
+            report.figures["reward_pipeline/redelivered_prompts"] = float(max(taken_over - self._taken_over, 0))
+        self._taken_over = taken_over
         record = await asyncio.to_thread(self._write, report, closed, refused - known)
         await self._run.streams.record_step(record)
         await self.ledger()
@@ -296,7 +304,7 @@ class Upkeep:
         self._next_beat = 0.0
         self._started = 0.0
         """When the first heartbeat was sent (server's clock); 0 before."""
-        self._reported = ""
+        self._reported = ("", "")
         self._unknown: set[str] = set()
 
     async def keep(self) -> None:
@@ -320,12 +328,19 @@ class Upkeep:
         await self._admitter.admit_training()
 
     async def _beat(self) -> None:
-        problem = self._state.problem
-        if time.monotonic() >= self._next_beat or problem != self._reported:
-            self._next_beat, self._reported = time.monotonic() + _BEAT_EVERY_S, problem
+        problem, doing = self._state.problem, self._state.doing
+        if time.monotonic() >= self._next_beat or (problem, doing) != self._reported:
+            self._next_beat, self._reported = time.monotonic() + _BEAT_EVERY_S, (problem, doing)
             self._started = self._started or self._run.clock.now()
             version = str(self._state.version)
-            record = WorkerRecord(self._run.worker, "trainer", version=version, started=self._started, problem=problem)
+            record = WorkerRecord(
+                worker=self._run.worker,
+                role="trainer",
+                version=version,
+                started=self._started,
+                problem=problem,
+                doing=doing,
+            )
             await self._run.transport.beat(record)
 
     async def _return_lost(self, open_groups: set[str]) -> None:

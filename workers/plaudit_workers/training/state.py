@@ -11,10 +11,12 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
+from statistics import median
 from typing import Any, Protocol, Self
 
 from plaudit_job.spec.rljob import RLJob
@@ -271,6 +273,8 @@ class _Exchange:
     """Seconds until the reply: the error of ``offset_s`` is at most half of them."""
     offset_s: float
     """The server's clock less this host's monotonic one; the reply counts for the middle of the round trip."""
+    asked: float
+    """When the question was sent (monotonic)."""
 
     def contradicts(self, other: _Exchange) -> bool:
         """Return True if both can be right only when one of the clocks was set between them."""
@@ -332,7 +336,7 @@ class ServerClock:
         if answered - self._unanswered_since > _OUTAGE_S:
             self._outages.append((self._unanswered_since, answered))
         self._unanswered_since = None
-        return _Exchange(replied - asked, server_s - (asked + replied) / 2)
+        return _Exchange(replied - asked, server_s - (asked + replied) / 2, asked)
 
     def outages(self, since: float) -> list[tuple[float, float]]:
         """Return when the server did not answer for over a second: stretches of its clock that end after ``since``."""
@@ -341,6 +345,15 @@ class ServerClock:
         offset_s = self._offset_at(now)
         stretches = [(began + offset_s, ended + offset_s) for began, ended in (*self._outages, *lasting)]
         return [(began, ended) for began, ended in stretches if ended > since]
+
+    def reply_s(self, since: float) -> float:
+        """Return the median seconds of the server's replies since then (its clock); of the newest one without any.
+
+        A reply is late too when this process was busy, so one slow reply says nothing.
+        """
+        asked_after = since - self._offset_at(time.monotonic())
+        replies = [each.trip_s for each in self._exchanges if each.asked >= asked_after]
+        return median(replies or [self._exchanges[-1].trip_s])
 
     def settle(self) -> None:
         """Follow a Redis whose clock was set: forwards at once, backwards slowly. Call it where no duration runs."""
@@ -462,8 +475,19 @@ class RunState:
     """No training prompts are admitted before this time (server's clock), because a step could not be trained."""
     problem: str = ""
     """Why the run makes no progress now, for people; the trainer's heartbeat carries it."""
+    doing: str = ""
+    """What the trainer does for the open step, for people; empty while it waits for groups."""
     counters_suspect: bool = False
     """Redis's counters may differ from the ledger (lost keys, groups that reappeared)."""
+
+    @contextmanager
+    def at_work(self, doing: str) -> Iterator[None]:
+        """Report what the trainer does while the context lasts."""
+        self.doing = doing
+        try:
+            yield
+        finally:
+            self.doing = ""
 
     @property
     def version(self) -> PolicyVersion:

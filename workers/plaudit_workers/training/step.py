@@ -294,9 +294,10 @@ class StepTraining:
         while True:
             decision = await self._wait(step, report)
             if isinstance(decision, Update):
-                if self.stop.is_set() or not await self._take_turn(report):
-                    return False
-                await self._update(step, decision.groups, report)
+                with self.state.at_work("updates the policy"):
+                    if self.stop.is_set() or not await self._take_turn(report):
+                        return False
+                    await self._update(step, decision.groups, report)
             elif isinstance(decision, Retry):
                 self._return(step, decision, report)
             elif isinstance(decision, Over):

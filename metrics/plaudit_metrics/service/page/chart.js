@@ -17,6 +17,7 @@ const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
 const TIMES_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600];
 const LEAST_BAR_WITH_GAP = 5;
 const AXIS = 56;
+const SMALL = 120;
 const MOST_NAMED = 3;
 
 export class Chart {
@@ -165,7 +166,7 @@ export class Chart {
       },
       axes: [
         { ...axis, grid: { show: false }, size: 28, space: x.time ? 80 : 50, incrs: x.time ? TIMES_S : WHOLE, values: (_, ticks) => ticks.map(x.words) },
-        { ...axis, size: AXIS, space: 36, values: (_, ticks) => ticks.map(mark[unit]) },
+        { ...axis, size: AXIS, space: this.host.clientHeight < SMALL ? 18 : 36, values: (_, ticks) => ticks.map(mark[unit]) },
       ],
       cursor: {
         x: kind === "lines",

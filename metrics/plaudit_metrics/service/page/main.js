@@ -65,22 +65,24 @@ async function viewOf(hash) {
 async function ask() {
   const since = state.looks.at(-1)?.time ?? 0;
   const [queues, { steps }, unscored] = await Promise.all([load("queues", { after: since }), load("steps", { newest: 1 }), load("failures")]);
+  const service = queues.service ? await load("service") : null;
   const newest = steps.length === 0 ? "none" : `${steps[0].incarnation}.${steps[0].step}`;
   if (newest !== state.newest) {
     await showSteps();
     state.newest = newest;
   }
-  return { queues, unscored, time: queues.looks.at(-1)?.time ?? since };
+  return { queues, unscored, service, time: queues.looks.at(-1)?.time ?? since };
 }
 
-function showNews({ queues, unscored }) {
+function showNews({ queues, unscored, service }) {
+  overview.showService(service);
   overview.showOpen(queues.open);
-  overview.showUnscored(unscored);
+  overview.showUnscored(unscored, service === null ? "the newest step" : "the metrics service started");
   if (queues.looks[0]?.time < state.looks.at(-1)?.time) state.looks = [];
   state.looks.push(...queues.looks);
   const oldest = (state.looks.at(-1)?.time ?? 0) - HOUR_S;
   state.looks = state.looks.filter((look) => look.time >= oldest);
-  overview.showQueues(state.looks, queues.workers);
+  overview.showQueues(state.looks, queues.workers, queues.open.waits_for === "redis");
 }
 
 function tell({ state: connection, text }) {

@@ -3,15 +3,17 @@
 import { Chart } from "./chart.js";
 import { element, renew, swatch, table } from "./dom.js";
 import { clock, figure, moment, seconds, share } from "./format.js";
-import { CAUSES, OUTCOMES, QUEUES, verdictOf } from "./palette.js";
+import { CAUSES, LINES, OUTCOMES, QUEUES, verdictOf } from "./palette.js";
 import { causeSeconds, samplesTable, scorersTable, unscoredPanel, verdictPanel } from "./panels.js";
+import { ServiceView } from "./service.js";
 import { report } from "./source.js";
 
 const STEP = { label: "Step", value: (step) => step.step, words: String };
 const TIME = { label: "At", value: (look) => look.time, words: clock, time: true };
 const CHOICES = [30, 60, 150, 500];
 const SLOWEST = 10;
-const MOST_LINES = 6;
+const MOST_LINES = LINES.length;
+const MOST_ROWS = 200;
 
 export class Overview {
   /** @param {function(number): void} choose called with how many steps are to be shown */
@@ -60,7 +62,9 @@ export class Overview {
     this.scorers = element("div");
     this.samples = element("div");
     this.unscored = element("div");
-    this.empty = element("p", { class: "card empty" }, "No step has closed yet. The first one will appear here.");
+    this.empty = element("p", { class: "card empty" }, report === null ? "No step has closed yet. The first one will appear here." : "No step has closed: there are no figures.");
+    this.ended = element("div", {}, endedPanel(report?.ended ?? null));
+    this.service = new ServiceView();
     const picker = element("select", { id: "count", on: { change: (event) => choose(Number(event.target.value)) } },
       CHOICES.map((each) => element("option", { value: each, selected: each === count }, `${each} steps`)));
     this.ofSteps = element("div", { class: "sections", hidden: true },
@@ -70,15 +74,16 @@ export class Overview {
       element("div", { class: "pair" }, this.reward.node, this.staleness.node),
       element("div", { class: "pair" }, this.values.node, this.validation.node));
     this.rest = element("div", { class: "sections", hidden: true },
-      element("div", { class: "pair" }, this.outcomes.node, report ? null : section("Workers", "Processes that sent a heartbeat in the last 20 seconds.", this.workers)),
+      element("div", { class: "pair" }, this.outcomes.node),
       section("Scorers", "Of the newest step.", this.scorers),
       section("Slowest samples", "Of the newest step, from admission to the trainer. Click a bar for details.", this.samples));
     this.queues = element("div", { class: "sections" },
-      element("div", { class: "head" }, element("h2", {}, "Queues")),
-      element("div", { class: "pair" }, this.depth.node, this.age.node),
-      section("In flight now", "Work that waits or is in progress, by stage, with the age of the oldest.", this.inFlight));
+      element("div", { class: "head" }, element("h2", {}, "Now")),
+      section("Processes", "Those that sent a heartbeat in the last 20 seconds, and what each does or waits for.", this.workers),
+      section("In flight now", "Work that waits or is in progress, by stage, with the age of the oldest.", this.inFlight),
+      element("div", { class: "pair" }, this.depth.node, this.age.node));
     this.reported = element("div", { class: "sections" });
-    this.node = element("div", { class: "sections" }, this.open, this.unscored, this.empty, this.ofSteps, report ? null : this.queues, this.rest, this.reported);
+    this.node = element("div", { class: "sections" }, this.ended, this.open, this.unscored, this.empty, this.service.node, this.ofSteps, report ? null : this.queues, this.rest, this.reported);
   }
 
   /** Shows steps, oldest first, of which the newest is known in detail. */
@@ -94,9 +99,15 @@ export class Overview {
     renew(this.samples, samples.length === 0 ? lacking() : samplesTable(samples.slice(0, SLOWEST)));
   }
 
+  /** Shows a scoring service, which closes no steps; null: the run trains. */
+  showService(service) {
+    this.service.show(service);
+    if (service !== null) this.empty.hidden = true;
+  }
+
   /** Shows why samples of the open step have no score. */
-  showUnscored(counts) {
-    this.unscored.replaceChildren(unscoredPanel(counts));
+  showUnscored(counts, since) {
+    this.unscored.replaceChildren(unscoredPanel(counts, since));
   }
 
   /** Shows what the open step waits for now. */
@@ -106,19 +117,20 @@ export class Overview {
   }
 
   /** Shows the looks at the queues, oldest first, and the workers of now. */
-  showQueues(looks, workers) {
+  showQueues(looks, workers, away) {
     this.depth.update(looks);
     this.age.update(looks);
     renew(this.inFlight, inFlightTable(looks.at(-1)?.streams ?? {}, workers));
-    renew(this.workers, workersTable(workers));
+    renew(this.workers, away ? element("p", { class: "empty" }, "Redis does not respond: nobody knows which processes live.") : workersTable(workers));
   }
 
   /** Shows what only a report contains: the ledger, and every step with its verdict. */
   showReport(steps, ledger) {
     const rows = [...steps].reverse();
+    const all = report.steps;
     this.reported.replaceChildren(
       ledger === null ? "" : section("Ledger", "Every admitted group, by how it ended.", ledgerList(ledger)),
-      section("All steps", `${rows.length} closed steps, newest first.`, table("All steps", [
+      section("All steps", `${all === rows.length ? figure(all) : `The newest ${figure(rows.length)} of ${figure(all)}`} closed steps, newest first.`, growing(rows, (shown) => table("All steps", [
         { label: "Step", cell: stepLink },
         { label: "Waited for", cell: (step) => element("span", {}, swatch(verdictOf(step.verdict).color), step.verdict) },
         { label: "Reward", number: true, cell: (step) => figure(step["reward/mean"]) },
@@ -128,9 +140,17 @@ export class Overview {
         { label: "Staleness", number: true, cell: (step) => figure(ofStaleness("mean")(step)) },
         { label: "Without a score", number: true, cell: (step) => share(step["reward_pipeline/masked_share"]) },
         { label: "Closed", number: true, cell: (step) => moment(step.closed) },
-      ], rows)),
+      ], shown))),
     );
   }
+}
+
+/** A long table: its first rows, and a button that shows the others. */
+function growing(rows, tableOf) {
+  if (rows.length <= MOST_ROWS) return tableOf(rows);
+  const host = element("div", {}, tableOf(rows.slice(0, MOST_ROWS)));
+  const more = element("button", { type: "button", on: { click: () => { host.replaceChildren(tableOf(rows)); more.remove(); } } }, `Show all ${figure(rows.length)}`);
+  return [host, element("p", { class: "more" }, more)];
 }
 
 export function stepLink(step) {
@@ -196,7 +216,7 @@ function ofOne(names, note) {
 }
 
 function seriesColor(index) {
-  return CAUSES[(index + 1) % CAUSES.length].color;
+  return LINES[index];
 }
 
 function ofStaleness(statistic) {
@@ -230,18 +250,44 @@ function inFlightTable(streams, workers) {
   ], rows);
 }
 
+/** How the run ended; nothing while it goes on, or when it is done. */
+function endedPanel(ended) {
+  if (ended === null || ended.code === 0) return [];
+  return [element("section", { class: "card now ended" }, element("h2", {}, "The run failed"),
+    element("p", {}, ended.message), element("p", { class: "note" }, `Exit code ${ended.code}, ${moment(ended.ended)}.`))];
+}
+
+/** What a process does or waits for, in words. */
+function doing(worker) {
+  if (worker.problem) return worker.problem;
+  if (worker.doing) return worker.doing;
+  if (worker.loading) return `loads the weights ${worker.loading}`;
+  if (worker.asleep) return "sleeps during the update";
+  if (worker.ready === false) return STARTING[worker.role] ?? "starts";
+  if (worker.circuits_open?.length) return `does not ask ${worker.circuits_open.join(", ")}, which fails`;
+  if (worker.in_agents) return `${worker.in_agents} samples wait for tools`;
+  return worker.busy > 0 ? "" : { trainer: "waits for groups", rollout: "waits for prompts", reward: "waits for samples" }[worker.role] ?? "";
+}
+
+const STARTING = {
+  rollout: "starts its engine, or waits for the first weights",
+  reward: "starts its scorers, or waits for their servers",
+  model: "loads its model",
+};
+
 function workersTable(workers) {
-  if (workers.length === 0) return element("p", { class: "empty" }, "No worker has sent a heartbeat.");
-  const state = (worker) => (worker.ready === false ? "starting" : worker.busy > 0 ? "busy" : "idle");
+  if (workers.length === 0) return element("p", { class: "empty" }, "No process has sent a heartbeat.");
+  const state = (worker) => (worker.ready === false ? "starting" : worker.busy > 0 || worker.doing ? "busy" : "idle");
   const slots = (worker) => element("span", { class: "slots" },
     element("span", { class: "meter", "aria-hidden": "true" }, element("span", { style: { width: `${(100 * (worker.busy ?? 0)) / (worker.slots || 1)}%` } })),
     worker.slots ? `${worker.busy ?? 0} of ${worker.slots}` : "–");
   const ordered = [...workers].sort((one, other) => one.worker.localeCompare(other.worker, "en", { numeric: true }));
-  return table("Workers", [
+  return table("Processes", [
     { label: "Worker", cell: (worker) => element("span", { class: "id" }, worker.worker) },
     { label: "State", cell: (worker) => element("span", { class: `state ${state(worker)}` }, state(worker)) },
     { label: "Slots in use", cell: slots },
     { label: "Policy", cell: (worker) => worker.version || "–" },
+    { label: "Now", cell: doing },
   ], ordered);
 }
 

@@ -55,10 +55,13 @@ export const QUEUES = [
   named("ready", "ready → trainer", "--ready_queue"),
 ];
 
+/** Of up to six lines in one chart: those colours that are easiest to keep apart. */
+export const LINES = ["--generation", "--sample_queue", "--score", "--group_scorer", "--limiter", "--ready_queue"];
+
 /** What a step with this verdict waited for. */
 export const VERDICTS = {
   unscored: { words: "scores: too many samples have none", color: "--pause" },
-  redis: { words: "Redis, which did not answer", color: "--redis" },
+  redis: { words: "Redis, which was away or slow", color: "--redis" },
   generation: { words: "generation", color: "--generation" },
   tools: { words: "tools of agents", color: "--tools" },
   reward: { words: "scorers", color: "--score" },

@@ -81,10 +81,10 @@ export function failureList(failures) {
 }
 
 /** The samples that ended since the newest step closed and have no score, with the reasons. */
-export function unscoredPanel({ samples, unscored, failures }) {
+export function unscoredPanel({ samples, unscored, failures }, since) {
   if (unscored === 0) return element("div");
   return element("section", { class: "card", role: "status" },
-    element("h2", {}, "Samples without a score since the newest step"),
+    element("h2", {}, `Samples without a score since ${since}`),
     element("p", { class: "note" }, `${figure(unscored)} of ${figure(samples)} samples, ${share(unscored / samples)}`),
     failureList(failures.map(({ scorer, count, reason, outcome }) => ({ scorer, text: `${count} × ${reason || outcome}` }))));
 }

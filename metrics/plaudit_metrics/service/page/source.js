@@ -15,7 +15,7 @@ export const report = answers === null ? null : answers.report;
 
 /** The answer to a path, or null when there is none (not closed yet, not in the report). Throws when nobody answers. */
 export async function load(path, query = {}) {
-  if (answers !== null) return answers[path] ?? null;
+  if (answers !== null) return (await part(answers.parts[path]))[path] ?? null;
   const response = await fetch(`api/v1/${path}?${new URLSearchParams(query)}`, {
     cache: "no-store",
     signal: AbortSignal.timeout(10_000),
@@ -23,6 +23,20 @@ export async function load(path, query = {}) {
   if (response.status === 404) return null;
   if (!response.ok) throw Object.assign(new Error(`${path}: ${response.status}`), { refusal: response.status === 403 ? (await response.json()).error : undefined });
   return response.json();
+}
+
+const parts = new Map();
+
+/** A part of a report's answers, unpacked when something of it is shown for the first time. */
+function part(number) {
+  if (number === undefined) return {};
+  if (!parts.has(number)) parts.set(number, unpacked(document.getElementById(`part-${number}`).content.textContent));
+  return parts.get(number);
+}
+
+async function unpacked(text) {
+  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
 }
 
 /**

@@ -5,7 +5,7 @@ import { figure, moment } from "./format.js";
 import { lacking, section } from "./overview.js";
 import { samplesTable, scorersTable, stagesTable, verdictPanel } from "./panels.js";
 import { samplesAddress } from "./samples.js";
-import { load } from "./source.js";
+import { load, report } from "./source.js";
 import { timeline } from "./timeline.js";
 
 const SLOWEST = 20;
@@ -13,18 +13,22 @@ const DRAWN = 60;
 
 /** @returns {Promise<Node>} a message when the step is not known */
 export async function stepView(number) {
-  const [step, listed, trace] = await Promise.all([
+  const [step, { steps }, stored, listed, trace] = await Promise.all([
     load(`steps/${number}`),
+    load("steps", { newest: 1 }),
+    report === null ? null : load("samples"),
     load(`steps/${number}/samples`, { slowest: SLOWEST }),
     load(`steps/${number}/trace`, { slowest: DRAWN }),
   ]);
-  if (step === null) return element("div", { class: "sections" }, links(number), element("p", { class: "card empty" }, `Step ${number} is not available: it has not closed yet, was rolled back, or is too old.`));
+  const last = steps.at(-1)?.step ?? 0;
+  const first = report === null ? 1 : steps[0]?.step ?? 0;
+  if (step === null) return element("div", { class: "sections" }, links(number, first, last), element("p", { class: "card empty" }, `Step ${number} is not available: it has not closed yet, was rolled back, or is too old.`));
   const samples = listed?.samples ?? [];
   const file = `api/v1/steps/${number}/trace`;
   return element(
     "div",
     { class: "sections" },
-    links(number, step),
+    links(number, first, last, step),
     verdictPanel(step, { reasoned: true }),
     section("Timeline", `The ${Math.min(DRAWN, samples.length ? step.num_samples : 0)} slowest samples. Drag to zoom, point at a slice to see its group.`,
       trace === null || samples.length === 0 ? lacking() : timeline(trace),
@@ -32,20 +36,21 @@ export async function stepView(number) {
     section("Stages", "Time that samples spent in each stage.", stagesTable(step)),
     section("Scorers", "Last attempts, waits and failures.", scorersTable(step)),
     section("Slowest samples", "From admission to the trainer. Click a bar for details.", samples.length === 0 ? lacking() : samplesTable(samples)),
-    element("p", { class: "note" }, element("a", { href: samplesAddress({ first_step: number, last_step: number }) }, `All stored samples of step ${number}`)),
+    report !== null && !stored?.samples.some((sample) => sample.step === number) ? null
+      : element("p", { class: "note" }, element("a", { href: samplesAddress({ first_step: number, last_step: number }) }, `${report === null ? "All" : "Some"} stored samples of step ${number}`)),
     section("Every figure", "The keys of docs/metrics.md.", details("Table", () => everyFigure(step)).node),
   );
 }
 
-function links(number, step = null) {
+function links(number, first, last, step = null) {
   return element(
     "nav",
     { class: "head steps", "aria-label": "Steps" },
     element("a", { href: "#/" }, "← Overview"),
     element("span", { class: "quiet" }, step === null ? "" : `closed ${moment(step.closed)}`),
     element("span", {},
-      number > 1 ? element("a", { href: `#/step/${number - 1}`, rel: "prev" }, `Step ${number - 1}`) : null,
-      " ", element("a", { href: `#/step/${number + 1}`, rel: "next" }, `Step ${number + 1}`)),
+      number > first ? element("a", { href: `#/step/${number - 1}`, rel: "prev" }, `Step ${number - 1}`) : null,
+      " ", number < last ? element("a", { href: `#/step/${number + 1}`, rel: "next" }, `Step ${number + 1}`) : null),
   );
 }
 

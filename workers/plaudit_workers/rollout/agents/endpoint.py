@@ -26,7 +26,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from plaudit_metrics.service.serve import HttpServer, listening_socket
+from plaudit_metrics.service.http_server import HttpServer, listening_socket
 from plaudit_sandbox.confinement import abi
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt

@@ -1,0 +1,267 @@
+r"""Read single values out of an answer: numerals, times, dates, ratios, numbers with what they count or measure."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from plaudit_reward.rules.answer_text import WORD, WORD_END, split, words_of
+from plaudit_reward.rules.answer_types import Based, Clock, Date, Quantity, Ratio, Scalar, Value
+from plaudit_reward.rules.expressions import Node, NotAnExpressionError, number, parsed
+from plaudit_reward.rules.number_words import number_of_words
+from plaudit_reward.rules.units import DEGREE, MULTIPLIERS, PERCENT, Unit, unit_of
+
+_BASED = re.compile(rf"\(?\s*([0-9A-Za-z]+)\s*\)?\s*_\s*\{{?\s*(?:{WORD})?([a-z]+|\d{{1,2}})(?:{WORD_END})?\s*\}}?")
+_BASE_NAMES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
+
+
+_PREFIXED = re.compile(r"0\s*([xob])\s*([0-9a-f]+)", re.IGNORECASE)
+_NAMED_BASE = re.compile(
+    rf"\(?([0-9A-Za-z]+)\)?\s*\(?\s*{WORD}(?:in )?base[ -]?([a-z]*){WORD_END}\s*-?\s*(\d{{1,2}})?\s*\)?"
+)
+
+
+def numeral(plain: str) -> list[Value]:
+    """Read a numeral with its base: ``1101_2``, ``1101 (base 2)``, ``0xFF``."""
+    bare = plain.replace(WORD, "").replace(WORD_END, "")
+    if prefixed := _PREFIXED.fullmatch(bare):
+        plain = f"{prefixed[2].upper()}_{ {'x': 16, 'o': 8, 'b': 2}[prefixed[1].lower()] }"
+    elif named := _NAMED_BASE.fullmatch(plain):
+        plain = f"{named[1]}_{named[3] or named[2] or 0}"
+    found = _BASED.fullmatch(plain)
+    hexadecimal = found is not None and found[2] == "16" and found[1] in "ABCDEF"
+    if found is None or not (
+        hexadecimal or any(sign.isdigit() for sign in found[1]) or (len(found[1]) > 1 and found[2].isdigit())
+    ):
+        return []
+    base = int(found[2]) if found[2].isdigit() else _BASE_NAMES.get(found[2], 0)
+    digits = found[1].upper().lstrip("0") or "0"
+    if not 2 <= base <= 36 or any(int(sign, 36) >= base for sign in digits):
+        return []
+    return [Based(digits, base)]
+
+
+_TIME = re.compile(
+    rf"(\d{{1,2}})(?:\s*:\s*(\d\d))?(?:\s*:\s*(\d\d))?\s*{WORD}?\s*([aApP]\s*\.?\s*[mM]\.?|noon|[oO]'clock|hours)?\s*{WORD_END}?"
+)
+
+
+def time_of_day(plain: str) -> list[Value]:
+    """Read ``10:30 AM``, ``14:05`` and ``noon``."""
+    if WORD in plain and (hour := {"noon": 12, "midnight": 0}.get(words_of(plain))) is not None:
+        return [Clock(hour * 3600, "")]
+    found = _TIME.fullmatch(plain.replace(f"{WORD}at{WORD_END}", ""))
+    if found is None or (found[2] is None and (found[4] or "hours").startswith("hours")):
+        return []
+    hours, minutes, seconds = int(found[1]), int(found[2] or 0), int(found[3] or 0)
+    if hours > 24 or minutes > 59 or seconds > 59:
+        return []
+    half = re.sub(r"[^apm]", "", (found[4] or "").casefold())
+    return [Clock(hours * 3600 + minutes * 60 + seconds, half if half in ("am", "pm") else "")]
+
+
+_MONTH_NAMES = "january february march april may june july august september october november december"
+_MONTHS = {
+    name[:length]: month
+    for month, name in enumerate(re.findall(r"\w+", _MONTH_NAMES), 1)
+    for length in (3, 4, len(name))
+}
+_DAY_OF_MONTH = re.compile(
+    r"(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day,? )?(?:on )?(?:the )?"
+    r"(?:(?P<m>[a-z]{3,9})\.? (?:the )?(?P<d>\d{1,2})(?: ?(?:st|nd|rd|th))?"
+    r"|(?P<e>\d{1,2})(?: ?(?:st|nd|rd|th))?(?: day)?(?: of)? (?P<n>[a-z]{3,9})\.?)(?:,? (?:in )?(?P<y>\d{4}))?"
+)
+_NUMBERED_DATE = re.compile(
+    r"(?P<y>\d{4})([-/.])(?P<m>\d\d)\2(?P<d>\d\d)|(?P<e>1[3-9]|2\d|3[01])([./])(?P<n>\d\d?)\6(?P<z>\d{4})"
+)
+
+
+def date(plain: str) -> list[Value]:
+    """Read a date: ``July 4, 1776``, ``4th of July``, ``1776-07-04``. One that may be of two days is none."""
+    text = " ".join(re.sub(rf"[{WORD}{WORD_END}^{{}}]", " ", plain).casefold().split())
+    text = re.sub(r" (?=[.,])", "", text)
+    if found := _DAY_OF_MONTH.fullmatch(text):
+        month, day, year = _MONTHS.get(found["m"] or found["n"], 0), found["d"] or found["e"], found["y"]
+    elif found := _NUMBERED_DATE.fullmatch(text):
+        month, day, year = int(found["m"] or found["n"]), found["d"] or found["e"], found["y"] or found["z"]
+    else:
+        return []
+    return [Date(int(year) if year else None, month, int(day))] if 1 <= month <= 12 and 1 <= int(day) <= 31 else []
+
+
+_TO, _OF_ALL = re.compile(rf"\s*{WORD}to{WORD_END}\s*"), re.compile(rf"\s*{WORD}(?:out of|in every|in){WORD_END}\s*")
+
+
+def ratio(plain: str) -> list[Value]:
+    """Read ``3:4`` and ``3 to 4``; ``3 out of 4`` is a fraction."""
+    if len(counted := _OF_ALL.split(plain)) == 2 and all(part.strip().isdecimal() for part in counted):
+        return [Scalar(Node("/", (parsed(counted[0]), parsed(counted[1]))))]
+    plain = _TO.sub(":", plain)
+    parts = split(plain, ":")
+    if len(parts) < 2 or not all(part.strip() for part in parts):
+        return []
+    items = tuple((Scalar(parsed(part)),) for part in parts)
+    return [Ratio(items)]
+
+
+_ORDINAL = re.compile(rf"(-?\d+)\s*\^?\s*\{{?\s*{WORD}?(?:st|nd|rd|th)(?![a-z]){WORD_END}?\s*\}}?(.*)", re.DOTALL)
+_CURRENCIES = "¤€£¥₹"
+_TAIL = re.compile(
+    rf"\s*(?P<tail>(?:(?:°[CF]?|%|¢|{WORD}[^{WORD_END}]*{WORD_END}|[{_CURRENCIES}])(?:\s*\^\s*\{{?\s*-?\d\s*\}}?)?\s*"
+    rf"(?:(?:/|\\cdot)\s*(?=[A-Za-z{WORD}]))?(?:(?<=/)\s*[a-zA-Z](?:\s*\^\s*\{{?\s*-?\d\s*\}}?)?\s*)?)+)\Z"
+)
+_COMPOUND = re.compile(
+    rf"(?P<number>-?(?:\d+(?:\.\d+)?|\d*\\frac\{{\d+\}}\{{\d+\}}))\s*(?:{WORD}(?P<unit>[^{WORD_END}]+){WORD_END}|(?P<letter>[hms])(?![A-Za-z]))[\s,]*"
+)
+_NO_UNIT = re.compile(
+    r"(?i)(?<![a-z])(?:or|and|not|no|if|when|where|unless|except|any|anything|every|all|multiples?|than|least|most|but|"
+    r"is|are|for|because|since|then|mod|modulo)(?![a-z])"
+)
+LABEL = re.compile(rf"^{WORD}[^{WORD_END}\d]*(?::\s*{WORD_END}|{WORD_END}\s*:)\s*(?=[-\d\\¤])")
+"""As in ``Total: 12``."""
+ABOUT = re.compile(
+    rf"(?i)^(?:{WORD}(?:(?:the |my )?(?:final |correct )?(?:answer|result|value)(?: is)?:?|about|"
+    rf"approximately|approx|roughly|exactly|around|only|the|is|it is|it's|equals|there are|there is){WORD_END}:?|≈)\s*"
+)
+
+
+def quantity(plain: str) -> list[Value]:
+    """Read a number with its unit or with what it counts, in digits or in words."""
+    plain = ABOUT.sub("", plain)
+    return _compound(plain) or _in_feet_or_degrees(plain) or _place(plain) or _simple_quantity(plain)
+
+
+_FEET = re.compile(r"(\d+)\s*'\s*(?:-\s*)?(\d+(?:\.\d+)?)\s*(?:\"|'')|(\d+(?:\.\d+)?)\s*(?:\"|'')")
+_MINUTES = rf"{WORD}(?:and )?(?:arc)?min(?:ute)?s?(?: and)?{WORD_END}"
+_DEGREES = re.compile(
+    rf"(-?\d+)\s*(?:°|{WORD}(?:degrees?|deg),?(?: and)?{WORD_END})[\s,]*(\d+(?:\.\d+)?)\s*(?:'(?!')|{_MINUTES})"
+    rf"(?:[\s,]*(\d+(?:\.\d+)?)\s*(?:''|\"|{WORD}(?:arc)?sec(?:ond)?s?{WORD_END}))?"
+)
+
+
+def _in_feet_or_degrees(plain: str) -> list[Value]:
+    r"""Read ``5'3"`` in inches, and ``60°30'15''`` in degrees."""
+    if found := _FEET.fullmatch(plain):
+        inches = Fraction(found[3]) if found[3] else 12 * int(found[1]) + Fraction(found[2])
+        return [Quantity(number(inches), unit_of("inch") or DEGREE)]
+    if found := _DEGREES.fullmatch(plain):
+        part = Fraction(found[2]) / 60 + Fraction(found[3] or 0) / 3600
+        return [Quantity(number(int(found[1]) - part if found[1].startswith("-") else int(found[1]) + part), DEGREE)]
+    return []
+
+
+_PLACE = re.compile(
+    rf"{WORD}(?:on |in |the )*(day|week|month|year|number|no|page|chapter|step|question|problem|room|floor|level|"
+    rf"grade|row|column|line|player|term|figure|stage|round|house|bus|door|case|box|card|position|place|seat){WORD_END}"
+    r"\s*(?:[.:#]\s*)?(\d+)",
+    re.IGNORECASE,
+)
+
+
+def _place(plain: str) -> list[Value]:
+    """Read the number of a thing, such as ``day 5``, which is no amount of days."""
+    found = _PLACE.fullmatch(plain)
+    return (
+        [Quantity(number(int(found[2])), Unit(None, Fraction(1), frozenset((found[1].casefold(),))))] if found else []
+    )
+
+
+_LETTERS_OF_TIME = {"h": "hour", "m": "minute", "s": "second"}
+
+
+def _compound(plain: str) -> list[Value]:
+    """Read ``3 hours 20 minutes`` as one quantity."""
+    parts = list(_COMPOUND.finditer(plain))
+    if len(parts) < 2 or "".join(part[0] for part in parts) != plain:
+        return []
+    units = [
+        unit_of(re.sub(r"\band\b", "", part["unit"]) if part["unit"] else _LETTERS_OF_TIME[part["letter"]])
+        for part in parts
+    ]
+    first = units[0]
+    if (
+        first is None
+        or first.dimension is None
+        or any(unit is None or unit.dimension != first.dimension for unit in units)
+    ):
+        return []
+    total: Node | None = None
+    for part, unit in zip(parts, units, strict=True):
+        item = Node("*", (number(unit.factor / first.factor if unit else 1), parsed(part["number"])))
+        total = item if total is None else Node("+", (total, item))
+    return [Quantity(total, first)] if total is not None else []
+
+
+def _simple_quantity(plain: str) -> list[Value]:
+    currency = re.match(rf"\s*(-?)\s*([{_CURRENCIES}])\s*", plain)
+    head = f"{currency[1]}{plain[currency.end() :]}" if currency else plain
+    ordinal = _ORDINAL.fullmatch(head)
+    if ordinal:
+        head = f"{ordinal[1]} {ordinal[2]}".strip()
+    tail = _TAIL.search(head)
+    words = tail["tail"] if tail else ""
+    if "°" in head and re.search(r"sin|cos|tan|cot|sec|csc", head):
+        return [Scalar(parsed(head))]
+    head = head[: tail.start()].replace("°", "") if tail else head
+    if not head.strip():
+        return _counted(words) if tail and not currency else []
+    factor, words = _multiplier(words)
+    scaled = _scaled(parsed(head.strip()), factor)
+    unit = _unit(words.replace(WORD, " ").replace(WORD_END, " "))
+    if currency and (unit is None or unit.dimension is None):
+        unit = unit_of(currency[2])
+    if unit is not None:
+        return [Quantity(scaled, unit)]
+    return [Scalar(scaled), *_letter_unit(head)]
+
+
+def _scaled(node: Node, factor: int) -> Node:
+    return node if factor == 1 else Node("*", (node, number(factor)))
+
+
+def _multiplier(words: str) -> tuple[int, str]:
+    """Take ``million`` and the like from the beginning of the words."""
+    factor, rest = 1, words
+    while found := re.match(rf"\s*{WORD}\s*([a-z]+)(.*)", rest, re.DOTALL | re.IGNORECASE):
+        if found[1].casefold() not in MULTIPLIERS:
+            break
+        factor *= MULTIPLIERS[found[1].casefold()]
+        rest = f"{WORD}{found[2].lstrip()}"
+        if rest.startswith(f"{WORD}{WORD_END}"):
+            rest = rest[2:].strip()
+    return factor, rest
+
+
+def _unit(text: str) -> Unit | None:
+    text = text.strip()
+    if not text:
+        return None
+    if _NO_UNIT.search(text):
+        raise NotAnExpressionError(f"{text!r} is no unit")
+    if text == "°":
+        return DEGREE
+    if text == "%" or text.casefold() in ("percent", "per cent", "percentage"):
+        return PERCENT
+    return unit_of(text)
+
+
+def _letter_unit(head: str) -> list[Value]:
+    found = re.fullmatch(r"(.*[\d}) ])\s*([a-zA-Z]|[a-zA-Z]{2}|[a-z]/[a-z])(\^\{?\d\}?)?", head.strip())
+    unit = unit_of(found[2] + (found[3] or "")) if found else None
+    if found is None or unit is None or unit.dimension is None:
+        return []
+    try:
+        return [Quantity(parsed(found[1].strip()), unit._replace(spelled=False))]
+    except NotAnExpressionError:  # a variable, such as the last one of x + m
+        return []
+
+
+def _counted(words: str) -> list[Value]:
+    """Read a number in words, with what it counts: ``three apples``."""
+    text = words.replace(WORD, " ").replace(WORD_END, " ").strip()
+    found = number_of_words(text)
+    if found is None:
+        return []
+    node = number(Fraction(found[0], found[1]))
+    unit = _unit(found[2])
+    return [Scalar(node) if unit is None else Quantity(node, unit)]
