@@ -13,6 +13,9 @@ The order, with Harbor's paths and files (``/tests/test.sh``, ``/logs/verifier/r
 6. The reward is read once, by the provider and by no program of the machine, after every process has ended.
 
 A test that runs the agent's own programs, as most do, can still be deceived by them while it runs.
+
+Machines are known by two protocols alone. Their providers are ``machine`` (a folder and namespaces of this host),
+``container`` (docker or podman) and ``pods`` (Kubernetes).
 """
 
 from __future__ import annotations
@@ -20,12 +23,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
-from plaudit_sandbox.agent_machine import AgentMachine, VerifierMachine
-from plaudit_sandbox.machine import CommandEnd
+from plaudit_sandbox.machine import CommandEnd, MachineLimits
 from plaudit_wire.errors import DataError
 from plaudit_wire.plain import PlainDataError, plain_json
 from plaudit_wire.printable import printable
@@ -45,6 +48,62 @@ _ENVIRONMENT = {
     "GIT_CONFIG_KEY_1": "core.hooksPath",
     "GIT_CONFIG_VALUE_1": "/dev/null",
 }
+
+
+class VerifierMachine(Protocol):
+    """A machine made ready for tests: nothing of the agent runs, ``/tests`` and ``/logs/verifier`` are new."""
+
+    @property
+    def changed_programs(self) -> Sequence[str]:
+        """Paths of the image's programs that the agent replaced, and of files that programs run by themselves."""
+
+    async def run(
+        self, command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], directory: str
+    ) -> CommandEnd:
+        """Run the tests to their end or to a limit; afterwards no process is left. Call it once."""
+
+    def reward_file(self, name: str) -> str | None:
+        """Return the text of a file of ``/logs/verifier``; None if there is none.
+
+        Read by the provider, by no program that the agent could replace. Raises ``DataError`` for a link, a folder, a
+        pipe, or a file above ``LARGEST_REWARD_BYTES``.
+        """
+
+
+class AgentMachine(Protocol):
+    """One machine. All methods may raise ``InfrastructureError``; those without ``async`` block."""
+
+    @property
+    def name(self) -> str:
+        """A name for messages."""
+
+    @property
+    def limits(self) -> MachineLimits:
+        """Its size."""
+
+    async def run(
+        self,
+        command: Sequence[str],
+        *,
+        timeout_s: float,
+        environment: Mapping[str, str] = {},
+        directory: str = "/app",
+        mounts: Mapping[str, Path] = {},
+        stdin: bytes = b"",
+    ) -> CommandEnd:
+        """Run a command to its end or to a limit; ``mounts`` are folders of the host that it finds at these places."""
+
+    def upload(self, folder: Path, place: str) -> None:
+        """Copy the files of a host's folder into a new machine, before the agent's first command."""
+
+    def disk_bytes(self) -> int:
+        """Return the space that the agent's files take."""
+
+    def for_tests(self, tests: Path) -> AbstractAsyncContextManager[VerifierMachine]:
+        """End the agent's processes, and yield a machine with its files and with ``tests`` as ``/tests``."""
+
+    def remove(self) -> None:
+        """Remove the machine with all that it holds; nothing happens if it is gone."""
 
 
 @dataclass(frozen=True)

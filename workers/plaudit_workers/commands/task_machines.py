@@ -19,11 +19,11 @@ from ruamel.yaml.error import YAMLError
 
 from plaudit_job.tasks import Task, TaskError
 from plaudit_sandbox import machine as folders
-from plaudit_sandbox.agent_machine import AgentMachine
 from plaudit_sandbox.container import ContainerMachine, ContainerSettings
 from plaudit_sandbox.container_engine import find_engine
 from plaudit_sandbox.machine import Machine, MachineLimits
 from plaudit_sandbox.pod_manifests import TOOLS_IMAGE, PodSettings
+from plaudit_sandbox.verification import AgentMachine
 from plaudit_wire.errors import ConfigurationError, RefusedError
 from plaudit_wire.plain import plain
 
