@@ -91,10 +91,10 @@ cluster-down: ## end it
 	@tests/cluster/cluster down
 
 cluster-packages:
-	@(for program in containerd runc iptables conntrack socat /usr/lib/cni/bridge buildah debootstrap; do \
+	@(for program in containerd runc iptables conntrack socat /usr/lib/cni/bridge buildah podman busybox debootstrap; do \
 	  command -v $$program >/dev/null || exit 1; done) || \
 	  { $(call apt,containerd runc containernetworking-plugins iproute2 iptables conntrack socat openssl procps \
-	  buildah debootstrap) ; } || \
+	  buildah podman busybox-static debootstrap) ; } || \
 	  echo "the cluster's packages cannot be installed from here: tests/cluster/cluster names what is missing"
 
 bench: install ## the figures of the README: tables, and JSON in benchmarks/results/
@@ -117,6 +117,7 @@ generate: install ## write the generated files anew
 # The tests wait most of the time, so that two processes share them, each with a cluster of its own.
 e2e: install $(if $(PLAUDIT_E2E_KUBECONFIG),,cluster-build) ## tests on a real Kubernetes (root), or on that of PLAUDIT_E2E_KUBECONFIG
 	PLAUDIT_E2E=1 $(BIN)/pytest -q --durations 20 $(if $(PLAUDIT_E2E_KUBECONFIG),,--numprocesses 2 --no-loadscope-reorder) tests/e2e_cluster
+	$(BIN)/pytest -q tests/sandbox/test_container.py
 
 controllers-build: install cluster-packages ## what e2e-controllers needs: KEDA, Kueue, metrics-server, Prometheus
 	@tests/cluster/controllers/controllers build

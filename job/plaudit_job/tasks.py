@@ -23,6 +23,7 @@ from plaudit_wire.plain import plain, shown
 TASK_FILE = "task.toml"
 INSTRUCTION_FILE = "instruction.md"
 TESTS_FILE = "tests/test.sh"
+_TAG_DIGITS = 24
 _SCHEMA = re.compile(r"1\.[0-4](\.\d+)?")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}")
 
@@ -130,6 +131,17 @@ class Task:
     def name(self) -> str:
         """Return the name of its folder."""
         return self.folder.name
+
+    @property
+    def has_dockerfile(self) -> bool:
+        """Tell whether its image is to be built from ``environment/Dockerfile``."""
+        return (self.folder / "environment" / "Dockerfile").is_file()
+
+    def image(self, registry: str = "localhost") -> str:
+        """Return the image that it names or, for one to build, a tag that changes with ``environment/``; else empty."""
+        if self.config.environment.docker_image or not self.has_dockerfile:
+            return self.config.environment.docker_image
+        return f"{registry}/plaudit-task:{_digest(self.folder / 'environment')[:_TAG_DIGITS]}"
 
     def row(self) -> dict[str, Any]:
         """Return the task as a data row in verl's columns."""

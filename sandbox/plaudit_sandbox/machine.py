@@ -47,6 +47,8 @@ PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LINKS = ("bin", "sbin", "lib", "lib64", "lib32", "libx32")
 _ETC_FILES = ("ld.so.cache", "localtime", "mime.types", "nsswitch.conf", "services", "protocols")
 _ETC_FOLDERS = ("alternatives", "ssl/certs")
+REWARD_FILES: Final = ("reward.json", "reward.txt")
+LARGEST_REWARD_BYTES: Final = 1 << 20
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _NOBODY: Final = 65534
 _POLL_S = 0.25
@@ -127,7 +129,7 @@ class Machine:
             table = [*self._mounts(mounts, writable)]
             async with self._started(command, environment, directory, table, given.fileno()) as (process, status):
                 assert process.stdout is not None
-                output = _Output(self.limits.output_bytes)
+                output = KeptOutput(self.limits.output_bytes)
                 reading = asyncio.create_task(output.read(process.stdout))
                 ending = await self._watch(process, began_s + timeout_s)
                 _kill(process)
@@ -138,6 +140,11 @@ class Machine:
             raise InfrastructureError(f"the machine {self.folder.name} cannot be built: {output.text().strip()[-500:]}")
         code = 124 if ending != "exited" else code if code >= 0 else 128 - code
         return CommandEnd(ending, code, output.text(), time.monotonic() - began_s)
+
+    @property
+    def name(self) -> str:
+        """Return the name of the folder."""
+        return self.folder.name
 
     def at(self, folder: Path) -> Machine:
         """Return a machine of the same size in another folder, such as a copy."""
@@ -159,13 +166,22 @@ class Machine:
             top = str(self.folder / "files" / parts[0])
             subprocess.run(["chown", "-hR", f"{_NOBODY}:{_NOBODY}", top], capture_output=True)
 
+    @contextlib.asynccontextmanager
+    async def for_tests(self, tests: Path) -> AsyncIterator[MachineCopy]:
+        """Yield a copy for tests: its files as the agent left them, ``tests`` as ``/tests``, and new ``/logs``.
+
+        Tests run in a copy so that they can be repeated after a crash. Raises ``InfrastructureError``.
+        """
+        with _folder_beside(self.folder) as folder:
+            yield await asyncio.to_thread(MachineCopy, self, folder, tests)
+
     def remove(self) -> None:
         """Remove the machine with all that it holds."""
         remove(self.folder)
 
     def disk_bytes(self) -> int:
         """Return the space that its files take; more than its limit if they cannot be counted."""
-        return _size(self.folder / "files", self.limits.disk_bytes)
+        return space_of(self.folder / "files", self.limits.disk_bytes)
 
     @contextlib.asynccontextmanager
     async def _started(
@@ -261,6 +277,80 @@ class Machine:
             os.chown(folder, _NOBODY, _NOBODY)
 
 
+class MachineCopy:
+    """A copy of a machine, for tests alone."""
+
+    def __init__(self, machine: Machine, folder: Path, tests: Path) -> None:
+        """Make the copy in a new folder. Raises ``InfrastructureError``."""
+        target = folder / "machine"
+        (target / "files").mkdir(parents=True)
+        copy(machine.folder / "files", target / "files")
+        self._machine = machine.at(target)
+        self._tests, self._logs = folder / "tests", folder / "logs"
+        self._tests.mkdir()
+        copy(tests, self._tests, "--no-preserve=ownership")
+        for each in (self._logs, *(self._logs / name for name in ("verifier", "agent", "artifacts"))):
+            machine.own(each)
+
+    @property
+    def changed_programs(self) -> Sequence[str]:
+        """Return none: the programs of a machine are the host's, read only."""
+        return ()
+
+    async def run(
+        self, command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], directory: str
+    ) -> CommandEnd:
+        """Run the tests, which find ``/tests`` read only."""
+        return await self._machine.run(
+            command,
+            timeout_s=timeout_s,
+            environment=environment,
+            directory=directory,
+            mounts={"/tests": self._tests},
+            writable={"/logs": self._logs},
+        )
+
+    def reward_file(self, name: str) -> str | None:
+        """Return the text of a regular file of ``/logs/verifier`` that is no link; None if there is none.
+
+        Its folder may be a link as well. Raises ``DataError``.
+        """
+        try:
+            folder = os.open(self._logs / "verifier", os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+        except OSError as error:
+            raise DataError(f"/logs/verifier is no folder ({error.strerror})") from error
+        try:
+            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise DataError(f"{name} is no file ({error.strerror})") from error
+        finally:
+            os.close(folder)
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST_REWARD_BYTES:
+                raise DataError(f"{name} is no file of at most {LARGEST_REWARD_BYTES >> 20} MiB")
+            return os.read(descriptor, LARGEST_REWARD_BYTES).decode(errors="replace").strip()
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _folder_beside(machine: Path) -> Iterator[Path]:
+    """Yield a new folder beside the machine, and remove it; also those that a killed process left."""
+    for left in machine.parent.glob(f".{machine.name}-verify-*"):
+        remove(left)
+    try:
+        made = Path(tempfile.mkdtemp(dir=machine.parent, prefix=f".{machine.name}-verify-"))
+    except OSError as error:
+        raise InfrastructureError(f"the machine {machine.name} cannot be copied: {error}") from error
+    try:
+        yield made
+    finally:
+        remove(made)
+
+
 @cache
 def problem() -> str:
     """Return why this host cannot run machines, with the remedy; empty if it can."""
@@ -319,11 +409,7 @@ async def _process(
                 preexec_fn=partial(_begin, os.getpid(), told),
             )
         except (OSError, ValueError) as error:
-            if isinstance(error, ValueError) or error.errno == errno.E2BIG:
-                raise DataError(
-                    "the command, its folder or its variables hold a NUL or a word above 128 KiB: put it into a file"
-                ) from error
-            raise InfrastructureError(f"no process can be started: {error}") from error
+            raise start_error(error) from error
         finally:
             os.close(told)
         try:
@@ -333,6 +419,15 @@ async def _process(
             await process.wait()
     finally:
         os.close(status)
+
+
+def start_error(error: OSError | ValueError) -> DataError | InfrastructureError:
+    """Return what it means that a command could not be started: its own fault, or this host's."""
+    if isinstance(error, ValueError) or error.errno == errno.E2BIG:
+        return DataError(
+            "the command, its folder or its variables hold a NUL or a word above 128 KiB: put it into a file"
+        )
+    return InfrastructureError(f"no process can be started: {error}")
 
 
 def _begin(parent: int, told: int) -> None:
@@ -392,8 +487,8 @@ def _write_etc(folder: Path) -> None:
         made.rename(folder)
 
 
-class _Output:
-    """Keeps the beginning and the end of a stream."""
+class KeptOutput:
+    """Keep the beginning and the end of a stream."""
 
     def __init__(self, most_bytes: int) -> None:
         self._half = most_bytes // 2
@@ -404,14 +499,19 @@ class _Output:
     async def read(self, stream: asyncio.StreamReader) -> None:
         """Read to the end, whatever its length."""
         while data := await stream.read(_READ_BYTES):
-            room = self._half - len(self._head)
-            self._head += data[:room]
-            self._tail += data[room:]
-            if (more := len(self._tail) - self._half) > 0:
-                self._num_cut += more
-                del self._tail[:more]
+            self.add(data)
+
+    def add(self, data: bytes) -> None:
+        """Keep of these further bytes what there is room for."""
+        room = self._half - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        if (more := len(self._tail) - self._half) > 0:
+            self._num_cut += more
+            del self._tail[:more]
 
     def text(self) -> str:
+        """Return what was kept, with a line about what was cut."""
         cut = _CUT % self._num_cut if self._num_cut else b""
         return bytes(self._head + cut + self._tail).decode(errors="replace")
 
@@ -450,7 +550,7 @@ def _held_bytes(pid: int, disk: int) -> tuple[int, int, int]:
     return resident, sum(size for _, size in held.values()) - on_disk, on_disk
 
 
-def _size(folder: Path, most: int) -> int:
+def space_of(folder: Path, most: int) -> int:
     """Return the space of all files below a folder; stop counting above ``most``. Inodes count a page.
 
     A folder that cannot be read, such as one whose path is too long for the kernel, hides its size: more than ``most``.

@@ -2,36 +2,39 @@
 
 The order, with Harbor's paths and files (``/tests/test.sh``, ``/logs/verifier/reward.json`` or ``reward.txt``):
 
-1. Nothing of the agent's phase runs any more: each of its commands had namespaces of its own (``machine``).
-2. The machine's files are copied. Tests run in the copy, so that they can be repeated after a crash: from what the
-   agent left, and not from what half a run of the tests made of it.
-3. ``/tests`` and ``/logs`` are new folders of the host in place of the agent's: no planted ``conftest.py``, no symlink.
-4. The tests get an environment of their own. Of Python, git and the shell they read no configuration of the agent's
-   home; ``PATH`` holds no folder that the agent could write to.
-5. The reward is read once, by this process, after the kernel has ended every process of the copy.
+1. Nothing of the agent's phase runs any more.
+2. The tests get the machine's files as the agent left them: a copy where the provider can make one, so that the tests
+   can be repeated after a crash.
+3. ``/tests`` and ``/logs/verifier`` are new, and places that the agent could not replace: no planted ``conftest.py``,
+   no symlink.
+4. Where the agent could write to programs, as in a container, a replaced one ends the verification as ``tampered``.
+5. The tests get an environment of their own. Of Python, git and the shell they read no configuration of the agent's
+   home.
+6. The reward is read once, by the provider and by no program of the machine, after every process has ended.
 
 A test that runs the agent's own programs, as most do, can still be deceived by them while it runs.
+
+Machines are known by two protocols alone. Their providers are ``machine`` (a folder and namespaces of this host),
+``container`` (docker or podman) and ``pods`` (Kubernetes).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-import os
-import stat
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
-from plaudit_sandbox.machine import CommandEnd, Machine, copy, remove
-from plaudit_wire.errors import DataError, InfrastructureError
+from plaudit_sandbox.machine import CommandEnd, MachineLimits
+from plaudit_wire.errors import DataError
 from plaudit_wire.plain import PlainDataError, plain_json
+from plaudit_wire.printable import printable
 
 REWARD: Final = "reward"
-_LARGEST_REWARD_BYTES = 1 << 20
+_SHOWN_PATHS = 3
 _ENVIRONMENT = {
     "HOME": "/run",
     "PYTHONSAFEPATH": "1",
@@ -47,13 +50,70 @@ _ENVIRONMENT = {
 }
 
 
+class VerifierMachine(Protocol):
+    """A machine made ready for tests: nothing of the agent runs, ``/tests`` and ``/logs/verifier`` are new."""
+
+    @property
+    def changed_programs(self) -> Sequence[str]:
+        """Paths of the image's programs that the agent replaced, and of files that programs run by themselves."""
+
+    async def run(
+        self, command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], directory: str
+    ) -> CommandEnd:
+        """Run the tests to their end or to a limit; afterwards no process is left. Call it once."""
+
+    def reward_file(self, name: str) -> str | None:
+        """Return the text of a file of ``/logs/verifier``; None if there is none.
+
+        Read by the provider, by no program that the agent could replace. Raises ``DataError`` for a link, a folder, a
+        pipe, or a file above ``LARGEST_REWARD_BYTES``.
+        """
+
+
+class AgentMachine(Protocol):
+    """One machine. All methods may raise ``InfrastructureError``; those without ``async`` block."""
+
+    @property
+    def name(self) -> str:
+        """A name for messages."""
+
+    @property
+    def limits(self) -> MachineLimits:
+        """Its size."""
+
+    async def run(
+        self,
+        command: Sequence[str],
+        *,
+        timeout_s: float,
+        environment: Mapping[str, str] = {},
+        directory: str = "/app",
+        mounts: Mapping[str, Path] = {},
+        stdin: bytes = b"",
+    ) -> CommandEnd:
+        """Run a command to its end or to a limit; ``mounts`` are folders of the host that it finds at these places."""
+
+    def upload(self, folder: Path, place: str) -> None:
+        """Copy the files of a host's folder into a new machine, before the agent's first command."""
+
+    def disk_bytes(self) -> int:
+        """Return the space that the agent's files take."""
+
+    def for_tests(self, tests: Path) -> AbstractAsyncContextManager[VerifierMachine]:
+        """End the agent's processes, and yield a machine with its files and with ``tests`` as ``/tests``."""
+
+    def remove(self) -> None:
+        """Remove the machine with all that it holds; nothing happens if it is gone."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The end of a verification."""
 
-    outcome: Literal["scored", "data_error", "timeout"]
+    outcome: Literal["scored", "tampered", "data_error", "timeout"]
+    """``tampered``: the agent replaced programs that the tests could use; no test ran, and the reward is 0."""
     reward: float | None
-    """Present exactly when ``outcome`` is ``scored``."""
+    """Present exactly when ``outcome`` is ``scored`` or ``tampered``."""
     reason: str
     """Why there is none, or why it is 0 without a test; empty otherwise."""
     executed: CommandEnd
@@ -62,47 +122,54 @@ class Verdict:
 
 
 async def verify(
-    machine: Machine,
+    machine: AgentMachine,
     tests: Path,
     *,
     timeout_s: float,
     environment: Mapping[str, str] = {},
     directory: str = "/app",
 ) -> Verdict:
-    """Run ``tests/test.sh`` on a copy of the machine and read the reward.
+    """Run ``tests/test.sh`` in the machine that the agent has left, and read the reward.
 
-    Raises ``InfrastructureError`` where the copy or its root cannot be made, and ``DataError`` if there is no
-    ``test.sh``.
+    Raises ``InfrastructureError`` where the provider fails, and ``DataError`` if there is no ``test.sh``.
     """
     if not (tests / "test.sh").is_file():
         raise DataError(f"{tests} has no test.sh: give the task one that writes /logs/verifier/reward.txt")
     if await asyncio.to_thread(machine.disk_bytes) > machine.limits.disk_bytes:
-        return _verdict(CommandEnd("disk", 124, "", 0.0), machine.folder, timeout_s)
-    with _copied(machine) as folder:
-        copied = await asyncio.to_thread(_copy, machine, folder)
-        placed, logs = folder / "tests", folder / "logs"
-        placed.mkdir()
-        await asyncio.to_thread(copy, tests, placed, "--no-preserve=ownership")
-        for each in (logs, logs / "verifier", logs / "agent", logs / "artifacts"):
-            copied.own(each)
-        executed = await copied.run(
+        return _stopped(CommandEnd("disk", 124, "", 0.0))
+    async with machine.for_tests(tests) as prepared:
+        if changed := prepared.changed_programs:
+            return Verdict("tampered", 0.0, _tampered(changed), CommandEnd("exited", 0, "", 0.0))
+        executed = await prepared.run(
             ["bash", "/tests/test.sh"],
             timeout_s=timeout_s,
             environment={**environment, **_ENVIRONMENT},
             directory=directory,
-            mounts={"/tests": placed},
-            writable={"/logs": logs},
         )
-        return _verdict(executed, logs / "verifier", timeout_s)
+        return await asyncio.to_thread(_verdict, executed, prepared, timeout_s)
 
 
-def _verdict(executed: CommandEnd, logs: Path, timeout_s: float) -> Verdict:
+def _tampered(changed: Sequence[str]) -> str:
+    shown_paths = ", ".join(map(printable, changed[:_SHOWN_PATHS]))
+    more = f" and {len(changed) - _SHOWN_PATHS} more" if len(changed) > _SHOWN_PATHS else ""
+    return (
+        f"the agent changed programs that the tests could use: {shown_paths}{more}. A task that asks for this "
+        "cannot be verified in the agent's machine"
+    )
+
+
+def _stopped(executed: CommandEnd) -> Verdict:
+    """Return the verdict on a machine at its limit. The policy can bring this about, so it earns 0 and no error."""
+    return Verdict("scored", 0.0, f"the tests were stopped at the machine's limit of {executed.ending}", executed)
+
+
+def _verdict(executed: CommandEnd, machine: VerifierMachine, timeout_s: float) -> Verdict:
     if executed.ending == "timeout":
         return Verdict("timeout", None, f"the tests did not end within {timeout_s:g} s", executed)
-    if executed.ending != "exited":  # the policy can bring this about, so it must not get rid of a bad score by it
-        return Verdict("scored", 0.0, f"the tests were stopped at the machine's limit of {executed.ending}", executed)
+    if executed.ending != "exited":
+        return _stopped(executed)
     try:
-        rewards = _read_rewards(logs)
+        rewards = _read_rewards(machine)
     except DataError as error:
         end = f"test.sh ended with exit code {executed.exit_code}"
         return Verdict("data_error", None, f"{error} ({end})", executed)
@@ -110,9 +177,9 @@ def _verdict(executed: CommandEnd, logs: Path, timeout_s: float) -> Verdict:
     return Verdict("scored", reward, "", executed, rewards)
 
 
-def _read_rewards(logs: Path) -> dict[str, float]:
+def _read_rewards(machine: VerifierMachine) -> dict[str, float]:
     """Return the numbers of ``reward.json``, else that of ``reward.txt``. Raise ``DataError``."""
-    if (text := _read(logs / "reward.json")) is not None:
+    if (text := machine.reward_file("reward.json")) is not None:
         try:
             found = plain_json(text, "reward.json")
         except PlainDataError as error:
@@ -121,7 +188,7 @@ def _read_rewards(logs: Path) -> dict[str, float]:
         if REWARD not in numbers or not all(_is_number(value) for value in numbers.values()):
             raise DataError(f"reward.json is no object of numbers with {REWARD!r} among them")
         return {name: float(value) for name, value in numbers.items()}
-    if (text := _read(logs / "reward.txt")) is not None:
+    if (text := machine.reward_file("reward.txt")) is not None:
         try:
             reward = float(text)
         except ValueError:
@@ -134,52 +201,3 @@ def _read_rewards(logs: Path) -> dict[str, float]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _read(path: Path) -> str | None:
-    """Return the text of a regular file that is no link; None if there is none. A program of the copy wrote it.
-
-    Its folder may be a link as well.
-    """
-    try:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
-    except OSError as error:
-        raise DataError(f"/logs/{path.parent.name} is no folder ({error.strerror})") from error
-    try:
-        descriptor = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise DataError(f"{path.name} is no file ({error.strerror})") from error
-    finally:
-        os.close(folder)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST_REWARD_BYTES:
-            raise DataError(f"{path.name} is no file of at most {_LARGEST_REWARD_BYTES >> 20} MiB")
-        return os.read(descriptor, _LARGEST_REWARD_BYTES).decode(errors="replace").strip()
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _copied(machine: Machine) -> Iterator[Path]:
-    """Yield a new folder beside the machine, and remove it; also those that a killed process left."""
-    for left in machine.folder.parent.glob(f".{machine.folder.name}-verify-*"):
-        remove(left)
-    try:
-        made = Path(tempfile.mkdtemp(dir=machine.folder.parent, prefix=f".{machine.folder.name}-verify-"))
-    except OSError as error:
-        raise InfrastructureError(f"the machine {machine.folder.name} cannot be copied: {error}") from error
-    try:
-        yield made
-    finally:
-        remove(made)
-
-
-def _copy(machine: Machine, folder: Path) -> Machine:
-    """Copy the machine with its files as they are."""
-    target = folder / "machine"
-    (target / "files").mkdir(parents=True)
-    copy(machine.folder / "files", target / "files")
-    return machine.at(target)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from container_images import IMAGE, why_none
 from namespaces import HAS_NAMESPACES
+from plaudit_sandbox.container_engine import find_engine
 from plaudit_workers.cli import main
 
 pytestmark = pytest.mark.skipif(not HAS_NAMESPACES, reason="this kernel makes no namespaces for us")
@@ -88,3 +91,64 @@ def test_what_this_host_cannot_run_is_refused(
     write_task(tmp_path / "t", config=config, **files)
     assert main(["tasks", str(tmp_path)]) == 2
     assert error in capsys.readouterr().err
+
+
+IN_ITS_WORKDIR = {
+    "solution/solve.sh": "pwd > sum",
+    "tests/test.sh": 'if [ "$(cat sum)" = /work ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt',
+}
+IN_CONTAINERS = pytest.mark.skipif(bool(why_none()), reason=why_none())
+
+
+@IN_CONTAINERS
+def test_tasks_with_an_image_run_in_containers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_task(
+        tmp_path / "named", config=f"[environment]\ndocker_image = '{IMAGE}'\nworkdir = '/work'", **IN_ITS_WORKDIR
+    )
+    write_task(tmp_path / "tampers", solve="cp /bin/true /usr/bin/cat; " + SOLVE)
+    code = main(["tasks", str(tmp_path), "--provider", "container", "--image", IMAGE, "--json"])
+    checks = {check["task"]: check for check in json.loads(capsys.readouterr().out)}
+    assert code == 3
+    assert (checks["named"]["nothing"], checks["named"]["solution"], checks["named"]["problems"]) == (0.0, 1.0, [])
+    assert any(
+        "changed programs that the tests could use: /usr/bin/cat" in each for each in checks["tampers"]["problems"]
+    )
+
+
+@IN_CONTAINERS
+def test_an_image_is_built_once_for_equal_environments_and_then_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = secrets.token_hex(8)
+    dockerfile = f"FROM {IMAGE}\nWORKDIR /built\nRUN echo {content} > given\n"
+    test = f'if [ "$(cat /built/out)" = {content} ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt'
+    for name in ("one", "two"):
+        write_task(tmp_path / name, test, "cp given out", **{"environment/Dockerfile": dockerfile})
+    assert main(["tasks", str(tmp_path), "--provider", "container"]) == 2
+    assert "build it with plaudit images-of" in capsys.readouterr().err
+    assert main(["images-of", str(tmp_path), "--json"]) == 0
+    images = {each["image"] for each in json.loads(capsys.readouterr().out)}
+    (image,) = images
+    try:
+        code, checks = (
+            main(["tasks", str(tmp_path / "one"), "--provider", "container", "--json"]),
+            json.loads(capsys.readouterr().out),
+        )
+        assert (code, checks[0]["nothing"], checks[0]["solution"]) == (0, 0.0, 1.0), checks
+    finally:
+        find_engine().remove_images(image)
+
+
+@IN_CONTAINERS
+def test_an_image_that_cannot_be_built_is_shown_with_its_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_task(tmp_path / "t", **{"environment/Dockerfile": f"FROM {IMAGE}\nRUN echo the reason; false\n"})
+    assert main(["images-of", str(tmp_path)]) == 3
+    assert "the reason" in capsys.readouterr().out
+
+
+def test_what_a_provider_cannot_give_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_task(tmp_path / "t", config="[environment]\ngpus = 2")
+    assert main(["tasks", str(tmp_path)]) == 2
+    assert "task t needs 2 GPUs: use --provider pods" in capsys.readouterr().err

@@ -185,6 +185,41 @@ def _tasks_arguments(parser: argparse.ArgumentParser) -> None:
         "--concurrent", type=_positive, default=2, metavar="N", help="tasks checked at the same time (default: 2)"
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.add_argument(
+        "--provider",
+        choices=["process", "container", "pods"],
+        default="process",
+        help="machines of this host (default), containers of docker or podman, or pods of Kubernetes",
+    )
+    images = parser.add_argument_group("containers and pods")
+    images.add_argument("--image", default="", metavar="IMAGE", help="for tasks that name no image")
+    images.add_argument(
+        "--registry",
+        default="localhost",
+        metavar="REGISTRY",
+        help="where plaudit images-of has put images (default: localhost)",
+    )
+    images.add_argument(
+        "--network",
+        choices=["none", "public"],
+        default="none",
+        help="the widest network that a task may ask for (default: none)",
+    )
+    pods = parser.add_argument_group("pods")
+    pods.add_argument("--namespace", default="default", metavar="NAMESPACE", help="where pods are made")
+    pods.add_argument("--pod", type=Path, metavar="FILE", help="a pod template in YAML, such as for a runtimeClassName")
+    pods.add_argument(
+        "--tools-image",
+        default="",
+        metavar="IMAGE",
+        help="an image with a static /bin/busybox (default: the official one)",
+    )
+
+
+def _images_of_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="a Harbor task, or a folder of them")
+    parser.add_argument("--push", default="", metavar="REGISTRY", help="push the images there, such as ghcr.io/you")
+    parser.add_argument("--json", action="store_true", help="print the images as JSON")
 
 
 def _rescore_arguments(parser: argparse.ArgumentParser) -> None:
@@ -282,6 +317,9 @@ COMMANDS: dict[str, Subcommand] = {
         f"{_HERE}.tasks:check_tasks",
         "check Harbor tasks: after nothing, and after their solution",
         _tasks_arguments,
+    ),
+    "images-of": Subcommand(
+        f"{_HERE}.images_of:images_of", "build the images of Harbor tasks, each once", _images_of_arguments
     ),
     "rescore": Subcommand(
         f"{_HERE}.rescore:rescore", "score the stored samples of a run again and compare", _rescore_arguments

@@ -9,18 +9,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 from plaudit_job.tasks import Task, TaskError, expand, read_tasks
-from plaudit_sandbox import machine as machines
-from plaudit_sandbox.machine import CommandEnd, Machine, MachineLimits
+from plaudit_sandbox.machine import CommandEnd
 from plaudit_sandbox.verification import Verdict, verify
 from plaudit_wire.errors import DataError, InfrastructureError, RefusedError
 from plaudit_wire.printable import printable
+from plaudit_workers.commands.task_machines import PROVIDERS, TaskMachine, TaskMachines
 from plaudit_workers.process import EXIT_DONE, EXIT_FAILED
 
 _SOLUTION = "solution"
@@ -48,12 +45,12 @@ def check_tasks(arguments: argparse.Namespace) -> int:
     """Run the command."""
     try:
         tasks = [task for folder in arguments.folders for task in read_tasks(folder)]
+        machines = PROVIDERS[arguments.provider](arguments)
         for task in tasks:
-            _require_no_image(task)
+            machines.require(task)
     except TaskError as error:
         raise RefusedError(str(error)) from error
-    machines.require()
-    checks = asyncio.run(_check_all(tasks, arguments.concurrent))
+    checks = asyncio.run(_check_all(tasks, machines, arguments.concurrent))
     if arguments.json:
         print(json.dumps([asdict(check) for check in checks]))
     else:
@@ -61,46 +58,32 @@ def check_tasks(arguments: argparse.Namespace) -> int:
     return EXIT_FAILED if any(check.problems for check in checks) else EXIT_DONE
 
 
-def _require_no_image(task: Task) -> None:
-    """Refuse a task that needs a container."""
-    image = task.config.environment.docker_image
-    if image or (task.folder / "environment" / "Dockerfile").exists():
-        needed = f"the image {image}" if image else "an image of its environment/Dockerfile"
-        raise TaskError(
-            f"task {task.name} needs {needed}. Machines of this host run tasks without an image: files of environment/ "
-            "are copied to its workdir"
-        )
-
-
-async def _check_all(tasks: Sequence[Task], concurrent: int) -> list[TaskCheck]:
+async def _check_all(tasks: Sequence[Task], machines: TaskMachines, concurrent: int) -> list[TaskCheck]:
     places = asyncio.Semaphore(concurrent)
 
     async def checked(task: Task) -> TaskCheck:
         async with places:
-            with tempfile.TemporaryDirectory(prefix="plaudit-task-", ignore_cleanup_errors=True) as folder:
-                os.chmod(folder, 0o711)  # noqa: S103 (the user of the machines passes through it)
-                try:
-                    return await _check(task, Path(folder))
-                except (DataError, InfrastructureError, TaskError) as error:
-                    return TaskCheck(task.name, None, None, 0.0, [str(error)])
-                finally:
-                    await asyncio.to_thread(machines.remove, Path(folder))
+            try:
+                return await _check(task, machines)
+            except (DataError, InfrastructureError, TaskError) as error:
+                return TaskCheck(task.name, None, None, 0.0, [str(error)])
 
     return list(await asyncio.gather(*map(checked, tasks)))
 
 
-async def _check(task: Task, folder: Path) -> TaskCheck:
+async def _check(task: Task, machines: TaskMachines) -> TaskCheck:
     problems: list[str] = []
     outputs: list[str] = []
-    idle = await _verified(task, _machine(task, folder / "nothing"), problems, outputs, "an agent that does nothing")
+    async with machines.made(task) as machine:
+        idle = await _verified(task, machine, problems, outputs, "an agent that does nothing")
     if idle is not None and idle.reward is not None and idle.reward != 0:
         problems.append(f"an agent that does nothing earns {idle.reward:g}")
         outputs.append(idle.executed.output)
     solved = None
     if (task.folder / _SOLUTION / "solve.sh").is_file():
-        machine = _machine(task, folder / "solved")
-        ran = await _solve(task, machine)
-        solved = await _verified(task, machine, problems, outputs, "the solution")
+        async with machines.made(task) as machine:
+            ran = await _solve(task, machine)
+            solved = await _verified(task, machine, problems, outputs, "the solution")
         if solved is not None and solved.reward is not None and solved.reward != 1:
             problems.append(f"the solution earns {solved.reward:g} (solve.sh ended with exit code {ran.exit_code})")
             outputs += [ran.output, solved.executed.output]
@@ -117,39 +100,28 @@ async def _check(task: Task, folder: Path) -> TaskCheck:
     )
 
 
-def _machine(task: Task, folder: Path) -> Machine:
-    """Return a new machine with the files of the task's environment."""
-    environment = task.config.environment
-    machine = Machine(
-        folder,
-        MachineLimits(memory_bytes=environment.memory_mb << 20, disk_bytes=environment.storage_mb << 20),
-    )
-    given = task.folder / "environment"
-    if given.is_dir():
-        machine.upload(given, environment.workdir)
-    return machine
-
-
-async def _solve(task: Task, machine: Machine) -> CommandEnd:
-    return await machine.run(
+async def _solve(task: Task, machine: TaskMachine) -> CommandEnd:
+    return await machine.machine.run(
         ["bash", f"/{_SOLUTION}/solve.sh"],
         timeout_s=task.config.agent.timeout_sec,
         environment=expand(task.config.environment.env),
-        directory=task.config.environment.workdir,
+        directory=machine.directory,
         mounts={f"/{_SOLUTION}": task.folder / _SOLUTION},
     )
 
 
-async def _verified(task: Task, machine: Machine, problems: list[str], outputs: list[str], who: str) -> Verdict | None:
+async def _verified(
+    task: Task, machine: TaskMachine, problems: list[str], outputs: list[str], who: str
+) -> Verdict | None:
     """Return the tests' verdict; add what is wrong with the tests themselves to the problems."""
     verifier = task.config.verifier
     try:
         verdict = await verify(
-            machine,
+            machine.machine,
             task.folder / "tests",
             timeout_s=verifier.timeout_sec,
             environment=expand(task.config.environment.env) | expand(verifier.env),
-            directory=task.config.environment.workdir,
+            directory=machine.directory,
         )
     except (DataError, InfrastructureError, TaskError) as error:
         problems.append(f"after {who}: {error}")

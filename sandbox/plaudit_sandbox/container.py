@@ -1,0 +1,367 @@
+"""Run an agent in a container of docker or podman, and its tests in a second one made from what it left.
+
+The container has its image's programs and user, a file system of its own, no network unless one is given, no new
+privileges, and of root's capabilities those alone that files and users need. It shares the host's kernel: give the
+engine a runtime such as gVisor's (``--runtime``, in its own configuration) where code may attack that.
+
+Unlike in a machine of ``machine``, processes live from command to command, and the agent may write to its programs.
+``/tests``, ``/logs`` and ``/run`` are mounts from the start, so that an agent can neither remove them nor put a link in
+their place. The tests' container is a copy (``commit``) in which nothing of the agent runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal
+
+from plaudit_sandbox.archives import RewardArchive, write_archive
+from plaudit_sandbox.container_engine import ContainerEngine, client_folder, inspected, label_options, write_variables
+from plaudit_sandbox.machine import REWARD_FILES, CommandEnd, Ending, KeptOutput, MachineLimits, space_of, start_error
+from plaudit_sandbox.tampering import PYCACHE_ELSEWHERE, changed_programs
+from plaudit_wire.errors import InfrastructureError
+
+CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
+_POLL_S = 1.0
+_KILLED = 128 + 9
+_KILLS = 5
+_NOT_STARTED = (126, 255)
+_ENGINE_S_WORDS = "OCI runtime"
+"""In docker's and podman's message that a container takes no further process."""
+_TMPFS_MIB = 64
+_WAIT = ("sh", "-c", 'sleep "$1" & wait', "sh")
+"""The first process: it reaps others, and ends the container when its time is over."""
+_IN_FOLDER = ("sh", "-c", 'cd "$1" 2>/dev/null || cd /; shift; exec "$@"', "sh")
+
+
+@dataclass(frozen=True)
+class ContainerSettings:
+    """What a container is made of."""
+
+    image: str
+    network: Literal["none", "public"] = "none"
+    cpus: float = 1.0
+    workdir: str = "/app"
+    """Where the agent works; programs below it are its own, and not the image's."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """By which it can be found and removed, such as ``run``, ``group`` and ``index``."""
+    lifetime_s: float = 86_400.0
+    """It ends by itself after this time, whoever has forgotten it."""
+
+
+class ContainerMachine:
+    """One machine in a container."""
+
+    def __init__(self, engine: ContainerEngine, name: str, settings: ContainerSettings, limits: MachineLimits) -> None:
+        """Take over a container that exists."""
+        self.name = name
+        self.limits = limits
+        self._engine = engine
+        self._settings = settings
+
+    @classmethod
+    def create(cls, engine: ContainerEngine, settings: ContainerSettings, limits: MachineLimits) -> ContainerMachine:
+        """Make a new container; pull its image if it is not here. Raises ``InfrastructureError``."""
+        engine.ensure_image(settings.image)
+        machine = cls(engine, f"plaudit-{secrets.token_hex(8)}", settings, limits)
+        engine.call(
+            *("create", "--name", machine.name, *_options(settings, limits)),
+            *("--tmpfs", "/tests:ro,size=4k", "--tmpfs", f"/logs:rw,mode=1777,size={_TMPFS_MIB}m"),
+            *("--entrypoint", json.dumps(_WAIT[:1]) if engine.program == "podman" else _WAIT[0]),
+            *(settings.image, *_WAIT[1:], str(int(settings.lifetime_s))),
+        )
+        try:
+            if settings.workdir != engine.image_workdir(settings.image):
+                engine.call("start", machine.name)
+                engine.call("exec", "--user", "0", machine.name, "mkdir", "-p", "-m", "1777", settings.workdir)
+        except InfrastructureError:
+            machine.remove()
+            raise
+        return machine
+
+    async def run(
+        self,
+        command: Sequence[str],
+        *,
+        timeout_s: float,
+        environment: Mapping[str, str] = {},
+        directory: str = "/app",
+        mounts: Mapping[str, Path] = {},
+        stdin: bytes = b"",
+    ) -> CommandEnd:
+        """Run a command to its end or to a limit, which ends every process of the container.
+
+        Args:
+            environment: Added to the image's own.
+            mounts: Copied into the container before.
+        """
+        executed = await self._exec(command, timeout_s, environment, directory, mounts, stdin)
+        if executed.exit_code in _NOT_STARTED and _ENGINE_S_WORDS in executed.output:
+            # The agent left no room for a further process, so all of them end.
+            await asyncio.to_thread(_end, self._engine, self.name)
+            executed = await self._exec(command, timeout_s, environment, directory, mounts, stdin)
+        return executed
+
+    def upload(self, folder: Path, place: str) -> None:
+        """Copy the files of a host's folder into the new container, for its root."""
+        self._put({place: folder})
+
+    def disk_bytes(self) -> int:
+        """Return the space of what was written to the container, beside the image and what lies in memory."""
+        return _written_bytes(self._engine, self.name, self.limits.disk_bytes)
+
+    @contextlib.asynccontextmanager
+    async def for_tests(self, tests: Path) -> AsyncIterator[ContainerCopy]:
+        """End every process of the agent, and yield a copy for tests. The agent's container stays, stopped."""
+        copied = ContainerCopy(self._engine, self.name, self._settings, self.limits, tests)
+        await asyncio.to_thread(copied.remove)  # what a killed process left
+        await asyncio.to_thread(_end, self._engine, self.name)
+        copied.changed_programs = await asyncio.to_thread(copied.find_changes)
+        try:
+            yield copied
+        finally:
+            await asyncio.to_thread(copied.remove)
+
+    def remove(self) -> None:
+        """Remove the container with all that it holds."""
+        self._engine.remove(self.name)
+
+    async def _exec(
+        self,
+        command: Sequence[str],
+        timeout_s: float,
+        environment: Mapping[str, str],
+        directory: str,
+        mounts: Mapping[str, Path],
+        stdin: bytes,
+    ) -> CommandEnd:
+        await asyncio.to_thread(self._start)
+        if mounts:
+            await asyncio.to_thread(self._put, mounts)
+        with write_variables(environment) as variables, tempfile.TemporaryFile() as given:
+            given.write(stdin)
+            given.seek(0)
+            options = [*["--interactive"] * bool(stdin), "--env-file", variables.name]
+            call = [self._engine.program, "exec", *options, self.name, *_IN_FOLDER, directory, *command]
+            return await _executed(self._engine, call, self.name, given.fileno(), timeout_s, self.limits)
+
+    def _start(self) -> None:
+        if not _is_running(self._engine, self.name):
+            self._engine.call("start", self.name)
+
+    def _put(self, folders: Mapping[str, Path]) -> None:
+        with tempfile.TemporaryFile() as archive:
+            write_archive(archive, folders)
+            archive.seek(0)
+            self._engine.call("cp", "-", f"{self.name}:/", stdin=archive)
+
+
+class ContainerCopy:
+    """A second container, with the files of the first one."""
+
+    def __init__(
+        self, engine: ContainerEngine, name: str, settings: ContainerSettings, limits: MachineLimits, tests: Path
+    ) -> None:
+        """Name it; ``run`` makes it."""
+        self.changed_programs: Sequence[str] = ()
+        self._engine = engine
+        self._agent, self._name, self._image = name, f"{name}-verify", f"localhost/plaudit-copy:{name}"
+        self._settings = settings
+        self._limits = limits
+        self._tests = tests
+        self._rewards: RewardArchive | None = None
+
+    def find_changes(self) -> list[str]:
+        """Return the programs that the agent changed, as the engine compares files and image."""
+        lines = self._engine.call("diff", self._agent).splitlines()
+        paths = [line.partition(" ")[2] for line in lines]
+        path_variable = self._engine.image_variables(self._settings.image).get("PATH", "")
+        return changed_programs(paths, path_variable, self._settings.workdir, self._is_folder)
+
+    async def run(
+        self, command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], directory: str
+    ) -> CommandEnd:
+        """Copy the agent's container, run the tests in the copy, and read what they left in ``/logs/verifier``."""
+        used_bytes = await asyncio.to_thread(self._create, command, environment, directory)
+        call = [self._engine.program, "start", "--attach", self._name]
+        executed = await _executed(
+            self._engine, call, self._name, subprocess.DEVNULL, timeout_s, self._limits, used_bytes=used_bytes
+        )
+        await asyncio.to_thread(_end, self._engine, self._name)
+        if executed.ending == "exited":
+            self._rewards = await asyncio.to_thread(self._read_logs)
+        return executed
+
+    def reward_file(self, name: str) -> str | None:
+        """Return the text of a file that the tests left; None if there is none. Raises ``DataError``."""
+        return self._rewards.text(name) if self._rewards else None
+
+    def remove(self) -> None:
+        """Remove the copy and its image."""
+        self._engine.remove(self._name)
+        self._engine.remove_images(self._image)
+
+    def _create(self, command: Sequence[str], environment: Mapping[str, str], directory: str) -> int:
+        """Make the container of the tests; return the bytes that the agent has used already."""
+        engine = self._engine
+        used_bytes = _written_bytes(engine, self._agent, self._limits.disk_bytes)
+        engine.call("commit", "--quiet", self._agent, self._image)
+        first, *rest = *_IN_FOLDER, directory, *command
+        with write_variables({**PYCACHE_ELSEWHERE, **environment}) as variables, tempfile.TemporaryFile() as archive:
+            engine.call(
+                *("create", "--name", self._name, "--env-file", variables.name),
+                *_options(self._settings, self._limits),
+                *("--entrypoint", json.dumps([first]) if engine.program == "podman" else first),
+                *(self._image, *rest),
+            )
+            logs = [f"/logs/{name}" for name in ("verifier", "agent", "artifacts")]
+            write_archive(archive, {"/tests": self._tests}, empty=["/logs", *logs])
+            archive.seek(0)
+            engine.call("cp", "-", f"{self._name}:/", stdin=archive)
+        return used_bytes
+
+    def _read_logs(self) -> RewardArchive:
+        with subprocess.Popen(
+            [self._engine.program, "cp", f"{self._name}:/logs/verifier", "-"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        ) as reading:
+            assert reading.stdout is not None
+            try:
+                return RewardArchive(reading.stdout, REWARD_FILES)
+            finally:
+                reading.kill()
+
+    def _is_folder(self, path: str) -> bool:
+        """Tell from the first word of an archive whether an unchanged entry of the agent's container is a folder."""
+        with tempfile.TemporaryFile() as archive:
+            done = subprocess.run(
+                [self._engine.program, "cp", f"{self._agent}:{path}", "-"], stdout=archive, stderr=subprocess.DEVNULL
+            )
+            archive.seek(0)
+            kind = archive.read(512)[156:157]
+        return not done.returncode and kind == b"5"
+
+
+def _options(settings: ContainerSettings, limits: MachineLimits) -> list[str]:
+    """Return what every container is created with: not in its folder, which an agent may remove."""
+    return [
+        *("--workdir", "/"),
+        *("--network", "none") * (settings.network == "none"),
+        *("--pull", "never", "--security-opt", "no-new-privileges", "--cap-drop", "ALL"),
+        *(word for name in CAPABILITIES for word in ("--cap-add", name)),
+        *("--memory", str(limits.memory_bytes), "--memory-swap", str(limits.memory_bytes)),
+        *("--cpus", str(settings.cpus), "--pids-limit", str(limits.processes)),
+        *("--ulimit", "nofile=4096:4096", "--ulimit", "nproc=16384:16384", "--ulimit", "core=0:0"),
+        *("--ulimit", f"fsize={limits.file_bytes}:{limits.file_bytes}"),
+        *("--tmpfs", f"/run:rw,mode=1777,exec,size={_TMPFS_MIB}m", "--shm-size", f"{_TMPFS_MIB}m"),
+        *("--hostname", "sandbox", *label_options(settings.labels)),
+    ]
+
+
+async def _executed(
+    engine: ContainerEngine,
+    call: Sequence[str],
+    container: str,
+    stdin: int,
+    timeout_s: float,
+    limits: MachineLimits,
+    *,
+    used_bytes: int = 0,
+) -> CommandEnd:
+    """Run the engine's client for one command in a container, and end the container at a limit."""
+    began_s = time.monotonic()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *call,
+            stdin=stdin,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            cwd=client_folder(),
+        )
+    except (OSError, ValueError) as error:
+        raise start_error(error) from error
+    assert process.stdout is not None
+    output = KeptOutput(limits.output_bytes)
+    reading = asyncio.create_task(output.read(process.stdout))
+    try:
+        room_bytes = limits.disk_bytes - used_bytes
+        ending = await _watch(engine, container, process, began_s + timeout_s, room_bytes)
+        if ending != "exited":
+            await asyncio.to_thread(_end, engine, container)
+        code = await process.wait()
+        await reading
+    finally:
+        if process.returncode is None:
+            process.kill()
+        reading.cancel()
+    if ending == "exited" and code == _KILLED:
+        ending = "memory"  # of what can end a whole command by this signal, only the kernel's shortage is not its own
+    return CommandEnd(ending, 124 if ending != "exited" else code, output.text(), time.monotonic() - began_s)
+
+
+async def _watch(
+    engine: ContainerEngine, container: str, process: asyncio.subprocess.Process, until_s: float, room_bytes: int
+) -> Ending:
+    """Wait for the end of the command; return the limit that it reached first."""
+    written_bytes = await asyncio.to_thread(_counter, engine, container)
+    waiting = asyncio.create_task(process.wait())
+    try:
+        while True:
+            left_s = until_s - time.monotonic()
+            done, _ = await asyncio.wait([waiting], timeout=min(_POLL_S, max(left_s, 0.0)))
+            if not done and left_s <= 0:
+                return "timeout"
+            if await asyncio.to_thread(written_bytes, room_bytes) > room_bytes:
+                return "disk"
+            if done:
+                return "exited"
+    finally:
+        waiting.cancel()
+
+
+def _written_bytes(engine: ContainerEngine, container: str, most: int) -> int:
+    return _counter(engine, container)(most)
+
+
+def _counter(engine: ContainerEngine, container: str) -> Callable[[int], int]:
+    """Return what counts the space of what was written to a container; above the number that it gets it may stop.
+
+    Root counts faster itself: an engine counts the image as well, before it tells the difference.
+    """
+    (drivers,) = inspected(engine, container, ["json .GraphDriver"])
+    upper = ((json.loads(drivers) or {}).get("Data") or {}).get("UpperDir")
+    if upper and os.geteuid() == 0 and Path(upper).is_dir():
+        return partial(space_of, Path(upper))
+
+    def counted(most: int) -> int:
+        (size,) = inspected(engine, container, [".SizeRw"], "--size")
+        return int(size) if size.isdigit() else 0
+
+    return counted
+
+
+def _is_running(engine: ContainerEngine, container: str) -> bool:
+    return inspected(engine, container, [".State.Running"]) == ["true"]
+
+
+def _end(engine: ContainerEngine, container: str) -> None:
+    """End every process of a container."""
+    for _ in range(_KILLS):
+        if not _is_running(engine, container):
+            return
+        with contextlib.suppress(InfrastructureError):  # it ended by itself meanwhile, which the next look tells
+            engine.call("kill", container)
+            engine.call("wait", container)
+    raise InfrastructureError(f"the container {container} does not end: look at {engine.program} inspect {container}")

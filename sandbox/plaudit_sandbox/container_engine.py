@@ -1,0 +1,191 @@
+"""Call docker or podman by its command, and remove the containers that nobody holds any more."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import IO, Final
+
+from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
+
+ENGINES: Final = ("podman", "docker")
+LABEL: Final = "plaudit.dev/"
+"""Begins the name of every label of ours."""
+_OWNER = f"{LABEL}owner"
+_ANSWER_S = 120.0
+_PULL_S = 3600.0
+
+
+class ContainerEngine:
+    """One engine; every method blocks until it has answered, and raises ``InfrastructureError`` where it fails."""
+
+    def __init__(self, program: str) -> None:
+        """Use ``docker``, ``podman``, or a program with their options."""
+        self.program = program
+
+    def call(self, *arguments: str, stdin: IO[bytes] | None = None, timeout_s: float = _ANSWER_S) -> str:
+        """Run a command of the engine and return what it printed."""
+        try:
+            done = subprocess.run(
+                [self.program, *arguments],
+                stdin=stdin or subprocess.DEVNULL,
+                capture_output=True,
+                timeout=timeout_s,
+                check=False,
+                cwd=client_folder(),
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise InfrastructureError(f"{self.program} {arguments[0]}: {error}") from error
+        if done.returncode:
+            why = done.stderr.decode(errors="replace").strip()[-500:]
+            raise InfrastructureError(f"{self.program} {arguments[0]} failed: {why or f'exit code {done.returncode}'}")
+        return done.stdout.decode(errors="replace").strip()
+
+    def has_image(self, image: str) -> bool:
+        """Tell whether an image is here."""
+        try:
+            self.call("image", "inspect", "--format", "{{.Id}}", image)
+        except InfrastructureError:
+            return False
+        return True
+
+    def ensure_image(self, image: str) -> None:
+        """Pull an image that is not here."""
+        if not self.has_image(image):
+            self.call("pull", "--quiet", image, timeout_s=_PULL_S)
+
+    def image_variables(self, image: str) -> dict[str, str]:
+        """Return the variables that the image gives its programs."""
+        variables = json.loads(self.call("image", "inspect", "--format", "{{json .Config.Env}}", image))
+        return {name: value for name, _, value in (each.partition("=") for each in variables or ())}
+
+    def image_workdir(self, image: str) -> str:
+        """Return the folder in which the image's programs begin; empty if it names none."""
+        return self.call("image", "inspect", "--format", "{{.Config.WorkingDir}}", image)
+
+    def remove(self, *containers: str) -> None:
+        """Remove containers with their volumes, running or not; those that are gone count as removed."""
+        for container in containers:
+            if self.has_container(container):
+                self.call("rm", "--force", "--volumes", container)
+
+    def remove_images(self, *images: str) -> None:
+        """Remove images; those that are gone count as removed."""
+        for image in images:
+            if self.has_image(image):
+                self.call("image", "rm", "--force", image)
+
+    def remove_of(self, run: str) -> list[str]:
+        """Remove the containers and copies that the label ``run`` names; return the containers' ids."""
+        containers = self._listed("ps", "--all", label=f"{LABEL}run={run}")
+        self.remove(*containers)
+        self.remove_images(*self._listed("images", label=f"{LABEL}run={run}"))
+        return containers
+
+    def remove_orphans(self) -> list[str]:
+        """Remove what processes of this host left that ended without doing it; return the containers' ids."""
+        removed = []
+        label = f'{{{{index .Config.Labels "{_OWNER}"}}}}'
+        for kind, listing in (("container", ("ps", "--all")), ("image", ("images",))):
+            for each in self._listed(*listing, label=_OWNER):
+                try:
+                    owner = self.call(kind, "inspect", "--format", label, each)
+                except InfrastructureError:  # somebody else removed it
+                    continue
+                if _is_gone(owner):
+                    self.remove(each) if kind == "container" else self.remove_images(each)
+                    removed += [each] if kind == "container" else []
+        return removed
+
+    def _listed(self, *listing: str, label: str) -> list[str]:
+        """Return the ids of what has a label of ours, and of nothing else."""
+        return self.call(*listing, "--quiet", "--no-trunc", "--filter", f"label={label}").split()
+
+    def has_container(self, container: str) -> bool:
+        """Tell whether a container exists, running or not."""
+        try:
+            self.call("container", "inspect", "--format", "{{.Id}}", container)
+        except InfrastructureError:
+            return False
+        return True
+
+
+def client_folder() -> str:
+    """Return where clients run: podman leaves a file ``oom`` in its folder when memory ran out."""
+    return tempfile.gettempdir()
+
+
+@cache
+def find_engine() -> ContainerEngine:
+    """Return the first engine that answers; raise ``ConfigurationError`` with each one's problem if none does."""
+    problems = []
+    for program in ENGINES:
+        if not shutil.which(program):
+            problems.append(f"{program} is not installed")
+            continue
+        engine = ContainerEngine(program)
+        try:
+            engine.call("info")
+        except InfrastructureError as error:
+            problems.append(str(error))
+        else:
+            return engine
+    raise ConfigurationError(f"no container engine can be used: {'; '.join(problems)}. Install podman or docker")
+
+
+def label_options(labels: Mapping[str, str]) -> list[str]:
+    """Return the options that label a container as ours, as this process's, and with further labels."""
+    named = {_OWNER: _owner(), **{f"{LABEL}{name}": value for name, value in labels.items()}}
+    return [word for name, value in named.items() for word in ("--label", f"{name}={value}")]
+
+
+def write_variables(variables: Mapping[str, str]) -> IO[str]:
+    """Write variables to a file that ``--env-file`` reads and nobody else can; raise ``DataError`` for a line break.
+
+    On a command line every user of the host could read them.
+    """
+    for name, value in variables.items():
+        if "\n" in name + value or "\r" in name + value or "\0" in name + value or name.startswith("#"):
+            raise DataError(f"the variable {name!r} holds a line break or a NUL, which a container cannot be given")
+    file = tempfile.NamedTemporaryFile("w", prefix="plaudit-variables-")  # noqa: SIM115 (the caller closes it)
+    file.writelines(f"{name}={value}\n" for name, value in variables.items())
+    file.flush()
+    return file
+
+
+def _owner() -> str:
+    """Return this process's name among all that ever ran on this host."""
+    return ".".join((_processes(), str(os.getpid()), _started(os.getpid())))
+
+
+def _processes() -> str:
+    """Return the name of this boot and of this namespace of processes."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def _started(pid: int) -> str:
+    """Return when a process started, in the kernel's ticks; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def _is_gone(owner: str) -> bool:
+    """Tell whether the process of a label was of this host and has ended."""
+    place, _, rest = owner.partition(f"{_processes()}.")
+    pid, _, started = rest.partition(".")
+    return not place and pid.isdigit() and _started(int(pid)) != started
+
+
+def inspected(engine: ContainerEngine, container: str, fields: Sequence[str], *options: str) -> list[str]:
+    """Return fields of a container's description."""
+    form = "|".join(f"{{{{{field}}}}}" for field in fields)
+    return engine.call("container", "inspect", *options, "--format", form, container).split("|")

@@ -1,0 +1,197 @@
+"""Machines in containers of a real engine: what they keep, what ends them, and what an agent's tricks earn."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from container_images import IMAGE, why_none
+from machine_attacks import ATTACKS, PROGRAM_ATTACKS, TEST
+from plaudit_sandbox.container import ContainerMachine, ContainerSettings
+from plaudit_sandbox.container_engine import find_engine
+from plaudit_sandbox.machine import CommandEnd, MachineLimits
+from plaudit_sandbox.verification import Verdict, verify
+from plaudit_wire.errors import DataError, InfrastructureError
+from waiting import until
+
+pytestmark = pytest.mark.skipif(bool(why_none()), reason=why_none())
+LIMITS = MachineLimits(
+    memory_bytes=128 << 20, disk_bytes=24 << 20, processes=48, file_bytes=16 << 20, output_bytes=2000
+)
+
+
+@pytest.fixture
+def machine() -> Iterator[ContainerMachine]:
+    made = ContainerMachine.create(find_engine(), ContainerSettings(IMAGE), LIMITS)
+    yield made
+    made.remove()
+
+
+def bash(machine: ContainerMachine, command: str, timeout_s: float = 60.0, **more: object) -> CommandEnd:
+    return asyncio.run(machine.run(["bash", "-c", command], timeout_s=timeout_s, **more))  # type: ignore[arg-type]
+
+
+def verified(machine: ContainerMachine, folder: Path, test: str = TEST, *, timeout_s: float = 60.0) -> Verdict:
+    tests = folder / "tests"
+    tests.mkdir(exist_ok=True)
+    (tests / "test.sh").write_text(test)
+    return asyncio.run(verify(machine, tests, timeout_s=timeout_s, environment={"GIVEN": "yes"}))
+
+
+def test_files_and_processes_stay_from_command_to_command(machine: ContainerMachine, tmp_path: Path) -> None:
+    (tmp_path / "given").write_text("of the task")
+    machine.upload(tmp_path, "/app")
+    first = bash(machine, "echo kept > a; nohup sleep 987 >/dev/null 2>&1 & echo started; cat given; exit 3")
+    assert (first.ending, first.exit_code) == ("exited", 3)
+    assert sorted(first.output.split()) == ["of", "started", "task", "the"]
+    second = bash(machine, "cat a -; pwd; grep -l 987 /proc/[0-9]*/cmdline | wc -l", stdin=b"read\n")
+    assert second.output.split()[:3] == ["kept", "read", "/app"]
+    assert int(second.output.split()[3]) >= 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "mount -t tmpfs none /mnt",
+        "rmdir /tests || mv /tests /t || touch /tests/planted",
+        "mv /logs /l || umount /logs",
+        "unshare --mount true",
+        "mknod /tmp/disk b 254 0",
+        "exec 3<>/dev/tcp/127.0.0.1/22",
+        "test $(ls /sys/class/net | grep -vc '^lo$') != 0",
+        "echo b > /proc/sysrq-trigger",
+        "head -c 20000000 /dev/zero > /tmp/large",
+    ],
+)
+def test_what_a_container_must_not_do_fails(machine: ContainerMachine, command: str) -> None:
+    assert bash(machine, command).exit_code != 0
+
+
+def test_a_container_stops_at_its_limits_and_goes_on(machine: ContainerMachine) -> None:
+    time = bash(machine, "echo kept > /root/a; sleep 60", timeout_s=2.0)
+    memory = bash(machine, 'exec python3 -c "x = bytearray(256 << 20); import time; time.sleep(60)"')
+    disk = bash(machine, "for i in 1 2 3 4; do head -c 8000000 /dev/zero > /var/$i; done; sleep 60")
+    assert (time.ending, memory.ending, disk.ending) == ("timeout", "memory", "disk")
+    bash(machine, "rm -f /var/[0-9]")
+    bomb = bash(machine, "for i in $(seq 99); do sleep 60 & done; echo survived")
+    assert "survived" not in bomb.output or "fork" in bomb.output
+    bash(machine, "kill -9 -1")
+    assert bash(machine, "cat /root/a").output == "kept\n"
+
+
+def test_a_right_answer_is_rewarded_however_often_it_is_verified(machine: ContainerMachine, tmp_path: Path) -> None:
+    assert verified(machine, tmp_path).reward == 0.0
+    bash(machine, "echo 42 > /app/answer")
+    eats = TEST + "rm -rf /app/* /root/*\n"
+    rewards = [verified(machine, tmp_path, eats) for _ in range(2)]
+    assert [(found.outcome, found.reward, found.executed.output) for found in rewards] == [
+        ("scored", 1.0, "the answer is judged\n")
+    ] * 2
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_an_agent_plants_earns_nothing(machine: ContainerMachine, tmp_path: Path, attack: str) -> None:
+    bash(machine, attack, timeout_s=20.0)
+    found = verified(machine, tmp_path)
+    assert found.reward == 0.0, found
+    assert found.outcome in ("scored", "tampered")
+
+
+@pytest.mark.parametrize("attack", PROGRAM_ATTACKS)
+def test_replaced_programs_are_an_outcome_of_their_own(machine: ContainerMachine, tmp_path: Path, attack: str) -> None:
+    bash(machine, attack, timeout_s=20.0)
+    found = verified(machine, tmp_path)
+    assert (found.outcome, found.reward) == ("tampered", 0.0), found
+
+
+def test_compiled_python_is_no_tampering_and_is_not_believed(machine: ContainerMachine, tmp_path: Path) -> None:
+    forged = (
+        "import importlib.util, pathlib, py_compile, random, sys; source = pathlib.Path(random.__file__); "
+        "pathlib.Path('/tmp/r.py').write_text('random = lambda: 2'); "
+        "target = importlib.util.cache_from_source(source); "
+        "py_compile.compile('/tmp/r.py', target, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)"
+    )
+    assert bash(machine, f'python3 -c "{forged}"; echo 42 > /app/answer').exit_code == 0
+    found = verified(machine, tmp_path)
+    assert (found.outcome, found.reward) == ("scored", 1.0), found
+
+
+@pytest.mark.parametrize(
+    ("test", "reason"),
+    [
+        ("exit 3", "wrote neither /logs/verifier/reward.json nor reward.txt (test.sh ended with exit code 3)"),
+        ("echo nan > /logs/verifier/reward.txt", "reward.txt holds 'nan' and no finite number"),
+        ("ln -s /etc/passwd /logs/verifier/reward.txt", "reward.txt is no file"),
+        ("mkfifo /logs/verifier/reward.txt", "reward.txt is no file"),
+        ("mkdir /logs/verifier/reward.json", "reward.json is no file"),
+        ("head -c 2000000 /dev/zero > /logs/verifier/reward.txt", "reward.txt is no file of at most 1 MiB"),
+    ],
+)
+def test_a_reward_that_cannot_be_read_is_an_error_and_no_zero(
+    machine: ContainerMachine, tmp_path: Path, test: str, reason: str
+) -> None:
+    found = verified(machine, tmp_path, test)
+    assert (found.outcome, found.reward) == ("data_error", None)
+    assert reason in found.reason
+
+
+def test_tests_that_hang_are_a_timeout_and_those_that_fill_the_machine_zero(
+    machine: ContainerMachine, tmp_path: Path
+) -> None:
+    hung = verified(machine, tmp_path, "sleep 60", timeout_s=1.0)
+    assert (hung.outcome, hung.reason) == ("timeout", "the tests did not end within 1 s")
+    full = verified(machine, tmp_path, "for i in 1 2 3 4; do head -c 9000000 /dev/zero > /tmp/$i; done; sleep 60")
+    assert (full.outcome, full.reward) == ("scored", 0.0)
+
+
+def test_a_variable_that_a_container_cannot_be_given_and_an_image_that_is_nowhere_are_refused(
+    machine: ContainerMachine,
+) -> None:
+    with pytest.raises(DataError, match="'A' holds a line break"):
+        bash(machine, "true", environment={"A": "x\ny"})
+    assert bash(machine, 'echo "$A"', environment={"A": ' "x" #$y '}).output == ' "x" #$y \n'
+    with pytest.raises(InfrastructureError, match="pull"):
+        ContainerMachine.create(find_engine(), ContainerSettings("localhost/plaudit-nowhere:1"), LIMITS)
+
+
+LEAVES_ONE = """
+import sys, time
+from plaudit_sandbox.container import ContainerMachine, ContainerSettings
+from plaudit_sandbox.container_engine import find_engine
+from plaudit_sandbox.machine import MachineLimits
+settings = ContainerSettings(sys.argv[1], labels={"run": sys.argv[2]})
+print(ContainerMachine.create(find_engine(), settings, MachineLimits()).name, flush=True)
+time.sleep(1000)
+"""
+
+
+async def test_what_a_killed_process_leaves_is_removed_and_nothing_else(machine: ContainerMachine) -> None:
+    engine = find_engine()
+    command = [sys.executable, "-c", LEAVES_ONE, IMAGE, "of-a-test"]
+    with await asyncio.to_thread(subprocess.Popen, command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        name = (await asyncio.to_thread(process.stdout.readline)).strip()
+        await asyncio.to_thread(engine.remove_orphans)
+        assert await asyncio.to_thread(engine.has_container, name)
+        process.kill()
+    await until(lambda: engine.remove_orphans() == [] and not engine.has_container(name))
+    assert engine.has_container(machine.name)
+
+
+def test_a_run_s_containers_are_removed_by_its_label() -> None:
+    engine = find_engine()
+    mine, other = (
+        ContainerMachine.create(engine, ContainerSettings(IMAGE, labels={"run": run}), LIMITS)
+        for run in ("of-a-test-1", "of-a-test-2")
+    )
+    try:
+        assert len(engine.remove_of("of-a-test-1")) == 1
+        assert not engine.has_container(mine.name)
+        assert engine.has_container(other.name)
+    finally:
+        other.remove()

@@ -1,0 +1,118 @@
+"""What the providers decide without a machine: which changes count, what a pod is made of, which logs are believed."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from plaudit_sandbox.archives import RewardArchive, write_archive
+from plaudit_sandbox.machine import REWARD_FILES, MachineLimits
+from plaudit_sandbox.pod_manifests import BUSYBOX, PodSettings, network_policy, pod
+from plaudit_sandbox.tampering import changed_programs
+from plaudit_wire.errors import DataError
+
+PATH = "/opt/conda/bin:/usr/local/bin:/usr/bin:/bin:/app/node_modules/.bin"
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        (["/usr", "/usr/bin", "/usr/bin/cat"], ["/usr/bin/cat"]),
+        (["/bin"], ["/bin"]),
+        (["/usr/lib/python3.11", "/usr/lib/python3.11/__pycache__", "/usr/lib/python3.11/__pycache__/json.pyc"], []),
+        (["/usr/lib", "/usr/lib/a-folder"], []),
+        (["/etc", "/etc/hosts", "/etc/ld.so.preload"], ["/etc/ld.so.preload"]),
+        (["/etc/python3.11/sitecustomize.py"], ["/etc/python3.11/sitecustomize.py"]),
+        (["/opt/conda/lib/python3/site.py", "/opt/data/x"], ["/opt/conda/lib/python3/site.py"]),
+        (["/app/node_modules/.bin/tool", "/app/usr/bin/x", "/home/a", "/usrlocal/x", "/tests", "/logs"], []),
+    ],
+)
+def test_only_changes_of_programs_count(changes: list[str], found: list[str]) -> None:
+    assert changed_programs(changes, PATH, "/app", lambda path: path.endswith("a-folder")) == found
+
+
+def test_a_pod_keeps_its_confinement_whatever_its_template_says() -> None:
+    template = {
+        "metadata": {"labels": {"kueue.x-k8s.io/queue-name": "q", "plaudit.dev/machine": "forged"}},
+        "spec": {"runtimeClassName": "gvisor", "automountServiceAccountToken": True, "restartPolicy": "Always"},
+    }
+    made = pod("one", PodSettings("image:1", gpus=2, template=template), MachineLimits(memory_bytes=1 << 30))
+    spec, labels = made["spec"], made["metadata"]["labels"]
+    assert (labels["plaudit.dev/machine"], labels["kueue.x-k8s.io/queue-name"]) == ("one", "q")
+    assert (spec["runtimeClassName"], spec["automountServiceAccountToken"]) == ("gvisor", False)
+    assert (spec["restartPolicy"], spec["securityContext"]["runAsNonRoot"]) == ("Never", True)
+    (machine,) = spec["containers"]
+    assert machine["command"][0] == BUSYBOX
+    assert machine["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert next(each for each in machine["volumeMounts"] if each["mountPath"] == "/plaudit")["readOnly"] is True
+    assert machine["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def test_no_network_is_a_policy_without_a_way_out_and_public_is_none_to_neighbours() -> None:
+    none, public = network_policy("none")["spec"], network_policy("public")["spec"]
+    assert (none["egress"], none["ingress"], public["ingress"]) == ([], [], [])
+    assert "10.0.0.0/8" in public["egress"][0]["to"][0]["ipBlock"]["except"]
+
+
+def archive(*members: tuple[str, bytes | str | None]) -> io.BytesIO:
+    """Return an archive of files (bytes), links (text) and folders (None)."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as to:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.type = {bytes: tarfile.REGTYPE, str: tarfile.SYMTYPE}.get(type(content), tarfile.DIRTYPE)
+            if isinstance(content, str):
+                member.linkname = content
+            member.size = len(content) if isinstance(content, bytes) else 0
+            to.addfile(member, io.BytesIO(content) if isinstance(content, bytes) else None)
+    made.seek(0)
+    return made
+
+
+def test_a_reward_is_read_from_the_folder_itself_alone() -> None:
+    found = RewardArchive(
+        archive(
+            ("verifier", None),
+            ("verifier/sub", None),
+            ("verifier/sub/reward.json", b"1"),
+            ("verifier/reward.txt", b" 1\n"),
+        ),
+        REWARD_FILES,
+    )
+    assert (found.text("reward.txt"), found.text("reward.json")) == ("1", None)
+
+
+@pytest.mark.parametrize(
+    ("stream", "reason"),
+    [
+        (archive(("verifier", "/app"), ("verifier/reward.txt", b"1")), "/logs/verifier is no folder"),
+        (archive(("verifier", None), ("verifier/reward.txt", "/etc/passwd")), "no file of at most 1 MiB"),
+        (archive(("verifier", None), ("verifier/reward.txt", bytes(2 << 20))), "no file of at most 1 MiB"),
+        (
+            archive(("verifier", None), ("verifier/x", bytes(70 << 20)), ("verifier/reward.txt", b"1")),
+            "it may hold 64 MiB",
+        ),
+        (io.BytesIO(b""), "cannot be read"),
+        (io.BytesIO(b"x" * 5000), "cannot be read"),
+    ],
+)
+def test_logs_that_are_none_are_an_error(stream: io.BytesIO, reason: str) -> None:
+    with pytest.raises(DataError, match=reason):
+        RewardArchive(stream, REWARD_FILES).text("reward.txt")
+
+
+def test_what_is_carried_in_is_readable_and_root_s(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "secret").chmod(0o600)
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    made = io.BytesIO()
+    write_archive(made, {"/app/in": tmp_path}, empty=["/logs"])
+    made.seek(0)
+    with tarfile.open(fileobj=made) as written:
+        members = {member.name: member for member in written}
+    assert (members["app/in/secret"].mode & 0o777, members["app/in/secret"].uid) == (0o644, 0)
+    assert members["app/in/link"].linkname == "/etc/passwd"
+    assert members["logs"].isdir()
