@@ -105,19 +105,14 @@ async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
     What does not depend on each other is asked at once, so that a slow Redis has few round trips to be slow in.
     """
     now, first_reply_s = await _reply(client)
-    counted: Any
-    info: dict[str, Any]
-    depths, heard, replies_s, counted, info, announced, requests, tokens = await asyncio.gather(
+    depths, heard, replies_s, requests, tokens, (counters, info, version) = await asyncio.gather(
         asyncio.gather(*(_depth(client, keys.stream(name), group, now) for name, group in CONSUMER_GROUPS.items())),
         _heard_workers(client, keys, now),
         _replies(client),
-        client.hgetall(keys.counters),
-        client.info(),
-        client.hget(keys.state, "announced"),
         _of_judges(client, keys.judges),
         _of_judges(client, keys.judge_tokens),
+        _values(client, keys),
     )
-    counters, version = _texts(counted), _announced_number(announced)
     workers = [worker for worker, silent_s in heard if silent_s <= LIVE_WITHIN_S]
     return RunSnapshot(
         time=now,
@@ -146,6 +141,13 @@ async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
         aof_ok=_aof_ok(info),
         reply_s=min(first_reply_s, *replies_s),
     )
+
+
+async def _values(client: Redis, keys: Names) -> tuple[dict[str, str], dict[str, Any], int | None]:
+    """Return the run's counters, what Redis says of itself, and the number of the announced policy version."""
+    asked: Any = (client.hgetall(keys.counters), client.info(), client.hget(keys.state, "announced"))
+    counted, info, announced = await asyncio.gather(*asked)
+    return _texts(counted), info, _announced_number(announced)
 
 
 async def _reply(client: Redis) -> tuple[float, float]:

@@ -146,6 +146,7 @@ class SampleRun:
         """
         self._started = time.monotonic()
         sample_seed.set(self.prompt.seed + self.index)
+        self._move(in_agent=True)  # an environment may take long before the first turn
         try:
             trajectory = await self._run(agent)
         except EngineFailedError:
