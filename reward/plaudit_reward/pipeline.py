@@ -61,7 +61,9 @@ class CallsInFlight:
     def work(self) -> dict[str, ScorerWork]:
         """Return the work of each scorer."""
         return {
-            scorer: ScorerWork(len(calls), max((call.age_s for call in calls), default=0.0))
+            scorer: ScorerWork(
+                len(calls), max((call.age_s for call in calls), default=0.0), sum(call.waits for call in calls)
+            )
             for scorer, calls in self._calls.items()
         }
 
@@ -79,6 +81,11 @@ class CallInFlight:
             return await work
         finally:
             self._attempt = None
+
+    @property
+    def waits(self) -> bool:
+        """Return True while the present attempt waits for a limit."""
+        return self._attempt is not None and self._attempt.waits
 
     @property
     def age_s(self) -> float:

@@ -67,6 +67,11 @@ class Attempt:
             self._waits_since_s = None
 
     @property
+    def waits(self) -> bool:
+        """Return True while it waits for a limit."""
+        return self._waits_since_s is not None
+
+    @property
     def age_s(self) -> float:
         """Return the seconds since it began, without the waits for limits."""
         return (self._waits_since_s or time.monotonic()) - self.began_s - self.waited_s

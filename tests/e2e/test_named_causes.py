@@ -141,7 +141,7 @@ async def test_each_fault_is_named_while_it_lasts_and_in_the_record_of_its_step(
         await observed.recorded(fault, step, verdict, recorded)
 
     observed.judge_late_s = 6.0
-    step = await observed.named("judge at its limit", "scorer", "calls of judge in flight")
+    step = await observed.named("judge at its limit", "limiter", "calls of judge wait for a limit")
     observed.judge_late_s = 0.0
     await observed.recorded("judge at its limit", step, "limiter", "limits of a scorer")
 

@@ -34,6 +34,7 @@ def seen(*workers: WorkerRecord, streams: dict[str, StreamDepth] | None = None, 
 
 SILENT = ((WorkerRecord("reward-1", "reward", 16, 16), 11.0),)
 THROTTLED = WorkerRecord("reward-0", "reward", 64, 64, scorers={"judge": ScorerWork(64, 0.0)})
+LIMITED = WorkerRecord("reward-0", "reward", 64, 64, scorers={"judge": ScorerWork(64, 6.0, waiting=62)})
 UPDATING = WorkerRecord("trainer-0", "trainer", started=900.0, doing="updates the policy")
 FROZEN = ((WorkerRecord("trainer-0", "trainer", doing="updates the policy"), 9.0),)
 FAR = WorkerRecord("reward-0", "reward", 64, 64, reply_s=0.7)
@@ -51,6 +52,7 @@ FAILING = WorkerRecord("trainer-0", "trainer", started=900.0, problem="step 125 
     [
         (seen(TRAINER, REWARD, streams=SCORING), "scorer", "64 calls of slow in flight, the oldest 47 s"),
         (seen(TRAINER, THROTTLED, streams=SCORING), "limiter", "64 calls of judge waiting for limits"),
+        (seen(TRAINER, LIMITED, streams=SCORING), "limiter", "62 of 64 calls of judge wait for a limit of the scorer"),
         (
             seen(TRAINER, REWARD, silent=SILENT),
             "silent-reward",

@@ -279,7 +279,7 @@ async def test_the_age_of_a_call_is_that_of_its_attempt_and_not_of_its_wait_for_
         await asyncio.sleep(0)
     waiting = pipeline.work["judge"].oldest_s
     await asyncio.sleep(0.02)
-    assert pipeline.work["judge"] == ScorerWork(1, waiting)
+    assert pipeline.work["judge"] == ScorerWork(1, waiting, waiting=1)
     scorer.let_in.set()
     await scorer.entered.wait()
     await asyncio.sleep(0.02)

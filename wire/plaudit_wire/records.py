@@ -244,6 +244,8 @@ class ScorerWork(msgspec.Struct, frozen=True):
     in_flight: int
     oldest_s: float
     """Age of the oldest present attempt in seconds; waits for limits and earlier attempts are not in it."""
+    waiting: int = 0
+    """Those that wait for a rate or concurrency limit now."""
 
 
 class EngineStatus(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -190,7 +190,9 @@ def _of_scorers(seen: RunSnapshot) -> Facts:
     facts = []
     for name, work in working:
         calls = f"{_counted(work.in_flight, 'call')} of {name}"
-        if work.oldest_s > 0:
+        if 2 * work.waiting > work.in_flight:
+            facts.append(("limiter", f"{work.waiting} of {calls} wait for a limit of the scorer"))
+        elif work.oldest_s > 0:
             facts.append(("scorer", f"{calls} in flight, the oldest {_long(work.oldest_s)}"))
         elif work.in_flight:
             facts.append(("limiter", f"{calls} waiting for limits or between two attempts"))

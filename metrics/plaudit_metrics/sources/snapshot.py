@@ -72,7 +72,11 @@ class RunSnapshot:
         for worker in self.worker_records:
             for name, work in worker.scorers.items():
                 others = merged.get(name, ScorerWork(0, 0.0))
-                merged[name] = ScorerWork(others.in_flight + work.in_flight, max(others.oldest_s, work.oldest_s))
+                merged[name] = ScorerWork(
+                    others.in_flight + work.in_flight,
+                    max(others.oldest_s, work.oldest_s),
+                    others.waiting + work.waiting,
+                )
         return merged
 
     @property
