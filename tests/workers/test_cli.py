@@ -47,8 +47,8 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
-    shown = capsys.readouterr().out
-    assert all(f"{name} " in shown and command.summary in shown for name, command in COMMANDS.items())
+    shown = " ".join(capsys.readouterr().out.split())  # a long name has its summary on the next line
+    assert all(f"{name} {command.summary}" in shown for name, command in COMMANDS.items())
 
 
 @pytest.mark.parametrize(

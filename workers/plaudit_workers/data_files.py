@@ -144,7 +144,9 @@ def _shards(path: Path, found: Iterator[Path] | Sequence[Path]) -> list[Path]:
     """Return the data files among these, all of one kind and one split."""
     files = sorted(file for file in found if file.is_file() and kind_of(file) and not file.name.startswith((".", "_")))
     if not files:
-        raise RowError(path, "holds no data file", f"Give files that end with {', '.join(READERS)}")
+        raise RowError(
+            path, "holds no data file", f"Give files that end with {', '.join(READERS)}, or a folder of Harbor tasks"
+        )
     kinds = sorted({kind_of(file) for file in files})
     if len(kinds) > 1:
         raise RowError(path, f"holds files of several kinds: {', '.join(kinds)}", "Name those of one: …/*.parquet")

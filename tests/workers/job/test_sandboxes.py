@@ -15,6 +15,7 @@ from plaudit_job.load import load_job, parse_job
 from plaudit_job.problem import JobError
 from plaudit_workers.data_files import RowError, checked_rows
 from plaudit_workers.launch.checks import check_files
+from plaudit_workers.launch.data_checks import check_data
 
 JOB: dict[str, Any] = {
     "apiVersion": "plaudit.dev/v1alpha1",
@@ -49,10 +50,19 @@ def test_a_job_with_tasks_a_shell_and_a_verifier_is_valid() -> None:
     [
         (
             lambda spec: spec["data"]["train"].update(path="a.parquet"),
-            "spec.data.train.path",
-            "and tasks are both given",
+            "spec.data.train.tasks",
+            "is set beside path. Give one of path, mixture and tasks",
         ),
-        (lambda spec: spec["data"].update(train={}), "spec.data.train.path", "or tasks is missing"),
+        (
+            lambda spec: spec["data"].update(columns={"prompt": "question"}),
+            "spec.data.columns",
+            "is set, but data.train.tasks are no table",
+        ),
+        (
+            lambda spec: spec["data"].update(train={}),
+            "spec.data.train.path",
+            "is missing. Give one of path, mixture and tasks",
+        ),
         (
             lambda spec: spec["data"].update(validation={"path": "a.parquet"}),
             "spec.reward.scorers[0].kind",
@@ -116,11 +126,13 @@ def test_a_task_that_cannot_be_run_is_refused_before_the_run(
     for name, content in files.items():
         (tmp_path / "tasks" / "b" / name).write_text(content)
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
-    problems = [each for each in check_files(load_job(tmp_path / "job.yaml")) if each.field == "spec.data.train.tasks"]
+    job = load_job(tmp_path / "job.yaml")
+    found = [*check_files(job), *check_data(job, renders=False).problems]
+    problems = [each for each in found if each.field == "spec.data.train.tasks"]
     assert len(problems) == 1
     assert complaint in str(problems[0])
 
 
 def test_a_folder_without_tasks_is_no_data(tmp_path: Path) -> None:
-    with pytest.raises(RowError, match="is a folder without Harbor tasks"):
+    with pytest.raises(RowError, match="holds no data file.*or a folder of Harbor tasks"):
         list(checked_rows(tmp_path))

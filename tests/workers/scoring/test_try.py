@@ -91,7 +91,7 @@ def test_reward_models_are_skipped_and_other_data_is_needed(folder: Path, capsys
     assert "skipped, because only a run serves their models: helpful" in capsys.readouterr().err
     assert tried(folder, model) == 2
     assert tried(folder, python("exact"), data="absent.jsonl") == 2
-    assert "--data: there is no file absent.jsonl" in capsys.readouterr().err
+    assert "--data: absent.jsonl: does not exist" in capsys.readouterr().err
 
 
 def test_rows_with_images_are_tried_without_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

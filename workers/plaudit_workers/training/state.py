@@ -313,6 +313,7 @@ _trip_s = attrgetter("trip_s")
 _RECENT_EXCHANGES = 60
 """About a minute of them."""
 _FIRST_EXCHANGES = 4
+_FEWEST_REPLIES = 5
 _OUTAGE_S = 1.0
 _MOST_OUTAGES = 1000
 _DRIFT_S = 0.01
@@ -375,13 +376,13 @@ class ServerClock:
         return [(began, ended) for began, ended in stretches if ended > since]
 
     def reply_s(self, since: float) -> float:
-        """Return the median seconds of the server's replies since then (its clock); of the newest one without any.
+        """Return the median seconds of the server's replies since then (its clock), and at least of the newest five.
 
-        A reply is late too when this process was busy, so one slow reply says nothing.
+        One slow reply says nothing: this process was busy, or the server paused, which is a cause of its own.
         """
         asked_after = since - self._offset_at(time.monotonic())
-        replies = [each.trip_s for each in self._exchanges if each.asked >= asked_after]
-        return median(replies or [self._exchanges[-1].trip_s])
+        num_replies = max(_FEWEST_REPLIES, sum(each.asked >= asked_after for each in self._exchanges))
+        return median(each.trip_s for each in list(self._exchanges)[-num_replies:])
 
     def settle(self) -> None:
         """Follow a Redis whose clock was set: forwards at once, backwards slowly. Call it where no duration runs."""
