@@ -15,9 +15,6 @@ def test_chart_images_pages_and_citation_name_the_version():
     values = yaml.safe_load((pages.ROOT / "charts/plaudit/values.yaml").read_text())
     tags = {image.rpartition(":")[2] for image in values["images"].values() if str(image).startswith("plaudit-")}
     citation = yaml.safe_load((pages.ROOT / "CITATION.cff").read_text())["version"]
-    named = {
-        tag
-        for page in pages.PAGES
-        for tag in re.findall(r"(?:TAG=|plaudit-(?:operator|worker|gpu):)(\d[\w.]*)", pages.text(page))
-    }
+    tag = re.compile(r"(?:TAG=|plaudit-(?:operator|worker|gpu):)(\d[\w.]*)")
+    named = {found for page in pages.PAGES for found in tag.findall(pages.text(page))}
     assert {chart["version"], chart["appVersion"], citation} | tags | named == {VERSION}

@@ -117,7 +117,8 @@ def test_a_run_that_has_closed_no_step_yet_makes_a_report_that_says_so(tab: Tab,
     young.mkdir()
     (young / "steps.jsonl").touch()
     tab.open(write(young, tmp_path / "young.html").as_uri())
-    tab.until("document.body?.innerText.includes('No step has closed yet')")
+    tab.until("document.body?.innerText.includes('No step has closed: there are no figures.')")
+    assert tab.complaints == []
 
 
 def test_a_run_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

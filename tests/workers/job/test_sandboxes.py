@@ -134,5 +134,5 @@ def test_a_task_that_cannot_be_run_is_refused_before_the_run(
 
 
 def test_a_folder_without_tasks_is_no_data(tmp_path: Path) -> None:
-    with pytest.raises(RowError, match="holds no data file.*or a folder of Harbor tasks"):
+    with pytest.raises(RowError, match=r"holds no data file.*or a folder of Harbor tasks"):
         list(checked_rows(tmp_path))

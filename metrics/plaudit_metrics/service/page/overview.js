@@ -64,7 +64,8 @@ export class Overview {
     this.unscored = element("div");
     this.empty = element("p", { class: "card empty" }, report === null ? "No step has closed yet. The first one will appear here." : "No step has closed: there are no figures.");
     this.ended = element("div", {}, endedPanel(report?.ended ?? null));
-    this.service = new ServiceView();
+    this.service = null;
+    this.ofService = element("div");
     const picker = element("select", { id: "count", on: { change: (event) => choose(Number(event.target.value)) } },
       CHOICES.map((each) => element("option", { value: each, selected: each === count }, `${each} steps`)));
     this.ofSteps = element("div", { class: "sections", hidden: true },
@@ -83,7 +84,7 @@ export class Overview {
       section("In flight now", "Work that waits or is in progress, by stage, with the age of the oldest.", this.inFlight),
       element("div", { class: "pair" }, this.depth.node, this.age.node));
     this.reported = element("div", { class: "sections" });
-    this.node = element("div", { class: "sections" }, this.ended, this.open, this.unscored, this.empty, this.service.node, this.ofSteps, report ? null : this.queues, this.rest, this.reported);
+    this.node = element("div", { class: "sections" }, this.ended, this.open, this.unscored, this.empty, this.ofService, this.ofSteps, report ? null : this.queues, this.rest, this.reported);
   }
 
   /** Shows steps, oldest first, of which the newest is known in detail. */
@@ -99,10 +100,16 @@ export class Overview {
     renew(this.samples, samples.length === 0 ? lacking() : samplesTable(samples.slice(0, SLOWEST)));
   }
 
-  /** Shows a scoring service, which closes no steps; null: the run trains. */
+  /** Shows a scoring service, which closes no steps; null: the run trains, and its page has no part for a service. */
   showService(service) {
+    this.ofService.hidden = service === null;
+    if (service === null) return;
+    if (this.service === null) {
+      this.service = new ServiceView();
+      this.ofService.append(this.service.node);
+    }
     this.service.show(service);
-    if (service !== null) this.empty.hidden = true;
+    this.empty.hidden = true;
   }
 
   /** Shows why samples of the open step have no score. */

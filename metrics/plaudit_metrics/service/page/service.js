@@ -19,7 +19,7 @@ export class ServiceView {
     this.parts = Object.fromEntries(["figures", "scorers", "callers", "judges", "newest"].map((name) => [name, element("div")]));
     const card = (title, note, part) => element("section", { class: "card" }, element("h3", {}, title), element("p", { class: "note" }, note), part);
     this.judges = card("Judges", "Requests and tokens since the service began.", this.parts.judges);
-    this.node = element("div", { class: "sections", hidden: true },
+    this.node = element("div", { class: "sections" },
       element("section", { class: "card", "aria-label": "The service" }, this.parts.figures),
       this.rate.node,
       card("Scorers", "Of the newest samples: seconds of a score, with its waits and retries.", this.parts.scorers),
@@ -28,10 +28,8 @@ export class ServiceView {
       card("Newest samples", "As they ended.", this.parts.newest));
   }
 
-  /** Shows what `/api/v1/service` answers; null hides it. */
+  /** Shows what `/api/v1/service` answers. */
   show(service) {
-    this.node.hidden = service === null;
-    if (service === null) return;
     this.rate.update(service.minutes);
     renew(this.parts.figures, figuresOf(service));
     renew(this.parts.scorers, scorers(service.scorers));
