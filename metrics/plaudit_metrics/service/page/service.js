@@ -20,7 +20,7 @@ export class ServiceView {
     const card = (title, note, part) => element("section", { class: "card" }, element("h3", {}, title), element("p", { class: "note" }, note), part);
     this.judges = card("Judges", "Requests and tokens since the service began.", this.parts.judges);
     this.node = element("div", { class: "sections" },
-      element("section", { class: "card", "aria-label": "The service" }, this.parts.figures),
+      element("section", { class: "card" }, element("h2", {}, "The service"), this.parts.figures),
       this.rate.node,
       card("Scorers", "Of the newest samples: seconds of a score, with its waits and retries.", this.parts.scorers),
       card("Callers", "Of the newest samples: seconds from a request to its score.", this.parts.callers),
