@@ -15,6 +15,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import io
+import os
 import secrets
 import shlex
 import tempfile
@@ -66,7 +67,7 @@ class PodCluster:
         self.namespace = namespace
         try:
             try:
-                config.load_kube_config()
+                config.load_kube_config(os.environ.get("KUBECONFIG"))  # the package reads it when it is imported
             except config.ConfigException:
                 config.load_incluster_config()
         except config.ConfigException as error:

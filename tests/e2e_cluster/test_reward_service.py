@@ -177,7 +177,7 @@ def test_two_rolls_of_the_gateways_refuse_hardly_a_call_of_a_client_that_repeats
         results = direct.end()
     # On a busy machine a call may still arrive as its idle connection is closed, which HTTP cannot prevent.
     refused = [result for result in results if "refused" in result]
-    assert len(refused) <= len(results) / 500, refused
+    assert len(refused) <= len(results) / 100, refused
     assert {result["outcome"] for result in results if result not in refused} == {"scored"}
 
 

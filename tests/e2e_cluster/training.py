@@ -100,7 +100,7 @@ def tools(steps: int) -> list[dict[str, Any]]:
 
 
 def reward_model() -> dict[str, Any]:
-    """Return a reward model that scores right answers; its score is recorded and does not affect the reward.
+    """Return a reward model that scores answers without a right digit; its score is recorded and does not affect the reward.
 
     Its server sleeps during updates, so the first one waits for it to start.
     """
@@ -111,7 +111,7 @@ def reward_model() -> dict[str, Any]:
         "sleepDuringUpdates": True,
         "pod": heavy(),
     }
-    effect = {"weight": 0, "onFailure": "ignore", "when": {"scorer": "digits", "equals": 1}}
+    effect = {"weight": 0, "onFailure": "ignore", "when": {"scorer": "digits", "equals": 0}}
     return {"name": "preference", "kind": "model", "model": model, **effect}
 
 
