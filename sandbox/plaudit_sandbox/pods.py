@@ -220,7 +220,7 @@ class PodMachine:
 
     def _renew(self, tests: Path) -> None:
         self._trusted(
-            f"{BUSYBOX} chmod -R u+rwX {_VOLUMES} 2>/dev/null; {BUSYBOX} find {_VOLUMES} -mindepth 1 -delete && "
+            f"{BUSYBOX} chmod -R u+rwX {_VOLUMES} 2>/dev/null; {BUSYBOX} find {_VOLUMES} -mindepth 1 -maxdepth 1 -exec {BUSYBOX} rm -rf {{}} + && "
             f"{BUSYBOX} mkdir /logs/verifier /logs/agent /logs/artifacts"
         )
         self._put(tests, "/tests")
