@@ -91,10 +91,10 @@ cluster-down: ## end it
 	@tests/cluster/cluster down
 
 cluster-packages:
-	@(for program in containerd runc iptables conntrack socat /usr/lib/cni/bridge buildah podman busybox debootstrap; do \
+	@(for program in containerd runc iptables conntrack socat /usr/lib/cni/bridge buildah podman debootstrap; do \
 	  command -v $$program >/dev/null || exit 1; done) || \
 	  { $(call apt,containerd runc containernetworking-plugins iproute2 iptables conntrack socat openssl procps \
-	  buildah podman busybox-static debootstrap) ; } || \
+	  buildah podman debootstrap) ; } || \
 	  echo "the cluster's packages cannot be installed from here: tests/cluster/cluster names what is missing"
 
 bench: install ## the figures of the README: tables, and JSON in benchmarks/results/

@@ -14,8 +14,8 @@ The order, with Harbor's paths and files (``/tests/test.sh``, ``/logs/verifier/r
 
 A test that runs the agent's own programs, as most do, can still be deceived by them while it runs.
 
-Machines are known by two protocols alone. Their providers are ``machine`` (a folder and namespaces of this host),
-``container`` (docker or podman) and ``pods`` (Kubernetes).
+Machines are known by two protocols alone. Their providers are ``machine`` (a folder and namespaces of this host) and
+``container`` (docker or podman).
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def tools(steps: int) -> list[dict[str, Any]]:
 
 
 def reward_model() -> dict[str, Any]:
-    """Return a reward model that scores answers without a right digit; its score is recorded and does not affect the reward.
+    """Return a reward model that scores answers without a right digit; its score is recorded and affects nothing.
 
     Its server sleeps during updates, so the first one waits for it to start.
     """

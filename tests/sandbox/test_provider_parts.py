@@ -1,4 +1,4 @@
-"""What the providers decide without a machine: which changes count, what a pod is made of, which logs are believed."""
+"""What the providers decide without a machine: which changes count, which logs are believed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from plaudit_sandbox.archives import RewardArchive, write_archive
-from plaudit_sandbox.machine import REWARD_FILES, MachineLimits
-from plaudit_sandbox.pod_manifests import BUSYBOX, PodSettings, network_policy, pod
+from plaudit_sandbox.machine import REWARD_FILES
 from plaudit_sandbox.tampering import changed_programs
 from plaudit_wire.errors import DataError
 
@@ -32,29 +31,6 @@ PATH = "/opt/conda/bin:/usr/local/bin:/usr/bin:/bin:/app/node_modules/.bin"
 )
 def test_only_changes_of_programs_count(changes: list[str], found: list[str]) -> None:
     assert changed_programs(changes, PATH, "/app", lambda path: path.endswith("a-folder")) == found
-
-
-def test_a_pod_keeps_its_confinement_whatever_its_template_says() -> None:
-    template = {
-        "metadata": {"labels": {"kueue.x-k8s.io/queue-name": "q", "plaudit.dev/machine": "forged"}},
-        "spec": {"runtimeClassName": "gvisor", "automountServiceAccountToken": True, "restartPolicy": "Always"},
-    }
-    made = pod("one", PodSettings("image:1", gpus=2, template=template), MachineLimits(memory_bytes=1 << 30))
-    spec, labels = made["spec"], made["metadata"]["labels"]
-    assert (labels["plaudit.dev/machine"], labels["kueue.x-k8s.io/queue-name"]) == ("one", "q")
-    assert (spec["runtimeClassName"], spec["automountServiceAccountToken"]) == ("gvisor", False)
-    assert (spec["restartPolicy"], spec["securityContext"]["runAsNonRoot"]) == ("Never", True)
-    (machine,) = spec["containers"]
-    assert machine["command"][0] == BUSYBOX
-    assert machine["resources"]["limits"]["nvidia.com/gpu"] == "2"
-    assert next(each for each in machine["volumeMounts"] if each["mountPath"] == "/plaudit")["readOnly"] is True
-    assert machine["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-
-
-def test_no_network_is_a_policy_without_a_way_out_and_public_is_none_to_neighbours() -> None:
-    none, public = network_policy("none")["spec"], network_policy("public")["spec"]
-    assert (none["egress"], none["ingress"], public["ingress"]) == ([], [], [])
-    assert "10.0.0.0/8" in public["egress"][0]["to"][0]["ipBlock"]["except"]
 
 
 def archive(*members: tuple[str, bytes | str | None]) -> io.BytesIO:

@@ -151,4 +151,4 @@ def test_an_image_that_cannot_be_built_is_shown_with_its_output(
 def test_what_a_provider_cannot_give_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_task(tmp_path / "t", config="[environment]\ngpus = 2")
     assert main(["tasks", str(tmp_path)]) == 2
-    assert "task t needs 2 GPUs: use --provider pods" in capsys.readouterr().err
+    assert "task t needs 2 GPUs, which no provider gives" in capsys.readouterr().err

@@ -187,11 +187,11 @@ def _tasks_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument(
         "--provider",
-        choices=["process", "container", "pods"],
+        choices=["process", "container"],
         default="process",
-        help="machines of this host (default), containers of docker or podman, or pods of Kubernetes",
+        help="machines of this host (default), or containers of docker or podman",
     )
-    images = parser.add_argument_group("containers and pods")
+    images = parser.add_argument_group("containers")
     images.add_argument("--image", default="", metavar="IMAGE", help="for tasks that name no image")
     images.add_argument(
         "--registry",
@@ -204,15 +204,6 @@ def _tasks_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["none", "public"],
         default="none",
         help="the widest network that a task may ask for (default: none)",
-    )
-    pods = parser.add_argument_group("pods")
-    pods.add_argument("--namespace", default="default", metavar="NAMESPACE", help="where pods are made")
-    pods.add_argument("--pod", type=Path, metavar="FILE", help="a pod template in YAML, such as for a runtimeClassName")
-    pods.add_argument(
-        "--tools-image",
-        default="",
-        metavar="IMAGE",
-        help="an image with a static /bin/busybox (default: the official one)",
     )
 
 

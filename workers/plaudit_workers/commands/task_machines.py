@@ -5,27 +5,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import importlib
 import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
-
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+from typing import Final, Literal, Protocol
 
 from plaudit_job.tasks import Task, TaskError
 from plaudit_sandbox import machine as folders
 from plaudit_sandbox.container import ContainerMachine, ContainerSettings
 from plaudit_sandbox.container_engine import find_engine
 from plaudit_sandbox.machine import Machine, MachineLimits
-from plaudit_sandbox.pod_manifests import TOOLS_IMAGE, PodSettings
 from plaudit_sandbox.verification import AgentMachine
-from plaudit_wire.errors import ConfigurationError, RefusedError
-from plaudit_wire.plain import plain
 
 _PROCESSES = 1024
 """Of a container; images bring programs with many threads."""
@@ -64,7 +57,7 @@ class ProcessMachines:
             needed = f"the image {image}" if image else "an image of its environment/Dockerfile"
             raise TaskError(
                 f"task {task.name} needs {needed}. Machines of this host run tasks without an image: files "
-                "of environment/ are copied to its workdir. Use --provider container or pods"
+                "of environment/ are copied to its workdir. Use --provider container"
             )
         _require_no_gpu(task)
 
@@ -122,68 +115,6 @@ class ContainerMachines:
             await asyncio.to_thread(machine.remove)
 
 
-class PodMachines:
-    """Pods of a Kubernetes namespace."""
-
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        """Read the kubeconfig and the pod's template. Raises ``ConfigurationError`` and ``RefusedError``."""
-        try:
-            self._pods = importlib.import_module("plaudit_sandbox.pods")
-        except ImportError as error:
-            raise ConfigurationError(f"{error}: install plaudit-sandbox[pods] for --provider pods") from error
-        self._cluster = self._pods.PodCluster(arguments.namespace)
-        self._template = _template(arguments.pod)
-        self._tools_image: str = arguments.tools_image or TOOLS_IMAGE
-        self._given = _Given(arguments)
-
-    def require(self, task: Task) -> None:
-        """Refuse a task without an image, or with a network that no policy can describe."""
-        self._given.image(task)
-        if self._given.network(task) == "allowlist":
-            raise TaskError(
-                f"task {task.name} opens the network to some hosts alone, but a NetworkPolicy knows only addresses: "
-                "use --network none"
-            )
-
-    @contextlib.asynccontextmanager
-    async def made(self, task: Task) -> AsyncIterator[TaskMachine]:
-        """Yield a new pod."""
-        environment = task.config.environment
-        has_own_image = bool(task.image())
-        settings = PodSettings(
-            self._given.image(task),
-            network="public" if self._given.network(task) == "public" else "none",
-            cpus=environment.cpus,
-            gpus=environment.gpus,
-            workdir=environment.workdir,
-            has_own_image=has_own_image,
-            template=self._template,
-            tools_image=self._tools_image,
-        )
-        machine = await asyncio.to_thread(
-            self._pods.PodMachine.create, self._cluster, settings, _limits(task, _PROCESSES)
-        )
-        try:
-            if not has_own_image and (given := task.folder / "environment").is_dir():
-                await asyncio.to_thread(machine.upload, given, environment.workdir)
-            yield TaskMachine(machine, environment.workdir)
-        finally:
-            await asyncio.to_thread(machine.remove)
-
-
-def _template(path: Path | None) -> dict[str, Any]:
-    """Return a pod template of a YAML file; raise ``RefusedError``."""
-    if path is None:
-        return {}
-    try:
-        found = plain(YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8")), str(path))
-    except (OSError, ValueError, YAMLError) as error:
-        raise RefusedError(f"{path} cannot be read as YAML: {error}") from error
-    if not isinstance(found, dict) or found.keys() - {"metadata", "spec"}:
-        raise RefusedError(f"{path} is no pod template: give it metadata, spec or both")
-    return found
-
-
 class _Given:
     """What the user said about images and the network."""
 
@@ -222,12 +153,11 @@ def _limits(task: Task, processes: int) -> MachineLimits:
 
 def _require_no_gpu(task: Task) -> None:
     if task.config.environment.gpus:
-        raise TaskError(f"task {task.name} needs {task.config.environment.gpus} GPUs: use --provider pods")
+        raise TaskError(f"task {task.name} needs {task.config.environment.gpus} GPUs, which no provider gives")
 
 
 PROVIDERS: Final[Mapping[str, Callable[[argparse.Namespace], TaskMachines]]] = {
     "process": ProcessMachines,
     "container": ContainerMachines,
-    "pods": PodMachines,
 }
 """By name."""
