@@ -19,16 +19,15 @@ import secrets
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
 from plaudit_sandbox.archives import RewardArchive, write_archive
 from plaudit_sandbox.container_engine import ContainerEngine, client_folder, inspected, label_options, write_variables
 from plaudit_sandbox.machine import REWARD_FILES, CommandEnd, Ending, KeptOutput, MachineLimits, space_of, start_error
-from plaudit_sandbox.tampering import PYCACHE_ELSEWHERE, changed_programs
 from plaudit_wire.errors import InfrastructureError
 
 CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
@@ -42,6 +41,25 @@ _TMPFS_MIB = 64
 _WAIT = ("sh", "-c", 'sleep "$1" & wait', "sh")
 """The first process: it reaps others, and ends the container when its time is over."""
 _IN_FOLDER = ("sh", "-c", 'cd "$1" 2>/dev/null || cd /; shift; exec "$@"', "sh")
+PYCACHE_ELSEWHERE: Final = {"PYTHONPYCACHEPREFIX": "/run/pycache"}
+"""Makes the Python of tests ignore what the agent compiled."""
+_TOP_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_READ_BY_PROGRAMS = (
+    "/etc/alternatives",
+    "/etc/bash.bashrc",
+    "/etc/environment",
+    "/etc/gitconfig",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/ld.so.preload",
+    "/etc/nsswitch.conf",
+    "/etc/pip.conf",
+    "/etc/profile",
+    "/etc/profile.d",
+)
+"""Below them every change counts: which of bash, a module beside Python's own or a preloaded library a test would use
+cannot be known."""
 
 
 @dataclass(frozen=True)
@@ -365,3 +383,37 @@ def _end(engine: ContainerEngine, container: str) -> None:
             engine.call("kill", container)
             engine.call("wait", container)
     raise InfrastructureError(f"the container {container} does not end: look at {engine.program} inspect {container}")
+
+
+def changed_programs(
+    changes: Iterable[str], path_variable: str, workdir: str, is_folder: Callable[[str], bool]
+) -> list[str]:
+    """Return the changed paths that a program of the tests could run or read by itself, sorted.
+
+    Args:
+        changes: Every path that was added, changed or removed. A folder may be among them because of what it holds.
+        path_variable: The image's ``PATH``. Its folders, and ``lib`` beside a ``bin``, hold programs.
+        workdir: Programs below it are the agent's work, even if ``PATH`` names their folder.
+        is_folder: Asked for a path whose content did not change.
+    """
+    found = set(changes)
+    holders = {str(parent) for path in found for parent in PurePosixPath(path).parents}
+    folders = (*_TOP_FOLDERS, "/usr", *_READ_BY_PROGRAMS, *_folders_of(path_variable, workdir))
+    return sorted(
+        path
+        for path in found - holders
+        if _is_below(path, folders)
+        and "__pycache__" not in PurePosixPath(path).parts
+        and (path in _TOP_FOLDERS or not is_folder(path))
+    )
+
+
+def _folders_of(path_variable: str, workdir: str) -> list[str]:
+    named = [PurePosixPath(each) for each in path_variable.split(":") if each.startswith("/")]
+    beside = [each.with_name("lib") for each in named if each.name == "bin" and each.parent != PurePosixPath("/")]
+    return [str(each) for each in (*named, *beside) if not each.is_relative_to(workdir)]
+
+
+def _is_below(path: str, folders: Iterable[str]) -> bool:
+    """Tell whether a path is one of the folders or below one; ``/etc/python3.11`` and its kin count as well."""
+    return path.startswith("/etc/python") or any(path == each or path.startswith(f"{each}/") for each in folders)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from plaudit_sandbox.archives import RewardArchive, write_archive
+from plaudit_sandbox.container import changed_programs
 from plaudit_sandbox.machine import REWARD_FILES
-from plaudit_sandbox.tampering import changed_programs
 from plaudit_wire.errors import DataError
 
 PATH = "/opt/conda/bin:/usr/local/bin:/usr/bin:/bin:/app/node_modules/.bin"
