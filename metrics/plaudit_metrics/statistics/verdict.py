@@ -284,11 +284,11 @@ def verdict_over(steps: Iterable[Mapping[str, float]]) -> Verdict:
 
 def explain(name: str, statistics: Mapping[str, float] = MappingProxyType({})) -> str:
     """Return a verdict's meaning, and its remedy by the step's figures, for people; empty for an unknown name."""
-    if name == "trainer" and statistics.get("trainer_wait_s", 0.0) >= WAITING_SHARE * statistics.get(
-        "step_s", math.inf
-    ):
+    step_s = statistics.get("step_s", math.inf)
+    if name == "trainer" and statistics.get("trainer_wait_s", 0.0) >= WAITING_SHARE * step_s:
         return _READY_WAITED
-    if name == "redis" and replies_are_slow(_slow_reply_s(statistics), statistics.get("step_s", math.inf)):
+    has_paused = statistics.get(f"wait/{REDIS}_s", 0.0) >= WAITING_SHARE * step_s
+    if name == "redis" and not has_paused and replies_are_slow(_slow_reply_s(statistics), step_s):
         return _REPLIED_SLOWLY.format(reply_s=statistics[REPLY_KEY], replies=_REPLIES_OF_A_SAMPLE)
     details = {"reward": _slowest_scorer, "generation": _of_generation, "tools": _slowest_tool}
     details |= {"reward-queue": _taken_over, "straggler": _taken_over}
