@@ -135,7 +135,14 @@ class Task:
     @property
     def has_dockerfile(self) -> bool:
         """Tell whether its image is to be built from ``environment/Dockerfile``."""
-        return (self.folder / "environment" / "Dockerfile").is_file()
+        return (self.folder / "environment" / "Dockerfile").exists()
+
+    @property
+    def needed_image(self) -> str:
+        """Return in words the image that it cannot run without; empty for a task that needs none."""
+        if image := self.config.environment.docker_image:
+            return f"the image {image}"
+        return "an image of its environment/Dockerfile" if self.has_dockerfile else ""
 
     def image(self, registry: str = "localhost") -> str:
         """Return the image that it names or, for one to build, a tag that changes with ``environment/``; else empty."""

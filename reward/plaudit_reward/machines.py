@@ -112,9 +112,7 @@ def _task(folder: str) -> Task:
 
 def task_problem(task: Task) -> str:
     """Return why machines of this host cannot run a task, with the remedy; empty if they can."""
-    image = task.config.environment.docker_image
-    if image or (task.folder / "environment" / "Dockerfile").exists():
-        needed = f"the image {image}" if image else "an image of its environment/Dockerfile"
+    if needed := task.needed_image:
         return (
             f"task {task.name} needs {needed}, and sandboxes.provider process runs tasks without an image: put what it "
             f"needs into environment/, which is copied to {task.config.environment.workdir}"

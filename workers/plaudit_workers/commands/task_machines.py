@@ -52,9 +52,7 @@ class ProcessMachines:
 
     def require(self, task: Task) -> None:
         """Refuse a task that needs an image."""
-        image = task.config.environment.docker_image
-        if image or task.has_dockerfile:
-            needed = f"the image {image}" if image else "an image of its environment/Dockerfile"
+        if needed := task.needed_image:
             raise TaskError(
                 f"task {task.name} needs {needed}. Machines of this host run tasks without an image: files "
                 "of environment/ are copied to its workdir. Use --provider container"
