@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
@@ -239,6 +240,8 @@ VARLEN_ATTENTION = "plaudit_packed_varlen"
 _LEAST_CAPABILITY = (8, 0)
 _LARGEST_HEAD = 256
 _LENGTHS = [70, 33, 5]
+_GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+"""Earlier versions of torch (2.11) take fewer key/value heads without being asked."""
 _TOLERANCE = 0.05
 """Largest difference of the two kernels in bfloat16, relative to the largest value."""
 
@@ -261,7 +264,7 @@ def varlen_attention(
         scale=scaling,
         # Flash counts the tokens before a token, transformers the token itself as well.
         window_size=(sliding_window - 1 if windowed and sliding_window else -1, 0),
-        enable_gqa=key.shape[1] != query.shape[1],
+        **(_GROUPED if key.shape[1] != query.shape[1] else {}),
     )
     assert isinstance(output, Tensor)
     return output
