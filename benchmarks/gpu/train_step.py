@@ -2,9 +2,9 @@
 
 Needs torch, transformers and this checkout, nothing else and no installation. All sides compute the same PPO loss on
 the same random sequences of a model with random weights and the sizes of Qwen2.5 in two passes, whose gradients are
-added, then clip the gradient and step with the trainer's AdamW. Parameters are float32, passes bfloat16 (float32 on a CPU). ``plaudit`` computes a packed row with
-the trainer's attention, chunked head and checkpointing; the others are described in ``train_sides``. TRL's is measured
-where ``trl`` is installed. ::
+added, then clip the gradient and step with the trainer's AdamW. Parameters are float32, passes bfloat16 (float32 on a
+CPU). ``plaudit`` computes a packed row with the trainer's attention, chunked head and checkpointing; the others are
+described in ``train_sides``. TRL's is measured where ``trl`` is installed. ::
 
     python benchmarks/gpu/train_step.py --size 1.5b --length 8192 --json update.json
     python benchmarks/gpu/train_step.py --size tiny --length 64 --sequences 4   # on a CPU, to see that it runs
@@ -100,9 +100,8 @@ def main() -> None:
         results[name] = measured(case, name, side, arguments.steps, arguments.passes)
         print(f"{name:29}" + "  ".join(_text(*figure) for figure in results[name].items()))
         if arguments.json:  # after each side, so that nothing is lost with a later one
-            arguments.json.write_text(
-                json.dumps(_setting(case) | {"passes": arguments.passes, "sides": results}, indent=2) + "\n"
-            )
+            written = _setting(case) | {"passes": arguments.passes, "sides": results}
+            arguments.json.write_text(json.dumps(written, indent=2) + "\n")
 
 
 def _text(name: str, value: float | str | dict[str, float]) -> str:

@@ -91,7 +91,7 @@ def logprobs(policy: PolicyModel, batch: object) -> np.ndarray:
 @pytest.mark.parametrize("sizes", [(14, 2, 64), (12, 2, 128), (32, 8, 128), (8, 4, 256), (4, 4, 8)])
 def test_the_kernel_computes_what_blocks_compute_in_float32(sizes, window):
     heads, key_value_heads, width = sizes
-    lengths = [1500, 700, 650, 33, 5, 1]
+    lengths = [5000, 2100, 2100, 700, 650, 33, 5, 1]
     layout, random = PackedLayout.of(lengths).to(CUDA), torch.Generator().manual_seed(0)
     counts = (heads, key_value_heads, key_value_heads)
     parts = [torch.randn(1, count, sum(lengths), width, generator=random) for count in counts]

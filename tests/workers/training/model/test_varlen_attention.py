@@ -79,6 +79,29 @@ def test_the_layout_has_the_bounds_of_all_sequences():
     assert [block.num_sequences for block in layout.blocks] == [1, 2, 1]
 
 
+@pytest.mark.parametrize("lengths", [[40, 40, 33, 9, 9, 5], [50, 40], [9, 5]], ids=["both", "long", "short"])
+def test_long_sequences_are_computed_by_themselves_where_that_is_faster(lengths, monkeypatch):
+    """Blocks compute in the kernel's place; a GPU's own results are compared by the tests that need one."""
+    seen = []
+
+    def kernel(query, key, value, bounds, *_, scale, **further):
+        seen.append(bounds.diff().tolist())
+        parts = (part.transpose(0, 1).unsqueeze(0) for part in (query, key, value))
+        return packed_attention(torch.nn.Identity(), *parts, None, packed_layout=PackedLayout.of(seen[-1]))[0][0]
+
+    monkeypatch.setattr("plaudit_reward.attention.LONG_TOKENS", 30)
+    monkeypatch.setattr("plaudit_reward.attention._has_fast_cudnn", lambda _: True)
+    monkeypatch.setattr("plaudit_reward.attention.varlen_attn", kernel)
+    parts = [torch.randn(1, heads, sum(lengths), 16) for heads in (4, 2, 2)]
+    layout = PackedLayout.of(lengths).to(CPU)
+    expected, _ = packed_attention(torch.nn.Identity(), *parts, None, packed_layout=layout)
+    found, _ = varlen_attention(torch.nn.Identity(), *parts, None, packed_layout=layout)
+    torch.testing.assert_close(found, expected)
+    assert [length for row in seen for length in row] == [length for length in lengths if length < 30]
+    varlen_attention(torch.nn.Identity(), *parts, None, packed_layout=layout, sliding_window=4)
+    assert seen[-1] == lengths
+
+
 def test_attention_of_another_kind_is_refused():
     row = torch.zeros(1, 4, 6, 8)
     with pytest.raises(UnsupportedAttentionError):
