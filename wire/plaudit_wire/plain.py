@@ -109,6 +109,8 @@ def json_value(text: str | bytes, name: str = "", *, nan: bool = False) -> Any:
     except RecursionError:
         raise PlainDataError(f"is nested more than {MOST_LEVELS} levels deep", "give flatter data", name) from None
     except (ValueError, MemoryError) as error:  # msgspec's errors, and text that cannot be encoded, are ValueErrors
+        if "out of range" in str(error):
+            raise PlainDataError("holds a number beyond the largest of 64 bits", "write it as text", name) from None
         raise PlainDataError(f"is not JSON ({error})", "give one JSON value", name) from None
 
 
