@@ -71,14 +71,18 @@ spec: {reward: {scorers: [{name: right, kind: rule, rule: gsm8k}], workers: {pro
 steps = itertools.count(1_000_000)
 
 
+def refused(error: PlainDataError, *columns: str) -> None:
+    """Assert that a refusal names its place and the remedy."""
+    assert error.where.startswith(columns), error
+    assert error.remedy
+
+
 def judged(row: dict[str, Any]) -> DataRow | None:
     """Return a row past the gate; None where it is refused by name."""
     try:
         return data_row(row)
     except PlainDataError as error:
-        assert error.where.startswith(("prompt", "reward_model", "extra_info")), error
-        assert error.remedy
-        return None
+        return refused(error, "prompt", "reward_model", "extra_info")
 
 
 def conversation(messages: list[dict[str, Any]], environment: object) -> Trajectory | None:
@@ -87,8 +91,7 @@ def conversation(messages: list[dict[str, Any]], environment: object) -> Traject
     try:
         trajectory.make_plain()
     except PlainDataError as error:
-        assert error.where.startswith(("messages", "environment")), error
-        return None
+        return refused(error, "messages", "environment")
     return trajectory
 
 

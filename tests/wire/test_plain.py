@@ -131,7 +131,7 @@ class Unending:
 
 @pytest.mark.parametrize("value", [Faulty([1]), Unending(), memoryview(np.array(5)), memoryview(b"x"), [Unending()]])
 def test_a_value_whose_own_code_fails_is_refused(value: Any) -> None:
-    with pytest.raises(PlainDataError, match="^x.* (cannot be read|is bytes)"):
+    with pytest.raises(PlainDataError, match=r"^x.* (cannot be read|is bytes)"):
         plain(value, "x")
 
 

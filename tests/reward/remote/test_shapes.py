@@ -178,7 +178,11 @@ async def test_an_answer_of_another_shape_is_an_infrastructure_error(
         ("openrlhf", b'{"rewards": [NaN]}', "null, or a number that is not finite"),
         ("slime", b"-Infinity", "null, or a number that is not finite"),
         ("slime", b'{"score": 1, "more": {"n": [0, 100000000000000000000]}}', r"more.n\[1\]: is an integer beyond 64"),
-        ("slime", b'{"score": 1, "more": ' + b"[" * 99 + b"]" * 99 + b"}", r"more\[0\].* is nested more than 64 levels"),
+        (
+            "slime",
+            b'{"score": 1, "more": ' + b"[" * 99 + b"]" * 99 + b"}",
+            r"more\[0\].* is nested more than 64 levels",
+        ),
         ("slime", b'{"score": 1, "more": [' + b"[]," * 300_000 + b"[]]}", "is larger than 4 Mi characters"),
         ("slime", Reply(422, {"detail": "no label"}), "responded 422: no label"),
     ],
