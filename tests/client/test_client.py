@@ -220,7 +220,7 @@ class Faulty(dict[str, int]):
         raise RuntimeError("no reading")
 
 
-DEEP = functools.reduce(lambda inner, _: [inner], range(2000), [])
+DEEP: Any = functools.reduce(lambda inner, _: [inner], range(2000), None)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,8 @@ def judged(row: dict[str, Any]) -> DataRow | None:
     try:
         return data_row(row)
     except PlainDataError as error:
-        return refused(error, "prompt", "reward_model", "extra_info")
+        refused(error, "prompt", "reward_model", "extra_info")
+        return None
 
 
 def conversation(messages: list[dict[str, Any]], environment: object) -> Trajectory | None:
@@ -91,7 +92,8 @@ def conversation(messages: list[dict[str, Any]], environment: object) -> Traject
     try:
         trajectory.make_plain()
     except PlainDataError as error:
-        return refused(error, "messages", "environment")
+        refused(error, "messages", "environment")
+        return None
     return trajectory
 
 
@@ -140,7 +142,7 @@ def test_what_passed_the_gate_is_stored_shown_and_scored_again_as_it_was(house: 
     scoring = ScoringRecord(
         "scored", scored.value, scorers={"mine": ScorerRecord("scored", scored.value, extra=scored.extra)}
     )
-    group = Group(prompt.group, "ready", prompt, [GroupSample(0, STAMPS, body, scoring=scoring)], 1, 1.0, 1.8, 1.9, 2.0)
+    group = Group(prompt.group, "ready", prompt, [GroupSample(0, STAMPS, body, scoring=scoring)], 1, 1.0, 1.8, 1.9)
     record = GroupRecord(group.id, "train", step, "trained", 1, 1, 1.0, 2.5, terminal=1.8, ready=1.9, taken=2.0)
     with house.holding():
         file = store_groups(house.folder / "samples", step, 1, [group], {group.id: record})
