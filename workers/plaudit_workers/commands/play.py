@@ -17,7 +17,7 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ from plaudit_wire.records import AgentReward, GroupRecord, ScoringRecord, Stamps
 from plaudit_workers.agents.messages import FinishedSample, Trajectory
 from plaudit_workers.commands.samples import sample_lines
 from plaudit_workers.commands.trial import (
+    GROUND_TRUTH,
     TriedRow,
     first_rows,
     reward_without_servers,
@@ -45,7 +46,7 @@ from plaudit_workers.commands.trial import (
     show_logs,
     try_scorers,
 )
-from plaudit_workers.data_files import NumberedRow
+from plaudit_workers.data_files import NumberedRow, data_paths
 from plaudit_workers.launch.environment_process import environments_of
 from plaudit_workers.process import EXIT_DONE, model_servers
 from plaudit_workers.rollout.agents.agent import Agent
@@ -59,7 +60,6 @@ from plaudit_workers.training.state import RunPlan
 from plaudit_workers.training.stored_samples import write_samples
 
 if TYPE_CHECKING:
-    from plaudit_workers.rollout.served import TurnWriter
     from plaudit_workers.tokenizer import ChatTemplate
 
 _AT_ONCE = 8
@@ -96,6 +96,7 @@ async def _play(job: RLJob, arguments: argparse.Namespace) -> None:
     console = Console()
     reward = reward_without_servers(job.spec.reward.rewarding)
     rows = list(first_rows(job, arguments.data, arguments.rows))
+    turns = [] if arguments.url or arguments.own_policy else _turns_of(rows, arguments.answers)
     async with AsyncExitStack() as stack:
         folder = await stack.enter_async_context(_run_folder())
         await stack.enter_async_context(environments_of(job, folder))
@@ -103,8 +104,10 @@ async def _play(job: RLJob, arguments: argparse.Namespace) -> None:
         agent = await stack.enter_async_context(open_agent(job, folder))
         opened_s = time.monotonic() - began_s
         template = _template_of(job, agent)
-        prompts = _prompts(job, rows, template, arguments.samples)
-        policies = await _policies(job, rows, template, arguments, stack)
+        path = Path(arguments.data or data_paths(job.spec.data.train)[0])
+        prompts = _prompts(job, [*_numbered(rows, path)], template, arguments.samples)
+        shared = await _shared_policy(job, template, arguments, stack)
+        policies = [shared or await _scripted(turns[place], template) for place in range(len(rows))]
         context = BuildContext(
             reward,
             "try",
@@ -157,7 +160,11 @@ def _template_of(job: RLJob, agent: Agent) -> ChatTemplate:
     return agent.template if isinstance(agent, ToolAgent) else ChatTemplate.of_model(job.spec.model, [])
 
 
-def _prompts(job: RLJob, rows: Sequence[TriedRow], template: ChatTemplate, samples: int) -> list[Prompt]:
+def _numbered(rows: Sequence[TriedRow], path: Path) -> Iterator[NumberedRow]:
+    return (NumberedRow(path, number, row.data, None) for number, row in enumerate(rows, 1))
+
+
+def _prompts(job: RLJob, rows: Sequence[NumberedRow], template: ChatTemplate, samples: int) -> list[Prompt]:
     """Return the rows as the trainer admits them."""
     from plaudit_workers.training.prompts import PromptRenderer
 
@@ -165,7 +172,6 @@ def _prompts(job: RLJob, rows: Sequence[TriedRow], template: ChatTemplate, sampl
         raise RefusedError("spec.data.images: plaudit try plays prompts of text. Leave out the policy's options")
     sampling = RunPlan.from_job(job).sampling
     renderer = PromptRenderer(template, continues=job.spec.rollout.agent.kind == "singleTurn")
-    numbered = (NumberedRow(Path("the data"), number, row.data, None) for number, row in enumerate(rows, 1))
     return [
         Prompt(
             group=f"row-{rendered.numbered.number}",
@@ -183,32 +189,30 @@ def _prompts(job: RLJob, rows: Sequence[TriedRow], template: ChatTemplate, sampl
             extra_info=rendered.numbered.row.extra_info,
             messages=[] if isinstance(rendered.numbered.row.prompt, str) else rendered.numbered.row.prompt,
         )
-        for position, rendered in enumerate(renderer.rendered(numbered))
+        for position, rendered in enumerate(renderer.rendered(rows))
     ]
 
 
-async def _policies(
-    job: RLJob, rows: Sequence[TriedRow], template: ChatTemplate, arguments: argparse.Namespace, stack: AsyncExitStack
-) -> list[Policy]:
-    """Return the policy of each row."""
+async def _shared_policy(
+    job: RLJob, template: ChatTemplate, arguments: argparse.Namespace, stack: AsyncExitStack
+) -> Policy | None:
+    """Return the policy that plays all rows; None where each row has turns of its own."""
     if arguments.own_policy:
-        return [await _own_policy(job, stack)] * len(rows)
-    from plaudit_workers.rollout.served import ServedPolicy, TurnWriter
+        return await _own_policy(job, stack)
+    if not arguments.url:
+        return None
+    from plaudit_workers.rollout.served import ServedPolicy
 
-    writer = TurnWriter(template)
-    if arguments.url:
-        served = ServedPolicy(
-            arguments.url,
-            arguments.model,
-            writer,
-            template.tokenizer,
-            key=os.environ.get(arguments.api_key_variable, ""),
-            key_field=arguments.api_key_variable,
-            limit_s=_ANSWER_WITHIN_S,
-        )
-        stack.push_async_callback(served.close)
-        return [served] * len(rows)
-    return [await _scripted(turns, template.tokenizer) for turns in _turns_of(rows, arguments.answers, writer)]
+    served = ServedPolicy(
+        arguments.url,
+        arguments.model,
+        template,
+        key=os.environ.get(arguments.api_key_variable, ""),
+        key_field=arguments.api_key_variable,
+        limit_s=_ANSWER_WITHIN_S,
+    )
+    stack.push_async_callback(served.close)
+    return served
 
 
 async def _own_policy(job: RLJob, stack: AsyncExitStack) -> Policy:
@@ -229,23 +233,40 @@ def _weights_folder(job: RLJob) -> Path:
     return Path(snapshot_download(source, revision=job.spec.model.revision or None))
 
 
-async def _scripted(turns: Sequence[str], tokenizer: Any) -> Policy:
+async def _scripted(turns: Turns, template: ChatTemplate) -> Policy:
+    """Return a policy that writes these turns, and repeats the last one."""
     from plaudit_workers.rollout.scripted import Constant, Script, ScriptedEngine
+    from plaudit_workers.rollout.served import TurnWriter
 
-    engine = ScriptedEngine(Script(Constant(0.0), turns=list(turns)), tokenizer=tokenizer)
+    writer = TurnWriter(template)
+    try:
+        texts = [writer.text(turn) for turn in turns]
+    except ValueError as error:
+        raise RefusedError(f"a turn cannot be written: {error}") from error
+    engine = ScriptedEngine(Script(Constant(0.0), turns=texts), tokenizer=template.tokenizer)
     await engine.load_weights(Path(), _VERSION)
     return engine
 
 
-def _turns_of(rows: Sequence[TriedRow], answers: Path | None, writer: TurnWriter) -> list[list[str]]:
-    """Return the turns of each row as the policy would write them, from a file or from the row itself."""
-    if answers is None:
-        given = [
-            (f"row {place}", row.columns.get(_TURNS) or [right_answer(row)[1]]) for place, row in enumerate(rows, 1)
-        ]
-    else:
-        given = _answers(answers, len(rows))
-    return [_written(where, turns, writer) for where, turns in given]
+Turns = list[str | dict[str, Any]]
+
+
+def _turns_of(rows: Sequence[TriedRow], answers: Path | None) -> list[Turns]:
+    """Return the turns of each row: texts, and messages of the assistant; from a file or from the row itself."""
+    given = _own_turns(rows) if answers is None else _answers(answers, len(rows))
+    return [_checked(where, turns) for where, turns in given]
+
+
+def _own_turns(rows: Sequence[TriedRow]) -> Iterator[tuple[str, Any]]:
+    """Yield the column ``turns`` of each row, else its right answer as the only turn."""
+    for number, row in enumerate(rows, 1):
+        turns = row.columns.get(_TURNS)
+        source, answer = right_answer(row)
+        if not turns and source == GROUND_TRUTH and row.data.ground_truth is None:
+            raise RefusedError(
+                f"row {number} has neither turns nor an answer to play: give --answers, --url or --own-policy"
+            )
+        yield f"row {number}", turns or [answer]
 
 
 def _answers(path: Path, num_rows: int) -> list[tuple[str, Any]]:
@@ -259,7 +280,7 @@ def _answers(path: Path, num_rows: int) -> list[tuple[str, Any]]:
         if not line.strip():
             continue
         try:
-            turns = plain(json.loads(line), "turns")
+            turns = plain(json.loads(line), _TURNS)
         except (ValueError, RecursionError, PlainDataError) as error:
             raise RefusedError(f"--answers {path}:{number} is no JSON: {error}") from error
         found.append((f"--answers {path}:{number}", turns.get(_TURNS) if isinstance(turns, dict) else turns))
@@ -270,14 +291,11 @@ def _answers(path: Path, num_rows: int) -> list[tuple[str, Any]]:
     return found[:num_rows]
 
 
-def _written(where: str, turns: Any, writer: TurnWriter) -> list[str]:
+def _checked(where: str, turns: Any) -> Turns:
     turns = [turns] if isinstance(turns, str) else turns
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str | dict) for turn in turns):
         raise RefusedError(f"{where}: its turns are {shown(turns)}; give a list of texts or messages, or one text")
-    try:
-        return [writer.text(turn) for turn in turns]
-    except ValueError as error:
-        raise RefusedError(f"{where}: {error}") from error
+    return turns
 
 
 @dataclass(frozen=True)

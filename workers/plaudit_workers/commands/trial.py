@@ -33,6 +33,8 @@ from plaudit_workers.service.build import build_pipeline
 from plaudit_workers.service.lines import SampleInput
 
 _SHOWN_CHARACTERS = 60
+GROUND_TRUTH = "ground truth"
+"""The origin of an answer that stands nowhere else in its row."""
 
 
 class TriedRow(NamedTuple):
@@ -142,7 +144,7 @@ def right_answer(row: TriedRow) -> tuple[str, str]:
         if isinstance(value, str) and value:
             return source, plain_text(value)
     truth = data.ground_truth
-    return "ground truth", truth if isinstance(truth, str) else json.dumps(truth)
+    return GROUND_TRUTH, truth if isinstance(truth, str) else json.dumps(truth)
 
 
 def _report(number: int, trial: _Trial, scorings: Sequence[ScoringRecord]) -> list[str]:

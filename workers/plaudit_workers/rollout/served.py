@@ -102,17 +102,18 @@ class ServedPolicy:
 
     Args:
         url: the API's base, such as ``http://localhost:8000/v1``.
+        template: the job's.
         key: sent as a bearer token; empty: none.
         limit_s: seconds of one request.
     """
 
     def __init__(
-        self, url: str, model: str, writer: TurnWriter, tokenizer: Any, *, key: str, key_field: str, limit_s: float
+        self, url: str, model: str, template: ChatTemplate, *, key: str, key_field: str, limit_s: float
     ) -> None:
         self._url = url.rstrip("/")
         self._model = model
-        self._writer = writer
-        self._tokenizer = tokenizer
+        self._writer = TurnWriter(template)
+        self._tokenizer: Any = template.tokenizer
         self._key = key
         self._key_field = key_field
         self._limit_s = limit_s
