@@ -33,6 +33,8 @@ def validate(arguments: argparse.Namespace) -> int:
     if problems:
         raise JobError(locate(problems, path), path)
     print(f"{path}: valid ({job.metadata.name})")
+    if job.spec.trains and job.spec.rollout.agent.kind != "singleTurn" and not arguments.kubernetes:
+        print(f"{path}: play rows with its agent before a run: plaudit try {path} --url URL --model NAME")
     for note in locate(notes, path):
         print(f"{path}{f':{note.line}' if note.line else ''}: note: {note}")
     return EXIT_DONE
