@@ -343,7 +343,7 @@ async def test_a_prompt_with_an_unknown_token_is_refused_and_others_go_on(bench,
 
 async def test_a_prompt_longer_than_the_model_is_refused_and_others_go_on(bench, tiny_models):
     await bench.load(tiny_models[1])
-    with pytest.raises(RequestRefusedError, match="600"):
+    with pytest.raises(RequestRefusedError, match="600 tokens, and a prompt and its response together may have"):
         await bench.result(bench.submit(prompt=[1] * 600))
     with pytest.raises(RequestRefusedError, match="temperature"):
         await bench.result(bench.submit(temperature=9.0))
