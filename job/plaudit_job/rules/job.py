@@ -168,11 +168,11 @@ def _sampling(spec: Spec) -> Iterator[Problem]:
             "Give a value above 0, such as 1.0",
         )
     if (validation := spec.data.validation) is not None:
-        own, most = validation.sampling, validation.sampling.max_tokens or spec.rollout.sampling.max_tokens
-        if own.min_tokens > most:
+        sampling, limit = validation.sampling, validation.sampling.max_tokens or spec.rollout.sampling.max_tokens
+        if sampling.min_tokens > limit:
             yield Problem(
                 "spec.data.validation.sampling.minTokens",
-                f"is {own.min_tokens}, above the {most} tokens that a response may have",
+                f"is {sampling.min_tokens}, above the {limit} tokens that a response may have",
                 "Lower it, or raise maxTokens",
             )
 
