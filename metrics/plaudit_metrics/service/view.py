@@ -111,31 +111,40 @@ class ServiceSamples:
     def __init__(self) -> None:
         self._newest: deque[SampleRecord] = deque(maxlen=_KEPT)
         self._minutes: dict[int, Counter[str]] = {}
+        self._began: int | None = None
+        """The first minute in which a sample ended."""
 
     def add(self, record: SampleRecord) -> None:
         """Add a sample that ended."""
         self._newest.append(record)
         minute = int((record.stamps.committed or record.stamps.admitted) // 60)
         self._minutes.setdefault(minute, Counter())["scored" if record.scoring.is_scored else "unscored"] += 1
+        self._began = minute if self._began is None else min(self._began, minute)
         if len(self._minutes) > _MINUTES:
             del self._minutes[min(self._minutes)]
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self, now: float) -> dict[str, Any]:
         """Return rate, outcomes, latency by scorer and by caller, and the newest samples, as plain data.
 
-        The rate is of the last hour, the newest samples are the last 20, all else is of the newest 10,000 samples.
+        The rate is of the last hour before ``now`` (of the stamps' clock), the newest samples are the last 20, all else
+        is of the newest 10,000 samples.
         """
         return {
             "samples": len(self._newest),
-            "minutes": [
-                {"time": 60 * minute, "scored": counts["scored"], "unscored": counts["unscored"]}
-                for minute, counts in sorted(self._minutes.items())
-            ],
+            "minutes": self._rate(int(now // 60)),
             "outcomes": Counter(record.scoring.outcome for record in self._newest),
             "scorers": _by_scorer(self._newest),
             "callers": _by_caller(self._newest),
             "newest": [_listed(record) for record in list(self._newest)[: -_LISTED - 1 : -1]],
         }
+
+    def _rate(self, newest: int) -> list[dict[str, int]]:
+        """Return the samples of each minute, also of those in which none ended."""
+        if self._began is None:
+            return []
+        minutes = range(max(self._began, newest - _MINUTES + 1), newest + 1)
+        counted = ((minute, self._minutes.get(minute, Counter())) for minute in minutes)
+        return [{"time": 60 * minute, **{key: counts[key] for key in ("scored", "unscored")}} for minute, counts in counted]
 
 
 def _by_scorer(records: Iterable[SampleRecord]) -> list[dict[str, Any]]:

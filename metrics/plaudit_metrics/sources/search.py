@@ -103,6 +103,12 @@ def few_samples(path: Path) -> list[Row]:
         return [file.read(row) for row in dict.fromkeys(first + failed)]
 
 
+def samples_of_group(path: Path, group: str) -> Iterator[Row]:
+    """Yield the samples of one group in a file."""
+    with SampleFile(path) as file:
+        yield from map(file.read, file.find(SampleQuery(group=group)).tolist())
+
+
 class Bounds(NamedTuple):
     """Hold the least and the greatest value of a column in a file, from the statistics of its footer."""
 

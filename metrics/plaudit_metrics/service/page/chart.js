@@ -26,7 +26,8 @@ export class Chart {
    * @param {string} spec.title
    * @param {string} spec.note what is shown, with its unit
    * @param {"bars"|"lines"} spec.kind bars are stacked
-   * @param {{label: string, value: function(Object): number, words: function(number): string, time?: boolean}} spec.x
+   * @param {{label: string, value: function(Object): number, words: function(number): string, margin: number, time?: boolean}} spec.x
+   *     `margin` is left free before the first and after the last
    * @param {"figure"|"seconds"|"share"} spec.unit how values are written
    * @param {number} [spec.least] the y axis goes at least that far
    * @param {{key: string, label: string, color: string, value: function(Object): number, band?: [function, function]}[]} spec.series
@@ -154,7 +155,7 @@ export class Chart {
     const text = resolved("--text-2");
     const grid = { stroke: resolved("--grid"), width: 1 };
     const axis = { stroke: text, font: FONT, grid, ticks: { show: false } };
-    const ends = (_, low, high) => (x.time ? [low, high] : [low - 0.6, high + 0.6]);
+    const ends = (_, low, high) => [low - x.margin, high + x.margin];
     return {
       width: this.host.clientWidth,
       height: this.host.clientHeight,
