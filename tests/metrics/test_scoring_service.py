@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,9 +29,7 @@ def client_of(schedule: str, records: list[SampleRecord], now: float = 6130.0) -
     """Return a client of the API over these samples, at a point in time of their clock."""
     view = RunView(RunSeries(info=RunInfo("math", schedule, None)), KeptSteps())
     view.handle(list(records), True)
-    view.observe(
-        RunSnapshot(time=now, judge_requests={("big", "200"): 7}, judge_tokens={("big", "prompt"): 90})
-    )
+    view.observe(RunSnapshot(time=now, judge_requests={("big", "200"): 7}, judge_tokens={("big", "prompt"): 90}))
     transport = httpx.ASGITransport(RunApi("math", view, lambda: "").application())
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 

@@ -143,8 +143,12 @@ class ServiceSamples:
         if self._began is None:
             return []
         minutes = range(max(self._began, newest - _MINUTES + 1), newest + 1)
-        counted = ((minute, self._minutes.get(minute, Counter())) for minute in minutes)
-        return [{"time": 60 * minute, **{key: counts[key] for key in ("scored", "unscored")}} for minute, counts in counted]
+        none: Counter[str] = Counter()
+        counted = ((minute, self._minutes.get(minute, none)) for minute in minutes)
+        return [
+            {"time": 60 * minute, "scored": counts["scored"], "unscored": counts["unscored"]}
+            for minute, counts in counted
+        ]
 
 
 def _by_scorer(records: Iterable[SampleRecord]) -> list[dict[str, Any]]:

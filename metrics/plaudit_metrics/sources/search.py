@@ -9,7 +9,7 @@ files, or after ``MOST_BYTES`` of decompressed texts; it then names the place at
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType

@@ -285,7 +285,8 @@ def auditor_reports(groups: Sequence[AuditedGroup], steps: Iterable[int], most: 
     if not groups:
         return []
     early, late = quarters(steps)
-    return [_report(name, groups, early, late, most) for name in sorted({n for group in groups for n in group.auditors})]
+    names = sorted({name for group in groups for name in group.auditors})
+    return [_report(name, groups, early, late, most) for name in names]
 
 
 def _report(name: str, groups: Sequence[AuditedGroup], early: Window, late: Window, most: int) -> AuditorReport:

@@ -40,8 +40,8 @@ export class AuditorView {
 function finding({ name, groups, diverges, diverged_at: since }) {
   const audited = `${counted(groups, "group")} audited.`;
   if (diverges === null) return `${audited} A trend needs at least 24 blocks of four groups.`;
-  const chance = `Chance alone gives the newest trend with a probability of ${figure(diverges)}.`;
-  return since === null ? `${audited} ${chance}` : `The reward rose while ${name} fell, from step ${since} on at the latest. ${audited} ${chance}`;
+  const chance = `The newest trend has a probability of ${figure(diverges)} by chance alone.`;
+  return since === null ? `${audited} ${chance}` : `Found at step ${since}: the reward rose while ${name} fell (chance alone: below 1 %). ${audited} ${chance}`;
 }
 
 function figuresTable({ name, early, late, by_source: sources }) {

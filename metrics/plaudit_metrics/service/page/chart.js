@@ -34,6 +34,7 @@ export class Chart {
    * @param {function(Object): Node} [spec.link] what stands for x in the table
    * @param {function(Object): void} [spec.pick] called with the row that was clicked, or entered
    * @param {number} [spec.height] pixels
+   * @param {boolean} [spec.legend] without it more than one series have one
    */
   constructor(spec) {
     this.spec = { ...spec, words: { figure, seconds, share }[spec.unit] };
@@ -56,7 +57,7 @@ export class Chart {
       "figure",
       { class: "card chart" },
       element("figcaption", {}, element("h3", {}, spec.title), element("p", { class: "note" }, spec.note), this.beyond),
-      spec.series.length > 1 ? element("ul", { class: "legend" }, legend) : null,
+      spec.legend ?? spec.series.length > 1 ? element("ul", { class: "legend" }, legend) : null,
       this.host,
       this.table.node,
     );

@@ -15,6 +15,7 @@ const CHOICES = [30, 60, 150, 500];
 const SLOWEST = 10;
 const MOST_LINES = LINES.length;
 const MOST_ROWS = 200;
+const NO_FIGURES = "No step has closed: there are no figures.";
 
 export class Overview {
   /** @param {function(number): void} choose called with how many steps are to be shown */
@@ -60,7 +61,7 @@ export class Overview {
     this.scorers = element("div");
     this.samples = element("div");
     this.unscored = element("div");
-    this.empty = element("p", { class: "card empty" }, report === null ? "No step has closed yet. The first one will appear here." : "No step has closed: there are no figures.");
+    this.empty = element("p", { class: "card empty" }, report === null ? "No step has closed yet. The first one will appear here." : NO_FIGURES);
     this.ended = element("div", {}, endedPanel(report?.ended ?? null));
     this.auditors = new Map();
     this.service = null;
@@ -77,7 +78,7 @@ export class Overview {
     this.rest = element("div", { class: "sections", hidden: true },
       element("div", { class: "pair" }, this.outcomes.node),
       section("Scorers", this.scorersNote = element("span"), this.scorers),
-      section("Slowest samples", "Of the newest step, from admission to the trainer. Click a bar for details.", this.samples));
+      section("Slowest samples", this.samplesNote = element("span"), this.samples));
     this.queues = element("div", { class: "sections" },
       element("div", { class: "head" }, element("h2", {}, "Now")),
       section("Processes", "Those that sent a heartbeat in the last 20 seconds, and what each does or waits for.", this.workers),
@@ -98,6 +99,7 @@ export class Overview {
     for (const keyed of [this.values, this.validation, this.drift]) keyed.update(steps);
     this.scorersNote.textContent = `${counted(scorersOf(newest).length, "scorer")} of the newest step.`;
     renew(this.scorers, scorersTable(newest));
+    this.samplesNote.textContent = samples.length === 0 ? "" : "Of the newest step, from admission to the trainer. Click a bar for details.";
     renew(this.samples, samples.length === 0 ? lacking() : samplesTable(samples.slice(0, SLOWEST)));
   }
 
@@ -131,6 +133,7 @@ export class Overview {
   showOpen(open, ended) {
     this.ended.replaceChildren(...endedPanel(ended));
     this.open.hidden = ended !== null;
+    if (ended !== null) this.empty.textContent = NO_FIGURES;
     if (this.open.textContent === open.text) return;
     this.open.replaceChildren(element("p", { class: `card now ${open.waits_for}` }, open.text[0].toUpperCase() + open.text.slice(1)));
   }
@@ -217,7 +220,7 @@ function keyedChart(id, chartOf, before, after, { band, ...spec }) {
     if (names !== found.join("\n")) {
       names = found.join("\n");
       chart = found.length > MOST_LINES ? multiples(spec, found.map((name) => chartOf({ ...line, title: name, note: "", height: 90, series: [series(name, 0)] })))
-        : chartOf({ ...line, ...spec, series: found.map(series) });
+        : chartOf({ ...line, ...spec, legend: true, series: found.map(series) });
       node.replaceChildren(chart.node);
     }
     chart.update(steps.filter((step) => namesOf([step]).length > 0));
@@ -282,7 +285,7 @@ function doing(worker) {
   if (worker.asleep) return "sleeps during the update";
   if (worker.ready === false) return STARTING[worker.role] ?? "starts";
   if (worker.circuits_open?.length) return `does not ask ${worker.circuits_open.join(", ")}, which fails`;
-  if (worker.in_agents) return `${worker.in_agents} samples wait for tools`;
+  if (worker.in_agents) return `${counted(worker.in_agents, "sample")} in tools`;
   return worker.busy > 0 ? "" : { trainer: "waits for groups", rollout: "waits for prompts", reward: "waits for samples" }[worker.role] ?? "";
 }
 
