@@ -200,8 +200,8 @@ def test_every_line_of_a_frame_fits_a_narrow_terminal_and_can_be_read_without_co
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= width
     assert not [line for line in lines if "…" in line]
-    for part in ("12345   0.432   45.20      3.1% TTTT", "GGGG", "SSSS", "reward-queue", "t-123456-1.0/11", "32 of 64"):
-        assert [line for line in lines if part in line], part
+    for part in (r"12345 +0\.432 +45\.20 +3\.1% T+G+S+ +reward-queue", r"t-123456-1\.0/11 +41\.23", "32 of 64"):
+        assert [line for line in lines if re.search(part, line)], part
 
 
 def test_a_service_is_shown_with_its_scorers_and_the_end_of_a_run_with_its_reason() -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from plaudit_metrics.monitoring.rules import RECENT_STEPS
 from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.sources.snapshot import QueueHistory, RunSnapshot
 from plaudit_metrics.sources.steps import Arrival, Collector, EncodedStep, KeptSteps
 from plaudit_metrics.sources.stream import EventRecord
 from plaudit_metrics.statistics.columns import FailureCounts
+from plaudit_metrics.statistics.integrity import WINDOW_STEPS
 from plaudit_metrics.statistics.steps import wall_seconds
 from plaudit_wire.records import NO_STEP, GroupRecord, SampleRecord, StepRecord
 
@@ -41,7 +41,7 @@ class RunView:
     def restore(self, records: Sequence[StepRecord]) -> None:
         """Add the steps of ``steps.jsonl``, which are shown but not counted."""
         self.kept.restore(records)
-        self.series.restore_steps(step.record for step in self.kept.newest(RECENT_STEPS))
+        self.series.restore_steps(step.record for step in self.kept.newest(WINDOW_STEPS))
 
     def handle(self, records: list[EventRecord], count: bool) -> None:
         """Add a batch of event records; ``count`` is False for those that an earlier start counted."""

@@ -1,4 +1,4 @@
-"""The page shows what an auditor says as ``plaudit audit`` computes it, one click from the conversations it is about."""
+"""The page shows what an auditor says as ``plaudit audit`` computes it, one click from the conversations."""
 
 from __future__ import annotations
 
