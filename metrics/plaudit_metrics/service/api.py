@@ -324,7 +324,7 @@ class StoredSamples:
         if path is not None:
             for row in samples_of_group(path, group):
                 if row["index"] == index:
-                    return detail(row, characters, sample_audits(path.parent.parent, path, group, index))
+                    return detail(row, characters, sample_audits(path.parent.parent, path, group, row["index"]))
         raise RefusedQueryError(
             404, f"sample {index} of group {shown(group)} is not stored in step {step}: it was rolled back or deleted"
         )

@@ -97,8 +97,7 @@ def _products(x: Array, y: Array, groups: NDArray[np.int64]) -> Array:
         return np.empty((3, 0))
     x, y = centred(x, groups), centred(y, groups)
     parts = np.stack([np.bincount(groups, weights=each) for each in (x * x, y * y, x * y)])
-    varies: Array = parts[:, (parts[0] > 1e-12) & (parts[1] > 1e-12)]
-    return varies
+    return np.asarray(parts[:, (parts[0] > 1e-12) & (parts[1] > 1e-12)], dtype=np.float64)
 
 
 def step_integrity(
@@ -108,7 +107,7 @@ def step_integrity(
     kept = ~np.isnan(reward)
     figures: dict[str, float] = {}
     if kept.any():
-        score, length = reward[kept], tokens[kept].astype(np.float64)
+        score, length = reward[kept], tokens[kept]
         _, groups = np.unique(group[kept], return_inverse=True)
         xx, yy, xy = _products(length, score, groups).sum(axis=1).tolist()
         if xx > 0:
@@ -141,7 +140,7 @@ def escape_probability(steps: Iterable[Mapping[str, float]]) -> float | None:
     if len(known) < WINDOW_STEPS:
         return None
     ups, count = sum(value > 0 for value in known), sum(value != 0 for value in known)
-    return sum(math.comb(count, number) for number in range(ups, count + 1)) / 2**count
+    return float(sum(math.comb(count, number) for number in range(ups, count + 1)) / 2**count)
 
 
 def variance_shares(scorers: Mapping[str, Array], reward: Array, groups: NDArray[np.int64]) -> dict[str, float]:

@@ -336,7 +336,8 @@ def _integrity(columns: SampleColumns) -> dict[str, float]:
     kept = columns.generated
     values = {name: scorer.value for name, scorer in sorted(columns.scorers.items())}
     whole = {name: value[kept] for name, value in values.items() if len(value) == len(kept)}
-    return step_integrity(columns.value[kept], columns.response_tokens[kept], whole, columns.group[kept])
+    tokens = columns.response_tokens[kept].astype(np.float64)
+    return step_integrity(columns.value[kept], tokens, whole, columns.group[kept])
 
 
 def _staleness(columns: SampleColumns, groups: Sequence[GroupRecord], trainer_version: int | None) -> dict[str, float]:
