@@ -133,7 +133,7 @@ SLOWED = [
     ("slow tool", {"tool": 16.0}, "tools", "wait for tools", "tools", "The slowest is press"),
     ("slow environment", {"environment": 16.0}, "tools", "wait for tools", "tools", "tools of agents"),
     ("slow trainer", {"trainer": 16.0}, "trainer", "the trainer updates the policy", "trainer", "the update itself"),
-    ("slow weights", {"weights": 16.0}, "weights", "load new weights", "generation", "s to load new weights"),
+    ("slow weights", {"weights": 16.0}, "weights", "new weights", "generation", "s to load new weights"),
 ]
 
 

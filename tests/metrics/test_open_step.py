@@ -69,7 +69,7 @@ FAILING = WorkerRecord("trainer-0", "trainer", started=900.0, problem="step 125 
         (seen(UPDATING, streams=PROMPTS), "trainer", "the trainer updates the policy"),
         (seen(TRAINER, rollout(in_agents=40), streams=PROMPTS), "tools", "40 samples of 64 wait for tools"),
         (seen(TRAINER, rollout(in_agents=2), streams=PROMPTS), "generation", "8 prompts are with rollouts"),
-        (seen(TRAINER, rollout(loading="1.4"), streams=PROMPTS), "weights", "1 rollout of 1 load new weights"),
+        (seen(TRAINER, rollout(loading="1.4"), streams=PROMPTS), "weights", "1 rollout of 1 loads new weights"),
         (seen(TRAINER, REWARD, streams=SCORING | PROMPTS), "generation", "8 prompts are with rollouts"),
         (seen(TRAINER, silent=FROZEN), "silent-trainer", "trainer-0, which updates the policy, has sent no"),
         (seen(TRAINER, FAR, streams=PROMPTS), "redis-slow", "Redis takes 0.70 s for a reply to reward-0"),

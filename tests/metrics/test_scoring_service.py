@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,11 @@ from plaudit_wire.records import NO_STEP, SampleRecord, ScorerRecord
 Build = Callable[..., Any]
 
 
-def client_of(schedule: str, records: list[SampleRecord]) -> httpx.AsyncClient:
-    """Return a client of the API over these samples."""
+def client_of(schedule: str, records: list[SampleRecord], now: float = 6130.0) -> httpx.AsyncClient:
+    """Return a client of the API over these samples, at a point in time of their clock."""
     view = RunView(RunSeries(info=RunInfo("math", schedule, None)), KeptSteps())
     view.handle(list(records), True)
-    view.observe(
-        RunSnapshot(time=time.time(), judge_requests={("big", "200"): 7}, judge_tokens={("big", "prompt"): 90})
-    )
+    view.observe(RunSnapshot(time=now, judge_requests={("big", "200"): 7}, judge_tokens={("big", "prompt"): 90}))
     transport = httpx.ASGITransport(RunApi("math", view, lambda: "").application())
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 
@@ -68,6 +65,18 @@ async def test_a_service_says_how_much_it_scores_for_whom_and_how_fast(sample: B
     assert found["judges"] == [
         {"judge": "big", "requests": {"200": 7}, "tokens": {"prompt": 90}, "circuit_open": False}
     ]
+
+
+async def test_an_idle_service_scores_nothing_now(sample: Build) -> None:
+    records = [scored(sample, "alice", number, score=1.0) for number in range(3)]
+    async with client_of(SERVICE, records, now=6130.0 + 1800) as client:
+        half_an_hour_later = (await client.get("/api/v1/service")).json()["minutes"]
+    assert [each["scored"] for each in half_an_hour_later[:2]] == [2, 1]
+    assert [each["scored"] for each in half_an_hour_later[2:]] == [0] * 31
+    async with client_of(SERVICE, records, now=6130.0 + 5 * 3600) as client:
+        later = (await client.get("/api/v1/service")).json()
+    assert (later["samples"], len(later["minutes"])) == (3, 60)
+    assert all(each["scored"] == 0 for each in later["minutes"])
 
 
 async def test_a_run_that_trains_is_no_service(sample: Build) -> None:

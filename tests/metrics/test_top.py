@@ -179,3 +179,38 @@ def read_until(terminal: int, text: str) -> str:
         if select.select([terminal], [], [], 0.2)[0]:
             shown += os.read(terminal, 65536).decode(errors="replace")
     return shown
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_every_line_of_a_frame_fits_a_narrow_terminal_and_can_be_read_without_colour(width: int) -> None:
+    figures = {
+        "reward/mean": 0.4321, "step_s": 45.2, "wait/generation_s": 15.0, "wait/score_s": 8.0,
+        "reward_pipeline/masked_share": 0.0312, "reward_pipeline/score_s/max": 1.0,
+    }  # fmt: skip
+    steps = [{"step": n, "opened": 0.0, "closed": 45.2, "verdict": "reward-queue", **figures} for n in (12345, 12346)]
+    verdict = {"recent_verdict": "generation", "step": 12346, "verdict": "reward-queue", "explanation": "word " * 40}
+    sample = {"group": "t-123456-1.0", "index": 11, "wall_s": 41.23, "scoring": {"worker": "reward-demo-7f6b9c-xk2lp"}}
+    sample |= {"stages_s": {"generation": 20.1, "sample_queue": 12.2, "limiter": 6.1}}
+    depth = {"undelivered": 123, "in_flight": 64, "oldest_undelivered_s": 12.3}
+    worker = {"worker": "rollout-demo-7f6b9c-xk2lp", "slots": 64, "busy": 32, "version": "1.12345"}
+    opened = {"waits_for": "scorer", "text": "step 12347, open for 45 s: 64 calls of slow in flight, the oldest 47 s"}
+    overview = RunOverview("demo", verdict, steps, [sample], {"samples": depth}, [worker], open=opened)
+    console = Console(width=width, color_system=None, record=True)
+    console.print(frame(overview, width=width))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    assert not [line for line in lines if "…" in line]
+    for part in (r"12345 +0\.432 +45\.20 +3\.1% T+G+S+ +reward-queue", r"t-123456-1\.0/11 +41\.23", "32 of 64"):
+        assert [line for line in lines if re.search(part, line)], part
+
+
+def test_a_service_is_shown_with_its_scorers_and_the_end_of_a_run_with_its_reason() -> None:
+    scorer = {"scorer": "judge", "p50_s": 1.2, "p95_s": 2.2, "max_s": 3.0, "outcomes": {"scored": 10, "timeout": 2}}
+    minutes = [{"scored": 4, "unscored": 1}, {"scored": 0, "unscored": 0}]
+    console = Console(width=100, color_system=None, record=True)
+    console.print(frame(RunOverview("svc", service={"minutes": minutes, "callers": ["a", "b"], "scorers": [scorer]})))
+    console.print(frame(RunOverview("gone", ended="the run failed (3): no such model")))
+    shown = console.export_text()
+    assert "a scoring service: 5 samples in the last whole minute, for 2 callers lately" in shown
+    assert re.search(r"judge +1\.200 +2\.200 +3\.000 +2", shown)
+    assert "the run failed (3): no such model" in shown

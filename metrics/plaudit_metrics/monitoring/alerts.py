@@ -260,6 +260,28 @@ _LEARNING = (
         panel="Drift of scorers",
     ),
     Alert(
+        "LengthPays",
+        "warning",
+        "{{ $labels.run }}: longer responses earn more, and responses have grown to {{ $value | humanize }} tokens.",
+        "In nearly all of the newest steps the reward follows length within groups. Right answers may need more words; "
+        "a reward that can be earned with words alone looks the same. `plaudit audit RUN` and an auditor tell them "
+        "apart.",
+        "(avg_over_time(plaudit_last_step_response_tokens[30m])\n"
+        "  > <lengthGrowth> * min_over_time(avg_over_time(plaudit_last_step_response_tokens[30m])[1d:30m]))\n"
+        "and plaudit_length_pays_share >= <lengthPaysShare>",
+        panel="Reward and length",
+    ),
+    Alert(
+        "LongResponsesUnscored",
+        "warning",
+        "{{ $labels.run }}: {{ $value | humanizePercentage }} of the longest responses have no score.",
+        "Others have one more often, step after step. Samples without a score are not trained on, so a policy that "
+        "writes on escapes a bad one. Look at the limits of scorers and of length.",
+        "avg_over_time(plaudit_last_step_masked_longest_share[30m]) > <failedShare>\n"
+        "and plaudit_length_escapes_probability < <escapeProbability>",
+        panel="Reward and length",
+    ),
+    Alert(
         "TruncationHigh",
         "warning",
         "{{ $labels.run }}: {{ $value | humanizePercentage }} of the responses end at the token limit.",

@@ -166,6 +166,17 @@ def reward() -> Sequence[Any]:
             "How much more a scorer gave the same samples of the first step when it was asked again; its interval.",
             signed=True,
         ).of((newest("plaudit_scorer_drift", "scorer, statistic"), "{{scorer}}: {{statistic}}")),
+        Lines(
+            "Reward and length",
+            SHARE,
+            "How much of the reward follows the length of a response within groups, and who has no score.",
+            signed=True,
+        ).of(
+            (newest("plaudit_last_step_length_correlation"), "correlation of reward and tokens, newest step"),
+            (newest("plaudit_length_pays_share"), "steps of the newest 20 in which it is over 0.3"),
+            (newest("plaudit_last_step_masked_longest_share"), "without a score: the longest quarter"),
+            (newest("plaudit_last_step_masked_others_share"), "without a score: the others"),
+        ),
         Lines("Audits", COUNT, "Groups of 20 steps that were audited or wait for it, and samples that failed.").of(
             (newest("plaudit_audit_groups", "scorer"), "{{scorer}}: audited"),
             (newest("plaudit_audit_waiting_groups", "scorer"), "{{scorer}}: waiting"),
@@ -279,7 +290,9 @@ def generation() -> Sequence[Any]:
         ).of(
             (newest("plaudit_last_step_tokens_per_second"), "newest step"), (rate("plaudit_response_tokens_sum"), "now")
         ),
-        Lines("Response length", COUNT, "Tokens of a response, p50 and p99, estimated from buckets.").of(*lengths),
+        Lines("Response length", COUNT, "Tokens of a response, p50 and p99, estimated from buckets; mean.").of(
+            *lengths, (newest("plaudit_last_step_response_tokens"), "mean, newest step")
+        ),
         Lines("Truncated responses", SHARE, "Share of the newest step.").of(
             (newest("plaudit_last_step_truncated_share"), "at the token limit")
         ),

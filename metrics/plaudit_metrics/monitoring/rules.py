@@ -41,6 +41,9 @@ THRESHOLDS: Final[Mapping[str, float]] = MappingProxyType(
         "uniformShare": 0.9,  # of the groups: all their samples have the same reward
         "divergenceProbability": 0.01,  # of a reward that rises and an auditor that falls as seen, by chance alone
         "scorerDrift": 0.2,  # of a scorer, in standard deviations of the rewards of a step
+        "lengthPaysShare": 0.9,  # of the 20 newest steps: the reward follows length within groups, and ...
+        "lengthGrowth": 1.5,  # ... responses have become longer, times their shortest half hour of the last day
+        "escapeProbability": 0.001,  # of long responses that lack a score so often, by chance alone
         "truncatedShare": 0.3,  # of the responses that end at the token limit, and ...
         "truncatedFactor": 2,  # ... times the usual share of the last day
         "eventsLostShare": 0.01,  # of the newest step's samples

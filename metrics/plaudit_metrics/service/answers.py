@@ -163,10 +163,12 @@ _CLOCK_SLACK_S = 1.0
 
 
 def _long(seconds: float) -> str:
-    """Return a duration as one says it: ``45 s``, ``12 min``, ``3.5 h``."""
+    """Return a duration as one says it: ``45 s``, ``12 min``, ``3.5 h``, ``4 days``."""
     if seconds < 120:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
 
 
 def _of_replies(seen: RunSnapshot, step_s: float) -> Facts:
@@ -191,7 +193,8 @@ def _of_scorers(seen: RunSnapshot) -> Facts:
     for name, work in working:
         calls = f"{_counted(work.in_flight, 'call')} of {name}"
         if 2 * work.waiting > work.in_flight:
-            facts.append(("limiter", f"{work.waiting} of {calls} wait for a limit of the scorer"))
+            waiting = f"{work.waiting} of {calls} {_plural(work.waiting, 'wait')}"
+            facts.append(("limiter", f"{waiting} for a limit of the scorer"))
         elif work.oldest_s > 0:
             facts.append(("scorer", f"{calls} in flight, the oldest {_long(work.oldest_s)}"))
         elif work.in_flight:
@@ -205,7 +208,8 @@ def _of_reward_queue(seen: RunSnapshot) -> Facts:
         return []
     workers = "a free reward worker" if _ready(seen, "reward") else "a reward worker, and none is ready"
     waited = f"the oldest for {_long(samples.oldest_undelivered_s)}"
-    return [("reward-queue", f"{samples.undelivered} finished samples wait for {workers}, {waited}")]
+    waiting = f"{_counted(samples.undelivered, 'finished sample')} {_plural(samples.undelivered, 'wait')}"
+    return [("reward-queue", f"{waiting} for {workers}, {waited}")]
 
 
 def _of_rollouts(seen: RunSnapshot) -> Facts:
@@ -215,21 +219,31 @@ def _of_rollouts(seen: RunSnapshot) -> Facts:
         return []
     facts = []
     if loading := [rollout for rollout in seen.rollouts if rollout.loading]:
-        facts.append(("weights", f"{_counted(len(loading), 'rollout')} of {len(seen.rollouts)} load new weights"))
+        count = len(loading)
+        slow = f"{_counted(count, 'rollout')} of {len(seen.rollouts)} {_plural(count, 'load')} new weights"
+        facts.append(("weights", slow))
     in_agents, busy = (sum(getattr(each, name) for each in seen.rollouts) for name in ("in_agents", "busy"))
-    worked = f"{prompts.in_flight} prompts are with rollouts, the oldest for {_long(prompts.oldest_in_flight_s)}"
+    held = f"{_counted(prompts.in_flight, 'prompt')} {'is' if prompts.in_flight == 1 else 'are'} with rollouts"
+    worked = f"{held}, the oldest for {_long(prompts.oldest_in_flight_s)}"
     if in_agents and 2 * in_agents >= busy:
-        facts.append(("tools", f"{_counted(in_agents, 'sample')} of {busy} wait for tools; {worked}"))
+        waiting = f"{_counted(in_agents, 'sample')} of {busy} {_plural(in_agents, 'wait')} for tools"
+        facts.append(("tools", f"{waiting}; {worked}"))
     elif prompts.in_flight:
         facts.append(("generation", worked))
     if prompts.undelivered:
         rollouts = "a rollout" if _ready(seen, "rollout") else "a rollout, and none is ready"
-        facts.append(("generation", f"{prompts.undelivered} prompts wait for {rollouts}"))
+        waiting = f"{_counted(prompts.undelivered, 'prompt')} {_plural(prompts.undelivered, 'wait')}"
+        facts.append(("generation", f"{waiting} for {rollouts}"))
     return facts
 
 
 def _ready(seen: RunSnapshot, role: str) -> bool:
     return any(count for (of, state), count in seen.workers.items() if of == role and state != "starting")
+
+
+def _plural(number: int, verb: str) -> str:
+    """Return a verb for so many: one waits, two wait."""
+    return f"{verb}s" if number == 1 else verb
 
 
 def _counted(number: int, noun: str) -> str:

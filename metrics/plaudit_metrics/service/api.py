@@ -24,6 +24,7 @@ from plaudit_metrics.service import answers, openapi, page
 from plaudit_metrics.service.openapi import RefusedQueryError, shown, whole_number
 from plaudit_metrics.service.series.run import SERVICE
 from plaudit_metrics.service.view import RunView
+from plaudit_metrics.sources.audits import AuditHistory, sample_audits
 from plaudit_metrics.sources.sample_schema import FOLDER, surviving_files
 from plaudit_metrics.sources.samples import (
     LISTED_COLUMNS,
@@ -34,9 +35,10 @@ from plaudit_metrics.sources.samples import (
     listed,
     listed_open,
 )
-from plaudit_metrics.sources.search import Place, SampleFile, SampleOrder, SampleQuery, SampleSearch
+from plaudit_metrics.sources.search import Place, SampleOrder, SampleQuery, SampleSearch, samples_of_group
 from plaudit_metrics.sources.snapshot import RunSnapshot
-from plaudit_metrics.sources.steps import ClosedStep, EncodedStep
+from plaudit_metrics.sources.steps import ClosedStep, EncodedStep, read_ending
+from plaudit_metrics.statistics.audits import TREND_STEPS
 from plaudit_wire.logs import traceparent
 from plaudit_wire.records import SampleRecord, Split
 
@@ -45,6 +47,8 @@ _PROBES = ("/healthz", "/readyz")
 _INTERNAL = (".localhost", ".svc", ".svc.cluster.local")
 _MOST_OPEN = 500
 """Only so many of the newest samples are looked through: they are read on the event loop."""
+_DISAGREEMENTS = 20
+"""Of each auditor; the page shows them with links to their conversations."""
 _OWN_MACHINE = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 """Not all of 127.0.0.0/8: the proxy of a mesh delivers what others send from an address such as 127.0.0.6."""
 _FOREIGN = (
@@ -70,6 +74,7 @@ class RunApi:
         samples_to_all: bool = False,
     ) -> None:
         self._run = run
+        self._folder = run_folder
         self._stored = StoredSamples(run, run_folder, view.collector.newest_open, to_all=samples_to_all)
         self._view = view
         self._problem = problem
@@ -159,7 +164,9 @@ class RunApi:
         opened = self._open()
         # While Redis is away nobody knows who lives.
         workers = () if opened["waits_for"] == answers.REDIS_AWAY else self._view.snapshot.worker_records
-        content = {"open": opened, "looks": [_look(seen) for seen in looks], "workers": workers}
+        # Of a run on Kubernetes the operator reports the end; nothing writes it into the folder.
+        ended = await asyncio.to_thread(read_ending, self._folder) if self._folder else None
+        content = {"open": opened, "ended": ended, "looks": [_look(seen) for seen in looks], "workers": workers}
         return _json({"run": self._run, "service": self._is_service, **content})
 
     @property
@@ -168,7 +175,8 @@ class RunApi:
 
     async def _service(self, _: Request) -> Response:
         view = self._view
-        return _json({"run": self._run} | view.service.summary() | {"judges": answers.judges(view.snapshot)})
+        now = view.snapshot.time + time.monotonic() - view.observed_s
+        return _json({"run": self._run} | view.service.summary(now) | {"judges": answers.judges(view.snapshot)})
 
     async def _healthz(self, _: Request) -> Response:
         return Response("ok\n", media_type="text/plain")
@@ -221,6 +229,8 @@ async def _refuse(_: Request, error: Exception) -> Response:
 class StoredSamples:
     """Serve the stored samples of one run, page by page and one as its conversation; list those of the open step.
 
+    What auditors say of them has no texts.
+
     The files are read in a thread, one request at a time, so that the service goes on and its memory stays bounded.
     ``newest_open`` returns at most so many samples of steps that have not closed, the newest first. Unless ``to_all``,
     texts go only to this machine, which includes ``kubectl port-forward``: metrics are open to a whole cluster, prompts
@@ -239,12 +249,17 @@ class StoredSamples:
         self._to_all = to_all
         self._newest_open = newest_open
         self._folder = run_folder / FOLDER if run_folder else None
+        self._audits = AuditHistory(run_folder, TREND_STEPS) if run_folder else None
         self._search = SampleSearch(LISTED_COLUMNS)
         self._one_at_a_time = asyncio.Lock()
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        return [Route("/api/v1/samples", self._page), Route("/api/v1/samples/{step}/{group}/{index}", self._sample)]
+        return [
+            Route("/api/v1/samples", self._page),
+            Route("/api/v1/samples/{step}/{group}/{index}", self._sample),
+            Route("/api/v1/audits", self._auditors),
+        ]
 
     async def _page(self, request: Request) -> Response:
         self._check_client(request)
@@ -299,13 +314,17 @@ class StoredSamples:
                 raise RefusedQueryError(500, str(error)) from error
         return Response(msgspec.json.encode(content), media_type="application/json")
 
+    async def _auditors(self, _: Request) -> Response:
+        return await self._answer(
+            lambda: {"run": self._run, "auditors": self._audits.reports(_DISAGREEMENTS) if self._audits else []}
+        )
+
     def _read(self, step: int | None, group: str, index: int | None, characters: int) -> SampleDetail:
         path = None if step is None else self._files().get(step)
         if path is not None:
-            with SampleFile(path) as file:
-                for row in map(file.read, file.find(SampleQuery(group=group)).tolist()):
-                    if row["index"] == index:
-                        return detail(row, characters)
+            for row in samples_of_group(path, group):
+                if row["index"] == index:
+                    return detail(row, characters, sample_audits(path.parent.parent, path, group, row["index"]))
         raise RefusedQueryError(
             404, f"sample {index} of group {shown(group)} is not stored in step {step}: it was rolled back or deleted"
         )

@@ -16,6 +16,8 @@ from starlette.requests import Request
 from plaudit_metrics.sources.samples import MOST_CHARACTERS, SampleDetail
 from plaudit_metrics.sources.search import FAILED, SampleOrder
 from plaudit_metrics.sources.snapshot import MOST_LOOKS
+from plaudit_metrics.sources.steps import RunEnding
+from plaudit_metrics.statistics.audits import AuditorReport
 from plaudit_metrics.statistics.stages import STAGES
 from plaudit_metrics.statistics.verdict import VERDICTS
 from plaudit_wire import VERSION
@@ -161,6 +163,7 @@ def _paths() -> dict[str, Any]:
             "run": _TEXT,
             "service": {"type": "boolean", "description": "a scoring service: see /api/v1/service"},
             "open": _reference("OpenStep"),
+            "ended": {"oneOf": [_reference("RunEnding"), {"type": "null"}], "description": "of plaudit run"},
             "looks": _array("Look"),
             "workers": _array("Worker"),
         }
@@ -193,6 +196,10 @@ def _paths() -> dict[str, Any]:
             _path("index", "index of the sample in its group", _INTEGER),
             CHARACTERS.described(),
             fails=("400", "403", "404", "500"),
+        ),
+        "/api/v1/audits": _get(
+            "What each auditor says of the newest thousand steps with stored samples, as plaudit audit computes it",
+            _object({"run": _TEXT, "auditors": _array("AuditorReport")}),
         ),
         "/api/v1/verdict": _get("What the newest step waited for", _reference("Verdict"), fails=("404",)),
         "/api/v1/failures": _get(
@@ -317,7 +324,9 @@ def _schemas() -> dict[str, Any]:
                 "problem": {"type": "string", "description": "why there are no stored samples, and the remedy"},
             }
         ),
-        **msgspec.json.schema_components([SampleDetail], ref_template="#/components/schemas/{name}")[1],
+        **msgspec.json.schema_components(
+            [SampleDetail, AuditorReport, RunEnding], ref_template="#/components/schemas/{name}"
+        )[1],
         "Failure": _object({"scorer": _TEXT, "outcome": _TEXT, "reason": _TEXT, "count": _INTEGER}),
         "ScoringService": _object(
             {"run": _TEXT, "samples": _INTEGER, "outcomes": {"type": "object", "additionalProperties": _INTEGER}}

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from plaudit_metrics.monitoring.rules import RECENT_STEPS
 from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.sources.snapshot import QueueHistory, RunSnapshot
 from plaudit_metrics.sources.steps import Arrival, Collector, EncodedStep, KeptSteps
 from plaudit_metrics.sources.stream import EventRecord
 from plaudit_metrics.statistics.columns import FailureCounts
+from plaudit_metrics.statistics.integrity import WINDOW_STEPS
 from plaudit_metrics.statistics.steps import wall_seconds
 from plaudit_wire.records import NO_STEP, GroupRecord, SampleRecord, StepRecord
 
@@ -41,7 +41,7 @@ class RunView:
     def restore(self, records: Sequence[StepRecord]) -> None:
         """Add the steps of ``steps.jsonl``, which are shown but not counted."""
         self.kept.restore(records)
-        self.series.restore_steps(step.record for step in self.kept.newest(RECENT_STEPS))
+        self.series.restore_steps(step.record for step in self.kept.newest(WINDOW_STEPS))
 
     def handle(self, records: list[EventRecord], count: bool) -> None:
         """Add a batch of event records; ``count`` is False for those that an earlier start counted."""
@@ -111,31 +111,44 @@ class ServiceSamples:
     def __init__(self) -> None:
         self._newest: deque[SampleRecord] = deque(maxlen=_KEPT)
         self._minutes: dict[int, Counter[str]] = {}
+        self._began: int | None = None
+        """The first minute in which a sample ended."""
 
     def add(self, record: SampleRecord) -> None:
         """Add a sample that ended."""
         self._newest.append(record)
         minute = int((record.stamps.committed or record.stamps.admitted) // 60)
         self._minutes.setdefault(minute, Counter())["scored" if record.scoring.is_scored else "unscored"] += 1
+        self._began = minute if self._began is None else min(self._began, minute)
         if len(self._minutes) > _MINUTES:
             del self._minutes[min(self._minutes)]
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self, now: float) -> dict[str, Any]:
         """Return rate, outcomes, latency by scorer and by caller, and the newest samples, as plain data.
 
-        The rate is of the last hour, the newest samples are the last 20, all else is of the newest 10,000 samples.
+        The rate is of the last hour before ``now`` (of the stamps' clock), the newest samples are the last 20, all else
+        is of the newest 10,000 samples.
         """
         return {
             "samples": len(self._newest),
-            "minutes": [
-                {"time": 60 * minute, "scored": counts["scored"], "unscored": counts["unscored"]}
-                for minute, counts in sorted(self._minutes.items())
-            ],
+            "minutes": self._rate(int(now // 60)),
             "outcomes": Counter(record.scoring.outcome for record in self._newest),
             "scorers": _by_scorer(self._newest),
             "callers": _by_caller(self._newest),
             "newest": [_listed(record) for record in list(self._newest)[: -_LISTED - 1 : -1]],
         }
+
+    def _rate(self, newest: int) -> list[dict[str, int]]:
+        """Return the samples of each minute, also of those in which none ended."""
+        if self._began is None:
+            return []
+        minutes = range(max(self._began, newest - _MINUTES + 1), newest + 1)
+        none: Counter[str] = Counter()
+        counted = ((minute, self._minutes.get(minute, none)) for minute in minutes)
+        return [
+            {"time": 60 * minute, "scored": counts["scored"], "unscored": counts["unscored"]}
+            for minute, counts in counted
+        ]
 
 
 def _by_scorer(records: Iterable[SampleRecord]) -> list[dict[str, Any]]:

@@ -17,7 +17,8 @@ import msgspec
 from plaudit_metrics.sources.sample_schema import FOLDER as SAMPLES
 from plaudit_metrics.sources.sample_schema import surviving_files
 from plaudit_metrics.sources.steps import append_line
-from plaudit_metrics.statistics.audits import AuditedGroup, Rescored
+from plaudit_metrics.statistics.audits import AuditedGroup, AuditorReport, Rescored, auditor_reports
+from plaudit_wire.records import ScorerRecord
 
 FOLDER = "audits"
 """Folder of the files, in the run's folder."""
@@ -73,6 +74,12 @@ def read_drift(path: Path) -> list[Rescored]:
     return list(found.values())
 
 
+def sample_audits(run_folder: Path, samples: Path, group: str, index: int) -> dict[str, ScorerRecord]:
+    """Return the auditors' results of one sample of a file of samples; none if its group has not been audited."""
+    groups = (each for each in read_audits([audits_file(run_folder, samples)]) if each.group == group)
+    return next((each.audits for of in groups for each in of.samples if each.index == index), {})
+
+
 def run_audits(run_folder: Path) -> list[AuditedGroup]:
     """Read the audited groups of a run by step, without those of steps that a resume rolled back."""
     return AuditHistory(run_folder).read()
@@ -94,6 +101,12 @@ class AuditHistory:
         paths = [audits_file(self._folder, path) for path in kept]
         self._read = {path: found for path in paths if (found := self._of_file(path)) is not None}
         return [group for _, groups in self._read.values() for group in groups]
+
+    def reports(self, most: int) -> list[AuditorReport]:
+        """Return what each auditor says of these steps, with so many of its widest disagreements."""
+        files = surviving_files(self._folder / SAMPLES)
+        steps = list(files) if self._last_steps is None else sorted(files)[-self._last_steps :]
+        return auditor_reports(self.read(), steps, most)
 
     def _of_file(self, path: Path) -> tuple[int, list[AuditedGroup]] | None:
         try:

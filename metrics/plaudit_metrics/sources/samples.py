@@ -6,8 +6,9 @@ texts are cut, so that one sample with megabytes of output costs a reader and a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -214,6 +215,8 @@ class SampleDetail(msgspec.Struct, frozen=True):
     ground_truth: CutText
     extra_info: CutText
     scorers: dict[str, ScorerRecord]
+    audits: dict[str, ScorerRecord]
+    """Of the auditors that have scored the group."""
     agent: StoredAgentRewards
     stages_s: dict[str, float]
     """Stage → seconds, in the order of the pipeline."""
@@ -270,8 +273,8 @@ def listed_open(record: SampleRecord) -> ListedSample:
     )
 
 
-def detail(row: Row, characters: int) -> SampleDetail:
-    """Return one sample from a row with all columns, each text cut to ``characters``."""
+def detail(row: Row, characters: int, audits: Mapping[str, ScorerRecord] = MappingProxyType({})) -> SampleDetail:
+    """Return one sample from a row with all columns and its audits, each text cut to ``characters``."""
     budget = TextBudget(characters)
     ended = row["outcome"] is not None and row["admitted_at"] is not None
     return SampleDetail(
@@ -281,6 +284,7 @@ def detail(row: Row, characters: int) -> SampleDetail:
         ground_truth=budget.cut(_plain(row["ground_truth_json"])),
         extra_info=budget.cut(_plain(row["extra_info_json"])),
         scorers=_cut_reasons(sample_schema.scorers_of_row(row), budget),
+        audits=_cut_reasons(audits, budget),
         agent=sample_schema.agent_of(row),
         stages_s=stages_of(sample_schema.sample_of_row(row), sample_schema.group_of_rows([row])) if ended else {},
         admitted=row["admitted_at"],
@@ -290,7 +294,7 @@ def detail(row: Row, characters: int) -> SampleDetail:
     )
 
 
-def _cut_reasons(scorers: dict[str, ScorerRecord], budget: TextBudget) -> dict[str, ScorerRecord]:
+def _cut_reasons(scorers: Mapping[str, ScorerRecord], budget: TextBudget) -> dict[str, ScorerRecord]:
     def cut(record: ScorerRecord) -> ScorerRecord:
         extra = {
             name: budget.cut(value).text if isinstance(value, str) else value for name, value in record.extra.items()

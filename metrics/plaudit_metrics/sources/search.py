@@ -9,7 +9,7 @@ files, or after ``MOST_BYTES`` of decompressed texts; it then names the place at
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -101,6 +101,12 @@ def few_samples(path: Path) -> list[Row]:
         first = file.find(SampleQuery())[:_FIRST_SAMPLES].tolist()
         failed = file.find(SampleQuery(outcome=FAILED))[:_FAILED_SAMPLES].tolist()
         return [file.read(row) for row in dict.fromkeys(first + failed)]
+
+
+def samples_of_group(path: Path, group: str) -> Iterator[Row]:
+    """Yield the samples of one group in a file."""
+    with SampleFile(path) as file:
+        yield from map(file.read, file.find(SampleQuery(group=group)).tolist())
 
 
 class Bounds(NamedTuple):

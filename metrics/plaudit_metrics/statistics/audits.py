@@ -15,8 +15,10 @@ where both differ. Intervals are percentiles (95 %) of bootstrap samples of whol
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -35,6 +37,10 @@ BLOCKS = 24
 GROUPS_A_BLOCK = 4
 TREND_STEPS = 1000
 """It looks back no further than so many steps."""
+UNLIKELY = 0.01
+"""A trend that chance gives less often than this is told."""
+_POINTS = 40
+_WINDOW_SHARE = 0.25
 _RESAMPLES = 400
 _TAIL = 0.025
 _FIGURES = ("value", "reward", "gap", "agreement")
@@ -188,11 +194,16 @@ def trend(figures: Sequence[GroupFigures]) -> Trend | None:
     second, block by block, by a sign test: Cox and Stuart 1955, Some Quick Sign Tests for Trend in Location and
     Dispersion (Biometrika 42). Nothing is assumed about the distributions. None while there are fewer than 24 blocks.
     """
-    blocks = _blocks(figures)[-BLOCKS:]
-    if len(blocks) < BLOCKS:
-        return None
+    return next((found for _, found in _trends(_blocks(figures)[-BLOCKS:])), None)
+
+
+def _trends(blocks: Sequence[Sequence[GroupFigures]]) -> Iterator[tuple[int, Trend]]:
+    """Yield the trend after each block from the 24th on, with the last step of that block."""
     means = {name: np.array([_mean([getattr(each, name) for each in block]) for block in blocks]) for name in _FIGURES}
-    return Trend(len(blocks), _rises(means["reward"]), _rises(-means["value"]), _rises(-means["gap"]))
+    for end in range(BLOCKS, len(blocks) + 1):
+        newest = {name: values[end - BLOCKS : end] for name, values in means.items()}
+        found = Trend(BLOCKS, _rises(newest["reward"]), _rises(-newest["value"]), _rises(-newest["gap"]))
+        yield blocks[end - 1][-1].step, found
 
 
 class Disagreement(msgspec.Struct, frozen=True):
@@ -225,6 +236,88 @@ def disagreements(groups: Sequence[AuditedGroup], auditor: str, most: int) -> li
         if apart[place] > 0
         for group, index, _, _ in [found[place]]
     ]
+
+
+class Point(msgspec.Struct, frozen=True):
+    """Both means over the audited groups of some steps, by the last of them."""
+
+    step: int
+    reward: Estimate
+    value: Estimate
+
+
+class AuditorReport(msgspec.Struct, frozen=True):
+    """What one auditor says of a run."""
+
+    name: str
+    groups: int
+    early: AuditFigures
+    late: AuditFigures
+    by_source: dict[str, float]
+    """Agreement in the late steps by data source, lowest first."""
+    diverges: float | None
+    """Probability of the newest trend by chance alone; None with too few audits."""
+    diverged_at: int | None
+    """The first step after which it was below 1 %; None: never."""
+    curve: list[Point]
+    disagreements: list[Disagreement]
+
+
+Window = tuple[int, int]
+"""First and last step."""
+
+
+def quarters(steps: Iterable[int]) -> tuple[Window, Window]:
+    """Return the first and the last quarter of the steps, of which there is at least one; of one both are the same."""
+    ordered = sorted(set(steps))
+    size = max(1, round(len(ordered) * _WINDOW_SHARE))
+    return (ordered[0], ordered[size - 1]), (ordered[-size], ordered[-1])
+
+
+def auditor_reports(groups: Sequence[AuditedGroup], steps: Iterable[int], most: int) -> list[AuditorReport]:
+    """Return the reports of a run's auditors by name; none without audited groups.
+
+    Args:
+        groups: the audited groups.
+        steps: steps with stored samples, whose quarters are compared.
+        most: disagreements of each auditor.
+    """
+    if not groups:
+        return []
+    early, late = quarters(steps)
+    names = sorted({name for group in groups for name in group.auditors})
+    return [_report(name, groups, early, late, most) for name in names]
+
+
+def _report(name: str, groups: Sequence[AuditedGroup], early: Window, late: Window, most: int) -> AuditorReport:
+    def within(window: Window) -> list[AuditedGroup]:
+        return [group for group in groups if window[0] <= group.step <= window[1]]
+
+    figures = group_figures(groups, name)
+    trends = [(step, found.diverges) for step, found in _trends(_blocks(figures))]
+    return AuditorReport(
+        name=name,
+        groups=len(figures),
+        early=audit_figures(within(early), name),
+        late=audit_figures(within(late), name),
+        by_source=agreement_by_source(within(late), name),
+        diverges=trends[-1][1] if trends else None,
+        diverged_at=next((step for step, probability in trends if probability < UNLIKELY), None),
+        curve=list(_curve(figures)),
+        disagreements=disagreements(within(late), name, most),
+    )
+
+
+def _curve(figures: Sequence[GroupFigures]) -> Iterator[Point]:
+    """Yield some 40 points or fewer, each over the groups of consecutive steps."""
+    steps = sorted({each.step for each in figures})
+    size = max(1, min(WINDOW_STEPS, len(steps) // 4), -(-len(steps) // _POINTS))
+    ordered = sorted(figures, key=lambda each: each.step)
+    for _, some in itertools.groupby(ordered, key=lambda each: bisect.bisect_left(steps, each.step) // size):
+        chosen = list(some)
+        reward, value = _estimate([each.reward for each in chosen]), _estimate([each.value for each in chosen])
+        if reward is not None and value is not None:
+            yield Point(chosen[-1].step, reward, value)
 
 
 def _blocks(figures: Sequence[GroupFigures]) -> list[list[GroupFigures]]:

@@ -7,14 +7,16 @@ them, so that hard and easy prompts do not pass for a relation. With x and y the
     correlation r = sum(x y) / sqrt(sum(x x) sum(y y))
 
 Intervals are percentiles of bootstrap samples of whole groups, because samples of one group are not independent. Such
-figures audit a run afterwards; they do not prove that a reward is wrong (a right answer may need more words).
+figures do not prove that a reward is wrong (a right answer may need more words). ``plaudit audit`` computes them for a
+run; ``step_integrity`` has those of a step that need no texts, and two of them, over the newest steps, have an alert:
+``length_pays`` and ``escape_probability``.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -26,6 +28,12 @@ _LEVEL = 0.95
 _REPEATED_WORDS = 4
 _WORD = re.compile(r"[^\W\d_]+")
 _LEAST_WORDS = 8
+KEY = "integrity/"
+"""Prefix of the figures of a step."""
+CORRELATION, LONGEST, OTHERS = f"{KEY}length/correlation", f"{KEY}masked/longest", f"{KEY}masked/others"
+WINDOW_STEPS = 20
+RELATION_MATTERS = 0.3
+"""From this correlation on length is a large part of what the reward pays for."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -72,11 +80,7 @@ def slope(x: Array, y: Array, groups: NDArray[np.int64]) -> Estimate | None:
 def _estimate(
     x: Array, y: Array, groups: NDArray[np.int64], figure: Callable[[float, float, float], float]
 ) -> Estimate | None:
-    if not len(x):
-        return None
-    x, y = centred(x, groups), centred(y, groups)
-    parts = np.stack([np.bincount(groups, weights=each) for each in (x * x, y * y, x * y)])
-    parts = parts[:, (parts[0] > 1e-12) & (parts[1] > 1e-12)]
+    parts = _products(x, y, groups)
     count = parts.shape[1]
     if not count:
         return None
@@ -85,6 +89,58 @@ def _estimate(
     tail = (1 - _LEVEL) / 2
     low, high = np.quantile(resampled, [tail, 1 - tail])
     return Estimate(figure(*map(float, parts.sum(axis=1))), float(low), float(high), count)
+
+
+def _products(x: Array, y: Array, groups: NDArray[np.int64]) -> Array:
+    """Return the sums of x x, y y and x y of each group in which both vary, shape [3, groups]."""
+    if not len(x):
+        return np.empty((3, 0))
+    x, y = centred(x, groups), centred(y, groups)
+    parts = np.stack([np.bincount(groups, weights=each) for each in (x * x, y * y, x * y)])
+    return np.asarray(parts[:, (parts[0] > 1e-12) & (parts[1] > 1e-12)], dtype=np.float64)
+
+
+def step_integrity(
+    reward: Array, tokens: Array, scorers: Mapping[str, Array], group: NDArray[np.int64]
+) -> dict[str, float]:
+    """Return the figures of a step by their keys (docs/metrics.md), from generated samples; NaN: no score."""
+    kept = ~np.isnan(reward)
+    figures: dict[str, float] = {}
+    if kept.any():
+        score, length = reward[kept], tokens[kept]
+        _, groups = np.unique(group[kept], return_inverse=True)
+        xx, yy, xy = _products(length, score, groups).sum(axis=1).tolist()
+        if xx > 0:
+            figures |= {CORRELATION: xy / math.sqrt(xx * yy), f"{KEY}length/slope": 100 * xy / xx}
+        if len(scorers) > 1:
+            values = {name: np.nan_to_num(of_all[kept]) for name, of_all in scorers.items()}
+            shares = variance_shares(values, score, groups)
+            figures |= {f"{KEY}variance/{name}": share for name, share in shares.items()}
+        without = group_shares(score, groups)
+        figures |= {f"{KEY}groups/saturated": without.saturated, f"{KEY}groups/dead": without.dead}
+    if (masked := masked_by_length(tokens, kept)) is not None:
+        figures |= {LONGEST: masked[0], OTHERS: masked[1]}
+    return figures
+
+
+def length_pays(steps: Iterable[Mapping[str, float]]) -> float | None:
+    """Return the share of the newest 20 steps in which length is a large part of the reward; None of fewer steps."""
+    known = [step[CORRELATION] for step in steps if CORRELATION in step][-WINDOW_STEPS:]
+    return sum(value > RELATION_MATTERS for value in known) / WINDOW_STEPS if len(known) == WINDOW_STEPS else None
+
+
+def escape_probability(steps: Iterable[Mapping[str, float]]) -> float | None:
+    """Return the probability that long responses lack a score so often by chance alone; None of fewer than 20 steps.
+
+    A sign test over the newest 20 steps: in so many of those that differ the longest quarter has the larger share
+    without a score. Where few samples have none, chance gives that in less than half of the steps, so the test errs on
+    the quiet side. Whole steps count, because one outage takes many samples at once.
+    """
+    known = [step[LONGEST] - step[OTHERS] for step in steps if LONGEST in step][-WINDOW_STEPS:]
+    if len(known) < WINDOW_STEPS:
+        return None
+    ups, count = sum(value > 0 for value in known), sum(value != 0 for value in known)
+    return float(sum(math.comb(count, number) for number in range(ups, count + 1)) / 2**count)
 
 
 def variance_shares(scorers: Mapping[str, Array], reward: Array, groups: NDArray[np.int64]) -> dict[str, float]:

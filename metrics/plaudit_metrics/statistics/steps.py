@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plaudit_metrics.statistics.columns import Floats, Integers, SampleColumns, failure_labels, spread, turn_statistics
+from plaudit_metrics.statistics.integrity import step_integrity
 from plaudit_metrics.statistics.stages import group_stage_seconds, sample_stage_seconds
 from plaudit_metrics.statistics.verdict import HELD_KEY, LIMITER_KEY, split_waits, verdict
 from plaudit_wire.records import OUTCOMES, GroupRecord, SampleRecord, StepRecord, WaitRecord
@@ -164,6 +165,7 @@ def step_statistics(
         **_tools(columns),
         **_limiter_totals(columns),
         **_staleness(columns, groups, trainer_version),
+        **_integrity(columns),
         "step_s": closed - opened,
         "update_s": update_s,
         "trainer_wait_s": split.total_s,
@@ -328,6 +330,14 @@ def _limiter_totals(columns: SampleColumns) -> dict[str, float]:
     limiter_s = sum(float(scorer.limiter_s.sum()) for scorer in columns.scorers.values())
     held_s = sum(float(scorer.held_s.sum()) for scorer in columns.scorers.values())
     return {HELD_KEY: held_s, LIMITER_KEY: limiter_s} if limiter_s > 0 else {}
+
+
+def _integrity(columns: SampleColumns) -> dict[str, float]:
+    kept = columns.generated
+    values = {name: scorer.value for name, scorer in sorted(columns.scorers.items())}
+    whole = {name: value[kept] for name, value in values.items() if len(value) == len(kept)}
+    tokens = columns.response_tokens[kept].astype(np.float64)
+    return step_integrity(columns.value[kept], tokens, whole, columns.group[kept])
 
 
 def _staleness(columns: SampleColumns, groups: Sequence[GroupRecord], trainer_version: int | None) -> dict[str, float]:

@@ -314,7 +314,8 @@ def _of_generation(statistics: Mapping[str, float]) -> str:
     if loaded_s > 0 and loaded_s >= HELD_SHARE * waited_s:
         loading = f"The slowest rollout took {loaded_s:.2f} s to load new weights: use a faster volume."
     lost = statistics.get("reward_pipeline/redelivered_prompts", 0.0)
-    taken_over = f"{lost:.0f} prompts were taken over from a rollout that was frozen or lost." if lost else ""
+    prompts = "1 prompt was" if lost == 1 else f"{lost:.0f} prompts were"
+    taken_over = f"{prompts} taken over from a rollout that was frozen or lost." if lost else ""
     return " ".join(filter(None, (loading, taken_over)))
 
 
@@ -324,9 +325,10 @@ def _taken_over(statistics: Mapping[str, float]) -> str:
     if not lost:
         return ""
     longest_s = statistics.get("reward_pipeline/redelivery_s/max", 0.0)
+    samples = "1 sample was" if lost == 1 else f"{lost:.0f} samples were"
     return (
-        f"{lost:.0f} samples were with a reward worker that was frozen or lost, for {longest_s:.0f} s at most: look at "
-        "its log and its node before you add workers."
+        f"{samples} with a reward worker that was frozen or lost, for {longest_s:.0f} s at most: look at its log and "
+        "its node before you add workers."
     )
 
 

@@ -9,12 +9,22 @@ import http.client
 import json
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from plaudit_metrics.service.answers import RECENT_STEPS, REDIS_AWAY, sample_details, step_summary, verdict_detail
-from plaudit_metrics.sources.steps import FILE_NAME, ClosedStep, KeptSteps, encode_sample, read_ending, read_steps
+from plaudit_metrics.sources.steps import (
+    FILE_NAME,
+    ClosedStep,
+    KeptSteps,
+    RunEnding,
+    encode_sample,
+    read_ending,
+    read_steps,
+)
 
 _WITHIN_S = 5.0
 _STEPS = 20
@@ -43,6 +53,8 @@ class RunOverview:
     """Of the samples that ended since the newest step closed; empty without a service."""
     open: Mapping[str, Any] = field(default_factory=dict)
     """What the open step waits for; empty without a service."""
+    service: Mapping[str, Any] = field(default_factory=dict)
+    """What a scoring service does; empty for a run that trains."""
     ended: str = ""
     """How the run ended, as a sentence; empty while it goes on."""
 
@@ -66,22 +78,20 @@ class MetricsService:
         looks = self._get("queues")
         away = looks["open"]["waits_for"] == REDIS_AWAY
         streams = looks["looks"][-1]["streams"] if looks["looks"] and not away else {}
-        failures = self._get("failures")
-        if not steps["steps"]:
-            return RunOverview(
-                steps["run"], streams=streams, workers=looks["workers"], open=looks["open"], failures=failures
-            )
-        newest = steps["steps"][-1]["step"]
-        return RunOverview(
+        now = RunOverview(
             steps["run"],
-            self._get("verdict"),
-            steps["steps"],
-            self._get(f"steps/{newest}/samples?slowest={_SAMPLES}")["samples"],
-            streams,
-            looks["workers"],
-            failures,
-            looks["open"],
+            streams=streams,
+            workers=looks["workers"],
+            failures=self._get("failures"),
+            service=self._get("service") if looks["service"] else {},
+            open={} if looks["ended"] else looks["open"],
+            ended=_sentence(msgspec.convert(looks["ended"], RunEnding | None)),
         )
+        if not steps["steps"]:
+            return now
+        newest = steps["steps"][-1]["step"]
+        samples = self._get(f"steps/{newest}/samples?slowest={_SAMPLES}")["samples"]
+        return replace(now, verdict=self._get("verdict"), steps=steps["steps"], samples=samples)
 
     def _get(self, path: str) -> Any:
         try:
@@ -101,7 +111,7 @@ class RunFolder:
         """See ``OverviewSource.read``."""
         records = read_steps(self._folder / FILE_NAME)[-_STEPS:]
         run = self._folder.resolve().name
-        ended = _ending(self._folder)
+        ended = _sentence(read_ending(self._folder))
         if not records:
             return RunOverview(run, ended=ended)
         newest = self._with_samples(ClosedStep(records[-1]))
@@ -123,8 +133,8 @@ class RunFolder:
         return KeptSteps().put(step.record, [encode_sample(sample) for sample in stored.samples], stored.groups)
 
 
-def _ending(folder: Path) -> str:
-    ending = read_ending(folder)
+def _sentence(ending: RunEnding | None) -> str:
+    """Return how a run ended; empty while it goes on."""
     if ending is None:
         return ""
     return f"the run failed ({ending.code}): {ending.message}" if ending.code else "the run is done"

@@ -33,10 +33,12 @@ from plaudit_metrics.service.answers import (
 )
 from plaudit_metrics.service.page import FOLDER as PAGE
 from plaudit_metrics.service.page import library
-from plaudit_metrics.sources.sample_schema import FOLDER, surviving_files
+from plaudit_metrics.sources.audits import AuditHistory, sample_audits
+from plaudit_metrics.sources.sample_schema import FOLDER, Row, surviving_files
 from plaudit_metrics.sources.samples import detail, listed, read_step_samples
-from plaudit_metrics.sources.search import few_samples
+from plaudit_metrics.sources.search import few_samples, samples_of_group
 from plaudit_metrics.sources.steps import FILE_NAME, ClosedStep, StepSamples, read_ending, read_steps
+from plaudit_metrics.statistics.audits import Disagreement
 from plaudit_metrics.statistics.steps import slowest_samples
 from plaudit_wire.records import StepRecord
 
@@ -47,7 +49,7 @@ _DIGITS = 6
 """Of a figure: no chart and no table shows more, and the others cannot be compressed."""
 _CHARTED = re.compile(
     r"step|incarnation|opened|closed|num_samples|verdict|trainer_wait_s|exposed_reward_s|reward/(mean|std)"
-    r"|wait/\w+_s|val/.+/reward|reward_pipeline/(masked_share|staleness/.+|outcome/.+|scorer/.+/value/mean)"
+    r"|wait/\w+_s|val/.+/reward|drift/.+/value(_low|_high)?|reward_pipeline/(masked_share|staleness/.+|outcome/.+|scorer/.+/value/mean)"
 )
 """The keys of a step that the overview reads."""
 _WITH_SAMPLES = 30
@@ -55,6 +57,8 @@ _WITH_SAMPLES = 30
 _WITH_TIMELINE = 5
 _SLOWEST = 20
 _DRAWN = 60
+_DISAGREEMENTS = 20
+"""Of each auditor."""
 _STORED_STEPS = 10
 """The newest steps of which the file has stored samples."""
 _CHARACTERS = 4000
@@ -77,7 +81,10 @@ def report(run_folder: Path, run: str) -> str:
     if steps:
         parts[0]["verdict"] = {"run": run} | verdict_detail([step.record for step in steps[-RECENT_STEPS:]])
     parts += _parts_of_steps(run_folder, steps)
-    parts.append(report_samples(run_folder / FOLDER))
+    auditors = AuditHistory(run_folder).reports(_DISAGREEMENTS)
+    parts.append({"audits": {"run": run, "auditors": auditors}})
+    apart = [each for auditor in auditors for each in auditor.disagreements]
+    parts.append(report_samples(run_folder, apart))
     return _html(
         {"report": about, "parts": {path: part for part, answers in enumerate(parts) for path in answers}}, parts
     )
@@ -123,21 +130,32 @@ def _ledger(run_folder: Path) -> Any:
         return None
 
 
-def report_samples(folder: Path) -> dict[str, Any]:
+def report_samples(run_folder: Path, apart: Iterable[Disagreement]) -> dict[str, Any]:
     """Return the API's responses about some samples of the newest ten steps; an empty mapping where none are stored.
 
-    Of each step these are the first 16, and the first four that have no score. Raises ``UnreadableFileError`` for a
-    damaged file.
+    Of each step these are the first 16, and the first four that have no score; and those on which reward and auditors
+    disagree, of any step. Raises ``UnreadableFileError`` for a damaged file.
     """
-    files = surviving_files(folder)
-    rows = [row for step in sorted(files, reverse=True)[:_STORED_STEPS] for row in few_samples(files[step])]
-    if not rows:
+    files = surviving_files(run_folder / FOLDER)
+    found = {_key(row): row for step in sorted(files, reverse=True)[:_STORED_STEPS] for row in few_samples(files[step])}
+    for each in apart:
+        if each.step in files and (each.step, each.group, each.index) not in found:
+            found |= {_key(row): row for row in samples_of_group(files[each.step], each.group)}
+    if not found:
         return {}
+    rows = sorted(found.values(), key=lambda row: -row["step"])
     page = {"samples": [listed(row) for row in rows], "first_step": min(files), "last_step": max(files)}
     details = {
-        f"samples/{row['step']}/{quote(row['group'], safe='')}/{row['index']}": detail(row, _CHARACTERS) for row in rows
+        f"samples/{step}/{quote(group, safe='')}/{index}": detail(
+            row, _CHARACTERS, sample_audits(run_folder, files[step], group, index)
+        )
+        for (step, group, index), row in found.items()
     }
     return {"samples": page, **details}
+
+
+def _key(row: Row) -> tuple[int, str, int]:
+    return row["step"], row["group"], row["index"]
 
 
 def _html(answers: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> str:

@@ -117,7 +117,9 @@ def frame(overview: RunOverview, trouble: str = "", width: int = _NARROW) -> Ren
     parts: list[RenderableType] = [_verdict(overview)]
     if trouble:
         parts.append(Text(printable(trouble), style="bold red"))
-    parts += _open_step_failures(overview.failures)
+    parts += _open_step_failures(overview.failures, "the service's start" if overview.service else "the newest step")
+    if overview.service:
+        parts.append(_scorers(overview.service))
     if overview.steps:
         parts += [_steps(overview.steps[-_STEPS:], wide=width >= _NARROW), _last_step(overview.steps[-1])]
     if overview.streams:
@@ -125,7 +127,7 @@ def frame(overview: RunOverview, trouble: str = "", width: int = _NARROW) -> Ren
     if overview.workers:
         parts.append(_workers(overview.workers))
     if overview.samples:
-        parts.append(_samples(overview.samples[:_SAMPLES]))
+        parts.append(_samples(overview.samples[:_SAMPLES], wide=width >= _NARROW))
     return Group(*parts)
 
 
@@ -145,7 +147,7 @@ def _verdict(overview: RunOverview) -> RenderableType:
         away = overview.open["waits_for"] == REDIS_AWAY
         text.append(f"now: {overview.open['text']}\n", style="bold red" if away else "bold")
     if overview.verdict is None:
-        text.append("no step has closed yet")
+        text.append(_rate(overview.service) if overview.service else "no step has closed yet")
         return Panel(text, title=Text(overview.run))
     text.append(f"the last steps together: {overview.verdict['recent_verdict']}", style="bold")
     text.append(f" · step {overview.verdict['step']}: {overview.verdict['verdict']}\n")
@@ -153,11 +155,29 @@ def _verdict(overview: RunOverview) -> RenderableType:
     return Panel(text, title=Text(overview.run), subtitle="q quits")
 
 
-def _open_step_failures(failures: Mapping[str, Any]) -> list[RenderableType]:
+def _rate(service: Mapping[str, Any]) -> str:
+    """Return how much a service scores, as a sentence."""
+    whole = service["minutes"][-2:-1]
+    rate = sum(minute["scored"] + minute["unscored"] for minute in whole)
+    return f"a scoring service: {rate} samples in the last whole minute, for {len(service['callers'])} callers lately"
+
+
+def _scorers(service: Mapping[str, Any]) -> Table:
+    table = Table(
+        "scorer", *map(_right, ("p50 s", "p95 s", "max s", "not scored")), title="scorers", expand=True, box=None
+    )
+    for each in service["scorers"]:
+        failed = sum(count for outcome, count in each["outcomes"].items() if outcome != "scored")
+        seconds = (_number(each[key], "{:.3f}") for key in ("p50_s", "p95_s", "max_s"))
+        table.add_row(Text(each["scorer"]), *seconds, str(failed))
+    return table
+
+
+def _open_step_failures(failures: Mapping[str, Any], since: str) -> list[RenderableType]:
     if not failures.get("unscored"):
         return []
     share = failures["unscored"] / failures["samples"]
-    lines = Text(f"since the newest step: {failures['unscored']} of {failures['samples']} samples ({share:.0%}) ")
+    lines = Text(f"since {since}: {failures['unscored']} of {failures['samples']} samples ({share:.0%}) ")
     lines.append("have no score", style="bold red")
     for each in failures["failures"]:
         lines.append(f"\n{each['scorer']}: {each['count']} × {each['reason'] or each['outcome']}")
@@ -239,17 +259,18 @@ def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
     table = Table("worker", "state", "slots busy", "policy", title="workers", expand=True, box=None)
     for worker in workers:
         busy, slots = worker.get("busy", 0), worker.get("slots", 0)
-        state = "starting" if not worker.get("ready", True) else "busy" if busy or worker.get("doing") else "idle"
+        state = "starting" if not worker.get("ready", True) else "busy" if busy else "idle"
         policy = Text(worker.get("version") or "-")
-        table.add_row(Text(worker["worker"]), state, f"{busy} of {slots}" if slots else "-", policy)
+        doing = Text(worker.get("problem") or worker.get("doing") or state)
+        table.add_row(Text(worker["worker"]), doing, f"{busy} of {slots}" if slots else "-", policy)
     return table
 
 
-def _samples(samples: Sequence[Mapping[str, Any]]) -> Table:
+def _samples(samples: Sequence[Mapping[str, Any]], *, wide: bool) -> Table:
     title = "slowest samples, newest step"
     table = Table("sample", _right("seconds"), "longest stages", "scored by", title=title, expand=True, box=None)
     for sample in samples:
-        longest = sorted(sample["stages_s"].items(), key=lambda stage: -stage[1])[:3]
+        longest = sorted(sample["stages_s"].items(), key=lambda stage: -stage[1])[: 3 if wide else 2]
         table.add_row(
             Text(f"{sample['group']}/{sample['index']}"),
             f"{sample['wall_s']:.2f}",

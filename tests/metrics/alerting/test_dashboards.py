@@ -21,6 +21,7 @@ from plaudit_metrics.monitoring.alerts import ALERTS
 from plaudit_metrics.monitoring.panels import PAGE, panel_id
 from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.statistics.audits import Rescored, drift_figures, step_figures
+from plaudit_metrics.statistics.integrity import CORRELATION, LONGEST, OTHERS, WINDOW_STEPS
 from plaudit_model_server.batcher import ModelServerSeries
 from plaudit_operator.cache import Cache
 from plaudit_operator.operator import OperatorSeries
@@ -93,11 +94,13 @@ def observed_model(prometheus: Any) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def observed_audits(prometheus: Any) -> Iterator[None]:
-    """The series of a run whose reward is audited and whose judge is watched."""
+    """The series of a run whose reward is audited, whose judge is watched, and whose responses differ in length."""
     figures = step_figures(audited_groups(STORIES["healthy"], 60), [AUDITOR], {}, 60)
     drift = drift_figures([Rescored("judge", 50, [(0.5, 0.6), (0.4, 0.6)], 0)], 60)
     series = RunSeries()
-    series.count_step(StepRecord(60, 1, 1.0, 2.0, 8, 1, figures | drift), records_missing=0)
+    lengths = {CORRELATION: 0.1, LONGEST: 0.1, OTHERS: 0.1}
+    for number in range(61 - WINDOW_STEPS, 61):
+        series.count_step(StepRecord(number, 1, 1.0, 2.0, 8, 1, figures | drift | lengths), records_missing=0)
     server, thread = start_http_server(port=0, addr="127.0.0.1", registry=series.registry)
     prometheus.scrape(server.server_port, run="modelled")
     for _ in range(200):
@@ -215,8 +218,11 @@ def test_the_first_screen_of_a_job_answers_the_four_questions() -> None:
 def test_a_real_run_holds_every_series(observed_run: Any, prometheus: Any) -> None:
     names = prometheus.query('group by (__name__) (last_over_time({run="observed", __name__=~"plaudit_.*"}[30m]))')
     scraped = {re.sub("_(bucket|sum|count|total)$", "", found["metric"]["__name__"]) for found in names}
-    # No scorer of this run audits or is watched; tests/metrics/test_series.py shows these gauges.
-    expected = {name for name in documented() if not name.startswith(("plaudit_audit_", "plaudit_scorer_drift"))}
+    # No scorer of this run audits or is watched, and its responses have one length: tests/metrics/test_series.py and
+    # tests/metrics/test_step_integrity.py show these gauges.
+    without = ("plaudit_audit_", "plaudit_scorer_drift", "plaudit_length_", "plaudit_last_step_length_")
+    without += ("plaudit_last_step_masked_longest_", "plaudit_last_step_masked_others_")
+    expected = {name for name in documented() if not name.startswith(without)}
     assert scraped == {name.removesuffix("_total") for name in expected}
 
 

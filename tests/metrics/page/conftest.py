@@ -225,17 +225,15 @@ def open_site(redis_server: RedisServer, run: str, builder: RunBuilder, folder: 
 
 
 @pytest.fixture
-def make_site(
-    redis_server: RedisServer, run_name: str, sample: Build, group: Build
-) -> Iterator[Callable[[Sequence[str]], Site]]:
+def make_site(redis_server: RedisServer, run_name: str, sample: Build, group: Build) -> Iterator[Callable[..., Site]]:
     """``make_site(["reward", …])``: a service of this test's own, over steps with these verdicts."""
     opened: list[Site] = []
 
-    def make(verdicts: Sequence[str]) -> Site:
+    def make(verdicts: Sequence[str], folder: Path | None = None, redis: RedisServer = redis_server) -> Site:
         builder = RunBuilder(sample, group)
         for verdict in verdicts:
             builder.add(verdict)
-        opened.append(open_site(redis_server, run_name, builder))
+        opened.append(open_site(redis, run_name, builder, folder))
         return opened[-1]
 
     yield make

@@ -18,16 +18,16 @@ import msgspec
 import numpy as np
 import pyarrow.parquet
 
+from plaudit_metrics.sources.audits import audits_file, read_audits
 from plaudit_metrics.statistics import integrity
+from plaudit_metrics.statistics.audits import AuditorReport, auditor_reports, quarters
 from plaudit_metrics.statistics.integrity import Array, Estimate, GroupShares
 from plaudit_reward.probes import exploits_in
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.printable import printable
 from plaudit_workers.commands.audited import (
-    AuditorReport,
     auditor_findings,
     auditor_page,
-    auditor_reports,
     auditor_rows,
     disagreement_line,
     interval,
@@ -40,7 +40,6 @@ _COLUMNS = {
     **dict.fromkeys(("step", "index"), pyarrow.int64()),
     **dict.fromkeys(("score", "response_tokens"), pyarrow.float64()),
 }
-_WINDOW_SHARE = 0.25
 _MOST_CHARACTERS = 4000
 _SHOWN_CHARACTERS = 100
 _RELATION_MATTERS = 0.3
@@ -135,7 +134,9 @@ def audit(arguments: argparse.Namespace) -> int:
     files = sample_files(path)
     columns = _read(files)
     early, late = _windows(columns)
-    found = _audit(str(arguments.run.name or arguments.run), early, late, files, arguments.most)
+    audits = read_audits(audits_file(file.parent.parent, file) for file in files)
+    auditors = auditor_reports(audits, columns["step"], arguments.most)
+    found = _audit(str(arguments.run.name or arguments.run), early, late, auditors, arguments.most)
     if arguments.output:
         try:
             arguments.output.write_text(_page(found, _responses(columns, found)), encoding="utf-8")
@@ -190,17 +191,16 @@ def _read(files: Sequence[Path]) -> dict[str, list[Any]]:
 
 def _windows(columns: Mapping[str, list[Any]]) -> tuple[_Samples, _Samples]:
     """Return the samples of the first and of the last quarter of the steps; of one step both are the same."""
-    steps = sorted(set(columns["step"]))
-    size = max(1, round(len(steps) * _WINDOW_SHARE))
 
-    def of(chosen: set[int]) -> _Samples:
-        kept = [number for number, step in enumerate(columns["step"]) if step in chosen]
+    def of(first: int, last: int) -> _Samples:
+        kept = [number for number, step in enumerate(columns["step"]) if first <= step <= last]
         return _Samples({name: [column[number] for number in kept] for name, column in columns.items()})
 
-    return of(set(steps[:size])), of(set(steps[-size:]))
+    early, late = quarters(columns["step"])
+    return of(*early), of(*late)
 
 
-def _audit(run: str, early: _Samples, late: _Samples, files: Sequence[Path], most: int) -> Audit:
+def _audit(run: str, early: _Samples, late: _Samples, auditors: list[AuditorReport], most: int) -> Audit:
     masked = integrity.masked_by_length(late.tokens, late.has_score)
     scorers = {
         name.split("/")[1]: np.nan_to_num(values) for name, values in late.scorers.items() if not np.isnan(values).all()
@@ -225,13 +225,9 @@ def _audit(run: str, early: _Samples, late: _Samples, files: Sequence[Path], mos
         exploits_early=_counts(early),
         findings=[],
         suspicious=_suspicious(late, most),
-        auditors=auditor_reports(files, _steps(early), _steps(late), most),
+        auditors=auditors,
     )
     return msgspec.structs.replace(figures, findings=list(_findings(figures)))
-
-
-def _steps(samples: _Samples) -> tuple[int, int]:
-    return int(samples.step.min()), int(samples.step.max())
 
 
 def _window(samples: _Samples) -> Window:

@@ -1,4 +1,4 @@
-"""What auditors say of a run, for ``plaudit audit``: figures early and late, the trend, the widest disagreements.
+"""What auditors say of a run, for ``plaudit audit``: their reports as findings, rows and a part of the page.
 
 Text, and a part of the page: both curves with their bands, drawn as SVG without scripts.
 """
@@ -7,106 +7,11 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
-import msgspec
-
-from plaudit_metrics.sources.audits import audits_file, read_audits
-from plaudit_metrics.statistics.audits import (
-    WINDOW_STEPS,
-    AuditedGroup,
-    AuditFigures,
-    Disagreement,
-    agreement_by_source,
-    audit_figures,
-    disagreements,
-    group_figures,
-    trend,
-)
+from plaudit_metrics.statistics.audits import AuditorReport, Disagreement
 from plaudit_metrics.statistics.integrity import Estimate
 
-_UNLIKELY = 0.01
-_POINTS = 40
 _WIDTH, _HEIGHT, _MARGIN = 640, 200, 36
-
-
-class Point(msgspec.Struct, frozen=True):
-    """Both means over the audited groups of some steps, by the last of them."""
-
-    step: int
-    reward: Estimate
-    value: Estimate
-
-
-class AuditorReport(msgspec.Struct, frozen=True):
-    """What one auditor says of a run."""
-
-    name: str
-    groups: int
-    early: AuditFigures
-    late: AuditFigures
-    by_source: dict[str, float]
-    """Agreement in the late steps by data source, lowest first."""
-    diverges: float | None
-    """Probability of the newest trend by chance alone; None with too few audits."""
-    diverged_at: int | None
-    """The first step after which it was below 1 %; None: never."""
-    curve: list[Point]
-    disagreements: list[Disagreement]
-
-
-def auditor_reports(
-    files: Sequence[Path], early: tuple[int, int], late: tuple[int, int], most: int
-) -> list[AuditorReport]:
-    """Return the reports of a run's auditors; none where the files of samples have no audits.
-
-    Args:
-        files: of the run's stored samples.
-        early: first and last step of the early window; ``late`` likewise.
-        most: disagreements of each.
-    """
-    groups = read_audits(audits_file(path.parent.parent, path) for path in files)
-    names = sorted({name for group in groups for name in group.auditors})
-    return [_report(name, groups, early, late, most) for name in names]
-
-
-def _report(
-    name: str, groups: Sequence[AuditedGroup], early: tuple[int, int], late: tuple[int, int], most: int
-) -> AuditorReport:
-    def within(window: tuple[int, int]) -> list[AuditedGroup]:
-        return [group for group in groups if window[0] <= group.step <= window[1]]
-
-    figures = group_figures(groups, name)
-    steps = sorted({each.step for each in figures})
-    trends = [(step, trend([each for each in figures if each.step <= step])) for step in _spread(steps)]
-    known = [(step, found.diverges) for step, found in trends if found is not None]
-    return AuditorReport(
-        name=name,
-        groups=len(figures),
-        early=audit_figures(within(early), name),
-        late=audit_figures(within(late), name),
-        by_source=agreement_by_source(within(late), name),
-        diverges=known[-1][1] if known else None,
-        diverged_at=next((step for step, probability in known if probability < _UNLIKELY), None),
-        curve=list(_curve(groups, name, steps)),
-        disagreements=disagreements(within(late), name, most),
-    )
-
-
-def _spread(steps: Sequence[int]) -> Sequence[int]:
-    """Return some 200 of the steps, the last one included."""
-    return steps[:: -max(1, len(steps) // 200)][::-1]
-
-
-def _curve(groups: Sequence[AuditedGroup], name: str, steps: Sequence[int]) -> Iterator[Point]:
-    if not steps:
-        return
-    size = max(1, min(WINDOW_STEPS, len(steps) // 4), -(-len(steps) // _POINTS))
-    for start in range(0, len(steps), size):
-        chosen = steps[start : start + size]
-        figures = audit_figures([group for group in groups if chosen[0] <= group.step <= chosen[-1]], name)
-        if figures.reward is not None and figures.value is not None:
-            yield Point(chosen[-1], figures.reward, figures.value)
 
 
 def auditor_findings(reports: Sequence[AuditorReport]) -> Iterator[str]:

@@ -17,7 +17,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from plaudit_metrics.sources.audits import audits_file, read_audits
+from plaudit_metrics.sources.audits import sample_audits
 from plaudit_metrics.sources.sample_schema import FOLDER, Row, samples_file, scorers_of_row, surviving_files
 from plaudit_metrics.sources.samples import MOST_CHARACTERS, TextBudget, UnreadableFileError, completion_messages
 from plaudit_metrics.sources.search import FAILED, SampleFile, SampleQuery
@@ -138,11 +138,8 @@ def _with_audits(row: Row, path: Path) -> Row:
         return row
     folder = path if path.is_dir() else path.parent
     file = samples_file(folder, row["step"], row["incarnation"])
-    audited = next(
-        (each for each in read_audits([audits_file(folder.parent, file)]) if each.group == row["group"]), None
-    )
-    of_sample = next((each for each in audited.samples if each.index == row["index"]), None) if audited else None
-    return row if of_sample is None else {**row, "audits": of_sample.audits}
+    audits = sample_audits(folder.parent, file, row["group"], row["index"])
+    return {**row, "audits": audits} if audits else row
 
 
 def sample_lines(row: Row, full: bool) -> Iterator[Text]:

@@ -100,11 +100,15 @@ def run(arguments: argparse.Namespace) -> int:
     except (asyncio.CancelledError, KeyboardInterrupt):
         ending = ProcessEnding(EXIT_INTERRUPTED, f"stopped at once; {_RESUMABLE}")
     if folder is not None:
-        with contextlib.suppress(OSError):  # a full disk was told already
-            write_ending(folder, RunEnding(ending.code, ending.message, time.time()))
+        _record(folder, ending)
     if ending.message:
         print(f"plaudit run: {ending.message}", file=sys.stderr)
     return ending.code
+
+
+def _record(folder: Path, ending: ProcessEnding) -> None:
+    with contextlib.suppress(OSError):  # a full disk was told already
+        write_ending(folder, RunEnding(ending.code, ending.message, time.time()))
 
 
 class _RayNotUpError(Exception):
@@ -218,6 +222,8 @@ class _Launch:
                 ending = await supervisor.stop_trainer()
             return ending
         finally:
+            if ending.code:
+                _record(self._folder, ending)  # while the page is still served
             await supervisor.stop(at_once=interrupt.at_once)
             for task in tasks:
                 task.cancel()

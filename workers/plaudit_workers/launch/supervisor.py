@@ -97,8 +97,12 @@ class Supervisor:
                 self._actors[plan.name] = _start_actor(plan, group, index)
         if "trainer" in self._plans:
             self._trainer = asyncio.create_task(self._keep_ranks(self._plans["trainer"]))
-        others = [plan for role, plans in self._plans.items() if role != "trainer" for plan in plans]
-        self._tasks = [asyncio.create_task(self._keep(plan)) for plan in others]
+        self._tasks = [
+            asyncio.create_task(self._keep(plan), name=role)
+            for role, plans in self._plans.items()
+            for plan in plans
+            if role != "trainer"
+        ]
 
     async def until_done(self) -> ProcessEnding:
         """Wait until the trainer is done or any process ends the job. A scoring service, without one, never ends."""
@@ -115,15 +119,21 @@ class Supervisor:
         return self._trainer.result() if self._trainer.done() else ProcessEnding(EXIT_CRASHED, _NO_LAST_CHECKPOINT)
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """Stop everything that still runs; ``at_once`` kills it, without a grace period to finish its work."""
+        """Stop everything that still runs; ``at_once`` kills it, without a grace period to finish its work.
+
+        The metrics service ends last: its page shows why the run has ended.
+        """
         self._stopping = True
         waiting = [task for task in [self._trainer, *self._tasks] if task is not None and not task.done()]
         if at_once:
             for actor in self._actors.values():
                 ray.kill(actor, no_restart=True)
         else:
-            for role in reversed(list(self._plans)):
+            for role in reversed([role for role in self._plans if role != "metrics"]):
                 await self._stop_role(role)
+            if others := [task for task in waiting if task.get_name() != "metrics"]:
+                await asyncio.wait(others, timeout=_GRACE_S)
+            await self._stop_role("metrics")
             if waiting:
                 await asyncio.wait(waiting, timeout=_GRACE_S)
         for task in waiting:

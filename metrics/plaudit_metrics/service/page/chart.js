@@ -26,13 +26,15 @@ export class Chart {
    * @param {string} spec.title
    * @param {string} spec.note what is shown, with its unit
    * @param {"bars"|"lines"} spec.kind bars are stacked
-   * @param {{label: string, value: function(Object): number, words: function(number): string, time?: boolean}} spec.x
+   * @param {{label: string, value: function(Object): number, words: function(number): string, margin: number, time?: boolean}} spec.x
+   *     `margin` is left free before the first and after the last
    * @param {"figure"|"seconds"|"share"} spec.unit how values are written
    * @param {number} [spec.least] the y axis goes at least that far
    * @param {{key: string, label: string, color: string, value: function(Object): number, band?: [function, function]}[]} spec.series
    * @param {function(Object): Node} [spec.link] what stands for x in the table
    * @param {function(Object): void} [spec.pick] called with the row that was clicked, or entered
    * @param {number} [spec.height] pixels
+   * @param {boolean} [spec.legend] without it more than one series have one
    */
   constructor(spec) {
     this.spec = { ...spec, words: { figure, seconds, share }[spec.unit] };
@@ -55,7 +57,7 @@ export class Chart {
       "figure",
       { class: "card chart" },
       element("figcaption", {}, element("h3", {}, spec.title), element("p", { class: "note" }, spec.note), this.beyond),
-      spec.series.length > 1 ? element("ul", { class: "legend" }, legend) : null,
+      spec.legend ?? spec.series.length > 1 ? element("ul", { class: "legend" }, legend) : null,
       this.host,
       this.table.node,
     );
@@ -154,7 +156,7 @@ export class Chart {
     const text = resolved("--text-2");
     const grid = { stroke: resolved("--grid"), width: 1 };
     const axis = { stroke: text, font: FONT, grid, ticks: { show: false } };
-    const ends = (_, low, high) => (x.time ? [low, high] : [low - 0.6, high + 0.6]);
+    const ends = (_, low, high) => [low - x.margin, high + x.margin];
     return {
       width: this.host.clientWidth,
       height: this.host.clientHeight,

@@ -15,6 +15,7 @@ export function figure(value) {
   if (!known(value)) return NOTHING;
   const size = Math.abs(value);
   if (Number.isInteger(value)) return fixed(value, 0);
+  if (size < 0.01) return size < 1e-6 ? value.toExponential(1) : value.toLocaleString("en-US", { maximumSignificantDigits: 2 });
   return fixed(value, size < 1 ? 3 : size < 10 ? 2 : size < 100 ? 1 : 0);
 }
 
@@ -25,7 +26,7 @@ export function seconds(value) {
 
 /** Marks of an axis, which are round numbers: no more digits than they have. */
 export const mark = {
-  figure: (value) => value.toLocaleString("en-US", { maximumFractionDigits: 6 }),
+  figure: (value) => (value !== 0 && Math.abs(value) < 1e-4 ? value.toExponential() : value.toLocaleString("en-US", { maximumFractionDigits: 6 })),
   seconds: (value) => `${mark.figure(value)} s`,
   share: (value) => `${mark.figure(+(100 * value).toFixed(6))} %`,
 };
@@ -40,4 +41,9 @@ export function clock(epoch) {
 
 export function moment(epoch) {
   return new Date(epoch * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
+}
+
+/** A number with its noun: `1 scorer`, `20 scorers`. */
+export function counted(number, noun) {
+  return `${figure(number)} ${noun}${number === 1 ? "" : "s"}`;
 }

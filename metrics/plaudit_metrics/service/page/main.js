@@ -25,8 +25,9 @@ async function showSteps() {
   if (steps.length === 0) return overview.showSteps([], null, null, []);
   const newest = steps.at(-1);
   const path = `steps/${newest.step}`;
-  const [detail, verdict, listed] = await Promise.all([load(path), load("verdict"), load(`${path}/samples`, { slowest: SLOWEST })]);
+  const [detail, verdict, listed, audits] = await Promise.all([load(path), load("verdict"), load(`${path}/samples`, { slowest: SLOWEST }), load("audits")]);
   overview.showSteps(report ? steps.slice(-state.count) : steps, { ...newest, ...detail }, verdict, listed?.samples ?? []);
+  overview.showAudits(audits?.auditors ?? []);
   if (report) overview.showReport(steps, await load("ledger"));
 }
 
@@ -71,18 +72,18 @@ async function ask() {
     await showSteps();
     state.newest = newest;
   }
-  return { queues, unscored, service, time: queues.looks.at(-1)?.time ?? since };
+  return { queues, unscored, service, time: queues.looks.at(-1)?.time ?? since, away: queues.open.waits_for === "redis" };
 }
 
-function showNews({ queues, unscored, service }) {
+function showNews({ queues, unscored, service, away }) {
   overview.showService(service);
-  overview.showOpen(queues.open);
+  overview.showOpen(queues.open, queues.ended);
   overview.showUnscored(unscored, service === null ? "the newest step" : "the metrics service started");
   if (queues.looks[0]?.time < state.looks.at(-1)?.time) state.looks = [];
   state.looks.push(...queues.looks);
   const oldest = (state.looks.at(-1)?.time ?? 0) - HOUR_S;
   state.looks = state.looks.filter((look) => look.time >= oldest);
-  overview.showQueues(state.looks, queues.workers, queues.open.waits_for === "redis");
+  overview.showQueues(state.looks, queues.workers, away);
 }
 
 function tell({ state: connection, text }) {

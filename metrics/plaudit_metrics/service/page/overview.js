@@ -1,19 +1,21 @@
 /** The overview: the newest step's verdict and the run's charts. Built once, then updated. */
 
+import { AuditorView } from "./audits.js";
 import { Chart } from "./chart.js";
 import { element, renew, swatch, table } from "./dom.js";
-import { clock, figure, moment, seconds, share } from "./format.js";
+import { clock, counted, figure, moment, seconds, share } from "./format.js";
 import { CAUSES, LINES, OUTCOMES, QUEUES, verdictOf } from "./palette.js";
-import { causeSeconds, samplesTable, scorersTable, unscoredPanel, verdictPanel } from "./panels.js";
+import { causeSeconds, samplesTable, scorersOf, scorersTable, unscoredPanel, verdictPanel } from "./panels.js";
 import { ServiceView } from "./service.js";
 import { report } from "./source.js";
 
-const STEP = { label: "Step", value: (step) => step.step, words: String };
-const TIME = { label: "At", value: (look) => look.time, words: clock, time: true };
+export const STEP = { label: "Step", value: (step) => step.step, words: String, margin: 0.6 };
+const TIME = { label: "At", value: (look) => look.time, words: clock, time: true, margin: 0 };
 const CHOICES = [30, 60, 150, 500];
 const SLOWEST = 10;
 const MOST_LINES = LINES.length;
 const MOST_ROWS = 200;
+const NO_FIGURES = "No step has closed: there are no figures.";
 
 export class Overview {
   /** @param {function(number): void} choose called with how many steps are to be shown */
@@ -35,18 +37,15 @@ export class Overview {
       title: "Reward", note: "Mean of the step, with one standard deviation on either side.", kind: "lines", unit: "figure",
       series: [{ key: "reward", label: "mean", color: "--generation", value: (step) => step["reward/mean"], band: deviation("reward") }],
     });
-    this.validation = keyedChart("validation", (sources) => overSteps({
-      title: "Validation reward", note: "Mean of each data source, at the steps with a validation.", kind: "lines", unit: "figure", ...ofOne(sources, "Validation reward of the data source."),
-      series: sources.map((source, index) => ({
-        key: source, label: source, color: seriesColor(index), value: (step) => step[`val/${source}/reward`],
-      })),
-    }), "val/", "/reward");
-    this.values = keyedChart("values", (scorers) => overSteps({
-      title: "Values of the scorers", note: "Mean of the step.", kind: "lines", unit: "figure", ...ofOne(scorers, "Value of the scorer, mean of the step."),
-      series: scorers.map((scorer, index) => ({
-        key: scorer, label: scorer, color: seriesColor(index), value: (step) => step[`reward_pipeline/scorer/${scorer}/value/mean`],
-      })),
-    }), "reward_pipeline/scorer/", "/value/mean");
+    this.validation = keyedChart("validation", overSteps, "val/", "/reward", {
+      title: "Validation reward", note: "Mean of each data source, at the steps with a validation.",
+    });
+    this.values = keyedChart("values", overSteps, "reward_pipeline/scorer/", "/value/mean", { title: "Values of the scorers", note: "Mean of the step." });
+    this.drift = keyedChart("drift", overSteps, "drift/", "/value", {
+      title: "Drift of the scorers", note: "How much more each gave the same samples of the first step when it was asked again, with the 95 % interval.",
+      band: (scorer) => [(step) => step[`drift/${scorer}/value_low`], (step) => step[`drift/${scorer}/value_high`]],
+    });
+    this.audits = element("div", { class: "sections", id: "audits" });
     this.staleness = overSteps({
       title: "Staleness", note: "Policy versions behind the update: mean, minimum and maximum.", kind: "lines", unit: "figure", least: 1,
       series: [{ key: "staleness", label: "mean", color: "--group_scorer", value: ofStaleness("mean"), band: [ofStaleness("min"), ofStaleness("max")] }],
@@ -62,8 +61,9 @@ export class Overview {
     this.scorers = element("div");
     this.samples = element("div");
     this.unscored = element("div");
-    this.empty = element("p", { class: "card empty" }, report === null ? "No step has closed yet. The first one will appear here." : "No step has closed: there are no figures.");
+    this.empty = element("p", { class: "card empty" }, report === null ? "No step has closed yet. The first one will appear here." : NO_FIGURES);
     this.ended = element("div", {}, endedPanel(report?.ended ?? null));
+    this.auditors = new Map();
     this.service = null;
     this.ofService = element("div");
     const picker = element("select", { id: "count", on: { change: (event) => choose(Number(event.target.value)) } },
@@ -73,11 +73,12 @@ export class Overview {
       element("div", { class: "head" }, element("h2", {}, "The run"), element("label", { for: "count" }, "Newest ", picker)),
       this.time.node,
       element("div", { class: "pair" }, this.reward.node, this.staleness.node),
-      element("div", { class: "pair" }, this.values.node, this.validation.node));
+      element("div", { class: "pair" }, this.values.node, this.validation.node),
+      this.audits, this.drift.node);
     this.rest = element("div", { class: "sections", hidden: true },
       element("div", { class: "pair" }, this.outcomes.node),
-      section("Scorers", "Of the newest step.", this.scorers),
-      section("Slowest samples", "Of the newest step, from admission to the trainer. Click a bar for details.", this.samples));
+      section("Scorers", this.scorersNote = element("span"), this.scorers),
+      section("Slowest samples", this.samplesNote = element("span"), this.samples));
     this.queues = element("div", { class: "sections" },
       element("div", { class: "head" }, element("h2", {}, "Now")),
       section("Processes", "Those that sent a heartbeat in the last 20 seconds, and what each does or waits for.", this.workers),
@@ -95,8 +96,10 @@ export class Overview {
     const opened = this.verdict.firstChild === null ? report !== null : this.verdict.querySelector("details[open]") !== null;
     this.verdict.replaceChildren(verdictPanel(newest, { recent: verdict, reasoned: opened }));
     for (const chart of [this.time, this.reward, this.staleness, this.outcomes]) chart.update(steps);
-    for (const keyed of [this.values, this.validation]) keyed.update(steps);
+    for (const keyed of [this.values, this.validation, this.drift]) keyed.update(steps);
+    this.scorersNote.textContent = `${counted(scorersOf(newest).length, "scorer")} of the newest step.`;
     renew(this.scorers, scorersTable(newest));
+    this.samplesNote.textContent = samples.length === 0 ? "" : "Of the newest step, from admission to the trainer. Click a bar for details.";
     renew(this.samples, samples.length === 0 ? lacking() : samplesTable(samples.slice(0, SLOWEST)));
   }
 
@@ -112,13 +115,25 @@ export class Overview {
     this.empty.hidden = true;
   }
 
-  /** Shows why samples of the open step have no score. */
-  showUnscored(counts, since) {
-    this.unscored.replaceChildren(unscoredPanel(counts, since));
+  /** Shows what auditors say of the run, each in a part of its own. */
+  showAudits(reports) {
+    for (const each of reports) {
+      if (!this.auditors.has(each.name)) this.auditors.set(each.name, new AuditorView(each.name));
+      this.auditors.get(each.name).show(each);
+    }
+    this.audits.replaceChildren(...reports.map((each) => this.auditors.get(each.name).node));
   }
 
-  /** Shows what the open step waits for now. */
-  showOpen(open) {
+  /** Shows why samples of the open step have no score. */
+  showUnscored(counts, since) {
+    this.unscored.replaceChildren(...unscoredPanel(counts, since));
+  }
+
+  /** Shows what the open step waits for now, or how the run ended. */
+  showOpen(open, ended) {
+    this.ended.replaceChildren(...endedPanel(ended));
+    this.open.hidden = ended !== null;
+    if (ended !== null) this.empty.textContent = NO_FIGURES;
     if (this.open.textContent === open.text) return;
     this.open.replaceChildren(element("p", { class: `card now ${open.waits_for}` }, open.text[0].toUpperCase() + open.text.slice(1)));
   }
@@ -127,8 +142,8 @@ export class Overview {
   showQueues(looks, workers, away) {
     this.depth.update(looks);
     this.age.update(looks);
-    renew(this.inFlight, inFlightTable(looks.at(-1)?.streams ?? {}, workers));
-    renew(this.workers, away ? element("p", { class: "empty" }, "Redis does not respond: nobody knows which processes live.") : workersTable(workers));
+    renew(this.inFlight, away ? unknown("what is in work") : inFlightTable(looks.at(-1)?.streams ?? {}, workers));
+    renew(this.workers, away ? unknown("which processes live") : workersTable(workers));
   }
 
   /** Shows what only a report contains: the ledger, and every step with its verdict. */
@@ -188,13 +203,15 @@ function deviation(key) {
  * A chart with one line for each `<name>` of the keys `<before><name><after>`. It is built anew when another name appears, and
  * hidden while no step has one.
  */
-function keyedChart(id, build, before, after) {
+function keyedChart(id, chartOf, before, after, { band, ...spec }) {
   const node = element("div", { id, hidden: true });
+  const line = { kind: "lines", unit: "figure" };
+  const series = (name, index) => ({ key: name, label: name, color: LINES[index], value: (step) => step[before + name + after], band: band?.(name) });
   let names = "";
   let chart = null;
   const namesOf = (steps) => {
     const keys = steps.flatMap((step) => Object.keys(step).filter((key) => key.startsWith(before) && key.endsWith(after)));
-    return [...new Set(keys)].sort().map((key) => key.slice(before.length, -after.length));
+    return [...new Set(keys)].map((key) => key.slice(before.length, -after.length)).sort((one, other) => one.localeCompare(other, "en", { numeric: true }));
   };
   const update = (steps) => {
     const found = namesOf(steps);
@@ -202,7 +219,8 @@ function keyedChart(id, build, before, after) {
     if (found.length === 0) return;
     if (names !== found.join("\n")) {
       names = found.join("\n");
-      chart = found.length > MOST_LINES ? multiples(found, build) : build(found);
+      chart = found.length > MOST_LINES ? multiples(spec, found.map((name) => chartOf({ ...line, title: name, note: "", height: 90, series: [series(name, 0)] })))
+        : chartOf({ ...line, ...spec, legend: true, series: found.map(series) });
       node.replaceChildren(chart.node);
     }
     chart.update(steps.filter((step) => namesOf([step]).length > 0));
@@ -210,20 +228,11 @@ function keyedChart(id, build, before, after) {
   return { node, update };
 }
 
-/** Small charts, one for each name, each with an axis of its own: more lines could not be told apart. */
-function multiples(names, build) {
-  const charts = names.map((name) => build(Object.assign([name], { apart: true })));
-  const node = element("div", { class: "multiples" }, charts.map((chart) => chart.node));
+/** Small charts under one heading, each with an axis of its own: more lines in one chart could not be told apart. */
+function multiples({ title, note }, charts) {
+  const heading = element("header", {}, element("h3", {}, title), element("p", { class: "note" }, `${note} Each of the ${charts.length} has an axis of its own.`));
+  const node = element("section", { class: "card multiples" }, heading, charts.map((chart) => chart.node));
   return { node, update: (rows) => charts.forEach((chart) => chart.update(rows)) };
-}
-
-/** What a chart of one among many is called. */
-function ofOne(names, note) {
-  return names.apart ? { title: names[0], note, height: 90 } : {};
-}
-
-function seriesColor(index) {
-  return LINES[index];
 }
 
 function ofStaleness(statistic) {
@@ -232,6 +241,10 @@ function ofStaleness(statistic) {
 
 function outcomeShare(outcome) {
   return (step) => (step[`reward_pipeline/outcome/${outcome}`] ?? 0) / (step.num_samples || 1);
+}
+
+function unknown(what) {
+  return element("p", { class: "empty" }, `Redis does not respond: nobody knows ${what}.`);
 }
 
 /** One row for each stream, and one for each scorer with the calls that have not ended. */
@@ -272,7 +285,7 @@ function doing(worker) {
   if (worker.asleep) return "sleeps during the update";
   if (worker.ready === false) return STARTING[worker.role] ?? "starts";
   if (worker.circuits_open?.length) return `does not ask ${worker.circuits_open.join(", ")}, which fails`;
-  if (worker.in_agents) return `${worker.in_agents} samples wait for tools`;
+  if (worker.in_agents) return `${counted(worker.in_agents, "sample")} in tools`;
   return worker.busy > 0 ? "" : { trainer: "waits for groups", rollout: "waits for prompts", reward: "waits for samples" }[worker.role] ?? "";
 }
 

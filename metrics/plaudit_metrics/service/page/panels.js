@@ -1,7 +1,7 @@
 /** The panels of one step, on the overview (newest step) and on each step's own view. */
 
 import { details, element, swatch, table } from "./dom.js";
-import { figure, known, seconds, share } from "./format.js";
+import { counted, figure, known, seconds, share } from "./format.js";
 import { CAUSES, OUTCOMES, STAGES, verdictOf } from "./palette.js";
 
 const PIPELINE = "reward_pipeline";
@@ -80,13 +80,13 @@ export function failureList(failures) {
     failures.map(({ scorer, text }) => element("li", {}, element("b", {}, scorer), ": ", text)));
 }
 
-/** The samples that ended since the newest step closed and have no score, with the reasons. */
+/** The samples that ended since the newest step closed and have no score, with the reasons; nothing where all have one. */
 export function unscoredPanel({ samples, unscored, failures }, since) {
-  if (unscored === 0) return element("div");
-  return element("section", { class: "card", role: "status" },
+  if (unscored === 0) return [];
+  return [element("section", { class: "card", role: "status" },
     element("h2", {}, `Samples without a score since ${since}`),
-    element("p", { class: "note" }, `${figure(unscored)} of ${figure(samples)} samples, ${share(unscored / samples)}`),
-    failureList(failures.map(({ scorer, count, reason, outcome }) => ({ scorer, text: `${count} × ${reason || outcome}` }))));
+    element("p", { class: "note" }, `${figure(unscored)} of ${counted(samples, "sample")}, ${share(unscored / samples)}`),
+    failureList(failures.map(({ scorer, count, reason, outcome }) => ({ scorer, text: `${count} × ${reason || outcome}` }))))];
 }
 
 function recently({ recent, recent_verdict }) {
@@ -162,11 +162,17 @@ export function outcomeMark(outcome) {
   return element("span", { class: outcome === "scored" ? "quiet" : "loud" }, swatch(kind?.color ?? "--trainer"), kind?.label ?? outcome);
 }
 
+const SCORER = `${PIPELINE}/scorer/`;
+
+/** The scorers that ran in a step. */
+export function scorersOf(step) {
+  return [...new Set(Object.keys(step).filter((key) => key.startsWith(SCORER)).map((key) => key.slice(SCORER.length).split("/")[0]))];
+}
+
 /** A row a scorer: what it gave, how long it took, what failed. */
 export function scorersTable(step) {
-  const prefix = `${PIPELINE}/scorer/`;
-  const names = [...new Set(Object.keys(step).filter((key) => key.startsWith(prefix)).map((key) => key.slice(prefix.length).split("/")[0]))];
-  const of = (name, key) => step[`${prefix}${name}/${key}`];
+  const names = scorersOf(step).sort((one, other) => one.localeCompare(other, "en", { numeric: true }));
+  const of = (name, key) => step[`${SCORER}${name}/${key}`];
   const failed = (name) => OUTCOMES.filter((kind) => kind.key !== "scored").map((kind) => [kind.label, of(name, `outcome/${kind.key}`)]).filter(([, count]) => count > 0);
   if (names.length === 0) return element("p", { class: "empty" }, "No scorer ran in this step.");
   return table("Scorers", [

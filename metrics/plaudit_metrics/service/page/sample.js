@@ -1,7 +1,7 @@
 /** One stored sample: its conversation, its scorers, its times, and the other samples of its group. */
 
 import { details, element, table } from "./dom.js";
-import { figure, known, moment, seconds } from "./format.js";
+import { counted, figure, known, moment, seconds } from "./format.js";
 import { section } from "./overview.js";
 import { STAGES } from "./palette.js";
 import { outcomeMark, partition } from "./panels.js";
@@ -34,8 +34,9 @@ export async function sampleView(step, group, index) {
     element("div", { class: "beside" },
       section("Conversation", "From the prompt to the last turn.", conversation),
       element("div", { class: "sections" },
-        section("The group", `${siblings.length} samples of the same prompt in step ${step}.`, samplesList(siblings, found.sample)),
+        section("The group", `${counted(siblings.length, "sample")} of the same prompt in step ${step}.`, samplesList(siblings, found.sample)),
         section("Scorers", "Value, reason and extras of each.", scorers(found.scorers)),
+        Object.keys(found.audits).length === 0 ? null : section("Auditors", "Second opinions: no part of the score.", scorers(found.audits)),
         section("Times", found.admitted === null ? "" : `Admitted ${moment(found.admitted)}.`, partition(STAGES, (stage) => found.stages_s[stage] ?? 0, "seconds in each stage")),
         section("Data", "Of the data row.", data(found, all)))));
 }

@@ -5,7 +5,7 @@ import { element, renew, swatch, table } from "./dom.js";
 import { clock, figure, seconds, share } from "./format.js";
 import { outcomeMark } from "./panels.js";
 
-const MINUTE = { label: "At", value: (minute) => minute.time, words: clock, time: true };
+const MINUTE = { label: "At", value: (minute) => minute.time, words: clock, time: true, margin: 30 };
 
 export class ServiceView {
   constructor() {
@@ -41,10 +41,10 @@ export class ServiceView {
 }
 
 function figuresOf({ samples, outcomes, minutes, callers: all }) {
-  const last = minutes.at(-2) ?? minutes.at(-1);
+  const last = minutes.at(-2); // the newest has not ended
   const shown = [
     ["Rate", last === undefined ? "–" : figure(last.scored + last.unscored), "samples in the last whole minute"],
-    ["Scored", share((outcomes.scored ?? 0) / samples), `of the newest ${figure(samples)}`],
+    ["Scored", share((outcomes.scored ?? 0) / samples), samples === 1 ? "of the only sample" : `of the newest ${figure(samples)} samples`],
     ["Callers", figure(all.length), "of the newest samples"],
   ];
   return element("dl", { class: "figures" }, shown.map(([name, value, note]) =>

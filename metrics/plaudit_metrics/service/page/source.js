@@ -74,8 +74,8 @@ let newest = { time: null, since: performance.now() };
 function connection(news) {
   if (news.time !== newest.time) newest = { time: news.time, since: performance.now() };
   const quiet_s = (performance.now() - newest.since) / 1000;
-  if (quiet_s < QUIET_REDIS_S) return { state: "live", text: "Live" };
-  return { state: "quiet", text: `The service has had no response from Redis for ${Math.round(quiet_s)} s` };
+  if (!news.away && quiet_s < QUIET_REDIS_S) return { state: "live", text: "Live" };
+  return { state: "quiet", text: "Redis does not respond" };
 }
 
 function visible() {

@@ -1,7 +1,7 @@
 /** One step: its verdict and why, its timeline, its stages, scorers and slowest samples, and every figure. */
 
 import { details, element, table } from "./dom.js";
-import { figure, moment } from "./format.js";
+import { counted, figure, moment } from "./format.js";
 import { lacking, section } from "./overview.js";
 import { samplesTable, scorersTable, stagesTable, verdictPanel } from "./panels.js";
 import { samplesAddress } from "./samples.js";
@@ -30,12 +30,12 @@ export async function stepView(number) {
     { class: "sections" },
     links(number, first, last, step),
     verdictPanel(step, { reasoned: true }),
-    section("Timeline", `The ${Math.min(DRAWN, samples.length ? step.num_samples : 0)} slowest samples. Drag to zoom, point at a slice to see its group.`,
+    section("Timeline", samples.length === 0 ? "" : `The ${counted(Math.min(DRAWN, step.num_samples), "slowest sample")}. Drag to zoom, point at a slice to see its group.`,
       trace === null || samples.length === 0 ? lacking() : timeline(trace),
       trace === null || document.getElementById("answers") ? null : element("p", { class: "note" }, "Full timeline: ", element("a", { href: file }, "trace file"), " for ui.perfetto.dev")),
     section("Stages", "Time that samples spent in each stage.", stagesTable(step)),
     section("Scorers", "Last attempts, waits and failures.", scorersTable(step)),
-    section("Slowest samples", "From admission to the trainer. Click a bar for details.", samples.length === 0 ? lacking() : samplesTable(samples)),
+    section("Slowest samples", samples.length === 0 ? "" : "From admission to the trainer. Click a bar for details.", samples.length === 0 ? lacking() : samplesTable(samples)),
     report !== null && !stored?.samples.some((sample) => sample.step === number) ? null
       : element("p", { class: "note" }, element("a", { href: samplesAddress({ first_step: number, last_step: number }) }, `${report === null ? "All" : "Some"} stored samples of step ${number}`)),
     section("Every figure", "The keys of docs/metrics.md.", details("Table", () => everyFigure(step)).node),

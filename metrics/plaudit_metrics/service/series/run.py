@@ -21,6 +21,14 @@ from plaudit_metrics.service.series.sample import SampleSeries
 from plaudit_metrics.service.series.snapshot import SnapshotSeries
 from plaudit_metrics.sources.snapshot import RunSnapshot
 from plaudit_metrics.statistics.audits import DRIFT_KEY, KEY
+from plaudit_metrics.statistics.integrity import (
+    CORRELATION,
+    LONGEST,
+    OTHERS,
+    WINDOW_STEPS,
+    escape_probability,
+    length_pays,
+)
 from plaudit_metrics.statistics.verdict import ALL_CAUSES
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
 
@@ -51,6 +59,10 @@ _STATISTICS = {
         "actor/skipped_updates",
         "Updates that were discarded because their gradient is not finite",
     ),
+    "plaudit_last_step_response_tokens": ("generation/response_tokens/mean", "Mean tokens of a response"),
+    "plaudit_last_step_length_correlation": (CORRELATION, "Correlation of reward and tokens within groups, -1 to 1"),
+    "plaudit_last_step_masked_longest_share": (LONGEST, "Share without a score of the longest quarter of the samples"),
+    "plaudit_last_step_masked_others_share": (OTHERS, "Share without a score of the other samples"),
     "plaudit_last_step_tokens_per_second": (
         "generation/response_tokens_per_s",
         "Response tokens by the seconds of the step",
@@ -180,6 +192,7 @@ class StepSeries(Collector):
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._lengths_s: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._recent: deque[Mapping[str, float]] = deque(maxlen=WINDOW_STEPS)
         self._newest: StepRecord | None = None
         self._missing_share: float | None = None
         summary, counter = partial(Summary, registry=registry), partial(Counter, registry=registry)
@@ -210,6 +223,7 @@ class StepSeries(Collector):
     def show(self, record: StepRecord) -> None:
         """Show a step as the newest without counting it."""
         self._lengths_s.append(_seconds(record))
+        self._recent.append(record.statistics)
         self._newest = record
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -218,6 +232,10 @@ class StepSeries(Collector):
         yield gauge_family("plaudit_recent_steps_max_seconds", longest, (), {(): max(self._lengths_s, default=None)})
         lost = "Share of samples whose events were lost; newest closed step"
         yield gauge_family("plaudit_last_step_events_lost_share", lost, (), {(): self._missing_share})
+        pays = f"Share of the {WINDOW_STEPS} newest closed steps in which the reward follows length within groups"
+        yield gauge_family("plaudit_length_pays_share", pays, (), {(): length_pays(self._recent)})
+        escape = f"Probability that long responses lack a score by chance alone, over {WINDOW_STEPS} closed steps"
+        yield gauge_family("plaudit_length_escapes_probability", escape, (), {(): escape_probability(self._recent)})
         newest = self._newest
         for name, documentation, labels, values in _GAUGES:
             text = f"{documentation}; newest closed step"
