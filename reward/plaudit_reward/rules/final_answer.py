@@ -250,6 +250,10 @@ def _inside(formula: re.Match[str]) -> str:
 def _unwrapped(text: str) -> str:
     """Return the text without Markdown around it."""
     text = text.strip().strip("`").strip()
+    if (bold := _BOLD.match(text)) and bold["bold"][:1].isdigit():
+        text = bold["bold"] + text[bold.end() :]
+    elif text.count("**") == 1:  # the bold text began before the answer
+        text = text.replace("**", "")
     for mark in ("**", "__", "*"):
         text = text.removeprefix(mark)
         text = text.removesuffix(mark)
