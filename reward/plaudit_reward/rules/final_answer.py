@@ -84,10 +84,18 @@ def final_answer(response: str) -> FinalAnswer | None:
     return _marked(text) or _unmarked(text)
 
 
+_SENTENCE = re.compile(
+    r"(?:[A-Za-z]{2,}|,)\s+[^\n]*\b(?:is|are|was|were|equals|be)\s+((?:[-−]?[\d.]|\\?\$|\\(?!text))[^.!?\n]*(?:\.\d+)?[^.!?\n]{0,40})\.?\Z"
+)
+"""A truth that is a sentence about a number, such as "The sum is 6."."""
+
+
 def final_truth(truth: str) -> FinalAnswer | None:
     """Return the answer that a ground truth is, or ends with when it is a worked solution; None if it is blank."""
     text = behind_thoughts(truth[-MOST_CHARACTERS:].strip())
     found = _marked(text, lenient=False)
+    if found is None and (told := _SENTENCE.search(text)):
+        return FinalAnswer(told[1], "ground truth")
     if found is None and text:
         return FinalAnswer(text, "ground truth")
     return found
