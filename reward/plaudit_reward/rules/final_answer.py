@@ -85,7 +85,7 @@ def final_answer(response: str) -> FinalAnswer | None:
 
 
 _SENTENCE = re.compile(
-    r"(?:[A-Za-z]{2,}|,)\s+[^\n]*\b(?:is|are|was|were|equals|be)\s+((?:[-−]?[\d.]|\\?\$|\\(?!text))[^.!?\n]*(?:\.\d+)?[^.!?\n]{0,40})\.?\Z"
+    r"(?:[A-Za-z]|,)\s+[^\n]*\b(?:is|are|was|were|equals|be)\s+((?:[-−]?[\d.]|\\?\$|\\(?!text))[^.!?\n]*(?:\.\d+)?[^.!?\n]{0,40})\.?\Z"
 )
 """A truth that is a sentence about a number, such as "The sum is 6."."""
 
