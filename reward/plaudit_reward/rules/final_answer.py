@@ -98,7 +98,7 @@ def final_truth(truth: str) -> FinalAnswer | None:
     """Return the answer that a ground truth is, or ends with when it is a worked solution; None if it is blank."""
     text = behind_thoughts(truth[-MOST_CHARACTERS:].strip())
     found = _marked(text, lenient=False)
-    if found is None and (told := _SENTENCE.search(text)):
+    if found is None and len(text) <= _MOST_WHOLE and (told := _SENTENCE.search(text)):
         return FinalAnswer(told[1], "ground truth")
     if found is None and text:
         return FinalAnswer(text, "ground truth")
