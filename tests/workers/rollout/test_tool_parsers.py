@@ -249,7 +249,9 @@ def test_a_broken_call_of_a_list_stays_text_and_the_others_are_run(name: str, te
     assert ("Done." in text) == ("Done." in parsed.content)
 
 
-ARGUMENTS = st.dictionaries(st.text(max_size=3), st.integers(-(2**40), 2**40) | st.text(max_size=4) | st.none(), max_size=2)
+ARGUMENTS = st.dictionaries(
+    st.text(max_size=3), st.integers(-(2**40), 2**40) | st.text(max_size=4) | st.none(), max_size=2
+)
 
 
 @pytest.mark.parametrize("name", MARKED)
