@@ -239,7 +239,7 @@ _MISTRAL = re.compile(
 """A list, or since the eleventh version of its tokenizer the name of a call and its arguments."""
 _XLAM = re.compile(r"(?:\A|```(?:json)?|\[TOOL_CALLS\]|<tool_call>)\s*(?=\[)")
 _PHI4 = re.compile(r"functools\s*(?=\[)")
-_CLOSES = re.compile(r"\s*\](?:\s*(?:```|</tool_call>))?")
+_LIST_ENDS = re.compile(r"\s*\](?:\s*(?:```|</tool_call>))?")
 
 
 def _hermes_reader(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> _Reader:
@@ -345,7 +345,7 @@ def _listed_items(text: str, start: int) -> Iterator[tuple[range, Any]]:
         value, stop = _value_at(text, begin)
         if stop == begin:
             return
-        closing = _CLOSES.match(text, stop)
+        closing = _LIST_ENDS.match(text, stop)
         start = closing.end() if closing else stop
         yield range(begin, start), value
         if closing:
