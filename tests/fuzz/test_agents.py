@@ -17,8 +17,8 @@ from plaudit_wire.messages import Sampling
 from plaudit_wire.plain import PlainDataError, plain
 from plaudit_workers.agents.messages import FunctionTool, ProcessLimits
 from plaudit_workers.agents.processes import AgentProcesses
-from plaudit_workers.rollout.agents.chat import ParsedCall
 from plaudit_workers.rollout.agents.session import RequestError, parse_request
+from plaudit_workers.rollout.agents.tool_calls import ParsedCall
 from plaudit_workers.rollout.agents.tools import ToolProcess
 
 quietly = settings(suppress_health_check=list(HealthCheck))

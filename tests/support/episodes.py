@@ -10,7 +10,7 @@ import numpy as np
 from plaudit_wire.messages import PolicyVersion, Prompt, SampleBody, Sampling
 from plaudit_workers.agents.processes import AgentProcesses
 from plaudit_workers.rollout.agents.agent import Agent, CustomAgent
-from plaudit_workers.rollout.agents.chat import ToolCallParser
+from plaudit_workers.rollout.agents.tool_calls import ToolCallParser
 from plaudit_workers.rollout.agents.tools import EnvironmentAgent, ToolLimits
 from plaudit_workers.rollout.prompt_work import SampleRun, sample_body
 from plaudit_workers.rollout.scripted import Constant, Script, ScriptedEngine

@@ -22,11 +22,13 @@ logger = get_logger(__name__)
 def start_child(module: str) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
     """Start a module for users' functions; return it, our end of its connection and of the pipe that it prints to.
 
+    Texts have the same hashes in each process, so that a resumed run walks through sets of them in the same order.
     Raises as ``start_module``.
     """
     read_end, write_end = os.pipe()
+    environment = {"PYTHONHASHSEED": "0", **function_environment(os.environ)}
     try:
-        process, ours = start_module(module, function_environment(os.environ), write_end, write_end)
+        process, ours = start_module(module, environment, write_end, write_end)
     except OSError:
         os.close(read_end)
         raise

@@ -28,6 +28,7 @@ from plaudit_reward.rules.answer_types import (
     Reading,
     Region,
     Relation,
+    Residue,
     Scalar,
     Several,
     Value,
@@ -39,11 +40,11 @@ from plaudit_reward.rules.expression_equality import (
     are_close,
     is_complex,
     is_infinite,
-    same_integral,
+    same_family,
     same_node,
 )
-from plaudit_reward.rules.expressions import Node, NoValueError, exact, number, numeric, symbols
-from plaudit_reward.rules.units import DEGREE, GENERIC, PERCENT, Unit
+from plaudit_reward.rules.expressions import Node, NoValueError, exact, names_pi, number, numeric, renamed, symbols
+from plaudit_reward.rules.units import DEGREE, GENERIC, PERCENT, RADIAN, Unit
 
 _MAX_COMPARED = 400
 
@@ -66,13 +67,13 @@ def _same(given: Value, truth: Value) -> str | None:
         if isinstance(given, kinds[0]) and isinstance(truth, kinds[1]):
             try:
                 return compare(given, truth)
-            except NoValueError:  # too large to compute
+            except (NoValueError, RecursionError):  # too large to compute
                 return None
     return None
 
 
 def _scalars(given: Scalar, truth: Scalar) -> str | None:
-    return same_node(given.node, truth.node) or same_integral(given.node, truth.node)
+    return same_node(given.node, truth.node) or same_family(given.node, truth.node)
 
 
 def _times(node: Node, factor: Fraction) -> Node:
@@ -82,6 +83,8 @@ def _times(node: Node, factor: Fraction) -> Node:
 def _quantities(given: Quantity, truth: Quantity) -> str | None:
     ours, theirs = given.unit, truth.unit
     if ours.dimension is not None and theirs.dimension is not None:
+        if {ours, theirs} == {DEGREE, RADIAN}:
+            return _quantities(_in_degrees(given), _in_degrees(truth))
         if ours.dimension != theirs.dimension:
             return None
         reason = same_node(_times(given.node, ours.factor / theirs.factor), truth.node)
@@ -106,22 +109,23 @@ def _bare_given(given: Scalar, truth: Quantity) -> str | None:
     if unit == PERCENT:
         ratio = same_node(given.node, _times(truth.node, unit.factor))
         return ratio or same_node(given.node, truth.node)
-    if unit == DEGREE and _names_pi(given.node) and not _names_pi(truth.node):
-        half_turn = Node("/", (Node("*", (truth.node, Node("constant", ("pi",)))), number(180)))
-        return same_node(given.node, half_turn)
+    if unit == DEGREE and names_pi(given.node) and not names_pi(truth.node):
+        return same_node(_in_degrees(Quantity(given.node, RADIAN)).node, truth.node)
     return same_node(given.node, truth.node) if unit.spelled or unit.dimension is not None else None
 
 
-def _names_pi(node: Node) -> bool:
-    return node == Node("constant", ("pi",)) or any(_names_pi(part) for part in node.parts if isinstance(part, Node))
+def _in_degrees(angle: Quantity) -> Quantity:
+    if angle.unit != RADIAN:
+        return angle
+    return Quantity(Node("/", (Node("*", (angle.node, number(180))), Node("constant", ("pi",)))), DEGREE)
 
 
 def _bare_truth(given: Quantity, truth: Scalar) -> str | None:
     """Compare with a truth without unit: the question names it. A percentage is a ratio, or a percentage above 1."""
     if not given.unit.spelled:
         return None
-    if given.unit == DEGREE and _names_pi(truth.node):
-        return None if _names_pi(given.node) else _bare_given(truth, given)
+    if given.unit == DEGREE and names_pi(truth.node):
+        return None if names_pi(given.node) else _bare_given(truth, given)
     if given.unit == PERCENT:
         ratio = same_node(_times(given.node, given.unit.factor), truth.node)
         value = exact(truth.node)
@@ -145,6 +149,10 @@ def _based_given(given: Based, truth: Scalar) -> str | None:
 
 def _based_truth(given: Scalar, truth: Based) -> str | None:
     return same_node(given.node, number(int(truth.digits))) if truth.base == 10 else None
+
+
+def _residues(given: Residue, truth: Residue) -> str | None:
+    return "the same remainder" if given == truth else None
 
 
 def _clocks(given: Clock, truth: Clock) -> str | None:
@@ -226,9 +234,15 @@ def _verdict(text: str) -> str:
     return first if first in _OPPOSITES and not doubts else ""
 
 
+_DAYS_AND_MONTHS = re.findall(
+    r"\w+",
+    "monday tuesday wednesday thursday friday saturday sunday january february march april june july august september "
+    "october november december",
+)
 _SYNONYMS = (
     {"dne", "does not exist", "doesn't exist", "it does not exist", "limit does not exist", "nonexistent"},
     {"undefined", "not defined", "is undefined"},
+    *({name[:3], name} for name in _DAYS_AND_MONTHS),
     {"infinitely many", "infinitely many solutions", "infinite number of solutions", "infinite solutions"},
 )
 
@@ -394,11 +408,24 @@ def _matrices(given: Matrix, truth: Matrix) -> str | None:
 def _named(given: Named, truth: Named) -> str | None:
     if COMPOUND_NAME in (given.name, truth.name):  # their relations are compared
         return None
+    given = _of_same_argument(given, truth.name)
     functions = {"y", "f(x)"}
     if given.name and truth.name and given.name != truth.name and {given.name, truth.name} - functions:
         ours, theirs = _equation(given), _equation(truth)
         return _equations(ours, theirs) if ours and theirs else None
     return equal(given.value, truth.value)
+
+
+_FUNCTION = re.compile(r"(\w+)\(([a-z])\)")
+
+
+def _of_same_argument(given: Named, name: str) -> Named:
+    """Return ``f(t) = 3t`` as ``f(x) = 3x`` where the truth names its argument x."""
+    ours, theirs = _FUNCTION.fullmatch(given.name), _FUNCTION.fullmatch(name)
+    if not ours or not theirs or ours[1] != theirs[1] or ours[2] == theirs[2]:
+        return given
+    nodes = [value.node for value in given.value if isinstance(value, Scalar) and theirs[2] not in symbols(value.node)]
+    return Named(name, tuple(Scalar(renamed(node, ours[2], theirs[2])) for node in nodes))
 
 
 def _named_given(given: Named, truth: Value) -> str | None:
@@ -561,6 +588,7 @@ _COMPARISONS: tuple[_Comparison, ...] = (
     ((Words, Based), _bare_numeral),
     ((Based, Scalar), _based_given),
     ((Scalar, Based), _based_truth),
+    ((Residue, Residue), _residues),
     ((Clock, Clock), _clocks),
     ((Date, Date), _dates),
     ((Ratio, Ratio), _ratios),

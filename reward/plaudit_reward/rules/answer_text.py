@@ -26,6 +26,8 @@ _SIGNS = {
     "±": "±",
     "°": "^\\circ ",
     "º": "^\\circ ",
+    "℃": "^\\circ C",
+    "℉": "^\\circ F",
     "′": "'",
     "’": "'",
     "‘": "'",
@@ -107,6 +109,7 @@ _COMMANDS = {
     "vee": "∨ ",
     "therefore": " ",
     "percent": "%",
+    "triangle": "△",
     "pounds": "£",
     "euro": "€",
     "operatorname": "",
@@ -123,9 +126,13 @@ _BOLD = re.compile(
     r"\\(?:mathbf|boldsymbol|bm|mathit|mathnormal|mathcal|mathscr|underline|"
     r"cancel|emph|boxed|fbox|uline)\s*(?=\{)"
 )
-_BLACKBOARD = re.compile(r"\\mathbb\s*\{?\s*([A-Z])\s*\}?")
+_BLACKBOARD = re.compile(r"\\mathbb\s*\{?\s*([A-Z])\s*\}?|(?:\A|(?<=\\in)|(?<=\\in )|(?<=∈))\\mathbf\s*\{([A-Z])\}")
+_MARK = r"\\(?:mathbf|boldsymbol|bm|textbf|vec|hat|widehat)\s*"
+_UNIT_VECTOR = re.compile(
+    rf"{_MARK}(?:\{{\s*)?(?:{_MARK}(?:\{{\s*)?)?(?:\\(?=[ij]math))?(?P<name>[ijk])(?:math)?(?![a-zA-Z])\s*\}}{{0,2}}"
+)
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d+)(?![\w.])")
-_RECURRING = re.compile(r"(?<!\d)(\d{0,40})\.(\d{0,40}?)(?:(\d{1,6}?)\3{2,}|(\d{3,8})\4)\d{0,5}\s*…")
+_RECURRING = re.compile(r"(?<!\d)(\d{0,40})\.(\d{0,40}?)(?:(\d{1,6}?)\3{2,}|(\d{2,8})\4)\d{0,5}\s*…")
 _DOTTED_RECURRING = re.compile(r"(?<=\.)(\d*)\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?(?!\d)")
 _CUT_DECIMALS = re.compile(r"(?<=\d)(\.\d+)\s*…\s*\Z")
 _RAISED_FRACTION = re.compile(r"\^\s*\{?(\d+)\}?\s*/\s*_\s*\{?(\d+)\}?")
@@ -192,8 +199,9 @@ def plain_text(text: str) -> str:
     text = text.replace("\\{", "⦃").replace("\\}", "⦄").replace("\\|", "|")
     text = re.sub(r"\{([:;=])\}", r"\1", _SPACES.sub(" ", text))
     text = _LEFT_OUT.sub("", text)
+    text = _UNIT_VECTOR.sub(r"\\hat{\g<name>}", text) if len(set(_UNIT_VECTOR.findall(text))) > 1 else text
     text = _BLACKBOARD.sub(
-        lambda found: {"R": "ℝ", "Z": "ℤ", "N": "ℕ", "Q": "ℚ", "C": "ℂ"}.get(found[1], found[0]), text
+        lambda found: {"R": "ℝ", "Z": "ℤ", "N": "ℕ", "Q": "ℚ", "C": "ℂ"}.get(found[1] or found[2], found[0]), text
     )
     text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1], found[0]), _BOLD.sub("", text))
     text = text.replace("\\%", "%").replace("**", "^") if not text.startswith("**") else text.strip("*")
@@ -318,7 +326,7 @@ def _mark(found: re.Match[str]) -> str:
 
 def _trimmed(text: str) -> str:
     text = text.strip().strip("`").strip()
-    while text and text[-1] in ".,;:?*\\":
+    while text and (text[-1] in ".,;:?*\\" or text.endswith(f"{WORD_END}!")):
         text = text[:-1].rstrip()
     while text and text[0] in "≈=:*≡":
         text = text[1:].lstrip()

@@ -32,6 +32,13 @@ class Based(NamedTuple):
     base: int
 
 
+class Residue(NamedTuple):
+    """The integers that leave the same remainder when divided by ``modulus``, such as 3 (mod 7)."""
+
+    remainder: int
+    modulus: int
+
+
 class Clock(NamedTuple):
     """A time of day; ``half`` is ``am``, ``pm`` or empty."""
 
@@ -123,6 +130,7 @@ Value = (
     Scalar
     | Quantity
     | Based
+    | Residue
     | Clock
     | Date
     | Ratio

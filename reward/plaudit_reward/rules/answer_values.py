@@ -39,7 +39,7 @@ from plaudit_reward.rules.expressions import (
     parsed,
     symbols,
 )
-from plaudit_reward.rules.quantities import ABOUT, LABEL, date, numeral, quantity, ratio, time_of_day
+from plaudit_reward.rules.quantities import ABOUT, LABEL, date, numeral, quantity, ratio, residue, time_of_day
 
 _INFINITY = Node("constant", ("oo",))
 _LINE = Interval(Node("neg", (_INFINITY,)), _INFINITY, False, False)
@@ -106,12 +106,17 @@ def _read(plain: str) -> Reading:
 _ONLY_WORDS = re.compile(rf"(?:{WORD}[^{WORD_END}]*{WORD_END}|[A-Za-z](?![A-Za-z(^_])|[\s.,;:?'\"])+")
 
 
+_WITHOUT_MEANING = re.compile(
+    r"\{(\w)\}|(?<=\d)(?:st|nd|rd|th)\b|\\overline\{([A-Z]{2})\}|\A(?:△|(?i:(?:line)?segment|triangle))(?=[A-Z]{2,3}\Z)"
+)
+
+
 def _spelled(plain: str) -> Words:
     """Return the words, or the signs of a formula."""
     if _ONLY_WORDS.fullmatch(plain):
         return Words(words_of(plain))
     bare = re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", plain.replace(WORD, "").replace(WORD_END, ""))
-    return Words(re.sub(r"\{(\w)\}|(?<=\d)(?:st|nd|rd|th)\b", r"\1", bare), is_prose=False)
+    return Words(_WITHOUT_MEANING.sub(r"\1\2", bare), is_prose=False)
 
 
 def _without_braces(plain: str) -> str:
@@ -451,6 +456,21 @@ def _brackets(plain: str) -> list[Value]:
     return [interval, group] if opening + closing == "[]" else [group, interval] if same_kind else [interval]
 
 
+_VECTOR_ITEM = re.compile(
+    r"\s*([-+]?)\s*([^-+ijk]*?)\s*(?:\\cdot|\*)?\s*(?:\\hat\{([ijk])\}|(?<![A-Za-z\\])([ijk])(?![A-Za-z]))\s*"
+)
+
+
+def _unit_vectors(plain: str) -> list[Value]:
+    r"""Read ``3\mathbf{i} - 2\mathbf{j}`` as the tuple of its components."""
+    items = list(_VECTOR_ITEM.finditer(plain))
+    parts = {item[3] or item[4]: _read(f"{item[1].strip('+')}{item[2] or 1}") for item in items}
+    if len(items) < 2 or len(parts) < len(items) or "".join(item[0] for item in items) != plain:
+        return []
+    zero: Reading = (Scalar(number(0)),)
+    return [Bracketed("tuple", tuple(parts.get(name, zero) for name in ("ijk" if "k" in parts else "ij")))]
+
+
 def _set(inside: str) -> list[Value]:
     builder = re.fullmatch(r"\s*([a-zA-Z])\s*(?:∈\s*ℝ\s*)?[|:]\s*(.+)", inside)
     if builder:
@@ -512,5 +532,6 @@ def _multiple(factor: str, matrix: str) -> list[Value]:
 
 _READERS: tuple[Callable[[str], list[Value]], ...] = (
     date,
-    *(_known_words, _choice, _matrix, _sets, numeral, time_of_day, _lists, _relations, _brackets, ratio, quantity),
+    *(_known_words, _choice, _matrix, _sets, numeral, residue, time_of_day, _lists, _relations, _brackets),
+    *(_unit_vectors, ratio, quantity),
 )

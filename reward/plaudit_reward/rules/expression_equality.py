@@ -18,6 +18,7 @@ from plaudit_reward.rules.expressions import (
     NoValueError,
     decimal_digits,
     exact,
+    names_pi,
     number,
     numeric,
     renamed,
@@ -31,12 +32,14 @@ _APPROXIMATE_DIGITS = 6
 """A decimal fraction of so many significant digits may stand for a value that is not one."""
 POINTS = tuple(
     tuple(
-        Fraction((37 * point * point + 53 * variable * (point + 2)) % 199 - 99, 41 + 2 * variable)
+        (1, 4, 1, 16)[point % 4]
+        * Fraction((37 * point * point + 53 * variable * (point + 2)) % 199 - 99, 41 + 2 * variable)
         for variable in range(12)
     )
-    for point in range(1, 25)
+    for point in range(1, 41)
 )
-ENOUGH_POINTS = 4
+"""Small and large values: some functions exist for small ones alone, and others, such as ``|x - 3|``, bend far out."""
+ENOUGH_POINTS = 8
 
 
 def same_node(given: Node, truth: Node) -> str | None:
@@ -57,10 +60,18 @@ def same_node(given: Node, truth: Node) -> str | None:
         return None
 
 
-def same_integral(given: Node, truth: Node) -> str | None:
-    """Return why two integrals are equal but for the names of their constants, or None."""
-    constant = _added_symbol(given) if _added_symbol(truth) == "C" else None
-    return None if constant is None else same_node(renamed(given, constant, "C"), truth)
+def same_family(given: Node, truth: Node) -> str | None:
+    """Return why two integrals, or two families of angles, are equal but for the names of their constants, or None."""
+    ours, theirs = _counted_turns(given), _counted_turns(truth)
+    if _added_symbol(truth) == "C":
+        ours, theirs = _added_symbol(given), "C"
+    return same_node(renamed(given, ours, theirs), truth) if ours and theirs else None
+
+
+def _counted_turns(node: Node) -> str | None:
+    """Return the name of the integer of a family of angles, such as the k of ``pi/2 + k pi``."""
+    names = symbols(node)
+    return names.pop() if len(names) == 1 and names <= set("kmn") and names_pi(node) else None
 
 
 def _added_symbol(node: Node) -> str | None:
@@ -170,7 +181,7 @@ def _same_function(given: Node, truth: Node, names: list[str]) -> str | None:
         if not are_close(ours, theirs, 30):
             return None
         same += 1
-        if same == ENOUGH_POINTS + (len(names) > 1) * 2:
+        if same == ENOUGH_POINTS:
             return f"equal for {same} values of {', '.join(names)}"
     return None
 

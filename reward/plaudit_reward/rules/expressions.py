@@ -63,7 +63,7 @@ _NAMED_MARKS = frozenset(("overline", "bar", "vec", "hat", "tilde", "overrightar
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>\d+(?:\.(?!\.)\d*)?|\.\d+)|(?P<command>\\[a-zA-Z]+)|(?P<name>"
     + "|".join(_NAMES)
-    + r"|pi(?![a-z])|infinity|inf(?![a-z]))|(?P<sign>\*\*|[-+*/^_!(){}\[\]|,'°]|\\[{}|])|(?P<letter>[A-Za-z]))"
+    + r"|pi(?![a-z])|infinity|inf(?![a-z]))|(?P<sign>\*\*|[-+*/^_!(){}\[\]⦃⦄|,'°])|(?P<letter>[A-Za-z]))"
 )
 
 
@@ -349,7 +349,7 @@ class _Parser:
         return Node("^", (inside, Node("/", (number(1), degree))))
 
     def _of_list(self, name: str) -> Node:
-        if not (closing := {"(": ")", "{": "}", "\\{": "\\}"}.get(self._next())):
+        if not (closing := {"(": ")", "{": "}", "⦃": "⦄"}.get(self._next())):
             raise NotAnExpressionError(f"{name} has no arguments")
         items = [self.sum()]
         while self._take(","):
@@ -410,6 +410,11 @@ def has_symbol(node: Node, name: str) -> bool:
     return (node.kind == "symbol" and node.parts[0] == name) or any(
         has_symbol(part, name) for part in node.parts if isinstance(part, Node)
     )
+
+
+def names_pi(node: Node) -> bool:
+    """Return True if the expression contains pi, as an angle in radians does."""
+    return node == Node("constant", ("pi",)) or any(names_pi(part) for part in node.parts if isinstance(part, Node))
 
 
 def renamed(node: Node, name: str, other: str) -> Node:

@@ -49,6 +49,7 @@ _SPOKEN = re.compile(
     r"|(?:the\s+)?(?:correct|right)\s+(?:option|choice))\s+(?:is|are|equals|(?:would|must|should|could|may|might|can)\s+be)"
     r"(?:\s+(?:therefore|thus|then|simply|just|exactly|approximately|about))?\s*[:：]?\s*|答案(?:是|为)\s*|答えは\s*|답은\s*"
     r"|(?<![a-z])(?:option|choice)\s+(?=[*(]*[A-J][*)]*\s+is\s+(?:the\s+)?(?:correct|right|best|answer))"
+    r"|(?:\A|(?<=\s))(?=[*(]*[A-J][*)]*\s+is\s+the\s+(?:correct|right|best)\s+(?:answer|option|choice)\b)"
     r"|(?<![a-z])(?:(?:actually|rather|instead),?\s+(?:it|that)(?:['’]s|\s+is)|(?:it|that)\s+should\s+be)\s+(?=[*_]*[-−$\\\d])"
 )
 _FORMULA = re.compile(
@@ -58,6 +59,9 @@ _FORMULA = re.compile(
 _FORMULAS_JOINED = re.compile(r"\s*(?:,?\s*and|,?\s*or|,|;)\s*")
 _NUMBERS_JOINED = re.compile(r",?\s+(?:and|or)\s+|,\s+")
 _BOLD = re.compile(r"\*\*(?P<bold>[^*\n]{1,200})\*\*")
+_EQUATION = re.compile(r"[A-Za-z](?:\([a-z]\))?\s*=(?:(?![A-Za-z]{3}).)+")
+_ENDS_BOLD = re.compile(r"(?i)\b(?:is|are|be|was|were)\s+\*\*[^*\n]{1,50}\*\*\.?\Z")
+"""As in "The day is **Saturday**."."""
 _NUMBER = re.compile(
     r"(?<![A-Za-z0-9.^_])[-−]?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[/:]\d+)*(?:\s?\\?%|°)?|(?<![\w.])[-−]?\.\d+"
 )
@@ -84,10 +88,18 @@ def final_answer(response: str) -> FinalAnswer | None:
     return _marked(text) or _unmarked(text)
 
 
+_SENTENCE = re.compile(
+    r"(?:[A-Za-z]|,)\s+[^\n]*\b(?:is|are|was|were|equals|be)\s+((?:[-−]?[\d.]|\\?\$|\\(?!text))[^.!?\n]*(?:\.\d+)?[^.!?\n]{0,40})\.?\Z"
+)
+"""A truth that is a sentence about a number, such as "The sum is 6."."""
+
+
 def final_truth(truth: str) -> FinalAnswer | None:
     """Return the answer that a ground truth is, or ends with when it is a worked solution; None if it is blank."""
     text = behind_thoughts(truth[-MOST_CHARACTERS:].strip())
     found = _marked(text, lenient=False)
+    if found is None and len(text) <= _MOST_WHOLE and (told := _SENTENCE.search(text)):
+        return FinalAnswer(told[1], "ground truth")
     if found is None and text:
         return FinalAnswer(text, "ground truth")
     return found
@@ -160,7 +172,7 @@ def _unmarked(text: str) -> FinalAnswer | None:
     if formulas:
         return FinalAnswer(_joined_formulas(whole, formulas), "last formula")
     bold = list(_BOLD.finditer(whole))
-    if bold and any(character.isdigit() for character in bold[-1]["bold"]):
+    if bold and (any(character.isdigit() for character in bold[-1]["bold"]) or _ENDS_BOLD.search(whole)):
         return FinalAnswer(_unwrapped(bold[-1]["bold"]), "last bold text")
     told = re.search(r"[a-z]{2,}\s+[-−]?\\?[$€£]?\d|[\u3040-\u9fff]{3}\d", whole)
     if (
@@ -168,7 +180,7 @@ def _unmarked(text: str) -> FinalAnswer | None:
         and not told
         and "\n" not in whole
         and len(whole) <= _MOST_WHOLE
-        and (len(whole.split()) <= 3 or "\\" in whole)
+        and (len(whole.split()) <= 3 or "\\" in whole or _EQUATION.fullmatch(whole))
     ):
         return FinalAnswer(_LABEL.sub("", whole), "whole response")
     numbers = list(_NUMBER.finditer(whole))
@@ -250,6 +262,10 @@ def _inside(formula: re.Match[str]) -> str:
 def _unwrapped(text: str) -> str:
     """Return the text without Markdown around it."""
     text = text.strip().strip("`").strip()
+    if (bold := _BOLD.match(text)) and bold["bold"][:1].isdigit():
+        text = bold["bold"] + text[bold.end() :]
+    elif text.count("**") == 1:  # the bold text began before the answer
+        text = text.replace("**", "")
     for mark in ("**", "__", "*"):
         text = text.removeprefix(mark)
         text = text.removesuffix(mark)

@@ -6,18 +6,23 @@ import re
 from fractions import Fraction
 
 from plaudit_reward.rules.answer_text import WORD, WORD_END, split, words_of
-from plaudit_reward.rules.answer_types import Based, Clock, Date, Quantity, Ratio, Scalar, Value
+from plaudit_reward.rules.answer_types import Based, Clock, Date, Quantity, Ratio, Residue, Scalar, Value
 from plaudit_reward.rules.expressions import Node, NotAnExpressionError, number, parsed
 from plaudit_reward.rules.number_words import number_of_words
 from plaudit_reward.rules.units import DEGREE, MULTIPLIERS, PERCENT, Unit, unit_of
 
-_BASED = re.compile(rf"\(?\s*([0-9A-Za-z]+)\s*\)?\s*_\s*\{{?\s*(?:{WORD})?([a-z]+|\d{{1,2}})(?:{WORD_END})?\s*\}}?")
-_BASE_NAMES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
+_BASED = re.compile(
+    rf"\(?\s*([0-9A-Za-z]+)\s*\)?\s*_\s*\{{?\s*\(?(?:{WORD})?([a-z]+|\d{{1,2}})(?:{WORD_END})?\)?\s*\}}?"
+)
+_BASE_WORDS = re.findall(r"\w+", "two three four five six seven eight nine ten eleven twelve")
+_BASE_NAMES = {name: base for base, name in enumerate(_BASE_WORDS, 2)}
+_BASE_NAMES |= {"sixteen": 16, "binary": 2, "octal": 8, "hexadecimal": 16}
 
 
 _PREFIXED = re.compile(r"0\s*([xob])\s*([0-9a-f]+)", re.IGNORECASE)
 _NAMED_BASE = re.compile(
-    rf"\(?([0-9A-Za-z]+)\)?\s*\(?\s*{WORD}(?:in )?base[ -]?([a-z]*){WORD_END}\s*-?\s*(\d{{1,2}})?\s*\)?"
+    rf"\(?([0-9A-Za-z]+)\)?\s*\(?\s*{WORD}(?:in )?(?:base[ -]?([a-z]*)|(binary|octal|hexadecimal)){WORD_END}"
+    r"\s*-?\s*(\d{1,2})?\s*\)?"
 )
 
 
@@ -27,7 +32,7 @@ def numeral(plain: str) -> list[Value]:
     if prefixed := _PREFIXED.fullmatch(bare):
         plain = f"{prefixed[2].upper()}_{ {'x': 16, 'o': 8, 'b': 2}[prefixed[1].lower()] }"
     elif named := _NAMED_BASE.fullmatch(plain):
-        plain = f"{named[1]}_{named[3] or named[2] or 0}"
+        plain = f"{named[1]}_{named[4] or named[3] or named[2] or 0}"
     found = _BASED.fullmatch(plain)
     hexadecimal = found is not None and found[2] == "16" and found[1] in "ABCDEF"
     if found is None or not (
@@ -41,15 +46,30 @@ def numeral(plain: str) -> list[Value]:
     return [Based(digits, base)]
 
 
+_RESIDUE = re.compile(
+    rf"(?:[a-z]\s*≡)?\s*(-?\d+)\s*\(?\s*(?:\\[pb]?mod|{WORD}modulo{WORD_END})\s*\{{?\s*(\d+)\s*\}}?\s*\)?"
+)
+
+
+def residue(plain: str) -> list[Value]:
+    r"""Read ``x \equiv 3 \pmod 7``."""
+    found = _RESIDUE.fullmatch(plain)
+    return [Residue(int(found[1]) % int(found[2]), int(found[2]))] if found and int(found[2]) else []
+
+
 _TIME = re.compile(
     rf"(\d{{1,2}})(?:\s*:\s*(\d\d))?(?:\s*:\s*(\d\d))?\s*{WORD}?\s*([aApP]\s*\.?\s*[mM]\.?|noon|[oO]'clock|hours)?\s*{WORD_END}?"
 )
+
+
+_PART_OF_DAY = re.compile(rf"{WORD}(?:o'clock )?in the (morning|afternoon|evening){WORD_END}")
 
 
 def time_of_day(plain: str) -> list[Value]:
     """Read ``10:30 AM``, ``14:05`` and ``noon``."""
     if WORD in plain and (hour := {"noon": 12, "midnight": 0}.get(words_of(plain))) is not None:
         return [Clock(hour * 3600, "")]
+    plain = _PART_OF_DAY.sub(lambda found: f"{WORD}{'am' if found[1] == 'morning' else 'pm'}{WORD_END}", plain)
     found = _TIME.fullmatch(plain.replace(f"{WORD}at{WORD_END}", ""))
     if found is None or (found[2] is None and (found[4] or "hours").startswith("hours")):
         return []
@@ -131,7 +151,7 @@ def quantity(plain: str) -> list[Value]:
     return _compound(plain) or _in_feet_or_degrees(plain) or _place(plain) or _simple_quantity(plain)
 
 
-_FEET = re.compile(r"(\d+)\s*'\s*(?:-\s*)?(\d+(?:\.\d+)?)\s*(?:\"|'')|(\d+(?:\.\d+)?)\s*(?:\"|'')")
+_FEET = re.compile(r"(\d+)\s*'(?:\s*(?:-\s*)?(\d+(?:\.\d+)?)\s*(?:\"|''))?|(\d+(?:\.\d+)?)\s*(?:\"|'')")
 _MINUTES = rf"{WORD}(?:and )?(?:arc)?min(?:ute)?s?(?: and)?{WORD_END}"
 _DEGREES = re.compile(
     rf"(-?\d+)\s*(?:°|{WORD}(?:degrees?|deg),?(?: and)?{WORD_END})[\s,]*(\d+(?:\.\d+)?)\s*(?:'(?!')|{_MINUTES})"
@@ -142,7 +162,7 @@ _DEGREES = re.compile(
 def _in_feet_or_degrees(plain: str) -> list[Value]:
     r"""Read ``5'3"`` in inches, and ``60°30'15''`` in degrees."""
     if found := _FEET.fullmatch(plain):
-        inches = Fraction(found[3]) if found[3] else 12 * int(found[1]) + Fraction(found[2])
+        inches = Fraction(found[3]) if found[3] else 12 * int(found[1]) + Fraction(found[2] or 0)
         return [Quantity(number(inches), unit_of("inch") or DEGREE)]
     if found := _DEGREES.fullmatch(plain):
         part = Fraction(found[2]) / 60 + Fraction(found[3] or 0) / 3600
@@ -171,6 +191,7 @@ _LETTERS_OF_TIME = {"h": "hour", "m": "minute", "s": "second"}
 
 def _compound(plain: str) -> list[Value]:
     """Read ``3 hours 20 minutes`` as one quantity."""
+    plain = re.sub(r"\A(\d+)\s*h\s*(\d\d)\Z", r"\1h\2m", plain)
     parts = list(_COMPOUND.finditer(plain))
     if len(parts) < 2 or "".join(part[0] for part in parts) != plain:
         return []

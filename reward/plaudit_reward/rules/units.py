@@ -51,9 +51,9 @@ UNITS: dict[str, tuple[Dimension, Fraction]] = {
     **_table((("gallons", 1),), f1="gallon gal", f1_4="quart", f1_8="pint", f1_16="cup"),
     **_table(_AREA, f10000="hectare ha", f40468564224_10000000="acre"),
     **_table((("length", 1), ("time", -1)), f1609344_3600000="mph", f1000_3600="kph kmh kmph"),
-    **_table((("length", 1), ("mass", 1), ("time", -2)), f1="N newton"),
+    **_table((("length", 1), ("mass", 1), ("time", -2)), f1="N newton", f1000="kN kilonewton"),
     **_table((("length", 2), ("mass", 1), ("time", -2)), f1="J joule", f1000="kJ kilojoule"),
-    **_table((("length", 2), ("mass", 1), ("time", -2)), f1602176634_10000000000000000000000000000="eV"),
+    **_table((("length", 2), ("mass", 1), ("time", -2)), f1602176634_10000000000000000000000000000="eV electronvolt"),
     **_table(_POWER_S, f1="W watt", f1000="kW kilowatt"),
     **_table((("length", -1), ("mass", 1), ("time", -2)), f1="Pa pascal", f1000="kPa"),
     **_table((("coulombs", 1),), f1="C coulomb"),
@@ -69,9 +69,24 @@ UNITS: dict[str, tuple[Dimension, Fraction]] = {
     **_table((("fahrenheit", 1),), f1="°F fahrenheit"),
     **_table((), f1_100="% percent percentage pct"),
 }
+_PREFIXES = {"n": Fraction(1, 10**9), "μ": Fraction(1, 10**6), "m": Fraction(1, 1000)}
+_PREFIXES |= {"k": Fraction(1000), "M": Fraction(10**6), "G": Fraction(10**9)}
+UNITS |= {
+    prefix + name: (UNITS[name][0], UNITS[name][1] * _PREFIXES[prefix])
+    for prefix, names in {
+        "n": ("s", "F", "C"),
+        "μ": ("s", "g", "F", "C", "A", "V"),
+        "m": ("A", "V", "W", "J", "mol"),
+        "k": ("V", "A", "Ω", "mol", "eV"),
+        "M": ("eV", "Hz", "W", "J", "N", "Pa", "Ω"),
+        "G": ("eV", "Hz", "W", "J", "Pa"),
+    }.items()
+    for name in names
+}
 """Dimension and factor by name, in the singular."""
 PERCENT = Unit((), Fraction(1, 100))
 DEGREE = Unit((("angle", 1),), Fraction(1))
+RADIAN = Unit((("radians", 1),), Fraction(1))
 MULTIPLIERS = {
     "hundred": 100,
     "thousand": 1000,

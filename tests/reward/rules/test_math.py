@@ -49,7 +49,7 @@ def test_every_case_has_the_value_that_a_careful_person_gives(kind: str) -> None
         (r"\boxed{15}", "15", "last box: 15; the same expression"),
         (r"\boxed{\frac{2}{4}}", "0.5", r"last box: \frac{2}{4}; equal as rational numbers"),
         (r"\boxed{\sqrt8}", r"2\sqrt2", r"last box: \sqrt8; equal to 50 digits"),
-        (r"\boxed{(x+1)^2}", "x^2+2x+1", r"last box: (x+1)^2; equal for 4 values of x"),
+        (r"\boxed{(x+1)^2}", "x^2+2x+1", r"last box: (x+1)^2; equal for 8 values of x"),
         (r"\boxed{2,1}", r"\{1,2\}", "last box: 2,1; the same set"),
         ("Answer: 2.6458", "2.65", "Answer: 2.6458; equal when rounded to 3 significant digits"),
         (r"\boxed{14}", "15", "last box: 14; not equal to the ground truth"),
@@ -97,6 +97,11 @@ def test_any_text_gets_a_score_and_a_boxed_truth_is_right(answer: list[str], tru
         *("\\boxed{" + "and a " * 300 + "half}", "\\boxed{" + "three and " * 150 + "a half}", "\\boxed{((5000!)!)!}"),
         *("\\boxed{" + "(1,2)\\cap" * 150 + "(0,3)}", "\\boxed{C(5000,2500)" * 60, "\\boxed{" + "三万" * 900 + "}"),
         *("\\boxed{0." + "12345678" * 220 + "…}", "\\boxed{" + "60°30'" * 300 + "}", "\\boxed{" + "\\pm1," * 90 + "2}"),
+        *(
+            "\\boxed{" + "x+C+" * 300 + "C}",
+            "\\boxed{" + "3\\hat{i}-" * 200 + "2\\hat{j}}",
+            "\\boxed{" + "3 \\pmod " * 200 + "7}",
+        ),
     ],
 )
 def test_a_hostile_response_costs_little(response: str) -> None:

@@ -146,6 +146,10 @@ class Draws:
         sources = random.random, np.random.rand, RNG.random, LEGACY.rand, OWN.random, self.rng.random
         return json.dumps([*(float(source()) for source in sources), self.seed])
 
+    def order(self) -> str:
+        """Walk through a set."""
+        return " ".join({str(number) for number in range(50)})
+
 
 class NoEnvironment:
     pass
@@ -616,9 +620,12 @@ async def test_samples_draw_numbers_of_their_own_and_a_resume_repeats_them(open_
     assert all(len(set(row)) == len(row) for row in first)
     assert [row[-1] for row in first] == list(range(64))
     processes = AgentProcesses([EnvironmentClass(class_file, "Draws")])  # as after a restart
+    _, body = await play(await open_agent("Draws"), call("order"), "Done.")
     try:
         resumed = await episodes.open_agent(processes, tokenizer)
         assert [await draws(resumed, seed) for seed in range(64)] == first
+        _, again = await play(resumed, call("order"), "Done.")
+        assert again.sample.completion[1] == body.sample.completion[1]
     finally:
         await processes.close()
     _, body = await play(await open_agent("Draws"), call("draw"), "Done.", extra_info={"seed": 99})

@@ -12,7 +12,7 @@ import pytest_asyncio
 from plaudit_sandbox.confinement import abi
 from plaudit_workers.agents.messages import FunctionTool, ProcessLimits
 from plaudit_workers.agents.processes import AgentProcesses
-from plaudit_workers.rollout.agents.chat import ParsedCall
+from plaudit_workers.rollout.agents.tool_calls import ParsedCall
 from plaudit_workers.rollout.agents.tools import CallEnd, ToolProcess
 from waiting import until
 

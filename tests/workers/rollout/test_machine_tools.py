@@ -19,8 +19,8 @@ from plaudit_job.tasks import read_task
 from plaudit_wire.messages import SampleBody
 from plaudit_workers.agents.processes import AgentProcesses
 from plaudit_workers.agents.sandbox_tools import sandbox_tools
-from plaudit_workers.rollout.agents.chat import ToolCallParser
 from plaudit_workers.rollout.agents.machine_tools import MachineTools
+from plaudit_workers.rollout.agents.tool_calls import ToolCallParser
 from plaudit_workers.rollout.agents.tools import ToolAgent, ToolLimits
 from plaudit_workers.tokenizer import ChatTemplate
 from waiting import until

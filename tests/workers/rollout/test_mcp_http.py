@@ -19,7 +19,7 @@ from plaudit_wire.errors import RefusedError
 from plaudit_workers.agents.messages import McpServer
 from plaudit_workers.agents.processes import AgentProcesses, sources_of
 from plaudit_workers.launch.redis import free_port
-from plaudit_workers.rollout.agents.chat import ParsedCall
+from plaudit_workers.rollout.agents.tool_calls import ParsedCall
 from plaudit_workers.rollout.agents.tools import CallEnd, ToolProcess
 
 TOKEN = "hidden-1"

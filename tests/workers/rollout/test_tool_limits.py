@@ -15,7 +15,7 @@ import episodes
 from chat_tokenizer import chat_tokenizer
 from plaudit_workers.agents.messages import FunctionTool
 from plaudit_workers.agents.processes import AgentProcesses
-from plaudit_workers.rollout.agents.chat import ToolCallParser
+from plaudit_workers.rollout.agents.tool_calls import ToolCallParser
 from plaudit_workers.rollout.agents.tools import ToolAgent, ToolLimits
 from plaudit_workers.rollout.vllm_arguments import prepare_environment
 from plaudit_workers.tokenizer import ChatTemplate

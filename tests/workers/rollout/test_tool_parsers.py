@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import episodes
 from chat_tokenizer import CHATML, SPECIAL, chat_tokenizer
 from plaudit_wire.errors import RefusedError
 from plaudit_workers.agents.messages import FunctionTool
 from plaudit_workers.agents.processes import AgentProcesses
-from plaudit_workers.rollout.agents.chat import ChatSuffix, ParsedTurn, ToolCallParser, opens_reasoning
+from plaudit_workers.rollout.agents.chat import ChatSuffix
+from plaudit_workers.rollout.agents.tool_calls import ParsedTurn, ToolCallParser, opens_reasoning
 from plaudit_workers.rollout.agents.tools import ToolAgent, ToolLimits
 from plaudit_workers.rollout.vllm_arguments import prepare_environment
 from plaudit_workers.tokenizer import ChatTemplate
@@ -189,6 +193,85 @@ def test_llamas_calls_are_objects_with_the_name_of_a_tool_or_with_arguments(text
     parsed = ToolCallParser("llama3_json", None, TOOLS).parse(text)
     assert [call.name for call in parsed.calls] == LLAMA[text]
     assert parsed.content == text or parsed.calls
+
+
+NO_JSON = '{"name": "get_time", "arguments": {zone}}'
+NO_ARGUMENTS = '{"name": "get_time"}'
+TAGS = '{"name": "get_time", "arguments": {"zone": ["a]", "b"]}}'
+MARKED = {
+    "mistral": {
+        f"[TOOL_CALLS][{JSON[0]}, {NO_JSON}]": ["get_weather"],
+        f"[TOOL_CALLS] [{NO_JSON}, {JSON[0]}, 5] Done.": ["get_weather"],
+        f"[TOOL_CALLS]{JSON[0]}": ["get_weather"],
+        f"[TOOL_CALLS][TOOL_CALLS][{TAGS}]": ["get_time"],
+        f"[TOOL_CALLS][{NO_ARGUMENTS}]": ["get_time"],
+        '[TOOL_CALLS][{"name": "unknown"}]': [],
+        f"[TOOL_CALLS]get_weather{FIRST}[TOOL_CALLS]get_time[ARGS]{SECOND}": ["get_weather", "get_time"],
+        f"See. [TOOL_CALLS]get_weather[CALL_ID]abc123DEF[ARGS]{FIRST}": ["get_weather"],
+        f"[TOOL_CALLS]get_time{{zone}}[TOOL_CALLS]get_weather{FIRST}": ["get_weather"],
+        "[TOOL_CALLS]get_time": ["get_time"],
+        "[TOOL_CALLS]get_time {": [],
+        "[TOOL_CALLS][": [],
+        f"[TOOL_CALLS][{JSON[0]}, {JSON[1][:-9]}": ["get_weather"],
+        JSON[0]: [],
+        f"[THINK][TOOL_CALLS][{JSON[0]}][/THINK]4": [],
+        '[TOOL_CALLS][{"name": "f", "arguments": "{\\"x\\": \\"[TOOL_CALLS]get_time{}\\"}"}]': ["f"],
+    },
+    "xlam": {
+        f"[{JSON[0]}, {NO_JSON}, {JSON[1]}]": ["get_weather", "get_time"],
+        f"See.\n```json\n[{JSON[0]}, {NO_JSON}]\n```\nDone.": ["get_weather"],
+        f"<tool_call>[{NO_JSON}, {TAGS}]</tool_call>": ["get_time"],
+        f"<think>[{JSON[0]}]</think>[{JSON[1]}]": ["get_time"],
+        f"[{NO_ARGUMENTS}]": ["get_time"],
+        '[{"name": "Paris"}, {"name": "Rome"}]': [],
+        "[1, 2]": [],
+        f"The list is [{JSON[0]}]": [],
+    },
+    "phi4_mini_json": {
+        f"functools[{JSON[0]}, {NO_JSON}, {JSON[1]}]": ["get_weather", "get_time"],
+        f"See. functools[{TAGS}] Done.": ["get_time"],
+        f"functools[{JSON[0].replace('arguments', 'parameters')}]": ["get_weather"],
+        f"functools[{NO_ARGUMENTS}": ["get_time"],
+        "functools[]": [],
+        f"tools[{JSON[0]}]": [],
+    },
+}
+"""Parser → turn → names of its calls: a broken call beside valid ones, brackets in arguments, arguments left out."""
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in MARKED.items() for text in texts])
+def test_a_broken_call_of_a_list_stays_text_and_the_others_are_run(name: str, text: str) -> None:
+    parsed = ToolCallParser(name, None, TOOLS).parse(text)
+    assert [call.name for call in parsed.calls] == MARKED[name][text]
+    assert not any(call.problem for call in parsed.calls)
+    assert parsed.content == text or parsed.calls
+    assert (NO_JSON in text) == (NO_JSON in parsed.content)
+    assert ("Done." in text) == ("Done." in parsed.content)
+
+
+ARGUMENTS = st.dictionaries(
+    st.text(max_size=3), st.integers(-(2**40), 2**40) | st.text(max_size=4) | st.none(), max_size=2
+)
+
+
+@pytest.mark.parametrize("name", MARKED)
+@given(calls=st.lists(st.tuples(st.sampled_from(["get_weather", "get_time"]), ARGUMENTS), min_size=1, max_size=3))
+def test_lists_that_vllm_reads_are_read_alike(name: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.tool_parsers import ToolParserManager
+
+    request = ChatCompletionRequest(model="", messages=[{"role": "user", "content": ""}])
+    theirs = ToolParserManager.get_tool_parser(name)(chat_tokenizer(special=[*SPECIAL, "[TOOL_CALLS]"]), None)
+    mark = {"mistral": "[TOOL_CALLS]", "xlam": "", "phi4_mini_json": "functools"}[name]
+    text = mark + json.dumps([{"name": called, "arguments": arguments} for called, arguments in calls])
+    found = [(call.name, call.arguments) for call in ToolCallParser(name, None, TOOLS).parse(text).calls]
+    assert found == calls
+    extracted = theirs.extract_tool_calls(text, request)
+    if extracted.tool_calls:  # not where phi4's ends at a bracket of an argument
+        assert [(call.function.name, json.loads(call.function.arguments)) for call in extracted.tool_calls] == found
+    else:
+        assert name == "phi4_mini_json"
+        assert "]" in text[:-1]
 
 
 def test_a_template_that_opens_the_thought_begins_every_turn_inside_of_it() -> None:

@@ -16,7 +16,7 @@ from plaudit_wire.messages import Sampling
 from plaudit_wire.records import AgentReward
 from plaudit_workers.agents.messages import FunctionTool, McpServer, VerlTools
 from plaudit_workers.agents.processes import AgentProcesses
-from plaudit_workers.rollout.agents.chat import ToolCallParser
+from plaudit_workers.rollout.agents.tool_calls import ToolCallParser
 from plaudit_workers.rollout.agents.tools import ToolAgent, ToolLimits
 from plaudit_workers.rollout.scripted import Constant, Script, ScriptedEngine
 from plaudit_workers.rollout.vllm_arguments import prepare_environment

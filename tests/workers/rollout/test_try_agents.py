@@ -18,7 +18,7 @@ from plaudit_sandbox import machine
 from plaudit_wire.errors import ConfigurationError
 from plaudit_workers.cli import main
 from plaudit_workers.rollout import served
-from plaudit_workers.rollout.agents.chat import ToolCallParser
+from plaudit_workers.rollout.agents.tool_calls import ToolCallParser
 from plaudit_workers.rollout.served import TurnWriter
 from plaudit_workers.tokenizer import ChatTemplate
 

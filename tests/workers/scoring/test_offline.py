@@ -152,7 +152,7 @@ async def test_a_slow_sample_holds_only_so_many_others() -> None:
     async def lines() -> Any:
         for number in range(200):
             taken.append(number)
-            yield json.dumps({"response": "x" * number}).encode()
+            yield number, json.dumps({"response": "x" * number}).encode()
 
     async def units() -> Any:
         async for unit in reader.units(lines()):
@@ -168,7 +168,7 @@ async def test_a_slow_sample_holds_only_so_many_others() -> None:
 
 def test_messages_are_the_prompt_of_a_chat() -> None:
     reader = StoredReader("lines", None, grouped=False)
-    stored = reader.parse(b'{"response": "a", "prompt": [{"role": "user", "content": "2 + 2?"}], "index": 3}')
+    stored = reader.parse(1, b'{"response": "a", "prompt": [{"role": "user", "content": "2 + 2?"}], "index": 3}')
     assert stored is not None
     sample: Sample = stored.as_sample(1, 0)
     assert (sample.prompt, sample.messages[0]["role"], sample.index) == ("2 + 2?", "user", 3)
@@ -234,6 +234,13 @@ def test_lines_that_cannot_travel_are_refused_by_name(
     shown = capsys.readouterr().err
     assert "samples.jsonl:2: " in shown
     assert message in shown
+
+
+def test_a_line_after_one_of_several_responses_keeps_its_number(
+    score: Score, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert score([{"responses": ["4"] * 3, "ground_truth": "4", "data_source": "openai/gsm8k"}, "broken"])[0] == 2
+    assert "samples.jsonl:2: is not JSON" in capsys.readouterr().err
 
 
 def test_parquet_without_responses_names_its_columns(

@@ -34,6 +34,7 @@ from plaudit_workers.process import EXIT_DONE
 from plaudit_workers.service.build import build_pipeline, has_group_scorers
 from plaudit_workers.service.lines import (
     EXPECTED,
+    Numbered,
     RawSample,
     SampleInput,
     SampleOutput,
@@ -63,7 +64,7 @@ def score(arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-async def _score(reward: RewardSpec, reader: StoredReader, entries: AsyncIterator[RawSample], output: BinaryIO) -> None:
+async def _score(reward: RewardSpec, reader: StoredReader, entries: AsyncIterator[Numbered], output: BinaryIO) -> None:
     pipeline = await build_pipeline(reward, "score")
     progress = OfflineProgress()
     try:
@@ -159,7 +160,7 @@ def _output(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-async def _entries(path: Path) -> AsyncIterator[RawSample]:
+async def _entries(path: Path) -> AsyncIterator[Numbered]:
     """Yield lines or rows; waiting for standard input does not block the scorers."""
     if path != _STANDARD:
         for entry in file_entries(path, "--input"):
@@ -204,12 +205,12 @@ class StoredReader:
         self.ids: deque[str] = deque()
         """Ids of the samples that ``units`` has yielded, in order; the writer of a score removes its id."""
 
-    def parse(self, entry: RawSample) -> SampleLine | None:
-        """Return the sample of the next line or row; None for an empty line.
+    def parse(self, number: int, entry: RawSample) -> SampleLine | None:
+        """Return the sample of the line or row of that number; None for an empty line.
 
         Raise ``RefusedError`` if it is not a sample, no rule scores its data source, or its group ended before.
         """
-        self._number += 1
+        self._number = number
         if isinstance(entry, bytes) and not entry.strip():
             return None
         try:
@@ -224,12 +225,12 @@ class StoredReader:
         self._follow(sample.group)
         return sample
 
-    def check(self, entries: Iterable[RawSample]) -> None:
+    def check(self, entries: Iterable[Numbered]) -> None:
         """Read all lines or rows; raise ``RefusedError`` with the first of those that are invalid."""
         reported: list[str] = []
-        for entry in entries:
+        for number, entry in entries:
             try:
-                self.parse(entry)
+                self.parse(number, entry)
             except RefusedError as refused:
                 reported.append(str(refused))
                 if len(reported) == _MAX_REPORTED:
@@ -238,11 +239,11 @@ class StoredReader:
         if reported:
             raise RefusedError("\n".join(reported))
 
-    async def units(self, entries: AsyncIterator[RawSample]) -> AsyncIterator[list[Sample]]:
+    async def units(self, entries: AsyncIterator[Numbered]) -> AsyncIterator[list[Sample]]:
         """Yield groups where groups are scored as a whole, else single samples; raise as ``parse`` does."""
         unit: list[Sample] = []
-        async for entry in entries:
-            stored = self.parse(entry)
+        async for number, entry in entries:
+            stored = self.parse(number, entry)
             if stored is None:
                 continue
             self.ids.append(stored.id)
@@ -250,7 +251,7 @@ class StoredReader:
             if unit and unit[0].group != group:
                 yield unit
                 unit = []
-            sample = stored.as_sample(self._number, len(unit))
+            sample = stored.as_sample(number, len(unit))
             if group:
                 unit.append(sample)
             else:

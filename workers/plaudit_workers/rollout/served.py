@@ -24,7 +24,7 @@ from plaudit_wire.errors import CallTimeoutError, ConfigurationError, RefusedErr
 from plaudit_wire.messages import Sampling
 from plaudit_wire.plain import PlainDataError, plain, shown
 from plaudit_workers.agents.messages import FinishedSample
-from plaudit_workers.rollout.agents.chat import opens_reasoning
+from plaudit_workers.rollout.agents.tool_calls import opens_reasoning
 from plaudit_workers.rollout.engine import Chat, EngineFailedError, RequestRefusedError, SampleRequest
 from plaudit_workers.tokenizer import ChatTemplate, engine_ends, response_text
 

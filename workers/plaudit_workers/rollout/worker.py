@@ -261,8 +261,8 @@ async def open_agent(job: RLJob, run_folder: Path = Path()) -> AsyncIterator[Age
 
 async def _conversations(job: RLJob, processes: AgentProcesses, run_folder: Path) -> Agent:
     prepare_environment(job.spec.model.source)  # before anything imports torch
-    from plaudit_workers.rollout.agents.chat import ToolCallParser, opens_reasoning
     from plaudit_workers.rollout.agents.machine_tools import MachineTools
+    from plaudit_workers.rollout.agents.tool_calls import ToolCallParser, opens_reasoning
     from plaudit_workers.rollout.agents.tools import EnvironmentAgent, ToolAgent, ToolLimits
     from plaudit_workers.tokenizer import ChatTemplate
 

@@ -96,6 +96,8 @@ class SampleOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
 
 RawSample = bytes | Mapping[str, Any]
 """One line, not decoded yet, or one row."""
+Numbered = tuple[int, RawSample]
+"""With the number of its line or row, which all ``responses`` of one share."""
 EXPECTED = (
     "A line is a JSON object with response, and optionally prompt, data_source, ground_truth (or verl's reward_model), "
     "extra_info, response_tokens, max_tokens, finish_reason, id"
@@ -104,7 +106,7 @@ EXPECTED = (
 
 def read_samples(path: Path) -> Iterator[SampleInput]:
     """Yield the samples of a file of JSON lines or Parquet rows; skip empty lines."""
-    for number, entry in enumerate(file_entries(path), 1):
+    for number, entry in file_entries(path):
         if not entry or not (isinstance(entry, Mapping) or entry.strip()):
             continue
         if isinstance(entry, Mapping):  # of verl's responses: a service scores each by itself
@@ -161,8 +163,8 @@ _GENERATED = "responses"
 """verl's column for the responses of one prompt."""
 
 
-def file_entries(path: Path, option: str = "") -> Iterator[RawSample]:
-    """Yield the lines or rows of a file; Parquet is recognised by its content."""
+def file_entries(path: Path, option: str = "") -> Iterator[Numbered]:
+    """Yield the lines or rows of a file, from 1 on; Parquet is recognised by its content."""
     try:
         with path.open("rb") as file:
             if file.read(len(_PARQUET_MAGIC)) != _PARQUET_MAGIC:
@@ -177,19 +179,19 @@ def file_entries(path: Path, option: str = "") -> Iterator[RawSample]:
         raise RefusedError(f"{option} {path} cannot be read: {error.strerror or error}".strip()) from error
 
 
-def line_entries(line: bytes, number: int) -> Iterator[RawSample]:
+def line_entries(line: bytes, number: int) -> Iterator[Numbered]:
     """Yield a line of JSON, or a row for each of its ``responses``. ``number`` names the line's group."""
     if f'"{_GENERATED}"'.encode() not in line:
-        yield line
+        yield number, line
         return
     try:
         row = plain_json(line)
     except ValueError:  # whoever decodes the line reports it
         row = None
-    yield from _responses(row, f"line-{number}") if isinstance(row, dict) else [line]
+    yield from _responses(row, "line", number) if isinstance(row, dict) else [(number, line)]
 
 
-def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
+def _rows(path: Path) -> Iterator[Numbered]:
     import pyarrow
     import pyarrow.parquet
 
@@ -199,19 +201,19 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
             _refuse_without_responses(path, names)
             columns = [name for name in (*_COLUMNS, _GENERATED) if name in names]
             for number, row in enumerate(parquet_rows(path, opened, columns, _ROWS_AT_A_TIME), 1):
-                yield from _responses(row, f"row-{number}")
+                yield from _responses(row, "row", number)
     except pyarrow.ArrowException as error:
         raise RefusedError(f"{path} is a damaged Parquet file: {error}") from error
 
 
-def _responses(row: dict[str, Any], group: str) -> Iterator[Mapping[str, Any]]:
+def _responses(row: dict[str, Any], kind: str, number: int) -> Iterator[Numbered]:
     """Yield one row for each of verl's ``responses``, or the row itself."""
     responses = row.pop(_GENERATED, None)
     if responses is None or "response" in row:
-        yield row
+        yield number, row
         return
     for response in responses if isinstance(responses, list) else [responses]:
-        yield {"group": group, **row, "response": response}
+        yield number, {"group": f"{kind}-{number}", **row, "response": response}
 
 
 def _refuse_without_responses(path: Path, names: list[str]) -> None:

@@ -23,7 +23,8 @@ from plaudit_wire.messages import Prompt, Sampling
 from plaudit_wire.plain import PlainDataError, plain, shown
 from plaudit_workers.agents.messages import FinishedSample, Trajectory
 from plaudit_workers.rollout.agents.agent import Generate
-from plaudit_workers.rollout.agents.chat import ChatSuffix, ToolCallParser, decoded_turn, opens_reasoning, tool_call
+from plaudit_workers.rollout.agents.chat import ChatSuffix, decoded_turn, tool_call
+from plaudit_workers.rollout.agents.tool_calls import ToolCallParser, opens_reasoning
 from plaudit_workers.rollout.engine import Chat, EngineFailedError, RequestRefusedError
 from plaudit_workers.tokenizer import ChatTemplate
 

@@ -32,17 +32,9 @@ from plaudit_workers.agents.messages import (
 )
 from plaudit_workers.agents.processes import AgentProcesses, ProcessDiedError, SampleProcess
 from plaudit_workers.rollout.agents.agent import AgentError, Generate
-from plaudit_workers.rollout.agents.chat import (
-    ChatSuffix,
-    ParsedCall,
-    ParsedTurn,
-    ToolCallParser,
-    decoded_turn,
-    tool_call,
-    tool_message,
-    without_end,
-)
+from plaudit_workers.rollout.agents.chat import ChatSuffix, decoded_turn, tool_call, tool_message, without_end
 from plaudit_workers.rollout.agents.machine_tools import MachineTools, SampleMachine
+from plaudit_workers.rollout.agents.tool_calls import ParsedCall, ParsedTurn, ToolCallParser
 from plaudit_workers.rollout.engine import Chat
 from plaudit_workers.tokenizer import ChatTemplate
 
