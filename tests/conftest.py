@@ -114,7 +114,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
     """A real Redis for the whole session; tests keep apart by their run names."""
     with RedisServer(tmp_path_factory.mktemp("redis")) as server:
         with redis.Redis.from_url(server.url, password=server.password) as client:
-            client.config_set("hz", 200)  # by default a read that waits 1 ms for an entry takes up to 100 ms
+            client.config_set("hz", 100)  # by default a read that waits 1 ms for an entry takes up to 100 ms
         yield server
 
 
