@@ -4,7 +4,7 @@ UV := .uv/bin/uv
 BIN := .venv/bin
 # The tests start hundreds of interpreters: each would compile every module anew where no bytecode may be written.
 TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q --numprocesses 3 --no-loadscope-reorder
-OF_PARTS := --ignore tests/e2e --ignore tests/e2e_trainers
+OF_PARTS := $(patsubst %,--ignore %,$(wildcard tests/e2e*))
 PARTS := client wire job metrics sandbox reward model_server workers operator
 # GPU=1 installs vLLM's GPU build; an environment that holds it keeps it, and GPU= goes back to the CPU build.
 GPU ?= $(if $(wildcard .venv/installed-gpu),1)

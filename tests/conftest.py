@@ -31,8 +31,15 @@ UNTIL = float(os.environ.get("PLAUDIT_TESTS_UNTIL", "inf"))
 instead of being stopped in the middle with nothing to show."""
 
 ROOMS = {
+    "tests/e2e/test_copy_digits.py": "runs that learn",
+    "tests/e2e/test_hacked_reward.py": "runs that learn",
+    "tests/e2e/test_images.py": "runs that learn",
+    "tests/e2e/test_terminal.py": "runs that learn",
+    "tests/e2e/test_tutorial.py": "runs that learn",
     "tests/e2e/test_chaos.py": "chaos",
+    "tests/e2e/test_named_causes.py": "named causes",
     "tests/e2e/test_rollout_overhead_benchmark.py": "rollout benchmark",
+    "tests/e2e/test_soak.py": "soak",
     "tests/e2e/": "runs",
     "tests/metrics/alerting/test_walk.py": "broken runs",
     "tests/metrics/alerting/test_lost_roles.py": "lost roles",
@@ -63,8 +70,8 @@ ROOMS = {
     "tests/reward/attacks/test_wrong_programs.py": "attacks",
     "tests/workers/stream/test_invariants.py": "search",
 }
-"""Files that share something expensive (a Chromium, a run, a vLLM, a server that forks ranks) and so belong into one
-process, and files that take long; the longest rooms first."""
+"""Files that share something expensive (a Ray, a Chromium, a run, a vLLM, a server that forks ranks) and so belong into
+one process, and files that take long; the longest rooms first. The first prefix that fits is a file's."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before the choice by -m
@@ -114,7 +121,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
     """A real Redis for the whole session; tests keep apart by their run names."""
     with RedisServer(tmp_path_factory.mktemp("redis")) as server:
         with redis.Redis.from_url(server.url, password=server.password) as client:
-            client.config_set("hz", 200)  # by default a read that waits 1 ms for an entry takes up to 100 ms
+            client.config_set("hz", 100)  # by default a read that waits 1 ms for an entry takes up to 100 ms
         yield server
 
 

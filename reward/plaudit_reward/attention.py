@@ -297,10 +297,12 @@ def varlen_attention(
         window = sliding_window if windowed else None
         return _flash(query, key, value, layout.bounds, layout.longest, scaling, window)
     num_long = sum(block.num_tokens for block in layout.long)
-    long, short = zip(*((part[:, :, :num_long], part[:, :, num_long:]) for part in (query, key, value)), strict=True)
-    outputs = _of_blocks(*long, layout.long, scaling, None)
+    outputs = _of_blocks(
+        query[:, :, :num_long], key[:, :, :num_long], value[:, :, :num_long], layout.long, scaling, None
+    )
     if layout.short_longest:
-        outputs.append(_flash(*short, layout.short_bounds, layout.short_longest, scaling, None))
+        query, key, value = query[:, :, num_long:], key[:, :, num_long:], value[:, :, num_long:]
+        outputs.append(_flash(query, key, value, layout.short_bounds, layout.short_longest, scaling, None))
     return torch.cat(outputs)
 
 

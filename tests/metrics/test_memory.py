@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.bench  # 16 s of a core
 @pytest.mark.parametrize(
     ("num_samples", "steps", "first", "kept"),
     [(5_000, 12, 8, [8, 12]), (112, 560, 505, [500, 500])],

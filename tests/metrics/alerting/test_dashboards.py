@@ -132,8 +132,8 @@ def test_a_query_of_a_dashboard_finds_something(
     for variable, value in given.items():
         expression = expression.replace(variable, value)
     for _ in range(100):  # the last figures of a run come with the next scrapes
-        series = prometheus.query(f"({expression})[30m:1s]")  # as a panel does: all points of the run's life
-        if any(not math.isnan(float(value)) for found in series for _, value in found["values"]):
+        series = prometheus.query(f"max_over_time(({expression})[30m:2s])")  # as a panel: all points of the run's life
+        if any(not math.isnan(float(found["value"][1])) for found in series):
             return
         time.sleep(0.2)
     pytest.fail(f"nothing was ever found by {expression}")

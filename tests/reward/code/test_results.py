@@ -362,13 +362,13 @@ def test_a_program_that_waits_for_a_processor_uses_no_time(worker: Worker) -> No
         subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(NUM_BUSY)
     ]
     try:
-        computes = "import time\nwhile time.process_time() < 0.25: pass\nprint(1)"
+        computes = "import time\nwhile time.process_time() < 0.15: pass\nprint(1)"
         in_a_thread = f"import threading\ndef main():\n    {computes.replace(chr(10), chr(10) + '    ')}\n"
         in_a_thread += "thread = threading.Thread(target=main)\nthread.start()\nthread.join()"
         for program in (computes, in_a_thread):
-            score = worker.score(program, expected="1", timeSeconds=0.5, limit_s=0.6)
+            score = worker.score(program, expected="1", timeSeconds=0.3, limit_s=0.36)
             assert (score["value"], score["extra"].get("failure")) == (1.0, None)
-        late = worker.score("while True: pass", expected="1", timeSeconds=0.2)
+        late = worker.score("while True: pass", expected="1", timeSeconds=0.1)
         assert late["extra"]["failure"] == "case 0: time limit"
     finally:
         for each in busy:

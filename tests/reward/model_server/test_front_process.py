@@ -114,6 +114,7 @@ def test_a_front_that_is_killed_ends_the_other_process() -> None:
         assert process.wait(60) == 128 + signal.SIGKILL
 
 
+@pytest.mark.engines
 def test_the_server_ends_when_the_process_with_its_model_is_killed(
     model_folder: Callable[[str], Path], runs: Callable[[int], bool]
 ) -> None:

@@ -26,6 +26,9 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),  # the tests share template processes, and so the event loop
 ]
 
+SAMPLES = 16
+"""Each is a fork of a template process."""
+
 CLASSES = '''
 import json, os, random, signal, time
 import numpy as np
@@ -615,15 +618,15 @@ async def test_samples_draw_numbers_of_their_own_and_a_resume_repeats_them(open_
         _, body = await play(agent, call("draw"), "Done.", seed=seed)
         return json.loads(body.sample.completion[1]["content"])
 
-    first = [await draws(await open_agent("Draws"), seed) for seed in range(64)]
-    assert all(len(set(column)) == 64 for column in zip(*first, strict=True))
+    first = [await draws(await open_agent("Draws"), seed) for seed in range(SAMPLES)]
+    assert all(len(set(column)) == SAMPLES for column in zip(*first, strict=True))
     assert all(len(set(row)) == len(row) for row in first)
-    assert [row[-1] for row in first] == list(range(64))
+    assert [row[-1] for row in first] == list(range(SAMPLES))
     processes = AgentProcesses([EnvironmentClass(class_file, "Draws")])  # as after a restart
     _, body = await play(await open_agent("Draws"), call("order"), "Done.")
     try:
         resumed = await episodes.open_agent(processes, tokenizer)
-        assert [await draws(resumed, seed) for seed in range(64)] == first
+        assert [await draws(resumed, seed) for seed in range(SAMPLES)] == first
         _, again = await play(resumed, call("order"), "Done.")
         assert again.sample.completion[1] == body.sample.completion[1]
     finally:
