@@ -40,6 +40,9 @@ _DELETED_AT_ONCE = 1000
 _DELIVERED_KEPT_S = 600.0
 _DELIVERED_KEPT = 50_000
 _ROOM_PAUSE_S = 0.05
+_WAIT_S = 2.0
+"""A token's samples should wait for the others' for no longer."""
+_LEAST_ROOM = 8
 _SHORT_OF_MEMORY = 0.9
 """Results are deleted from this part on of the share of memory above which nothing is submitted."""
 _SESSION = "http."
@@ -66,6 +69,48 @@ class Limits:
     queued_bytes: int = 256 << 20
     """Their bytes as they are stored."""
     kept_s: float = 3600.0
+
+
+class FairRoom:
+    """Choose how many samples a token may have in work, so that another's next sample waits for few seconds.
+
+    Workers take samples in the order of their submission, so what one token has in work is what the others wait for.
+    The room follows the waits that results report: it shrinks where they exceed ``_WAIT_S``, and doubles while it is
+    used up and nobody waits for half as long. It is judged once a turnover, by the last quarter of its results, and
+    only by samples that were submitted since it was set: the first ones of a burst wait for nothing.
+
+    Args:
+        most: of samples, so many that no worker runs out of work; it begins with half.
+    """
+
+    def __init__(self, most: int, now: float) -> None:
+        self._most = most
+        self.size = max(1, most // 2)
+        self._set_at = now
+        self._seen: list[tuple[float, float]] = []
+        """Seconds of waiting, and in all, of the samples since it was judged."""
+        self.is_used_up = False
+        """A group has found no room since it was set."""
+
+    def note(self, result: GroupResult, now: float) -> None:
+        """Learn from the result of a group, at monotonic seconds."""
+        self._seen += [
+            (sample.waited_s, sample.seconds) for sample in result.samples if now - sample.seconds >= self._set_at
+        ]
+        if len(self._seen) < max(self.size, _LEAST_ROOM):
+            return
+        last = sorted(self._seen[-max(1, len(self._seen) // 4) :])
+        waited_s, seconds = last[len(last) // 2]
+        if waited_s > _WAIT_S:
+            # At the same pace (Little's law), so that as many are in work and fewer wait.
+            self._set(max(_LEAST_ROOM, round(self.size * (seconds - waited_s + _WAIT_S) / seconds)), now)
+        elif last[-1][0] < _WAIT_S / 2 and self.is_used_up:
+            self._set(2 * self.size, now)
+        self._seen.clear()
+
+    def _set(self, size: int, now: float) -> None:
+        self.size = min(size, self._most)
+        self._set_at, self.is_used_up = now, False
 
 
 class Awaited:
@@ -110,7 +155,7 @@ class Awaited:
 
 
 class CallerSession:
-    """Submit one caller's samples, at most ``service.room``, and wait for their results. ``run`` must be running.
+    """Submit one caller's samples, as many as its token has room for, and wait for results. ``run`` must be running.
 
     ``make_room`` deletes results that are no longer needed; it is called while Redis's memory is too full for more.
     """
@@ -121,11 +166,13 @@ class CallerSession:
         caller: str,
         service: Service,
         limits: Limits,
+        room: FairRoom,
         make_room: Callable[[], Awaitable[None]],
     ) -> None:
         self._transport = transport
         self._session = StreamSession(transport, f"{_SESSION}{caller}", service, KEPT_S, shared=True)
         self._limits = limits
+        self._room = room
         self._make_room = make_room
         self._awaited: dict[str, Awaited] = {}
         self._queue: deque[Awaited] = deque()
@@ -244,6 +291,7 @@ class CallerSession:
 
     async def _offer(self, batch: Sequence[Awaited]) -> None:
         """Submit groups; those without room go back to the head of the queue."""
+        self._session.room = self._room.size
         try:
             answers = await self._session.offer([each.encoded for each in batch])
         except Exception as error:  # what Redis refuses for good ends the group that it refuses, not the queue
@@ -268,6 +316,7 @@ class CallerSession:
         if refused:
             self._queue.extendleft(reversed(refused))
             self._queued.set()
+            self._room.is_used_up |= Submission.full in answers
             if Submission.memory in answers:
                 async with self._session.tolerate_outage():
                     await self._make_room()
@@ -305,6 +354,7 @@ class CallerSession:
 
     def _take(self, result: GroupResult) -> None:
         self._freed.set()
+        self._room.note(result, time.monotonic())
         awaited = self._awaited.get(result.group)
         if awaited is not None and awaited.is_pending:  # other samples may have been submitted under the id
             awaited.early = result
@@ -368,6 +418,8 @@ class Callers:
         self.service = service
         self._limits = limits or Limits()
         self._sessions: dict[str, CallerSession] = {}
+        self._rooms: dict[str, FairRoom] = {}
+        """By token."""
         self._making_room = asyncio.Lock()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._used_at: dict[str, float] = {}
@@ -388,7 +440,8 @@ class Callers:
         """Return the session of a caller."""
         session = self._sessions.get(caller)
         if session is None:
-            session = CallerSession(self.transport, caller, self.service, self._limits, self.make_room)
+            room = self._rooms.setdefault(token_of(caller), FairRoom(self.service.room, time.monotonic()))
+            session = CallerSession(self.transport, caller, self.service, self._limits, room, self.make_room)
             self._sessions[caller] = session
             self._running[caller] = self._tasks.start(session.run())
         self._used_at[caller] = time.monotonic()
@@ -440,6 +493,8 @@ class Callers:
             if self._sessions[caller].num_awaited == 0:
                 self._running.pop(caller).cancel()
                 del self._sessions[caller], self._used_at[caller]
+                if not any(token_of(other) == token_of(caller) for other in self._sessions):
+                    del self._rooms[token_of(caller)]
 
     async def _clean_up_forever(self) -> None:
         """Release overdue groups and end expired sessions, as every client of the service does."""

@@ -447,12 +447,15 @@ def open_session(session: str, floor: int, keep_s: float, *, shared: bool = Fals
     return Call("open_session", ("shared" if shared else new_call(), session, floor, keep_s), int)
 
 
-def submit(session: str, epoch: int, service: Service, group: SubmittedGroup) -> Call[Submission]:
-    """Submit a group; reading the answer raises ``SessionTakenError`` or ``SessionGoneError``."""
+def submit(session: str, epoch: int, service: Service, group: SubmittedGroup, room: int) -> Call[Submission]:
+    """Submit a group; reading the answer raises ``SessionTakenError`` or ``SessionGoneError``.
+
+    ``room`` bounds the samples that the session's owner has in work.
+    """
     arguments: list[Argument] = [
         session,
         epoch,
-        service.room,
+        room,
         service.memory_share,
         service.group_deadline_s,
         service.group_deadline_s,

@@ -66,6 +66,11 @@ class SampleResult:
     deliveries: int
     """Deliveries to reward workers: the first one, and one for each lapsed lease."""
 
+    @property
+    def waited_s(self) -> float:
+        """Return the seconds in which nobody worked on it: in the stream, for a process, for a limit."""
+        return max(0.0, self.seconds - self.scoring.retry_s - self.scoring.call_s)
+
 
 @dataclass(frozen=True)
 class GroupResult:
@@ -90,6 +95,8 @@ class StreamSession:
         self._transport = transport
         self.name = name
         self._service = service
+        self.room = service.room
+        """Samples that its owner may have in work."""
         self._keep_s = keep_s
         self._shared = shared
         self._epoch = 0
@@ -173,7 +180,7 @@ class StreamSession:
 
         Raise ``SessionTakenError`` or ``SessionGoneError``.
         """
-        calls = [transitions.submit(self.name, self._epoch, self._service, group) for group in groups]
+        calls = [transitions.submit(self.name, self._epoch, self._service, group, self.room) for group in groups]
         return await self._transport.scripts.run_many(calls)
 
     async def read(self, count: int, block_s: float) -> list[GroupResult]:
