@@ -43,14 +43,17 @@ logger = get_logger(__name__)
 _END_WITHIN_S = 5
 _END_BEHIND_SERVICE_WITHIN_S = 60
 """Calls in flight when a gateway ends: seconds until they are cut off, where others can serve the next ones."""
-_QUIET_S = 2.0
-_LATEST_S = 30.0
-"""A gateway that leaves stays until no call has come for ``_QUIET_S``, and for ``_LATEST_S`` longer at most: on a busy
-node what sends calls here learns late, and a call may have arrived that was not read yet."""
 _MOST_CONNECTIONS = 8192
 _MOST_STRANGERS = 1024
 """Connections that have not brought a token yet."""
 _KEEP_ALIVE_S = 75
+"""An idle connection is closed after this time, and never before: a call that is on its way to a connection that closes
+is lost, so a gateway that leaves waits until a client ends its connections, or has not used them for so long."""
+_QUIET_S = 2.0
+_LATEST_S = _KEEP_ALIVE_S + 15
+"""A gateway that leaves stays until no call has come for ``_QUIET_S`` and no connection is left, and for ``_LATEST_S``
+longer at most: on a busy node what sends calls here learns late."""
+_LOOK_S = 0.05
 _HEAD_WITHIN_S = 10.0
 """A request's line and headers, from the connection or from their first byte on."""
 _MOST_HEAD_BYTES = 64 << 10
@@ -161,11 +164,9 @@ async def serve_on(
         for connection in server.server_state.connections:
             connection.close_after_its_response()  # type: ignore[union-attr]
         if own.leaves_s:
-            await leaving.end(own.leaves_s, lambda: _is_asked(listener, server))
+            await leaving.end(own.leaves_s, lambda: bool(server.server_state.connections) or _is_asked(listener))
             for accepting in server.servers:  # at once: uvicorn looks at should_exit every 0.1 s
                 accepting.close()
-            for connection in list(server.server_state.connections):
-                connection.shutdown()
         server.should_exit = True
         await serving
 
@@ -195,14 +196,10 @@ def _config(gateway: Application, own: GatewaySettings, leaving: Leaving) -> uvi
     return config
 
 
-def _is_asked(listener: socket.socket, server: HttpServer) -> bool:
-    """Return True if a connection or a part of a call has arrived that was not read yet."""
+def _is_asked(listener: socket.socket) -> bool:
+    """Return True if a connection has arrived that was not accepted yet."""
     arrived = select.poll()
     arrived.register(listener.fileno(), select.POLLIN)
-    for connection in server.server_state.connections:
-        there = connection.transport.get_extra_info("socket")
-        if there is not None and there.fileno() >= 0:
-            arrived.register(there.fileno(), select.POLLIN)
     return bool(arrived.poll(0))
 
 
@@ -213,15 +210,12 @@ class Leaving:
         self.begun = False
         self.called_at = 0.0
 
-    async def end(self, least_s: float, is_asked: Callable[[], bool]) -> None:
-        """Wait for ``least_s``, and until no call has come for a while, nor ``is_asked`` says that one is about to."""
+    async def end(self, least_s: float, is_in_use: Callable[[], bool]) -> None:
+        """Wait for ``least_s``, and until no call has come for a while and ``is_in_use`` says that none can come."""
         clock = asyncio.get_running_loop().time
         first = clock() + least_s
-        while (left_s := min(max(first, self.called_at + _QUIET_S), first + _LATEST_S) - clock()) > 0 or (
-            clock() < first + _LATEST_S and is_asked()
-        ):
-            self.called_at = self.called_at if left_s > 0 else clock()
-            await asyncio.sleep(max(left_s, 0.01))
+        while (now := clock()) < first + _LATEST_S and (now < max(first, self.called_at + _QUIET_S) or is_in_use()):
+            await asyncio.sleep(_LOOK_S)
 
 
 class Strangers:
@@ -264,7 +258,7 @@ class _Bounded(asyncio.Protocol):
     """Bound what may come before a token: uvicorn waits without a limit for the end of a request's headers.
 
     While the gateway leaves, each response closes its connection, so that the next call goes to another gateway. A
-    connection without a call stays open until then: a client may be about to send one on it.
+    connection without a call stays open: a client may be about to send one on it, and surely if it is the first.
 
     It stands before uvicorn's protocol of a connection, whose attributes it reads.
     """
@@ -311,6 +305,11 @@ class _Bounded(asyncio.Protocol):
         """Close the connection after the response to the newest call, if its headers can still say so."""
         if self.cycle is not None and not self.cycle.response_started:
             self.cycle.keep_alive = False
+
+    def shutdown(self) -> None:
+        """Close an idle connection, and any other after its response; a new one brings its call within seconds."""
+        if self.cycle is not None:
+            super().shutdown()  # type: ignore[misc]
 
     @property
     def _is_idle(self) -> bool:
