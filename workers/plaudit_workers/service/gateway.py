@@ -214,7 +214,9 @@ class Leaving:
         """Wait for ``least_s``, and until no call has come for a while and ``is_in_use`` says that none can come."""
         clock = asyncio.get_running_loop().time
         first = clock() + least_s
-        while (now := clock()) < first + _LATEST_S and (now < max(first, self.called_at + _QUIET_S) or is_in_use()):
+        while (now := clock()) < first + _LATEST_S:
+            if now >= max(first, self.called_at + _QUIET_S) and not is_in_use():
+                return
             await asyncio.sleep(_LOOK_S)
 
 
