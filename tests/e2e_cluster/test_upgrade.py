@@ -104,7 +104,7 @@ def finished(job: PacedJob) -> None:
 
 def test_running_jobs_bear_an_upgrade_and_a_rollback(shared: Cluster, later: Release):
     # More steps than the later release accepts.
-    old, new = PacedJob(shared, "before", steps=next_release.MOST_STEPS + 20), PacedJob(shared, "after", steps=60)
+    old, new = PacedJob(shared, "before", steps=next_release.MOST_STEPS + 20), PacedJob(shared, "after", steps=50)
     images_before = set(chart.IMAGES.values())
     old.start()
     try:
