@@ -128,12 +128,13 @@ def pause(server: RedisServer) -> None:
         client.client_pause(1000)
 
 
+@pytest.mark.parametrize("without", ["", "httptools"])
 async def test_a_gateway_that_leaves_answers_every_call_until_it_has_left(
-    start_service: Any, gateway_process: Any
+    start_service: Any, gateway_process: Any, without: str
 ) -> None:
     async with (
         start_service(workers=0) as service,
-        gateway_process(service, leaves_s=3600) as gateway,
+        gateway_process(service, leaves_s=3600, without=without) as gateway,
         gateway.http() as idle,
         gateway.http() as waiting,
         gateway.http() as new,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plaudit_job.load import load_job
 from plaudit_job.secrets import secret_value
@@ -151,8 +152,8 @@ async def serve_on(
     gateway: Application, callers: Callers, listener: socket.socket, own: GatewaySettings, stop: asyncio.Event
 ) -> None:
     """Serve HTTP until ``stop`` is set and the gateway has left. Raises what ends the sessions."""
-    leaving = Leaving()
-    server = HttpServer(_config(gateway, own, leaving))
+    leaving = Leaving(gateway.asgi())
+    server = HttpServer(_config(leaving, own))
     address, port = listener.getsockname()[:2]
     logger.info("serving", address=f"{'https' if own.certificate else 'http'}://{address}:{port}")
     async with Supervised() as tasks:
@@ -161,8 +162,6 @@ async def serve_on(
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await stop.wait()
         leaving.begun = True
-        for connection in server.server_state.connections:
-            connection.close_after_its_response()  # type: ignore[union-attr]
         if own.leaves_s:
             await leaving.end(own.leaves_s, lambda: bool(server.server_state.connections) or _is_asked(listener))
             for accepting in server.servers:  # at once: uvicorn looks at should_exit every 0.1 s
@@ -171,9 +170,9 @@ async def serve_on(
         await serving
 
 
-def _config(gateway: Application, own: GatewaySettings, leaving: Leaving) -> uvicorn.Config:
+def _config(application: ASGIApp, own: GatewaySettings) -> uvicorn.Config:
     config = uvicorn.Config(
-        gateway.asgi(),
+        application,
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -188,11 +187,8 @@ def _config(gateway: Application, own: GatewaySettings, leaving: Leaving) -> uvi
         config.load()
     except (OSError, ssl.SSLError) as error:
         raise RefusedError(f"PLAUDIT_GATEWAY_TLS_CERT {own.certificate}: {error}") from error
-    config.http_protocol_class = type(
-        "BoundedProtocol",
-        (_Bounded, config.http_protocol_class),
-        {"strangers": Strangers(), "leaving": leaving},
-    )
+    bases = (_Bounded, config.http_protocol_class)
+    config.http_protocol_class = type("BoundedProtocol", bases, {"strangers": Strangers()})
     return config
 
 
@@ -204,11 +200,28 @@ def _is_asked(listener: socket.socket) -> bool:
 
 
 class Leaving:
-    """Hold whether a gateway leaves, and when the newest call came since."""
+    """Answer as an application does; once the gateway leaves, each answer says that it ends its connection.
 
-    def __init__(self) -> None:
+    The next call then goes to another gateway. It has to be said in the headers: uvicorn's h11 protocol (of an
+    environment without httptools) closes a connection whose ``keep_alive`` was taken away and does not say so, and the
+    client's next call meets the end.
+    """
+
+    def __init__(self, application: ASGIApp) -> None:
+        self._application = application
         self.begun = False
         self.called_at = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+
+        async def said(message: Message) -> None:
+            if self.begun and message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        self.called_at = asyncio.get_running_loop().time()
+        await self._application(scope, receive, said)
 
     async def end(self, least_s: float, is_in_use: Callable[[], bool]) -> None:
         """Wait for ``least_s``, and until no call has come for a while and ``is_in_use`` says that none can come."""
@@ -259,14 +272,12 @@ def _address(connection: Any) -> str:
 class _Bounded(asyncio.Protocol):
     """Bound what may come before a token: uvicorn waits without a limit for the end of a request's headers.
 
-    While the gateway leaves, each response closes its connection, so that the next call goes to another gateway. A
-    connection without a call stays open: a client may be about to send one on it, and surely if it is the first.
+    At the end a connection that has brought no call yet stays open for the moment: its first one is on the way.
 
     It stands before uvicorn's protocol of a connection, whose attributes it reads.
     """
 
     strangers: Strangers
-    leaving: Leaving
     transport: Any
     loop: Any
     cycle: Any
@@ -291,9 +302,6 @@ class _Bounded(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         in_head = self.cycle is None or (self.cycle.response_complete and not self.cycle.more_body)
         super().data_received(data)
-        if self.leaving.begun:
-            self.leaving.called_at = self.loop.time()
-            self.close_after_its_response()
         if not self._is_idle:
             self._head_has_come()
             return
@@ -303,13 +311,8 @@ class _Bounded(asyncio.Protocol):
         if self._head_bytes > _MOST_HEAD_BYTES:
             self.transport.abort()
 
-    def close_after_its_response(self) -> None:
-        """Close the connection after the response to the newest call, if its headers can still say so."""
-        if self.cycle is not None and not self.cycle.response_started:
-            self.cycle.keep_alive = False
-
     def shutdown(self) -> None:
-        """Close an idle connection, and any other after its response; a new one brings its call within seconds."""
+        """Close an idle connection, and any other after its response, but not a new one."""
         if self.cycle is not None:
             super().shutdown()  # type: ignore[misc]
 
