@@ -212,6 +212,9 @@ def _remedy(role: RoleState, context: JobContext) -> str:
         return told
     limit = "spec.transport.managed.memory" if role.name == "transport" else f"{pod}.resources.limits.memory"
     logs = {"transport": "redis"}.get(role.name, role.name.partition("/")[0])
+    killed = _KILLED.search(role.problem)
+    if killed and killed[1] not in (logs, *_BEFORE_IT):
+        limit = f"the memory limit of {killed[1]} in {pod}.template"
     where = " or apply another revision" if context.revision else " in a new job"
     sentences = {
         Reason.UNSCHEDULABLE: f"Add nodes, or lower {pod}.resources, or change its nodeSelector or tolerations",
@@ -224,6 +227,9 @@ def _remedy(role: RoleState, context: JobContext) -> str:
     return sentences.get(role.reason, "")
 
 
+_KILLED = re.compile(r": (\S+) exceeded its memory limit")
+_BEFORE_IT = ("prepare", "functions")
+"""Containers of ours that start before a role's process, with its resources."""
 _EXPLAINED = (
     Reason.UNSCHEDULABLE,
     Reason.CONFIG_MISSING,

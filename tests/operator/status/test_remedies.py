@@ -147,6 +147,22 @@ def test_a_container_that_ends_well_where_it_should_stay_is_named():
     assert "proxy ends with code 0, and Kubernetes starts it again and again. Let it run for as long as the pod" in told
 
 
+@pytest.mark.parametrize(
+    ("container", "remedy"),
+    [
+        ("rollout", "Raise spec.rollout.pod.resources.limits.memory"),
+        ("prepare", "Raise spec.rollout.pod.resources.limits.memory"),
+        ("proxy", "Raise the memory limit of proxy in spec.rollout.pod.template"),
+    ],
+)
+def test_of_a_container_without_memory_the_right_limit_is_named(container: str, remedy: str):
+    state = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    statuses = [{"name": container, "image": "x:1", "state": {}, "lastState": state, "restartCount": 1}]
+    reason, told = message_of(Troubled({"phase": "Running", "containerStatuses": statuses}))
+    assert reason == "OutOfMemory"
+    assert remedy in told
+
+
 LATE = {
     "a sidecar that never gets ready": (
         {"type": "Initialized", "status": "False", "message": INCOMPLETE},
