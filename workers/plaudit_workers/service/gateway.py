@@ -170,9 +170,9 @@ async def serve_on(
         await serving
 
 
-def _config(application: ASGIApp, own: GatewaySettings) -> uvicorn.Config:
+def _config(asgi: ASGIApp, own: GatewaySettings) -> uvicorn.Config:
     config = uvicorn.Config(
-        application,
+        asgi,
         lifespan="off",
         log_config=None,
         access_log=False,
