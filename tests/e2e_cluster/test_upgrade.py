@@ -18,7 +18,7 @@ import pytest
 from paced_job import NAMESPACE, PacedJob
 from real_cluster import Cluster, harness
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1200)
 
 Pods = dict[str, tuple[str, list[int]]]
 
