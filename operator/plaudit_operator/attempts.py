@@ -60,11 +60,12 @@ def present_attempt(observed: Observed, rules: Sequence[FailureRuleSpec] = ()) -
     if job is None:
         return TrainerAttempt(number, "absent")
     pods = [pod for pod in observed.pods_of("trainer") if attempt_of(pod) == number]
+    ends = [code for pod in pods for code, _ in pod_state.exit_of(pod, "trainer")]
+    # A sidecar that ended badly fails the pod and its Job, even if the trainer is done.
+    if holds(job, "Complete") or ends.count(0) == job["spec"].get("completions", 1):
+        return TrainerAttempt(number, "done", Reason.TRAINER_DONE, "the trainer finished its last step", job)
     held = [pod for pod in pods if pod_state.is_held_by_sidecar(pod, "trainer")]
     codes = {code for pod in held for code, _ in pod_state.exit_of(pod, "trainer")}
-    ended = len(held) + sum(map(pod_state.is_over, pods)) == job["spec"].get("completions", 1)
-    if holds(job, "Complete") or (codes == {0} and ended):
-        return TrainerAttempt(number, "done", Reason.TRAINER_DONE, "the trainer finished its last step", job)
     if holds(job, "Failed", "FailureTarget") or codes - {0}:
         return _failed(observed, number, job, rules)
     return TrainerAttempt(number, "running", job=job)

@@ -69,6 +69,8 @@ def _waiting(status: Object, pod: Object, now: float) -> tuple[str, str] | None:
         return Reason.CONFIG_MISSING, message
     if reason in ("CreateContainerError", "RunContainerError"):
         return Reason.CRASHING, f"{status['name']} cannot start: {message}"
+    if reason == "CrashLoopBackOff" and (status.get("lastState", {}).get("terminated") or {}).get("exitCode") == 0:
+        return Reason.CRASHING, f"{status['name']} ends with code 0, and Kubernetes starts it again and again"
     if reason == "ContainerCreating" and is_late(pod, now):
         problem = "containers not created after 90 s; a volume, Secret or ConfigMap may be missing"
         return Reason.CONFIG_MISSING, f"{problem}. See kubectl describe pod"

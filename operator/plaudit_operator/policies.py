@@ -15,6 +15,7 @@ objects that lack pods.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -185,7 +186,7 @@ def refusal_of(events: Iterable[Object]) -> str:
 
 def without_pod_name(message: str) -> str:
     """Return the cause in an API server's refusal of a pod, without the pod's random name."""
-    return message.partition("is forbidden: ")[2] or message
+    return re.split("is (?:forbidden|invalid): ", message, maxsplit=1)[-1]
 
 
 def time_left_s(observed: Observed, now: float) -> float | None:

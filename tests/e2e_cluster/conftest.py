@@ -73,8 +73,9 @@ def cluster() -> Iterator[Cluster]:
         harness("up", "--nodes", "2", "--gpus-per-node", "4"), capture_output=True, text=True, check=False
     )
     assert up.returncode == 0, up.stderr
-    yield Cluster(up.stdout.split()[-1], own=True)
-    if not os.environ.get("PLAUDIT_E2E_KEEP"):
+    cluster = Cluster(up.stdout.split()[-1], own=True)
+    yield cluster
+    if _ends(cluster):
         subprocess.run(harness("down"), check=True)
 
 
@@ -103,8 +104,14 @@ def installed(definition: Cluster, images_under_way: subprocess.Popen[str] | Non
         cluster.kubectl("label", "namespace", namespace, RESTRICTED, "--overwrite")
     chart.install(cluster)
     yield cluster
-    cluster.kubectl("--namespace", training.NAMESPACE, "delete", "rlj", "--all", check=False)
-    cluster.run("helm", "uninstall", "plaudit", "--namespace", "plaudit", check=False)
+    if not _ends(cluster):
+        cluster.kubectl("--namespace", training.NAMESPACE, "delete", "rlj", "--all", check=False)
+        cluster.run("helm", "uninstall", "plaudit", "--namespace", "plaudit", check=False)
+
+
+def _ends(cluster: Cluster) -> bool:
+    """Return True if a cluster ends with the tests, and all that is in it."""
+    return cluster.own and not os.environ.get("PLAUDIT_E2E_KEEP")
 
 
 @pytest.fixture(scope="session")

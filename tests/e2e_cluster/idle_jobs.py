@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 from functools import partial
@@ -93,9 +92,7 @@ class Jobs:
     def pods(self, name: str, *roles: str) -> list[dict[str, Any]]:
         """Return the pods of a job; by default those of its gang."""
         among = f"plaudit.dev/job={name},plaudit.dev/role in ({','.join(roles or GANG)})"
-        done = self.cluster.kubectl("--namespace", NAMESPACE, "get", "pods", "-l", among, "-o", "json")
-        items: list[dict[str, Any]] = json.loads(done.stdout)["items"]
-        return items
+        return self.cluster.pods(NAMESPACE, among)
 
     def bound(self, name: str, *roles: str) -> int:
         """Return the number of pods that are bound to a node."""

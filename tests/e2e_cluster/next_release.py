@@ -18,7 +18,7 @@ import images
 from real_cluster import ROOT
 
 TAG = "next"
-NEW_FIELD, MOST_STEPS = "lookAhead", 100
+NEW_FIELD, MOST_STEPS = "lookAhead", 60
 _SITE = "opt/plaudit/lib/python3.11/site-packages"
 _PARTS = {"plaudit_wire": "wire", "plaudit_job": "job", "plaudit_operator": "operator"}
 _CHANGES = {
@@ -30,7 +30,7 @@ _CHANGES = {
             "    arguments: Opaque = Field(default={})\n",
         ),
     ),
-    "plaudit_job/spec/algorithm.py": (("steps: int = Field(ge=1, le=10_000_000)", "steps: int = Field(ge=1, le=100)"),),
+    "plaudit_job/spec/algorithm.py": (("steps: int = Field(ge=1, le=10_000_000)", "steps: int = Field(ge=1, le=60)"),),
     "plaudit_wire/messages.py": (("SCHEMA_VERSION: Final = 1", "SCHEMA_VERSION: Final = 2"),),
 }
 

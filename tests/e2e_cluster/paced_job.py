@@ -27,7 +27,7 @@ import asyncio, pathlib
 
 async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     if pathlib.Path("/plaudit/slow-{name}").exists():
-        await asyncio.sleep(5.0)
+        await asyncio.sleep(3.0)
     return sum(int(token) < 8 for token in solution_str.split()) / 6
 """
 
@@ -96,9 +96,7 @@ class PacedJob:
     def pods(self, *roles: str) -> list[dict[str, Any]]:
         """Return its pods, of these roles or of all."""
         labels = f"plaudit.dev/job={self.name}" + (f",plaudit.dev/role in ({','.join(roles)})" if roles else "")
-        done = self.cluster.kubectl("--namespace", NAMESPACE, "get", "pods", "-l", labels, "-o", "json")
-        items: list[dict[str, Any]] = json.loads(done.stdout)["items"]
-        return items
+        return self.cluster.pods(NAMESPACE, labels)
 
     @cached_property
     def folder(self) -> Path:

@@ -4,8 +4,8 @@ The token is in TOKEN.
 
 RESULTS gets a line of JSON for each sample; the file STOP ends it, once every submitted sample has its result. Ids
 begin with IDS: under those of an earlier load the service answers with its results. With ``once`` each sample is sent
-in one plain HTTP request that is never repeated, on connections that are kept and sometimes idle for a while; the
-result of a sample that got no answer is ``{"id", "refused"}``.
+in one plain HTTP request that is never repeated, on connections that are kept and often idle for seconds; the result of
+a sample that got no answer is ``{"id", "refused"}``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import httpx
 from plaudit_client import RewardClient
 
 _IDLE_S = 2.0
+_KEPT_S = 20.0
 Score = Callable[[dict[str, str]], Awaitable[dict[str, Any]]]
 
 
@@ -50,7 +51,7 @@ async def main(url: str, results: Path, stop: Path, ids: str, at_once: int, *, o
 
 
 def _plain(url: str, token: str) -> httpx.AsyncClient:
-    limits = httpx.Limits(keepalive_expiry=60.0)
+    limits = httpx.Limits(keepalive_expiry=_KEPT_S)
     return httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {token}"}, timeout=120.0, limits=limits)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from idle_jobs import IMAGE, NAMESPACE, Jobs, gang_job, idle, prepare
+from idle_jobs import ENDS, IMAGE, NAMESPACE, Jobs, gang_job, idle, prepare
 from operator_process import OperatorProcess, kubeconfig_of_the_chart
 from real_cluster import Cluster, harness
 
@@ -205,6 +205,63 @@ def test_redis_of_a_deleted_job_stays_until_its_trainer_has_ended(jobs: Jobs):
     assert graces == {120}
     jobs.cluster.until("all gone", lambda: jobs.gone("leaves"), 120)
     jobs.cluster.until("no Redis", lambda: not jobs.cluster.get("statefulset", "", NAMESPACE)["items"], 60)
+
+
+INJECTED = """\
+[JSONPatch{op: "add", path: "/spec/containers/-", value: Object.spec.containers{
+  name: "proxy", image: object.spec.containers[0].image,
+  command: object.metadata.labels["plaudit.dev/job"] == "fails" ? ["/kubectl", "nonsense"] : ["/pause"]}}]
+"""
+
+
+@pytest.fixture
+def injection(jobs: Jobs) -> Iterator[None]:
+    """Put a plain sidecar into the trainers of two jobs, as a mesh's webhook does: one stays, the other one fails."""
+    pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    labels = "object.metadata.?labels"
+    spec = {
+        "matchConstraints": {"resourceRules": [pods]},
+        "matchConditions": [
+            {"name": "trainer", "expression": f'{labels}[?"plaudit.dev/role"].orValue("") == "trainer"'},
+            {"name": "job", "expression": f'{labels}[?"plaudit.dev/job"].orValue("") in ["stays", "fails"]'},
+        ],
+        "failurePolicy": "Fail",
+        "reinvocationPolicy": "Never",
+        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": INJECTED}}],
+    }
+    head = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": "injection"}}
+    policy = {**head, "kind": "MutatingAdmissionPolicy", "spec": spec}
+    binding = {**head, "kind": "MutatingAdmissionPolicyBinding", "spec": {"policyName": "injection"}}
+    done = jobs.cluster.apply(policy, binding)
+    assert done.returncode == 0, done.stderr
+    yield
+    kinds = "mutatingadmissionpolicy/injection", "mutatingadmissionpolicybinding/injection"
+    jobs.cluster.kubectl("delete", *kinds)
+
+
+def test_sidecars_that_stay_fail_or_end_are_no_end_of_a_job_and_no_secret(jobs: Jobs, injection: None):
+    ends = idle("trainer")
+    ends["template"]["spec"]["containers"][0]["command"] = ENDS
+
+    trial = f"run trial --image={IMAGE} --labels=plaudit.dev/role=trainer,plaudit.dev/job=stays --dry-run=server -oyaml"
+
+    def injected() -> bool:
+        return "proxy" in jobs.cluster.kubectl("--namespace", NAMESPACE, *trial.split(), check=False).stdout
+
+    jobs.cluster.until("the injection", injected, 60)
+    reward = idle("reward")
+    reward["template"]["spec"]["containers"].append({"name": "proxy", "image": IMAGE, "command": ENDS})
+    made = [gang_job(name, 1, scheduling={}, trainer={"pod": ends}) for name in ("stays", "fails")]
+    made.append(gang_job("ends", 1, scheduling={}))
+    made[-1]["spec"]["reward"]["workers"]["pod"] = reward
+    jobs.make(*made)
+    for name in ("stays", "fails"):
+        jobs.cluster.until(f"{name} complete", lambda name=name: jobs.status(name).get("phase") == "Complete", 120)
+        assert jobs.status(name).get("restarts", 0) == 0
+        jobs.cluster.until("no trainer", lambda name=name: not jobs.pods(name, "trainer"), 60)
+    told = "proxy ends with code 0, and Kubernetes starts it again and again. Let it run for as long as the pod"
+    jobs.cluster.until("what ends is named", lambda: told in jobs.condition("ends", "RewardReady")["message"], 120)
+    jobs.delete("stays", "fails", "ends")
 
 
 ROLES = ("trainer", "rollout", "redis", "reward", "metrics")

@@ -129,8 +129,7 @@ def revision(cluster: Cluster, name: str = SERVICE) -> str:
 def gateways(cluster: Cluster) -> set[str]:
     """Return the uids of the gateways' pods, also of those that are about to end."""
     labels = f"plaudit.dev/job={SERVICE},plaudit.dev/role=gateway"
-    done = cluster.kubectl("--namespace", training.NAMESPACE, "get", "pods", "-l", labels, "-o", "json")
-    return {pod["metadata"]["uid"] for pod in json.loads(done.stdout)["items"]}
+    return {pod["metadata"]["uid"] for pod in cluster.pods(training.NAMESPACE, labels)}
 
 
 def change(cluster: Cluster, spec: dict[str, Any]) -> None:
@@ -165,20 +164,22 @@ def test_a_changed_scorer_loses_and_repeats_nothing_and_every_result_has_its_ver
     assert is_ready(service, "rws", SERVICE)
 
 
-def test_two_rolls_of_the_gateways_refuse_hardly_a_call_of_a_client_that_repeats_none(service: Cluster, tmp_path: Path):
+def test_two_rolls_of_the_gateways_refuse_no_call_of_a_client_that_repeats_none(service: Cluster, tmp_path: Path):
+    first = gateways(service)
     with load(service, "rws", SERVICE, tmp_path, "once", 16, "once") as direct:
         service.until("results", lambda: len(direct.scored()) > 50, 120)
         for limit in (900_000, 800_000):
             before = gateways(service)
             change(service, {"reward": {"gateway": {"samplesPerMinute": limit}}})
-            service.until("other gateways", lambda before=before: not gateways(service) & before, 240)  # type: ignore[misc]
+            service.until("other gateways", lambda before=before: len(gateways(service) - before) == 2, 120)  # type: ignore[misc]
+            service.until("rolled out", lambda: is_rolled_out(service), 240)
+        service.until("the end of those before", lambda: len(gateways(service)) == 2, 240)
+        assert not first & gateways(service)
         old = len(direct.scored())
         service.until("results after", lambda: len(direct.scored()) > old + 50, 120)
         results = direct.end()
-    # On a busy machine a call may still arrive as its idle connection is closed, which HTTP cannot prevent.
-    refused = [result for result in results if "refused" in result]
-    assert len(refused) <= len(results) / 100, refused
-    assert {result["outcome"] for result in results if result not in refused} == {"scored"}
+    assert [result for result in results if "refused" in result] == []
+    assert {result["outcome"] for result in results} == {"scored"}
 
 
 def test_a_canary_is_compared_before_it_counts_and_promoted_without_a_loss(service: Cluster, tmp_path: Path):
@@ -215,7 +216,7 @@ def test_two_jobs_get_equal_shares_however_many_samples_each_has_in_flight(servi
         ]
         service.until("results", lambda: all(len(each.scored()) > 100 for each in loads), 180)
         before = [len(each.scored()) for each in loads]
-        service.until("a thousand more", lambda: sum(len(each.scored()) for each in loads) > sum(before) + 1000, 240)
+        service.until("hundreds more", lambda: sum(len(each.scored()) for each in loads) > sum(before) + 400, 240)
         large, small = (len(each.scored()) - old for each, old in zip(loads, before, strict=True))
         results = [each.end() for each in loads]
     for found in results:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from paced_job import NAMESPACE, PacedJob
 from real_cluster import Cluster, harness
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1200)
 
 Pods = dict[str, tuple[str, list[int]]]
 
@@ -31,17 +32,21 @@ class Release:
 
 
 @pytest.fixture(scope="module")
-def later(shared: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
-    """Build a later release, and load its images into all nodes."""
-    if not shared.own:
+def later(installed: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[Release]]:
+    """Build a later release, and load its images into all nodes, while volumes are filled and a job starts."""
+    if not installed.own:
         pytest.skip("builds images, and loads them into the nodes of this machine")
-    folder = tmp_path_factory.mktemp("next")
-    images, chart_, archives = next_release.build(folder)
+    with ThreadPoolExecutor(1) as thread:
+        yield thread.submit(_later, tmp_path_factory.mktemp("next"))
+    chart.install(installed)
+
+
+def _later(folder: Path) -> Release:
+    built, chart_, archives = next_release.build(folder)
     subprocess.run(harness("load", *map(str, archives)), check=True)
     for archive in archives:
         archive.unlink()
-    yield Release(images, chart_)
-    chart.install(shared)
+    return Release(built, chart_)
 
 
 def pods(cluster: Cluster, namespace: str) -> Pods:
@@ -102,15 +107,15 @@ def finished(job: PacedJob) -> None:
     assert (status["restarts"], status["disruptions"]) == (0, 1)
 
 
-def test_running_jobs_bear_an_upgrade_and_a_rollback(shared: Cluster, later: Release):
+def test_running_jobs_bear_an_upgrade_and_a_rollback(later: Future[Release], shared: Cluster):
     # More steps than the later release accepts.
-    old, new = PacedJob(shared, "before", steps=next_release.MOST_STEPS + 20), PacedJob(shared, "after", steps=60)
+    old, new = PacedJob(shared, "before", steps=next_release.MOST_STEPS + 20), PacedJob(shared, "after", steps=50)
     images_before = set(chart.IMAGES.values())
     old.start()
     try:
-        before = state(old)
-        values = [word for name, image in later.images.items() for word in ("--set", f"images.{name}={image}")]
-        helm(shared, "upgrade", "plaudit", str(later.chart), "--reset-then-reuse-values", *values)
+        before, release = state(old), later.result()
+        values = [word for name, image in release.images.items() for word in ("--set", f"images.{name}={image}")]
+        helm(shared, "upgrade", "plaudit", str(release.chart), "--reset-then-reuse-values", *values)
         assert next_release.NEW_FIELD in shared.kubectl("explain", "rlj.spec.rollout.engine").stdout
         old.goes_on()
         assert state(old) == before
@@ -124,13 +129,13 @@ def test_running_jobs_bear_an_upgrade_and_a_rollback(shared: Cluster, later: Rel
         job["spec"]["rollout"]["engine"][next_release.NEW_FIELD] = 2
         new.start(job)
         before = state(new)
-        assert images_of(new) <= set(later.images.values()) - images_before
+        assert images_of(new) <= set(release.images.values()) - images_before
         helm(shared, "rollback", "plaudit")
         assert next_release.NEW_FIELD not in shared.kubectl("explain", "rlj.spec.rollout.engine").stdout
         new.goes_on()
         assert state(new) == before
         lose_the_trainer(new)
-        assert images_of(new) <= set(later.images.values()) - images_before
+        assert images_of(new) <= set(release.images.values()) - images_before
         assert new.condition("SpecValid")["status"] == "True"
         finished(new)
     finally:

@@ -329,15 +329,20 @@ def test_gpus_of_all_pods_are_counted():
 SIDECAR = {"name": "proxy", "image": "proxy:1"}
 
 
-def end_beside_sidecar(world: World, role: str, code: int, message: str = "", *, pods: int = 99) -> None:
-    """The container of a role ends in its pods, or in the first of them, in which an injected sidecar runs on."""
+def end_beside_sidecar(
+    world: World, role: str, code: int, message: str = "", *, pods: int = 99, sidecar: int | None = None
+) -> None:
+    """The container of a role ends in its pods, or in the first of them; a sidecar runs on, or ended with a code."""
     running = [pod for pod in world.cluster.of_kind("Pod") if labels(pod)[names.LABEL_ROLE] == role]
     for pod in running[:pods]:
         ended = {"exitCode": code, "message": message, "finishedAt": timestamp(world.cluster.now)}
-        proxy = {"name": "proxy", "state": {"running": {}}, "restartCount": 0}
+        state = {"running": {}} if sidecar is None else {"terminated": {**ended, "exitCode": sidecar}}
+        proxy = {"name": "proxy", "state": state, "restartCount": 0}
         statuses = [{"name": role, "state": {"terminated": ended}, "restartCount": 0}, proxy]
         pod = copy.deepcopy(pod)
         pod["status"] |= {"containerStatuses": statuses, "conditions": [{"type": "PodScheduled", "status": "True"}]}
+        if sidecar is not None:
+            pod["status"]["phase"] = "Failed" if code or sidecar else "Succeeded"
         world.cluster.put(pod)
 
 
@@ -350,6 +355,35 @@ def test_a_trainer_that_ends_beside_a_sidecar_completes_the_job_and_holds_nothin
     world.settle()
     assert (world.status["phase"], world.status["progress"]["step"]) == ("Complete", 3)
     assert "trainer" not in world.cluster.roles()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("sees_the_job_first", [True, False])
+def test_a_trainer_that_is_done_completes_the_job_although_its_sidecar_failed(ranks: int, sees_the_job_first: bool):
+    trainer = {"ranks": ranks, "ranksPerPod": 1, "strategy": "fsdp2"} if ranks > 1 else {}
+    world = settled(trainer=trainer)
+    world.closed_step = 3
+    end_beside_sidecar(world, "trainer", 0, sidecar=1)
+    if sees_the_job_first:
+        world.cluster.run_controllers()
+    world.settle()
+    assert (world.status["phase"], world.status.get("restarts", 0)) == ("Complete", 0)
+    assert "trainer" not in world.cluster.roles()
+
+
+def test_a_sidecar_that_ends_before_the_trainer_changes_nothing():
+    world = settled()
+    [pod] = [pod for pod in world.cluster.of_kind("Pod") if labels(pod)[names.LABEL_ROLE] == "trainer"]
+    trainer = {"name": "trainer", "state": {"running": {}}, "restartCount": 0}
+    proxy = {"name": "proxy", "state": {"terminated": {"exitCode": 1, "message": "gone"}}, "restartCount": 0}
+    pod = copy.deepcopy(pod)
+    pod["status"]["containerStatuses"] = [trainer, proxy]
+    world.cluster.put(pod)
+    world.settle()
+    assert (world.status["phase"], world.status.get("restarts", 0)) == ("Running", 0)
+    end_beside_sidecar(world, "trainer", 1, "boom", sidecar=1)
+    world.settle()
+    assert (world.status["phase"], world.status["restarts"]) == ("Running", 1)
 
 
 def test_a_trainer_that_fails_beside_a_sidecar_restarts_at_once_and_in_the_end_fails_the_job():

@@ -413,4 +413,4 @@ def test_gateways_leave_before_they_end_and_pods_of_a_service_are_spread_over_no
         assert selected <= labels(deployment(world, role)["spec"]["template"]).items()
     gateway = deployment(world, "gateway")["spec"]["template"]["spec"]
     assert {"name": "PLAUDIT_GATEWAY_LEAVES_S", "value": "8"} in gateway["containers"][0]["env"]
-    assert gateway["terminationGracePeriodSeconds"] == 110  # and time for late calls and those in flight
+    assert gateway["terminationGracePeriodSeconds"] == 170  # and time for late calls and those in flight

@@ -64,8 +64,8 @@ _LAST_UPDATE_WITHIN_S = 600
 _DIGITS = 10
 _LEAVES_AFTER_S = 8
 """A gateway that ends answers calls until the nodes have learnt that it leaves: seconds after its deletion."""
-_LAST_CALLS_WITHIN_S = 90
-"""Time that the gateway then allows for calls that still come, and for those in flight."""
+_LAST_CALLS_WITHIN_S = 150
+"""Time that the gateway then allows for connections that clients keep (90 s), and for calls in flight (60 s)."""
 _ALL_ADDRESSES = "0.0.0.0"  # noqa: S104
 _HEALTH_PORT = {"PLAUDIT_HEALTH_PORT": str(names.HEALTH_PORT)}
 _RANK = {"fieldRef": {"fieldPath": f"metadata.annotations['{names.COMPLETION_INDEX}']"}}

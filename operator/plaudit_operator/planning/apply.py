@@ -8,9 +8,19 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
-from plaudit_operator.actions import Action, Apply, Create, Delete, Patch, Scale
+from plaudit_operator.actions import Action, Apply, Create, Delete, Manifest, Patch, Scale
+from plaudit_operator.admission import digest
 from plaudit_operator.names import DELETION_COST, LABEL_JOB
-from plaudit_operator.observed import NO_SUCH_KIND, OF_EARLIER_JOB, Observed, delete_command, labels, owner_uid
+from plaudit_operator.observed import (
+    NO_SUCH_KIND,
+    OF_EARLIER_JOB,
+    Object,
+    Observed,
+    delete_command,
+    labels,
+    owner_uid,
+)
+from plaudit_operator.planning.plan import differs
 from plaudit_operator.runtime.kinds import POD, kind_of
 from plaudit_operator.runtime.kube import (
     AlreadyExistsError,
@@ -24,6 +34,7 @@ from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
 ChildKey = tuple[str, str]
+_OVERRULED_FOR_S = 600.0
 
 
 @dataclass
@@ -36,7 +47,47 @@ class ApplyResults:
     """Errors for which a retry helps."""
     failed: dict[ChildKey, str] = field(default_factory=dict)
     """Their messages, by kind and name, without conflicts: these only show that the cache is behind."""
+    applied: list[tuple[Manifest, Object]] = field(default_factory=list)
+    """Manifests that were applied, each with the object that the API server made of it."""
     calls: int = 0
+
+
+class Overruled:
+    """Remember the objects that an admission webhook changes with each write, which are not written again for a while.
+
+    A policy may rewrite images to a mirror, for example. The operator would restore them at each look, in vain.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, Any, float]] = {}
+
+    def learn(self, applied: Sequence[tuple[Manifest, Object]], now: float) -> None:
+        """Remember what the API server made of manifests, where it is not what they say."""
+        changed = [(manifest, made) for manifest, made in applied if differs(manifest, made)]
+        if not changed:
+            return
+        self._known = {uid: known for uid, known in self._known.items() if known[2] > now}
+        for manifest, made in changed:
+            uid = made["metadata"]["uid"]
+            if uid not in self._known:
+                logger.info("an admission webhook changes it", kind=manifest["kind"], name=manifest["metadata"]["name"])
+            self._known[uid] = (digest(manifest), _version(made), now + _OVERRULED_FOR_S)
+
+    def holds(self, action: Action, observed: Observed, now: float) -> bool:
+        """Return True if an action would write again what was changed, and nothing has changed since."""
+        if not isinstance(action, Apply):
+            return False
+        present = observed.children.get(_key(action))
+        if present is None or (known := self._known.get(present["metadata"]["uid"])) is None:
+            return False
+        return known[2] > now and known[:2] == (digest(action.manifest), _version(present))
+
+
+def _version(item: Object) -> Any:
+    """Return what changes with an object but not with its status; not all kinds have a generation."""
+    metadata = item["metadata"]
+    version = metadata.get("generation") or metadata["resourceVersion"]
+    return version, metadata.get("labels"), metadata.get("ownerReferences")
 
 
 class AwaitedError(KubeError):
@@ -52,19 +103,19 @@ def carry_out(
     """
     outcome = ApplyResults()
     for deletion in of_others:
-        _note(outcome, deletion, _try(kube, observed, deletion))
+        _note(outcome, deletion, _try(kube, observed, deletion, outcome))
     failed_before = len(outcome.failures)
     first = [action for action in actions if isinstance(action, Create | Apply) and action.first]
     rest = [action for action in actions if action not in first]
     for urgent in first:
-        _note(outcome, urgent, _try(kube, observed, urgent))
+        _note(outcome, urgent, _try(kube, observed, urgent, outcome))
         if len(outcome.failures) > failed_before:
             break  # the others would only wait for the same answer
     if outcome.refusals or len(outcome.failures) > failed_before:
         if not outcome.refusals and any(isinstance(action, Create) for action in rest):  # they do not exist yet
             outcome.failed[_key(urgent)] = str(outcome.failures[-1])
         return outcome
-    results = pool.map(lambda action: _try(kube, observed, action), rest)
+    results = pool.map(lambda action: _try(kube, observed, action, outcome), rest)
     for action, error in zip(rest, results, strict=True):
         _note(outcome, action, error)
     return outcome
@@ -93,14 +144,14 @@ def _key(action: Action) -> ChildKey:
             return action.kind, action.name
 
 
-def _try(kube: ApiServer, observed: Observed, action: Action) -> KubeError | None:
+def _try(kube: ApiServer, observed: Observed, action: Action, outcome: ApplyResults) -> KubeError | None:
     namespace = observed.namespace
     try:
         match action:
             case Create():
                 _create(kube, observed, action)
             case Apply():
-                kube.apply(action.manifest)
+                outcome.applied.append((action.manifest, kube.apply(action.manifest)))
             case Patch():
                 kube.patch(kind_of(action.kind), namespace, action.name, action.body)
             case Scale():

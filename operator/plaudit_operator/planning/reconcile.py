@@ -31,7 +31,7 @@ from plaudit_operator.attempts import pods_missing, present_attempt
 from plaudit_operator.cache import Cache, Key, trimmed
 from plaudit_operator.names import FIELD_MANAGER, LABEL_RUN, SELECTOR
 from plaudit_operator.observed import Object, Observed, timestamp
-from plaudit_operator.planning.apply import ApplyResults, AwaitedError, carry_out
+from plaudit_operator.planning.apply import ApplyResults, AwaitedError, Overruled, carry_out
 from plaudit_operator.planning.plan import PROGRESS_EVERY_S, plan
 from plaudit_operator.pod_state import is_leaving
 from plaudit_operator.runtime.kinds import CONFIG_MAP, EVENT, POD, REWARD_SERVICE, kind_of
@@ -83,6 +83,7 @@ class Reconciler:
         self._lock = threading.Lock()
         self._asked: dict[str, float] = {}
         self._refusals = PodRefusals(kube)
+        self._overruled = Overruled()
 
     def reconcile(self, key: Key) -> ReconcileResult:
         """Bring one job closer to its spec; raise ``KubeError`` if a retry is needed."""
@@ -108,7 +109,9 @@ class Reconciler:
         except KubeError as error:
             self._report_unread(key, error)
             raise
+        actions = [action for action in actions if not self._overruled.holds(action, observed, now)]
         outcome = carry_out(self._kube, self._pool, observed, actions, hurry(leaving))
+        self._overruled.learn(outcome.applied, now)
         if outcome.refusals or outcome.failed:
             # The planner turns them into conditions.
             seen = replace(observed, refusals=outcome.refusals, failures=outcome.failed)

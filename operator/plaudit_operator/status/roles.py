@@ -212,6 +212,9 @@ def _remedy(role: RoleState, context: JobContext) -> str:
         return told
     limit = "spec.transport.managed.memory" if role.name == "transport" else f"{pod}.resources.limits.memory"
     logs = {"transport": "redis"}.get(role.name, role.name.partition("/")[0])
+    killed = _KILLED.search(role.problem)
+    if killed and killed[1] not in (logs, *_BEFORE_IT):
+        limit = f"the memory limit of {killed[1]} in {pod}.template"
     where = " or apply another revision" if context.revision else " in a new job"
     sentences = {
         Reason.UNSCHEDULABLE: f"Add nodes, or lower {pod}.resources, or change its nodeSelector or tolerations",
@@ -224,6 +227,9 @@ def _remedy(role: RoleState, context: JobContext) -> str:
     return sentences.get(role.reason, "")
 
 
+_KILLED = re.compile(r": (\S+) exceeded its memory limit")
+_BEFORE_IT = ("prepare", "functions")
+"""Containers of ours that start before a role's process, with its resources."""
 _EXPLAINED = (
     Reason.UNSCHEDULABLE,
     Reason.CONFIG_MISSING,
@@ -245,8 +251,18 @@ _REMEDIES = tuple(
             "Add nodes where the volume is (its zone), or use a claim of a StorageClass that any node can mount",
         ),
         (r"ReadWriteOncePod", "Use a claim with access mode ReadWriteMany: the pods of a job share it"),
+        (
+            r"anti-affinity rules|topology spread constraints",
+            "Change affinity, topology or template of {pod}, or add nodes",
+        ),
+        (r"Too many pods", "Add nodes, or raise the kubelets' maxPods"),
+        (r"cannot allocate all claims|resourceclaim", "See kubectl describe resourceclaim and {pod}.resourceClaims"),
         # a quota, a LimitRange
-        (r"must specify ([a-z.-]+)", "Set {0} in {pod}.resources: a quota of the namespace counts it"),
+        (
+            r"must specify ([a-z.-]+)",
+            "Set {0} in {pod}.resources, or in {pod}.template for a container that it adds: a quota of the namespace "
+            "counts it",
+        ),
         (
             r"requested: (?:[^:]*,)?(requests\.storage|persistentvolumeclaims|[^=,]*\bstorageclass\.[^=,]*)=",
             "Raise the namespace's quota of {0}, or lower spec.transport.managed.storage; Kubernetes retries",
@@ -271,6 +287,10 @@ _REMEDIES = tuple(
         (
             r"(?:maximum|minimum) [a-z-]+ usage per|max limit to request ratio",
             "Change {pod}.resources to what the namespace's LimitRange allows, or have that changed",
+        ),
+        (
+            r"must be less than or equal to ([a-z./-]+) limit",
+            "Set {0} in {pod}.resources.limits: without it the namespace's LimitRange gives one, which is lower",
         ),
         # admission
         (r"because it is being terminated", "The namespace is being deleted: apply the job in another one"),
@@ -320,6 +340,10 @@ _REMEDIES = tuple(
         (
             r"ErrImageNeverPull|is not present with pull policy of Never",
             "Load the image into the nodes, or change the chart's images.pullPolicy",
+        ),
+        (
+            r"ends with code 0, and Kubernetes starts it again",
+            "Let it run for as long as the pod, or give it in initContainers of {pod}.template",
         ),
         (
             r"executable file not found|no such file or directory: unknown",

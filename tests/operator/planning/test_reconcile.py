@@ -232,3 +232,39 @@ def test_a_deletion_that_fails_at_the_end_is_reported():
     world.settle()
     assert world.condition(ConditionType.ADMITTED)["message"] == "the job has ended"
     assert {kind for kind, _ in world.children()} == {"Secret"}
+
+
+class Mirrored(ClusterModel):
+    """A cluster whose webhook rewrites the images of all pod templates, as policies for mirrors do."""
+
+    def _store(self, event: str, item: dict[str, Any]) -> dict[str, Any]:
+        before = self.find(item["kind"], item["metadata"]["name"])
+        if item["kind"] in ("Deployment", "StatefulSet"):
+            item = copy.deepcopy(item)
+            for container in item["spec"]["template"]["spec"]["containers"]:
+                container["image"] = f"mirror/{container['image'].removeprefix('mirror/')}"
+            if before is not None and before["spec"] != item["spec"]:
+                item["metadata"]["generation"] += 1
+        return super()._store(event, item)
+
+
+def test_what_a_webhook_changes_each_time_is_not_written_again_and_again_but_edits_are_put_right():
+    cluster = Mirrored()
+    cluster.put(rljob())
+    world = World(cluster=cluster)
+    world.settle()
+    assert world.status["phase"] == "Running"
+
+    def applies(seconds: float = 10.0) -> list[str]:
+        before = len(cluster.calls)
+        cluster.now += seconds
+        world.settle()
+        return [call for call in cluster.calls[before:] if call.startswith("apply")]
+
+    assert applies() == []
+    cluster.edit("Deployment", "job-rollout", lambda item: item["metadata"]["labels"].pop("plaudit.dev/role"))
+    cluster.edit("Deployment", "job-reward", lambda item: item["spec"].update(strategy={"type": "Recreate"}))
+    assert set(applies()) == {"apply Deployment job-rollout", "apply Deployment job-reward"}
+    assert applies() == []
+    assert "apply Deployment job-metrics" in applies(600.0), "the policy may be gone"
+    assert applies() == []

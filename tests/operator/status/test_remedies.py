@@ -20,6 +20,9 @@ SCHEDULER = {
     "0/2 nodes are available: 2 node(s) had untolerated taint {gpu: }.": "change its nodeSelector or tolerations",
     "0/2 nodes are available: 1 node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod "
     "access mode.": "Use a claim with access mode ReadWriteMany",
+    "0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules.": "Change affinity, topology or",
+    "0/2 nodes are available: 2 Too many pods.": "raise the kubelets' maxPods",
+    "0/2 nodes are available: 2 cannot allocate all claims.": "spec.rollout.pod.resourceClaims",
     "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.": "change its nodeSelector",
 }
 REFUSALS = {
@@ -38,8 +41,12 @@ REFUSALS = {
     "insufficient quota to match these scopes: [{PriorityClass In [high]}]": "Name a priorityClassName in spec.rollout",
     "unable to create new content in namespace a because it is being terminated": "apply the job in another one",
     "failed quota: team: must specify limits.cpu for: prepare,rollout": "Set limits.cpu in spec.rollout.pod.resources",
+    "failed quota: team: must specify limits.cpu for: proxy": "or in spec.rollout.pod.template for a container that it",
     "failed quota: team: must specify requests.ephemeral-storage for: rollout": "Set requests.ephemeral-storage in",
     "maximum cpu usage per Container is 2, but limit is 4": "LimitRange allows",
+    'spec.containers[0].resources.requests: Invalid value: "4": must be less than or equal to cpu limit of 2': (
+        "Set cpu in spec.rollout.pod.resources.limits"
+    ),
     "cpu max limit to request ratio per Container is 2, but provided ratio is 4.0": "LimitRange allows",
     'violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false': "out of spec.rollout.pod.template",
     'Internal error occurred: failed calling webhook "validate.kyverno.svc": refused': "kyverno.svc does not answer",
@@ -76,7 +83,7 @@ class Troubled(ClusterModel):
     def _run_pods(self, owner: dict[str, Any], count: int) -> int:
         if owner["metadata"]["name"] != "job-rollout" or not self.refusal:
             return super()._run_pods(owner, count)
-        text = f'pods "job-rollout-x-y" is forbidden: {self.refusal}'
+        text = f'pods "job-rollout-x-y" is {"invalid" if "Invalid" in self.refusal else "forbidden"}: {self.refusal}'
         failing = [{"type": "ReplicaFailure", "status": "True", "message": text}]
         self.edit("Deployment", "job-rollout", lambda item: item.update(status={"conditions": failing}))
         return 0
@@ -116,6 +123,7 @@ def test_what_a_quota_or_an_admission_policy_says(message: str):
     assert reason == "RefusedByCluster"
     assert message in told
     assert REFUSALS[message] in told
+    assert "job-rollout-x-y" not in told, "a name that differs with each try"
 
 
 @pytest.mark.parametrize("case", KUBELET)
@@ -128,6 +136,31 @@ def test_what_the_kubelet_says(case: tuple[str, str]):
     assert found in ("SecretOrConfigMissing", "ImagePullFailed", "Crashing")
     assert message in told
     assert KUBELET[case] in told
+
+
+def test_a_container_that_ends_well_where_it_should_stay_is_named():
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
+    ended = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+    status = {"name": "proxy", "image": "x:1", "state": waiting, "lastState": ended, "restartCount": 3}
+    reason, told = message_of(Troubled({"phase": "Running", "containerStatuses": [status]}))
+    assert reason == "Crashing"
+    assert "proxy ends with code 0, and Kubernetes starts it again and again. Let it run for as long as the pod" in told
+
+
+@pytest.mark.parametrize(
+    ("container", "remedy"),
+    [
+        ("rollout", "Raise spec.rollout.pod.resources.limits.memory"),
+        ("prepare", "Raise spec.rollout.pod.resources.limits.memory"),
+        ("proxy", "Raise the memory limit of proxy in spec.rollout.pod.template"),
+    ],
+)
+def test_of_a_container_without_memory_the_right_limit_is_named(container: str, remedy: str):
+    state = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    statuses = [{"name": container, "image": "x:1", "state": {}, "lastState": state, "restartCount": 1}]
+    reason, told = message_of(Troubled({"phase": "Running", "containerStatuses": statuses}))
+    assert reason == "OutOfMemory"
+    assert remedy in told
 
 
 LATE = {

@@ -110,7 +110,7 @@ def container(**status: Any) -> dict[str, Any]:
         (
             "reward",
             "RewardReady",
-            container(**KILLED),
+            container(name="reward", **KILLED),
             "OutOfMemory",
             "spec.reward.workers.pod.resources.limits.memory",
         ),

@@ -101,6 +101,8 @@ class GatewayProcess:
     port: int
     health_port: int
     leaves_s: int = 0
+    without: str = ""
+    """A module that the process finds broken, as in an environment without it."""
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -116,6 +118,11 @@ class GatewayProcess:
             "PLAUDIT_HEALTH_PORT": str(self.health_port),
             "PLAUDIT_GATEWAY_LEAVES_S": str(self.leaves_s),
         }
+        if self.without:
+            hidden = self.job.parent / "hidden"
+            hidden.mkdir(exist_ok=True)
+            (hidden / f"{self.without}.py").write_text("raise ImportError")
+            environment["PYTHONPATH"] = f"{hidden}:{environment.get('PYTHONPATH', '')}"
         self.process = subprocess.Popen([sys.executable, "-m", "plaudit_workers.gateway"], env=environment)
 
     def kill(self) -> None:
@@ -148,8 +155,8 @@ def gateway_process(tmp_path: Path, tokens: Path) -> Callable[..., AbstractAsync
     """A gateway of a service, in a process of its own."""
 
     @asynccontextmanager
-    async def start(service: Running, leaves_s: int = 0) -> AsyncIterator[GatewayProcess]:
-        gateway = GatewayProcess(service, tmp_path / "job.yaml", tokens, free_port(), free_port(), leaves_s)
+    async def start(service: Running, leaves_s: int = 0, without: str = "") -> AsyncIterator[GatewayProcess]:
+        gateway = GatewayProcess(service, tmp_path / "job.yaml", tokens, free_port(), free_port(), leaves_s, without)
         gateway.start()
         try:
             yield gateway

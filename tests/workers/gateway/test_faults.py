@@ -128,12 +128,13 @@ def pause(server: RedisServer) -> None:
         client.client_pause(1000)
 
 
+@pytest.mark.parametrize("without", ["", "httptools"])
 async def test_a_gateway_that_leaves_answers_every_call_until_it_has_left(
-    start_service: Any, gateway_process: Any
+    start_service: Any, gateway_process: Any, without: str
 ) -> None:
     async with (
         start_service(workers=0) as service,
-        gateway_process(service, leaves_s=3600) as gateway,
+        gateway_process(service, leaves_s=3600, without=without) as gateway,
         gateway.http() as idle,
         gateway.http() as waiting,
         gateway.http() as new,
@@ -156,16 +157,22 @@ async def test_a_gateway_that_leaves_answers_every_call_until_it_has_left(
             assert (answer.json()["outcome"], answer.headers["connection"]) == ("scored", "close")
 
 
-async def test_a_gateway_that_has_left_ends(start_service: Any, gateway_process: Any) -> None:
-    async with (
-        start_service(workers=0) as service,
-        gateway_process(service, leaves_s=1) as gateway,
-        gateway.http() as idle,
-    ):
+async def test_a_gateway_that_leaves_closes_no_connection_that_a_client_keeps(
+    start_service: Any, gateway_process: Any
+) -> None:
+    async with start_service(workers=0) as service, gateway_process(service, leaves_s=1) as gateway:
         await until(gateway.is_ready, 120)
-        assert (await idle.get("/v1/service")).status_code == 200
-        gateway.terminate()
-        await until(lambda: gateway.process.poll() is not None)
+        async with gateway.http() as idle, gateway.http() as another:
+            for each in (idle, another):
+                assert (await each.get("/v1/service")).status_code == 200
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            gateway.terminate()
+            await asyncio.sleep(4)  # longer than it leaves and stays quiet
+            last = await idle.get("/v1/service")
+            assert (last.status_code, last.headers["connection"]) == (200, "close")
+            writer.write(b"GET /livez HTTP/1.1\r\nhost: gateway\r\n\r\n")
+            assert b"connection: close" in await reader.read()
+            writer.close()
+            assert gateway.process.poll() is None
+        await until(lambda: gateway.process.poll() is not None)  # as soon as its clients have ended theirs
         assert gateway.process.returncode == 0
-        with pytest.raises(httpx.ConnectError):
-            await idle.get("/v1/service")

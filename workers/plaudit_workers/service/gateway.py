@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plaudit_job.load import load_job
 from plaudit_job.secrets import secret_value
@@ -43,14 +44,17 @@ logger = get_logger(__name__)
 _END_WITHIN_S = 5
 _END_BEHIND_SERVICE_WITHIN_S = 60
 """Calls in flight when a gateway ends: seconds until they are cut off, where others can serve the next ones."""
-_QUIET_S = 2.0
-_LATEST_S = 30.0
-"""A gateway that leaves stays until no call has come for ``_QUIET_S``, and for ``_LATEST_S`` longer at most: on a busy
-node what sends calls here learns late, and a call may have arrived that was not read yet."""
 _MOST_CONNECTIONS = 8192
 _MOST_STRANGERS = 1024
 """Connections that have not brought a token yet."""
 _KEEP_ALIVE_S = 75
+"""An idle connection is closed after this time, and never before: a call that is on its way to a connection that closes
+is lost, so a gateway that leaves waits until a client ends its connections, or has not used them for so long."""
+_QUIET_S = 2.0
+_LATEST_S = _KEEP_ALIVE_S + 15
+"""A gateway that leaves stays until no call has come for ``_QUIET_S`` and no connection is left, and for ``_LATEST_S``
+longer at most: on a busy node what sends calls here learns late."""
+_LOOK_S = 0.05
 _HEAD_WITHIN_S = 10.0
 """A request's line and headers, from the connection or from their first byte on."""
 _MOST_HEAD_BYTES = 64 << 10
@@ -148,8 +152,8 @@ async def serve_on(
     gateway: Application, callers: Callers, listener: socket.socket, own: GatewaySettings, stop: asyncio.Event
 ) -> None:
     """Serve HTTP until ``stop`` is set and the gateway has left. Raises what ends the sessions."""
-    leaving = Leaving()
-    server = HttpServer(_config(gateway, own, leaving))
+    leaving = Leaving(gateway.asgi())
+    server = HttpServer(_config(leaving, own))
     address, port = listener.getsockname()[:2]
     logger.info("serving", address=f"{'https' if own.certificate else 'http'}://{address}:{port}")
     async with Supervised() as tasks:
@@ -158,21 +162,17 @@ async def serve_on(
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await stop.wait()
         leaving.begun = True
-        for connection in server.server_state.connections:
-            connection.close_after_its_response()  # type: ignore[union-attr]
         if own.leaves_s:
-            await leaving.end(own.leaves_s, lambda: _is_asked(listener, server))
+            await leaving.end(own.leaves_s, lambda: bool(server.server_state.connections) or _is_asked(listener))
             for accepting in server.servers:  # at once: uvicorn looks at should_exit every 0.1 s
                 accepting.close()
-            for connection in list(server.server_state.connections):
-                connection.shutdown()
         server.should_exit = True
         await serving
 
 
-def _config(gateway: Application, own: GatewaySettings, leaving: Leaving) -> uvicorn.Config:
+def _config(asgi: ASGIApp, own: GatewaySettings) -> uvicorn.Config:
     config = uvicorn.Config(
-        gateway.asgi(),
+        asgi,
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -187,41 +187,50 @@ def _config(gateway: Application, own: GatewaySettings, leaving: Leaving) -> uvi
         config.load()
     except (OSError, ssl.SSLError) as error:
         raise RefusedError(f"PLAUDIT_GATEWAY_TLS_CERT {own.certificate}: {error}") from error
-    config.http_protocol_class = type(
-        "BoundedProtocol",
-        (_Bounded, config.http_protocol_class),
-        {"strangers": Strangers(), "leaving": leaving},
-    )
+    bases = (_Bounded, config.http_protocol_class)
+    config.http_protocol_class = type("BoundedProtocol", bases, {"strangers": Strangers()})
     return config
 
 
-def _is_asked(listener: socket.socket, server: HttpServer) -> bool:
-    """Return True if a connection or a part of a call has arrived that was not read yet."""
+def _is_asked(listener: socket.socket) -> bool:
+    """Return True if a connection has arrived that was not accepted yet."""
     arrived = select.poll()
     arrived.register(listener.fileno(), select.POLLIN)
-    for connection in server.server_state.connections:
-        there = connection.transport.get_extra_info("socket")
-        if there is not None and there.fileno() >= 0:
-            arrived.register(there.fileno(), select.POLLIN)
     return bool(arrived.poll(0))
 
 
 class Leaving:
-    """Hold whether a gateway leaves, and when the newest call came since."""
+    """Answer as an application does; once the gateway leaves, each answer says that it ends its connection.
 
-    def __init__(self) -> None:
+    The next call then goes to another gateway. It has to be said in the headers: uvicorn's h11 protocol (of an
+    environment without httptools) closes a connection whose ``keep_alive`` was taken away and does not say so, and the
+    client's next call meets the end.
+    """
+
+    def __init__(self, application: ASGIApp) -> None:
+        self._application = application
         self.begun = False
         self.called_at = 0.0
 
-    async def end(self, least_s: float, is_asked: Callable[[], bool]) -> None:
-        """Wait for ``least_s``, and until no call has come for a while, nor ``is_asked`` says that one is about to."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+
+        async def said(message: Message) -> None:
+            if self.begun and message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        self.called_at = asyncio.get_running_loop().time()
+        await self._application(scope, receive, said)
+
+    async def end(self, least_s: float, is_in_use: Callable[[], bool]) -> None:
+        """Wait for ``least_s``, and until no call has come for a while and ``is_in_use`` says that none can come."""
         clock = asyncio.get_running_loop().time
         first = clock() + least_s
-        while (left_s := min(max(first, self.called_at + _QUIET_S), first + _LATEST_S) - clock()) > 0 or (
-            clock() < first + _LATEST_S and is_asked()
-        ):
-            self.called_at = self.called_at if left_s > 0 else clock()
-            await asyncio.sleep(max(left_s, 0.01))
+        while (now := clock()) < first + _LATEST_S:
+            if now >= max(first, self.called_at + _QUIET_S) and not is_in_use():
+                return
+            await asyncio.sleep(_LOOK_S)
 
 
 class Strangers:
@@ -263,14 +272,12 @@ def _address(connection: Any) -> str:
 class _Bounded(asyncio.Protocol):
     """Bound what may come before a token: uvicorn waits without a limit for the end of a request's headers.
 
-    While the gateway leaves, each response closes its connection, so that the next call goes to another gateway. A
-    connection without a call stays open until then: a client may be about to send one on it.
+    At the end a connection that has brought no call yet stays open for the moment: its first one is on the way.
 
     It stands before uvicorn's protocol of a connection, whose attributes it reads.
     """
 
     strangers: Strangers
-    leaving: Leaving
     transport: Any
     loop: Any
     cycle: Any
@@ -295,9 +302,6 @@ class _Bounded(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         in_head = self.cycle is None or (self.cycle.response_complete and not self.cycle.more_body)
         super().data_received(data)
-        if self.leaving.begun:
-            self.leaving.called_at = self.loop.time()
-            self.close_after_its_response()
         if not self._is_idle:
             self._head_has_come()
             return
@@ -307,10 +311,10 @@ class _Bounded(asyncio.Protocol):
         if self._head_bytes > _MOST_HEAD_BYTES:
             self.transport.abort()
 
-    def close_after_its_response(self) -> None:
-        """Close the connection after the response to the newest call, if its headers can still say so."""
-        if self.cycle is not None and not self.cycle.response_started:
-            self.cycle.keep_alive = False
+    def shutdown(self) -> None:
+        """Close an idle connection, and any other after its response, but not a new one."""
+        if self.cycle is not None:
+            super().shutdown()  # type: ignore[misc]
 
     @property
     def _is_idle(self) -> bool:
