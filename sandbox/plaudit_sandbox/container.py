@@ -27,7 +27,8 @@ from typing import Final, Literal
 
 from plaudit_sandbox.archives import RewardArchive, write_archive
 from plaudit_sandbox.container_engine import ContainerEngine, client_folder, inspected, label_options, write_variables
-from plaudit_sandbox.machine import REWARD_FILES, CommandEnd, Ending, KeptOutput, MachineLimits, space_of, start_error
+from plaudit_sandbox.machine import REWARD_FILES, CommandEnd, Ending, KeptOutput, MachineLimits, space_of
+from plaudit_sandbox.machine_start import start_error
 from plaudit_wire.errors import InfrastructureError
 
 CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")

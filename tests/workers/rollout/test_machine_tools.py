@@ -123,7 +123,7 @@ async def test_what_the_policy_brings_about_does_not_end_its_sample(play_in_mach
     )
     assert answers[0] == "begun\n(stopped: it did not end within 3 s)"
     assert answers[1] == "(stopped: your machine has no more disk)"
-    assert answers[2] == "Killed\n(exit code 137)"
+    assert answers[2] == "(exit code 137)"
     assert "put it into a file" in answers[3]
     assert answers[4] == "alive"
     assert body.sample.failure is None

@@ -1,0 +1,157 @@
+"""Start commands in machines, by one small process that forks and enters namespaces in our place.
+
+To fork this process would copy its tables of memory, which takes longer than all else where it has loaded a model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import AsyncIterator
+from typing import BinaryIO, Final
+
+from plaudit_sandbox.lifetime import start_module
+from plaudit_sandbox.machine_process import BUILT, ENDED, FAILED, NUM_DESCRIPTORS, STARTED, TOO_LARGE, Task
+from plaudit_wire.errors import DataError, InfrastructureError
+
+_INHERITED: Final = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
+"""Variables that Python may need to start; the others hold secrets."""
+_LARGEST_MESSAGE = 4096
+
+
+class StartedCommand:
+    """One command; leaving ``started`` ends it, with every process of its namespaces."""
+
+    def __init__(self, report: socket.socket, output: asyncio.StreamReader) -> None:
+        self.output = output
+        """Its standard output and error."""
+        self.first_pid = 0
+        """The first process of its namespaces, which is ours; 0 until it is known."""
+        self._report = report
+        self._exit_code: int | None = None
+        self._is_built = False
+
+    async def wait(self) -> int:
+        """Return the exit code, or 128 + the number of the signal that ended it.
+
+        Raises ``DataError`` for a command too large to be executed, ``InfrastructureError`` if it cannot be started.
+        """
+        while self._exit_code is None:
+            message = await asyncio.get_running_loop().sock_recv(self._report, _LARGEST_MESSAGE)
+            kind, text = message[:1], message[1:].decode(errors="replace")
+            if kind == STARTED:
+                self.first_pid = int(text)
+            elif kind == BUILT:
+                self._is_built = True
+            elif kind == ENDED and self._is_built:
+                self._exit_code = int(text)
+            elif kind == TOO_LARGE:
+                raise start_error(OSError(errno.E2BIG, "too large"))
+            elif kind == FAILED:
+                raise InfrastructureError(f"the machine cannot be built: {text}")
+            else:
+                raise InfrastructureError("the machine's first process was ended from outside")
+        return self._exit_code
+
+    def end(self) -> None:
+        """End it, if it has not ended."""
+        with contextlib.suppress(OSError):
+            self._report.shutdown(socket.SHUT_WR)
+
+    async def ended(self) -> None:
+        """End it, and wait until nothing of it is left."""
+        self.end()
+        with contextlib.suppress(OSError):
+            while await asyncio.get_running_loop().sock_recv(self._report, _LARGEST_MESSAGE):
+                pass
+
+
+@contextlib.asynccontextmanager
+async def started(task: Task, stdin: bytes) -> AsyncIterator[StartedCommand]:
+    """Start a command, and end it; raise ``DataError`` for one that cannot be, ``InfrastructureError``."""
+    loop = asyncio.get_running_loop()
+    output = asyncio.StreamReader()
+    report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    read_end, write_end = os.pipe()
+    with report, os.fdopen(read_end, "rb", 0) as pipe:
+        report.setblocking(False)
+        with theirs, os.fdopen(write_end, "wb", 0):
+            try:
+                with _file(_encoded(task)) as asked, _file(stdin) as given:
+                    _starter.fork(asked.fileno(), given.fileno(), write_end, theirs.fileno())
+            except (OSError, ValueError) as error:
+                raise start_error(error) from error
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), pipe)
+        command = StartedCommand(report, output)
+        try:
+            yield command
+        finally:
+            try:
+                await command.ended()
+            finally:
+                transport.close()
+
+
+class _Starter:
+    """Hold the process that forks commands; it ends with this one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._owner = 0
+
+    def fork(self, *descriptors: int) -> None:
+        """Have a command forked with these descriptors; raise ``OSError``."""
+        assert len(descriptors) == NUM_DESCRIPTORS
+        with self._lock:
+            try:
+                socket.send_fds(self._running(), [b"f"], descriptors)
+            except BrokenPipeError:  # somebody ended it
+                self._connection = None
+                socket.send_fds(self._running(), [b"f"], descriptors)
+
+    def _running(self) -> socket.socket:
+        if self._connection is None or self._owner != os.getpid():
+            environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+            self._process, self._connection = start_module(
+                "plaudit_sandbox.machine_process", environment, subprocess.DEVNULL
+            )
+            self._owner = os.getpid()
+        return self._connection
+
+
+_starter = _Starter()
+
+
+def start_error(error: OSError | ValueError) -> DataError | InfrastructureError:
+    """Return what it means that a command could not be started: its own fault, or this host's."""
+    if isinstance(error, ValueError) or error.errno == errno.E2BIG:
+        return DataError(
+            "the command, its folder or its variables hold a NUL or a word above 128 KiB: put it into a file"
+        )
+    return InfrastructureError(f"no process can be started: {error}")
+
+
+def _encoded(task: Task) -> bytes:
+    """Encode a task; raise ``ValueError`` for what no program can be given."""
+    for word in (*task.command, task.directory, *(word for each in task.environment.items() for word in each)):
+        if "\0" in word:
+            raise ValueError(word)
+    return json.dumps(task, ensure_ascii=False).encode()
+
+
+def _file(content: bytes) -> BinaryIO:
+    """Return a file in memory, which a command can read and not change."""
+    file = os.fdopen(os.memfd_create("given", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "w+b")
+    file.write(content)
+    file.seek(0)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE)
+    return file
