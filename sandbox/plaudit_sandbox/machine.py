@@ -169,8 +169,8 @@ class Machine:
         target.mkdir(parents=True, exist_ok=True)
         copy(folder, target, "--no-preserve=ownership")
         if os.geteuid() == 0:
-            for place, folders, files in os.walk(self.folder / "files" / parts[0]):
-                for path in (place, *(os.path.join(place, name) for name in (*folders, *files))):
+            for above, folders, files in os.walk(self.folder / "files" / parts[0]):
+                for path in (above, *(os.path.join(above, name) for name in (*folders, *files))):
                     os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
 
     @contextlib.asynccontextmanager
@@ -475,9 +475,10 @@ def copy(folder: Path, target: Path, *options: str) -> None:
         raise InfrastructureError(f"{folder} cannot be copied: {why}")
 
 
-def remove(folder: Path) -> None:
-    """Remove a folder, however deep; nothing happens if there is none."""
-    subprocess.run([*_as_owner(), "rm", "-rf", "--", str(folder)], capture_output=True)
+def remove(*folders: Path) -> None:
+    """Remove folders, however deep; nothing happens for those that are gone."""
+    if folders:
+        subprocess.run([*_as_owner(), "rm", "-rf", "--", *map(str, folders)], capture_output=True)
 
 
 def _as_owner() -> list[str]:

@@ -79,16 +79,15 @@ async def started(task: Task, stdin: bytes) -> AsyncIterator[StartedCommand]:
     loop = asyncio.get_running_loop()
     output = asyncio.StreamReader()
     report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    read_end, write_end = os.pipe()
-    with report, os.fdopen(read_end, "rb", 0) as pipe:
+    with report:
         report.setblocking(False)
-        with theirs, os.fdopen(write_end, "wb", 0):
-            try:
-                with _file(_encoded(task)) as asked, _file(stdin) as given:
-                    _starter.fork(asked.fileno(), given.fileno(), write_end, theirs.fileno())
-            except (OSError, ValueError) as error:
-                raise start_error(error) from error
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), pipe)
+        with theirs:
+            pipe = _forked(task, stdin, theirs)
+        try:
+            transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), pipe)
+        except BaseException:
+            pipe.close()
+            raise
         command = StartedCommand(report, output)
         try:
             yield command
@@ -96,7 +95,24 @@ async def started(task: Task, stdin: bytes) -> AsyncIterator[StartedCommand]:
             try:
                 await command.ended()
             finally:
-                transport.close()
+                transport.close()  # which closes the pipe: closing it twice could close another's file
+
+
+def _forked(task: Task, stdin: bytes, report: socket.socket) -> BinaryIO:
+    """Have a command forked; return the pipe of its output. Raises ``DataError``, ``InfrastructureError``."""
+    try:
+        with _file(_encoded(task)) as asked, _file(stdin) as given:
+            read_end, write_end = os.pipe()
+            with os.fdopen(write_end, "wb", 0):
+                pipe = os.fdopen(read_end, "rb", 0)
+                try:
+                    _starter.fork(asked.fileno(), given.fileno(), write_end, report.fileno())
+                except BaseException:
+                    pipe.close()
+                    raise
+                return pipe
+    except (OSError, ValueError) as error:
+        raise start_error(error) from error
 
 
 class _Starter:
@@ -115,8 +131,15 @@ class _Starter:
             try:
                 socket.send_fds(self._running(), [b"f"], descriptors)
             except BrokenPipeError:  # somebody ended it
-                self._connection = None
+                self._forget()
                 socket.send_fds(self._running(), [b"f"], descriptors)
+
+    def _forget(self) -> None:
+        assert self._connection is not None
+        assert self._process is not None
+        self._connection.close()
+        self._process.wait()
+        self._connection = None
 
     def _running(self) -> socket.socket:
         if self._connection is None or self._owner != os.getpid():

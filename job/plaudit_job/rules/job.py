@@ -234,6 +234,26 @@ def _tool(field: str, tool: ToolSpec) -> Iterator[Problem]:
         yield Problem(f"{field}.mcp.headers", "are for url", "Pass what a command needs in its arguments")
 
 
+def _sandboxes(spec: Spec) -> Iterator[Problem]:
+    """Yield what a provider of machines cannot do."""
+    sandboxes = spec.sandboxes
+    if sandboxes.provider == "process":
+        for name in sorted(sandboxes.model_fields_set & {"image", "registry", "network"}):
+            yield Problem(
+                f"spec.sandboxes.{name}",
+                "is for containers, and the provider is process",
+                "Set sandboxes.provider: container, or remove the field",
+                also=("spec.sandboxes.provider",),
+            )
+    elif sandboxes.keep != "none":
+        yield Problem(
+            "spec.sandboxes.keep",
+            f"is {sandboxes.keep}, but containers are not kept",
+            "Set keep: none, or sandboxes.provider: process",
+            also=("spec.sandboxes.provider",),
+        )
+
+
 def _verifiers(spec: Spec) -> Iterator[Problem]:
     """Yield what scorers of kind verifier miss: the tests of a task, and the machine that an agent has left behind."""
     for index, scorer in enumerate(spec.reward.scorers):
@@ -490,6 +510,7 @@ _ALWAYS: tuple[FieldRule, ...] = (
     _autoscaling,
     _files,
     _environments,
+    _sandboxes,
     _verifiers,
 )
 _SCORING_ONLY: tuple[FieldRule, ...] = (_unused_sections,)
