@@ -144,6 +144,8 @@ class ContainerProvider:
     """Containers of docker or podman on this host."""
 
     def __init__(self, choice: MachineChoice) -> None:
+        self.run = choice.run
+        """The value of the label ``plaudit.dev/run`` of its containers; empty outside of a run."""
         self._choice = choice
 
     def require(self) -> None:
@@ -205,8 +207,8 @@ class ContainerProvider:
 
     def end(self) -> None:
         """Remove what a killed process made for a folder that was gone."""
-        if self._choice.run:
-            find_engine().remove_of(self._choice.run)
+        if self.run:
+            find_engine().remove_of(self.run)
 
     def _machine(self, folder: Path, task: Task | None) -> ContainerMachine:
         try:
@@ -218,7 +220,7 @@ class ContainerProvider:
             network="public" if task is not None and self._network(task) == "public" else "none",
             cpus=task.config.environment.cpus if task else 1.0,
             workdir=written["workdir"],
-            labels={"run": self._choice.run} if self._choice.run else {},
+            labels={"run": self.run} if self.run else {},
             holder=folder,
         )
         limits = self._choice.limits(task, _CONTAINER_PROCESSES)

@@ -238,10 +238,13 @@ def _sandboxes(spec: Spec) -> Iterator[Problem]:
     """Yield what a provider of machines cannot do."""
     sandboxes = spec.sandboxes
     if sandboxes.provider == "process":
-        for name in sorted(sandboxes.model_fields_set & {"image", "registry", "network"}):
+        fields = type(sandboxes).model_fields
+        for name in ("image", "registry", "network"):
+            if (value := getattr(sandboxes, name)) == fields[name].default:
+                continue
             yield Problem(
                 f"spec.sandboxes.{name}",
-                "is for containers, and the provider is process",
+                f"is {value}, which is for containers, and the provider is process",
                 "Set sandboxes.provider: container, or remove the field",
                 also=("spec.sandboxes.provider",),
             )
