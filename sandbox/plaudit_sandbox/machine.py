@@ -32,7 +32,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from plaudit_sandbox.machine_process import Mount, Task
 from plaudit_sandbox.machine_start import StartedCommand, started
@@ -123,10 +123,13 @@ class Machine:
         task = self._task(command, environment, directory, [*self._mounts(mounts, writable)])
         async with started(task, stdin) as process:
             output = KeptOutput(self.limits.output_bytes)
-            reading = asyncio.create_task(output.read(process.output))
-            ending = await self._watch(process, began_s + timeout_s)
-            await process.ended()
-            await reading
+            reading = asyncio.create_task(output.read(process))
+            try:
+                ending = await self._watch(process, began_s + timeout_s)
+                await process.ended()
+                await reading
+            finally:
+                await _cancelled(reading)
             code = await process.wait() if ending == "exited" else _AT_A_LIMIT
         return CommandEnd(ending, code, output.text(), time.monotonic() - began_s)
 
@@ -169,9 +172,11 @@ class Machine:
         target.mkdir(parents=True, exist_ok=True)
         copy(folder, target, "--no-preserve=ownership")
         if os.geteuid() == 0:
-            for above, folders, files in os.walk(self.folder / "files" / parts[0]):
-                for path in (above, *(os.path.join(above, name) for name in (*folders, *files))):
-                    os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+            top = str(self.folder / "files" / parts[0])
+            for above, folders, files in os.walk(top):
+                for name in (*folders, *files):
+                    os.chown(os.path.join(above, name), NOBODY, NOBODY, follow_symlinks=False)
+            os.chown(top, NOBODY, NOBODY)
 
     @contextlib.asynccontextmanager
     async def for_tests(self, tests: Path) -> AsyncIterator[MachineCopy]:
@@ -229,7 +234,7 @@ class Machine:
                 if limit := await asyncio.to_thread(self._limit_reached, process.first_pid):
                     return limit
         finally:
-            waiting.cancel()
+            await _cancelled(waiting)
 
     def _limit_reached(self, pid: int) -> Ending | None:
         """Return the limit that the processes below this one are beyond."""
@@ -380,7 +385,7 @@ class KeptOutput:
         self._tail = bytearray()
         self._num_cut = 0
 
-    async def read(self, stream: asyncio.StreamReader) -> None:
+    async def read(self, stream: asyncio.StreamReader | StartedCommand) -> None:
         """Read to the end, whatever its length."""
         while data := await stream.read(_READ_BYTES):
             self.add(data)
@@ -398,6 +403,12 @@ class KeptOutput:
         """Return what was kept, with a line about what was cut."""
         cut = _CUT % self._num_cut if self._num_cut else b""
         return bytes(self._head + cut + self._tail).decode(errors="replace")
+
+
+async def _cancelled(task: asyncio.Task[Any]) -> None:
+    """Cancel a task, and wait for its end: two tasks must not wait for the same descriptor."""
+    task.cancel()
+    await asyncio.wait([task])
 
 
 def _held_bytes(pid: int, disk: int) -> tuple[int, int, int]:

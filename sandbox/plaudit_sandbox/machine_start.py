@@ -6,6 +6,7 @@ To fork this process would copy its tables of memory, which takes longer than al
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import errno
 import fcntl
@@ -29,14 +30,22 @@ _LARGEST_MESSAGE = 4096
 class StartedCommand:
     """One command; leaving ``started`` ends it, with every process of its namespaces."""
 
-    def __init__(self, report: socket.socket, output: asyncio.StreamReader) -> None:
-        self.output = output
-        """Its standard output and error."""
+    def __init__(self, report: socket.socket, output: BinaryIO) -> None:
         self.first_pid = 0
         """The first process of its namespaces, which is ours; 0 until it is known."""
+        self._output = output
         self._report = report
         self._exit_code: int | None = None
         self._is_built = False
+
+    async def read(self, most: int) -> bytes:
+        """Return more of its standard output and error; nothing at their end."""
+        # No transport: uvloop's closes a pipe twice, and the second time may hit a file of another thread.
+        while True:
+            try:
+                return os.read(self._output.fileno(), most)
+            except BlockingIOError:
+                await _readable(self._output.fileno())
 
     async def wait(self) -> int:
         """Return the exit code, or 128 + the number of the signal that ended it.
@@ -44,7 +53,7 @@ class StartedCommand:
         Raises ``DataError`` for a command too large to be executed, ``InfrastructureError`` if it cannot be started.
         """
         while self._exit_code is None:
-            message = await asyncio.get_running_loop().sock_recv(self._report, _LARGEST_MESSAGE)
+            message = await self._message()
             kind, text = message[:1], message[1:].decode(errors="replace")
             if kind == STARTED:
                 self.first_pid = int(text)
@@ -69,33 +78,47 @@ class StartedCommand:
         """End it, and wait until nothing of it is left."""
         self.end()
         with contextlib.suppress(OSError):
-            while await asyncio.get_running_loop().sock_recv(self._report, _LARGEST_MESSAGE):
+            while await self._message():
                 pass
+
+    async def _message(self) -> bytes:
+        while True:
+            try:
+                return self._report.recv(_LARGEST_MESSAGE)
+            except BlockingIOError:
+                await _readable(self._report.fileno())
+
+
+async def _readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(descriptor, wake)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(descriptor)
 
 
 @contextlib.asynccontextmanager
 async def started(task: Task, stdin: bytes) -> AsyncIterator[StartedCommand]:
     """Start a command, and end it; raise ``DataError`` for one that cannot be, ``InfrastructureError``."""
-    loop = asyncio.get_running_loop()
-    output = asyncio.StreamReader()
     report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with report:
         report.setblocking(False)
         with theirs:
-            pipe = _forked(task, stdin, theirs)
-        try:
-            transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), pipe)
-        except BaseException:
-            pipe.close()
-            raise
-        command = StartedCommand(report, output)
-        try:
-            yield command
-        finally:
+            output = _forked(task, stdin, theirs)
+        with output:
+            os.set_blocking(output.fileno(), False)
+            command = StartedCommand(report, output)
             try:
-                await command.ended()
+                yield command
             finally:
-                transport.close()  # which closes the pipe: closing it twice could close another's file
+                await command.ended()
 
 
 def _forked(task: Task, stdin: bytes, report: socket.socket) -> BinaryIO:
@@ -135,11 +158,10 @@ class _Starter:
                 socket.send_fds(self._running(), [b"f"], descriptors)
 
     def _forget(self) -> None:
-        assert self._connection is not None
-        assert self._process is not None
-        self._connection.close()
-        self._process.wait()
-        self._connection = None
+        if self._connection is not None and self._process is not None and self._owner == os.getpid():
+            self._connection.close()  # which ends the process
+            self._process.wait()
+            self._connection = None
 
     def _running(self) -> socket.socket:
         if self._connection is None or self._owner != os.getpid():
@@ -148,6 +170,7 @@ class _Starter:
                 "plaudit_sandbox.machine_process", environment, subprocess.DEVNULL
             )
             self._owner = os.getpid()
+            atexit.register(self._forget)
         return self._connection
 
 

@@ -172,7 +172,9 @@ def test_many_commands_at_once_get_their_own_input_and_output(tmp_path: Path, ru
     async def echoed(number: int) -> str:
         machine = Machine(tmp_path / str(number % 4), LIMITS)
         ended = await machine.run(["cat"], timeout_s=60.0, stdin=b"%d" % number)
-        return ended.output
+        late = machine.run(["sleep", "100"], timeout_s=0.01)
+        stopped, _ = await asyncio.gather(late, asyncio.to_thread(subprocess.run, ["cat"], input=b"", check=True))
+        return ended.output if stopped.ending == "timeout" else stopped.ending
 
     async def all_echoed() -> list[str]:
         return await asyncio.gather(*map(echoed, range(24)))

@@ -78,6 +78,11 @@ async def test_files_and_the_working_folder_stay_between_calls(play_in_machine: 
     assert body.sample.machine.startswith("t-0-1.0/0-")
     calls = [each for turn in body.generation.turns for each in turn.calls]
     assert [each.outcome for each in calls] == ["ok"] * 5
+    times = body.generation.sandbox
+    assert times is not None
+    assert times.num_commands == 5
+    assert times.start_s > 0
+    assert times.exec_s + times.wait_s >= sum(each.call_s for each in calls) - 1e-6
     assert all(each.call_s > 0 for each in calls)
 
 

@@ -21,6 +21,7 @@ from plaudit_reward.providers import TaskMachine
 from plaudit_sandbox.machine import CommandEnd
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError, RefusedError
 from plaudit_wire.messages import Prompt
+from plaudit_wire.records import SandboxRecord
 from plaudit_workers.agents.messages import Tool
 from plaudit_workers.agents.processes import sample_seed
 from plaudit_workers.agents.sandbox_tools import sandbox_tools
@@ -87,11 +88,22 @@ class SampleMachine:
         self._made: TaskMachine | None = None
         self._directory = ""
         self._environment: dict[str, str] = {}
+        self._start_s = self._wait_s = self._exec_s = 0.0
+        self._num_commands = 0
+
+    @property
+    def record(self) -> SandboxRecord:
+        """Return its times so far."""
+        return SandboxRecord(self._start_s, self._wait_s, self._exec_s, self._num_commands)
 
     async def __aenter__(self) -> Self:
         """Make the machine; raise ``AgentError`` if it cannot be made."""
+        began_s = time.monotonic()
         try:
-            await asyncio.to_thread(self._make)
+            async with self._shared.places:
+                self._wait_s = time.monotonic() - began_s
+                await asyncio.to_thread(self._make)
+            self._start_s = time.monotonic() - began_s - self._wait_s
         except DataError as error:
             raise AgentError(str(error)) from error
         except InfrastructureError as error:
@@ -127,7 +139,11 @@ class SampleMachine:
                 outcome, text = "error", f"Error: {error}"
             except InfrastructureError as error:
                 outcome, text = "killed", str(error)
-        return MachineCallEnd(outcome, text, time.monotonic() - began_s, wait_s)
+        call_s = time.monotonic() - began_s
+        self._wait_s += wait_s
+        self._exec_s += call_s - wait_s
+        self._num_commands += 1
+        return MachineCallEnd(outcome, text, call_s, wait_s)
 
     async def bash(self, arguments: dict[str, Any], limit_s: float) -> _Outcome:
         """Run a command where the one before ended."""
