@@ -34,7 +34,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from plaudit_sandbox.machine_process import Mount, Task
+from plaudit_sandbox.machine_process import MachineCommand, Mount
 from plaudit_sandbox.machine_start import StartedCommand, started
 from plaudit_sandbox.privileges import NOBODY
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
@@ -135,9 +135,9 @@ class Machine:
 
     def _task(
         self, command: Sequence[str], environment: Mapping[str, str], directory: str, mounts: list[Mount]
-    ) -> Task:
+    ) -> MachineCommand:
         links, etc, folders = _top_level()
-        return Task(
+        return MachineCommand(
             command=[*command],
             environment={"HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PATH": PATH, **environment},
             directory=directory,
@@ -197,8 +197,8 @@ class Machine:
 
     def _mounts(self, mounts: Mapping[str, Path], writable: Mapping[str, Path]) -> Iterator[Mount]:
         """Yield what the root is built of."""
-        for path in _programs():
-            yield Mount(path, path)
+        for program in _programs():
+            yield Mount(program, program)
         for name in WRITABLE:
             yield Mount(str(self.folder / "files" / name), f"/{name}", writable=True)
         for readable in self._readable:

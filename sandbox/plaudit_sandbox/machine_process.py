@@ -1,8 +1,8 @@
 """Build the namespaces and the root of a machine for one command after another, and run the commands in them.
 
 ``machine_start`` starts it once for each process that uses machines. It stays small, so that forking it is cheap, and
-never holds data of a command: it forks a child for each, which reads its ``Task`` from a file in memory. Four processes
-take part in a command, and each ends with the one before it:
+never holds data of a command: it forks a child for each, which reads its ``MachineCommand`` from a file in memory. Four
+processes take part in a command, and each ends with the one before it:
 
 1. This process forks.
 2. The *keeper* leaves the host's namespaces, and ends the command when the other side closes its connection.
@@ -67,7 +67,7 @@ class Mount(NamedTuple):
     device: bool = False
 
 
-class Task(NamedTuple):
+class MachineCommand(NamedTuple):
     """One command."""
 
     command: list[str]
@@ -127,7 +127,7 @@ def _keep(descriptors: Sequence[int], parent: int) -> NoReturn:
     end_with(parent)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with open(descriptors[0], "rb") as file:
-        task = Task(*json.load(file))
+        task = MachineCommand(*json.load(file))
     report = descriptors[3]
     is_root = os.geteuid() == 0
     user, group = os.geteuid(), os.getegid()
@@ -154,7 +154,7 @@ def _keep(descriptors: Sequence[int], parent: int) -> NoReturn:
     os._exit(0)
 
 
-def _build_and_run(task: Task, descriptors: Sequence[int], alive: int, *, is_root: bool) -> NoReturn:
+def _build_and_run(task: MachineCommand, descriptors: Sequence[int], alive: int, *, is_root: bool) -> NoReturn:
     """Be the first process: it reaps all others, until the command ends."""
     prctl(_END_WITH_PARENT, signal.SIGKILL)
     if select.select([alive], [], [], 0)[0]:  # the keeper ended before the line above
@@ -173,7 +173,7 @@ def _build_and_run(task: Task, descriptors: Sequence[int], alive: int, *, is_roo
             os._exit(code if code >= 0 else 128 - code)
 
 
-def _build(task: Task) -> None:
+def _build(task: MachineCommand) -> None:
     """Build the root from the task, and enter it."""
     os.umask(0o022)
     _mount(None, "/", None, _PRIVATE | _ALL_BELOW)
@@ -239,7 +239,7 @@ def _map_root(user: int, group: int) -> None:
         _write(f"/proc/self/{name}", text)
 
 
-def _execute(task: Task, descriptors: Sequence[int], *, is_root: bool) -> NoReturn:
+def _execute(task: MachineCommand, descriptors: Sequence[int], *, is_root: bool) -> NoReturn:
     """Become the command, without a capability, and without a way to get one or to make a namespace."""
     os.setsid()
     for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # which this process ignores
@@ -282,7 +282,7 @@ def _write(path: str, text: str) -> None:
         os.close(descriptor)
 
 
-def _limit(task: Task) -> None:
+def _limit(task: MachineCommand) -> None:
     for kind, value in (
         (resource.RLIMIT_NPROC, task.processes),
         (resource.RLIMIT_FSIZE, task.file_bytes),

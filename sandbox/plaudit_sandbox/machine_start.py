@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator
 from typing import BinaryIO, Final
 
 from plaudit_sandbox.lifetime import start_module
-from plaudit_sandbox.machine_process import BUILT, ENDED, FAILED, NUM_DESCRIPTORS, STARTED, TOO_LARGE, Task
+from plaudit_sandbox.machine_process import BUILT, ENDED, FAILED, NUM_DESCRIPTORS, STARTED, TOO_LARGE, MachineCommand
 from plaudit_wire.errors import DataError, InfrastructureError
 
 _INHERITED: Final = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
@@ -105,7 +105,7 @@ async def _readable(descriptor: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def started(task: Task, stdin: bytes) -> AsyncIterator[StartedCommand]:
+async def started(task: MachineCommand, stdin: bytes) -> AsyncIterator[StartedCommand]:
     """Start a command, and end it; raise ``DataError`` for one that cannot be, ``InfrastructureError``."""
     report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with report:
@@ -121,7 +121,7 @@ async def started(task: Task, stdin: bytes) -> AsyncIterator[StartedCommand]:
                 await command.ended()
 
 
-def _forked(task: Task, stdin: bytes, report: socket.socket) -> BinaryIO:
+def _forked(task: MachineCommand, stdin: bytes, report: socket.socket) -> BinaryIO:
     """Have a command forked; return the pipe of its output. Raises ``DataError``, ``InfrastructureError``."""
     try:
         with _file(_encoded(task)) as asked, _file(stdin) as given:
@@ -186,7 +186,7 @@ def start_error(error: OSError | ValueError) -> DataError | InfrastructureError:
     return InfrastructureError(f"no process can be started: {error}")
 
 
-def _encoded(task: Task) -> bytes:
+def _encoded(task: MachineCommand) -> bytes:
     """Encode a task; raise ``ValueError`` for what no program can be given."""
     for word in (*task.command, task.directory, *(word for each in task.environment.items() for word in each)):
         if "\0" in word:
