@@ -21,7 +21,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo wheels release docs check test fuzz test-engines e2e-local cluster-up cluster-build cluster-down cluster-packages e2e e2e-controllers e2e-alerts controllers-build plugin chart chart-push images images-gpu trainers-build e2e-trainers trainers-requirements bench bench-operator generate requirements redis promtool chromium clean
+.PHONY: help install demo wheels release docs check test fuzz test-engines test-gpu e2e-local cluster-up cluster-build cluster-down cluster-packages e2e e2e-controllers e2e-alerts controllers-build plugin chart chart-push images images-gpu trainers-build e2e-trainers trainers-requirements bench bench-operator generate requirements redis promtool chromium clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ fuzz: install ## random input at each door for a time (MINUTES, 10): an hour a d
 
 test-engines: install ## the tests that start vLLM, Ray, served models, or a trainer on several ranks (minutes)
 	$(TESTS) $(OF_PARTS) -m engines
+
+test-gpu: ## the trainer's and reward models' ways on a GPU (a machine with one, in an environment with GPU=1)
+	$(BIN)/pytest -q $(shell ls -d tests/*/*/test_on_gpu.py tests/*/*/*/test_on_gpu.py)
 
 # The shortened benchmarks and the broken runs lie beside the tests of their parts.
 e2e-local: install promtool ## whole runs on this machine: kills, outages, alerts, the examples, a model that learns; shortened benchmarks (minutes)

@@ -6,6 +6,7 @@ tokens. They differ in attention (packed or padded) and in what they keep of the
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from transformers import PreTrainedModel
 
 from plaudit_reward.attention import PACKED_ATTENTION, VARLEN_ATTENTION, PackedLayout, problem_of
 from plaudit_workers.training.model.head import TokenHead
-from plaudit_workers.training.model.memory import checkpoint_layers
+from plaudit_workers.training.model.memory import checkpoint_layers, compile_layers
 
 CHUNK_TOKENS = 1024
 """Tokens whose logits ``chunked_logits`` holds at a time."""
@@ -28,10 +29,12 @@ Loss = Callable[[], Tensor]
 Side = Callable[[Case], tuple[PreTrainedModel, Loss]]
 
 
-def plaudit(case: Case) -> tuple[PreTrainedModel, Loss]:
+def plaudit(case: Case, *, compiled: bool = False, offload: bool = False) -> tuple[PreTrainedModel, Loss]:
     """Return the model and the loss of an update as the trainer computes them: a row of all sequences."""
     model = case.model(PACKED_ATTENTION).eval()
-    checkpoint_layers(model, "layers", case.device)
+    if compiled:
+        compile_layers(model)
+    checkpoint_layers(model, "layers", case.device, offload=offload)
     _choose_attention(model, case)
     head = TokenHead(model, chunked=True)
     rows = case.ids(model)
@@ -119,6 +122,9 @@ def sides() -> dict[str, Side]:
         "transformers, whole logits": whole_logits,
         "transformers, chunked logits": chunked_logits,
     }
+    if torch.cuda.is_available():  # what a CPU compiles for a minute, and does not offload
+        found["plaudit, compile"] = functools.partial(plaudit, compiled=True)
+        found["plaudit, activationOffload"] = functools.partial(plaudit, offload=True)
     return found | ({"TRL, fused head": trl} if importlib.util.find_spec("trl") else {})
 
 

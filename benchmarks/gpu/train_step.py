@@ -1,10 +1,10 @@
 """Time and memory of one update of the trainer on one GPU, beside plain transformers and TRL.
 
 Needs torch, transformers and this checkout, nothing else and no installation. All sides compute the same PPO loss on
-the same random sequences of a model with random weights and the sizes of Qwen2.5, then clip the gradient and step with
-the trainer's AdamW. Parameters are float32, passes bfloat16 (float32 on a CPU). ``plaudit`` computes a packed row with
-the trainer's attention, chunked head and checkpointing; the others are described in ``train_sides``. TRL's is measured
-where ``trl`` is installed. ::
+the same random sequences of a model with random weights and the sizes of Qwen2.5 in two passes, whose gradients are
+added, then clip the gradient and step with the trainer's AdamW. Parameters are float32, passes bfloat16 (float32 on a
+CPU). ``plaudit`` computes a packed row with the trainer's attention, chunked head and checkpointing; the others are
+described in ``train_sides``. TRL's is measured where ``trl`` is installed. ::
 
     python benchmarks/gpu/train_step.py --size 1.5b --length 8192 --json update.json
     python benchmarks/gpu/train_step.py --size tiny --length 64 --sequences 4   # on a CPU, to see that it runs
@@ -41,8 +41,8 @@ from plaudit_workers.training.model.optimizer import PolicyOptimizer, training_f
 Figures = dict[str, Any]
 
 
-def measure(case: Case, side: Side, steps: int) -> Figures:
-    """Return seconds, tokens a second, MFU and memory of an update; the first one is not timed."""
+def measure(case: Case, side: Side, steps: int, passes: int) -> Figures:
+    """Return seconds, tokens a second and MFU of an update; the first one is not timed."""
     cuda = case.device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -51,24 +51,25 @@ def measure(case: Case, side: Side, steps: int) -> Figures:
     times = []
     for _ in range(steps + 1):
         began = time.perf_counter()
-        loss().backward()  # type: ignore[no-untyped-call]
+        for _ in range(passes):
+            loss().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if cuda:
             torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
     seconds = sorted(times[1:])[steps // 2]
-    figures: Figures = {"seconds": seconds, "tokens_per_s": case.length * case.sequences / seconds}
+    figures: Figures = {"seconds": seconds, "tokens_per_s": passes * case.length * case.sequences / seconds}
     if device := find_device(torch.cuda.get_device_name()) if cuda else None:
-        flops = training_flops(case.shape, [case.length] * case.sequences)
+        flops = training_flops(case.shape, [case.length] * case.sequences * passes)
         figures["mfu"] = flops / seconds / device.flops
     return figures
 
 
-def measured(case: Case, name: str, side: Side, steps: int) -> Figures:
+def measured(case: Case, name: str, side: Side, steps: int, passes: int) -> Figures:
     """Return the figures of a side, or that it ran out of memory; with the memory that it took either way."""
     cuda = case.device.type == "cuda"
     try:
-        figures = measure(case, side, steps)
+        figures = measure(case, side, steps, passes)
     except torch.OutOfMemoryError as error:
         figures = {"out_of_memory": str(error).splitlines()[0]}
     gc.collect()  # the model, the gradients and the optimizer refer to each other
@@ -96,10 +97,11 @@ def main() -> None:
     case = Case(arguments.size, arguments.length, prompt, arguments.sequences, device, dtype)
     results: dict[str, Figures] = {}
     for name, side in sides().items():
-        results[name] = measured(case, name, side, arguments.steps)
+        results[name] = measured(case, name, side, arguments.steps, arguments.passes)
         print(f"{name:29}" + "  ".join(_text(*figure) for figure in results[name].items()))
         if arguments.json:  # after each side, so that nothing is lost with a later one
-            arguments.json.write_text(json.dumps(_setting(case) | {"sides": results}, indent=2) + "\n")
+            written = _setting(case) | {"passes": arguments.passes, "sides": results}
+            arguments.json.write_text(json.dumps(written, indent=2) + "\n")
 
 
 def _text(name: str, value: float | str | dict[str, float]) -> str:
@@ -126,7 +128,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--size", choices=SIZES, default="1.5b")
     parser.add_argument("--length", type=int, default=8192, help="tokens of each sequence (default 8,192)")
     parser.add_argument("--prompt", type=int, help="tokens of it that are not trained (default an eighth)")
-    parser.add_argument("--sequences", type=int, default=2, help="sequences of an update (default 2)")
+    parser.add_argument("--sequences", type=int, default=2, help="sequences of a pass (default 2)")
+    parser.add_argument("--passes", type=int, default=2, help="of these sequences, for one update (default 2)")
     parser.add_argument("--steps", type=int, default=5, help="measured updates (default 5)")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     return parser.parse_args()

@@ -10,6 +10,8 @@ gets the error. ``refusal`` decides what a status other than 200 means for the s
 from __future__ import annotations
 
 import asyncio
+import datetime
+import decimal
 import functools
 import json
 import logging
@@ -178,7 +180,7 @@ class RewardClient:
             raise answer.errors.get(0, UnavailableError(f"{self.url}: {answer.message}"))
         try:
             description: dict[str, Any] = response.json()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ProtocolError(f"{self.url} is no reward service: it sent {response.content[:200]!r}") from error
         return description
 
@@ -547,7 +549,7 @@ def _refuse_all(num_sent: int, error: RewardError) -> Refusal:
 def _error_of(body: bytes) -> Mapping[str, Any]:
     try:
         error = json.loads(body)["error"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return {}
     return error if isinstance(error, dict) else {}
 
@@ -572,8 +574,9 @@ def _pause_s(headers: Mapping[str, str], num_failures: int) -> float:
 def encode_sample(sample: Mapping[str, Any], id: str = "") -> bytes:  # noqa: A002 (the field's name)
     """Return a sample as JSON, under this id (empty: its own, if it has one).
 
-    Arrays and scalars of NumPy and torch become lists and numbers, tuples and sets become lists. Raises
-    ``InvalidSampleError`` for anything but a mapping with a ``response`` and values that JSON can hold.
+    Arrays and scalars of NumPy and torch become lists and numbers; tuples and sets lists; decimals, dates, times and
+    UUIDs text; NaN, which pandas writes for an absent value, null. Raises ``InvalidSampleError``, which names the
+    part, for anything but a mapping with a ``response`` and values that JSON can hold.
     """
     if not isinstance(sample, Mapping):
         raise InvalidSampleError(f"a sample is a mapping with at least response, not {type(sample).__name__}")
@@ -581,21 +584,63 @@ def encode_sample(sample: Mapping[str, Any], id: str = "") -> bytes:  # noqa: A0
         raise InvalidSampleError(f"response: give the generated text, not {type(sample.get('response')).__name__}")
     written = {**sample, "id": id} if id else dict(sample)
     try:
-        text = json.dumps(written, default=_plain, allow_nan=False, separators=(",", ":"))
-        if "\\ud" not in text:
-            return text.encode()
-        text = json.dumps(written, default=_plain, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-        # Half of a surrogate pair, which no JSON text may hold, becomes the replacement character, as everywhere.
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidSampleError(f"the sample cannot be written as JSON: {error}") from error
+        return _json(written)
+    except Exception:  # a part has no form in JSON, or its own code fails: the slower way names or mends it
+        return _json({name: _judged(part, str(name), 1) for name, part in written.items()})
+
+
+def _json(value: Any) -> bytes:
+    text = json.dumps(value, default=_plain, allow_nan=False, separators=(",", ":"))
+    if "\\ud" not in text:
+        return text.encode()
+    text = json.dumps(value, default=_plain, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    # Half of a surrogate pair, which no JSON text may hold, becomes the replacement character, as everywhere.
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
+_MOST_LEVELS, _LARGEST = 64, 2**64
+_TEXTS = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID)
 
 
 def _plain(value: Any) -> Any:
     """Convert a value that ``json`` does not know."""
     if isinstance(value, (set, frozenset)):
         return list(value)
+    if isinstance(value, _TEXTS):
+        return value.isoformat() if hasattr(value, "isoformat") else str(value)
+    if hasattr(value, "dtype") and value.dtype.kind in "Mm":  # NumPy's times, whose numbers have any unit
+        value = value.astype(f"{value.dtype.kind}8[us]")
     for method in ("tolist", "item"):
         if hasattr(value, method):
             return getattr(value, method)()
     raise TypeError(f"{type(value).__name__} is not a JSON value")
+
+
+def _judged(value: Any, where: str, level: int) -> Any:
+    """Return a part of a sample in types that ``json`` writes; raise ``InvalidSampleError`` for one without such."""
+    if level > _MOST_LEVELS:
+        raise InvalidSampleError(f"{where[:160]}: is nested more than {_MOST_LEVELS} levels deep; give flatter data")
+    try:
+        if isinstance(value, Mapping):
+            return {_key(key): _judged(part, f"{where}.{str(key)[:60]}", level + 1) for key, part in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [_judged(part, f"{where}[{place}]", level + 1) for place, part in enumerate(value)]
+        if value is None or isinstance(value, str):
+            return value
+        if isinstance(value, float) and not math.isinf(value):
+            return None if math.isnan(value) else float(value)
+        if isinstance(value, int) and abs(value) < _LARGEST:
+            return value
+        if not isinstance(value, (int, float)):
+            return _judged(_plain(value), where, level + 1)
+    except InvalidSampleError:
+        raise
+    except Exception as error:  # the value's own code, or a type without a form
+        raise InvalidSampleError(f"{where[:160]}: {error}; give text, numbers, lists or mappings") from error
+    raise InvalidSampleError(f"{where[:160]}: a number beyond 64 bits, or infinite; write it as text")
+
+
+def _key(key: Any) -> Any:
+    if key is None or isinstance(key, str) or (isinstance(key, (int, float)) and -_LARGEST < key < _LARGEST):
+        return key
+    raise TypeError(f"has the key {key!r:.60}, which is no text")

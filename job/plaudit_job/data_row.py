@@ -205,7 +205,17 @@ def _message(message: Any, where: str, *, images: bool) -> dict[str, Any]:
         content = _content(content, f"{where}.content", images=images)
     elif not isinstance(content, str) and (content is not None or not message.get("tool_calls")):
         raise _wrong("prompt", content, f"{where}.content")
+    _check_calls(message.get("tool_calls") or [], f"{where}.tool_calls")
     return {**without_nulls(message), "content": content}
+
+
+def _check_calls(calls: Any, where: str) -> None:
+    """Refuse calls of tools that no chat template and no page could write."""
+    for number, call in enumerate(calls if isinstance(calls, list) else [calls]):
+        function = call.get("function", call) if isinstance(call, Mapping) and isinstance(calls, list) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            place = f"{where}[{number}]" if isinstance(calls, list) else where
+            raise PlainDataError(f"is {shown(call)}", "give a list of {function: {name, arguments}}", place)
 
 
 def without_nulls(value: Any) -> Any:

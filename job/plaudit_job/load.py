@@ -24,6 +24,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.constructor import ConstructorError, RoundTripConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.reader import ReaderError
@@ -46,7 +47,7 @@ from plaudit_job.rules.job import rule_problems
 from plaudit_job.spec.reward_service import document_model, job_of
 from plaudit_job.spec.rljob import TRAINING_SECTIONS, RLJob
 from plaudit_job.spec.section import Section, choices
-from plaudit_wire.plain import MOST_LEVELS, PlainDataError, plain
+from plaudit_wire.plain import MOST_LEVELS, PlainDataError, plain, shown
 
 _NOT_IN_YAML = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 """Characters that JSON may hold as they are, and YAML only escaped, or in another sense."""
@@ -302,6 +303,7 @@ def _parse(text: str, path: Path | str) -> CommentedMap:
 def _reader() -> YAML:
     yaml = YAML(typ="rt")
     yaml.Scanner = _Scanner
+    yaml.Constructor = _Constructor
     return yaml
 
 
@@ -313,6 +315,18 @@ class _Scanner(RoundTripScanner):
         if self.flow_level >= MOST_LEVELS:
             raise ScannerError(None, None, f"nested more than {MOST_LEVELS} levels deep", self.reader.get_mark())
         super().fetch_flow_collection_start(*arguments, **named)
+
+
+class _Constructor(RoundTripConstructor):
+    """Name the scalar that looks like a number or a date, and is none."""
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """Construct a value."""
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:
+            message = f"{shown(node.value)} cannot be read ({error})"
+            raise ConstructorError(None, None, message, node.start_mark) from None
 
 
 def _syntax(message: str, line: int | None) -> Problem:

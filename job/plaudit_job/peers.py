@@ -18,6 +18,7 @@ FIELDS_OF_TRL = {
     "lr_scheduler_type": "algorithm.optimizer.schedule",
     "max_completion_length": "rollout.sampling.maxTokens",
     "max_grad_norm": "algorithm.optimizer.maxGradNorm",
+    "mask_truncated_completions": "algorithm.maskTruncated",
     "max_steps": "algorithm.steps",
     "max_tool_calling_iterations": "rollout.agent.maxTurns",
     "num_generations": "algorithm.samplesPerPrompt",
@@ -72,8 +73,14 @@ FIELDS_OF_VERL = {
 """Settings of verl → the field here; docs/coming-from-verl.md says more of each."""
 
 
+OF_VALIDATION = ("minP", "repetitionPenalty", "minTokens")
+"""What samples from another distribution than the one whose log-probabilities the trainer computes."""
+
+
 def answer_for(name: str) -> str | None:
-    """Return the remedy for a setting of another trainer; None for a name that none has."""
+    """Return the remedy for a setting of another trainer or another section; None for a name that none has."""
+    if name in OF_VALIDATION:
+        return f"The trainer could not reproduce it; validation may use it: spec.data.validation.sampling.{name}"
     here = [(peer, fields[name]) for peer, fields in _PEERS if name in fields]
     if not here:
         return None

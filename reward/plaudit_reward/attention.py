@@ -9,15 +9,18 @@ uses the fast kernels of CPU and GPU.
 
 On GPUs torch's flash kernel for sequences of any lengths (``torch.nn.attention.varlen``, FlashAttention 2) needs
 neither the padding of blocks nor, for sliding windows, a mask of a block's length squared. It is registered under
-``VARLEN_ATTENTION``; ``choose_attention`` decides whether a model uses it.
+``VARLEN_ATTENTION``; ``choose_attention`` decides whether a model uses it. On Hopper and later GPUs long sequences are
+computed each by itself there, because ``scaled_dot_product_attention`` calls cuDNN, whose kernel is faster.
 
 Shape letters: T packed tokens, n sequences of a block, L its longest, H heads, K key/value heads, D head width.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from inspect import signature
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
@@ -33,6 +36,12 @@ SHORTEST_OF_LONGEST = 0.8
 """Default: a block ends before the first sequence shorter than this share of its longest; at most a fifth is padding.
 
 This suits a GPU, where every call costs a launch. On a CPU padding costs more than calls: 1 makes blocks without any.
+"""
+LONG_TOKENS = 2048
+"""Sequences from this length on are worth a call of cuDNN each, on GPUs where that is faster than the flash kernel.
+
+Measured on an H100 (cuDNN ÷ flash, forward and backward): 0.56-0.65 at 8,192 tokens, 0.65-0.73 at 2,048. Shorter ones
+of mixed lengths lose more by the number of calls.
 """
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias", "cache")
 """Arguments of attention variants that are not supported here; ignoring them would change the model's results."""
@@ -71,16 +80,38 @@ class PackedLayout:
     """int32[N + 1]: 0, then the end of each of the N sequences (``cu_seqlens``)."""
     longest: int
     """Tokens of the longest sequence."""
+    long: tuple[AttentionBlock, ...]
+    """The sequences of ``LONG_TOKENS`` and more, in blocks of equal lengths."""
+    short_bounds: Tensor
+    """``bounds`` of the others, which follow them."""
+    short_longest: int
 
     @classmethod
     def of(cls, lengths: Sequence[int], shortest_of_longest: float = SHORTEST_OF_LONGEST) -> PackedLayout:
         """Lay out a row of sequences with these numbers of tokens, longest first."""
-        bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-        return cls(tuple(_blocks(lengths, shortest_of_longest)), bounds, lengths[0])
+        num_long = sum(length >= LONG_TOKENS for length in lengths)
+        long, short = lengths[:num_long], lengths[num_long:]
+        return cls(
+            tuple(_blocks(lengths, shortest_of_longest)),
+            _bounds(lengths),
+            lengths[0],
+            tuple(_blocks(long, 1.0)) if long else (),
+            _bounds(short),
+            short[0] if short else 0,
+        )
 
     def to(self, device: torch.device) -> PackedLayout:
         """Return the same layout with its indices on a device."""
-        return PackedLayout(tuple(block.to(device) for block in self.blocks), self.bounds.to(device), self.longest)
+        return replace(
+            self,
+            blocks=tuple(block.to(device) for block in self.blocks),
+            bounds=self.bounds.to(device),
+            short_bounds=self.short_bounds.to(device),
+        )
+
+
+def _bounds(lengths: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
 
 
 def _blocks(lengths: Sequence[int], shortest_of_longest: float) -> Iterator[AttentionBlock]:
@@ -169,10 +200,21 @@ def packed_attention(
     query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scaling: float | None, sliding_window: int | None
 ) -> Tensor:
     """Compute attention block by block."""
-    tokens = [block.num_tokens for block in layout.blocks]
+    return torch.cat(_of_blocks(query, key, value, layout.blocks, scaling, sliding_window))
+
+
+def _of_blocks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    blocks: Sequence[AttentionBlock],
+    scaling: float | None,
+    sliding_window: int | None,
+) -> list[Tensor]:
+    tokens = [block.num_tokens for block in blocks]
     outputs = []
     # Split once, not block by block: with many short sequences every call counts.
-    rows = zip(layout.blocks, *(torch.split(row, tokens, 2) for row in (query, key, value)), strict=True)
+    rows = zip(blocks, *(torch.split(row, tokens, 2) for row in (query, key, value)), strict=True)
     for block, queries, keys, values in rows:
         mask = _window_mask(block.longest, sliding_window, query.device)
         output = scaled_dot_product_attention(
@@ -185,7 +227,7 @@ def packed_attention(
             enable_gqa=key.shape[1] != query.shape[1],
         )
         outputs.append(_packed(output, block))
-    return torch.cat(outputs)
+    return outputs
 
 
 def _padded(part: Tensor, block: AttentionBlock) -> Tensor:
@@ -239,6 +281,8 @@ VARLEN_ATTENTION = "plaudit_packed_varlen"
 _LEAST_CAPABILITY = (8, 0)
 _LARGEST_HEAD = 256
 _LENGTHS = [70, 33, 5]
+_GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+"""Earlier versions of torch (2.11) take fewer key/value heads without being asked."""
 _TOLERANCE = 0.05
 """Largest difference of the two kernels in bfloat16, relative to the largest value."""
 
@@ -247,9 +291,34 @@ _TOLERANCE = 0.05
 def varlen_attention(
     query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scaling: float | None, sliding_window: int | None
 ) -> Tensor:
-    """Compute attention by torch's flash kernel, on a GPU."""
+    """Compute attention by torch's flash kernel, on a GPU, and that of long sequences by cuDNN where it is faster."""
     windowed = sliding_window is not None and sliding_window < layout.longest
-    bounds, longest = layout.bounds, layout.longest
+    if windowed or not layout.long or not _has_fast_cudnn(query.device):
+        window = sliding_window if windowed else None
+        return _flash(query, key, value, layout.bounds, layout.longest, scaling, window)
+    num_long = sum(block.num_tokens for block in layout.long)
+    long, short = zip(*((part[:, :, :num_long], part[:, :, num_long:]) for part in (query, key, value)), strict=True)
+    outputs = _of_blocks(*long, layout.long, scaling, None)
+    if layout.short_longest:
+        outputs.append(_flash(*short, layout.short_bounds, layout.short_longest, scaling, None))
+    return torch.cat(outputs)
+
+
+@functools.cache
+def _has_fast_cudnn(device: torch.device) -> bool:
+    """Return True for GPUs on which ``scaled_dot_product_attention`` prefers cuDNN."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor,
+    longest: int,
+    scaling: float | None,
+    window: int | None,
+) -> Tensor:
     output = varlen_attn(
         _rows(query),
         _rows(key),
@@ -260,8 +329,8 @@ def varlen_attention(
         longest,
         scale=scaling,
         # Flash counts the tokens before a token, transformers the token itself as well.
-        window_size=(sliding_window - 1 if windowed and sliding_window else -1, 0),
-        enable_gqa=key.shape[1] != query.shape[1],
+        window_size=(window - 1 if window else -1, 0),
+        **(_GROUPED if key.shape[1] != query.shape[1] else {}),
     )
     assert isinstance(output, Tensor)
     return output
@@ -320,6 +389,8 @@ def refusal(capability: tuple[int, int], dtype: torch.dtype, head_size: int) -> 
     return ""
 
 
+@torch.inference_mode(False)  # in which reward models are loaded, and tensors have no gradients
+@torch.enable_grad()
 def disagreement(device: torch.device, dtype: torch.dtype, sizes: tuple[int, int, int]) -> str:
     """Compare the kernel with blocks on a short row, with and without a window; return the problem, or nothing.
 
@@ -350,9 +421,8 @@ def _outcome(
         for number in (heads, key_value_heads, key_value_heads)
     ]
     layout = PackedLayout.of(_LENGTHS).to(device)
-    with torch.enable_grad():
-        output, _ = attention(torch.nn.Identity(), *parts, None, packed_layout=layout, sliding_window=window)
-        return [output.detach(), *torch.autograd.grad(output.float().square().sum(), parts)]
+    output, _ = attention(torch.nn.Identity(), *parts, None, packed_layout=layout, sliding_window=window)
+    return [output.detach(), *torch.autograd.grad(output.float().square().sum(), parts)]
 
 
 def sliding_windows(model: PreTrainedModel) -> list[int]:

@@ -1,7 +1,11 @@
 """The client against a real HTTP server that answers, refuses and cuts as a service and its proxies may."""
 
 import asyncio
+import datetime
+import decimal
+import functools
 import json
+import math
 import pickle
 import threading
 from collections.abc import AsyncIterator
@@ -21,6 +25,7 @@ from plaudit_client import (
     SyncRewardClient,
     UnavailableError,
 )
+from plaudit_client.client import encode_sample
 
 SAMPLE = {"response": "#### 4", "ground_truth": "4"}
 
@@ -189,6 +194,50 @@ async def test_values_of_numpy_become_json_and_others_name_the_sample(server: Fa
         with pytest.raises(InvalidSampleError, match="response: give the generated text"):
             await client.score({"ground_truth": "4"})
     assert server.requests[0].body["samples"][0]["extra_info"] == {"index": 3, "scores": [1.0, 1.0]}
+
+
+async def test_what_pandas_and_parquet_give_travels_as_at_every_other_door(server: FaultyServer) -> None:
+    given = {
+        "absent": float("nan"),
+        "many": [np.float32("nan"), {"deeper": (1, np.nan)}],
+        "price": decimal.Decimal("1.20"),
+        "when": datetime.date(2026, 1, 2),
+        "at": np.datetime64("2026-01-02T03:04:05.000000006"),
+    }
+    async with client_of(server) as client:
+        await client.score({**SAMPLE, "extra_info": given})
+    assert server.requests[0].body["samples"][0]["extra_info"] == {
+        "absent": None,
+        "many": [None, {"deeper": [1, None]}],
+        "price": "1.20",
+        "when": "2026-01-02",
+        "at": "2026-01-02T03:04:05",
+    }
+
+
+class Faulty(dict[str, int]):
+    def items(self) -> Any:
+        raise RuntimeError("no reading")
+
+
+DEEP: Any = functools.reduce(lambda inner, _: [inner], range(2000), None)
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ([0, math.inf], r"extra_info.x\[1\]: a number beyond 64 bits, or infinite; write it as text"),
+        ({"n": [10**5000, math.nan]}, r"extra_info.x.n\[0\]: a number beyond 64 bits"),
+        ({"b": b"x"}, "extra_info.x.b: bytes is not a JSON value; give text"),
+        ({(1, 2): 3}, r"extra_info.x: has the key \(1, 2\), which is no text"),
+        ({math.inf: 3}, "extra_info.x: has the key inf"),
+        (Faulty(a=1), "extra_info.x: no reading; give text"),
+        (DEEP, r"extra_info.x\[0\].*: is nested more than 64 levels deep; give flatter data"),
+    ],
+)
+def test_a_part_that_cannot_travel_is_named(value: Any, error: str) -> None:
+    with pytest.raises(InvalidSampleError, match=error):
+        encode_sample({**SAMPLE, "extra_info": {"x": value}})
 
 
 async def test_a_pickled_client_scores(server: FaultyServer) -> None:

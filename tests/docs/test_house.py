@@ -27,7 +27,6 @@ SMALL_FOLDERS = {
 """Folders with fewer modules, and why."""
 
 NAMED_BY_OTHERS = {
-    "workers/plaudit_workers/launch/environment_process.py": "the supervisor starts it by name",
     "client/plaudit_client/adapters/verl.py": "verl's configuration names it: pkg://plaudit_client.adapters.verl",
 }
 """Small modules that one neighbour imports and people name outside of Python, and where. So are modules run by name."""

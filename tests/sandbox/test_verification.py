@@ -85,7 +85,7 @@ def test_rewards_are_read_as_harbor_reads_them(
         ("echo '{\"reward\": true}' > /logs/verifier/reward.json", "reward.json is no object of numbers"),
         (
             "echo '{\"reward\": 1e999}' > /logs/verifier/reward.json",
-            "reward.json: is not JSON (Number out of range",
+            "reward.json: holds a number beyond the largest of 64 bits",
         ),
         ("printf '%0.s[' $(seq 99999) > /logs/verifier/reward.json", "reward.json:"),
         ("ln -s /etc/passwd /logs/verifier/reward.txt", "reward.txt is no file"),

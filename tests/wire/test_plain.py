@@ -101,8 +101,38 @@ def test_a_text_that_is_no_json_is_refused(text: str | bytes) -> None:
 
 def test_halves_of_a_surrogate_pair_in_json_are_replaced_and_huge_numbers_refused() -> None:
     assert plain_json('{"a": "\\ud800b", "c": "\\ud83d\\ude00"}') == {"a": "\ufffdb", "c": "😀"}
-    with pytest.raises(PlainDataError, match=r"body: is not JSON \(Number out of range"):
+    with pytest.raises(PlainDataError, match=r"body: holds a number beyond the largest of 64 bits; write it as text"):
         plain_json('{"a": 1e999}', "body")
+
+
+class NotATime(datetime.datetime):
+    """As pandas' NaT, which equals nothing, not even itself."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+
+class Faulty(list[int]):
+    def __iter__(self) -> Any:
+        raise RuntimeError("no reading")
+
+
+class Unending:
+    """Its plain form is another of its kind, and so on."""
+
+    def tolist(self) -> Any:
+        return type("Unending", (Unending,), {})()
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text either")
+
+
+@pytest.mark.parametrize("value", [Faulty([1]), Unending(), memoryview(np.array(5)), memoryview(b"x"), [Unending()]])
+def test_a_value_whose_own_code_fails_is_refused(value: Any) -> None:
+    with pytest.raises(PlainDataError, match=r"^x.* (cannot be read|is bytes)"):
+        plain(value, "x")
 
 
 def test_types_of_other_libraries_become_python_s_own() -> None:
@@ -113,6 +143,9 @@ def test_types_of_other_libraries_become_python_s_own() -> None:
         "price": decimal.Decimal("1.20"),
         "absent": float("nan"),
         "ids": (np.uint64(2**63), np.bool_(True)),
+        "times": np.array(["2026-01-02T03:04:05.000000006", "NaT"], "datetime64[ns]"),
+        "span": np.timedelta64(1_500_000_000, "ns"),
+        "not a time": NotATime(1, 1, 1),
     }
     passed = plain(given_value)
     assert passed == {
@@ -122,6 +155,9 @@ def test_types_of_other_libraries_become_python_s_own() -> None:
         "price": "1.20",
         "absent": None,
         "ids": [2**63, True],
+        "times": ["2026-01-02T03:04:05", None],
+        "span": "0:00:01.500000",
+        "not a time": None,
     }
     assert type(passed["ids"][0]) is int
 

@@ -95,6 +95,11 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """-1: all tokens."""
     stop: list[str] = []
     """Texts that end a response; they stay part of it."""
+    min_p: float = 0.0
+    """Tokens below this share of the likeliest one's probability are left out. Of validation only, as all below."""
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    """The model's end is left out before so many tokens."""
 
 
 class Prompt(msgspec.Struct, frozen=True, omit_defaults=True):

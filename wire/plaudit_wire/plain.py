@@ -7,8 +7,8 @@ able to encode, send, store, show and decode what goes past the door, so that no
 | --- | --- |
 | null, true, false, text, finite numbers, integers of 64 bits (-2**63 to 2**64 - 1) | the same in Python's types |
 | lists, tuples, sets, arrays; mappings | lists; dictionaries with text keys, as ``json`` writes the keys |
-| numbers of NumPy and torch; decimals, dates, times, UUIDs | numbers; text |
-| NaN, which pandas writes for an absent value | null |
+| numbers of NumPy and torch; decimals, dates and times (also NumPy's), UUIDs | numbers; text |
+| NaN and NaT, which pandas writes for an absent value | null |
 | half of a surrogate pair in a text | U+FFFD, the replacement character |
 | everything else | ``PlainDataError``: where it is inside the value, what it is, and what to write in its place |
 """
@@ -38,6 +38,8 @@ _INTEGERS = range(-(2**63), 2**64)
 _SHOWN_CHARACTERS = 60
 _SHOWN_PATH_CHARACTERS = 160
 _AS_TEXT = (decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID)
+_FINE_TIMES = re.compile(r".*\[[npfa]s\]")
+"""Data types of NumPy whose times Python's types cannot hold: their items would be integers of that unit."""
 
 
 class PlainDataError(ValueError):
@@ -76,6 +78,12 @@ def plain(value: Any, name: str = "", *, most_units: int = MOST_UNITS) -> Any:
         return _Walk(most_units).plain(value, 0)
     except PlainDataError as error:
         raise error.within(name) if name else error from None
+    except Exception as error:  # the value's own code, which may raise wherever it is asked for something
+        raise PlainDataError(
+            f"is {shown(value)}, which cannot be read ({type(error).__name__}: {error})",
+            "write null, true, false, numbers, text, lists or mappings",
+            name,
+        ) from None
 
 
 def plain_json(text: str | bytes, name: str = "", *, most_units: int = MOST_UNITS) -> Any:
@@ -101,6 +109,8 @@ def json_value(text: str | bytes, name: str = "", *, nan: bool = False) -> Any:
     except RecursionError:
         raise PlainDataError(f"is nested more than {MOST_LEVELS} levels deep", "give flatter data", name) from None
     except (ValueError, MemoryError) as error:  # msgspec's errors, and text that cannot be encoded, are ValueErrors
+        if "out of range" in str(error):
+            raise PlainDataError("holds a number beyond the largest of 64 bits", "write it as text", name) from None
         raise PlainDataError(f"is not JSON ({error})", "give one JSON value", name) from None
 
 
@@ -178,6 +188,7 @@ class _Walk:
     def _other(self, value: Any, level: int) -> Any:
         """Return a part of a type that is not Python's own."""
         if isinstance(value, str):
+            self._count(len(value))
             return plain_text(str.__str__(value))
         if isinstance(value, int):
             return _integer(int.__int__(value))
@@ -188,9 +199,11 @@ class _Walk:
         if isinstance(value, list | tuple | set | frozenset):
             return self._list(value, level)
         if isinstance(value, _AS_TEXT):
-            return value.isoformat() if isinstance(value, datetime.date | datetime.time) else str(value)
+            return _as_text(value)
         if isinstance(value, bytes | bytearray | memoryview):
-            raise PlainDataError(f"is bytes: {shown(bytes(value[:_SHOWN_CHARACTERS]))}", "write text, such as base64")
+            raise PlainDataError(f"is bytes: {shown(value)}", "write text, such as base64")
+        if _FINE_TIMES.fullmatch(str(getattr(value, "dtype", ""))):
+            value = value.astype(f"{value.dtype.kind}8[us]")
         for method in ("tolist", "item"):  # arrays and scalars of NumPy and torch
             if callable(convert := getattr(value, method, None)):
                 converted = _converted(value, convert)
@@ -263,6 +276,12 @@ def _number(value: float) -> float | None:
     if math.isinf(value):
         raise PlainDataError(f"is {value}, which JSON cannot hold", "write a finite number, null, or text")
     return value
+
+
+def _as_text(value: Any) -> str | None:
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat() if value == value else None  # NaT of pandas equals nothing
+    return str(value)
 
 
 def _converted(value: Any, convert: Any) -> Any:

@@ -151,6 +151,23 @@ def _try_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", type=Path, help="the job file")
     parser.add_argument("--rows", type=_positive, default=4, metavar="N", help="rows of the data (default: 4)")
     parser.add_argument("--data", type=Path, metavar="FILE", help="other data than spec.data.train.path")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write what was played, for plaudit samples")
+    parser.add_argument("--samples", type=_positive, default=1, metavar="N", help="samples of each row (default: 1)")
+    parser.add_argument("--full", action="store_true", help="print texts whole, not their first 1,000 characters")
+    policies = parser.add_argument_group("the policy", "plays the rows with the job's agent; default: rows' own turns")
+    policy = policies.add_mutually_exclusive_group()
+    policy.add_argument(
+        "--answers", type=Path, metavar="FILE", help="JSON lines: a row's turns as texts or messages of the assistant"
+    )
+    policy.add_argument("--url", default="", metavar="URL", help="a server that speaks OpenAI's API: http://host/v1")
+    policy.add_argument("--own-policy", action="store_true", help="the job's engine and model, on this machine")
+    policies.add_argument("--model", default="", metavar="NAME", help="the model of --url")
+    policies.add_argument(
+        "--api-key-variable",
+        default="OPENAI_API_KEY",
+        metavar="NAME",
+        help="environment variable with the key of --url (default: OPENAI_API_KEY)",
+    )
 
 
 def _probe_arguments(parser: argparse.ArgumentParser) -> None:
@@ -300,7 +317,9 @@ COMMANDS: dict[str, Subcommand] = {
         f"{_HERE}.submit:submit", "score a file of samples on a running scoring service", _submit_arguments
     ),
     "score": Subcommand(f"{_HERE}.score:score", "score a file of samples on this machine", _score_arguments),
-    "try": Subcommand(f"{_HERE}.trial:try_scorers", "score the first rows of a job's data", _try_arguments),
+    "try": Subcommand(
+        f"{_HERE}.play:try_job", "score the first rows of a job's data, or play them with its agent", _try_arguments
+    ),
     "probe": Subcommand(
         f"{_HERE}.probe:probe", "score responses that deserve nothing, to find a reward's holes", _probe_arguments
     ),

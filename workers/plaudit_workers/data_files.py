@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -41,6 +42,7 @@ _BUFFER_BYTES = 1 << 20
 _SHOWN_PATH = 160
 _SHOWN_NAMES = 8
 _LARGEST_ARRAY_BYTES = 1 << 30
+_LONGEST_LINE = 256 << 20
 _NEEDED_COLUMNS = "Rows need data_source, prompt (messages or text) and reward_model: {ground_truth: …}"
 _ONE_A_LINE = "Write one JSON object a line, as jq -c does"
 _WRITE_FIRST = "Write the data first, or correct the path: it is relative to the job file"
@@ -344,7 +346,7 @@ def _compressed_lines(path: Path, columns: _Columns) -> Iterator[dict[str, Any]]
 
 
 def _rows_of_lines(path: Path, lines: IO[bytes], columns: _Columns) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(iter(partial(whole_line, lines, f"data file {path}"), b""), 1):
         text = line.removeprefix(BYTE_ORDER_MARK)
         if not text.strip():
             continue
@@ -355,6 +357,14 @@ def _rows_of_lines(path: Path, lines: IO[bytes], columns: _Columns) -> Iterator[
         except PlainDataError as error:
             raise RowError(path, f"line {number}: {error.complaint}", _ONE_A_LINE) from None
         yield _json_row(path, row, columns, f"line {number}: ")
+
+
+def whole_line(file: IO[bytes], name: str) -> bytes:
+    """Return the next line, empty at the end; refuse one that would fill the memory, as a small compressed file can."""
+    line = file.readline(_LONGEST_LINE + 1)
+    if len(line) > _LONGEST_LINE:
+        raise RefusedError(f"{name} has a line above {_LONGEST_LINE >> 20} MiB: write one JSON object a line")
+    return line
 
 
 def _json_rows(path: Path, columns: _Columns) -> Iterator[dict[str, Any]]:

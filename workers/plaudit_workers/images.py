@@ -224,6 +224,17 @@ class ImageStore:
         return content
 
 
+class UnstoredImages(ImageStore):
+    """Keep no image: who counts the tokens of a job's images before its run needs their sizes only."""
+
+    def __init__(self) -> None:
+        super().__init__(Path())
+
+    def add(self, content: bytes) -> str:
+        """Return the digest of an image file."""
+        return hashlib.sha256(content).hexdigest()
+
+
 class ImageCache(Generic[Made]):
     """Cache objects made from images, by digest, within a bound. Any thread may call it.
 
@@ -291,8 +302,12 @@ class ImageProcessor:
         return None if settings is None else cls.of_model(job.spec.model, settings, ImageStore(run_folder))
 
     @classmethod
-    def of_model(cls, model: ModelSpec, settings: ImagesSpec, store: ImageStore) -> Self:
-        """Load the processor of ``model.source``; refuse one that does not read images by grids of patches."""
+    def of_model(cls, model: ModelSpec, settings: ImagesSpec, store: ImageStore, *, only_here: bool = False) -> Self:
+        """Load the processor of ``model.source``; refuse one that does not read images by grids of patches.
+
+        Args:
+            only_here: download nothing.
+        """
         from transformers import AutoProcessor
 
         from plaudit_workers.tokenizer import loading_message
@@ -300,7 +315,11 @@ class ImageProcessor:
         further = {} if settings.max_pixels is None else {"max_pixels": settings.max_pixels}
         try:
             processor = AutoProcessor.from_pretrained(  # type: ignore[no-untyped-call]
-                model.source, revision=model.revision, trust_remote_code=model.trust_remote_code, **further
+                model.source,
+                revision=model.revision,
+                trust_remote_code=model.trust_remote_code,
+                local_files_only=only_here,
+                **further,
             )
         # As tokenizers do, processors fail to load with every kind of exception.
         except Exception as error:

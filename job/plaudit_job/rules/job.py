@@ -167,6 +167,14 @@ def _sampling(spec: Spec) -> Iterator[Problem]:
             "with 0, all samples of a group are the same and nothing is learned",
             "Give a value above 0, such as 1.0",
         )
+    if (validation := spec.data.validation) is not None:
+        sampling, limit = validation.sampling, validation.sampling.max_tokens or spec.rollout.sampling.max_tokens
+        if sampling.min_tokens > limit:
+            yield Problem(
+                "spec.data.validation.sampling.minTokens",
+                f"is {sampling.min_tokens}, above the {limit} tokens that a response may have",
+                "Lower it, or raise maxTokens",
+            )
 
 
 def _agent(spec: Spec) -> Iterator[Problem]:

@@ -169,6 +169,10 @@ class AlgorithmSpec(Section):
     its reward without what the environment had paid before that turn, compared with the same turn of the group's
     other samples. ``turn`` requires agent kind environment or custom and a scorer of kind ``environment``. Default
     sample."""
+    mask_truncated: bool = False
+    """Train no token of a sample that ended at a limit (``finish_reason: length``); its score stays in its group's
+    advantages. Default false: a cut response is trained by its score, as any other.
+    """
     dynamic_sampling: DynamicSamplingSpec | None = None
     """Replace groups whose scores are all equal, which teach nothing under a group-relative advantage. Default: they
     count, and are not computed."""

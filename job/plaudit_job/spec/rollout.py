@@ -324,18 +324,14 @@ class ValidationSamplingSpec(Section):
     """Smallest set of tokens whose probability reaches this. Default 1: all."""
     top_k: int = Field(default=-1, ge=-1)
     """The k likeliest tokens. Default -1: all."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Leaves out tokens below this share of the likeliest one's probability. Default 0: none."""
+    repetition_penalty: float = Field(default=1.0, gt=0, le=2)
+    """Above 1 lowers the logits of tokens that were written before. Default 1: none."""
+    min_tokens: int = Field(default=0, ge=0, le=1_000_000)
+    """The least tokens of a response: the model cannot end it before. Default 0."""
     max_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
     """The most tokens of a response. Default: ``rollout.sampling.maxTokens``."""
-
-    def filled_from(self, training: SamplingSpec) -> SamplingSpec:
-        """Return the sampling of validation, with the response length of training where none is given."""
-        return SamplingSpec(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            max_tokens=self.max_tokens or training.max_tokens,
-            stop=training.stop,
-        )
 
 
 class ValidationDataSpec(Section):

@@ -98,6 +98,7 @@ def completion_messages(row: Row, budget: TextBudget) -> list[Message]:
 
 def _message(message: dict[str, Any], turn: TurnRecord | None, reward: float | None, budget: TextBudget) -> Message:
     calls = message.get("tool_calls") or []
+    calls = calls if isinstance(calls, list) else [calls]  # of a program, which may have written anything
     records: list[CallRecord | None] = [*turn.calls] if turn else []
     records += [None] * (len(calls) - len(records))
     reasoning = message.get("reasoning_content") or message.get("reasoning")
@@ -115,7 +116,9 @@ def _message(message: dict[str, Any], turn: TurnRecord | None, reward: float | N
 
 
 def _call(call: Any, record: CallRecord | None, budget: TextBudget) -> ToolCall:
-    function = call.get("function", call) if isinstance(call, dict) else {"name": "", "arguments": call}
+    function = call.get("function", call) if isinstance(call, dict) else call
+    if not isinstance(function, dict):
+        function = {"name": "", "arguments": call}
     return ToolCall(
         tool=str(function.get("name", "")),
         arguments=budget.cut(_text(function.get("arguments"))),

@@ -20,9 +20,10 @@ from plaudit_job.rules.answers import json_path, value_at
 from plaudit_reward.endpoint.access import EndpointAccess, EndpointUsage, UsageReport, failure_of
 from plaudit_reward.endpoint.budget import Limiter
 from plaudit_reward.endpoint.shapes import EndpointShape, MalformedAnswerError, scored
-from plaudit_reward.http import HttpClient, Response, error_message, excerpt, proxy_for
+from plaudit_reward.http import MAX_RESPONSE_BYTES, HttpClient, Response, error_message, excerpt, proxy_for
 from plaudit_reward.scorer import Attempt, Score
 from plaudit_wire.errors import ConfigurationError, DataError
+from plaudit_wire.plain import plain
 from plaudit_wire.records import Sample
 
 
@@ -159,8 +160,10 @@ class RemoteClient:
             raise failure_of(url, response.status, response.headers, message, self._remedies)
 
     def _read(self, body: bytes) -> Score:
+        """Return the score of an answer, all of which must be plain data: no part of another kind goes any further."""
         try:
-            answer = json.loads(body)  # reads NaN, which Python's servers write: this sample has no score
+            # Python's servers write NaN and Infinity: as the score they are none, as an extra they are left out.
+            answer = plain(json.loads(body, parse_constant=_no_number), most_units=MAX_RESPONSE_BYTES)
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise MalformedAnswerError(f"{self.url}: the answer is not JSON: {self._excerpt(body)}") from error
         except (ValueError, RecursionError) as error:
@@ -177,6 +180,10 @@ class RemoteClient:
 
     def _excerpt(self, body: bytes) -> str:
         return excerpt(body, self._api_key)
+
+
+def _no_number(constant: str) -> None:
+    """Read ``NaN`` and the infinities, which are no JSON, as null."""
 
 
 def _merged(body: dict[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

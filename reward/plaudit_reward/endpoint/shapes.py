@@ -8,7 +8,6 @@ A request that one side writes, the other reads back (tests/reward/remote/test_r
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from yarl import URL
 from plaudit_reward.functions.result import extra_of
 from plaudit_reward.scorer import Score
 from plaudit_wire.errors import DataError, InfrastructureError
-from plaudit_wire.plain import PlainDataError, plain, plain_text, shown
+from plaudit_wire.plain import shown
 from plaudit_wire.records import Outcome, Sample
 
 ShapeName = Literal["plaudit", "slime", "openrlhf", "nemo-gym", "sandbox-fusion"]
@@ -32,7 +31,7 @@ class EndpointShape:
     body: Callable[[Sample], dict[str, Any]]
     """Returns the request's JSON object."""
     score: Callable[[Any], Score]
-    """Reads the answer's JSON. Raises ``MalformedAnswerError`` and ``DataError``."""
+    """Reads the answer, which is plain data. Raises ``MalformedAnswerError`` and ``DataError``."""
     seed_url: Callable[[str], str] = lambda url: ""
     """Returns the URL that opens a sample's session before it is scored; empty: the endpoint has no sessions."""
     unseeded: frozenset[str] = frozenset()
@@ -64,31 +63,15 @@ class MalformedAnswerError(InfrastructureError):
 
 
 def scored(value: Any, extra: Mapping[str, Any] | None = None) -> Score:
-    """Return the score of a value: a finite number.
+    """Return the score of a value of the answer, which is plain data: a finite number.
 
-    Raises ``DataError`` for null, text and infinities: the endpoint answered, and has no score for this sample.
+    Raises ``DataError`` for null and text: the endpoint answered, and has no score for this sample.
     """
-    if isinstance(value, float) and not math.isfinite(value):
-        raise DataError(f"the endpoint's score {value} is not finite")
-    if isinstance(value, int | float | None):
-        value = _plain_score(value)
     if value is None:
-        raise DataError("the endpoint has no score for this sample: its answer is null")
+        raise DataError("the endpoint has no score for this sample: its answer is null, or a number that is not finite")
     if not isinstance(value, int | float):
         raise DataError(f"the endpoint's score is {shown(value)}, which is not a number")
     return Score("scored", float(value), extra=extra_of(extra or {}))
-
-
-def _plain_score(value: Any) -> Any:
-    try:
-        return plain(value)
-    except PlainDataError as error:
-        raise DataError(f"the endpoint's score {error.complaint}") from None
-
-
-def _text(value: Any) -> str:
-    """Return what an endpoint says, as text that can be stored."""
-    return plain_text(str(value))[:500]
 
 
 def _member(answer: Any, name: str) -> Any:
@@ -134,7 +117,7 @@ def _plaudit_score(answer: Any) -> Score:
         raise MalformedAnswerError(f"the answer's outcome is {str(outcome)[:100]!r}")
     if outcome != "scored":
         ended = cast(Outcome, _ENDED_ELSEWHERE.get(outcome, outcome))
-        return Score.failed(ended, _text(answer.get("reason") or outcome))
+        return Score.failed(ended, str(answer.get("reason") or outcome)[:500])
     scorers = answer.get("scorers")
     scorers = scorers if isinstance(scorers, dict) else {}
     values = {name: result.get("value") for name, result in scorers.items() if isinstance(result, dict)}

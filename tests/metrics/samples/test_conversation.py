@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from builders import make_body, make_generation, make_prompt, make_sample
 from plaudit_metrics.sources.samples import SampleDetail, detail, listed
@@ -63,6 +64,21 @@ def test_turns_calls_and_results_follow_each_other_with_their_times(tmp_path: Pa
     assert found["agent"]["agent_reward"] == {"outcome": "scored", "value": 1.0}
     assert found["sample"]["turns"] == 2
     assert sum(found["stages_s"].values()) == 1007.0 - 1000.0
+
+
+@pytest.mark.parametrize(
+    ("calls", "shown"),
+    [
+        (5, [("", "5")]),
+        ({"name": "f"}, [("f", "")]),
+        (["f"], [("", "f")]),
+        ([{"function": "f"}, {"function": {"name": 7, "arguments": [1]}}], [("", '{"function":"f"}'), ("7", "[1]")]),
+    ],
+)
+def test_calls_of_any_form_are_shown(tmp_path: Path, calls: Any, shown: list[tuple[str, str]]) -> None:
+    row = stored_row(tmp_path, completion=[{"role": "assistant", "content": "", "tool_calls": calls}])
+    (message,) = detail(row, 1000).completion
+    assert [(call.tool, call.arguments.text) for call in message.calls] == shown
 
 
 def test_a_single_response_is_a_conversation_of_one_turn(tmp_path: Path) -> None:

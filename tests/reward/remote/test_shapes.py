@@ -169,13 +169,21 @@ async def test_an_answer_of_another_shape_is_an_infrastructure_error(
         ("openrlhf", {"rewards": [None]}, "its answer is null"),
         ("nemo-gym", {"reward": "high"}, "'high', which is not a number"),
         ("plaudit", {"outcome": "scored", "score": None}, "its answer is null"),
-        ("slime", b"1e999", "not finite"),
+        ("slime", b"1e999", "is inf, which JSON cannot hold"),
         ("slime", str(10**30).encode(), "beyond 64 bits"),
         ("slime", b"9" * 5000, "cannot be read"),
         ("slime", b"[" * 100_000, "cannot be read"),
         ("slime", b'{"score": 1, "other": ' + b"[" * 100_000, "cannot be read"),
         ("slime", b'{"score": "\\ud800"}', "is not a number"),
-        ("openrlhf", b'{"rewards": [NaN]}', "not finite"),
+        ("openrlhf", b'{"rewards": [NaN]}', "null, or a number that is not finite"),
+        ("slime", b"-Infinity", "null, or a number that is not finite"),
+        ("slime", b'{"score": 1, "more": {"n": [0, 100000000000000000000]}}', r"more.n\[1\]: is an integer beyond 64"),
+        (
+            "slime",
+            b'{"score": 1, "more": ' + b"[" * 99 + b"]" * 99 + b"}",
+            r"more\[0\].* is nested more than 64 levels",
+        ),
+        ("slime", b'{"score": 1, "more": [' + b"[]," * 300_000 + b"[]]}", "is larger than 4 Mi characters"),
         ("slime", Reply(422, {"detail": "no label"}), "responded 422: no label"),
     ],
 )
@@ -195,6 +203,12 @@ async def test_whatever_is_answered_the_result_can_be_stored(
     scoring = await Pipeline([Stage(await make_scorer(shape), Rules(retries=0))]).score(SAMPLE)
     assert scoring.value is None
     msgspec.msgpack.encode(scoring)
+
+
+async def test_extras_that_are_not_finite_are_left_out(ask: Ask) -> None:
+    answer = Reply(body=b'{"rewards": [1.0], "extra_logs": {"kl": [Infinity], "acc": [NaN], "length": [3]}}')
+    score = await ask("openrlhf", answer)
+    assert (score.value, score.extra) == (1.0, {"length": 3.0})
 
 
 async def test_a_path_finds_the_score_in_any_answer(ask: Ask) -> None:

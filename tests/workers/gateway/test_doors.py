@@ -39,7 +39,7 @@ BAD = [
     ),
     ("/v1/score", b'{"response":"4","max_tokens":-1}', "max_tokens is -1: Expected `int` >= 0"),
     ("/v1/score", b'{"response":"4","finish_reason":"zzz"}', "finish_reason is 'zzz'"),
-    ("/v1/score", b'{"response":"4","ground_truth":1e999}', "Number out of range"),
+    ("/v1/score", b'{"response":"4","ground_truth":1e999}', "ground_truth: holds a number beyond"),
     ("/v1/score", b'{"response":"4","ground_truth":NaN}', "not JSON"),
     ("/v1/score", b'{"response":"\\ud800","max_tokens":-1}', "max_tokens is -1"),
     ("/slime", b'{"response":"\xed\xa0\x80","metadata":[1]}', "extra_info: is [1]; give a mapping"),

@@ -35,6 +35,15 @@ SINGLE_FIELDS: list[tuple[dict[str, Any], str]] = [
         {"algorithm.prompts_per_step": 8},
         "spec.algorithm.prompts_per_step: is not a field of this section. Did you mean",
     ),
+    (
+        {"rollout.sampling": {"minP": 0.1}},
+        "spec.rollout.sampling.minP: is not a field of this section. The trainer could not reproduce it; validation "
+        "may use it: spec.data.validation.sampling.minP",
+    ),
+    (
+        {"data.validation": {"path": "v.jsonl", "sampling": {"minTokens": 9}}, "rollout.sampling": {"maxTokens": 8}},
+        "spec.data.validation.sampling.minTokens: is 9, above the 8 tokens that a response may have. Lower it",
+    ),
     ({"algorithm.order": "soon"}, "spec.algorithm.order: 'soon' is not supported. Give 'step' or 'ready'"),
     (
         {"algorithm.loss": {"clipLow": 1.0}},

@@ -12,6 +12,7 @@ import pytest
 from chat_tokenizer import CHATML, chat_tokenizer
 from plaudit_job.load import load_job
 from plaudit_workers.launch.data_checks import DataReport, check_data
+from tiny_vision import mixed_rows, save_vision_policy, write_rows
 
 TOOL = (
     'def add(a: int, b: int) -> int:\n    """Add two numbers.\n\n    Args:\n        a: one\n        b: other\n    """\n'
@@ -108,3 +109,24 @@ def test_a_last_message_of_the_assistant_is_left_open_and_agents_refuse_it(repor
     agent = {"kind": "custom", "path": "agent.py", "class": "Mine"}
     (problem,) = report([prefilled], rollout__agent=agent).problems
     assert "row 1: the prompt ends with a message of the assistant" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("longest", "words"), [(200, "4 of 4 rows are used"), (40, "are longer than maxPromptLength 40")]
+)
+def test_prompts_with_images_are_counted_with_the_tokens_of_their_images(
+    tmp_path: Path,
+    changed: Callable[[dict[str, Any]], dict[str, Any]],
+    write_job: Callable[..., Path],
+    longest: int,
+    words: str,
+) -> None:
+    save_vision_policy(tmp_path / "model")
+    write_rows(tmp_path / "rows.parquet", mixed_rows())
+    given = {"data.train": {"path": "rows.parquet", "maxPromptLength": longest}, "data.images": {}}
+    found = check_data(load_job(write_job(changed(given))))
+    assert found.problems == []
+    (note,) = (each for each in found.notes if each.field == "spec.data.train.path")
+    assert words in note.message
+    assert "the longest is row 4" in note.remedy
+    assert not (tmp_path / "images").exists()

@@ -10,7 +10,9 @@ from plaudit_job.load import load_job, locate, parse_job, read_job
 from plaudit_job.problem import JobError, Problem
 from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.errors import RefusedError
+from plaudit_wire.messages import Sampling
 from plaudit_workers.launch.data_checks import check_data
+from plaudit_workers.training.state import RunPlan
 
 BILLION_LAUGHS = "a0: &a0 x\na:\n" + "".join(f" - &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
 
@@ -58,10 +60,14 @@ def test_a_job_can_be_built_in_python_by_its_python_names() -> None:
 def test_validation_uses_the_length_of_training_by_default(
     changed: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> None:
-    spec = parse_job(changed({"data.validation": {"path": "v.jsonl"}, "rollout.sampling": {"maxTokens": 7}})).spec
-    assert spec.data.validation is not None
-    sampling = spec.data.validation.sampling.filled_from(spec.rollout.sampling)
+    own = {"minP": 0.1, "repetitionPenalty": 1.2, "minTokens": 3}
+    given = {"data.validation": {"path": "v.jsonl", "sampling": own}, "rollout.sampling": {"maxTokens": 7}}
+    plan = RunPlan.from_job(parse_job(changed(given)))
+    assert plan.validation is not None
+    sampling = plan.validation.sampling
     assert (sampling.temperature, sampling.max_tokens) == (0.0, 7)
+    assert (sampling.min_p, sampling.repetition_penalty, sampling.min_tokens) == (0.1, 1.2, 3)
+    assert plan.sampling == Sampling(max_tokens=7)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +80,9 @@ def test_validation_uses_the_length_of_training_by_default(
         ("a: 1\na: 2\n", 2, "not valid YAML"),
         ("a: 1\n---\nb: 2\n", 2, "not valid YAML"),
         ("a: \x07", None, "not valid YAML"),
-        (BILLION_LAUGHS, 3, "is larger than 4 Mi characters"),
+        ("a: 1\nb:\n- 2026-99-99\n", 3, "'2026-99-99' cannot be read (month must be in 1..12)"),
+        ("a: 1\nb: " + "9" * 6000, 2, "cannot be read (Exceeds the limit"),
+        (BILLION_LAUGHS, 1, "is larger than 4 Mi characters"),
         ("a: " + "[" * 5000, 1, "nested more than 64 levels deep"),
         ("a: 1\nb: [1, " + "9" * 40 + "]\n", 2, "is an integer beyond 64 bits"),
         ("- " * 5000, None, "nested too deeply"),

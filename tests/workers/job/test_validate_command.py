@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from plaudit_job.load import parse_job
 from plaudit_job.problem import Problem
 from plaudit_workers.cli import main
+from plaudit_workers.launch.code_checks import lacking_gpus
 
 REWARDS = """
 import nowhere_to_be_found
@@ -175,3 +177,32 @@ def test_a_loss_of_the_user_s_is_computed_once(
     found = [line for line in lines_of(path, capsys) if "spec.algorithm.loss" in line]
     assert len(found) == bool(words)
     assert words in "".join(found)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "expected"),
+    [
+        (
+            {"engine": {"tensorParallelSize": 2}},
+            "spec.rollout.engine.tensorParallelSize: one copy of the model takes 2 GPUs, and this machine has 0",
+        ),
+        ({"engine": {"tensorParallelSize": 1}}, ""),
+        ({"engine": {"kind": "scripted", "tensorParallelSize": 2}}, ""),
+        ({"engine": {"tensorParallelSize": 2}, "pod": {"resources": {"limits": {"nvidia.com/gpu": 0}}}}, ""),
+        (
+            {"groups": [{"name": "a", "engine": {"pipelineParallelSize": 4}}]},
+            "spec.rollout.groups[0].engine.pipelineParallelSize: one copy",
+        ),
+    ],
+    ids=["two", "one", "without a model", "on CPUs", "a group"],
+)
+def test_engines_of_more_gpus_than_the_machine_has_are_named(
+    changed: Callable[[dict[str, Any]], dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    rollout: dict[str, Any],
+    expected: str,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    found = "".join(map(str, lacking_gpus(parse_job(changed({"rollout": rollout})))))
+    assert found.startswith(expected)
+    assert bool(found) == bool(expected)

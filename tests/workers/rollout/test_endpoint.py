@@ -440,7 +440,7 @@ async def test_a_body_that_is_no_json_object_is_refused(body) -> None:
 async def test_a_request_that_breaks_the_template_costs_the_request_only(server, chat_formats) -> None:
     """Whatever a program sends, it gets an answer, and its next request is answered."""
 
-    async def generate(ids, max_tokens=None, stop=()):
+    async def generate(ids, max_tokens=None, stop=(), chat=None):
         return FinishedSample([4, chat_formats.tokenizer.eos_token_id], [-1.0, -1.0], [(0, 1, 0)], "stop", 0.0)
 
     user = {"role": "user", "content": "a"}
@@ -464,7 +464,7 @@ async def test_a_request_that_breaks_the_template_costs_the_request_only(server,
 async def test_a_large_request_does_not_hold_up_the_others(server, chat_formats) -> None:
     ticks = 0
 
-    async def generate(ids, max_tokens=None, stop=()):
+    async def generate(ids, max_tokens=None, stop=(), chat=None):
         assert len(ids) > 1 << 19
         raise RequestRefusedError(f"the prompt has {len(ids)} tokens")
 
@@ -595,7 +595,7 @@ async def test_a_program_sees_neither_its_answer_nor_other_samples(
 
 
 async def test_a_broken_engine_ends_the_sample_with_its_error(shared, server, chat_formats) -> None:
-    async def broken(ids, max_tokens=None, stop=()):
+    async def broken(ids, max_tokens=None, stop=(), chat=None):
         raise EngineFailedError("out of memory")
 
     with pytest.raises(EngineFailedError, match="out of memory"):
@@ -610,7 +610,7 @@ async def test_random_trees_of_conversations_train_each_sampled_token_once_as_th
     seen: dict[int, list[int]] = {}
     sampled = 0
 
-    async def generate(ids, max_tokens=None, stop=()):
+    async def generate(ids, max_tokens=None, stop=(), chat=None):
         nonlocal sampled
         text = choose.choice(["Yes.", "  spaced  ", "a\n\nb", "the other thing", CALL])
         response = [*chat_formats.tokenizer(text)["input_ids"], chat_formats.tokenizer.eos_token_id]

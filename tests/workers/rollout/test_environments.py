@@ -509,7 +509,9 @@ class Gym:
     def routes(self):
         reference = {"$ref": "#/components/schemas/Weather"}
         post = {"summary": "Weather", "requestBody": {"content": {"application/json": {"schema": reference}}}}
-        schemas = {"Weather": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
+        near = {"type": "array", "items": reference}  # a type may hold itself
+        properties = {"city": {"type": "string"}, "near": near}
+        schemas = {"Weather": {"type": "object", "properties": properties, "required": ["city"]}}
         document = {
             "paths": {"/seed_session": {}, "/verify": {}, "/get_weather": {"post": post}},
             "components": {"schemas": schemas},
@@ -531,7 +533,7 @@ async def test_a_resources_server_of_nemo_gym_seeds_answers_calls_and_verifies(o
     async with served(*server.routes()) as url:
         agent = await open_agent(url=url)
         parameters = agent.tools["get_weather"].schema["function"]["parameters"]
-        assert parameters["properties"] == {"city": {"type": "string"}}
+        assert parameters["properties"] == {"city": {"type": "string"}, "near": {"type": "array", "items": {}}}
         _, body = await play(agent, call("get_weather", city="Rome"), "Cold.", extra_info={"expected": "cold"})
     assert [m["content"] for m in body.sample.completion if m["role"] == "tool"] == ['{"weather": "cold in Rome"}']
     assert body.sample.agent_reward == AgentReward("scored", 1.0)

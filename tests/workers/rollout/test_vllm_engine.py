@@ -332,6 +332,17 @@ async def test_text_leaves_special_tokens_out(bench):
     assert bench.engine.decode([1, 2, 10, 3, 11, 14]) == "12+3="
 
 
+async def test_validation_may_keep_the_model_from_ending_and_from_repeating_itself(bench, tiny_models):
+    await bench.load(tiny_models[0])
+    own = await bench.result(bench.submit(temperature=0.0))
+    kept = await bench.result(bench.submit(temperature=0.0, min_tokens=40))
+    assert (len(kept.response_ids), kept.finish_reason) == (40, "length")
+    likeliest = await bench.result(bench.submit(temperature=2.0, min_p=1.0))
+    assert likeliest.response_ids == own.response_ids
+    varied = await bench.result(bench.submit(temperature=0.0, repetition_penalty=2.0))
+    assert varied.response_ids != own.response_ids
+
+
 @pytest.mark.parametrize("wrong", [-1, 1_000_000])
 async def test_a_prompt_with_an_unknown_token_is_refused_and_others_go_on(bench, tiny_models, wrong):
     await bench.load(tiny_models[0])
@@ -343,7 +354,7 @@ async def test_a_prompt_with_an_unknown_token_is_refused_and_others_go_on(bench,
 
 async def test_a_prompt_longer_than_the_model_is_refused_and_others_go_on(bench, tiny_models):
     await bench.load(tiny_models[1])
-    with pytest.raises(RequestRefusedError, match="600"):
+    with pytest.raises(RequestRefusedError, match="600 tokens, and a prompt and its response together may have"):
         await bench.result(bench.submit(prompt=[1] * 600))
     with pytest.raises(RequestRefusedError, match="temperature"):
         await bench.result(bench.submit(temperature=9.0))

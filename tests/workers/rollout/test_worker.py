@@ -371,7 +371,7 @@ async def test_a_conversation_beyond_the_models_length_ends_its_sample_and_a_pro
 
         await until(ended)
     assert sample.body.sample.failure.outcome == "data_error"
-    assert "longer than the model's length" in sample.body.sample.failure.reason
+    assert sample.body.sample.failure.reason == "longer than the model's length"
     (refused,) = (await run.trainer.read("t-1-1.0")).samples
     assert refused.scoring.outcome == "poison"
     assert "longer than the model's length" in refused.scoring.reason

@@ -15,6 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from plaudit_job.spec.rollout import ColumnsSpec
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.data_files import RowError, RowForm, checked_rows
 
 
@@ -118,6 +119,14 @@ def test_a_folder_that_is_not_one_kind_of_rows_is_refused(tmp_path, write, words
     write(tmp_path)
     with pytest.raises(RowError, match=words):
         list(checked_rows(tmp_path))
+
+
+def test_a_small_file_that_unpacks_to_one_huge_line_is_refused(tmp_path):
+    path = tmp_path / "rows.jsonl.gz"
+    with gzip.open(path, "wb", 1) as packed:
+        packed.writelines([b"x" * (1 << 20)] * 257)
+    with pytest.raises(RefusedError, match=r"rows.jsonl.gz has a line above 256 MiB: write one JSON object a line"):
+        list(checked_rows(path))
 
 
 BROKEN = {

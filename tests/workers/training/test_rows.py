@@ -155,6 +155,16 @@ REFUSED_LINES = {
         JSON_ROW.format(1, "{}").replace('"1="', '[{"role": "user", "content": 5}]'),
         "row 1: column prompt[0].content is 5",
     ),
+    "a number as calls": (
+        JSON_ROW.format(1, "{}").replace('"1="', '[{"role": "assistant", "content": "a", "tool_calls": 5}]'),
+        "row 1: column prompt[0].tool_calls is 5. Give a list of {function: {name, arguments}}",
+    ),
+    "a text as a call": (
+        JSON_ROW.format(1, "{}").replace(
+            '"1="', '[{"role": "assistant", "content": "a", "tool_calls": [{"function": "f"}]}]'
+        ),
+        "row 1: column prompt[0].tool_calls[0] is {'function': 'f'}",
+    ),
 }
 
 

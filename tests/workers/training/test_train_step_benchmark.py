@@ -76,7 +76,7 @@ def test_a_side_that_runs_out_of_memory_is_a_result():
     def side(_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.3 GiB.\nSee the documentation")
 
-    assert measured(case(), "TRL", side, 1) == {"out_of_memory": "CUDA out of memory. Tried to allocate 9.3 GiB."}
+    assert measured(case(), "TRL", side, 1, 1) == {"out_of_memory": "CUDA out of memory. Tried to allocate 9.3 GiB."}
 
 
 @pytest.mark.bench

@@ -51,16 +51,17 @@ class Routes:
         """Return the paths."""
         return frozenset(self.document.get("paths", {}))
 
-    def resolved(self, schema: Any) -> Any:
-        """Return a schema with its references replaced by what they refer to."""
+    def resolved(self, schema: Any, within: tuple[str, ...] = ()) -> Any:
+        """Return a schema with its references replaced by what they refer to; inside of itself, a type is any value."""
         if isinstance(schema, list):
-            return [self.resolved(item) for item in schema]
+            return [self.resolved(item, within) for item in schema]
         if not isinstance(schema, dict):
             return schema
         if "$ref" in schema:
             name = str(schema["$ref"]).rpartition("/")[2]
-            return self.resolved(self.document.get("components", {}).get("schemas", {}).get(name, {}))
-        return {key: self.resolved(value) for key, value in schema.items()}
+            found = self.document.get("components", {}).get("schemas", {}).get(name, {})
+            return {} if name in within else self.resolved(found, (*within, name))
+        return {key: self.resolved(value, within) for key, value in schema.items()}
 
 
 def routes_of(source: EnvironmentServer) -> Routes:

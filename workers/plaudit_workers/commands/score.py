@@ -29,6 +29,7 @@ from plaudit_reward.rules.scorer import rule_of
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import Outcome, Sample, ScoringRecord
 from plaudit_workers.commands.trial import show_logs
+from plaudit_workers.data_files import whole_line
 from plaudit_workers.process import EXIT_DONE
 from plaudit_workers.service.build import build_pipeline, has_group_scorers
 from plaudit_workers.service.lines import (
@@ -39,7 +40,6 @@ from plaudit_workers.service.lines import (
     decode_entry,
     file_entries,
     line_entries,
-    whole_line,
 )
 
 _STANDARD = Path("-")

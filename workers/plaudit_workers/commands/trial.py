@@ -33,6 +33,8 @@ from plaudit_workers.service.build import build_pipeline
 from plaudit_workers.service.lines import SampleInput
 
 _SHOWN_CHARACTERS = 60
+GROUND_TRUTH = "ground truth"
+"""The origin of an answer that stands nowhere else in its row."""
 
 
 class TriedRow(NamedTuple):
@@ -106,7 +108,7 @@ def first_rows(job: RLJob, data: Path | None, num_rows: int) -> Iterator[TriedRo
 
 def _tried_rows(path: str, form: RowForm) -> Iterator[TriedRow]:
     for file, source in files_of(path):
-        for row in raw_rows(file, form, ("response", "responses")):
+        for row in raw_rows(file, form, ("response", "responses", "turns")):
             yield TriedRow(data_row(row, columns=form.columns, source=source, images=form.images), row)
 
 
@@ -142,7 +144,7 @@ def right_answer(row: TriedRow) -> tuple[str, str]:
         if isinstance(value, str) and value:
             return source, plain_text(value)
     truth = data.ground_truth
-    return "ground truth", truth if isinstance(truth, str) else json.dumps(truth)
+    return GROUND_TRUTH, truth if isinstance(truth, str) else json.dumps(truth)
 
 
 def _report(number: int, trial: _Trial, scorings: Sequence[ScoringRecord]) -> list[str]:
@@ -194,8 +196,9 @@ class _PlainLines(logging.Formatter):
 
 
 def _is_for_users(record: logging.LogRecord) -> bool:
-    """Leave out Plaudit's own records below warnings: they are for the logs of a run."""
-    return _is_printed(record) or record.levelno >= logging.WARNING or not record.name.startswith("plaudit_")
+    """Leave out records below warnings of Plaudit itself and its engine and servers: they are for the logs of a run."""
+    ours = record.name.startswith(("plaudit_", "uvicorn", "vllm"))
+    return _is_printed(record) or record.levelno >= logging.WARNING or not ours
 
 
 def _is_printed(record: logging.LogRecord) -> bool:

@@ -11,7 +11,7 @@ from plaudit_job.load import examine_job, locate, read_job
 from plaudit_job.problem import JobError, Problem
 from plaudit_job.reference import job_schema
 from plaudit_workers.commands.plan import known_problems
-from plaudit_workers.launch.code_checks import all_problems, ignored
+from plaudit_workers.launch.code_checks import all_problems, ignored, lacking_gpus
 from plaudit_workers.process import EXIT_DONE
 
 
@@ -29,10 +29,12 @@ def validate(arguments: argparse.Namespace) -> int:
             raise JobError(locate(report.problems, path), path)
         job = examination.job
         problems = [*report.problems, *known_problems(job)]
-        notes = [*report.notes, *ignored(job), *without_effect(job)]
+        notes = [*report.notes, *lacking_gpus(job), *ignored(job), *without_effect(job)]
     if problems:
         raise JobError(locate(problems, path), path)
     print(f"{path}: valid ({job.metadata.name})")
+    if job.spec.trains and job.spec.rollout.agent.kind != "singleTurn" and not arguments.kubernetes:
+        print(f"{path}: play rows with its agent before a run: plaudit try {path} --url URL --model NAME")
     for note in locate(notes, path):
         print(f"{path}{f':{note.line}' if note.line else ''}: note: {note}")
     return EXIT_DONE

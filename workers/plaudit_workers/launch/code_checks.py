@@ -125,6 +125,31 @@ def unsupported(job: RLJob) -> Iterator[Problem]:
             )
 
 
+def lacking_gpus(job: RLJob) -> Iterator[Problem]:
+    """Yield the engines that share more GPUs than this machine has; a run elsewhere may have them."""
+    if not job.spec.trains or Path("/dev/kfd").exists():  # AMD's driver has no file for each GPU
+        return
+    here = _gpus_here()
+    for name, rollout in job.spec.rollout.by_group.items():
+        engine = rollout.engine
+        if engine.gpus < 2 or engine.gpus <= here or not rollout.pod.uses_gpus():
+            continue
+        section = f"spec.rollout.groups[{list(job.spec.rollout.by_group).index(name)}]" if name else "spec.rollout"
+        parallel = "tensorParallelSize" if engine.tensor_parallel_size > 1 else "pipelineParallelSize"
+        yield Problem(
+            f"{section}.engine.{parallel}",
+            f"one copy of the model takes {engine.gpus} GPUs, and this machine has {here}",
+            "Lower it to run here, or run the job where the GPUs are (plaudit run --address, Kubernetes)",
+        )
+
+
+def _gpus_here() -> int:
+    """Return the number of NVIDIA's GPUs that processes of this machine see."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    return found if visible is None else min(found, len(list(filter(str.strip, visible.split(",")))))
+
+
 def _tool_parser(job: RLJob) -> Iterator[Problem]:
     """Compare the name of the parser of tool calls with those that vLLM has here."""
     agent = job.spec.rollout.agent

@@ -28,12 +28,12 @@ from plaudit_wire.errors import RefusedError, described
 from plaudit_workers.agents.processes import described_tools
 from plaudit_workers.data_facts import DataFacts, FactsOfRows
 from plaudit_workers.data_files import VERL, NumberedRow, RowError, RowForm, checked_rows
-from plaudit_workers.images import ImageError, row_files
+from plaudit_workers.images import ImageError, ImageProcessor, UnstoredImages, row_files
 from plaudit_workers.launch.checks import hub_cache
 
 if TYPE_CHECKING:
     from plaudit_workers.tokenizer import ChatTemplate
-    from plaudit_workers.training.prompts import RenderedRow
+    from plaudit_workers.training.prompts import PromptRenderer, RenderedRow
 
 _USER = {"role": "user", "content": "What is 2 + 2?"}
 _OTHER = {"role": "user", "content": "Name a colour."}
@@ -64,12 +64,12 @@ def check_data(job: RLJob, broken: Sequence[str] = (), *, renders: bool = True) 
     report = DataReport()
     if not job.spec.trains:
         return report
-    template = None
+    renderer = None
     if renders and not any(is_within(name, ("spec.model", "spec.rollout.agent")) for name in broken):
-        template = _checked_template(job, report)
+        renderer = _checked_renderer(job, report)
     facts = FactsOfRows()
     for name, (path, section) in data_sections(job).items():
-        pass_ = _Pass(job, section, template, facts if section is job.spec.data.train else None)
+        pass_ = _Pass(job, section, renderer, facts if section is job.spec.data.train else None)
         problem = pass_.problem(name, path)
         report.problems += [problem] if problem else pass_.rules.problems(name, path)
         report.notes += [] if report.problems else pass_.notes(name, path)
@@ -133,16 +133,16 @@ class _Pass:
 
     Args:
         section: which rows the job uses.
-        template: None: nothing is rendered.
+        renderer: None: nothing is rendered.
         facts: collects what the rows are.
     """
 
     def __init__(
-        self, job: RLJob, section: TrainDataSpec, template: ChatTemplate | None, facts: FactsOfRows | None
+        self, job: RLJob, section: TrainDataSpec, renderer: PromptRenderer | None, facts: FactsOfRows | None
     ) -> None:
         self._job = job
         self._section = section
-        self._template = template if job.spec.data.images is None else None
+        self._renderer = renderer
         self._facts = facts
         self.rules = RuleChecks(job.spec.reward.scorers)
         self._rows = 0
@@ -154,7 +154,7 @@ class _Pass:
         """Return the first problem of the rows, or None."""
         rows = self._read(path)
         try:
-            if self._template is None:
+            if self._renderer is None:
                 for _ in rows:
                     pass
                 return None
@@ -177,12 +177,11 @@ class _Pass:
     def _render(self, name: str, path: str, rows: Iterator[NumberedRow]) -> Problem | None:
         import numpy as np
 
-        from plaudit_workers.training.prompts import PromptRenderer, Selection
+        from plaudit_workers.training.prompts import Selection
 
-        assert self._template is not None
-        renderer = PromptRenderer(self._template, continues=continues_prompts(self._job))
+        assert self._renderer is not None
         self._selection = Selection(self._section.max_prompt_length, self._section.pass_rate)
-        for rendered in renderer.rendered(rows):
+        for rendered in self._renderer.rendered(rows):
             self._lengths.append(rendered.length)
             self._selection.wants(rendered.numbered, rendered.length)
             if self._longest is None or rendered.length > self._longest.length:
@@ -194,7 +193,7 @@ class _Pass:
 
     def notes(self, name: str, path: str) -> Iterator[Problem]:
         """Yield how many rows are used, why others are not, and their lengths."""
-        if self._template is None or self._longest is None:
+        if self._renderer is None or self._longest is None:
             return
         import numpy as np
 
@@ -221,8 +220,8 @@ def continues_prompts(job: RLJob) -> bool:
     return job.spec.rollout.agent.kind == "singleTurn"
 
 
-def _checked_template(job: RLJob, report: DataReport) -> ChatTemplate | None:
-    """Return the job's template if its files are here; add what is wrong with it."""
+def _checked_renderer(job: RLJob, report: DataReport) -> PromptRenderer | None:
+    """Return what renders the job's prompts if its files are here; add what is wrong with its template."""
     model = job.spec.model
     source, name = model.tokenizer or model.source, "spec.model.tokenizer" if model.tokenizer else "spec.model.source"
     missing = None
@@ -230,8 +229,6 @@ def _checked_template(job: RLJob, report: DataReport) -> ChatTemplate | None:
         missing = "transformers is not installed here"
     elif is_hub_id(source) and not hub_cache(source).is_dir():
         missing = f"the files of {source} are not on this machine"
-    elif job.spec.data.images is not None:
-        missing = "prompts have images, which only the trainer expands"
     if missing:
         remedy = "The trainer does both when the run starts"
         report.notes.append(Problem(name, f"{missing}: prompts were not rendered, lengths not counted", remedy))
@@ -241,6 +238,7 @@ def _checked_template(job: RLJob, report: DataReport) -> ChatTemplate | None:
         return None
     try:
         template = _loaded_template(model, tools)
+        images = _loaded_images(job, template)
     except RefusedError as error:
         field_name, _, rest = str(error).partition(" ")
         report.problems.append(Problem(f"spec.{field_name}", *_halves(rest)))
@@ -248,7 +246,11 @@ def _checked_template(job: RLJob, report: DataReport) -> ChatTemplate | None:
     problems, notes = _template_problems(job, template)
     report.problems += problems
     report.notes += notes
-    return None if problems else template
+    if problems:
+        return None
+    from plaudit_workers.training.prompts import PromptRenderer
+
+    return PromptRenderer(template, images, continues=continues_prompts(job))
 
 
 def _without_tools(cause: str) -> Problem:
@@ -287,6 +289,16 @@ def _loaded_template(model: ModelSpec, tools: list[dict[str, Any]]) -> ChatTempl
 
     tokenizer = load_tokenizer(model, only_here=is_hub_id(model.tokenizer or model.source))
     return ChatTemplate(tokenizer, tools, model.chat_template_arguments)
+
+
+def _loaded_images(job: RLJob, template: ChatTemplate) -> ImageProcessor | None:
+    """Load the processor of a job that reads images from files of this machine, and give its template."""
+    model, settings = job.spec.model, job.spec.data.images
+    if settings is None:
+        return None
+    images = ImageProcessor.of_model(model, settings, UnstoredImages(), only_here=is_hub_id(model.source))
+    images.give_template(template, model)
+    return images
 
 
 def _template_problems(job: RLJob, template: ChatTemplate) -> tuple[list[Problem], list[Problem]]:

@@ -6,7 +6,8 @@
 | ``prompt_work`` | one prompt: its missing samples, their agents, seeds and timings |
 | ``weights`` | keeps the engine on the announced policy |
 | ``agents`` | hold a sample's conversation with the policy |
-| ``engine`` | the protocol of engines |
+| ``engine`` | the protocols of policies and engines |
+| ``served`` | a policy without weights: any server of OpenAI's API, for ``plaudit try`` |
 | ``scripted`` | an engine without a model |
 | ``vllm_engine``, ``vllm_loop``, ``vllm_arguments`` | vLLM: the asyncio side, the driving thread, the arguments |
 """

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from safetensors import SafetensorError, safe_open
 
@@ -47,6 +47,15 @@ class RequestRefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Chat:
+    """Hold what a request's tokens were rendered from, for a policy that reads messages (``plaudit try --url``)."""
+
+    messages: Sequence[dict[str, Any]]
+    tools: Sequence[dict[str, Any]] = ()
+    """In OpenAI's format."""
+
+
+@dataclass(frozen=True, slots=True)
 class SampleRequest:
     """Describe one response to generate."""
 
@@ -59,25 +68,34 @@ class SampleRequest:
     """Number of earlier requests of the same sample."""
     images: Sequence[str] = ()
     """Digests of the run's images that the prompt has, in its order; ``prompt_ids`` has a single token for each."""
+    chat: Chat | None = None
+    """None: the agent keeps no messages."""
+
+
+class Policy(Protocol):
+    """Write the turns of samples. All methods are called on one event loop, and none blocks it."""
+
+    async def generate(self, request: SampleRequest) -> FinishedSample:
+        """Generate one response. An engine waits for its first weights; cancelling the call cancels the request.
+
+        Raises:
+            RequestRefusedError: the policy can never generate this request.
+            EngineFailedError: the policy broke.
+        """
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of [T] token ids, without special tokens."""
 
 
 @runtime_checkable
-class Engine(Protocol):
-    """Generate samples. All methods are called on one event loop, and none blocks it."""
+class Engine(Policy, Protocol):
+    """Generate samples with weights that change."""
 
     async def start(self) -> None:
         """Prepare the engine to load weights.
 
         Raises:
             RefusedError: the model or the engine's arguments cannot work.
-        """
-
-    async def generate(self, request: SampleRequest) -> FinishedSample:
-        """Generate one response. Waits for the first ``load_weights``; cancelling the call cancels the request.
-
-        Raises:
-            RequestRefusedError: the engine can never generate this request.
-            EngineFailedError: the engine broke.
         """
 
     async def load_weights(self, path: Path, version: PolicyVersion, switch: WeightSwitch = "continue") -> None:
@@ -106,9 +124,6 @@ class Engine(Protocol):
         Returns:
             [L - 1] natural log-probabilities, or None if the engine has no model.
         """
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of [T] token ids, without special tokens."""
 
     def status(self) -> EngineStatus | None:
         """Return the engine's requests and cache at this moment; None before it has started."""

@@ -23,7 +23,7 @@ from plaudit_workers.agents.messages import FinishedSample, Trajectory, prompt_t
 from plaudit_workers.agents.processes import sample_seed
 from plaudit_workers.process import unless_stopped
 from plaudit_workers.rollout.agents.agent import Agent, AgentError
-from plaudit_workers.rollout.engine import Engine, EngineFailedError, RequestRefusedError, SampleRequest
+from plaudit_workers.rollout.engine import Chat, Engine, EngineFailedError, Policy, RequestRefusedError, SampleRequest
 from plaudit_workers.rollout.weights import PolicyWeights
 from plaudit_workers.stream.calls import Delivery, Publication
 from plaudit_workers.stream.consumer import dead_letter, discard, publish, unpublished
@@ -122,7 +122,7 @@ class SampleRun:
         change_in_agents: called with 1 when the sample leaves the engine for its agent, with -1 when it returns.
     """
 
-    def __init__(self, prompt: Prompt, index: int, engine: Engine, change_in_agents: Callable[[int], None]) -> None:
+    def __init__(self, prompt: Prompt, index: int, engine: Policy, change_in_agents: Callable[[int], None]) -> None:
         self.prompt = prompt
         self.index = index
         self._engine = engine
@@ -155,6 +155,8 @@ class SampleRun:
             trajectory = await self.failed(
                 AgentReward(error.outcome, reason=plain_text(str(error)[:_MOST_REASON_CHARACTERS]))
             )
+        except RequestRefusedError as error:  # of what an agent or an environment wrote; of the row's, the next is too
+            trajectory = await self.failed(AgentReward("data_error", reason=plain_text(str(error))))
         except Exception as error:  # agents, templates and parsers run on what users and the policy wrote
             trajectory = await self.failed(AgentReward("data_error", reason=shown_error(error)))
         finally:
@@ -180,7 +182,7 @@ class SampleRun:
         return trajectory
 
     async def _generate(
-        self, ids: Sequence[int], max_tokens: int | None = None, stop: Sequence[str] = ()
+        self, ids: Sequence[int], max_tokens: int | None = None, stop: Sequence[str] = (), chat: Chat | None = None
     ) -> FinishedSample:
         turn, sampling = len(self._requested_s), self.prompt.sampling
         if max_tokens is not None and max_tokens < sampling.max_tokens:
@@ -195,6 +197,7 @@ class SampleRun:
             seed=self.prompt.seed + self.index + turn * _TURN_STRIDE,
             turn=turn,
             images=self.prompt.images,
+            chat=chat,
         )
         self._move(in_agent=False)
         self._num_in_engine += 1

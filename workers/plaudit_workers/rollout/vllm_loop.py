@@ -89,6 +89,9 @@ def _sampling_parameters(request: SampleRequest) -> SamplingParams:
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        min_tokens=sampling.min_tokens,
         seed=request.seed & _SEED_BITS,
         logprobs=0,
         flat_logprobs=True,
@@ -337,7 +340,12 @@ class VllmLoop:
     def _input(self, generation: Generation) -> Any:
         """Return a request's prompt as the engine takes it; vLLM's processor repeats the tokens of its images."""
         ids, salt = list(generation.request.prompt_ids), str(self._num_loads)
-        size = self._engine.model_config.get_vocab_size()
+        size, longest = self._engine.model_config.get_vocab_size(), self._engine.model_config.max_model_len
+        if len(ids) >= longest:  # of an agent or an environment: prompts of rows are shorter
+            raise ValueError(
+                f"the prompt has {len(ids):,} tokens, and a prompt and its response together may have {longest:,}: "
+                "raise rollout.engine.maxModelLength, or let the agent or environment write less"
+            )
         if ids and not 0 <= min(ids) <= max(ids) < size:  # from a user's agent: the embedding would end the engine
             raise ValueError(f"the prompt has token ids from {min(ids)} to {max(ids)}; the vocabulary has {size}")
         if not generation.images:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
 
@@ -12,7 +12,7 @@ from plaudit_job.data_row import extra_info_of
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.plain import PlainDataError, plain, plain_json, shown
 from plaudit_wire.records import Outcome, Sample, ScoringRecord
-from plaudit_workers.data_files import BYTE_ORDER_MARK, parquet_rows
+from plaudit_workers.data_files import BYTE_ORDER_MARK, parquet_rows, whole_line
 
 NumTokens = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
@@ -153,7 +153,6 @@ def sample_input(row: Mapping[str, Any], kind: type[Input]) -> Input:
         raise ValueError(f"{name} is {shown(fields[name])}: {error}") from error
 
 
-_LONGEST_LINE = 256 << 20
 _PARQUET_MAGIC = b"PAR1"
 _ROWS_AT_A_TIME = 1024
 _COLUMNS = (*SampleInput.__struct_fields__, "reward_model", "group", "index")
@@ -176,14 +175,6 @@ def file_entries(path: Path, option: str = "") -> Iterator[RawSample]:
         yield from _rows(path)
     except OSError as error:
         raise RefusedError(f"{option} {path} cannot be read: {error.strerror or error}".strip()) from error
-
-
-def whole_line(file: BinaryIO, name: str) -> bytes:
-    """Return the next line, empty at the end; refuse one that would fill the memory, such as that of a device."""
-    line = file.readline(_LONGEST_LINE + 1)
-    if len(line) > _LONGEST_LINE:
-        raise RefusedError(f"{name} has a line above {_LONGEST_LINE >> 20} MiB: write one JSON object a line")
-    return line
 
 
 def line_entries(line: bytes, number: int) -> Iterator[RawSample]:

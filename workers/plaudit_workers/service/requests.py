@@ -183,9 +183,12 @@ def _read_sample(raw: msgspec.Raw) -> SampleInput:
 
 
 def _as_object(raw: msgspec.Raw) -> dict[str, Any]:
-    """Return a sample as a mapping of any values. Raise ``ValueError``."""
+    """Return a sample as a mapping of any values. Raise ``ValueError``, which names the field where it can."""
     try:
-        return _plain_decoder.decode(raw)
+        try:
+            return _plain_decoder.decode(raw)
+        except msgspec.DecodeError:  # such as a number that no double holds
+            return {name: plain_json(bytes(value), name) for name, value in _object_decoder.decode(raw).items()}
     except RecursionError:
         raise ValueError("the sample is nested too deeply; give flatter data") from None
 

@@ -54,6 +54,7 @@ class TorchBackend:
 
     def __init__(self, job: RLJob, model: PolicyModel, run_folder: Path, redis_url: str = "") -> None:
         self._advantage = job.spec.algorithm.advantage
+        self._mask_truncated = job.spec.algorithm.mask_truncated
         per_turn = job.spec.algorithm.advantage_per == "turn"
         self._turn_weights = job.spec.reward.environment_weights if per_turn else None
         loss = job.spec.algorithm.loss
@@ -84,7 +85,14 @@ class TorchBackend:
         if self._model.images is not None:
             refuse_other_expansions(groups, self._model.images)
         penalty = RewardPenalty(self._kl.coefficient, self._model.divergences) if self._penalises_reward else None
-        batch = make_batch(groups, self._advantage, self._temperature, penalty, self._turn_weights)
+        batch = make_batch(
+            groups,
+            self._advantage,
+            self._temperature,
+            penalty,
+            self._turn_weights,
+            mask_truncated=self._mask_truncated,
+        )
         if (divergence := batch.statistics.get("actor/reward_kl_penalty")) is not None:
             self._kl.update(divergence, len({(sequence.group, sequence.index) for sequence in batch.sequences}))
         return join_epochs([self._timed(batch) for _ in range(self._epochs)])

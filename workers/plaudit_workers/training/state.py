@@ -21,7 +21,7 @@ from typing import Any, Protocol, Self
 
 from plaudit_job.spec.rewards import AuditSpec
 from plaudit_job.spec.rljob import RLJob, SandboxesSpec
-from plaudit_job.spec.rollout import SamplingSpec
+from plaudit_job.spec.rollout import SamplingSpec, ValidationSamplingSpec
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement, PolicyVersion, Sampling
 from plaudit_workers.data_facts import DataFacts
@@ -268,7 +268,7 @@ class RunPlan:
             else ValidationPlan(
                 every_steps=validation.every_steps,
                 samples_per_prompt=validation.samples_per_prompt,
-                sampling=_sampling(validation.sampling.filled_from(spec.rollout.sampling)),
+                sampling=_validation_sampling(validation.sampling, spec.rollout.sampling),
                 before_training=validation.before_training,
             ),
             checkpoint_every_steps=spec.trainer.checkpoint.every_steps,
@@ -290,6 +290,20 @@ def _sampling(section: SamplingSpec) -> Sampling:
         top_p=section.top_p,
         top_k=section.top_k,
         stop=list(section.stop),
+    )
+
+
+def _validation_sampling(section: ValidationSamplingSpec, training: SamplingSpec) -> Sampling:
+    """Return the sampling of validation, with the response length of training where none is given."""
+    return Sampling(
+        max_tokens=section.max_tokens or training.max_tokens,
+        temperature=section.temperature,
+        top_p=section.top_p,
+        top_k=section.top_k,
+        stop=list(training.stop),
+        min_p=section.min_p,
+        repetition_penalty=section.repetition_penalty,
+        min_tokens=section.min_tokens,
     )
 
 

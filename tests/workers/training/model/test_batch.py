@@ -51,6 +51,20 @@ def test_a_sample_without_a_score_is_left_out_and_does_not_count_as_zero(make_gr
     assert batch.statistics["critic/score/mean"] == pytest.approx(0.6)
 
 
+def test_a_cut_response_counts_in_its_groups_advantages_and_is_not_trained(make_groups):
+    group = make_groups([[0.4, 0.6, 0.8]])[0]
+    samples = list(group.samples)
+    generation = msgspec.structs.replace(samples[2].body.generation, finish_reason="length")
+    samples[2] = msgspec.structs.replace(
+        samples[2], body=msgspec.structs.replace(samples[2].body, generation=generation)
+    )
+    group = msgspec.structs.replace(group, samples=samples)
+    masked, whole = (make_batch([group], "drGrpo", 1.0, mask_truncated=mask) for mask in (True, False))
+    assert [sequence.index for sequence in masked.sequences] == [0, 1]
+    assert [sequence.advantage for sequence in masked.sequences] == pytest.approx([-0.2, 0.0])
+    assert [sequence.index for sequence in whole.sequences] == [0, 1, 2]
+
+
 def test_a_sample_that_was_never_generated_is_left_out(make_groups):
     group = make_groups([[0.4, 0.5, 0.8]])[0]
     lost = msgspec.structs.replace(group.samples[1], body=None)

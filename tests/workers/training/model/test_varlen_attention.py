@@ -51,6 +51,13 @@ def test_a_kernel_that_cannot_run_is_a_problem_not_a_crash():
     assert disagreement(CPU, torch.bfloat16, (4, 2, 16)).startswith("the kernel failed: NotImplementedError")
 
 
+def test_a_reward_model_compares_the_kernel_in_inference_mode(monkeypatch):
+    """Where nothing has gradients: the kernel was never used there. Blocks compute in its place here."""
+    monkeypatch.setattr("plaudit_reward.attention.varlen_attention", packed_attention)
+    with torch.inference_mode():
+        assert disagreement(CPU, torch.bfloat16, (4, 2, 16)) == ""
+
+
 @pytest.mark.parametrize("window", [None, 16, 500])
 def test_the_call_is_one_that_torch_accepts_for_tensors_of_a_gpu(window):
     lengths = [70, 33, 5]
@@ -70,6 +77,29 @@ def test_the_layout_has_the_bounds_of_all_sequences():
     assert layout.bounds.tolist() == [0, 70, 103, 136, 141]
     assert (layout.bounds.dtype, layout.longest) == (torch.int32, 70)
     assert [block.num_sequences for block in layout.blocks] == [1, 2, 1]
+
+
+@pytest.mark.parametrize("lengths", [[40, 40, 33, 9, 9, 5], [50, 40], [9, 5]], ids=["both", "long", "short"])
+def test_long_sequences_are_computed_by_themselves_where_that_is_faster(lengths, monkeypatch):
+    """Blocks compute in the kernel's place; a GPU's own results are compared by the tests that need one."""
+    seen = []
+
+    def kernel(query, key, value, bounds, *_, scale, **further):
+        seen.append(bounds.diff().tolist())
+        parts = (part.transpose(0, 1).unsqueeze(0) for part in (query, key, value))
+        return packed_attention(torch.nn.Identity(), *parts, None, packed_layout=PackedLayout.of(seen[-1]))[0][0]
+
+    monkeypatch.setattr("plaudit_reward.attention.LONG_TOKENS", 30)
+    monkeypatch.setattr("plaudit_reward.attention._has_fast_cudnn", lambda _: True)
+    monkeypatch.setattr("plaudit_reward.attention.varlen_attn", kernel)
+    parts = [torch.randn(1, heads, sum(lengths), 16) for heads in (4, 2, 2)]
+    layout = PackedLayout.of(lengths).to(CPU)
+    expected, _ = packed_attention(torch.nn.Identity(), *parts, None, packed_layout=layout)
+    found, _ = varlen_attention(torch.nn.Identity(), *parts, None, packed_layout=layout)
+    torch.testing.assert_close(found, expected)
+    assert [length for row in seen for length in row] == [length for length in lengths if length < 30]
+    varlen_attention(torch.nn.Identity(), *parts, None, packed_layout=layout, sliding_window=4)
+    assert seen[-1] == lengths
 
 
 def test_attention_of_another_kind_is_refused():

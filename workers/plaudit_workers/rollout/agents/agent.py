@@ -21,10 +21,11 @@ from plaudit_workers.agents.messages import (
     GenerateTurn,
     RunAgent,
     Trajectory,
+    prompt_messages,
     prompt_tokens,
 )
 from plaudit_workers.agents.processes import AgentProcesses, ProcessDiedError, SampleProcess
-from plaudit_workers.rollout.engine import EngineFailedError
+from plaudit_workers.rollout.engine import Chat, EngineFailedError
 
 _MOST_TURNS_AT_ONCE = 64
 
@@ -37,13 +38,14 @@ class Generate(Protocol):
     """
 
     async def __call__(
-        self, ids: Sequence[int], max_tokens: int | None = None, stop: Sequence[str] = ()
+        self, ids: Sequence[int], max_tokens: int | None = None, stop: Sequence[str] = (), chat: Chat | None = None
     ) -> FinishedSample:
         """Continue ``ids`` with the prompt's sampling parameters.
 
         Args:
             max_tokens: most tokens of this turn; at most, and by default, the prompt's own limit.
             stop: texts that end this turn, beside the prompt's own; they stay part of it.
+            chat: the messages of ``ids``, where the agent keeps them.
         """
 
 
@@ -72,7 +74,7 @@ class SingleTurn:
     async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
         """Return the policy's response unchanged."""
         trajectory = Trajectory()
-        response = await generate(prompt_tokens(prompt))
+        response = await generate(prompt_tokens(prompt), chat=Chat(prompt_messages(prompt)))
         trajectory.prompt_ids = response.prompt_ids
         trajectory.add_turn(response)
         return trajectory

@@ -24,7 +24,7 @@ from plaudit_wire.plain import PlainDataError, plain, shown
 from plaudit_workers.agents.messages import FinishedSample, Trajectory
 from plaudit_workers.rollout.agents.agent import Generate
 from plaudit_workers.rollout.agents.chat import ChatSuffix, ToolCallParser, decoded_turn, opens_reasoning, tool_call
-from plaudit_workers.rollout.engine import EngineFailedError, RequestRefusedError
+from plaudit_workers.rollout.engine import Chat, EngineFailedError, RequestRefusedError
 from plaudit_workers.tokenizer import ChatTemplate
 
 logger = get_logger(__name__)
@@ -110,7 +110,7 @@ class EndpointSession:
         limit = self._room(prompt_ids, parent)
         number, self._num_requests = self._num_requests, self._num_requests + 1
         self.replaced.update(request.replaced)
-        finished = await self._generated(prompt_ids, min(limit, request.max_tokens or limit), request.stop)
+        finished = await self._generated(prompt_ids, min(limit, request.max_tokens or limit), request)
         answer, message = self._read(chat_format, request, finished)
         self._turns[number] = Turn(number, tools, history, request.messages, answer, prompt_ids, finished, parent)
         reason = "tool_calls" if message.get("tool_calls") else finished.finish_reason
@@ -183,8 +183,9 @@ class EndpointSession:
             self.failed.set_exception(LimitIgnoredError(message))
         return RequestError(message, "messages", code)
 
-    async def _generated(self, ids: list[int], limit: int, stop: tuple[str, ...]) -> FinishedSample:
-        generation = asyncio.ensure_future(self._generate(ids, limit, stop))
+    async def _generated(self, ids: list[int], limit: int, request: ChatRequest) -> FinishedSample:
+        chat = Chat(request.messages, request.tools if request.calls_allowed else ())
+        generation = asyncio.ensure_future(self._generate(ids, limit, request.stop, chat))
         self._generations.add(generation)
         generation.add_done_callback(self._generations.discard)
         try:

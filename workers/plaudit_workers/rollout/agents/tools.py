@@ -27,6 +27,7 @@ from plaudit_workers.agents.messages import (
     ToolResult,
     ToSample,
     Trajectory,
+    prompt_messages,
     prompt_tokens,
 )
 from plaudit_workers.agents.processes import AgentProcesses, ProcessDiedError, SampleProcess
@@ -42,6 +43,7 @@ from plaudit_workers.rollout.agents.chat import (
     without_end,
 )
 from plaudit_workers.rollout.agents.machine_tools import MachineTools, SampleMachine
+from plaudit_workers.rollout.engine import Chat
 from plaudit_workers.tokenizer import ChatTemplate
 
 _ONE_CALL = "only the first call of a turn is run"
@@ -338,7 +340,10 @@ class Conversation:
         """Let the policy write one turn; return its ids."""
         left = self._max_tokens - len(self.trajectory.response_ids)
         limit = min(left, self._agent.limits.turn_tokens or left)
-        finished = await self._generate(self._prompt_ids + self.trajectory.response_ids, limit)
+        trajectory = self.trajectory
+        messages = [*(trajectory.prompt_messages or prompt_messages(self._prompt)), *trajectory.messages]
+        chat = Chat(messages, self._agent.template.tools)
+        finished = await self._generate(self._prompt_ids + trajectory.response_ids, limit, chat=chat)
         self.trajectory.add_turn(finished)
         return finished.response_ids
 

@@ -132,6 +132,11 @@ class _Scored:
     """The weight with which the environment's rewards are part of the score."""
 
     @property
+    def is_truncated(self) -> bool:
+        """Return True if a limit of tokens or turns ended the sample."""
+        return self.body.generation.finish_reason == "length"
+
+    @property
     def starts(self) -> Ints:
         """Return the first token of each turn of the sample's own sequence."""
         return turn_starts([turn.first for turn in self.body.generation.turns], len(self.body.loss_mask))
@@ -150,6 +155,8 @@ def make_batch(
     temperature: float,
     penalty: RewardPenalty | None = None,
     turn_weights: Mapping[str, float] | None = None,
+    *,
+    mask_truncated: bool = False,
 ) -> TrainingBatch:
     """Turn groups into a batch, whose ``sequences`` are empty if no sample can be trained on.
 
@@ -158,6 +165,7 @@ def make_batch(
         estimator: a key of ``ESTIMATORS``.
         turn_weights: scorers that read the environment's reward → their weights, for advantages of turns; None: one
             advantage a sample.
+        mask_truncated: samples that ended at a limit count in the advantages of others only.
     """
     weights = turn_weights or {}
     scored = [sample for number, group in enumerate(groups) for sample in _scored_samples(group, number, weights)]
@@ -165,7 +173,8 @@ def make_batch(
     num_tokens = np.array([_num_chosen(sample.body) for sample in scored], dtype=np.int64)
     # Groups are numbered without holes: one that lost all its samples must not count as a group.
     group = np.unique([sample.group_number for sample in scored], return_inverse=True)[1].astype(np.int64)
-    owned = [(owner, sequence) for owner, sample in enumerate(scored) for sequence in _sequences(sample)]
+    trained = [(owner, each) for owner, each in enumerate(scored) if not (mask_truncated and each.is_truncated)]
+    owned = [(owner, sequence) for owner, sample in trained for sequence in _sequences(sample)]
     owners, sequences = [owner for owner, _ in owned], tuple(sequence for _, sequence in owned)
     rewards, figures = scores, {}
     if penalty is not None and sequences:

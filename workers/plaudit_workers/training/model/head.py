@@ -327,20 +327,24 @@ class TokenHead:
 def reduced(logits: Tensor, targets: Tensor, temperature: float, *, entropy: EntropyUse = "none") -> Tensor:
     """Return float32[R, 2]: the log-probability of each target and the entropy of its distribution, in nats.
 
-    With z the logits ÷ temperature: ``z[target] - logsumexp(z)`` and ``logsumexp(z) - Σ_v softmax(z)_v · z_v``.
+    With z the logits ÷ temperature: ``log_softmax(z)[target]`` and ``-Σ_v softmax(z)_v · log_softmax(z)_v``.
+
+    Every step over the logits costs a pass over the GPU's memory, so there are few. What is computed without gradient
+    comes last, behind what the backward pass needs: a checkpoint that computes a chunk again stops before it.
 
     Args:
         logits: float[R, V], any precision; computed in float32.
         entropy: each use takes two more passes over the logits.
     """
-    scaled = logits.float() / temperature
-    normalizer = scaled.logsumexp(-1)
-    logprobs = scaled.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normalizer
+    if temperature != 1:
+        logits = logits.float() / temperature
+    logprobs = logits.log_softmax(-1, dtype=torch.float32)
+    chosen = logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     if entropy == "none":
-        return torch.stack([logprobs, torch.zeros_like(logprobs)], -1)
+        return torch.stack([chosen, torch.zeros_like(chosen)], -1)
     with torch.set_grad_enabled(entropy == "loss" and torch.is_grad_enabled()):
-        entropies = normalizer - ((scaled - normalizer.unsqueeze(-1)).exp() * scaled).sum(-1)
-    return torch.stack([logprobs, entropies], -1)
+        entropies = -(logprobs.exp() * logprobs).sum(-1)
+    return torch.stack([chosen, entropies], -1)
 
 
 @torch.no_grad()
