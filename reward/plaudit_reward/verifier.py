@@ -18,8 +18,8 @@ import msgspec
 
 from plaudit_job.tasks import Task, TaskError, expand
 from plaudit_reward.machines import RunMachines, task_of
+from plaudit_reward.providers import TaskMachine
 from plaudit_reward.scorer import Attempt, Score
-from plaudit_sandbox.machine import Machine, require
 from plaudit_sandbox.verification import Verdict, verify
 from plaudit_wire.errors import DataError, InfrastructureError
 from plaudit_wire.plain import plain_text
@@ -47,7 +47,7 @@ class VerifierScorer:
 
     async def open(self) -> None:
         """Try a machine; raise ``ConfigurationError`` where none can run."""
-        await asyncio.to_thread(require)
+        await asyncio.to_thread(self._machines.provider.require)
 
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
         """Return the reward of the tests, with their further numbers and the end of their output as extras.
@@ -60,8 +60,8 @@ class VerifierScorer:
             raise DataError("the row is no task: its extra_info has no task and digest. Give data.train.tasks")
         if not sample.machine:
             raise DataError("the sample has no machine: its agent had no tool with sandbox")
-        machine = self._machines.find(sample.machine, sample.group, sample.index, task)
-        verdict_path = machine.folder / VERDICTS.replace("*", self.name)
+        machine = await asyncio.to_thread(self._machines.find, sample.machine, sample.group, sample.index, task)
+        verdict_path = self._machines.folder / sample.machine / VERDICTS.replace("*", self.name)
         if (known := await asyncio.to_thread(_read, verdict_path)) is not None:
             return known
         self._num_in_work += 1
@@ -77,7 +77,7 @@ class VerifierScorer:
         await asyncio.to_thread(_write, verdict_path, score)
         return score
 
-    async def _verdict(self, task: Task, machine: Machine, attempt: Attempt) -> Verdict:
+    async def _verdict(self, task: Task, machine: TaskMachine, attempt: Attempt) -> Verdict:
         verifier, environment = task.config.verifier, task.config.environment
         try:
             variables = expand(environment.env) | expand(verifier.env)
@@ -85,7 +85,9 @@ class VerifierScorer:
             raise DataError(f"task {task.name}: {error}") from error
         limit_s = min(verifier.timeout_sec, max(attempt.limit_s - attempt.age_s, 0.0))
         tests = task.folder / "tests"
-        return await verify(machine, tests, timeout_s=limit_s, environment=variables, directory=environment.workdir)
+        return await verify(
+            machine.machine, tests, timeout_s=limit_s, environment=variables, directory=machine.directory
+        )
 
     def room(self) -> int:
         """Return how many more samples could begin soon."""

@@ -30,6 +30,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from plaudit_sandbox.privileges import forgo_capabilities, no_new_privileges, prctl
 from plaudit_wire.errors import ConfigurationError
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -222,7 +223,7 @@ _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 """Offsets in ``seccomp_data``; each argument has eight bytes, the lower half first."""
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _REFUSE = _ERRNO | errno.EPERM
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
+_PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 _CLONE_THREAD = 0x00010000
 _THREAD_FLAGS = 0x007D0F00
 """The flags with which C libraries start a thread: memory, files and signal handlers are shared."""
@@ -330,61 +331,3 @@ def install(program: bytes) -> None:
     held = _Program(len(program) // 8, program)
     no_new_privileges()
     prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.addressof(held))
-
-
-def no_new_privileges() -> None:
-    """Forbid this process to gain privileges; the kernel requires it of a process that confines itself without any."""
-    prctl(_PR_SET_NO_NEW_PRIVS, 1)
-
-
-def prctl(option: int, first: int, second: int = 0) -> None:
-    """Call ``prctl``; raise ``OSError`` if the kernel refuses."""
-    arguments = [ctypes.c_ulong(value) for value in (first, second, 0, 0)]
-    if _libc.prctl(option, *arguments) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl {option}")
-
-
-_ACROSS = 1 << 16 | 1 << 17 | 1 << 19 | 1 << 21 | 1 << 38 | 1 << 39
-"""Modules, raw input and output, ptrace, administration, perfmon, bpf: with these a root sees other processes all the
-same (``linux/capability.h``; with perfmon the kernel does not even ask Landlock)."""
-
-
-def forgo_capabilities() -> None:
-    """Drop, for good, the capabilities with which a root looks into other processes; ``no_new_privs`` must be set."""
-    header = struct.pack("=Ii", _CAPABILITIES_VERSION_3, 0)
-    held = ctypes.create_string_buffer(24)
-    if _libc.capget(header, held) != 0:
-        raise OSError(ctypes.get_errno(), "capget")
-    words = struct.unpack("=6I", held.raw)  # effective, permitted, inheritable: first the lower halves, then the upper
-    kept = [word & ~(_ACROSS >> (32 * (place // 3)) & 0xFFFFFFFF) for place, word in enumerate(words)]
-    if _libc.capset(header, struct.pack("=6I", *kept)) != 0:
-        raise OSError(ctypes.get_errno(), "capset")
-
-
-NOBODY = 65534
-"""User and group that own no files (``nobody``)."""
-_CAPABILITIES_VERSION_3 = 0x20080522
-_PR_SET_DUMPABLE = 4
-
-
-def drop_privileges() -> None:
-    """Become nobody where this is root, drop all capabilities for good, and forbid debuggers.
-
-    A root that may not change its user (in a container with all capabilities dropped) stays root without any of them,
-    and has no more rights than an ordinary user. Raises ``OSError`` if a capability cannot be dropped.
-    """
-    if os.geteuid() == 0:
-        with contextlib.suppress(OSError):
-            os.setgroups([])
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
-    header = struct.pack("=Ii", _CAPABILITIES_VERSION_3, 0)
-    if _libc.capset(header, bytes(24)) != 0:
-        raise OSError(ctypes.get_errno(), "capset")
-    no_new_privileges()
-    forbid_inspection()
-
-
-def forbid_inspection() -> None:
-    """Forbid other processes of this user to read this one's memory or environment, to trace it, or to dump it."""
-    prctl(_PR_SET_DUMPABLE, 0)

@@ -27,7 +27,8 @@ from typing import Final, Literal
 
 from plaudit_sandbox.archives import RewardArchive, write_archive
 from plaudit_sandbox.container_engine import ContainerEngine, client_folder, inspected, label_options, write_variables
-from plaudit_sandbox.machine import REWARD_FILES, CommandEnd, Ending, KeptOutput, MachineLimits, space_of, start_error
+from plaudit_sandbox.machine import REWARD_FILES, CommandEnd, Ending, KeptOutput, MachineLimits, space_of
+from plaudit_sandbox.machine_start import start_error
 from plaudit_wire.errors import InfrastructureError
 
 CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
@@ -75,37 +76,45 @@ class ContainerSettings:
     """By which it can be found and removed, such as ``run``, ``group`` and ``index``."""
     lifetime_s: float = 86_400.0
     """It ends by itself after this time, whoever has forgotten it."""
+    holder: Path | None = None
+    """The folder that it belongs to; where the folder is gone, ``remove_orphans`` removes it. None: it belongs to this
+    process."""
 
 
 class ContainerMachine:
     """One machine in a container."""
 
     def __init__(self, engine: ContainerEngine, name: str, settings: ContainerSettings, limits: MachineLimits) -> None:
-        """Take over a container that exists."""
+        """Take over a container that exists, or that ``create`` makes."""
         self.name = name
         self.limits = limits
+        self.settings = settings
         self._engine = engine
-        self._settings = settings
 
     @classmethod
-    def create(cls, engine: ContainerEngine, settings: ContainerSettings, limits: MachineLimits) -> ContainerMachine:
-        """Make a new container; pull its image if it is not here. Raises ``InfrastructureError``."""
+    def new(cls, engine: ContainerEngine, settings: ContainerSettings, limits: MachineLimits) -> ContainerMachine:
+        """Make a new container with a name of its own. Raises ``InfrastructureError``."""
+        machine = cls(engine, new_name(), settings, limits)
+        machine.create()
+        return machine
+
+    def create(self) -> None:
+        """Make the container; pull its image if it is not here. Raises ``InfrastructureError``."""
+        engine, settings = self._engine, self.settings
         engine.ensure_image(settings.image)
-        machine = cls(engine, f"plaudit-{secrets.token_hex(8)}", settings, limits)
         engine.call(
-            *("create", "--name", machine.name, *_options(settings, limits)),
+            *("create", "--name", self.name, *_options(settings, self.limits)),
             *("--tmpfs", "/tests:ro,size=4k", "--tmpfs", f"/logs:rw,mode=1777,size={_TMPFS_MIB}m"),
             *("--entrypoint", json.dumps(_WAIT[:1]) if engine.program == "podman" else _WAIT[0]),
             *(settings.image, *_WAIT[1:], str(int(settings.lifetime_s))),
         )
         try:
             if settings.workdir != engine.image_workdir(settings.image):
-                engine.call("start", machine.name)
-                engine.call("exec", "--user", "0", machine.name, "mkdir", "-p", "-m", "1777", settings.workdir)
+                engine.call("start", self.name)
+                engine.call("exec", "--user", "0", self.name, "mkdir", "-p", "-m", "1777", settings.workdir)
         except InfrastructureError:
-            machine.remove()
+            self.remove()
             raise
-        return machine
 
     async def run(
         self,
@@ -141,7 +150,7 @@ class ContainerMachine:
     @contextlib.asynccontextmanager
     async def for_tests(self, tests: Path) -> AsyncIterator[ContainerCopy]:
         """End every process of the agent, and yield a copy for tests. The agent's container stays, stopped."""
-        copied = ContainerCopy(self._engine, self.name, self._settings, self.limits, tests)
+        copied = self._copy(tests)
         await asyncio.to_thread(copied.remove)  # what a killed process left
         await asyncio.to_thread(_end, self._engine, self.name)
         copied.changed_programs = await asyncio.to_thread(copied.find_changes)
@@ -151,8 +160,12 @@ class ContainerMachine:
             await asyncio.to_thread(copied.remove)
 
     def remove(self) -> None:
-        """Remove the container with all that it holds."""
+        """Remove the container with all that it holds, and what a killed process left of its tests."""
+        self._copy(Path()).remove()
         self._engine.remove(self.name)
+
+    def _copy(self, tests: Path) -> ContainerCopy:
+        return ContainerCopy(self._engine, self.name, self.settings, self.limits, tests)
 
     async def _exec(
         self,
@@ -271,6 +284,11 @@ class ContainerCopy:
         return not done.returncode and kind == b"5"
 
 
+def new_name() -> str:
+    """Return a name that no container has."""
+    return f"plaudit-{secrets.token_hex(8)}"
+
+
 def _options(settings: ContainerSettings, limits: MachineLimits) -> list[str]:
     """Return what every container is created with: not in its folder, which an agent may remove."""
     return [
@@ -283,7 +301,7 @@ def _options(settings: ContainerSettings, limits: MachineLimits) -> list[str]:
         *("--ulimit", "nofile=4096:4096", "--ulimit", "nproc=16384:16384", "--ulimit", "core=0:0"),
         *("--ulimit", f"fsize={limits.file_bytes}:{limits.file_bytes}"),
         *("--tmpfs", f"/run:rw,mode=1777,exec,size={_TMPFS_MIB}m", "--shm-size", f"{_TMPFS_MIB}m"),
-        *("--hostname", "sandbox", *label_options(settings.labels)),
+        *("--hostname", "sandbox", *label_options(settings.labels, settings.holder)),
     ]
 
 

@@ -89,7 +89,10 @@ class ContainerEngine:
         return containers
 
     def remove_orphans(self) -> list[str]:
-        """Remove what processes of this host left that ended without doing it; return the containers' ids."""
+        """Remove what belongs to processes of this host that have ended, or to folders that are gone.
+
+        Returns the containers' ids.
+        """
         removed = []
         label = f'{{{{index .Config.Labels "{_OWNER}"}}}}'
         for kind, listing in (("container", ("ps", "--all")), ("image", ("images",))):
@@ -139,9 +142,10 @@ def find_engine() -> ContainerEngine:
     raise ConfigurationError(f"no container engine can be used: {'; '.join(problems)}. Install podman or docker")
 
 
-def label_options(labels: Mapping[str, str]) -> list[str]:
-    """Return the options that label a container as ours, as this process's, and with further labels."""
-    named = {_OWNER: _owner(), **{f"{LABEL}{name}": value for name, value in labels.items()}}
+def label_options(labels: Mapping[str, str], holder: Path | None = None) -> list[str]:
+    """Return the options that label a container as ours, as this process's or a folder's, and with further labels."""
+    owner = _owner() if holder is None else f"{_processes()}.{holder.absolute()}"
+    named = {_OWNER: owner, **{f"{LABEL}{name}": value for name, value in labels.items()}}
     return [word for name, value in named.items() for word in ("--label", f"{name}={value}")]
 
 
@@ -179,8 +183,10 @@ def _started(pid: int) -> str:
 
 
 def _is_gone(owner: str) -> bool:
-    """Tell whether the process of a label was of this host and has ended."""
+    """Tell whether the process or the folder of a label was of this host and is gone."""
     place, _, rest = owner.partition(f"{_processes()}.")
+    if not place and rest.startswith("/"):
+        return not Path(rest).is_dir()
     pid, _, started = rest.partition(".")
     return not place and pid.isdigit() and _started(int(pid)) != started
 

@@ -12,9 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from plaudit_sandbox.confinement import prctl
-
-_PR_SET_PDEATHSIG = 1
+from plaudit_sandbox.privileges import end_with
 
 
 def start_module(
@@ -41,16 +39,6 @@ def start_module(
             ours.close()
             raise
     return process, ours
-
-
-def end_with(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent, ``parent``, ends. Called in the child.
-
-    A change of user takes it back; an exec keeps it.
-    """
-    prctl(_PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:
-        os._exit(1)  # it ended before the line above
 
 
 def end_program_with_us() -> Callable[[], None]:

@@ -2,8 +2,8 @@
 
 A machine is a folder; it needs no server, no root and no image, and any process that sees the folder can go on with it.
 Its programs are the host's, read only (``/usr``); what it writes lies below ``files/``, one folder for each writable
-folder of its root. Each command runs in namespaces of its own, built anew from the folder by ``util-linux``'s
-``unshare``, ``mount`` and ``pivot_root``, and nothing of it outlives its end:
+folder of its root. Each command runs in namespaces of its own, built anew from the folder by ``machine_process``, and
+nothing of it outlives its end:
 
 - processes: a PID namespace, whose first process is ours. When it ends the kernel kills all others, daemons too.
 - files: a root of its own. The top level, ``/usr`` and ``/etc`` are read only, so that no program, library or
@@ -24,19 +24,19 @@ import concurrent.futures
 import contextlib
 import errno
 import os
-import shutil
-import signal
 import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from plaudit_sandbox.lifetime import end_with
+from plaudit_sandbox.machine_process import MachineCommand, Mount
+from plaudit_sandbox.machine_start import StartedCommand, started
+from plaudit_sandbox.privileges import NOBODY
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
 
 Ending = Literal["exited", "timeout", "memory", "disk"]
@@ -50,15 +50,11 @@ _ETC_FOLDERS = ("alternatives", "ssl/certs")
 REWARD_FILES: Final = ("reward.json", "reward.txt")
 LARGEST_REWARD_BYTES: Final = 1 << 20
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-_NOBODY: Final = 65534
 _POLL_S = 0.25
 _READ_BYTES = 1 << 16
 _CUT = b"\n[... %d bytes cut ...]\n"
-_IN_TABLES = {"\\": r"\134", " ": r"\040", "\t": r"\011", "\n": r"\012"}
+_AT_A_LIMIT = 124
 _SOCKET_BYTES = 212_992
-_BUILT = b"built"
-_STATUS = 3
-_SETUP = Path(__file__).with_name("machine.sh")
 
 
 @dataclass(frozen=True)
@@ -95,11 +91,10 @@ class Machine:
         self.folder = folder = folder.resolve()
         self.limits = limits
         self._readable = [path.resolve() for path in readable if path.is_dir()]
+        (folder / "root").mkdir(parents=True, exist_ok=True)
         for name in WRITABLE:
             self.own(folder / "files" / name)
         (folder / "files" / "tmp").chmod(0o1777)
-        _write_etc(folder / "etc")
-        _write_root(folder / "root")
 
     async def run(
         self,
@@ -123,23 +118,37 @@ class Machine:
             writable: Folders made by ``own`` in place of the root's own.
         """
         began_s = time.monotonic()
-        with tempfile.TemporaryFile() as given:
-            given.write(stdin)
-            given.seek(0)
-            table = [*self._mounts(mounts, writable)]
-            async with self._started(command, environment, directory, table, given.fileno()) as (process, status):
-                assert process.stdout is not None
-                output = KeptOutput(self.limits.output_bytes)
-                reading = asyncio.create_task(output.read(process.stdout))
+        for path in self._readable:
+            self._make_place(path)
+        task = self._task(command, environment, directory, [*self._mounts(mounts, writable)])
+        async with started(task, stdin) as process:
+            output = KeptOutput(self.limits.output_bytes)
+            reading = asyncio.create_task(output.read(process))
+            try:
                 ending = await self._watch(process, began_s + timeout_s)
-                _kill(process)
-                code = await process.wait()
+                await process.ended()
                 await reading
-                built = os.read(status, len(_BUILT)) == _BUILT
-        if not built and ending == "exited":
-            raise InfrastructureError(f"the machine {self.folder.name} cannot be built: {output.text().strip()[-500:]}")
-        code = 124 if ending != "exited" else code if code >= 0 else 128 - code
+            finally:
+                await _cancelled(reading)
+            code = await process.wait() if ending == "exited" else _AT_A_LIMIT
         return CommandEnd(ending, code, output.text(), time.monotonic() - began_s)
+
+    def _task(
+        self, command: Sequence[str], environment: Mapping[str, str], directory: str, mounts: list[Mount]
+    ) -> MachineCommand:
+        links, etc, folders = _top_level()
+        return MachineCommand(
+            command=[*command],
+            environment={"HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PATH": PATH, **environment},
+            directory=directory,
+            root=str(self.folder / "root"),
+            mounts=mounts,
+            folders=folders,
+            links=links,
+            files=etc,
+            processes=self.limits.processes,
+            file_bytes=self.limits.file_bytes,
+        )
 
     @property
     def name(self) -> str:
@@ -164,7 +173,10 @@ class Machine:
         copy(folder, target, "--no-preserve=ownership")
         if os.geteuid() == 0:
             top = str(self.folder / "files" / parts[0])
-            subprocess.run(["chown", "-hR", f"{_NOBODY}:{_NOBODY}", top], capture_output=True)
+            for above, folders, files in os.walk(top):
+                for name in (*folders, *files):
+                    os.chown(os.path.join(above, name), NOBODY, NOBODY, follow_symlinks=False)
+            os.chown(top, NOBODY, NOBODY)
 
     @contextlib.asynccontextmanager
     async def for_tests(self, tests: Path) -> AsyncIterator[MachineCopy]:
@@ -183,59 +195,20 @@ class Machine:
         """Return the space that its files take; more than its limit if they cannot be counted."""
         return space_of(self.folder / "files", self.limits.disk_bytes)
 
-    @contextlib.asynccontextmanager
-    async def _started(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        directory: str,
-        mounts: Sequence[str],
-        stdin: int,
-    ) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
-        for path in self._readable:
-            self._make_place(path)
-        variables = {"HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PATH": PATH, **environment}
-        with tempfile.NamedTemporaryFile("w", dir=self.folder, prefix="mounts-") as table:
-            table.writelines(mounts)
-            table.flush()
-            settings = {
-                "PATH": PATH,
-                "ROOT": str(self.folder / "root"),
-                "MOUNTS": table.name,
-                "OUTSIDE": str(_NOBODY) if os.geteuid() == 0 else "",
-                "PROCESSES": str(self.limits.processes),
-                "FILE_BYTES": str(self.limits.file_bytes),
-                "DIRECTORY": directory,
-            }
-            async with _process(
-                [*(f"{name}={value}" for name, value in variables.items()), *command], settings, stdin
-            ) as each:
-                yield each
-
-    def _mounts(self, mounts: Mapping[str, Path], writable: Mapping[str, Path]) -> Iterator[str]:
-        """Yield the lines of an fstab that builds the root from the folder."""
-        root = self.folder / "root"
-        yield _line(root, root, "bind,ro,nosuid,nodev")
-        for path in (Path("/usr"), *(Path("/", name) for name in _LINKS if not Path("/", name).is_symlink())):
-            if path.is_dir():
-                yield _line(path, root / path.name, "bind,ro,nosuid,nodev")
-        yield _line(self.folder / "etc", root / "etc", "bind,ro,nosuid,nodev")
-        for name in _ETC_FOLDERS:
-            if (path := Path("/etc", name)).is_dir():
-                yield _line(path, root / "etc" / name, "bind,ro,nosuid,nodev")
+    def _mounts(self, mounts: Mapping[str, Path], writable: Mapping[str, Path]) -> Iterator[Mount]:
+        """Yield what the root is built of."""
+        for program in _programs():
+            yield Mount(program, program)
         for name in WRITABLE:
-            yield _line(self.folder / "files" / name, root / name, "bind,nosuid,nodev")
-        for path in self._readable:
-            yield _line(path, root / path.relative_to("/"), "bind,ro,nosuid,nodev")
-        for places, options in ((mounts, "bind,ro,nosuid,nodev"), (writable, "bind,nosuid,nodev")):
-            for place, path in places.items():
-                (root / place.strip("/")).mkdir(exist_ok=True)
-                yield _line(path, root / place.strip("/"), options)
+            yield Mount(str(self.folder / "files" / name), f"/{name}", writable=True)
+        for readable in self._readable:
+            yield Mount(str(readable), str(readable))
+        for place, path in mounts.items():
+            yield Mount(str(path), place)
+        for place, path in writable.items():
+            yield Mount(str(path), place, writable=True)
         for name in _DEVICES:
-            yield _line(Path("/dev", name), root / "dev" / name, "bind")
-        yield _line(Path("shm"), root / "dev/shm", "mode=1777,nosuid,nodev,size=64m,nr_inodes=2000", kind="tmpfs")
-        yield _line(Path("run"), root / "run", "mode=1777,nosuid,nodev,size=16m,nr_inodes=2000", kind="tmpfs")
-        yield _line(Path("proc"), root / "proc", "nosuid,nodev,noexec", kind="proc")
+            yield Mount(f"/dev/{name}", f"/dev/{name}", device=True)
 
     def _make_place(self, path: Path) -> None:
         """Make the place of a readable folder, whatever an agent put there if it lies below a writable one."""
@@ -246,7 +219,7 @@ class Machine:
                 place.unlink(missing_ok=True)
                 place.mkdir()
 
-    async def _watch(self, process: asyncio.subprocess.Process, until_s: float) -> Ending:
+    async def _watch(self, process: StartedCommand, until_s: float) -> Ending:
         """Wait for the end of the command; return the limit that it reached first."""
         waiting = asyncio.create_task(process.wait())
         try:
@@ -254,13 +227,14 @@ class Machine:
                 left_s = until_s - time.monotonic()
                 done, _ = await asyncio.wait([waiting], timeout=min(_POLL_S, max(left_s, 0.0)))
                 if done:
+                    waiting.result()
                     return "disk" if self.disk_bytes() > self.limits.disk_bytes else "exited"
                 if left_s <= 0:
                     return "timeout"
-                if limit := await asyncio.to_thread(self._limit_reached, process.pid):
+                if limit := await asyncio.to_thread(self._limit_reached, process.first_pid):
                     return limit
         finally:
-            waiting.cancel()
+            await _cancelled(waiting)
 
     def _limit_reached(self, pid: int) -> Ending | None:
         """Return the limit that the processes below this one are beyond."""
@@ -274,7 +248,7 @@ class Machine:
         """Make a folder that the machine's user may write to."""
         folder.mkdir(parents=True, exist_ok=True)
         if os.geteuid() == 0:
-            os.chown(folder, _NOBODY, _NOBODY)
+            os.chown(folder, NOBODY, NOBODY)
 
 
 class MachineCopy:
@@ -286,9 +260,7 @@ class MachineCopy:
         (target / "files").mkdir(parents=True)
         copy(machine.folder / "files", target / "files")
         self._machine = machine.at(target)
-        self._tests, self._logs = folder / "tests", folder / "logs"
-        self._tests.mkdir()
-        copy(tests, self._tests, "--no-preserve=ownership")
+        self._tests, self._logs = tests.resolve(), folder / "logs"
         for each in (self._logs, *(self._logs / name for name in ("verifier", "agent", "artifacts"))):
             machine.own(each)
 
@@ -354,12 +326,6 @@ def _folder_beside(machine: Path) -> Iterator[Path]:
 @cache
 def problem() -> str:
     """Return why this host cannot run machines, with the remedy; empty if it can."""
-    missing = [
-        name for name in ("unshare", "setpriv", "prlimit", "mount", "pivot_root") if not shutil.which(name, path=PATH)
-    ]
-    if missing:
-        return f"{', '.join(missing)} of util-linux is missing: install the package util-linux"
-
     with tempfile.TemporaryDirectory(prefix="plaudit-machine-") as folder:
         Path(folder).chmod(0o755)
         probe = Machine(Path(folder) / "probe")
@@ -387,104 +353,27 @@ def require() -> None:
         raise ConfigurationError(found)
 
 
-@contextlib.asynccontextmanager
-async def _process(
-    command: Sequence[str], settings: Mapping[str, str], stdin: int
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
-    """Start a command in new namespaces. Yield its process, and a descriptor that tells whether its root was built."""
-    status, told = os.pipe()
-    try:
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *_unshare(),
-                *("/bin/sh", str(_SETUP)),
-                *command,
-                env=dict(settings),
-                cwd="/",
-                stdin=stdin,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                pass_fds=[_STATUS],
-                start_new_session=True,
-                preexec_fn=partial(_begin, os.getpid(), told),
-            )
-        except (OSError, ValueError) as error:
-            raise start_error(error) from error
-        finally:
-            os.close(told)
-        try:
-            yield process, status
-        finally:
-            _kill(process)
-            await process.wait()
-    finally:
-        os.close(status)
+@cache
+def _programs() -> list[str]:
+    """Return what of the host every machine reads: programs, and the files and folders of ``/etc`` that they need."""
+    tops = (Path("/usr"), *(path for name in _LINKS if not (path := Path("/", name)).is_symlink()))
+    etc = (Path("/etc", name) for name in (*_ETC_FOLDERS, *_ETC_FILES))
+    return [str(path) for path in (*tops, *etc) if path.exists()]
 
 
-def start_error(error: OSError | ValueError) -> DataError | InfrastructureError:
-    """Return what it means that a command could not be started: its own fault, or this host's."""
-    if isinstance(error, ValueError) or error.errno == errno.E2BIG:
-        return DataError(
-            "the command, its folder or its variables hold a NUL or a word above 128 KiB: put it into a file"
-        )
-    return InfrastructureError(f"no process can be started: {error}")
-
-
-def _begin(parent: int, told: int) -> None:
-    """Tie the child to its parent, and give it the descriptor for its report."""
-    end_with(parent)
-    os.dup2(told, _STATUS)
-
-
-def _unshare() -> list[str]:
-    """Return the command that makes the namespaces. A user without rights needs one of users first."""
-    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    kinds = ["--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup"]
-    return ["unshare", *user, *kinds, "--fork", "--kill-child=KILL"]
-
-
-def _line(source: Path, place: Path, options: str, kind: str = "none") -> str:
-    """Return a line of an fstab."""
-    fields = (str(source), str(place), kind, options, "0", "0")
-    return " ".join("".join(_IN_TABLES.get(each, each) for each in field) for field in fields) + "\n"
-
-
-def _write_root(folder: Path) -> None:
-    """Write the top level of the machine's root: places to mount on, and the host's links such as ``/bin``."""
-    for name in ("usr", "etc", "proc", "run", "old", "dev", "dev/shm", *WRITABLE):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    for name in _DEVICES:
-        (folder / "dev" / name).touch()
+@cache
+def _top_level() -> tuple[dict[str, str], dict[str, str], list[str]]:
+    """Return what a machine's root holds beside mounts: links such as ``/bin``, files of ``/etc``, folders."""
     links = {"dev/fd": "/proc/self/fd", "dev/stdin": "fd/0", "dev/stdout": "fd/1", "dev/stderr": "fd/2"}
-    for name in _LINKS:
-        path = Path("/", name)
-        if path.is_symlink():
-            links[name] = os.readlink(path)
-        elif path.is_dir():
-            (folder / name).mkdir(exist_ok=True)
-    for name, target in links.items():
-        with contextlib.suppress(FileExistsError):
-            (folder / name).symlink_to(target)
-
-
-def _write_etc(folder: Path) -> None:
-    """Write the machine's ``/etc``: the host's files that programs need, and users of its own."""
-    if folder.is_dir():
-        return
-    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix="etc-"))
-    for name in _ETC_FOLDERS:
-        (made / name).mkdir(parents=True)
-    for name in _ETC_FILES:
-        if (source := Path("/etc", name)).is_file():
-            shutil.copyfile(source, made / name)
-    outside = f"nobody:x:{_NOBODY}:{_NOBODY}:nobody:/:/bin/false\n"
-    (made / "passwd").write_text(f"root:x:0:0:root:/root:/bin/bash\n{outside}")
-    (made / "group").write_text(f"root:x:0:\nnogroup:x:{_NOBODY}:\n")
-    (made / "hosts").write_text("127.0.0.1 localhost\n")
-    (made / "hostname").write_text("sandbox\n")
-    made.chmod(0o755)
-    with contextlib.suppress(OSError):  # another process was faster
-        made.rename(folder)
+    links |= {name: os.readlink(path) for name in _LINKS if (path := Path("/", name)).is_symlink()}
+    outside = f"nobody:x:{NOBODY}:{NOBODY}:nobody:/:/bin/false\n"
+    etc = {
+        "etc/passwd": f"root:x:0:0:root:/root:/bin/bash\n{outside}",
+        "etc/group": f"root:x:0:\nnogroup:x:{NOBODY}:\n",
+        "etc/hosts": "127.0.0.1 localhost\n",
+        "etc/hostname": "sandbox\n",
+    }
+    return links, etc, ["etc", "proc", "run", "dev/shm", *WRITABLE]
 
 
 class KeptOutput:
@@ -496,7 +385,7 @@ class KeptOutput:
         self._tail = bytearray()
         self._num_cut = 0
 
-    async def read(self, stream: asyncio.StreamReader) -> None:
+    async def read(self, stream: asyncio.StreamReader | StartedCommand) -> None:
         """Read to the end, whatever its length."""
         while data := await stream.read(_READ_BYTES):
             self.add(data)
@@ -516,27 +405,25 @@ class KeptOutput:
         return bytes(self._head + cut + self._tail).decode(errors="replace")
 
 
-def _kill(process: asyncio.subprocess.Process) -> None:
-    """End the namespaces: their first process is in this group, and the kernel ends all others with it."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+async def _cancelled(task: asyncio.Task[Any]) -> None:
+    """Cancel a task, and wait for its end: two tasks must not wait for the same descriptor."""
+    task.cancel()
+    await asyncio.wait([task])
 
 
 def _held_bytes(pid: int, disk: int) -> tuple[int, int, int]:
-    """Return what a process and all below it hold: resident memory, memory without a mapping, files without a name.
+    """Return what all below a process hold: resident memory, memory without a mapping, files without a name.
 
     Files of the device ``disk`` that were removed take space until they are closed; all others that have no name
     (``memfd``) take memory. A socket counts with the buffer that the kernel gives it by default.
     """
-    resident, pids = 0, [pid]
+    resident, pids = 0, _children(pid)
     held: dict[tuple[int, int], tuple[bool, int]] = {}
     while pids:
         each = pids.pop()
         with contextlib.suppress(OSError, IndexError):  # it has ended
             resident += int(Path(f"/proc/{each}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-            for task in os.listdir(f"/proc/{each}/task"):
-                pids += map(int, Path(f"/proc/{each}/task/{task}/children").read_text().split())
+        pids += _children(each)
         for kind in ("fd", "map_files"):  # the second may be for root alone
             with contextlib.suppress(OSError):
                 for name in os.listdir(f"/proc/{each}/{kind}"):
@@ -548,6 +435,13 @@ def _held_bytes(pid: int, disk: int) -> tuple[int, int, int]:
                             held[found.st_dev, found.st_ino] = (found.st_dev == disk, found.st_blocks * 512)
     on_disk = sum(size for is_on_disk, size in held.values() if is_on_disk)
     return resident, sum(size for _, size in held.values()) - on_disk, on_disk
+
+
+def _children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):  # it has ended
+        tasks = [Path(f"/proc/{pid}/task/{task}/children") for task in os.listdir(f"/proc/{pid}/task")]
+        return [int(child) for task in tasks for child in task.read_text().split()]
+    return []
 
 
 def space_of(folder: Path, most: int) -> int:
@@ -592,9 +486,10 @@ def copy(folder: Path, target: Path, *options: str) -> None:
         raise InfrastructureError(f"{folder} cannot be copied: {why}")
 
 
-def remove(folder: Path) -> None:
-    """Remove a folder, however deep; nothing happens if there is none."""
-    subprocess.run([*_as_owner(), "rm", "-rf", "--", str(folder)], capture_output=True)
+def remove(*folders: Path) -> None:
+    """Remove folders, however deep; nothing happens for those that are gone."""
+    if folders:
+        subprocess.run([*_as_owner(), "rm", "-rf", "--", *map(str, folders)], capture_output=True)
 
 
 def _as_owner() -> list[str]:

@@ -31,8 +31,8 @@ from plaudit_sandbox import confinement
 from plaudit_sandbox.assert_calls import perform_calls
 from plaudit_sandbox.assert_evaluation import evaluate
 from plaudit_sandbox.confinement import architecture, filter_program, install
-from plaudit_sandbox.lifetime import end_with
 from plaudit_sandbox.plain_values import encode, with_integer_keys
+from plaudit_sandbox.privileges import end_with
 from plaudit_sandbox.sandbox import PREAMBLE, RunProgram, limit_this_process
 
 

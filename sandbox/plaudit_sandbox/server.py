@@ -29,8 +29,8 @@ from typing import NamedTuple, NoReturn, Self
 import msgspec
 
 from plaudit_sandbox import confinement
-from plaudit_sandbox.confinement import architecture, drop_privileges
-from plaudit_sandbox.lifetime import end_with
+from plaudit_sandbox.confinement import architecture
+from plaudit_sandbox.privileges import drop_privileges, end_with
 from plaudit_sandbox.program import CONFINED, RAISED, UNPREPARED, run_and_leave
 from plaudit_sandbox.sandbox import (
     LONGEST_WAIT_FACTOR,

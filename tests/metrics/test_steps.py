@@ -17,6 +17,7 @@ from plaudit_wire.records import (
     CallOutcome,
     CallRecord,
     GroupRecord,
+    SandboxRecord,
     ScorerRecord,
     ScoringRecord,
     Stamps,
@@ -94,6 +95,19 @@ def test_turns_and_tool_calls_are_counted_as_verl_counts_them(sample: Build) -> 
         for key in step_statistics(samples[2:], opened=0.0, closed=5.0)
         if not key.startswith("timing_s")
     )
+
+
+def test_times_of_machines_are_figures_of_the_step(sample: Build) -> None:
+    samples = [sample(index=number) for number in range(4)]
+    for number in range(3):
+        times = SandboxRecord(start_s=1.0 + number, wait_s=0.5, exec_s=4.0 * number, num_commands=3)
+        generation = msgspec.structs.replace(samples[number].generation, sandbox=times)
+        samples[number] = msgspec.structs.replace(samples[number], generation=generation)
+    figures = step_statistics(samples, opened=0.0, closed=5.0)
+    key = "reward_pipeline/sandbox"
+    assert [figures[f"{key}/{name}"] for name in ("start_s/p50", "wait_s/mean", "exec_s/max")] == [2.0, 0.5, 8.0]
+    without = step_statistics(samples[3:], opened=0.0, closed=5.0)
+    assert not [name for name in without if name.startswith(key)]
 
 
 @pytest.mark.parametrize(("name", "quantile"), [("p50", 0.5), ("p95", 0.95), ("p99", 0.99)])

@@ -137,11 +137,12 @@ import asyncio, sys
 from pathlib import Path
 import msgspec
 from plaudit_reward.machines import RunMachines
+from plaudit_reward.providers import MachineChoice, ProcessProvider
 from plaudit_reward.scorer import Attempt
 from plaudit_reward.verifier import VerifierScorer
 from plaudit_wire.records import Sample
 sample = msgspec.json.decode(sys.argv[2], type=Sample)
-scorer = VerifierScorer("tests", RunMachines(Path(sys.argv[1]), 1 << 28, 1 << 26), 1)
+scorer = VerifierScorer("tests", RunMachines(Path(sys.argv[1]), ProcessProvider(MachineChoice())), 1)
 asyncio.run(scorer.score(sample, Attempt(600.0)))
 """
 

@@ -27,7 +27,7 @@ LIMITS = MachineLimits(
 
 @pytest.fixture
 def machine() -> Iterator[ContainerMachine]:
-    made = ContainerMachine.create(find_engine(), ContainerSettings(IMAGE), LIMITS)
+    made = ContainerMachine.new(find_engine(), ContainerSettings(IMAGE), LIMITS)
     yield made
     made.remove()
 
@@ -156,7 +156,7 @@ def test_a_variable_that_a_container_cannot_be_given_and_an_image_that_is_nowher
         bash(machine, "true", environment={"A": "x\ny"})
     assert bash(machine, 'echo "$A"', environment={"A": ' "x" #$y '}).output == ' "x" #$y \n'
     with pytest.raises(InfrastructureError, match="pull"):
-        ContainerMachine.create(find_engine(), ContainerSettings("localhost/plaudit-nowhere:1"), LIMITS)
+        ContainerMachine.new(find_engine(), ContainerSettings("localhost/plaudit-nowhere:1"), LIMITS)
 
 
 LEAVES_ONE = """
@@ -165,7 +165,7 @@ from plaudit_sandbox.container import ContainerMachine, ContainerSettings
 from plaudit_sandbox.container_engine import find_engine
 from plaudit_sandbox.machine import MachineLimits
 settings = ContainerSettings(sys.argv[1], labels={"run": sys.argv[2]})
-print(ContainerMachine.create(find_engine(), settings, MachineLimits()).name, flush=True)
+print(ContainerMachine.new(find_engine(), settings, MachineLimits()).name, flush=True)
 time.sleep(1000)
 """
 
@@ -186,7 +186,7 @@ async def test_what_a_killed_process_leaves_is_removed_and_nothing_else(machine:
 def test_a_run_s_containers_are_removed_by_its_label() -> None:
     engine = find_engine()
     mine, other = (
-        ContainerMachine.create(engine, ContainerSettings(IMAGE, labels={"run": run}), LIMITS)
+        ContainerMachine.new(engine, ContainerSettings(IMAGE, labels={"run": run}), LIMITS)
         for run in ("of-a-test-1", "of-a-test-2")
     )
     try:

@@ -7,13 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 
 from namespaces import HAS_NAMESPACES
 from plaudit_sandbox.machine import CommandEnd, Machine, MachineLimits
-from plaudit_wire.errors import DataError
+from plaudit_wire.errors import DataError, InfrastructureError
 from waiting import until
 
 pytestmark = pytest.mark.skipif(not HAS_NAMESPACES, reason="this kernel makes no namespaces for us")
@@ -160,6 +163,39 @@ def test_further_folders_of_the_host_can_be_read_only(tmp_path: Path) -> None:
 def test_a_command_reads_what_it_is_given(machine: Machine) -> None:
     read = asyncio.run(machine.run(["cat"], timeout_s=60.0, stdin=b"given", directory="/nowhere"))
     assert read.output == "given"
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_many_commands_at_once_get_their_own_input_and_output(tmp_path: Path, run: Callable[..., Any]) -> None:
+    tmp_path.chmod(0o755)
+
+    async def echoed(number: int) -> str:
+        machine = Machine(tmp_path / str(number % 4), LIMITS)
+        ended = await machine.run(["cat"], timeout_s=60.0, stdin=b"%d" % number)
+        late = machine.run(["sleep", "100"], timeout_s=0.01)
+        stopped, _ = await asyncio.gather(late, asyncio.to_thread(subprocess.run, ["cat"], input=b"", check=True))
+        return ended.output if stopped.ending == "timeout" else stopped.ending
+
+    async def all_echoed() -> list[str]:
+        return await asyncio.gather(*map(echoed, range(24)))
+
+    open_before = os.listdir("/proc/self/fd")
+    for _ in range(2):
+        assert run(all_echoed()) == [str(number) for number in range(24)]
+    assert len(os.listdir("/proc/self/fd")) <= len(open_before) + 2
+
+
+async def test_another_process_starts_commands_when_the_one_that_did_is_killed(machine: Machine) -> None:
+    assert (await machine.run(["true"], timeout_s=60.0)).exit_code == 0
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    (starter,) = [each for each in children if "machine_process" in Path(f"/proc/{each}/cmdline").read_text()]
+    running = asyncio.create_task(machine.run(["bash", "-c", "touch begun; sleep 876543"], timeout_s=60.0))
+    await until(lambda: (machine.folder / "files/app/begun").exists())
+    os.kill(int(starter), signal.SIGKILL)
+    with pytest.raises(InfrastructureError, match="ended from outside"):
+        await running
+    assert not _running("876543")
+    assert (await machine.run(["echo", "again"], timeout_s=60.0)).output == "again\n"
 
 
 RUNS_FOREVER = """

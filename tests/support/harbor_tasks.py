@@ -6,6 +6,7 @@ from pathlib import Path
 
 from plaudit_job.tasks import read_task
 from plaudit_reward.machines import SANDBOXES, RunMachines
+from plaudit_reward.providers import MachineChoice, ProcessProvider
 from plaudit_sandbox.machine import Machine
 from plaudit_wire.records import Sample
 
@@ -33,15 +34,17 @@ def write_sum_task(folder: Path, test: str = TEST, config: str = "", **files: st
 def run_machines(folder: Path, disk_mb: int = 64) -> RunMachines:
     """Return the machines of a run in a folder, as a trainer lets rollouts make them."""
     (folder / SANDBOXES).mkdir(exist_ok=True)
-    return RunMachines(folder / SANDBOXES, 256 << 20, disk_mb << 20)
+    choice = MachineChoice(memory_bytes=256 << 20, disk_bytes=disk_mb << 20)
+    return RunMachines(folder / SANDBOXES, ProcessProvider(choice))
 
 
 def sample_with_machine(machines: RunMachines, task_folder: Path, index: int = 0) -> tuple[Sample, Machine]:
     """Return a sample of a task, and the machine of its agent."""
     task = read_task(task_folder)
-    name, machine = machines.make("t-0-1.0", index, task)
+    name, made = machines.make("t-0-1.0", index, task)
+    assert isinstance(made.machine, Machine)
     row = task.row()
     sample = Sample(
         "t-0-1.0", index, row["data_source"], task.instruction, "done", extra_info=row["extra_info"], machine=name
     )
-    return sample, machine
+    return sample, made.machine

@@ -80,6 +80,18 @@ class TurnRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     calls: list[CallRecord] = []
 
 
+class SandboxRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The machine of one sample, while its agent used it."""
+
+    start_s: float
+    """Seconds that it took to make the machine."""
+    wait_s: float = 0.0
+    """Seconds that the machine and its commands waited for one of ``sandboxes.maxConcurrent`` places."""
+    exec_s: float = 0.0
+    """Seconds of its commands, without their waits."""
+    num_commands: int = 0
+
+
 class GenerationRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The generation of one sample."""
 
@@ -103,6 +115,7 @@ class GenerationRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     replaced_parameters: list[str] = []
     """Parameters that the agent's program asked for, such as ``temperature``, and did not get: the job's own were used.
     """
+    sandbox: SandboxRecord | None = None
 
 
 class _Result(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -242,6 +242,29 @@ def _tool(field: str, tool: ToolSpec) -> Iterator[Problem]:
         yield Problem(f"{field}.mcp.headers", "are for url", "Pass what a command needs in its arguments")
 
 
+def _sandboxes(spec: Spec) -> Iterator[Problem]:
+    """Yield what a provider of machines cannot do."""
+    sandboxes = spec.sandboxes
+    if sandboxes.provider == "process":
+        fields = type(sandboxes).model_fields
+        for name in ("image", "registry", "network"):
+            if (value := getattr(sandboxes, name)) == fields[name].default:
+                continue
+            yield Problem(
+                f"spec.sandboxes.{name}",
+                f"is {value}, which is for containers, and the provider is process",
+                "Set sandboxes.provider: container, or remove the field",
+                also=("spec.sandboxes.provider",),
+            )
+    elif sandboxes.keep != "none":
+        yield Problem(
+            "spec.sandboxes.keep",
+            f"is {sandboxes.keep}, but containers are not kept",
+            "Set keep: none, or sandboxes.provider: process",
+            also=("spec.sandboxes.provider",),
+        )
+
+
 def _verifiers(spec: Spec) -> Iterator[Problem]:
     """Yield what scorers of kind verifier miss: the tests of a task, and the machine that an agent has left behind."""
     for index, scorer in enumerate(spec.reward.scorers):
@@ -498,6 +521,7 @@ _ALWAYS: tuple[FieldRule, ...] = (
     _autoscaling,
     _files,
     _environments,
+    _sandboxes,
     _verifiers,
 )
 _SCORING_ONLY: tuple[FieldRule, ...] = (_unused_sections,)

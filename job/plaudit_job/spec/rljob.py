@@ -224,9 +224,17 @@ class FilesSpec(Section):
 class SandboxesSpec(Section):
     """The machines of samples: each sample has one, from its first command to the end of its group."""
 
-    provider: Literal["process"] = Field(default="process", json_schema_extra={"enum": ["process"]})
+    provider: Literal["process", "container"] = "process"
     """``process``: a folder of the run and Linux namespaces around each command, without root, a container runtime or
-    a network; for tasks without an image. Default process."""
+    a network; for tasks without an image. ``container``: a container of podman or docker on the machine of ``plaudit
+    run``. Default process."""
+    image: str = ""
+    """For provider ``container``: image of tasks that name none and have no ``environment/Dockerfile``. Default empty:
+    such tasks are refused."""
+    registry: str = "localhost"
+    """For provider ``container``: where ``plaudit images-of`` has put the images of tasks. Default localhost."""
+    network: Literal["none", "public"] = "none"
+    """For provider ``container``: the widest network that a task may ask for. Default none."""
     max_concurrent: int = Field(default=16, ge=1, le=10_000)
     """Commands that one rollout, and tests that one reward worker, runs at the same time; others wait, and their time
     limits begin later. Default 16."""

@@ -227,6 +227,7 @@ def _conversation_columns(body: SampleBody) -> dict[str, Any]:
         "failure": sample.failure,
         "num_branches": len(body.branches),
         "replaced_parameters": body.generation.replaced_parameters,
+        "sandbox": body.generation.sandbox,
     }
     given = {name: value for name, value in rewards.items() if value}
     return {

@@ -26,6 +26,7 @@ from plaudit_wire.records import (
     GenerationRecord,
     Outcome,
     SampleRecord,
+    SandboxRecord,
     ScorerRecord,
     ScoringRecord,
     TurnRecord,
@@ -89,6 +90,8 @@ class SampleColumns:
     """The failures of the scorers, the most frequent first."""
     turns: TurnColumns
     """The conversations among them."""
+    sandboxes: dict[str, Floats]
+    """``start_s``, ``wait_s``, ``exec_s`` of their machines; empty where none had one."""
 
     def __len__(self) -> int:
         return len(self.group)
@@ -158,6 +161,7 @@ class ColumnCollector:
         self._rows = PackedRows(len(_ROW) + 1)
         self._scorers: dict[str, _ScorerCollector] = {}
         self._turns = TurnCollector()
+        self._sandboxes: list[SandboxRecord] = []
         self._failures = FailureCounts()
 
     def add(self, sample: SampleRecord) -> None:
@@ -189,6 +193,8 @@ class ColumnCollector:
         )
         if generation.turns:
             self._turns.add(generation.turns)
+        if generation.sandbox is not None:
+            self._sandboxes.append(generation.sandbox)
         failed = not scoring.is_scored
         for name, record in scoring.scorers.items():
             of_scorer = self._scorers.get(name)
@@ -212,6 +218,10 @@ class ColumnCollector:
             scorers={name: scorer.columns() for name, scorer in self._scorers.items()},
             failures=tuple(self._failures.failures()),
             turns=self._turns.columns(),
+            sandboxes={
+                name: np.array([getattr(each, name) for each in self._sandboxes])
+                for name in (_SANDBOX_SECONDS if self._sandboxes else ())
+            },
             **of_samples,
         )
 
@@ -222,6 +232,7 @@ _ROW = (
     *("version_min", "limiter_s", "retry_s", "call_s", "value", "truncated"),
 )
 """Columns in the order of ``ColumnCollector``'s rows, whose last number holds outcome and deliveries."""
+_SANDBOX_SECONDS = ("start_s", "wait_s", "exec_s")
 _KINDS: dict[str, type] = {
     **dict.fromkeys(("group", "num_preempted", "prompt_tokens", "response_tokens", "version_min"), np.int64),
     **dict.fromkeys(("generated", "truncated"), np.bool_),

@@ -163,6 +163,7 @@ def step_statistics(
         **_scorers(columns),
         **turn_statistics(columns.turns),
         **_tools(columns),
+        **_sandboxes(columns),
         **_limiter_totals(columns),
         **_staleness(columns, groups, trainer_version),
         **_integrity(columns),
@@ -322,6 +323,13 @@ def _tools(columns: SampleColumns) -> dict[str, float]:
         key = f"{_PIPELINE}/tool/{name}"
         statistics |= _distribution(f"{key}/call_s", np.array(tool.call_s))
         statistics |= {f"{key}/outcome/{outcome}": float(count) for outcome, count in sorted(tool.outcomes.items())}
+    return statistics
+
+
+def _sandboxes(columns: SampleColumns) -> dict[str, float]:
+    statistics: dict[str, float] = {}
+    for name, seconds in columns.sandboxes.items():
+        statistics |= _distribution(f"{_PIPELINE}/sandbox/{name}", seconds)
     return statistics
 
 

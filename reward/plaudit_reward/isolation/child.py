@@ -48,7 +48,8 @@ from plaudit_reward.isolation.messages import (
     num_scores,
 )
 from plaudit_reward.scorer import Score
-from plaudit_sandbox.lifetime import end_when_closed, end_with
+from plaudit_sandbox.lifetime import end_when_closed
+from plaudit_sandbox.privileges import end_with
 from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.frames import frame
 

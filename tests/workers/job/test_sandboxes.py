@@ -88,6 +88,16 @@ def test_a_job_with_tasks_a_shell_and_a_verifier_is_valid() -> None:
             "spec.sandboxes.provider",
             "'pods'",
         ),
+        (
+            lambda spec: spec.update(sandboxes={"image": "debian:12"}),
+            "spec.sandboxes.image",
+            "is debian:12, which is for containers, and the provider is process",
+        ),
+        (
+            lambda spec: spec.update(sandboxes={"provider": "container", "keep": "failed"}),
+            "spec.sandboxes.keep",
+            "containers are not kept",
+        ),
         (lambda spec: spec.update(sandboxes={"memory": "much"}), "spec.sandboxes.memory", "number of bytes"),
     ],
 )

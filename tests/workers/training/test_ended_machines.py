@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from plaudit_reward.machines import KEPT, SANDBOXES, RunMachines
+from plaudit_reward.providers import MachineChoice, ProcessProvider
 from plaudit_wire.errors import InfrastructureError
 from plaudit_workers.training.machines import EndedMachines, Keep
 from plaudit_workers.training.schedule import GroupInFlight, TrainerLedger
 from waiting import until
 
 Make = Callable[[str, str], Path]
+PROVIDER = ProcessProvider(MachineChoice())
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ async def test_machines_of_ended_groups_are_removed_and_of_others_not(
     tmp_path: Path, ledger: TrainerLedger, make: Make
 ) -> None:
     ended, running, unknown = make("t-0-1.0", "scored"), make("t-1-1.0", ""), make("t-9-1.0", "")
-    removing = asyncio.ensure_future(EndedMachines(tmp_path, "none", ledger).remove())
+    removing = asyncio.ensure_future(EndedMachines(tmp_path, "none", ledger, PROVIDER).remove())
     try:
         await until(lambda: not unknown.exists())
         assert ended.exists()
@@ -72,19 +74,19 @@ async def test_the_job_says_which_machines_stay(
     folders = {"scored": make("t-0-1.0", "scored"), "timeout": make("t-0-1.0", "timeout"), "none": make("t-1-1.0", "")}
     copy = folders["none"].parent / ".2-ab-verify-x"
     copy.mkdir()
-    await EndedMachines(tmp_path, keep, ledger).end()
+    await EndedMachines(tmp_path, keep, ledger, PROVIDER).end()
     assert kept(tmp_path) == {f"{folders[each].parent.name}/{folders[each].name}" for each in expected}
     assert not [path for path in tmp_path.iterdir() if path.name != KEPT]
 
 
 async def test_nobody_makes_a_machine_after_the_run(tmp_path: Path, ledger: TrainerLedger) -> None:
-    ended = EndedMachines(tmp_path, "none", ledger)
-    machines = RunMachines(tmp_path / SANDBOXES, 1 << 28, 1 << 28)
+    ended = EndedMachines(tmp_path, "none", ledger, PROVIDER)
+    machines = RunMachines(tmp_path / SANDBOXES, PROVIDER)
     with pytest.raises(InfrastructureError, match="cannot be made"):
         machines.make("t-0-1.0", 0, None)
     ended.begin()
-    name, machine = machines.make("t-0-1.0", 0, None)
-    assert machines.find(name, "t-0-1.0", 0, None).folder == machine.folder
+    name, made = machines.make("t-0-1.0", 0, None)
+    assert machines.find(name, "t-0-1.0", 0, None).machine.name == made.machine.name
     await ended.end()
     with pytest.raises(InfrastructureError, match="cannot be made"):
         machines.make("t-0-1.0", 0, None)

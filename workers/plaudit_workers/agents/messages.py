@@ -35,7 +35,7 @@ import msgspec
 from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.messages import PolicyVersion, Prompt
 from plaudit_wire.plain import PlainDataError, plain, plain_text, shown
-from plaudit_wire.records import AgentReward, CallRecord
+from plaudit_wire.records import AgentReward, CallRecord, SandboxRecord
 
 
 class FunctionTool(msgspec.Struct, frozen=True, tag=True):
@@ -383,6 +383,8 @@ class Trajectory:
     """Names of request parameters in whose place the job's own values were used."""
     machine: str = ""
     """Name of the machine in which its tools ran; empty: none did."""
+    sandbox: SandboxRecord | None = None
+    """The times of that machine."""
 
     def add_turn(self, sample: FinishedSample) -> None:
         """Append a response of the policy."""

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plaudit_reward.functions.function import USER_MODULE
-from plaudit_sandbox.confinement import keep_apart, no_new_privileges, prctl
-from plaudit_sandbox.lifetime import end_with
+from plaudit_sandbox.confinement import keep_apart
+from plaudit_sandbox.privileges import end_with, no_new_privileges, prctl
 from plaudit_sandbox.sandbox import offer_to_the_oom_killer
 from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.frames import Frames, frame

@@ -115,6 +115,8 @@ async def _play(job: RLJob, arguments: argparse.Namespace) -> None:
             machines=RunMachines.of_job(job, folder),
             max_concurrent_tests=job.spec.sandboxes.max_concurrent,
         )
+        if context.machines is not None:
+            stack.push_async_callback(asyncio.to_thread, context.machines.provider.end)
         pipeline = await build_pipeline(reward, "try", context)
         stack.push_async_callback(pipeline.close)
         tools = ", ".join(tool["function"]["name"] for tool in template.tools)

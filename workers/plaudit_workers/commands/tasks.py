@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
-from collections.abc import Sequence
+import os
+import tempfile
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from plaudit_job.tasks import Task, TaskError, expand, read_tasks
+from plaudit_reward.providers import PROVIDERS, MachineChoice, Provider, TaskMachine
 from plaudit_sandbox.machine import CommandEnd
 from plaudit_sandbox.verification import Verdict, verify
 from plaudit_wire.errors import DataError, InfrastructureError, RefusedError
 from plaudit_wire.printable import printable
-from plaudit_workers.commands.task_machines import PROVIDERS, TaskMachine, TaskMachines
 from plaudit_workers.process import EXIT_DONE, EXIT_FAILED
 
 _SOLUTION = "solution"
@@ -45,12 +49,14 @@ def check_tasks(arguments: argparse.Namespace) -> int:
     """Run the command."""
     try:
         tasks = [task for folder in arguments.folders for task in read_tasks(folder)]
-        machines = PROVIDERS[arguments.provider](arguments)
-        for task in tasks:
-            machines.require(task)
     except TaskError as error:
         raise RefusedError(str(error)) from error
-    checks = asyncio.run(_check_all(tasks, machines, arguments.concurrent))
+    choice = MachineChoice(image=arguments.image, registry=arguments.registry, network=arguments.network)
+    provider = PROVIDERS[arguments.provider](choice)
+    provider.require()
+    if problem := next(filter(None, map(provider.problem, tasks)), ""):
+        raise RefusedError(problem)
+    checks = asyncio.run(_check_all(tasks, provider, arguments.concurrent))
     if arguments.json:
         print(json.dumps([asdict(check) for check in checks]))
     else:
@@ -58,30 +64,30 @@ def check_tasks(arguments: argparse.Namespace) -> int:
     return EXIT_FAILED if any(check.problems for check in checks) else EXIT_DONE
 
 
-async def _check_all(tasks: Sequence[Task], machines: TaskMachines, concurrent: int) -> list[TaskCheck]:
+async def _check_all(tasks: Sequence[Task], provider: Provider, concurrent: int) -> list[TaskCheck]:
     places = asyncio.Semaphore(concurrent)
 
     async def checked(task: Task) -> TaskCheck:
         async with places:
             try:
-                return await _check(task, machines)
+                return await _check(task, provider)
             except (DataError, InfrastructureError, TaskError) as error:
                 return TaskCheck(task.name, None, None, 0.0, [str(error)])
 
     return list(await asyncio.gather(*map(checked, tasks)))
 
 
-async def _check(task: Task, machines: TaskMachines) -> TaskCheck:
+async def _check(task: Task, provider: Provider) -> TaskCheck:
     problems: list[str] = []
     outputs: list[str] = []
-    async with machines.made(task) as machine:
+    async with _made(provider, task) as machine:
         idle = await _verified(task, machine, problems, outputs, "an agent that does nothing")
     if idle is not None and idle.reward is not None and idle.reward != 0:
         problems.append(f"an agent that does nothing earns {idle.reward:g}")
         outputs.append(idle.executed.output)
     solved = None
     if (task.folder / _SOLUTION / "solve.sh").is_file():
-        async with machines.made(task) as machine:
+        async with _made(provider, task) as machine:
             ran = await _solve(task, machine)
             solved = await _verified(task, machine, problems, outputs, "the solution")
         if solved is not None and solved.reward is not None and solved.reward != 1:
@@ -98,6 +104,19 @@ async def _check(task: Task, machines: TaskMachines) -> TaskCheck:
         problems,
         next((text.strip()[-_SHOWN_CHARACTERS:] for text in outputs if text.strip()), ""),
     )
+
+
+@contextlib.asynccontextmanager
+async def _made(provider: Provider, task: Task) -> AsyncIterator[TaskMachine]:
+    """Yield a new machine of a task, in a temporary folder, and remove it."""
+    with tempfile.TemporaryDirectory(prefix="plaudit-task-", ignore_cleanup_errors=True) as parent:
+        os.chmod(parent, 0o711)  # noqa: S103 (the user of the machines passes through it)
+        folder = Path(parent, "machine")
+        os.mkdir(folder)
+        try:
+            yield await asyncio.to_thread(provider.make, folder, task)
+        finally:
+            await asyncio.to_thread(provider.remove, folder)
 
 
 async def _solve(task: Task, machine: TaskMachine) -> CommandEnd:

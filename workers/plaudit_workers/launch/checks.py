@@ -22,6 +22,7 @@ from plaudit_job.spec.rljob import RLJob
 from plaudit_job.tasks import TaskError, read_tasks
 from plaudit_reward.endpoint.judge import PromptTemplate
 from plaudit_reward.machines import task_problem
+from plaudit_reward.providers import provider_of
 from plaudit_wire.errors import ConfigurationError
 
 _REWARD_CLASS = re.compile(r"(ForRewardModeling|(For(Process)?)?RewardModel)$")
@@ -103,8 +104,9 @@ def _tasks(job: RLJob) -> Iterator[Problem]:
     for name, section in (("train", job.spec.data.train), ("validation", job.spec.data.validation)):
         if section is not None and section.tasks:
             with suppress(TaskError):  # which the rows report
-                problems = filter(None, map(task_problem, read_tasks(Path(section.tasks))))
-                if problem := next(problems, ""):
+                provider = provider_of(job.spec.sandboxes, Path())
+                problems = (task_problem(provider, task) for task in read_tasks(Path(section.tasks)))
+                if problem := next(filter(None, problems), ""):
                     yield Problem(f"spec.data.{name}.tasks", problem, "plaudit tasks checks all of them")
 
 

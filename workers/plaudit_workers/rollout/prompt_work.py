@@ -234,6 +234,7 @@ class SampleRun:
             logprob_mismatch=logprob_mismatch,
             turns=self._turn_records(trajectory),
             replaced_parameters=trajectory.replaced_parameters,
+            sandbox=trajectory.sandbox,
         )
 
     def _turn_records(self, trajectory: Trajectory) -> list[TurnRecord]:

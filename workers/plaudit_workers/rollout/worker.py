@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from plaudit_job.spec.rljob import RLJob
 from plaudit_reward.machines import RunMachines
-from plaudit_sandbox.confinement import forbid_inspection
+from plaudit_sandbox.privileges import forbid_inspection
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import WorkerRecord

@@ -20,7 +20,7 @@ from plaudit_job.spec.rljob import RLJob
 from plaudit_reward.endpoint.served import CallGate
 from plaudit_reward.machines import RunMachines
 from plaudit_reward.pipeline import Pipeline
-from plaudit_sandbox.confinement import forbid_inspection
+from plaudit_sandbox.privileges import forbid_inspection
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import GroupDelivery, Service, encode
 from plaudit_wire.plain import plain_text

@@ -22,6 +22,7 @@ from typing import Any
 from plaudit_metrics.sources.audits import AuditHistory, drift_file, is_drawn, read_drift
 from plaudit_metrics.statistics.audits import TREND_STEPS, WINDOW_STEPS, drift_figures, step_figures
 from plaudit_metrics.statistics.verdict import REPLY_KEY
+from plaudit_reward.providers import provider_of
 from plaudit_wire.errors import JobFailedError, RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
@@ -115,10 +116,10 @@ class Conductor:
 
     def _machines(self) -> EndedMachines | None:
         """Begin to remove the machines of ended groups; return None for a job without machines."""
-        keep = self._run.plan.keep_machines
-        if keep is None:
+        spec = self._run.plan.sandboxes
+        if spec is None:
             return None
-        machines = EndedMachines(self._run.folder, keep, self._state.ledger)
+        machines = EndedMachines(self._run.folder, spec.keep, self._state.ledger, provider_of(spec, self._run.folder))
         machines.begin()
         self._background.start_endless(machines.remove())
         return machines

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Literal
 
 from plaudit_reward.machines import KEPT, SANDBOXES
+from plaudit_reward.providers import Provider
 from plaudit_reward.verifier import has_reward
 from plaudit_sandbox.machine import remove
+from plaudit_wire.errors import ConfigurationError, InfrastructureError
 from plaudit_wire.logs import get_logger
 from plaudit_workers.training.schedule import TrainerLedger
 
@@ -34,7 +36,8 @@ class EndedMachines:
         keep: ``sandboxes.keep``.
     """
 
-    def __init__(self, folder: Path, keep: Keep, ledger: TrainerLedger) -> None:
+    def __init__(self, folder: Path, keep: Keep, ledger: TrainerLedger, provider: Provider) -> None:
+        self._provider = provider
         self._folder = folder
         self._keep = keep
         self._ledger = ledger
@@ -60,13 +63,18 @@ class EndedMachines:
             (self._folder / SANDBOXES).rename(self._folder / _ENDED)
         self._end(_entries(self._folder / _ENDED))
         remove(self._folder / _ENDED)
+        try:
+            self._provider.end()
+        except (ConfigurationError, InfrastructureError) as error:
+            logger.warning("machines may be left", error=str(error))
 
     def _end(self, groups: Sequence[Path]) -> None:
-        for group in groups:
-            for machine in _entries(group):
-                if not machine.name.startswith(".") and self._is_kept(machine):
-                    self._move(machine)
-            remove(group)
+        machines = [machine for group in groups for machine in _entries(group)]
+        kept = [machine for machine in machines if not machine.name.startswith(".") and self._is_kept(machine)]
+        for machine in kept:
+            self._move(machine)
+        self._provider.remove(*(machine for machine in machines if machine not in kept))
+        remove(*groups)
 
     def _is_kept(self, machine: Path) -> bool:
         return self._keep == "all" or (self._keep == "failed" and not has_reward(machine))

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Protocol, Self
 
 from plaudit_job.spec.rewards import AuditSpec
-from plaudit_job.spec.rljob import RLJob
+from plaudit_job.spec.rljob import RLJob, SandboxesSpec
 from plaudit_job.spec.rollout import SamplingSpec, ValidationSamplingSpec
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement, PolicyVersion, Sampling
@@ -236,8 +236,8 @@ class RunPlan:
     """The scorers that only audit, by name."""
     watches_drift: bool = False
     """The drift of a scorer is watched."""
-    keep_machines: Literal["none", "failed", "all"] | None = None
-    """Machines of samples that stay when their groups end; None: samples have no machines."""
+    sandboxes: SandboxesSpec | None = None
+    """The machines of samples; None: samples have none."""
     skip_solved: SolvedRule | None = None
     """The prompts that are skipped because the run has always solved them; None: none."""
     retry_pauses_s: tuple[float, ...] = (10.0, 60.0, 300.0)
@@ -278,7 +278,7 @@ class RunPlan:
             keep_samples=spec.metrics.keep_samples,
             auditors=spec.reward.auditors,
             watches_drift=bool(spec.reward.watched),
-            keep_machines=spec.sandboxes.keep if spec.uses_sandboxes else None,
+            sandboxes=spec.sandboxes if spec.uses_sandboxes else None,
             skip_solved=None if solved is None else SolvedRule(solved.threshold, solved.min_visits),
         )
 

@@ -16,11 +16,12 @@ from typing import Any, Literal, Self
 
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.tasks import expand
-from plaudit_reward.machines import WORKDIR, RunMachines, task_of, task_problem
-from plaudit_sandbox import machine as sandbox_machine
-from plaudit_sandbox.machine import CommandEnd, Machine
+from plaudit_reward.machines import RunMachines, task_of, task_problem
+from plaudit_reward.providers import TaskMachine
+from plaudit_sandbox.machine import CommandEnd
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError, RefusedError
 from plaudit_wire.messages import Prompt
+from plaudit_wire.records import SandboxRecord
 from plaudit_workers.agents.messages import Tool
 from plaudit_workers.agents.processes import sample_seed
 from plaudit_workers.agents.sandbox_tools import sandbox_tools
@@ -65,7 +66,7 @@ class MachineTools:
         if machines is None:
             return None
         try:
-            await asyncio.to_thread(sandbox_machine.require)
+            await asyncio.to_thread(machines.provider.require)
         except ConfigurationError as error:
             raise RefusedError(f"spec.sandboxes: {error}") from error
         return cls(machines, sandbox_tools(job.spec.rollout.agent), job.spec.sandboxes.max_concurrent)
@@ -84,14 +85,25 @@ class SampleMachine:
         self._shared = shared
         self._prompt = prompt
         self._index = index
-        self._machine: Machine | None = None
-        self._directory = WORKDIR
+        self._made: TaskMachine | None = None
+        self._directory = ""
         self._environment: dict[str, str] = {}
+        self._start_s = self._wait_s = self._exec_s = 0.0
+        self._num_commands = 0
+
+    @property
+    def record(self) -> SandboxRecord:
+        """Return its times so far."""
+        return SandboxRecord(self._start_s, self._wait_s, self._exec_s, self._num_commands)
 
     async def __aenter__(self) -> Self:
         """Make the machine; raise ``AgentError`` if it cannot be made."""
+        began_s = time.monotonic()
         try:
-            await asyncio.to_thread(self._make)
+            async with self._shared.places:
+                self._wait_s = time.monotonic() - began_s
+                await asyncio.to_thread(self._make)
+            self._start_s = time.monotonic() - began_s - self._wait_s
         except DataError as error:
             raise AgentError(str(error)) from error
         except InfrastructureError as error:
@@ -99,17 +111,18 @@ class SampleMachine:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        if kind is not None and self._machine is not None:
-            await asyncio.to_thread(self._machine.remove)
+        if kind is not None and self._made is not None:
+            machines = self._shared.machines
+            await asyncio.to_thread(machines.provider.remove, machines.folder / self.name)
 
     def _make(self) -> None:
         task = task_of(self._prompt.extra_info)
         if task is not None:
-            if problem := task_problem(task):
+            if problem := task_problem(self._shared.machines.provider, task):
                 raise DataError(problem)
-            self._directory = task.config.environment.workdir
             self._environment = expand(task.config.environment.env)
-        self.name, self._machine = self._shared.machines.make(self._prompt.group, self._index, task)
+        self.name, self._made = self._shared.machines.make(self._prompt.group, self._index, task)
+        self._directory = self._made.directory
 
     def runs(self, tool: str) -> bool:
         """Return True for a tool of the machine."""
@@ -126,7 +139,11 @@ class SampleMachine:
                 outcome, text = "error", f"Error: {error}"
             except InfrastructureError as error:
                 outcome, text = "killed", str(error)
-        return MachineCallEnd(outcome, text, time.monotonic() - began_s, wait_s)
+        call_s = time.monotonic() - began_s
+        self._wait_s += wait_s
+        self._exec_s += call_s - wait_s
+        self._num_commands += 1
+        return MachineCallEnd(outcome, text, call_s, wait_s)
 
     async def bash(self, arguments: dict[str, Any], limit_s: float) -> _Outcome:
         """Run a command where the one before ended."""
@@ -177,8 +194,8 @@ class SampleMachine:
         return await self._run(["sh", "-c", _WRITE, "sh", path], limit_s, content.encode(errors="replace"))
 
     async def _run(self, command: Sequence[str], limit_s: float, stdin: bytes = b"") -> CommandEnd:
-        assert self._machine is not None
-        return await self._machine.run(
+        assert self._made is not None
+        return await self._made.machine.run(
             command, timeout_s=limit_s, environment=self._environment, directory=self._directory, stdin=stdin
         )
 

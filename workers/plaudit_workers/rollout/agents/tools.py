@@ -269,7 +269,7 @@ class ToolAgent:
             return await self._run(prompt, generate, None)
         async with self.machines.of(prompt) as machine:
             trajectory = await self._run(prompt, generate, machine)
-            trajectory.machine = machine.name
+            trajectory.machine, trajectory.sandbox = machine.name, machine.record
             return trajectory
 
     async def _run(self, prompt: Prompt, generate: Generate, machine: SampleMachine | None) -> Trajectory:

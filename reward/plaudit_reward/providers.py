@@ -1,0 +1,264 @@
+"""Make the machines of tasks, by the provider that the job or the user names: ``process`` or ``container``.
+
+A machine has a folder, which ``make`` fills and every process of the host finds it by. Whoever removes the folder has
+the provider remove the machine; a container whose folder is gone belongs to nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+from plaudit_job.spec.rljob import SandboxesSpec
+from plaudit_job.tasks import Task
+from plaudit_sandbox import machine as folders
+from plaudit_sandbox.container import ContainerMachine, ContainerSettings, new_name
+from plaudit_sandbox.container_engine import ContainerEngine, find_engine
+from plaudit_sandbox.machine import Machine, MachineLimits
+from plaudit_sandbox.verification import AgentMachine
+from plaudit_wire.errors import ConfigurationError, InfrastructureError
+
+WORKDIR: Final = "/app"
+"""Where commands begin in a machine of a row without a task."""
+_CONTAINER_PROCESSES = 1024
+"""Images bring programs with many threads."""
+_CONTAINER: Final = "container.json"
+"""In a machine's folder: which container it is. Written before the container is made, so that it can be found."""
+
+
+@dataclass(frozen=True)
+class TaskMachine:
+    """A machine of a task."""
+
+    machine: AgentMachine
+    directory: str
+    """Where its commands and its tests run."""
+
+
+@dataclass(frozen=True)
+class MachineChoice:
+    """What the job or the user says about machines. A task may ask for less."""
+
+    image: str = ""
+    """For tasks that name no image, and for rows without a task."""
+    registry: str = "localhost"
+    """Where ``plaudit images-of`` has put images."""
+    network: Literal["none", "public"] = "none"
+    memory_bytes: int | None = None
+    disk_bytes: int | None = None
+    """None: what the task says."""
+    run: str = ""
+    """Labels what belongs to a run; empty outside of one."""
+
+    def limits(self, task: Task | None, processes: int) -> MachineLimits:
+        """Return the smaller ones of these limits and the task's."""
+        memory = [] if self.memory_bytes is None else [self.memory_bytes]
+        disk = [] if self.disk_bytes is None else [self.disk_bytes]
+        if task is not None:
+            memory.append(task.config.environment.memory_mb << 20)
+            disk.append(task.config.environment.storage_mb << 20)
+        return MachineLimits(
+            memory_bytes=min(memory, default=MachineLimits.memory_bytes),
+            disk_bytes=min(disk, default=MachineLimits.disk_bytes),
+            processes=processes,
+        )
+
+
+class Provider(Protocol):
+    """One kind of machines. All methods block."""
+
+    def require(self) -> None:
+        """Raise ``ConfigurationError`` where this host cannot run them."""
+
+    def problem(self, task: Task) -> str:
+        """Return why it cannot run a task, with the remedy; empty if it can."""
+
+    def make(self, folder: Path, task: Task | None) -> TaskMachine:
+        """Make a machine, with the files of its task's environment, in an empty folder.
+
+        Raises ``InfrastructureError``, and then has left nothing outside of the folder.
+        """
+
+    def find(self, folder: Path, task: Task | None) -> TaskMachine:
+        """Return the machine of a folder; raise ``InfrastructureError`` if it is gone."""
+
+    def remove(self, *places: Path) -> None:
+        """Remove the machines of folders, with the folders; nothing happens for those that are gone."""
+
+    def end(self) -> None:
+        """Remove what belongs to the run and has no folder."""
+
+
+class ProcessProvider:
+    """Folders and namespaces of this host, for tasks without an image."""
+
+    def __init__(self, choice: MachineChoice) -> None:
+        self._choice = choice
+
+    def require(self) -> None:
+        """Try a machine, once in each process."""
+        folders.require()
+
+    def problem(self, task: Task) -> str:
+        """Refuse a task that needs an image, or a workdir that no machine has."""
+        if needed := task.needed_image:
+            return (
+                f"task {task.name} needs {needed}, and the provider process runs tasks without an image: put what it "
+                f"needs into environment/, which is copied to {task.config.environment.workdir}, or use the provider "
+                "container"
+            )
+        return _problem(task)
+
+    def make(self, folder: Path, task: Task | None) -> TaskMachine:
+        """Make the folder's parts."""
+        made = self._of(folder, task)
+        if task is not None and (given := task.folder / "environment").is_dir():
+            made.machine.upload(given, made.directory)
+        return made
+
+    def find(self, folder: Path, task: Task | None) -> TaskMachine:
+        """Look for the folder's files."""
+        if not (folder / "files").is_dir():
+            raise InfrastructureError(f"the machine {folder.parent.name}/{folder.name} is gone")
+        return self._of(folder, task)
+
+    def remove(self, *places: Path) -> None:
+        """Remove the folders."""
+        folders.remove(*places)
+
+    def end(self) -> None:
+        """Do nothing: a machine is its folder."""
+
+    def _of(self, folder: Path, task: Task | None) -> TaskMachine:
+        limits = self._choice.limits(task, MachineLimits.processes)
+        return TaskMachine(Machine(folder, limits), task.config.environment.workdir if task else WORKDIR)
+
+
+class ContainerProvider:
+    """Containers of docker or podman on this host."""
+
+    def __init__(self, choice: MachineChoice) -> None:
+        self.run = choice.run
+        """The value of the label ``plaudit.dev/run`` of its containers; empty outside of a run."""
+        self._choice = choice
+
+    def require(self) -> None:
+        """Find an engine, and remove what nobody holds any more."""
+        find_engine().remove_orphans()
+
+    def problem(self, task: Task) -> str:
+        """Refuse a task without an image, whose image was not built, or with a network that we cannot give."""
+        image = self._image(task)
+        if not image:
+            return (
+                f"task {task.name} names no docker_image and has no environment/Dockerfile: name one with --image, or "
+                "sandboxes.image"
+            )
+        if self._network(task) == "allowlist":
+            hosts = ", ".join(task.config.environment.allowed_hosts)
+            return f"task {task.name} opens the network to {hosts} alone, which containers cannot do: use network none"
+        if task.has_dockerfile and image != task.config.environment.docker_image:
+            with suppress(ConfigurationError):  # a machine without an engine may check jobs as well
+                if not find_engine().has_image(image):
+                    return f"task {task.name} needs the image {image}: build it with plaudit images-of {task.folder}"
+        return _problem(task)
+
+    def make(self, folder: Path, task: Task | None) -> TaskMachine:
+        """Make a container; pull its image if it is not here."""
+        engine, image = find_engine(), self._image(task)
+        engine.ensure_image(image)
+        of_image = engine.image_workdir(image)
+        workdir = of_image or WORKDIR
+        if task is not None and ("workdir" in task.config.environment.model_fields_set or not of_image):
+            workdir = task.config.environment.workdir
+        name = new_name()
+        (folder / _CONTAINER).write_text(
+            json.dumps({"engine": engine.program, "name": name, "image": image, "workdir": workdir})
+        )
+        machine = self._machine(folder, task)
+        try:
+            machine.create()
+            if task is not None and not task.image() and (given := task.folder / "environment").is_dir():
+                machine.upload(given, workdir)
+            if not folder.is_dir():
+                raise InfrastructureError(f"the machine {folder.parent.name}/{folder.name} was removed meanwhile")
+        except BaseException:
+            machine.remove()
+            raise
+        return TaskMachine(machine, workdir)
+
+    def find(self, folder: Path, task: Task | None) -> TaskMachine:
+        """Read which container it is."""
+        machine = self._machine(folder, task)
+        return TaskMachine(machine, machine.settings.workdir)
+
+    def remove(self, *places: Path) -> None:
+        """Remove the containers, the copies of their tests, and the folders."""
+        for folder in places:
+            with suppress(InfrastructureError):  # no container was made, or ``end`` removes it
+                self._machine(folder, None).remove()
+        folders.remove(*places)
+
+    def end(self) -> None:
+        """Remove what a killed process made for a folder that was gone."""
+        if self.run:
+            find_engine().remove_of(self.run)
+
+    def _machine(self, folder: Path, task: Task | None) -> ContainerMachine:
+        try:
+            written = json.loads((folder / _CONTAINER).read_text())
+        except (OSError, ValueError) as error:
+            raise InfrastructureError(f"the machine {folder.parent.name}/{folder.name} is gone") from error
+        settings = ContainerSettings(
+            image=written["image"],
+            network="public" if task is not None and self._network(task) == "public" else "none",
+            cpus=task.config.environment.cpus if task else 1.0,
+            workdir=written["workdir"],
+            labels={"run": self.run} if self.run else {},
+            holder=folder,
+        )
+        limits = self._choice.limits(task, _CONTAINER_PROCESSES)
+        return ContainerMachine(ContainerEngine(written["engine"]), written["name"], settings, limits)
+
+    def _image(self, task: Task | None) -> str:
+        return (task.image(self._choice.registry) if task else "") or self._choice.image
+
+    def _network(self, task: Task) -> Literal["none", "allowlist", "public"]:
+        """Return the narrower of what is allowed and what the task asks for."""
+        asked = task.config.environment.network
+        if self._choice.network == "none" or asked == "no-network":
+            return "none"
+        return asked
+
+
+def _problem(task: Task) -> str:
+    """Return what no provider can give."""
+    gpus = task.config.environment.gpus
+    return f"task {task.name} needs {gpus} GPUs, which no provider gives" if gpus else ""
+
+
+PROVIDERS: Final[Mapping[str, Callable[[MachineChoice], Provider]]] = {
+    "process": ProcessProvider,
+    "container": ContainerProvider,
+}
+"""By name."""
+
+
+def provider_of(spec: SandboxesSpec, run_folder: Path) -> Provider:
+    """Return the provider of a job's run."""
+    name = os.fsencode(run_folder.absolute())
+    choice = MachineChoice(
+        image=spec.image,
+        registry=spec.registry,
+        network=spec.network,
+        memory_bytes=spec.memory_bytes,
+        disk_bytes=spec.disk_bytes,
+        run=f"{run_folder.name}-{hashlib.sha256(name).hexdigest()[:12]}",
+    )
+    return PROVIDERS[spec.provider](choice)
