@@ -1,4 +1,4 @@
-"""Write what the job needs: a random tiny model with its tokenizer, and three Harbor tasks.
+"""Write what the job needs: a random tiny model with its tokenizer, and nine Harbor tasks.
 
 The same files come out each time. ``--folder`` says where to; the job file expects them beside itself.
 """
@@ -11,13 +11,14 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FILES = "012"
-COMMANDS = ["mkdir out", *(f"cp {name} out" for name in FILES)]
+DIGITS = "012"
+COMMANDS = [f"printf {digit} >> code" for digit in DIGITS]
+WANTED = [first + second for first in DIGITS for second in DIGITS]
 CALLS = [
     f"<tool_call>{json.dumps({'name': 'bash', 'arguments': {'command': command}})}</tool_call>" for command in COMMANDS
 ]
 """Each is one token of the tiny model's vocabulary: it can choose a command, but not misspell it."""
-SYMBOLS = FILES + "="
+SYMBOLS = DIGITS + "="
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}{{ message['content'] }}{{ eos_token }}"
@@ -37,18 +38,15 @@ network_mode = "no-network"
 [verifier]
 timeout_sec = 20.0
 """
-TESTS = """# The folder out holds the wanted file, unchanged, and nothing else: 1. Some file: 0.4. Nothing: 0.2.
+TESTS = """# The file code holds the wanted digits: 1. Only the first one is right: 0.3.
 wanted=$(cat /tests/wanted)
-if [ "$(ls -A /app/out 2> /dev/null)" = "$wanted" ] && cmp -s "/app/out/$wanted" "/tests/content"; then
-    reward=1
-elif [ -n "$(ls -A /app/out/ 2> /dev/null)" ]; then
-    reward=0.4
-elif [ -d /app/out ]; then
-    reward=0.2
-else
-    reward=0
-fi
-echo "wanted $wanted, reward $reward"
+found=$(head -c 100 /app/code 2> /dev/null)
+case "$found" in
+    "$wanted") reward=1 ;;
+    "${wanted%?}"*) reward=0.3 ;;
+    *) reward=0 ;;
+esac
+echo "wanted $wanted, found $found: reward $reward"
 echo $reward > /logs/verifier/reward.txt
 """
 
@@ -59,29 +57,23 @@ def prepare(folder: Path) -> None:
     from tiny_model import save_tiny_model
 
     save_tiny_model(folder / "model", SYMBOLS, TEMPLATE, max_length=64, seed=WEIGHTS_SEED, whole_tokens=CALLS)
-    for name in FILES:
-        write_task(folder / "tasks" / f"copy-{name}", name)
+    for wanted in WANTED:
+        write_task(folder / "tasks" / f"write-{wanted}", wanted)
 
 
 def write_task(folder: Path, wanted: str) -> None:
-    """Write one task: copy the file that the instruction names into a new folder ``out``."""
+    """Write one task: put the digits of the instruction into the file ``code``."""
     files = {
         "instruction.md": wanted,
         "task.toml": TASK,
         "tests/test.sh": TESTS,
         "tests/wanted": wanted,
-        "tests/content": content(wanted),
-        "solution/solve.sh": f"mkdir out\ncp {wanted} out\n",
-        **{f"environment/{name}": content(name) for name in FILES},
+        "solution/solve.sh": f"printf {wanted} > code\n",
+        "environment/README": "A machine with nothing in it.\n",
     }
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
-
-
-def content(name: str) -> str:
-    """Return what a file of the machine holds."""
-    return f"this is file {name}\n"
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ pytestmark = [
 ]
 WITHIN_S = 300.0
 TURNS = [
-    '<tool_call>{"name": "bash", "arguments": {"command": "mkdir out"}}</tool_call>',
-    '<tool_call>{"name": "bash", "arguments": {"command": "cp 2 out"}}</tool_call>',
+    '<tool_call>{"name": "bash", "arguments": {"command": "printf 1 >> code"}}</tool_call>',
+    '<tool_call>{"name": "bash", "arguments": {"command": "printf 2 >> code"}}</tool_call>',
     "1",
 ]
 
@@ -85,5 +85,6 @@ def test_kills_during_commands_and_tests_lose_no_sample_and_leave_no_machine(
     assert len(rows) == 2 * 6 * 4
     for row in rows:
         task = json.loads(row["extra_info_json"])["task"]
-        assert (row["outcome"], row["score"]) == ("scored", pytest.approx(1.0 if task.endswith("copy-2") else 0.4))
+        wanted = task.rpartition("-")[2]
+        assert (row["outcome"], row["score"]) == ("scored", {"12": 1.0}.get(wanted, 0.3 if wanted[0] == "1" else 0.0))
     assert machines_left(run) == []
