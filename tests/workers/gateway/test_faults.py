@@ -64,7 +64,11 @@ async def test_two_gateways_give_the_same_answer(start_service: Any, start_gatew
 
 
 async def test_samples_that_redis_has_lost_are_submitted_again(start_service: Any, start_gateway: Any) -> None:
-    async with start_service(workers=0) as service, start_gateway(service) as gateway, gateway.client() as client:
+    async with (
+        start_service(workers=0, slots=COUNT) as service,
+        start_gateway(service) as gateway,
+        gateway.client() as client,
+    ):
         scoring = asyncio.create_task(scored(client, samples()))
         names = f"plaudit:{{{service.run}}}:"
         while await asyncio.to_thread(length, service.server, names + "samples") < COUNT:
