@@ -58,7 +58,7 @@ async def test_a_group_is_scored_together_and_by_group_scope_scorers(start_servi
 
 async def test_more_than_a_session_may_have_in_work_waits_for_room(start_service: Any) -> None:
     async with start_service(workers=0) as service, service.client() as client:
-        client.service = client._session._service = type(client.service)("scores", [], False, 900.0, room=8)
+        client._session.room = 8
         submitting = asyncio.create_task(client.submit(samples(30)))
         await asyncio.sleep(0.5)
         assert not submitting.done()

@@ -85,7 +85,7 @@ class FairRoom:
 
     def __init__(self, most: int, now: float) -> None:
         self._most = most
-        self.size = max(1, most // 2)
+        self.size = max(min(most, _LEAST_ROOM), most // 2)
         self._set_at = now
         self._seen: list[tuple[float, float]] = []
         """Seconds of waiting, and in all, of the samples since it was judged."""
