@@ -175,5 +175,5 @@ async def test_each_fault_is_named_while_it_lasts_and_in_the_record_of_its_step(
         step = await observed.named("paused Redis", "redis", "Redis has not responded", held_s=0.0)
     finally:
         os.kill(observed.redis.pid, signal.SIGCONT)
-    # It did not answer, or it answered slowly: a trainer that asks nothing in a part of the pause does not know all of it.
+    # Not answering, or answering slowly: a trainer that asks nothing in a part of the pause does not know all of it.
     await observed.recorded("paused Redis", step, "redis", "Redis ")
