@@ -130,11 +130,15 @@ def test_a_task_gets_no_more_than_the_job_gives(tmp_path: Path) -> None:
         ("", MachineChoice(), "names no docker_image and has no environment/Dockerfile"),
         ("", MachineChoice(image="a:1"), ""),
         (
-            "[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['pypi.org']",
+            "[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['files.example.org']",
             MachineChoice(image="a:1", network="public"),
-            "opens the network to pypi.org alone",
+            "opens the network to files.example.org alone",
         ),
-        ("[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['pypi.org']", MachineChoice(image="a:1"), ""),
+        (
+            "[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['files.example.org']",
+            MachineChoice(image="a:1"),
+            "",
+        ),
         ("[environment]\ngpus = 1", MachineChoice(image="a:1"), "needs 1 GPUs"),
     ],
 )
