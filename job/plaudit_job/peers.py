@@ -74,7 +74,7 @@ FIELDS_OF_VERL = {
 
 
 OF_VALIDATION = ("minP", "repetitionPenalty", "minTokens")
-"""What samples from another distribution than the one whose log-probabilities the trainer computes."""
+"""Settings that sample from another distribution than the one whose log-probabilities the trainer computes."""
 
 
 def answer_for(name: str) -> str | None:

@@ -38,7 +38,7 @@ GROUPS_A_BLOCK = 4
 TREND_STEPS = 1000
 """It looks back no further than so many steps."""
 UNLIKELY = 0.01
-"""A trend that chance gives less often than this is told."""
+"""Probability below which a trend is reported."""
 _POINTS = 40
 _WINDOW_SHARE = 0.25
 _RESAMPLES = 400

@@ -99,7 +99,7 @@ class FairRoom:
         ]
         if len(self._seen) < max(self.size, _LEAST_ROOM):
             return
-        last = sorted(self._seen[-max(1, len(self._seen) // 4) :])
+        last = sorted(self._seen[-(len(self._seen) // 4) :])
         waited_s, seconds = last[len(last) // 2]
         if waited_s > _WAIT_S:
             # At the same pace (Little's law), so that as many are in work and fewer wait.
