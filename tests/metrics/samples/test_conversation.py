@@ -12,8 +12,8 @@ from builders import make_body, make_generation, make_prompt, make_sample
 from plaudit_metrics.sources.samples import SampleDetail, detail, listed
 from plaudit_metrics.sources.search import SampleFile
 from plaudit_wire.records import AgentReward, CallRecord, GroupRecord, ScorerRecord, ScoringRecord, Stamps, TurnRecord
+from plaudit_workers.stored_samples import store_groups
 from plaudit_workers.stream.groups import Group, GroupSample
-from plaudit_workers.training.stored_samples import store_groups
 
 MESSAGES = [{"role": "system", "content": "Use the tools."}, {"role": "user", "content": "6 * 7?"}]
 COMPLETION = [
