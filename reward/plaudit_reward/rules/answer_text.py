@@ -292,36 +292,48 @@ def _numbers(text: str) -> str:
 def _marked_words(text: str) -> str:
     """Mark the plain words, and leave functions, variables and their products."""
     pieces = re.split(f"({WORD}[^{WORD_END}]*{WORD_END})", text)
-    pieces[::2] = [_PLAIN_WORD.sub(_mark, piece) for piece in pieces[::2]]
+    pieces[::2] = [_PLAIN_WORD.sub(_marked_word, piece) for piece in pieces[::2]]
     text = "".join(pieces)
     return re.sub(f"{WORD_END}(?:\\s+(an?)\\s+|\\s*){WORD}", lambda found: f" {found[1]} " if found[1] else " ", text)
 
 
-def _mark(found: re.Match[str]) -> str:
-    word, lower = found[0], found[0].lower()
-    before = found.string[: found.start()].rstrip()
-    behind = found.string[found.end() : found.end() + 1]
-    if found.string[: found.start()].endswith(("_{", "_", "\\overline{", "\\overrightarrow{", "\\begin{", "\\end{")):
-        return word
+def _marked_word(found: re.Match[str]) -> str:
+    return f"{WORD}{found[0]}{WORD_END}" if _is_word(found) else found[0]
+
+
+_NAME_FOLLOWS = ("_{", "_", "\\overline{", "\\overrightarrow{", "\\begin{", "\\end{")
+_COUNTED = re.compile(r"(?:[\d})¤°]| sq| cu)\s*\Z")
+"""What stands before a unit, or before what is counted."""
+
+
+def _is_word(found: re.Match[str]) -> bool:
+    """Return True for a word of prose or a unit, False for a function, a name, or variables side by side."""
+    word, before, behind = found[0], found.string[: found.start()], found.string[found.end() :]
+    if before.endswith(_NAME_FOLLOWS):
+        return False
     if not word.isascii():
-        return f"{WORD}{word}{WORD_END}"
-    counted = before[-1:].isdigit() or before[-1:] in ("}", ")", "¤", "°") or before.endswith((" sq", " cu"))
-    if lower in _FUNCTION_NAMES and not (counted and word in UNITS):
-        return word if lower != "mod" else f"{WORD}{word}{WORD_END}"
-    if len(word) > 2 and all(len(part) < 3 or _PRODUCT.fullmatch(part) for part in word.split("-")) and "-" in word:
-        return word
-    spaced = found.start() > 0 and found.string[found.start() - 1].isspace()
+        return True
+    counted = _COUNTED.search(before) is not None
+    if word.lower() in _FUNCTION_NAMES:
+        return word.lower() == "mod" or (counted and word in UNITS)
+    if "-" in word:  # ab-cd is a difference of products
+        return any(len(part) > 2 and not _PRODUCT.fullmatch(part) for part in word.split("-"))
+    behind_blank = before[-1:].isspace()
     if len(word) == 2:
-        unit = (counted and (word in UNITS or lower in ("sq", "cu"))) or (lower in UNITS and counted and spaced)
-        names_points = word.isupper() and not unit
-        return f"{WORD}{word}{WORD_END}" if unit or (lower in _SHORT_WORDS and not names_points) else word
-    alone = not (before or behind) and bool(set(word) & set("aeiou"))
-    named = lower in _PROSE or word in UNITS or word in MULTIPLIERS
-    if _PRODUCT.fullmatch(word) and not (named or alone or (counted and spaced)):
-        return word
-    if word.isupper() and len(word) <= 4 and (before[-1:] in ("=", "+", "-", "∠") or behind in ("=", "+", "^")):
-        return word
-    return f"{WORD}{word}{WORD_END}"
+        return _is_word_of_two_letters(word, counted, behind_blank)
+    if _PRODUCT.fullmatch(word):
+        alone = not (before.strip() or behind) and bool(set(word) & set("aeiou"))
+        known = word in _PROSE or word in UNITS or word in MULTIPLIERS
+        return alone or known or (counted and behind_blank)
+    names_points = word.isupper() and len(word) <= 4
+    return not (names_points and (before.rstrip()[-1:] in ("=", "+", "-", "∠") or behind[:1] in ("=", "+", "^")))
+
+
+def _is_word_of_two_letters(word: str, counted: bool, behind_blank: bool) -> bool:
+    lower = word.lower()
+    if counted and (word in UNITS or lower in ("sq", "cu") or (lower in UNITS and behind_blank)):
+        return True
+    return lower in _SHORT_WORDS and not word.isupper()
 
 
 def _trimmed(text: str) -> str:
