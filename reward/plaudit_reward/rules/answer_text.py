@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from plaudit_reward.rules.units import MULTIPLIERS, UNITS
+from plaudit_reward.rules.units import MULTIPLIERS, UNITS, si_unit, unit_product
 
 WORD, WORD_END = "\x02", "\x03"
 _SIGNS = {
@@ -58,7 +58,7 @@ _THIN = re.compile(
     r"(?<=\d)(?:\s*(?:\\[,!]|[\u2009\u202f\u00a0]|\{,\}|\{\\,\}|,\s*\\!|\\(?:text|mathrm)\{,\}|"
     r"\\thinspace\b)\s*)+(?=\d)(?!\d{1,2}\s*/)"
 )
-_DECIMAL_COMMA = re.compile(r"(?<![\d,}])(\d+)\{,\}(?!\d{3}(?!\d))(?=\d)(?!\d*\{,\})")
+_DECIMAL_COMMA = re.compile(r"(?:(?<![\d,}])|(?<=\d\\,))(\d+)\{,\}(?!\d{3}(?!\d))(?=\d)(?!\d*\{,\})")
 _SPACES = re.compile(
     r"(?<!\\)\\[,!;: ]|~|\\(?:q?quad|thinspace|hspace\*?\{[^{}]*\}|hfill|noindent|limits|nolimits)(?![a-zA-Z])"
 )
@@ -113,6 +113,8 @@ _COMMANDS = {
     "pounds": "£",
     "euro": "€",
     "operatorname": "",
+    "overrightarrow": "\\vec",
+    "top": "T",
     "Longrightarrow": " ",
     "Rightarrow": " ",
     "to": "→",
@@ -124,7 +126,7 @@ _TEXTS = re.compile(
 )
 _BOLD = re.compile(
     r"\\(?:mathbf|boldsymbol|bm|mathit|mathnormal|mathcal|mathscr|underline|"
-    r"cancel|emph|boxed|fbox|uline)\s*(?=\{)"
+    r"cancel|emph|boxed|fbox|uline)\s*(?=\{)|\\vec\s*(?=\{\s*[A-Za-z]\s*\}|[A-Za-z])"
 )
 _BLACKBOARD = re.compile(r"\\mathbb\s*\{?\s*([A-Z])\s*\}?|(?:\A|(?<=\\in)|(?<=\\in )|(?<=∈))\\mathbf\s*\{([A-Z])\}")
 _MARK = r"\\(?:mathbf|boldsymbol|bm|textbf|vec|hat|widehat)\s*"
@@ -165,13 +167,14 @@ _FUNCTION_NAMES = frozenset(
     re.findall(
         r"\w+",
         "sin cos tan sec csc cot sinh cosh tanh arcsin arccos arctan asin acos atan exp floor ceil ln log lg sqrt "
-        "cbrt gcd lcm max min pi abs inf infinity mod bmod",
+        "cbrt cis gcd lcm max min pi abs inf infinity mod bmod",
     )
 )
 _LETTERS = re.compile(r"[A-Za-z]+")
 _UNIT_LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]+")
 _CONSTANT = re.compile(rf"(?<=\+)\s*{WORD}(?:(?:an? )?(?:arbitrary )?(?:constant|const)){WORD_END}")
 _LETTER_OF_UNIT = re.compile(rf"(?<=[\d ])([a-zA-Z])(?=\s*/\s*{WORD})")
+_POLAR = re.compile(r"(?<=[\d})])\s*\\angle(?![a-zA-Z])\s*(?=-?[\d\\({])")
 _MINUS = re.compile(rf"{WORD}(?i:minus|negative){WORD_END}\s*(?=[\d\\(])")
 _OTHER_SCRIPTS = "\u0400-\u04ff\u0600-\u06ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _PLAIN_WORD = re.compile(
@@ -184,9 +187,43 @@ _PROSE = frozenset(
 _PRODUCT = re.compile(r"[abcdkmnpqrstuvwxyz]{3,4}")
 
 
+_NUM = re.compile(r"\\num\s*\{([^{}]*)\}")
+_QUANTITY = re.compile(r"\\(?:SI|qty)\s*\{([^{}]*)\}\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+_CHEMISTRY = re.compile(r"\\ce\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+_DEGREES_OF = re.compile(
+    r"(?:\{\}\s*)?\^\s*\{?\s*\\circ\s*\}?\s*(?:\\(?:text|mathrm|rm)\s*\{\s*([CF])\s*\}|([CF]))(?![a-zA-Z])"
+)
+_UPRIGHT = r"\\(?:text|mathrm|mathsf|rm)\s*\{((?:[^{}]|\{-?\d?\})*)\}"
+_UNIT_NAMES = re.compile(_UPRIGHT + r"(?!\s*\^)")
+_UNITS_OVER = re.compile(
+    r"\\[dt]?frac\s*\{((?:[^{}]|\{[^{}]*\})*)\}\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
+    rf"|{_UPRIGHT}\s*/\s*\(((?:[^(){{}}]|\{{[^{{}}]*\}})*)\)"
+)
+
+
+def _units(text: str) -> str:
+    """Mark products and quotients of units, such as those of a heat capacity, as one word."""
+
+    def upright(found: re.Match[str]) -> str:
+        units = unit_product(found[1])
+        return f"{WORD}{units}{WORD_END}" if units else found[0]
+
+    def over(found: re.Match[str]) -> str:
+        above, below = (re.sub(_UPRIGHT, r" \1 ", part) for part in found.groups() if part is not None)
+        names = re.search(_UPRIGHT, found[0]) is not None
+        units = unit_product(f"{above}/({below})") if names else ""
+        return f"{WORD}{units}{WORD_END}" if units else found[0]
+
+    text = _DEGREES_OF.sub(lambda found: f"°{found[1] or found[2]}", text)
+    return _UNIT_NAMES.sub(upright, _UNITS_OVER.sub(over, text))
+
+
 def plain_text(text: str) -> str:
     """Return the answer in the one spelling that this module's first lines describe."""
-    text = _without_dollars(_unicode(text.strip()))
+    text = _QUANTITY.sub(lambda found: f"{found[1]}\\text{{ {si_unit(found[2])}}}", _NUM.sub(r"\1", text))
+    text = _CHEMISTRY.sub(lambda found: re.sub(r"(?<=[A-Za-z)])(\d+)", r"_\1", found[1]), text)
+    text = _POLAR.sub(r"\\operatorname{cis} ", text)
+    text = _units(_without_dollars(_unicode(text.strip())))
     text = _OVER.sub(lambda found: f"\\{'frac' if found[2] == 'over' else 'binom'}{{{found[1]}}}{{{found[3]}}}", text)
     text = _CURRENCY_NAMES.sub(lambda found: "¤₹€£"[(found.lastindex or 1) - 1], text).replace("¤¤", "¤")
     text = _COUNTING.sub(_counted, _RAISED_FRACTION.sub(r"\\frac{\1}{\2}", _ROW_SPACE.sub(r"\\\\", text)))
@@ -209,6 +246,7 @@ def plain_text(text: str) -> str:
     text = _numbers(text)
     text = _UNIT_FRACTION.sub(r"\1/\2", _marked_words(text))
     text = _LETTER_OF_UNIT.sub(lambda found: f"{WORD}{found[1]}{WORD_END}" if found[1] in UNITS else found[1], text)
+    text = _COMPARED.sub(lambda found: " ≥≤><"[found.lastindex or 0], text)
     text = _MINUS.sub("-", _CONSTANT.sub(" C", text))
     return _trimmed(re.sub(r"\s+", " ", text))
 
@@ -256,8 +294,8 @@ def _words_of_commands(text: str) -> str:
         bare = inside.strip()
         if _MATH_IN_TEXT.fullmatch(bare) or (bare.startswith("(") and len(bare) <= 3):
             return f" {inside} "
-        if bare in _CURRENCIES:
-            return bare
+        if bare.removeprefix("US") in _CURRENCIES:
+            return bare[-1]
         if bare in _FUNCTION_NAMES and bare not in UNITS:
             return f"\\{bare} "
         if len(bare) == 1 and bare not in UNITS:
@@ -289,6 +327,14 @@ def _numbers(text: str) -> str:
     return _SPACED_THOUSANDS.sub(lambda found: found[0].replace(" ", ""), text)
 
 
+_COMPARED = re.compile(
+    rf"(?<=[A-Za-z)}}])\s*{WORD}(?:is |are |must be |should be )?(?:(at least|no less than|greater than or equal to)|"
+    rf"(at most|no more than|less than or equal to)|((?:strictly )?(?:greater|more) than)|((?:strictly )?less than))"
+    rf"{WORD_END}"
+)
+"""As in ``k \text{ is at least } 4``."""
+
+
 def _marked_words(text: str) -> str:
     """Mark the plain words, and leave functions, variables and their products."""
     pieces = re.split(f"({WORD}[^{WORD_END}]*{WORD_END})", text)
@@ -301,7 +347,7 @@ def _marked_word(found: re.Match[str]) -> str:
     return f"{WORD}{found[0]}{WORD_END}" if _is_word(found) else found[0]
 
 
-_NAME_FOLLOWS = ("_{", "_", "\\overline{", "\\overrightarrow{", "\\begin{", "\\end{")
+_NAME_FOLLOWS = ("_{", "_", "\\overline{", "\\overrightarrow{", "\\vec{", "\\begin{", "\\end{")
 _COUNTED = re.compile(r"(?:[\d})¤°]| sq| cu)\s*\Z")
 """What stands before a unit, or before what is counted."""
 
