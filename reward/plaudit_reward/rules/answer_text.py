@@ -148,6 +148,7 @@ _COUNTING = re.compile(
 """Numbers of choices and of arrangements, such as ``{}_{10}C_3``, ``C_{10}^3``, ``10C3``."""
 _BRACKETED_RECURRING = re.compile(r"(?<![\d)])(\d*\.\d*)\((\d+)\)")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3})((?: \d{3})+)(?![\d]| *\\?/)")
+_SHORT_IN_BRACKETS = re.compile(r"\(.{0,2}|\([iv]{1,4}\)")
 _MATH_IN_TEXT = re.compile(r"[\s\d.,+\-*/^=()\[\]%:;$]*")
 _OVER = re.compile(r"(?:\{|\A)([^{}]*)\\(over|choose)(?![a-zA-Z])([^{}]*)(?:\}|\Z)")
 _TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
@@ -162,7 +163,8 @@ _OHM = re.compile(r"(?<=\d)(?:\\[ ,;:]|[\s~])*\\Omega(?![a-zA-Z])")
 _LITRES = re.compile(r"(?<=\d)(?:\\[ ,;:]|[\s~])*\\ell(?![a-zA-Z])")
 _MICRO = re.compile(r"\\mu\s*(\\(?:text|mathrm)\{)")
 _CURRENCY_NAMES = re.compile(r"(?<![A-Za-z])(?:(USD|US(?=¤))|(Rs\.?|INR)|(EUR)|(GBP))\s*(?=¤?\d)")
-_CURRENCIES = frozenset("¤€£¥₹")
+_CURRENCIES = {**{sign: sign for sign in "¤€£¥₹"}, "US¤": "¤", "USD": "¤", "EUR": "€", "GBP": "£", "INR": "₹"}
+"""Signs by what stands in ``\\text{…}`` before or behind an amount."""
 _FUNCTION_NAMES = frozenset(
     re.findall(
         r"\w+",
@@ -191,7 +193,7 @@ _NUM = re.compile(r"\\num\s*\{([^{}]*)\}")
 _QUANTITY = re.compile(r"\\(?:SI|qty)\s*\{([^{}]*)\}\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 _CHEMISTRY = re.compile(r"\\ce\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 _DEGREES_OF = re.compile(
-    r"(?:\{\}\s*)?\^\s*\{?\s*\\circ\s*\}?\s*(?:\\(?:text|mathrm|rm)\s*\{\s*([CF])\s*\}|([CF]))(?![a-zA-Z])"
+    r"(?:\{\}\s*)?\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*(?:\\(?:text|mathrm|rm)\s*\{\s*([CF])\s*\}|([CF]))(?![a-zA-Z])"
 )
 _UPRIGHT = r"\\(?:text|mathrm|mathsf|rm)\s*\{((?:[^{}]|\{-?\d?\})*)\}"
 _UNIT_NAMES = re.compile(_UPRIGHT + r"(?!\s*\^)")
@@ -242,7 +244,9 @@ def plain_text(text: str) -> str:
     )
     text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1], found[0]), _BOLD.sub("", text))
     text = text.replace("\\%", "%").replace("**", "^") if not text.startswith("**") else text.strip("*")
-    text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", "°", text.replace("<=", "≤").replace(">=", "≥").replace("!=", "≠"))
+    text = re.sub(
+        r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)", "°", text.replace("<=", "≤").replace(">=", "≥").replace("!=", "≠")
+    )
     text = _numbers(text)
     text = _UNIT_FRACTION.sub(r"\1/\2", _marked_words(text))
     text = _LETTER_OF_UNIT.sub(lambda found: f"{WORD}{found[1]}{WORD_END}" if found[1] in UNITS else found[1], text)
@@ -292,10 +296,10 @@ def _words_of_commands(text: str) -> str:
     def words(found: re.Match[str]) -> str:
         inside = _SPACES.sub(" ", found[1])
         bare = inside.strip()
-        if _MATH_IN_TEXT.fullmatch(bare) or (bare.startswith("(") and len(bare) <= 3):
+        if _MATH_IN_TEXT.fullmatch(bare) or _SHORT_IN_BRACKETS.fullmatch(bare):
             return f" {inside} "
-        if bare.removeprefix("US") in _CURRENCIES:
-            return bare[-1]
+        if bare in _CURRENCIES:
+            return _CURRENCIES[bare]
         if bare in _FUNCTION_NAMES and bare not in UNITS:
             return f"\\{bare} "
         if len(bare) == 1 and bare not in UNITS:

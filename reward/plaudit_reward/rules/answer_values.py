@@ -283,9 +283,23 @@ _NAMES_OF_VALUES = {
     )
 } | {"maximum": "max", "minimum": "min"}
 _NAMED_BY_WORD = re.compile(
-    rf"(?:{WORD}(?:the )?([a-z]+)(?: value)?\s*(?:is|of)?\s*:?\s*{WORD_END}|\\?([a-z]+))\s*[:=]?\s*(?=[-\d\\(¤.])(.+)",
+    rf"(?:{WORD}(?:the )?([a-z]+)(?: value)?\s*(?:is|of)?\s*:?\s*{WORD_END}|\\?([a-z]+))\s*[:=]?\s*"
+    rf"(?=[-\d\\(¤.]|(?<={WORD_END} )[a-z])(.+)",
     re.IGNORECASE,
 )
+
+
+_LABEL_OF_PART = re.compile(r"\(\s*([a-h]|i{1,3}|iv|v)\s*\)")
+_JOINT = re.compile(rf"^[\s,;.]+|[\s,;.]*(?:{WORD}and{WORD_END}\s*)?$")
+
+
+def _labelled_parts(plain: str) -> list[Value]:
+    """Read the answers to the parts of a question, ``(a) 12; (b) 7``."""
+    before, *pieces = _LABEL_OF_PART.split(plain)
+    labels, answers = pieces[::2], [_JOINT.sub("", piece) for piece in pieces[1::2]]
+    if before or not len(labels) == len(set(labels)) > 1 or not all(answers):
+        return []
+    return [Several(tuple((Named(label, _read(answer)),) for label, answer in zip(labels, answers, strict=True)))]
 
 
 def _named_by_word(plain: str) -> list[Value]:
@@ -618,6 +632,18 @@ def _multiple(factor: str, matrix: str) -> list[Value]:
 
 _READERS: tuple[Callable[[str], list[Value]], ...] = (
     date,
-    *(_known_words, _choice, _matrix, _sets, numeral, residue, time_of_day, _lists, _relations, _brackets),
+    *(
+        _known_words,
+        _choice,
+        _matrix,
+        _sets,
+        numeral,
+        residue,
+        time_of_day,
+        _labelled_parts,
+        _lists,
+        _relations,
+        _brackets,
+    ),
     *(_unit_vectors, ratio, quantity),
 )

@@ -13,7 +13,7 @@ from plaudit_reward.rules.number_words import ORDINALS, number_of_words
 from plaudit_reward.rules.units import DEGREE, MULTIPLIERS, PERCENT, Unit, unit_of
 
 _BASED = re.compile(
-    rf"\(?\s*([0-9A-Za-z]+)\s*\)?\s*_\s*\{{?\s*\(?(?:{WORD})?([a-z]+|\d{{1,2}})(?:{WORD_END})?\)?\s*\}}?"
+    rf"\(?\s*([0-9A-Za-z]+)\s*\)?\s*_\s*\{{?\s*\(?(?:{WORD})?(?:base\s*(?:{WORD_END}\s*)?)?([a-z]+|\d{{1,2}})(?:{WORD_END})?\)?\s*\}}?"
 )
 _BASE_WORDS = re.findall(r"\w+", "two three four five six seven eight nine ten eleven twelve")
 _BASE_NAMES = {name: base for base, name in enumerate(_BASE_WORDS, 2)}
@@ -236,7 +236,7 @@ def _simple_quantity(plain: str) -> list[Value]:
         head = f"{ordinal[1]} {rest}".strip()
     tail = _TAIL.search(head)
     words = tail["tail"] if tail else ""
-    if "°" in head and re.search(r"sin|cos|tan|cot|sec|csc|cis", head):
+    if "°" in head and re.search(r"sin|cos|tan|cot|sec|csc|cis|°\s*\}", head):
         return [Scalar(parsed(head))]
     head = head[: tail.start()].replace("°", "") if tail else head
     if not head.strip():
