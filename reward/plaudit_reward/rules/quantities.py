@@ -184,7 +184,11 @@ _PLACE = re.compile(
     rf"{WORD}(?:on |in |the )*({_PLACES})(?:{WORD_END})?\s*(?:[.:#]\s*)?{WORD}?\s*(\d+|I{{1,3}}|IV)(?:{WORD_END})?",
     re.IGNORECASE,
 )
-_NTH_PLACE = re.compile(rf"{WORD}(?:on |in |the )*([a-z]+) ({_PLACES}){WORD_END}", re.IGNORECASE)
+_NTH_PLACE = re.compile(
+    rf"{WORD}(?:on |in |the )*([a-z]+) ({_PLACES}){WORD_END}"
+    rf"|(\d+)\s*\^?\s*\{{?\s*{WORD}?(?:st|nd|rd|th)\s*(?:{WORD_END})?\s*\}}?\s*{WORD}?\s*({_PLACES}){WORD_END}",
+    re.IGNORECASE,
+)
 _ROMAN = {"i": 1, "ii": 2, "iii": 3, "iv": 4}
 
 
@@ -192,11 +196,12 @@ def _place(plain: str) -> list[Value]:
     """Read the number of a thing, such as ``day 5`` or ``third quadrant``, which is no amount of them."""
     if found := _PLACE.fullmatch(plain):
         name, place = found[1], _ROMAN.get(found[2].casefold()) or int(found[2])
-    elif (found := _NTH_PLACE.fullmatch(plain)) and found[1].casefold() in ORDINALS:
-        name, place = found[2], ORDINALS[found[1].casefold()]
+    elif (found := _NTH_PLACE.fullmatch(plain)) and (found[3] or found[1].casefold() in ORDINALS):
+        name, place = found[2] or found[4], int(found[3] or ORDINALS[found[1].casefold()])
     else:
         return []
-    return [Quantity(number(place), Unit(None, Fraction(1), frozenset((name.casefold(),))))]
+    name = name.casefold() if name.casefold() in ("no", "number") else f"no. of {name.casefold()}"
+    return [Quantity(number(place), Unit(None, Fraction(1), frozenset((name,))))]
 
 
 _LETTERS_OF_TIME = {"h": "hour", "m": "minute", "s": "second"}
