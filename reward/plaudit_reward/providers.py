@@ -39,6 +39,8 @@ class TaskMachine:
     machine: AgentMachine
     directory: str
     """Where its commands and its tests run."""
+    waited_s: float = 0.0
+    """The part of the seconds that it took in which a broker had no place for it."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,19 @@ class Provider(Protocol):
         """Remove what belongs to the run and has no folder."""
 
 
+class WarmProvider(Provider, Protocol):
+    """A provider whose machines can be started before it is known which task they are for: ``make`` in two parts."""
+
+    def shape(self, task: Task | None) -> str:
+        """Return all that a machine of this task is started with: one of equal shape can be filled for it."""
+
+    def start(self, folder: Path, task: Task | None) -> None:
+        """Make a machine without its task's files. Raises as ``make`` does."""
+
+    def fill(self, folder: Path, task: Task | None) -> TaskMachine:
+        """Copy a task's files into a machine that was started for a task of the same shape. Raises as ``make`` does."""
+
+
 class ProcessProvider:
     """Folders and namespaces of this host, for tasks without an image."""
 
@@ -116,7 +131,19 @@ class ProcessProvider:
         return _problem(task)
 
     def make(self, folder: Path, task: Task | None) -> TaskMachine:
+        """Make the folder's parts, and copy the task's files."""
+        return self.fill(folder, task)
+
+    def shape(self, task: Task | None) -> str:
+        """Return that all are alike: limits are those of each command."""
+        return "process"
+
+    def start(self, folder: Path, task: Task | None) -> None:
         """Make the folder's parts."""
+        self._of(folder, task)
+
+    def fill(self, folder: Path, task: Task | None) -> TaskMachine:
+        """Copy the files."""
         made = self._of(folder, task)
         if task is not None and (given := task.folder / "environment").is_dir():
             made.machine.upload(given, made.directory)
