@@ -64,7 +64,7 @@ class World:
 
     def folders(self) -> set[str]:
         """The machines that exist."""
-        return {path.name for path in (self.folder / "machines").glob("*")}
+        return {path.name for path in (self.folder / "machines").glob("[!.]*")}
 
     async def held(self) -> dict[str, str]:
         """The places that are held."""

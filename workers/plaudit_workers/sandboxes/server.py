@@ -38,7 +38,7 @@ from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureErr
 from plaudit_wire.logs import get_logger
 from plaudit_workers.process import EXIT_DONE, HealthServer, ProcessSettings, Supervised
 from plaudit_workers.sandboxes.broker import Broker
-from plaudit_workers.sandboxes.places import Places
+from plaudit_workers.sandboxes.places import DeposedError, Places
 from plaudit_workers.sandboxes.pools import Pools
 from plaudit_workers.sandboxes.series import SandboxSeries
 from plaudit_workers.stream.transport import Transport
@@ -156,9 +156,15 @@ class BrokerServer:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.should_exit = True
-        if self._task is not None:
-            await self._task
-        self._socket.close()
+        try:
+            if self._task is not None:
+                await self._task
+        finally:  # a broker that fails, whose body is cancelled, answers nobody any more
+            for accepting in self._server.servers:
+                accepting.close()
+            for connection in list(self._server.server_state.connections):
+                connection.transport.abort()
+            self._socket.close()
 
     async def _execute(self, request: RunRequest) -> asyncio.Future[Any]:
         return self._broker.execute(request)
@@ -205,6 +211,8 @@ class BrokerServer:
             return _refusal(422, "data_error", str(error))
         except InfrastructureError as error:
             return _refusal(502, "infra_error", str(error))
+        except DeposedError as error:
+            return _refusal(503, "infra_error", str(error))
         except Exception as error:  # the boundary to what providers raise: it ends this request and nothing else
             logger.exception("a request failed", kind=type(asked).__name__)
             return _refusal(500, "infra_error", described(error))
