@@ -40,7 +40,7 @@ def write_archive(to: IO[bytes], folders: Mapping[str, Path], empty: Iterable[st
 def write_content(to: IO[bytes], folder: Path) -> None:
     """Write an archive of a folder's content, by the rules of ``write_archive``. Raises ``InfrastructureError``."""
     try:
-        with tarfile.open(fileobj=to, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        with tarfile.open(fileobj=to, mode="w|", format=tarfile.PAX_FORMAT) as archive:
             for path in sorted(folder.iterdir()):
                 archive.add(path, path.name, filter=_owned_by_root)
     except OSError as error:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Final, Literal
@@ -326,8 +326,7 @@ def program_folders(path_variable: str, settings: PodSettings) -> list[str]:
 
 def reported_by_image(pod: Object) -> tuple[str, str]:
     """Return the workdir and the ``PATH`` of the image, as ``fill`` reported them before the agent's first command."""
-    statuses = pod["status"].get("initContainerStatuses") or ()
-    message = next((_terminated(each).get("message") or "" for each in statuses if each["name"] == FILL), "")
+    message: str = _terminated(_status(pod, FILL)).get("message") or ""
     workdir, _, path_variable = message.partition("\n")
     return workdir, path_variable
 
@@ -377,7 +376,7 @@ def has_ended(pod: Object, container: str) -> bool:
 def start_problem(pod: Object) -> tuple[str, bool]:
     """Return what keeps a pod from starting, as Kubernetes says it, and whether it is over."""
     status = pod["status"]
-    states = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    states = _statuses(pod)
     waiting = [each["state"]["waiting"] for each in states if "waiting" in (each.get("state") or {})]
     reasons = [
         f"{each['reason']}: {each.get('message') or ''}".strip(": ")
@@ -432,8 +431,11 @@ def _words(status: Object) -> str:
 
 
 def _status(pod: Object, container: str) -> Mapping[str, Any]:
-    statuses: Sequence[Mapping[str, Any]] = pod["status"].get("containerStatuses") or ()
-    return next((each for each in statuses if each["name"] == container), {})
+    return next((each for each in _statuses(pod) if each["name"] == container), {})
+
+
+def _statuses(pod: Object) -> list[Mapping[str, Any]]:
+    return [*(pod["status"].get("initContainerStatuses") or ()), *(pod["status"].get("containerStatuses") or ())]
 
 
 def _terminated(status: Object) -> Mapping[str, Any]:

@@ -198,7 +198,7 @@ class PodCopy:
         folders = " ".join(f"{LOGS}/{name}" for name in _LOGS)
         programs = program_folders(reported_by_image(agent)[1], self._agent.settings)
         script = (
-            f"{renewal(programs, self._agent.settings)}\nmkdir -p {folders} && chmod 777 {LOGS} {folders} && {LOADED}"
+            f"{renewal(programs, self._agent.settings)}\nmkdir {folders} && chmod 777 {folders} && {LOADED}"
         )
         _answer(self._cluster, self._name, FILL, script)
         _wait_for(self._cluster, self._name, _runs)
