@@ -35,9 +35,9 @@ FILES: Final = "/plaudit/files"
 GIVEN: Final = "/plaudit/given"
 LOGS: Final = "/plaudit/logs"
 _CONTROL = "/plaudit/control"
-END: Final = f"touch {_CONTROL}/end"
+END: Final = f": > {_CONTROL}/end"
 """Ends the machine's first process, and the kernel then ends all others. Its container mounts the file read only."""
-LOADED: Final = f"touch {_CONTROL}/loaded"
+LOADED: Final = f": > {_CONTROL}/loaded"
 _FIRST_PROCESS = f"while [ ! -e {_CONTROL}/end ]; do sleep 0.3 || sleep 1; done"
 _UNTIL_LOADED = f"while [ ! -e {_CONTROL}/loaded ]; do sleep 0.1 || sleep 1; done"
 _KEEP = "while :; do sleep 3600; done"
@@ -91,6 +91,11 @@ class PodSettings:
     def has_own_user(self) -> bool:
         """Tell whether a machine runs as a user that no other has."""
         return "runAsUser" not in (self.template.get("spec") or {}).get("securityContext", {})
+
+
+def is_writable(path: str, settings: PodSettings) -> bool:
+    """Tell whether a path lies in a folder that the agent may write to."""
+    return any(PurePosixPath(path).is_relative_to(f"/{place}") for place in settings.places())
 
 
 def workdir_problem(workdir: str) -> str:

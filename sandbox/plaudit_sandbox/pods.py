@@ -67,7 +67,8 @@ _POLL_S = 0.2
 _LONGEST_POLL_S = 1.0
 _LOOK_S = 20.0
 _STEP_S = 900.0
-_END_S = 90.0
+_END_S = 60.0
+_KILL_S = 10.0
 _KILLED = 128 + 9
 _AT_A_LIMIT = 124
 _LONGEST_WORD = 128 << 10
@@ -197,9 +198,7 @@ class PodCopy:
         _put(self._cluster, self._name, FILL, self._tests, f"{GIVEN}/tests")
         folders = " ".join(f"{LOGS}/{name}" for name in _LOGS)
         programs = program_folders(reported_by_image(agent)[1], self._agent.settings)
-        script = (
-            f"{renewal(programs, self._agent.settings)}\nmkdir {folders} && chmod 777 {folders} && {LOADED}"
-        )
+        script = f"{renewal(programs, self._agent.settings)}\nmkdir {folders} && chmod 777 {folders} && {LOADED}"
         _answer(self._cluster, self._name, FILL, script)
         _wait_for(self._cluster, self._name, _runs)
 
@@ -334,7 +333,7 @@ class _Execution:
     def _end_processes(self) -> None:
         """End every process of the agent but the first; where there is no room for one more, that one as well."""
         try:
-            _answer(self._cluster, self._name, MACHINE, _KILL_ALL)
+            _answer(self._cluster, self._name, MACHINE, _KILL_ALL, _KILL_S)
         except InfrastructureError:
             _answer(self._cluster, self._name, KEEPER, END)
 
@@ -416,27 +415,27 @@ def _extracted(cluster: PodCluster, name: str, container: str, place: str) -> An
     try:
         yield process
         process.end_input()
-        _finish(process, f"files cannot be put into {name}")
+        _finish(process, f"files cannot be put into {name}", _STEP_S)
     finally:
         process.close()
 
 
-def _answer(cluster: PodCluster, name: str, container: str, script: str) -> str:
+def _answer(cluster: PodCluster, name: str, container: str, script: str, limit_s: float = _STEP_S) -> str:
     """Return the beginning of what a script of ours prints; raise ``InfrastructureError`` if it fails."""
     process = cluster.execute(name, container, script)
     try:
         process.end_input()
-        return _finish(process, f"{name}/{container} does not do as it should")
+        return _finish(process, f"{name}/{container} does not do as it should", limit_s)
     finally:
         process.close()
 
 
-def _finish(process: PodProcess, failure: str) -> str:
-    until_s, output = time.monotonic() + _STEP_S, KeptOutput(1000)
+def _finish(process: PodProcess, failure: str, limit_s: float) -> str:
+    until_s, output = time.monotonic() + limit_s, KeptOutput(1000)
     while not process.is_over:
         output.add(process.receive(_LONGEST_POLL_S))
         if time.monotonic() > until_s:
-            raise InfrastructureError(f"{failure} within {_STEP_S:g} s")
+            raise InfrastructureError(f"{failure} within {limit_s:g} s")
     if process.exit_code != 0:
         why = process.errors.decode(errors="replace").strip() or process.problem or f"exit code {process.exit_code}"
         raise InfrastructureError(f"{failure}: {why}")
