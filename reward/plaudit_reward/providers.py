@@ -1,4 +1,4 @@
-"""Make the machines of tasks, by the provider that the job or the user names: ``process`` or ``container``.
+"""Make the machines of tasks, by the provider that the job or the user names: ``process``, ``container`` or ``pods``.
 
 A machine has a folder, which ``make`` fills and every process of the host finds it by. Whoever removes the folder has
 the provider remove the machine; a container whose folder is gone belongs to nobody.
@@ -11,9 +11,9 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from plaudit_job.spec.rljob import SandboxesSpec
 from plaudit_job.tasks import Task
@@ -57,6 +57,8 @@ class MachineChoice:
     """None: what the task says."""
     run: str = ""
     """Labels what belongs to a run; empty outside of one."""
+    pod_template: Mapping[str, Any] = field(default_factory=dict)
+    """For ``pods``: ``metadata`` and ``spec`` of their pods."""
 
     def limits(self, task: Task | None, processes: int) -> MachineLimits:
         """Return the smaller ones of these limits and the task's."""
@@ -270,9 +272,16 @@ def _problem(task: Task) -> str:
     return f"task {task.name} needs {gpus} GPUs, which no provider gives" if gpus else ""
 
 
+def _pods(choice: MachineChoice) -> Provider:
+    from plaudit_reward.pod_provider import PodProvider  # needs the client of Kubernetes, as nothing else here does
+
+    return PodProvider(choice)
+
+
 PROVIDERS: Final[Mapping[str, Callable[[MachineChoice], Provider]]] = {
     "process": ProcessProvider,
     "container": ContainerProvider,
+    "pods": _pods,
 }
 """By name."""
 
