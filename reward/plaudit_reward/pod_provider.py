@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -147,10 +147,13 @@ class PodProvider:
         return TaskMachine(PodMachine(self.cluster, written["name"], settings, needs.limits), written["workdir"])
 
     def remove(self, *places: Path) -> None:
-        """Remove the pods, those of their tests, and the folders."""
+        """Remove the pods, those of their tests, and the folders. Raises ``InfrastructureError`` if a pod may be left."""
         for folder in places:
-            with suppress(InfrastructureError):  # no pod was made, or ``end`` removes it
-                self.cluster.remove({LABEL: self._read(folder)["name"]})
+            try:
+                name = self._read(folder)["name"]
+            except InfrastructureError:  # no pod was made
+                continue
+            self.cluster.remove({LABEL: name})
         folders.remove(*places)
 
     def end(self) -> None:
@@ -158,13 +161,14 @@ class PodProvider:
         if self.choice.run:
             self.cluster.remove(self._labels())
 
-    def reap(self, held: Mapping[str, Path]) -> list[str]:
-        """Remove the run's pods that no folder names any more, and return their names.
-
-        Args:
-            held: The folders of machines, by the names of their pods.
-        """
-        return self.cluster.reap(self._labels(), held.__contains__) if self.choice.run else []
+    def reap(self, machines: Iterable[Path]) -> None:
+        """Remove the run's pods that none of these folders names; young ones may not have been written down yet."""
+        held = set()
+        for folder in machines:
+            with suppress(InfrastructureError):
+                held.add(self._read(folder)["name"])
+        if self.choice.run:
+            self.cluster.reap(self._labels(), held.__contains__)
 
     def _started(self, folder: Path, needs: _Needs, workdir: str) -> PodMachine:
         settings = self._settings(needs, needs.image, workdir)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,6 +111,9 @@ class WarmProvider(Provider, Protocol):
     def fill(self, folder: Path, task: Task | None) -> TaskMachine:
         """Copy a task's files into a machine that was started for a task of the same shape. Raises as ``make`` does."""
 
+    def reap(self, machines: Iterable[Path]) -> None:
+        """Remove what a killed process of the run made for none of these folders. Raises ``InfrastructureError``."""
+
 
 class ProcessProvider:
     """Folders and namespaces of this host, for tasks without an image."""
@@ -143,6 +146,9 @@ class ProcessProvider:
     def start(self, folder: Path, task: Task | None) -> None:
         """Make the folder's parts."""
         self._of(folder, task)
+
+    def reap(self, machines: Iterable[Path]) -> None:
+        """Do nothing: a machine is its folder."""
 
     def fill(self, folder: Path, task: Task | None) -> TaskMachine:
         """Copy the files."""
@@ -295,6 +301,7 @@ def provider_of(spec: SandboxesSpec, run_folder: Path) -> Provider:
         network=spec.network,
         memory_bytes=spec.memory_bytes,
         disk_bytes=spec.disk_bytes,
+        pod_template=spec.pod.template,
         run=f"{run_folder.name}-{hashlib.sha256(name).hexdigest()[:12]}",
     )
     return PROVIDERS[spec.provider](choice)

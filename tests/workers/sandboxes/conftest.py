@@ -29,7 +29,7 @@ from plaudit_workers.stream.calls import StreamLimits, new_call
 from plaudit_workers.stream.trainer import TrainerStreams
 from plaudit_workers.stream.transport import Transport
 
-TOKEN = "a-token-of-the-run"  # noqa: S105
+TOKEN = "a-token-of-the-run"
 CHOICE = MachineChoice(memory_bytes=256 << 20, disk_bytes=64 << 20)
 
 

@@ -45,6 +45,7 @@ _BEGAN: Final = "began"
 """In a machine's folder: the command that began last."""
 _REAP_EVERY_S = 0.5
 _LOOK_EVERY_S = 1.0
+_LOOK_FOR_ORPHANS_EVERY_S = 60.0
 _ABANDONED_S = 90.0
 """A claim that nobody has asked for again in this time is dropped. Its client asks every 20 s."""
 _AGAIN_S = 2.0
@@ -414,12 +415,23 @@ class Broker:
 
     async def _reap(self) -> None:
         """Remove the machines of samples that have ended."""
+        looked_s = 0.0
         while True:
             await asyncio.sleep(_REAP_EVERY_S)
+            if time.monotonic() - looked_s > _LOOK_FOR_ORPHANS_EVERY_S:
+                looked_s = time.monotonic()
+                self._start(self._reap_orphans())
             samples = {s: held for held in self._held.values() if held.name and (s := sample_of(held.name))}
             for sample in await self._places.ended(samples):
                 if samples[sample].ending is None:
                     self._start(self.end(samples[sample]))
+
+    async def _reap_orphans(self) -> None:
+        """Remove machines that a killed broker's last calls made, after the next one had looked."""
+        try:
+            await asyncio.to_thread(self._provider.reap, [self._folder / held.id for held in self._held.values()])
+        except InfrastructureError as error:
+            logger.warning("machines of a killed broker may be left", error=str(error))
 
     async def _fail(self) -> None:
         await self.failed

@@ -86,4 +86,8 @@ class Pools:
         if own is None:
             return []
         entries: Any = await commands.xrange(stream, b"(" + own["last-delivered-id"], "+", _PROMPTS)
-        return [fields[b"record"] for _, fields in entries if b"record" in fields]
+        pipeline = commands.pipeline(transaction=False)  # a prompt whose group has ended stays until somebody reads it
+        for _, fields in entries:
+            pipeline.hmget(self._transport.names.group(fields.get(b"group", b"").decode()), ["phase"])
+        phases = await pipeline.execute()
+        return [fields[b"record"] for (_, fields), (phase,) in zip(entries, phases, strict=True) if phase == b"open"]
