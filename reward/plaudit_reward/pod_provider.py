@@ -147,7 +147,10 @@ class PodProvider:
         return TaskMachine(PodMachine(self.cluster, written["name"], settings, needs.limits), written["workdir"])
 
     def remove(self, *places: Path) -> None:
-        """Remove the pods, those of their tests, and the folders. Raises ``InfrastructureError`` if a pod may be left."""
+        """Remove the pods, those of their tests, and the folders.
+
+        Raises ``InfrastructureError`` if a pod may be left.
+        """
         for folder in places:
             try:
                 name = self._read(folder)["name"]

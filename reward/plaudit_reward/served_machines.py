@@ -7,7 +7,7 @@ time, for whatever reason, gets the answer of the first.
 
 | ``POST`` | request | answer |
 | --- | --- | --- |
-| ``/v1/claim`` | ``ClaimRequest`` | ``Claimed``, once a place is free and the machine is made |
+| ``/v1/claim`` | ``ClaimRequest`` | ``ClaimedMachine``, once a place is free and the machine is made |
 | ``/v1/run`` | ``RunRequest`` | ``CommandEnd`` |
 | ``/v1/verify`` | ``VerifyRequest`` | ``Verdict`` |
 | ``/v1/release`` | ``ReleaseRequest`` | ``{}`` |
@@ -60,7 +60,7 @@ class ClaimRequest(msgspec.Struct, frozen=True):
     digest: str = ""
 
 
-class Claimed(msgspec.Struct, frozen=True):
+class ClaimedMachine(msgspec.Struct, frozen=True):
     """Describe a machine that was made."""
 
     directory: str
@@ -99,7 +99,7 @@ class ReleaseRequest(msgspec.Struct, frozen=True):
     """Remove all of the run, such as after its last step."""
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class BrokerRefusal(msgspec.Struct, frozen=True):
     """Describe why a request failed, as ``error`` of the answer: 422 for a ``data_error``, else an ``infra_error``."""
 
     type: str
@@ -129,7 +129,7 @@ class ServedProvider:
 
     def make(self, folder: Path, task: Task | None) -> TaskMachine:
         """Claim a machine, as ``claim`` does."""
-        claimed = asyncio.run(self._alone("/v1/claim", _claim(folder, task), Claimed, self._patience_s))
+        claimed = asyncio.run(self._alone("/v1/claim", _claim(folder, task), ClaimedMachine, self._patience_s))
         return self._made(folder, claimed)
 
     async def claim(self, folder: Path, task: Task | None) -> TaskMachine:
@@ -137,7 +137,7 @@ class ServedProvider:
 
         Raises ``DataError`` for a task that changed, ``InfrastructureError`` if no machine can be made.
         """
-        return self._made(folder, await self.ask("/v1/claim", _claim(folder, task), Claimed))
+        return self._made(folder, await self.ask("/v1/claim", _claim(folder, task), ClaimedMachine))
 
     async def release(self, folder: Path) -> None:
         """Remove one machine; give up soon, because the broker removes the machines of ended samples itself."""
@@ -175,7 +175,7 @@ class ServedProvider:
         if self._client is not None:
             await self._client.close()
 
-    def _made(self, folder: Path, claimed: Claimed) -> TaskMachine:
+    def _made(self, folder: Path, claimed: ClaimedMachine) -> TaskMachine:
         return TaskMachine(ServedMachine(self, _name(folder)), claimed.directory, claimed.waited_s)
 
     async def _alone(self, path: str, request: msgspec.Struct, kind: type[Answer], patience_s: float) -> Answer:

@@ -7,7 +7,7 @@ with the field.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from urllib.parse import urlsplit
 
 from plaudit_job.problem import Problem, refusals
@@ -252,17 +252,21 @@ def _sandboxes(spec: Spec) -> Iterator[Problem]:
         shown = f"is {value}, which" if isinstance(value, str | int) else "is given, which"
         yield Problem(
             f"spec.sandboxes.{name}",
-            f"{shown} is for {' and '.join(providers)}, and the provider is {provider}",
+            f"{shown} is for {_of_providers(providers)}, and the provider is {provider}",
             f"Set sandboxes.provider: {providers[0]}, or remove the field",
             also=("spec.sandboxes.provider",),
         )
     if provider != "process" and sandboxes.keep != "none":
         yield Problem(
             "spec.sandboxes.keep",
-            f"is {sandboxes.keep}, but machines of {provider} are not kept",
+            f"is {sandboxes.keep}, but {_of_providers((provider,))} are not kept",
             "Set keep: none, or sandboxes.provider: process",
             also=("spec.sandboxes.provider",),
         )
+
+
+def _of_providers(providers: Sequence[str]) -> str:
+    return " and ".join({"container": "containers", "pods": "pods"}[provider] for provider in providers)
 
 
 _SANDBOX_FIELDS = {

@@ -19,7 +19,7 @@ from plaudit_reward.providers import ProcessProvider, TaskMachine
 from plaudit_sandbox.machine import CommandEnd
 from plaudit_wire.errors import InfrastructureError
 from plaudit_workers.sandboxes.places import DeposedError, Places
-from plaudit_workers.stream.calls import Place
+from plaudit_workers.stream.calls import MachinePlace
 
 from .conftest import CHOICE, Brokers, World
 
@@ -80,13 +80,13 @@ def mortal_places(life: Life) -> Callable[..., Places]:
     """The places of a broker that may be killed."""
 
     class MortalPlaces(Places):
-        async def hold(self, holder: str, machine: str, warm: str = "") -> Place:
+        async def hold(self, holder: str, machine: str, warm: str = "") -> MachinePlace:
             life.call("before hold")
             answer = await super().hold(holder, machine, warm)
             life.call("after hold")
             return answer
 
-        async def hold_warm(self, machine: str, shape: str) -> Place:
+        async def hold_warm(self, machine: str, shape: str) -> MachinePlace:
             life.call("before hold_warm")
             answer = await super().hold_warm(machine, shape)
             life.call("after hold_warm")

@@ -1,4 +1,4 @@
-"""Warm machines: started for the prompts that rollouts take next, given to their samples, removed when nobody needs them."""
+"""Warm machines: started for the prompts that rollouts take next, given to samples, removed when nobody needs them."""
 
 from __future__ import annotations
 

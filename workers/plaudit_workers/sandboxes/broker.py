@@ -28,14 +28,14 @@ from typing import Any, Final, Literal, TypeVar
 from plaudit_job.tasks import Task
 from plaudit_reward.machines import sample_of, task_of
 from plaudit_reward.providers import TaskMachine, WarmProvider
-from plaudit_reward.served_machines import Claimed, ClaimRequest, RunRequest, VerifyRequest
+from plaudit_reward.served_machines import ClaimedMachine, ClaimRequest, RunRequest, VerifyRequest
 from plaudit_sandbox.machine import CommandEnd
 from plaudit_sandbox.verification import Verdict, verify
 from plaudit_wire.errors import DataError, InfrastructureError, ScoringError
 from plaudit_wire.logs import get_logger
 from plaudit_workers.sandboxes.places import WARM, Places
 from plaudit_workers.sandboxes.series import SandboxSeries, reason_of
-from plaudit_workers.stream.calls import Place
+from plaudit_workers.stream.calls import MachinePlace
 
 logger = get_logger(__name__)
 MACHINES: Final = "machines"
@@ -86,12 +86,12 @@ class HeldMachine:
 
 
 @dataclass(eq=False)
-class Claim:
+class WaitingClaim:
     """One request for a machine, until its machine is gone."""
 
     request: ClaimRequest
     task: Task | None
-    answer: asyncio.Future[Claimed]
+    answer: asyncio.Future[ClaimedMachine]
     arrived_s: float = field(default_factory=time.monotonic)
     seen_s: float = field(default_factory=time.monotonic)
 
@@ -108,7 +108,7 @@ class Broker:
         self._provider = provider
         self._places = places
         self._series = series
-        self._claims: dict[str, Claim] = {}
+        self._claims: dict[str, WaitingClaim] = {}
         self._held: dict[str, HeldMachine] = {}
         """By holder."""
         self._changed = asyncio.Event()
@@ -153,7 +153,7 @@ class Broker:
             await asyncio.wait(self._background)
         self.failed.cancel()
 
-    async def claim(self, request: ClaimRequest) -> asyncio.Future[Claimed]:
+    async def claim(self, request: ClaimRequest) -> asyncio.Future[ClaimedMachine]:
         """Return the future of a sample's machine. Raises ``DataError`` for a name or a task that is none."""
         claim = self._claims.get(request.machine)
         if claim is None:
@@ -212,7 +212,7 @@ class Broker:
         machine = secrets.token_hex(8)
         held = HeldMachine(machine, WARM + machine, shape=shape)
         self._held[held.holder] = held  # before the place: a claim that comes meanwhile counts it
-        if await self._places.hold_warm(machine, held.value) is not Place.held:
+        if await self._places.hold_warm(machine, held.value) is not MachinePlace.held:
             del self._held[held.holder]
             return
         held.making = self._start(self._make_warm(held, task))
@@ -232,7 +232,7 @@ class Broker:
                 elif not await self._grant_one(claim):
                     break  # in order of arrival: nobody behind it may pass
 
-    async def _grant_one(self, claim: Claim) -> bool:
+    async def _grant_one(self, claim: WaitingClaim) -> bool:
         """Begin to make a claim's machine; return False if it has to wait."""
         holder = _holder(claim.request.machine)
         if (old := self._held.get(holder)) is not None:
@@ -243,12 +243,12 @@ class Broker:
         if taken is not None:
             taken.state = "claimed"
         answer = await self._places.hold(holder, held.value, taken.id if taken else "")
-        if answer is Place.full:
+        if answer is MachinePlace.full:
             return await self._evict(shape) and await self._grant_one(claim)
-        if answer is Place.gone and taken is not None:
+        if answer is MachinePlace.gone and taken is not None:
             self._held.pop(taken.holder, None)
             return await self._grant_one(claim)
-        if answer is Place.ended:
+        if answer is MachinePlace.ended:
             if taken is not None:
                 taken.state = "warm"
             self._refuse(claim, "its sample has ended")
@@ -267,7 +267,7 @@ class Broker:
         await self.end(victim)
         return True
 
-    async def _make(self, held: HeldMachine, claim: Claim, *, is_warm: bool) -> None:
+    async def _make(self, held: HeldMachine, claim: WaitingClaim, *, is_warm: bool) -> None:
         """Make a machine, or fill a warm one, and mark it."""
         waited_s = time.monotonic() - claim.arrived_s
         self._series.seconds.labels("claim").observe(waited_s)
@@ -283,7 +283,7 @@ class Broker:
             return
         held.made, held.state = made, "claimed"
         if not claim.answer.done():
-            claim.answer.set_result(Claimed(made.directory, waited_s))
+            claim.answer.set_result(ClaimedMachine(made.directory, waited_s))
 
     def _made(self, folder: Path, task: Task | None, *, is_warm: bool) -> TaskMachine:
         if is_warm:
@@ -366,12 +366,12 @@ class Broker:
             raise InfrastructureError(f"the machine {name} is gone")
         return held
 
-    def _known(self, request: ClaimRequest, task: Task | None) -> Claim:
+    def _known(self, request: ClaimRequest, task: Task | None) -> WaitingClaim:
         """Return a claim, answered if the machine is one of the broker before."""
-        claim = Claim(request, task, asyncio.get_running_loop().create_future())
+        claim = WaitingClaim(request, task, asyncio.get_running_loop().create_future())
         held = self._held.get(_holder(request.machine))
         if held is not None and held.name == request.machine and held.made is not None and held.ending is None:
-            claim.answer.set_result(Claimed(held.made.directory, 0.0))
+            claim.answer.set_result(ClaimedMachine(held.made.directory, 0.0))
         return claim
 
     def _restore(self, held: HeldMachine) -> None:
@@ -385,7 +385,7 @@ class Broker:
         if held.name:
             held.made = self._provider.find(folder, task)
 
-    def _refuse(self, claim: Claim, reason: str) -> None:
+    def _refuse(self, claim: WaitingClaim, reason: str) -> None:
         if not claim.answer.done():
             claim.answer.set_exception(InfrastructureError(f"the machine {claim.request.machine}: {reason}"))
             claim.answer.exception()  # whoever asks gets it; nobody may ask any more
@@ -451,7 +451,7 @@ class Broker:
         if (error := self._done(task)) is not None and not self.failed.done():
             self.failed.set_exception(error)
 
-    def _waiting(self) -> list[Claim]:
+    def _waiting(self) -> list[WaitingClaim]:
         begun = {held.name for held in self._held.values() if held.ending is None}
         claims = self._claims.values()
         return [claim for claim in claims if not claim.answer.done() and claim.request.machine not in begun]

@@ -17,7 +17,7 @@ from typing import Any
 
 from plaudit_wire.logs import get_logger
 from plaudit_workers.process import unless_stopped
-from plaudit_workers.stream.calls import Call, Lead, Place, free_place, hold_place, lead
+from plaudit_workers.stream.calls import Call, Lead, MachinePlace, free_place, hold_place, lead
 from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
@@ -78,13 +78,13 @@ class Places:
         found: Any = await self._transport.retry_through_outage(lambda: commands.hgetall(key))
         return {holder.decode(): machine.decode() for holder, machine in found.items()}
 
-    async def hold(self, holder: str, machine: str, warm: str = "") -> Place:
+    async def hold(self, holder: str, machine: str, warm: str = "") -> MachinePlace:
         """Give a sample's machine a place, or that of the machine ``warm`` of a pool. Raises ``DeposedError``."""
         group, _, index = holder.partition(" ")
         sample = group, index, warm and WARM + warm
         return await self._hold(hold_place(self._broker, holder, machine, self.most, *sample))
 
-    async def hold_warm(self, machine: str, shape: str) -> Place:
+    async def hold_warm(self, machine: str, shape: str) -> MachinePlace:
         """Give a pool's machine a place. Raises ``DeposedError``."""
         return await self._hold(hold_place(self._broker, WARM + machine, shape, self.most))
 
@@ -108,9 +108,9 @@ class Places:
         answers = await self._transport.retry_through_outage(ask)
         return [sample for sample, (phase, end) in zip(asked, answers, strict=True) if phase is None or end is not None]
 
-    async def _hold(self, call: Call[Place]) -> Place:
+    async def _hold(self, call: Call[MachinePlace]) -> MachinePlace:
         answer = await self._transport.scripts.run(call)
-        if answer is Place.stale:
+        if answer is MachinePlace.stale:
             raise DeposedError("another broker of the machines has taken over")
         return answer
 

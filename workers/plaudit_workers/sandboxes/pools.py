@@ -46,7 +46,7 @@ class Pools:
     async def keep(self) -> None:
         """Follow the admitted prompts until cancelled; do nothing for pools of no size."""
         while self._size:
-            needed = await self._needed()
+            needed = await self.needed()
             now = time.monotonic()
             self._needed_s.update(dict.fromkeys(needed, now))
             await self._start(needed)
@@ -64,7 +64,7 @@ class Pools:
                     return
                 await self._broker.start_warm(shape, task)
 
-    async def _needed(self) -> dict[str, tuple[int, Task | None]]:
+    async def needed(self) -> dict[str, tuple[int, Task | None]]:
         """Return how many samples of each shape the next prompts have, and a task of it, in the order of need."""
         records = await self._transport.retry_through_outage(self._undelivered)
         needed: dict[str, tuple[int, Task | None]] = {}

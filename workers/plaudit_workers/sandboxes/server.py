@@ -26,9 +26,9 @@ from plaudit_reward.providers import WarmProvider, provider_of
 from plaudit_reward.served_machines import (
     POLL_S,
     TOKEN_VARIABLE,
+    BrokerRefusal,
     ClaimRequest,
     Nothing,
-    Refusal,
     ReleaseRequest,
     RunRequest,
     VerifyRequest,
@@ -232,7 +232,7 @@ async def _body(request: Request) -> bytes:
 
 
 def _refusal(status: int, kind: str, message: str) -> Response:
-    return _json(status, {"error": Refusal(kind, message)})
+    return _json(status, {"error": BrokerRefusal(kind, message)})
 
 
 def _json(status: int, content: object) -> Response:

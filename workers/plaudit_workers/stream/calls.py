@@ -503,7 +503,7 @@ class Lead(enum.Enum):
     """Another one's lease holds."""
 
 
-class Place(enum.Enum):
+class MachinePlace(enum.Enum):
     """Hold the answer to the request for a machine's place."""
 
     held = b"held"
@@ -523,9 +523,9 @@ def lead(broker: str, lease_s: float) -> Call[Lead]:
 
 def hold_place(
     broker: str, holder: str, machine: str, most: int, group: str = "", index: str = "", warm: str = ""
-) -> Call[Place]:
+) -> Call[MachinePlace]:
     """Give a sample, or a pool where ``group`` is empty, a place for its machine; it takes over that of ``warm``."""
-    return Call("hold_place", (broker, holder, machine, most, index, warm), Place, group)
+    return Call("hold_place", (broker, holder, machine, most, index, warm), MachinePlace, group)
 
 
 def free_place(broker: str, holder: str, machine: str) -> Call[bool]:
