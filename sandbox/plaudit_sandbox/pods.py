@@ -69,6 +69,7 @@ _LOOK_S = 20.0
 _STEP_S = 900.0
 _END_S = 60.0
 _KILL_S = 10.0
+_REPORTED_S = 3.0
 _KILLED = 128 + 9
 _AT_A_LIMIT = 124
 _LONGEST_WORD = 128 << 10
@@ -292,10 +293,8 @@ class _Execution:
         if process.exit_code is None:
             return self._ended(process.problem)
         if process.exit_code == _KILLED:
-            return (
-                "memory",
-                _KILLED,
-            )  # of what can end a whole command by this signal, only the kernel's shortage is not its own
+            # Of what can end a whole command by this signal, only a shortage is not its own: of memory, or its pod's.
+            return "disk" if self._reported_ending() == "disk" else "memory", _KILLED
         return "exited", process.exit_code
 
     def _watch(self, process: PodProcess, until_s: float) -> Ending | None:
@@ -321,14 +320,19 @@ class _Execution:
 
     def _ended(self, problem: str) -> tuple[Ending, int]:
         """Return how the machine ended, where the connection to a command did; raise ``InfrastructureError``."""
-        until_s = time.monotonic() + 4 * _LONGEST_POLL_S
-        while not (ending := self._raise_if_lost()) and time.monotonic() < until_s:
-            time.sleep(_POLL_S)  # the node reports it a moment later
+        ending = self._reported_ending()
         if not ending:
             raise InfrastructureError(f"the command in the pod {self._name} was lost: {problem}")
         if ending == "exited":
             self._output.add(b"\n[the machine has ended: its first process is gone]\n")
         return cast(Ending, ending), _KILLED
+
+    def _reported_ending(self) -> str:
+        """Return how the machine ended, as its node reports it a moment later; raise ``InfrastructureError``."""
+        until_s = time.monotonic() + _REPORTED_S
+        while not (ending := self._raise_if_lost()) and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+        return ending
 
     def _end_processes(self) -> None:
         """End every process of the agent but the first; where there is no room for one more, that one as well."""
