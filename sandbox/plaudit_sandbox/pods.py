@@ -70,6 +70,8 @@ _STEP_S = 900.0
 _END_S = 60.0
 _KILL_S = 10.0
 _REPORTED_S = 3.0
+_DRAIN_S = 0.5
+"""For which the output of a command that has ended is read on, where something of it still runs."""
 _KILLED = 128 + 9
 _AT_A_LIMIT = 124
 _LONGEST_WORD = 128 << 10
@@ -264,21 +266,26 @@ class _Execution:
     ) -> CommandEnd:
         """Run it to its end or to a limit. When the caller gives up, it is ended as well."""
         script = script_of(command, environment, directory, self._processes)
-        began_s = time.monotonic()
         try:
-            ending, code = await in_thread(self._execute, script, stdin, began_s + timeout_s)
+            return await in_thread(self._timed, script, stdin, timeout_s)
         except asyncio.CancelledError:
             self._is_stopped.set()
             raise
-        seconds = time.monotonic() - began_s
-        return CommandEnd(ending, code if ending == "exited" else _AT_A_LIMIT, self._output.text(), seconds)
+
+    def _timed(self, script: bytes, stdin: bytes, timeout_s: float) -> CommandEnd:
+        began_s = time.monotonic()  # a wait for a thread does not count
+        ending, code = self._execute(script, stdin, began_s + timeout_s)
+        code = code if ending == "exited" else _AT_A_LIMIT
+        return CommandEnd(ending, code, self._output.text(), time.monotonic() - began_s)
 
     def _execute(self, script: bytes, stdin: bytes, until_s: float) -> tuple[Ending, int]:
-        # The shell reads the script to its last byte and no further, so that the rest is the command's own input.
+        # The shell reads the script to its last byte and no further, so that the rest is the command's own input. What
+        # the command left in the background may hold its output open, so the shell reports the exit code by itself.
         reading = f"dd bs=1 count={len(script)} 2>/dev/null" if stdin else f"head -c {len(script)}"
         closed = "" if stdin else " </dev/null"
+        shell = f'script=$({reading}); (eval "$script"{closed}); code=$?; echo $code >&2; exit $code'
         try:
-            process = self._cluster.execute(self._name, MACHINE, f'script=$({reading}); eval "$script"{closed}')
+            process = self._cluster.execute(self._name, MACHINE, shell)
         except ClusterError as error:
             return self._ended(str(error))
         try:
@@ -290,17 +297,20 @@ class _Execution:
             return self._ended(str(error))
         finally:
             process.close()
-        if process.exit_code is None:
+        if (code := process.exit_code if process.is_over else int(process.errors)) is None:
             return self._ended(process.problem)
-        if process.exit_code == _KILLED:
+        if code == _KILLED:
             # Of what can end a whole command by this signal, only a shortage is not its own: of memory, or its pod's.
             return "disk" if self._reported_ending() == "disk" else "memory", _KILLED
-        return "exited", process.exit_code
+        return "exited", code
 
     def _watch(self, process: PodProcess, until_s: float) -> Ending | None:
         """Take in the output until the end; return the limit that the command reached first."""
         look_s = time.monotonic() + _LOOK_S
         while not process.is_over:
+            if process.errors.endswith(b"\n") and process.errors.strip().isdigit():
+                self._drain(process)
+                return None
             now_s = time.monotonic()
             if now_s >= until_s or self._is_stopped.is_set():
                 self._raise_if_lost()
@@ -312,6 +322,12 @@ class _Execution:
                     return "disk"
             self._output.add(process.receive(min(_LONGEST_POLL_S, until_s - now_s)))
         return None
+
+    def _drain(self, process: PodProcess) -> None:
+        """Take in what a command had written when it ended."""
+        until_s = time.monotonic() + _DRAIN_S
+        while not process.is_over and (left_s := until_s - time.monotonic()) > 0:
+            self._output.add(process.receive(left_s))
 
     def _raise_if_lost(self) -> str:
         pod = self._cluster.read(self._name)
