@@ -70,8 +70,8 @@ _STEP_S = 900.0
 _END_S = 60.0
 _KILL_S = 10.0
 _REPORTED_S = 3.0
-_DRAIN_S = 0.5
-"""For which the output of a command that has ended is read on, where something of it still runs."""
+_DRAIN_S, _LONGEST_DRAIN_S = 0.4, 5.0
+"""For which the output of a command that has ended is waited for, and is read, where something of it still runs."""
 _KILLED = 128 + 9
 _AT_A_LIMIT = 124
 _LONGEST_WORD = 128 << 10
@@ -325,9 +325,9 @@ class _Execution:
 
     def _drain(self, process: PodProcess) -> None:
         """Take in what a command had written when it ended."""
-        until_s = time.monotonic() + _DRAIN_S
-        while not process.is_over and (left_s := until_s - time.monotonic()) > 0:
-            self._output.add(process.receive(left_s))
+        until_s = time.monotonic() + _LONGEST_DRAIN_S
+        while not process.is_over and time.monotonic() < until_s and (data := process.receive(_DRAIN_S)):
+            self._output.add(data)
 
     def _raise_if_lost(self) -> str:
         pod = self._cluster.read(self._name)
