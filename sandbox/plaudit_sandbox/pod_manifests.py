@@ -21,6 +21,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final, Literal
 
 from plaudit_sandbox.machine import WRITABLE, Ending, MachineLimits
+from plaudit_sandbox.verification import READ_BESIDE_BIN
 
 Object = Mapping[str, Any]
 Network = Literal["none", "public"]
@@ -324,7 +325,7 @@ def program_folders(path_variable: str, settings: PodSettings) -> list[str]:
         if ".." in path.parts or path.is_relative_to(settings.workdir) or path in places:
             continue
         if any(path.is_relative_to(place) for place in places):
-            beside = ("lib", "lib64", "pyvenv.cfg") if path.name == "bin" and path.parent not in places else ()
+            beside = READ_BESIDE_BIN if path.name == "bin" and path.parent not in places else ()
             found |= dict.fromkeys([str(path), *(str(path.with_name(name)) for name in beside)])
     return list(found)
 

@@ -69,6 +69,9 @@ _LOOK_S = 20.0
 _STEP_S = 900.0
 _END_S = 60.0
 _KILL_S = 10.0
+_REPORTED_S = 3.0
+_DRAIN_S, _LONGEST_DRAIN_S = 0.4, 5.0
+"""For which the output of a command that has ended is waited for, and is read, where something of it still runs."""
 _KILLED = 128 + 9
 _AT_A_LIMIT = 124
 _LONGEST_WORD = 128 << 10
@@ -263,21 +266,26 @@ class _Execution:
     ) -> CommandEnd:
         """Run it to its end or to a limit. When the caller gives up, it is ended as well."""
         script = script_of(command, environment, directory, self._processes)
-        began_s = time.monotonic()
         try:
-            ending, code = await in_thread(self._execute, script, stdin, began_s + timeout_s)
+            return await in_thread(self._timed, script, stdin, timeout_s)
         except asyncio.CancelledError:
             self._is_stopped.set()
             raise
-        seconds = time.monotonic() - began_s
-        return CommandEnd(ending, code if ending == "exited" else _AT_A_LIMIT, self._output.text(), seconds)
+
+    def _timed(self, script: bytes, stdin: bytes, timeout_s: float) -> CommandEnd:
+        began_s = time.monotonic()  # a wait for a thread does not count
+        ending, code = self._execute(script, stdin, began_s + timeout_s)
+        code = code if ending == "exited" else _AT_A_LIMIT
+        return CommandEnd(ending, code, self._output.text(), time.monotonic() - began_s)
 
     def _execute(self, script: bytes, stdin: bytes, until_s: float) -> tuple[Ending, int]:
-        # The shell reads the script to its last byte and no further, so that the rest is the command's own input.
+        # The shell reads the script to its last byte and no further, so that the rest is the command's own input. What
+        # the command left in the background may hold its output open, so the shell reports the exit code by itself.
         reading = f"dd bs=1 count={len(script)} 2>/dev/null" if stdin else f"head -c {len(script)}"
         closed = "" if stdin else " </dev/null"
+        shell = f'script=$({reading}); (eval "$script"{closed}); code=$?; echo $code >&2; exit $code'
         try:
-            process = self._cluster.execute(self._name, MACHINE, f'script=$({reading}); eval "$script"{closed}')
+            process = self._cluster.execute(self._name, MACHINE, shell)
         except ClusterError as error:
             return self._ended(str(error))
         try:
@@ -289,19 +297,20 @@ class _Execution:
             return self._ended(str(error))
         finally:
             process.close()
-        if process.exit_code is None:
+        if (code := process.exit_code if process.is_over else int(process.errors)) is None:
             return self._ended(process.problem)
-        if process.exit_code == _KILLED:
-            return (
-                "memory",
-                _KILLED,
-            )  # of what can end a whole command by this signal, only the kernel's shortage is not its own
-        return "exited", process.exit_code
+        if code == _KILLED:
+            # Of what can end a whole command by this signal, only a shortage is not its own: of memory, or its pod's.
+            return "disk" if self._reported_ending() == "disk" else "memory", _KILLED
+        return "exited", code
 
     def _watch(self, process: PodProcess, until_s: float) -> Ending | None:
         """Take in the output until the end; return the limit that the command reached first."""
         look_s = time.monotonic() + _LOOK_S
         while not process.is_over:
+            if process.errors.endswith(b"\n") and process.errors.strip().isdigit():
+                self._drain(process)
+                return None
             now_s = time.monotonic()
             if now_s >= until_s or self._is_stopped.is_set():
                 self._raise_if_lost()
@@ -314,6 +323,12 @@ class _Execution:
             self._output.add(process.receive(min(_LONGEST_POLL_S, until_s - now_s)))
         return None
 
+    def _drain(self, process: PodProcess) -> None:
+        """Take in what a command had written when it ended."""
+        until_s = time.monotonic() + _LONGEST_DRAIN_S
+        while not process.is_over and time.monotonic() < until_s and (data := process.receive(_DRAIN_S)):
+            self._output.add(data)
+
     def _raise_if_lost(self) -> str:
         pod = self._cluster.read(self._name)
         _raise_if_lost(self._name, pod)
@@ -321,14 +336,19 @@ class _Execution:
 
     def _ended(self, problem: str) -> tuple[Ending, int]:
         """Return how the machine ended, where the connection to a command did; raise ``InfrastructureError``."""
-        until_s = time.monotonic() + 4 * _LONGEST_POLL_S
-        while not (ending := self._raise_if_lost()) and time.monotonic() < until_s:
-            time.sleep(_POLL_S)  # the node reports it a moment later
+        ending = self._reported_ending()
         if not ending:
             raise InfrastructureError(f"the command in the pod {self._name} was lost: {problem}")
         if ending == "exited":
             self._output.add(b"\n[the machine has ended: its first process is gone]\n")
         return cast(Ending, ending), _KILLED
+
+    def _reported_ending(self) -> str:
+        """Return how the machine ended, as its node reports it a moment later; raise ``InfrastructureError``."""
+        until_s = time.monotonic() + _REPORTED_S
+        while not (ending := self._raise_if_lost()) and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+        return ending
 
     def _end_processes(self) -> None:
         """End every process of the agent but the first; where there is no room for one more, that one as well."""

@@ -20,11 +20,11 @@ from real_cluster import Cluster, harness
 
 from machine_attacks import ATTACKS, POD_ATTACKS, TAKEN_OVER, TEST
 from plaudit_job.tasks import read_task
-from plaudit_reward.pod_provider import NAMESPACE_VARIABLE, PodProvider
+from plaudit_reward.pod_provider import NAMESPACE_VARIABLE, RUN_LABEL, PodProvider
 from plaudit_reward.providers import MachineChoice
 from plaudit_sandbox.machine import CommandEnd, MachineLimits
 from plaudit_sandbox.pod_cluster import PodCluster
-from plaudit_sandbox.pod_manifests import LABEL, ROLE_LABEL, PodSettings
+from plaudit_sandbox.pod_manifests import LABEL, ROLE_LABEL, PodSettings, label_value
 from plaudit_sandbox.pods import PodMachine
 from plaudit_sandbox.verification import Verdict, verify
 from plaudit_wire.errors import ConfigurationError, InfrastructureError
@@ -66,7 +66,6 @@ def pods(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         made = PodCluster(NAMESPACE)
         made.require(["none", "public"])
         yield made
-    cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false", check=False)
 
 
 @pytest.fixture
@@ -112,6 +111,8 @@ def test_commands_files_and_limits(machine: PodMachine, tmp_path: Path) -> None:
         bash(machine, "nohup sleep 987 >/dev/null 2>&1 & cat a -; test $(id -u) != 0", stdin=b"read\n").exit_code == 0
     )
     assert int(bash(machine, "grep -l 987 /proc/[0-9]*/cmdline | wc -l").output) >= 1
+    left = bash(machine, "sleep 654 & echo started; exit 4")
+    assert (left.ending, left.exit_code, left.output) == ("exited", 4, "started\n")
     long = bash(machine, "yes | head -c 40000000")
     assert (long.exit_code, len(long.output) < 2100) == (0, True)
     changes = (
@@ -252,11 +253,11 @@ def test_many_machines_at_once_on_two_nodes(pods: PodCluster, tmp_path: Path) ->
         return await asyncio.gather(*map(lived, range(AT_ONCE)))
 
     assert asyncio.run(all_lived()) == [float(number % 2) for number in range(AT_ONCE)]
-    mine = pods.find(provider._labels())
+    mine = pods.find({RUN_LABEL: label_value("of many")})
     assert len(mine) == AT_ONCE
     assert len({each["spec"]["nodeName"] for each in mine}) == 2
     provider.remove(*(tmp_path / "sandboxes" / "group").iterdir())
-    assert pods.find(provider._labels()) == []
+    assert pods.find({RUN_LABEL: label_value("of many")}) == []
 
 
 def test_pods_go_with_their_owner_and_those_that_nobody_holds_are_reaped(

@@ -55,12 +55,12 @@ POD_ATTACKS = [
     "head -c 200000000 /dev/zero > /app/large",
     'python3 -c \'import os\nos.chdir("/app")\nfor _ in range(60): os.mkdir("d" * 99); os.chdir("d" * 99)\'',
     "nohup setsid bash -c 'f() { f | f & }; f' >/dev/null 2>&1 & sleep 1",
-    "nohup setsid bash -c 'while :; do for p in /proc/[0-9]*; do p=${p#/proc/}; [ $p = $$ ] || kill -STOP $p; done; done' "
-    ">/dev/null 2>&1 &",
+    "nohup setsid bash -c 'while :; do for p in /proc/[0-9]*; do [ $p = /proc/$$ ] || kill -STOP ${p#/proc/}; done; "
+    "done' >/dev/null 2>&1 &",
 ]
 """Those that know how machines in pods are made; ``/opt/tools/bin`` is of the image, and first in its ``PATH``."""
 TAKEN_OVER = (
-    "nohup setsid python3 -c 'import ctypes, time; libc = ctypes.CDLL(None); print(libc.ptrace(16, 1, 0, 0)); "
+    "nohup setsid python3 -c 'import ctypes, time; print(ctypes.CDLL(None).ptrace(16, 1, 0, 0), flush=True); "
     "time.sleep(1000)' > /tmp/traced 2>&1 & sleep 1; cat /tmp/traced"
 )
 """Trace the first process of the machine, so that it cannot end."""
